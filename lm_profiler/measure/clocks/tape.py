@@ -39,13 +39,19 @@ class StepMarks:
     idle: int = 0  # phases at whose start it was: there it waits for the host
 
     def host_seconds(self) -> tuple[float, ...]:
-        return _per_part(self.codes, [(b - a) * 1e-9 for a, b in pairwise(self.host_ns)])
+        seconds = [(end_ns - begin_ns) * 1e-9 for begin_ns, end_ns in pairwise(self.host_ns)]
+        return _per_part(self.codes, seconds)
 
     def stream_seconds(self, stream: EventStream) -> tuple[float, ...] | None:
         """Return the same on the device's stream, which has reached every instant; None where one cannot be read."""
-        seconds = [stream.seconds(a, b) for a, b in pairwise(self.instants)]
-        known = [value for value in seconds if value is not None]
-        return _per_part(self.codes, known) if len(known) == len(self.codes) - 1 else None
+        known_seconds: list[float] = []
+        for begin, end in pairwise(self.instants):
+            seconds = stream.seconds(begin, end)
+            if seconds is not None:
+                known_seconds.append(seconds)
+        if len(known_seconds) != len(self.codes) - 1:
+            return None
+        return _per_part(self.codes, known_seconds)
 
 
 def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
@@ -58,25 +64,34 @@ def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ..
 
 @dataclass(slots=True)
 class TapeReading:
+    """The state of a step after the marks that were read."""
+
     stack: list[int] = field(default_factory=lambda: [OTHER])  # the open parts
     running: bool = False
     failed_in: int | None = None  # the innermost part when an error first passed
-    began: int | None = None  # the part that the last mark began
+    begun_part: int | None = None  # the part that the last mark began
     finished: deque[StepMarks] = field(default_factory=deque)  # finished steps that were not taken yet
     step: StepMarks = field(default_factory=lambda: StepMarks([], [], []))  # the current or last one
 
     def after(self, tape: Sequence[Any]) -> TapeReading:
         """Return the state after ``tape``, which alternates between codes and instants; this one stays unchanged."""
         step = self.step
-        step = StepMarks([*step.codes], [*step.host_ns], [*step.instants], step.asked, step.idle)
-        read = TapeReading(self.stack.copy(), self.running, self.failed_in, None, self.finished.copy(), step)
+        step_copy = StepMarks([*step.codes], [*step.host_ns], [*step.instants], step.asked, step.idle)
+        reading = TapeReading(
+            stack=self.stack.copy(),
+            running=self.running,
+            failed_in=self.failed_in,
+            begun_part=None,
+            finished=self.finished.copy(),
+            step=step_copy,
+        )
         for code, instant in zip(tape[::2], tape[1::2], strict=True):
-            read.read(code, instant)
-        return read
+            reading.read(code, instant)
+        return reading
 
     def read(self, code: int, instant: Any) -> None:
         stack = self.stack
-        self.began = None
+        self.begun_part = None
         if code == FAIL:
             if self.failed_in is None:
                 self.failed_in = stack[-1]
@@ -87,12 +102,17 @@ class TapeReading:
             self._open_or_close(code)
         # A step begins with data, which the loop fetches; training_step(dataloader_iter) fetches inside forward.
         if code in (DATA, FORWARD) and not self.running:
-            self.running, self.failed_in, self.step = True, None, StepMarks([], [], [])
-        if self.running:
-            self._mark(OTHER if code == END else stack[-1], instant)
-        if code == END and self.running:
+            self.running = True
+            self.failed_in = None
+            self.step = StepMarks([], [], [])
+        if not self.running:
+            return
+        if code == END:
+            self._mark(OTHER, instant)
             self.running = False
             self.finished.append(self.step)
+        else:
+            self._mark(stack[-1], instant)
 
     def _open_or_close(self, code: int) -> None:
         stack = self.stack
@@ -108,13 +128,14 @@ class TapeReading:
         step = self.step
         if type(instant) is tuple:
             instant, event, reached = instant
-            if reached is not None and code < OTHER and step.codes and step.codes[-1] == OTHER:
+            begins_phase = code < OTHER and bool(step.codes) and step.codes[-1] == OTHER
+            if reached is not None and begins_phase:
                 step.asked += 1
                 step.idle += reached
             step.instants.append(event)
         step.codes.append(code)
         step.host_ns.append(instant)
-        self.began = code
+        self.begun_part = code
 
 
 _MOST_LAYOUTS = 512  # a loop whose marks never repeat must not fill the memory
@@ -135,7 +156,7 @@ class _Layout(NamedTuple):
     marks: NDArray[np.intp]  # where the step's marks stand
     codes: list[int]
     parts: NDArray[np.float64]
-    after: tuple[int, ...]  # the open parts at the end
+    stack_at_end: tuple[int, ...]  # the open parts
 
 
 @dataclass(eq=False)
@@ -154,20 +175,30 @@ class ChunkReader:
         With ``wait`` the device has done all that it was given.
         """
         tape = [*self._rest, *tape]
-        codes, instants, begin = tape[::2], tape[1::2], 0
-        for end in (at + 1 for at, code in enumerate(codes) if code == END):
+        codes = tape[::2]
+        instants = tape[1::2]
+        begin = 0
+        for index, code in enumerate(codes):
+            if code != END:
+                continue
+            end = index + 1
             layout = self._layout(tuple(codes[begin:end]))
             if layout is not None:
                 self._unread.append((layout, instants[begin:end]))
             begin = end
         self._rest = tape[2 * begin :]
-        return self._times([self._unread.popleft() for _ in range(self._ready(wait))])
+        ready_steps = [self._unread.popleft() for _ in range(self._count_ready(wait))]
+        return self._times(ready_steps)
 
-    def _ready(self, wait: bool) -> int:
+    def _count_ready(self, wait: bool) -> int:
+        """Return how many of the unread steps the device has reached."""
         if self.stream is None or wait:
             return len(self._unread)
-        late = (at for at, (_, instants) in enumerate(self._unread) if not self.stream.reached(instants[-1][1]))
-        return next(late, len(self._unread))
+        for count, (_, instants) in enumerate(self._unread):
+            end_event = instants[-1][1]
+            if not self.stream.reached(end_event):
+                return count
+        return len(self._unread)
 
     def _layout(self, codes: tuple[int, ...]) -> _Layout | None:
         """Return what ``codes`` up to a step's end mean here; None where no step ran."""
@@ -175,45 +206,58 @@ class ChunkReader:
         if key not in self._layouts:
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
-            self._layouts[key] = self._laid_out(codes)
+            self._layouts[key] = self._new_layout(codes)
         layout = self._layouts[key]
-        self._stack = self._stack if layout is None else layout.after
+        if layout is not None:
+            self._stack = layout.stack_at_end
         return layout
 
-    def _laid_out(self, codes: tuple[int, ...]) -> _Layout | None:
+    def _new_layout(self, codes: tuple[int, ...]) -> _Layout | None:
         reading = TapeReading(stack=list(self._stack))
-        for at, code in enumerate(codes):  # the place of each mark stands for its instant
-            reading.read(code, at)
+        for place, code in enumerate(codes):  # the place of each mark stands for its instant
+            reading.read(code, place)
         if not reading.finished:
             return None
         step = reading.finished[0]
         parts = np.zeros((len(step.codes) - 1, len(TIMED)))
-        for at, code in enumerate(step.codes[:-1]):
+        for row, code in enumerate(step.codes[:-1]):
             if code < len(PARTS):
-                parts[at, [code, -1]] = 1.0
+                parts[row, code] = 1.0
+                parts[row, -1] = 1.0
         return _Layout(np.array(step.host_ns), step.codes, parts, tuple(reading.stack))
 
-    def _times(self, segments: Sequence[tuple[_Layout, Sequence[Any]]]) -> TimedSteps:
-        n = len(segments)
-        begin_ns, end_ns = np.zeros((2, n), np.int64)
-        host_s, seconds = np.zeros((2, n, len(TIMED)))
-        alike: dict[int, list[int]] = {}
-        for at, (layout, _) in enumerate(segments):
-            alike.setdefault(id(layout), []).append(at)
-        for places in alike.values():
-            layout = segments[places[0]][0]
-            rows = [segments[at][1] for at in places]
+    def _times(self, steps: Sequence[tuple[_Layout, Sequence[Any]]]) -> TimedSteps:
+        """Compute the times of ``steps``, those with one layout together."""
+        count = len(steps)
+        begin_ns = np.zeros(count, np.int64)
+        end_ns = np.zeros(count, np.int64)
+        host_s = np.zeros((count, len(TIMED)))
+        device_s = np.zeros((count, len(TIMED)))
+        indices_by_layout: dict[int, list[int]] = {}
+        for index, (layout, _) in enumerate(steps):
+            indices_by_layout.setdefault(id(layout), []).append(index)
+        for indices in indices_by_layout.values():
+            layout = steps[indices[0]][0]
+            instants = [steps[index][1] for index in indices]
             if self.stream is not None:
-                seconds[places] = [self._on_device(layout, row) for row in rows]
-                rows = [[instant[0] for instant in row] for row in rows]
-            ns = np.array(rows, np.int64)[:, layout.marks]
-            begin_ns[places], end_ns[places] = ns[:, 0], ns[:, -1]
-            host_s[places] = np.diff(ns, axis=1) * 1e-9 @ layout.parts
-        return TimedSteps(begin_ns, end_ns, host_s, host_s if self.stream is None else seconds)
+                device_s[indices] = [self._device_seconds(layout, row) for row in instants]
+                instants = [_host_instants(row) for row in instants]
+            ns = np.array(instants, np.int64)[:, layout.marks]
+            begin_ns[indices] = ns[:, 0]
+            end_ns[indices] = ns[:, -1]
+            host_s[indices] = np.diff(ns, axis=1) * 1e-9 @ layout.parts
+        seconds = host_s if self.stream is None else device_s
+        return TimedSteps(begin_ns, end_ns, host_s, seconds)
 
-    def _on_device(self, layout: _Layout, instants: Sequence[Any]) -> Sequence[float]:
+    def _device_seconds(self, layout: _Layout, instants: Sequence[Any]) -> Sequence[float]:
         assert self.stream is not None
-        events = [instants[at][1] for at in layout.marks]
-        known = StepMarks(layout.codes, [], events).stream_seconds(self.stream)
+        events = [instants[place][1] for place in layout.marks]
+        seconds = StepMarks(layout.codes, [], events).stream_seconds(self.stream)
         self.stream.release([instant[1] for instant in instants])
-        return [np.nan] * len(TIMED) if known is None else known
+        if seconds is None:
+            return [np.nan] * len(TIMED)
+        return seconds
+
+
+def _host_instants(instants: Sequence[Any]) -> list[int]:
+    return [instant[0] for instant in instants]

@@ -31,8 +31,9 @@ class Timeline:
 
     def __post_init__(self) -> None:
         self._tape: list[Any] = [TapeReading()]  # what was read before, then two entries a mark
-        self._last: Any = None
-        self._outside = self._stopped = False
+        self._last_event: Any = None  # the device's, of the last mark within the step
+        self._is_outside = False
+        self._is_stopped = False
         self.went_outside: list[tuple[int, str]] = []  # when the loop left the step (ns), and for what
         self.saved: list[int] = []  # when each checkpoint began and ended (ns), in turn
         self.hooks: list[tuple[int, int, str]] = []  # when each hook at an epoch's turn began and ended (ns), its name
@@ -49,40 +50,50 @@ class Timeline:
         self._choose_note()
 
     def unobserve(self, *observers: Callable[[int], None]) -> None:
-        self.observers = tuple(each for each in self.observers if each not in observers)
+        self.observers = tuple(observer for observer in self.observers if observer not in observers)
 
     def _choose_note(self) -> None:
         """Choose the cheapest ``note`` for the current state, so that a mark has no branches."""
         self._put: Callable[[tuple[int, int]], object]
-        self._put = self._tape.extend if self.stream is None else self._put_with_event
-        self.note = self._put if not self._observers else self._put_and_observe
-        if self._outside or self._stopped:
+        self._put = self._tape.extend
+        if self.stream is not None:
+            self._put = self._put_with_event
+        self.note = self._put
+        if self._observers:
+            self.note = self._put_and_call_observers
+        if self._is_outside or self._is_stopped:
             self.note = self._put_if_back
 
     def _put_with_event(self, mark: tuple[int, int]) -> None:
-        code, now = mark
-        last, stream = self._last, self.stream
+        code, host_ns = mark
+        last_event = self._last_event
+        stream = self.stream
         assert stream is not None
-        # Asked before the next event is enqueued: a device that has reached the last one is idle.
-        reached = stream.reached(last) if code < OTHER and last is not None else None
+        # Queried before the next event is enqueued: a device that has reached the last one is idle.
+        reached = None
+        if code < OTHER and last_event is not None:
+            reached = stream.reached(last_event)
         event = stream.record()
-        self._last = None if code == END else event
-        self._tape.extend((code, (now, event, reached)))
+        self._last_event = None if code == END else event
+        self._tape.extend((code, (host_ns, event, reached)))
 
-    def _put_and_observe(self, mark: tuple[int, int]) -> None:
-        reading = self.reading()
+    def _put_and_call_observers(self, mark: tuple[int, int]) -> None:
+        """Put ``mark`` on the tape and read it at once; if a part begins with it, call the observers with its code."""
+        reading = self.reading()  # empties the tape but for this reading
         self._put(mark)
-        code, instant = self._tape[1:]
+        _, code, instant = self._tape
         del self._tape[1:]
         reading.read(code, instant)
-        if reading.began is not None:
-            for observer in self._observers:
-                observer(reading.began)
+        if reading.begun_part is None:
+            return
+        for observer in self._observers:
+            observer(reading.begun_part)
 
     def _put_if_back(self, mark: tuple[int, int]) -> None:
         """Drop marks outside the step, until the loop comes back to a step or ends it."""
-        if mark[0] in (DATA, FORWARD, END) and not self._stopped:
-            self._outside = False
+        is_back = mark[0] in (DATA, FORWARD, END)
+        if is_back and not self._is_stopped:
+            self._is_outside = False
             self._choose_note()
             self.note(mark)
 
@@ -90,11 +101,11 @@ class Timeline:
         """Read the tape up to its last mark; too slow for a timed step."""
         tape = self._tape
         count = len(tape)
-        known: TapeReading = tape[0]
+        reading: TapeReading = tape[0]
         if count > 1:
-            known = known.after(tape[1:count])
-            tape[:count] = [known]  # in one assignment: an interrupt must not find marks half read
-        return known
+            reading = reading.after(tape[1:count])
+            tape[:count] = [reading]  # in one assignment: an interrupt must not find marks half read
+        return reading
 
     def take(self) -> list[Any]:
         """Cut off the marks that were not read yet, for ``ChunkReader``; none with observers, which read at once."""
@@ -110,20 +121,24 @@ class Timeline:
     def peek(self) -> TapeReading:
         """Return the state after the last mark without changing the tape; for other threads."""
         tape = self._tape[:]
-        known: TapeReading = tape[0]
-        return known.after(tape[1:])
+        reading: TapeReading = tape[0]
+        return reading.after(tape[1:])
 
     @property
     def last_ns(self) -> int:
         """When the last mark was taken; 0 where none is on the tape. For other threads."""
-        last = self._tape[-1]
-        return 0 if isinstance(last, TapeReading) else int(last[0] if isinstance(last, tuple) else last)
+        last_entry = self._tape[-1]
+        if isinstance(last_entry, TapeReading):
+            return 0
+        if isinstance(last_entry, tuple):
+            return int(last_entry[0])
+        return int(last_entry)
 
     @property
     def live(self) -> bool:
         """Whether a step is running and the loop is inside it, so that marks count."""
-        known = self.reading()
-        return known.running and known.stack[-1] != OUTSIDE
+        reading = self.reading()
+        return reading.running and reading.stack[-1] != OUTSIDE
 
     @property
     def stack(self) -> list[int]:
@@ -137,11 +152,11 @@ class Timeline:
         if what:
             self.went_outside.append((self.clock(), what))
         self.mark(OUTSIDE)
-        self._outside = True
+        self._is_outside = True
         self._choose_note()
 
     def stop(self) -> None:
-        self._stopped = True
+        self._is_stopped = True
         self._choose_note()
 
 

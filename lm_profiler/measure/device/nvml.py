@@ -15,6 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,9 +27,12 @@ Value = TypeVar("Value")
 
 _PATIENCE_S = 5.0  # seconds to wait for NVML, which can hang on a GPU that fell off its bus
 _NOT_FOUND = 6  # nvml.h, NVML_ERROR_NOT_FOUND: nothing ran on the GPU since then
-_CLOCK_SM, _TEMPERATURE_GPU = 1, 0  # nvml.h, nvmlClockType_t and nvmlTemperatureSensors_t
+_CLOCK_SM = 1  # nvml.h, nvmlClockType_t
+_TEMPERATURE_GPU = 0  # nvml.h, nvmlTemperatureSensors_t
 # nvml.h, nvmlClocksEventReasons. Idle (0x1) and clocks set by a user (0x2) are left out: they do not slow a run.
-_HARDWARE, _HARDWARE_THERMAL, _POWER_BRAKE = 0x8, 0x40, 0x80
+_HARDWARE = 0x8
+_HARDWARE_THERMAL = 0x40
+_POWER_BRAKE = 0x80
 _REASONS = {
     0x4: "power cap",
     _HARDWARE: "hardware slowdown",
@@ -40,7 +44,7 @@ _REASONS = {
     0x200: "board limit",
     0x400: "reliability limit",
 }
-_SEEN_SHARE = 0.05  # share of the samples; a reason in fewer is left out
+_LEAST_SHARE = 0.05  # share of the samples; a reason in fewer is left out
 
 
 @dataclass(frozen=True)
@@ -77,28 +81,37 @@ def gpu_of(device: torch.device, nvml: Any = None, properties: Any = None) -> Gp
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     # CUDA and NVML number devices differently, and CUDA_VISIBLE_DEVICES is CUDA's alone: only the UUID is the same.
-    uuid = str((properties or torch.cuda.get_device_properties(device)).uuid)
-    uuid = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+    if properties is None:
+        properties = torch.cuda.get_device_properties(device)
+    uuid = str(properties.uuid)
+    if not uuid.startswith("GPU-"):
+        uuid = f"GPU-{uuid}"
     nvml = initialized(nvml)
     try:
         gpu = Gpu(nvml.nvmlDeviceGetHandleByUUID(uuid), nvml, uuid)
     except Exception:
         return None
     # Under MIG NVML has the whole card's figures; it has no such mode where the GPU has no MIG.
-    sliced = gpu.ask("nvmlDeviceGetMigMode")
-    return None if sliced is not None and sliced[0] else gpu
+    mig_mode = gpu.ask("nvmlDeviceGetMigMode")
+    is_sliced = mig_mode is not None and bool(mig_mode[0])
+    return None if is_sliced else gpu
 
 
 def compute_capability(device: torch.device, nvml: Any = None) -> tuple[int, int] | None:
     """Return a GPU's compute capability; None where unknown. It is not opened, so that this process can still fork."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
-    nvml, at = initialized(nvml), device.index or 0
+    nvml = initialized(nvml)
+    index = device.index or 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     try:
-        name = visible.split(",")[at].strip() if visible else str(at)
-        by_number = name.isdecimal()
-        handle = nvml.nvmlDeviceGetHandleByIndex(int(name)) if by_number else nvml.nvmlDeviceGetHandleByUUID(name)
+        name = str(index)
+        if visible:
+            name = visible.split(",")[index].strip()
+        if name.isdecimal():
+            handle = nvml.nvmlDeviceGetHandleByIndex(int(name))
+        else:
+            handle = nvml.nvmlDeviceGetHandleByUUID(name)
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     except Exception:
         return None
@@ -111,29 +124,36 @@ def gpu_sharing(gpu: Gpu, since_s: float, patience_s: float = _PATIENCE_S) -> Gp
     None where NVML does not answer within ``patience_s``, hence the thread.
     """
     readings: list[GpuSharing | None] = []
-    thread = threading.Thread(
-        target=lambda: readings.append(_look(gpu, int(since_s * 1e6))), name="lm_profiler gpu", daemon=True
-    )
+
+    def read() -> None:
+        readings.append(_read_sharing(gpu, int(since_s * 1e6)))
+
+    thread = threading.Thread(target=read, name="lm_profiler gpu", daemon=True)
     thread.start()
     thread.join(timeout=patience_s)
     return readings[0] if readings else None
 
 
-def _look(gpu: Gpu, since_us: int) -> GpuSharing | None:
+def _read_sharing(gpu: Gpu, since_us: int) -> GpuSharing | None:
     processes = gpu.ask("nvmlDeviceGetComputeRunningProcesses")
-    if processes is None:
+    if not processes:
         return None
-    running = {each.pid: each.usedGpuMemory for each in processes}
-    if os.getpid() not in running:
+    bytes_by_pid = {process.pid: process.usedGpuMemory for process in processes}
+    if os.getpid() not in bytes_by_pid:
         # Inside a container NVML has the host's process ids, or none. One of the processes is this one.
-        return GpuSharing(processes=len(running) - 1, utilisation=None, memory_bytes=None) if running else None
-    del running[os.getpid()]
-    used, held = _utilisation(gpu, since_us), list(running.values())
-    return GpuSharing(
-        processes=len(running.keys() | (used or {}).keys()),
-        utilisation=None if used is None else min(sum(used.values()), 1.0),
-        memory_bytes=None if None in held else sum(held),
-    )
+        return GpuSharing(processes=len(bytes_by_pid) - 1, utilisation=None, memory_bytes=None)
+    del bytes_by_pid[os.getpid()]
+
+    other_pids = set(bytes_by_pid)
+    utilisation: float | None = None
+    shares = _utilisation(gpu, since_us)
+    if shares is not None:
+        other_pids.update(shares)
+        utilisation = min(sum(shares.values()), 1.0)
+    memory_bytes: int | None = None
+    if None not in bytes_by_pid.values():
+        memory_bytes = sum(bytes_by_pid.values())
+    return GpuSharing(processes=len(other_pids), utilisation=utilisation, memory_bytes=memory_bytes)
 
 
 def _utilisation(gpu: Gpu, since_us: int) -> dict[int, float] | None:
@@ -141,12 +161,14 @@ def _utilisation(gpu: Gpu, since_us: int) -> dict[int, float] | None:
     try:
         samples = gpu.nvml.nvmlDeviceGetProcessUtilization(gpu.handle, since_us)
     except Exception as error:
-        return {} if getattr(error, "value", None) == _NOT_FOUND else None
-    shares = defaultdict[int, list[float]](list)
+        ran_nothing = getattr(error, "value", None) == _NOT_FOUND
+        return {} if ran_nothing else None
+    shares: defaultdict[int, list[float]] = defaultdict(list)
     for sample in samples:
-        if sample.pid not in (0, os.getpid()) and sample.timeStamp >= since_us:
+        is_other_process = sample.pid not in (0, os.getpid())
+        if is_other_process and sample.timeStamp >= since_us:
             shares[sample.pid].append(sample.smUtil / 100)
-    return {pid: fmean(seen) for pid, seen in shares.items() if any(seen)}
+    return {pid: fmean(pid_shares) for pid, pid_shares in shares.items() if any(pid_shares)}
 
 
 class _Sample(NamedTuple):
@@ -182,7 +204,8 @@ class TelemetrySampler:
         if self._thread is not None:
             return
         # Both are new, so that an earlier thread that hangs in NVML cannot add to these samples.
-        self._samples, self._stopping = deque(maxlen=self.kept), threading.Event()
+        self._samples = deque(maxlen=self.kept)
+        self._stopping = threading.Event()
         self._thread = threading.Thread(
             target=self._collect, args=(self._samples, self._stopping), name="lm_profiler telemetry", daemon=True
         )
@@ -193,7 +216,8 @@ class TelemetrySampler:
 
         Energy counts up to here, so wait for the device first.
         """
-        thread, self._thread = self._thread, None
+        thread = self._thread
+        self._thread = None
         if thread is None:
             return None
         self._stopping.set()
@@ -203,9 +227,10 @@ class TelemetrySampler:
     def during(self, began_s: float, ended_s: float) -> tuple[float | None, list[str] | None]:
         """Return the SM clock between two instants and its throttle reasons; None where there is no sample."""
         samples = list(self._samples)
-        at = [bisect_left(samples, instant, key=lambda sample: sample.at_s) for instant in (began_s, ended_s)]
-        inside = samples[slice(*at)]
-        return _median(sample.sm_clock_hz for sample in inside), _throttling(inside)
+        begin = bisect_left(samples, began_s, key=attrgetter("at_s"))
+        end = bisect_left(samples, ended_s, key=attrgetter("at_s"))
+        samples_between = samples[begin:end]
+        return _median(sample.sm_clock_hz for sample in samples_between), _throttling(samples_between)
 
     def _collect(self, samples: deque[_Sample], stopping: threading.Event) -> None:
         samples.append(self._sample())
@@ -241,13 +266,17 @@ def _reading(samples: Sequence[_Sample], uuid: str) -> Telemetry | None:
     energy_j = None  # the counter may restart, and GPUs before Volta have none
     if first_j is not None and last_j is not None and last_j >= first_j and len(samples) > 1:
         energy_j = last_j - first_j
-    clock_hz, highest_hz = (_median(getattr(each, of) for each in samples) for of in ("sm_clock_hz", "max_sm_clock_hz"))
+    clock_hz = _median(sample.sm_clock_hz for sample in samples)
+    highest_hz = _median(sample.max_sm_clock_hz for sample in samples)
+    clock_share = None
+    if clock_hz and highest_hz:
+        clock_share = clock_hz / highest_hz
     return Telemetry(
         samples=len(samples),
         duration_s=samples[-1].at_s - samples[0].at_s,
         median_sm_clock_hz=clock_hz,
         max_sm_clock_hz=highest_hz,
-        clock_share=clock_hz / highest_hz if clock_hz and highest_hz else None,
+        clock_share=clock_share,
         median_temperature_c=_median(sample.temperature_c for sample in samples),
         median_power_w=_median(sample.power_w for sample in samples),
         power_limit_w=_median(sample.power_limit_w for sample in samples),
@@ -259,18 +288,25 @@ def _reading(samples: Sequence[_Sample], uuid: str) -> Telemetry | None:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    known = _known(values)
-    return median(known) if known else None
+    known_values = _without_none(values)
+    return median(known_values) if known_values else None
 
 
 def _throttling(samples: Sequence[_Sample]) -> list[str] | None:
-    masks = _known(sample.reasons for sample in samples)
+    """Return the reasons for which the GPU throttled in a fair share of the samples; None if no sample has reasons."""
+    masks: list[int] = []
+    for mask in _without_none(sample.reasons for sample in samples):
+        # NVML sets the general bit along with either of these two, to which it adds nothing.
+        has_special_bit = bool(mask & (_HARDWARE_THERMAL | _POWER_BRAKE))
+        masks.append(mask & ~_HARDWARE if has_special_bit else mask)
     if not masks:
         return None
-    # NVML sets the general bit along with either of these two, to which it adds nothing.
-    masks = [mask & ~_HARDWARE if mask & (_HARDWARE_THERMAL | _POWER_BRAKE) else mask for mask in masks]
-    shares = {name: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, name in _REASONS.items()}
-    return [name for name, share in shares.items() if share >= _SEEN_SHARE]
+    reasons: list[str] = []
+    for bit, name in _REASONS.items():
+        times = sum(bool(mask & bit) for mask in masks)
+        if times / len(masks) >= _LEAST_SHARE:
+            reasons.append(name)
+    return reasons
 
 
 def together(readings: Sequence[Telemetry | None]) -> Telemetry | None:
@@ -279,33 +315,51 @@ def together(readings: Sequence[Telemetry | None]) -> Telemetry | None:
     A GPU that several ranks share counts once. A sum is unknown if one GPU's part is; clocks, temperature and
     reasons come from the GPUs that report them. None where no GPU can be read.
     """
-    known = _known(readings)
-    if not known:
+    known_readings = _without_none(readings)
+    if not known_readings:
         return None
-    cards = list({tuple(reading.gpus): reading for reading in known}.values())
-    all_known = len(known) == len(readings)
-    slowest = min(cards, key=lambda card: (card.clock_share is None, card.clock_share or 0.0))
-    energy_j = _sum(card.energy_j for card in cards) if all_known else None
-    reasons = _known(card.throttle_reasons for card in cards)
+    cards = list({tuple(reading.gpus): reading for reading in known_readings}.values())
+    slowest = min(cards, key=_clock_order)
+    energy_j = None
+    power_w = None
+    power_limit_w = None
+    all_were_read = len(known_readings) == len(readings)
+    if all_were_read:
+        energy_j = _sum(card.energy_j for card in cards)
+        power_w = _sum(card.median_power_w for card in cards)
+        power_limit_w = _sum(card.power_limit_w for card in cards)
+    temperatures_c = _without_none(card.median_temperature_c for card in cards)
+    throttle_reasons = None
+    reasons_by_card = _without_none(card.throttle_reasons for card in cards)
+    if reasons_by_card:
+        throttle_reasons = list(dict.fromkeys(chain.from_iterable(reasons_by_card)))
     return slowest.model_copy(
         update={
             "samples": min(card.samples for card in cards),
             "duration_s": sum(card.duration_s for card in cards) / len(cards),
-            "median_temperature_c": max(_known(card.median_temperature_c for card in cards), default=None),
-            "median_power_w": _sum(card.median_power_w for card in cards) if all_known else None,
-            "power_limit_w": _sum(card.power_limit_w for card in cards) if all_known else None,
+            "median_temperature_c": max(temperatures_c, default=None),
+            "median_power_w": power_w,
+            "power_limit_w": power_limit_w,
             "energy_j": energy_j,
             "energy_source": None if energy_j is None else "counter",
-            "throttle_reasons": list(dict.fromkeys(chain(*reasons))) if reasons else None,
-            "gpus": [gpu for card in cards for gpu in card.gpus],
+            "throttle_reasons": throttle_reasons,
+            "gpus": list(chain.from_iterable(card.gpus for card in cards)),
         }
     )
 
 
-def _known(values: Iterable[Value | None]) -> list[Value]:
+def _clock_order(card: Telemetry) -> tuple[bool, float]:
+    """Return a key that sorts slow clocks first, and unknown ones last."""
+    return card.clock_share is None, card.clock_share or 0.0
+
+
+def _without_none(values: Iterable[Value | None]) -> list[Value]:
     return [value for value in values if value is not None]
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    known = list(values)
-    return None if None in known else sum(_known(known))
+    """Return the sum; None if a value is unknown."""
+    summands = list(values)
+    if None in summands:
+        return None
+    return sum(_without_none(summands))

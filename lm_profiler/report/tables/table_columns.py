@@ -245,7 +245,7 @@ def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column
         UsageError: a name is none of these.
     """
     columns = [column(name) for name in names]
-    options = [found.name for found in columns if found.name not in COLUMNS]
+    options = [named_column.name for named_column in columns if named_column.name not in COLUMNS]
     if not options:
         return columns
     existing: set[str] = set()
