@@ -97,7 +97,7 @@ def ranks_part(ranks: int) -> Ranks:
 
 def run_record(number: int, rows: StepTable, ranks: int) -> RunRecord:
     """Such as a run of so many ranks leaves."""
-    plain = record(number * 5, list(rows.where(rows.rank == 0)))  # of every fifth the options are alike
+    plain = record(number * 5, list(rows.select(rows.rank == 0)))  # of every fifth the options are alike
     assert plain.environment is not None
     where = plain.environment.model_copy(update={"world_size": ranks})
     update = {"environment": where, "rank_step_s": [0.1 + 1e-6 * r for r in range(ranks)], "ranks": ranks_part(ranks)}
@@ -198,14 +198,14 @@ def end(ranks: int) -> None:
         took[name] = time.perf_counter() - began
         return time.perf_counter()
 
-    own = Measured(rows=rows.where(of_rank[0]), steps_planned=plan)
+    own = Measured(rows=rows.select(of_rank[0]), steps_planned=plan)
     at = time.perf_counter()
     for rank in range(1, ranks):
         each = replace(first, rank=rank)
         each._run = first._run
-        each.gather(Measured(rows=rows.where(of_rank[rank]), steps_planned=plan))
+        each.gather(Measured(rows=rows.select(of_rank[rank]), steps_planned=plan))
     at = step("all other ranks send", at)
-    merged = StepTable.of(first.gather(own).rows)
+    merged = StepTable.from_rows(first.gather(own).rows)
     at = step("rank 0 receives and joins", at)
     means = mean_over_ranks(merged.of_stages("measure").timed, ranks)
     step_figures(means, model_of(means))

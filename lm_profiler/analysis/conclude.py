@@ -87,7 +87,7 @@ class RunSteps:
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
-        self.rows = StepTable.of(evidence.rows)
+        self.rows = StepTable.from_rows(evidence.rows)
         timed = self.rows.of_stages("measure").timed
         self.timed = timed if evidence.failure is None else timed.finished_by_all()
         self.steps = mean_over_ranks(self.timed, evidence.world_size)
@@ -218,7 +218,7 @@ def _steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     stages = dict.fromkeys([*evidence.steps_planned, *np.unique(rows.stage).tolist()])
     return {
         "steps": {stage: len(np.unique(rows.of_stages(stage).step)) for stage in stages},
-        "first_step_s": max((row.time("step", "host") for row in rows.where(rows.step == 1)), default=None),
+        "first_step_s": max((row.time("step", "host") for row in rows.select(rows.step == 1)), default=None),
     }
 
 
@@ -347,7 +347,7 @@ def _owners(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
     """The owners of ``other`` beside rank 0's own ``other`` in the stretch: other ranks log nothing."""
     if (owned := run.evidence.other_by_owner) is None:
         return {}
-    own = list(run.timed.where(run.timed.rank == 0))[run.model.first : run.model.end]
+    own = list(run.timed.select(run.timed.rank == 0))[run.model.first : run.model.end]
     measured_s = fmean(row.time("other", "host") for row in own) if own else None
     return {"other_by_owner": owned.model_copy(update={"measured_s": measured_s})}
 

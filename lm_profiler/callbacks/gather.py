@@ -26,7 +26,7 @@ from lm_profiler.measure.boundary import said
 from lm_profiler.measure.device.nvml import together
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import json_of
-from lm_profiler.record.steps import UNKNOWN, StepTable, largest
+from lm_profiler.record.steps import UNKNOWN, StepTable, largest_peaks
 from lm_profiler.record.text import ranks_text
 from lm_profiler.torch_names import DEFAULT_STORE
 
@@ -60,7 +60,7 @@ class _Measurements(_Message):
 
 def packed(measured: Measured) -> bytes:
     """Return ``measured`` as bytes for ``unpacked``; empty where it is too large to be sent."""
-    message = _Measurements(rows=StepTable.of(measured.rows), rest=replace(measured, rows=()))
+    message = _Measurements(rows=StepTable.from_rows(measured.rows), rest=replace(measured, rows=()))
     content = json_of(message).encode()
     return content if len(content) <= MOST_BYTES else b""
 
@@ -166,10 +166,10 @@ def merge(of_ranks: Mapping[int, Measured]) -> Measured:
     parts = [part for part in PARTS if any(part in m.part_peaks for m in measured)]
     return replace(
         measured[0],
-        rows=StepTable.joined([StepTable.of(m.rows) for m in measured]),
+        rows=StepTable.concatenate([StepTable.from_rows(m.rows) for m in measured]),
         batch_counts=[counts for m in measured for counts in m.batch_counts],
         ranks_heard=sum(m.ranks_heard for m in measured),
-        part_peaks={part: largest(m.part_peaks.get(part, UNKNOWN) for m in measured) for part in parts},
+        part_peaks={part: largest_peaks(m.part_peaks.get(part, UNKNOWN) for m in measured) for part in parts},
         telemetry=together([m.telemetry for m in measured]),
         cpu_uses=[use for m in measured for use in m.cpu_uses],
         counters=[counters for m in measured for counters in m.counters],

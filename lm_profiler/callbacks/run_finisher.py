@@ -44,10 +44,10 @@ from lm_profiler.record.rank_ends import RankEnd, end_file, end_of_loop, first_e
 from lm_profiler.record.run_record import Failure, RunRecord, Status
 from lm_profiler.record.steps import (
     begin_rows,
+    join_rank_files,
     rank_file,
     rank_files,
     read_rows,
-    with_rows_left,
     write_rows,
     write_steps,
 )
@@ -305,7 +305,7 @@ def with_rows_left_behind(evidence: Evidence, folder: Path) -> Evidence:
     if evidence.failure is not None or evidence.ranks_heard >= evidence.world_size:
         return evidence
     notes = list(evidence.notes)
-    rows = try_or_note("steps that ranks left", lambda: with_rows_left(evidence.rows, folder), notes)
+    rows = try_or_note("steps that ranks left", lambda: join_rank_files(evidence.rows, folder), notes)
     return replace(evidence, rows=evidence.rows if rows is None else rows, notes=notes)
 
 

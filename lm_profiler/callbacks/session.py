@@ -211,7 +211,7 @@ class Session:
         facts = self.instruments.facts()
         graph_pools = facts.pop("graph_pools", None)  # becomes a note
         return Measured(
-            rows=StepTable.of(self.rows),
+            rows=StepTable.from_rows(self.rows),
             steps_planned=self.schedule.planned,
             batch_counts=[self._counts],
             between_steps_s=sum(end - begin for begin, end in self._outside) * 1e-9 if self._measured_ns else None,

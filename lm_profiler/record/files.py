@@ -64,7 +64,7 @@ def from_here(path: Path) -> Path:
 
 # A number as large as this is damage: the FLOPs of the largest trainings are 1e26. Its square, or its sum with others,
 # could overflow.
-BEYOND = 1e30
+NUMBER_LIMIT = 1e30
 
 _ANY_DIGIT = bytes.maketrans(b"123456789E", b"000000000e")
 # How a number beyond it may be written, with every digit as 0. Only files that have one are checked value by value.
@@ -106,7 +106,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON in ``path``; numbers beyond ``BEYOND`` among a user's options become text."""
+    """Return the JSON in ``path``; numbers beyond ``NUMBER_LIMIT`` among a user's options become text."""
     content = read_plain(path)
     read = from_json(content.decode("utf-8"), allow_inf_nan=False)
     # Searching the translated bytes takes a small part of the parsing time; a regular expression takes longer.
@@ -119,11 +119,11 @@ def _checked(value: Any, at: str) -> Any:
         return {key: _checked(below, f"{at}.{key}".lstrip(".")) for key, below in value.items()}
     if isinstance(value, list):
         return [_checked(below, at) for below in value]
-    if not isinstance(value, (int, float)) or abs(value) < BEYOND:
+    if not isinstance(value, (int, float)) or abs(value) < NUMBER_LIMIT:
         return value
     if at.partition(".")[0] in _OPTIONS:
         return str(value)
-    raise ValueError(f"{at}: expected a number below {BEYOND:g}")
+    raise ValueError(f"{at}: expected a number below {NUMBER_LIMIT:g}")
 
 
 def _known_or_newer(word: Any, known: Callable[[Any], Any]) -> Any:

@@ -28,7 +28,7 @@ MEANINGS = {
 }
 
 
-def lacked(there: Iterable[str], expected: Iterable[str] = MEANINGS) -> list[str]:
+def missing_parts(there: Iterable[str], expected: Iterable[str] = MEANINGS) -> list[str]:
     """Return the times that a file lacks, given those that are ``there``; all readers refuse a file that lacks one.
 
     This function decides how older files, without a new phase, are read.

@@ -14,7 +14,7 @@ from lm_profiler.record.figure import Figure, Place, figure, within
 from lm_profiler.record.files import *
 from lm_profiler.record.findings import *
 from lm_profiler.record.machine import *
-from lm_profiler.record.parts import PARTS, PHASES, STAGES, WORDS, lacked
+from lm_profiler.record.parts import PARTS, PHASES, STAGES, WORDS, missing_parts
 from lm_profiler.record.rank_facts import *
 
 
@@ -417,7 +417,7 @@ class RunRecord(Part):
     @classmethod
     def _whole(cls, times: dict[str, TimeSummary]) -> dict[str, TimeSummary]:
         # A run that died before its first measured step has no times at all; readers index the others by any part.
-        if times and (missing := lacked(times)):
+        if times and (missing := missing_parts(times)):
             raise ValueError(f"has no {', '.join(missing)}")
         return times
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import sys
 from base64 import b64decode, b64encode
@@ -23,8 +24,8 @@ from numpy.typing import DTypeLike, NDArray
 from pydantic_core import core_schema
 
 from lm_profiler.record.calls import MissingExtra, require
-from lm_profiler.record.files import BEYOND, RecordError, read_plain, write_whole
-from lm_profiler.record.parts import lacked
+from lm_profiler.record.files import NUMBER_LIMIT, RecordError, read_plain, write_whole
+from lm_profiler.record.parts import missing_parts
 from lm_profiler.record.quantities import MEMORY, STEP_COLUMNS, TIMED
 
 # a value in bytes for each of ``MEMORY`` (allocated, reserved, resident); None if this machine does not report it
@@ -32,17 +33,24 @@ Peaks = tuple[int | None, ...]
 
 UNKNOWN: Peaks = (None,) * len(MEMORY)
 
-# the slices of a row with its times on the device and on the host, and its bytes
-_DEVICE, _HOST = slice(2, 2 + len(TIMED)), slice(2 + len(TIMED), 2 + 2 * len(TIMED))
+_UNKNOWN_SECONDS = (None,) * len(TIMED)
+
+# where a row has its times on the device and on the host, its tokens, and its bytes
+_DEVICE = slice(2, 2 + len(TIMED))
+_HOST = slice(2 + len(TIMED), 2 + 2 * len(TIMED))
+_TOKENS = _HOST.stop
 _MEMORY = slice(-1 - len(MEMORY), -1)
 
-_AT_ONCE = 4096  # how many rows are read before they become columns, which take a third of the memory
+_CHUNK_ROWS = 4096  # how many rows are read before they become columns, which take a third of the memory
 
 
-def largest(readings: Iterable[Peaks]) -> Peaks:
+def largest_peaks(readings: Iterable[Peaks]) -> Peaks:
     """Return the largest of each reading; None only if none is known."""
-    columns = zip(UNKNOWN, *readings, strict=True)
-    return tuple(max((value for value in column if value is not None), default=None) for column in columns)
+    largest: list[int | None] = []
+    for values in zip(UNKNOWN, *readings, strict=True):
+        reported = [value for value in values if value is not None]
+        largest.append(max(reported, default=None))
+    return tuple(largest)
 
 
 @dataclass(frozen=True, slots=True)  # slots halve the memory of a million rows
@@ -80,18 +88,23 @@ class PackedArray:
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         text = core_schema.str_schema(strict=True)
         return core_schema.json_or_python_schema(
-            json_schema=core_schema.no_info_after_validator_function(self.read, text),
+            json_schema=core_schema.no_info_after_validator_function(self.decode, text),
             python_schema=core_schema.is_instance_schema(np.ndarray),
-            serialization=core_schema.plain_serializer_function_ser_schema(self.written, when_used="json"),
+            serialization=core_schema.plain_serializer_function_ser_schema(self.encode, when_used="json"),
         )
 
-    def written(self, column: NDArray[Any]) -> str:
-        return b64encode(np.ascontiguousarray(column, self.dtype).tobytes()).decode()
+    def encode(self, column: NDArray[Any]) -> str:
+        content = np.ascontiguousarray(column, self.dtype).tobytes()
+        return b64encode(content).decode()
 
-    def read(self, text: str) -> NDArray[Any]:
-        flat = np.frombuffer(b64decode(text, validate=True), self.dtype)
-        flat = flat.astype(np.str_) if flat.dtype.kind == "S" else flat
-        return flat if self.width is None else flat.reshape(-1, self.width)
+    def decode(self, text: str) -> NDArray[Any]:
+        content = b64decode(text, validate=True)
+        values = np.frombuffer(content, self.dtype)
+        if values.dtype.kind == "S":
+            values = values.astype(np.str_)
+        if self.width is None:
+            return values
+        return values.reshape(-1, self.width)
 
 
 Counts = Annotated[NDArray[np.int64], PackedArray(np.int64)]
@@ -115,44 +128,60 @@ class StepTable(Sequence[StepRow]):
     rank: Counts
 
     @staticmethod
-    def of(rows: Iterable[StepRow]) -> StepTable:
+    def from_rows(rows: Iterable[StepRow]) -> StepTable:
         """Return ``rows`` as columns; a table is returned unchanged."""
         if isinstance(rows, StepTable):
             return rows
         rows = list(rows)
-        nowhere = (None,) * len(TIMED)
+        seconds = np.array([row.seconds or _UNKNOWN_SECONDS for row in rows], np.float64)
+        host_seconds = np.array([row.host_seconds for row in rows], np.float64)
+        memory = np.array([row.memory for row in rows], np.float64)
         return StepTable(
-            np.array([row.step for row in rows], np.int64),
-            np.array([row.stage for row in rows], np.str_),
-            np.array([row.seconds or nowhere for row in rows], np.float64).reshape(-1, len(TIMED)),
-            np.array([row.host_seconds for row in rows], np.float64).reshape(-1, len(TIMED)),
-            np.array([row.tokens for row in rows], np.float64),
-            np.array([row.memory for row in rows], np.float64).reshape(-1, len(MEMORY)),
-            np.array([row.rank for row in rows], np.int64),
+            step=np.array([row.step for row in rows], np.int64),
+            stage=np.array([row.stage for row in rows], np.str_),
+            # Without rows, an array does not know its width.
+            seconds=seconds.reshape(-1, len(TIMED)),
+            host_seconds=host_seconds.reshape(-1, len(TIMED)),
+            tokens=np.array([row.tokens for row in rows], np.float64),
+            memory=memory.reshape(-1, len(MEMORY)),
+            rank=np.array([row.rank for row in rows], np.int64),
         )
 
     @staticmethod
-    def joined(tables: Iterable[StepTable]) -> StepTable:
+    def concatenate(tables: Iterable[StepTable]) -> StepTable:
         """Return all rows of ``tables``, by step and then by rank."""
-        parts = list(tables) or [StepTable.of(())]
-        whole = parts[0]
-        if len(parts) > 1:
-            whole = StepTable(*(np.concatenate([getattr(part, of.name) for part in parts]) for of in fields(StepTable)))
-        steps, ranks = np.diff(whole.step), np.diff(whole.rank)
-        in_order = np.all((steps > 0) | ((steps == 0) & (ranks >= 0)))
-        return whole if in_order else whole.where(np.lexsort((whole.rank, whole.step)))
+        tables = list(tables)
+        if not tables:
+            return StepTable.from_rows(())
+        table = tables[0]
+        if len(tables) > 1:
+            columns = []
+            for field in fields(StepTable):
+                columns.append(np.concatenate([getattr(table, field.name) for table in tables]))
+            table = StepTable(*columns)
 
-    def where(self, chosen: Any) -> StepTable:
-        """Return the rows that ``chosen`` picks, which is a mask, indices or a slice."""
-        return StepTable(*(getattr(self, of.name)[chosen] for of in fields(self)))
+        steps_further = np.diff(table.step)
+        ranks_further = np.diff(table.rank)
+        in_order = (steps_further > 0) | ((steps_further == 0) & (ranks_further >= 0))
+        if np.all(in_order):
+            return table
+        order = np.lexsort((table.rank, table.step))  # the last key counts most
+        return table.select(order)
+
+    def select(self, rows: Any) -> StepTable:
+        """Return the rows that a mask, indices or a slice picks."""
+        columns = [getattr(self, field.name)[rows] for field in fields(self)]
+        return StepTable(*columns)
 
     def of_stages(self, *stages: str) -> StepTable:
-        return self.where(np.logical_or.reduce([self.stage == stage for stage in stages]))
+        is_in_stages = np.logical_or.reduce([self.stage == stage for stage in stages])
+        return self.select(is_in_stages)
 
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
         """The columns by their names in ``steps.csv``."""
-        values = (self.step, self.stage, *self.seconds.T, *self.host_seconds.T, self.tokens, *self.memory.T, self.rank)
+        times = [*self.seconds.T, *self.host_seconds.T]
+        values = (self.step, self.stage, *times, self.tokens, *self.memory.T, self.rank)
         return dict(zip(STEP_COLUMNS, values, strict=True))
 
     @property
@@ -166,118 +195,172 @@ class StepTable(Sequence[StepRow]):
 
     def to_pandas(self) -> Any:
         """Return a ``DataFrame`` of the columns and of ``sums``, where pandas is installed."""
-        return import_module("pandas").DataFrame({**self.columns, **self.sums})
+        pandas = import_module("pandas")
+        return pandas.DataFrame(self.columns | self.sums)
 
     @property
     def timed(self) -> StepTable:
         """The rows whose time on the device is known."""
-        return self.where(~np.isnan(self.seconds[:, -1]))
+        is_unknown = np.isnan(self.seconds[:, -1])
+        return self.select(~is_unknown)
 
     def finished_by_all(self) -> StepTable:
         """Return the rows of a run that was cut short, up to the last step that every rank with rows finished."""
-        whole = StepTable.joined([self])
+        table = StepTable.concatenate([self])
         # Rows are in order of the steps, so each rank's entry ends as its last step.
-        last = dict(zip(whole.rank.tolist(), whole.step.tolist(), strict=True))
-        return whole.where(whole.step <= min(last.values(), default=0))
+        last_steps = dict(zip(table.rank.tolist(), table.step.tolist(), strict=True))
+        last_step = min(last_steps.values(), default=0)
+        return table.select(table.step <= last_step)
 
     @property
     def largest_memory(self) -> Peaks:
         if not len(self):
             return UNKNOWN
-        return tuple(None if np.isnan(value) else int(value) for value in np.fmax.reduce(self.memory))
+        largest = np.fmax.reduce(self.memory)  # NaN only if all are
+        return tuple([_count_unless_nan(value) for value in largest.tolist()])
 
     def __len__(self) -> int:
         return len(self.step)
 
     def __iter__(self) -> Iterator[StepRow]:
-        columns = (getattr(self, of.name).tolist() for of in fields(self))
+        columns = [getattr(self, field.name).tolist() for field in fields(self)]
         for step, stage, seconds, host_seconds, tokens, memory, rank in zip(*columns, strict=True):
             yield StepRow(
                 step,
                 sys.intern(stage),
-                tuple(seconds) if seconds[-1] == seconds[-1] else None,  # NaN differs from itself: unknown
+                None if math.isnan(seconds[-1]) else tuple(seconds),
                 tuple(host_seconds),
-                int(tokens) if tokens == tokens else None,
-                tuple([int(value) if value == value else None for value in memory]),
+                _count_unless_nan(tokens),
+                tuple([_count_unless_nan(value) for value in memory]),
                 rank,
             )
 
     @overload
-    def __getitem__(self, at: int) -> StepRow: ...
+    def __getitem__(self, key: int) -> StepRow: ...
     @overload
-    def __getitem__(self, at: slice) -> StepTable: ...
+    def __getitem__(self, key: slice) -> StepTable: ...
     @overload
-    def __getitem__(self, at: str) -> NDArray[Any]: ...
-    def __getitem__(self, at: int | slice | str) -> StepRow | StepTable | NDArray[Any]:
-        if isinstance(at, str):
-            return self.sums[at] if at in self.sums else self.columns[at]
-        return self.where(at) if isinstance(at, slice) else next(iter(self.where([at])))
+    def __getitem__(self, key: str) -> NDArray[Any]: ...
+    def __getitem__(self, key: int | slice | str) -> StepRow | StepTable | NDArray[Any]:
+        """Return a row by its index, a slice of the rows, or a column by its name."""
+        if isinstance(key, str):
+            return (self.columns | self.sums)[key]
+        if isinstance(key, slice):
+            return self.select(key)
+        (row,) = self.select([key])
+        return row
+
+
+def _count_unless_nan(value: float) -> int | None:
+    return None if math.isnan(value) else int(value)
+
+
+# -- rows as text ------------------------------------------------------------------------------------------------------
 
 
 def write_steps(path: Path, rows: Iterable[StepRow]) -> None:
     """Write ``rows`` as ``steps.csv``; an unknown value is an empty field. ``append_steps`` adds more."""
-    write_whole(path, _text((STEP_COLUMNS, *map(_fields, rows))))
+    write_whole(path, _csv_line(STEP_COLUMNS) + _csv_lines(rows))
 
 
 def append_steps(path: Path, rows: Iterable[StepRow]) -> None:
     """Add ``rows`` in one write, so that a killed process leaves only whole rows."""
     with path.open("ab", buffering=0) as file:
-        file.write(_text(map(_fields, rows)).encode())
+        file.write(_csv_lines(rows).encode())
 
 
-def _fields(row: StepRow) -> tuple[object, ...]:
-    seconds = row.seconds if row.seconds is not None else (None,) * len(TIMED)
-    times = ("" if value is None else f"{value:.9f}" for value in (*seconds, *row.host_seconds))
-    rest = ("" if value is None else value for value in (row.tokens, *row.memory))
-    return (row.step, row.stage, *times, *rest, row.rank)
+def _csv_line(names: Iterable[str]) -> str:
+    return ",".join(names) + "\n"
 
 
-def _text(lines: Iterable[Iterable[object]]) -> str:
+def _csv_lines(rows: Iterable[StepRow]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow(_csv_fields(row))
     return text.getvalue()
+
+
+def _csv_fields(row: StepRow) -> list[object]:
+    """Return the fields of ``row`` in the order of ``STEP_COLUMNS``; csv writes None as an empty field."""
+    device_fields: Sequence[object] = _UNKNOWN_SECONDS
+    if row.seconds is not None:
+        device_fields = [f"{seconds:.9f}" for seconds in row.seconds]
+    host_fields = [f"{seconds:.9f}" for seconds in row.host_seconds]
+    times = [*device_fields, *host_fields]
+    return [row.step, row.stage, *times, row.tokens, *row.memory, row.rank]
 
 
 def read_steps(path: Path, growing: bool = False) -> StepTable:
     """Read ``steps.csv``; if it is ``growing``, without the line that is being written."""
     content = read_plain(path)
-    whole = content[: content.rfind(b"\n") + 1] if growing else content
-    reader = csv.reader(io.TextIOWrapper(io.BytesIO(whole), encoding="utf-8", newline=""))
+    if growing:
+        end_of_last_line = content.rfind(b"\n") + 1
+        content = content[:end_of_last_line]
+    lines = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline="")
+    reader = csv.reader(lines)
     try:
         header = tuple(next(reader, ()))
-        if not lacked(header, STEP_COLUMNS):
-            known = itemgetter(*map(header.index, STEP_COLUMNS))
-            rows = (_row(known(fields), len(fields) - len(header)) for fields in reader)
-            return StepTable.joined(StepTable.of(some) for some in iter(lambda: list(islice(rows, _AT_ONCE)), []))
+        if not missing_parts(header, STEP_COLUMNS):
+            return _table_of(_parsed_rows(reader, header))
     except UnicodeDecodeError:
         raise RecordError(f"{path}: is not text") from None
-    except (ValueError, IndexError, csv.Error) as error:
+    except (ValueError, csv.Error) as error:
         raise RecordError(f"{path}: line {reader.line_num} is damaged: {error}") from None
-    raise RecordError(f"{path}: expected the columns of steps.csv, found {', '.join(header)[:80] or 'nothing'}")
+    header_text = ", ".join(header)[:80] or "nothing"
+    raise RecordError(f"{path}: expected the columns of steps.csv, found {header_text}")
 
 
-def _row(fields: Sequence[str], too_many: int) -> StepRow:
-    if too_many:
-        raise ValueError(f"has {too_many:+} fields")
-    device, tokens, *memory = fields[_DEVICE], *fields[_HOST.stop : -1]
-    seconds, host_seconds = (_times(device) if any(device) else None), _times(fields[_HOST])
-    counts = [_count(field) if field else None for field in (tokens, *memory)]
-    stage = sys.intern(fields[1])
-    return StepRow(_count(fields[0]), stage, seconds, host_seconds, counts[0], tuple(counts[1:]), _count(fields[-1]))
+def _table_of(rows: Iterator[StepRow]) -> StepTable:
+    tables = []
+    while chunk := list(islice(rows, _CHUNK_ROWS)):
+        tables.append(StepTable.from_rows(chunk))
+    return StepTable.concatenate(tables)
 
 
-def _times(fields: Sequence[str]) -> tuple[float, ...]:
-    values = tuple(map(float, fields))
-    total = sum(values)
-    if total != total or not max(map(abs, values)) < BEYOND:  # NaN differs from itself, and `max` may miss it
-        raise ValueError(f"expected finite numbers below {BEYOND:g}, found {', '.join(fields)[:80]}")
-    return values
+def _parsed_rows(lines: Iterable[Sequence[str]], header: Sequence[str]) -> Iterator[StepRow]:
+    """Yield the rows of ``lines``, without the columns that a later version may have added."""
+    pick_columns = itemgetter(*[header.index(name) for name in STEP_COLUMNS])
+    for line in lines:
+        if len(line) != len(header):
+            raise ValueError(f"has {len(line)} fields in place of {len(header)}")
+        yield _parsed_row(pick_columns(line))
 
 
-def _count(field: str) -> int:
-    if not (field.isdecimal() and len(field) < 20):
-        raise ValueError(f"expected a count, found {field[:30]!r}")
-    return int(field)
+def _parsed_row(texts: Sequence[str]) -> StepRow:
+    seconds = None
+    if any(texts[_DEVICE]):
+        seconds = _times(texts[_DEVICE])
+    return StepRow(
+        step=_count(texts[0]),
+        stage=sys.intern(texts[1]),
+        seconds=seconds,
+        host_seconds=_times(texts[_HOST]),
+        tokens=_count_if_known(texts[_TOKENS]),
+        memory=tuple([_count_if_known(text) for text in texts[_MEMORY]]),
+        rank=_count(texts[-1]),
+    )
+
+
+def _times(texts: Sequence[str]) -> tuple[float, ...]:
+    seconds = tuple(map(float, texts))
+    has_nan = math.isnan(sum(seconds))  # `max` may miss it
+    if has_nan or max(map(abs, seconds)) >= NUMBER_LIMIT:
+        raise ValueError(f"expected finite numbers below {NUMBER_LIMIT:g}, found {', '.join(texts)[:80]}")
+    return seconds
+
+
+def _count_if_known(text: str) -> int | None:
+    if not text:
+        return None
+    return _count(text)
+
+
+def _count(text: str) -> int:
+    is_count = text.isdecimal() and len(text) < 20
+    if not is_count:
+        raise ValueError(f"expected a count, found {text[:30]!r}")
+    return int(text)
 
 
 # -- the files of a run ------------------------------------------------------------------------------------------------
@@ -289,12 +372,14 @@ STEPS_FILE, COLUMNS_FILE = "steps.csv", "steps.parquet"
 # (benchmarks/ranks.py).
 FEW_RANKS, FEW_ROWS = 8, 20_000
 
-_OF_A_RANK = re.compile(r"steps\.rank(\d+)\.csv")
+_RANK_FILE = re.compile(r"steps\.rank(\d+)\.csv")
 
 
 def rank_file(folder: Path, rank: int) -> Path:
     """Return the file to which ``rank`` adds its rows as they come."""
-    return folder / (f"steps.rank{rank}.csv" if rank else STEPS_FILE)
+    if rank == 0:
+        return folder / STEPS_FILE
+    return folder / f"steps.rank{rank}.csv"
 
 
 def begin_rows(folder: Path, rank: int) -> None:
@@ -304,67 +389,99 @@ def begin_rows(folder: Path, rank: int) -> None:
 
 
 def rank_files(folder: Path) -> dict[int, Path]:
-    """Return the files of ranks other than the first in ``folder`` that were not joined yet, by rank."""
-    matches = ((_OF_A_RANK.fullmatch(path.name), path) for path in folder.glob("steps.rank*.csv"))
-    return {int(match[1]): path for match, path in matches if match}
+    """Return the files of ranks other than 0 in ``folder`` that were not joined yet, by rank."""
+    files = {}
+    for path in folder.glob("steps.rank*.csv"):
+        match = _RANK_FILE.fullmatch(path.name)
+        if match is not None:
+            files[int(match[1])] = path
+    return files
 
 
 def read_rows(folder: Path, growing: bool = False) -> StepTable:
     """Return all rows of a run, each once, by step and rank; ``growing`` if it may not have ended."""
-    columns = folder / COLUMNS_FILE
-    first = read_parquet(columns) if columns.exists() else read_steps(folder / STEPS_FILE, growing)
-    return with_rows_left(first, folder)
+    return join_rank_files(_read_joined_file(folder, growing), folder)
 
 
-def with_rows_left(rows: Iterable[StepRow], folder: Path) -> StepTable:
+def _read_joined_file(folder: Path, growing: bool) -> StepTable:
+    parquet_file = folder / COLUMNS_FILE
+    if parquet_file.exists():
+        return read_parquet(parquet_file)
+    return read_steps(folder / STEPS_FILE, growing)
+
+
+def join_rank_files(rows: Iterable[StepRow], folder: Path) -> StepTable:
     """Return ``rows`` together with the rows that further ranks left in ``folder``."""
-    left = [read_steps(path, growing=True) for _, path in sorted(rank_files(folder).items())]
-    table = StepTable.joined([StepTable.of(rows), *left]) if left else StepTable.of(rows)
-    again = (np.diff(table.step, prepend=-1) == 0) & (np.diff(table.rank, prepend=-1) == 0)
-    return table.where(~again) if left else table  # rows of a rank's own file may be in the file of all ranks too
+    tables = [StepTable.from_rows(rows)]
+    for _, path in sorted(rank_files(folder).items()):
+        tables.append(read_steps(path, growing=True))
+    if len(tables) == 1:
+        return tables[0]
+    table = StepTable.concatenate(tables)
+    # Rows of a rank's own file may be in the file of all ranks too.
+    is_same_step = np.diff(table.step, prepend=-1) == 0
+    is_same_rank = np.diff(table.rank, prepend=-1) == 0
+    is_repeated = is_same_step & is_same_rank
+    return table.select(~is_repeated)
 
 
 def write_rows(folder: Path, rows: Iterable[StepRow], all_ended: bool) -> list[str]:
     """Write all ranks' ``rows`` into one file, and return notes for the reader of the run."""
-    table, notes = StepTable.of(rows), list[str]()
-    there = set(np.unique(table.rank).tolist())
-    in_columns = len(table) > FEW_ROWS and len(there) > FEW_RANKS
-    if in_columns:
+    table = StepTable.from_rows(rows)
+    notes: list[str] = []
+    ranks = set(np.unique(table.rank).tolist())
+    write_parquet = len(table) > FEW_ROWS and len(ranks) > FEW_RANKS
+    if write_parquet:
         try:
             require("pyarrow", f"{len(table):,} rows of steps are in {STEPS_FILE}, which is slow to read")
         except MissingExtra as missing:
-            notes, in_columns = [str(missing)], False
-    if in_columns:
+            notes.append(str(missing))
+            write_parquet = False
+    if write_parquet:
         write_whole(folder / COLUMNS_FILE, as_parquet(table))
         (folder / STEPS_FILE).unlink(missing_ok=True)
     else:
         write_steps(folder / STEPS_FILE, table)
-    for rank, path in rank_files(folder).items() if all_ended else ():  # otherwise the ranks may still be writing
-        if rank in there:
-            path.unlink(missing_ok=True)
+    if all_ended:  # otherwise the ranks may still be writing
+        for rank, path in rank_files(folder).items():
+            if rank in ranks:
+                path.unlink(missing_ok=True)
     return notes
+
+
+# -- rows as Parquet ---------------------------------------------------------------------------------------------------
+
+_TIME_COLUMNS = (*STEP_COLUMNS[_DEVICE], *STEP_COLUMNS[_HOST])
 
 
 def as_parquet(table: StepTable) -> bytes:
     import pyarrow
     from pyarrow import parquet
 
-    counts = (np.ma.masked_array(np.nan_to_num(of), np.isnan(of)) for of in (table.tokens, *table.memory.T))
-    # Single precision has 7 digits, which is finer than any clock here.
-    seconds = [*table.seconds.astype(np.float32).T, *table.host_seconds.astype(np.float32).T]
-    step, rank = (of.astype(np.int32) for of in (table.step, table.rank))
-    values = (step, table.stage, *seconds, *(of.astype(np.int64) for of in counts), rank)
-    columns = dict(zip(STEP_COLUMNS, values, strict=True))
-    times = [name for name, values in columns.items() if values.dtype == np.float32]
+    arrays = {}
+    for name, values in table.columns.items():
+        arrays[name] = pyarrow.array(_compact(name, values), from_pandas=True)  # NaN and masked: null
     sink = pyarrow.BufferOutputStream()
     parquet.write_table(
-        pyarrow.table({name: pyarrow.array(values, from_pandas=True) for name, values in columns.items()}),  # NaN: null
+        pyarrow.table(arrays),
         sink,
         compression="zstd",
-        use_dictionary=[name for name in columns if name not in times],
-        use_byte_stream_split=times,
+        use_dictionary=[name for name in STEP_COLUMNS if name not in _TIME_COLUMNS],
+        use_byte_stream_split=list(_TIME_COLUMNS),
     )
     return bytes(sink.getvalue())
+
+
+def _compact(name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Return a column in the smallest type that keeps its values."""
+    if name == "stage":
+        return values
+    if name in ("step", "rank"):
+        return values.astype(np.int32)
+    if name in _TIME_COLUMNS:
+        return values.astype(np.float32)  # single precision has 7 digits, which is finer than any clock here
+    is_unknown = np.isnan(values)
+    return np.ma.masked_array(np.nan_to_num(values), is_unknown).astype(np.int64)
 
 
 def read_parquet(path: Path) -> StepTable:
@@ -378,25 +495,40 @@ def read_parquet(path: Path) -> StepTable:
 
     try:
         file = parquet.ParquetFile(pyarrow.BufferReader(read_plain(path)), read_dictionary=["stage"])
-        if absent := lacked(file.schema_arrow.names, STEP_COLUMNS):
-            raise RecordError(f"{path}: expected the columns of steps.csv too, given no {absent[0]}")
+        missing_columns = missing_parts(file.schema_arrow.names, STEP_COLUMNS)
+        if missing_columns:
+            raise RecordError(f"{path}: expected the columns of steps.csv too, given no {missing_columns[0]}")
         table = file.read(list(STEP_COLUMNS))
         stage = table.column("stage").combine_chunks()
-        stages = np.asarray(stage.dictionary.to_pylist(), np.str_)[stage.indices.to_numpy()]
-        numbers: list[Any] = [
-            None if name == "stage" else _numbers(table.column(name).to_numpy()) for name in STEP_COLUMNS
-        ]
+        stage_names = np.asarray(stage.dictionary.to_pylist(), np.str_)
+        stages = stage_names[stage.indices.to_numpy()]
+        numbers = {}
+        for name in STEP_COLUMNS:
+            if name != "stage":
+                numbers[name] = _checked_numbers(table.column(name).to_numpy())
     except RecordError:
         raise
     except (pyarrow.ArrowException, OSError, TypeError, AttributeError, ValueError) as error:
         raise RecordError(f"{path}: is damaged: {error}") from None
-    seconds, host_seconds, memory = (np.column_stack(numbers[names]) for names in (_DEVICE, _HOST, _MEMORY))
-    step, rank = (np.asarray(numbers[at], np.int64) for at in (0, -1))
-    return StepTable(step, stages, seconds, host_seconds, np.asarray(numbers[_HOST.stop]), memory, rank)
+
+    def stacked(names: Iterable[str]) -> NDArray[np.float64]:
+        return np.column_stack([numbers[name] for name in names])
+
+    return StepTable(
+        step=numbers["step"].astype(np.int64),
+        stage=stages,
+        seconds=stacked(STEP_COLUMNS[_DEVICE]),
+        host_seconds=stacked(STEP_COLUMNS[_HOST]),
+        tokens=numbers[STEP_COLUMNS[_TOKENS]],
+        memory=stacked(STEP_COLUMNS[_MEMORY]),
+        rank=numbers["rank"].astype(np.int64),
+    )
 
 
-def _numbers(values: NDArray[Any]) -> NDArray[np.float64]:
+def _checked_numbers(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return ``values``, of which NaN are unknown; raise ValueError if one is too large for arithmetic."""
     values = values.astype(np.float64)
-    if np.abs(values[~np.isnan(values)]).max(initial=0.0) >= BEYOND:
-        raise ValueError(f"expected finite numbers below {BEYOND:g}")
+    known_values = values[~np.isnan(values)]
+    if np.abs(known_values).max(initial=0.0) >= NUMBER_LIMIT:
+        raise ValueError(f"expected finite numbers below {NUMBER_LIMIT:g}")
     return values

@@ -193,7 +193,7 @@ def test_as_many_steps_as_are_sent_come_through_torchs_store_and_leave_it() -> N
     keys = store.num_keys()
     merged = first.gather(replace(measured(0, 5), rows=()))
     assert merged.ranks_heard == 2
-    assert np.array_equal(StepTable.of(merged.rows).seconds, times)
+    assert np.array_equal(StepTable.from_rows(merged.rows).seconds, times)
     assert store.num_keys() < keys
 
 
@@ -229,7 +229,7 @@ def test_nothing_that_another_process_puts_into_the_store_is_run(tmp_path: Path)
 @pytest.mark.parametrize(
     "change",
     [
-        {"rows": StepTable.of([StepRow(1, "measure", None, (0.0,) * len(TIMED), rank=2)])},
+        {"rows": StepTable.from_rows([StepRow(1, "measure", None, (0.0,) * len(TIMED), rank=2)])},
         {"ranks_heard": 7},
         {"steps_planned": {"measure": "many"}},
         {"recompilations": 0.5},

@@ -131,24 +131,26 @@ def test_a_parquet_file_of_something_else_is_refused_by_name(tmp_path: Path) -> 
 
 def test_columns_are_rows_and_rows_are_columns() -> None:
     rows = [row(1, 0, stage="warmup"), row(2, 3, seconds=None, tokens=None), row(3, 1, memory=(1, None, 2**50))]
-    table = StepTable.of(rows)
+    table = StepTable.from_rows(rows)
     assert list(table) == rows
     assert table[1] == rows[1]
     assert table[-1] == rows[-1]
     assert list(table[1:]) == rows[1:]
-    assert StepTable.of(table) is table
+    assert StepTable.from_rows(table) is table
     assert list(table.of_stages("measure").timed) == [rows[2]]
     assert table.largest_memory == (1, None, 2**50)
-    assert list(StepTable.of([])) == []
-    assert StepTable.of([]).largest_memory == UNKNOWN
+    assert list(StepTable.from_rows([])) == []
+    assert StepTable.from_rows([]).largest_memory == UNKNOWN
     assert np.isnan(table.tokens[1])
 
 
 def test_of_a_run_that_was_cut_short_the_steps_count_that_all_ranks_finished(tmp_path: Path) -> None:
-    rows = StepTable.of([row(step, rank) for rank, last in ((0, 9), (1, 7), (2, 8)) for step in range(1, last + 1)])
+    last_steps = {0: 9, 1: 7, 2: 8}
+    finished = [row(step, rank) for rank, last_step in last_steps.items() for step in range(1, last_step + 1)]
+    rows = StepTable.from_rows(finished)
     assert {(each.step, each.rank) for each in rows.finished_by_all()} == {
         (step, rank) for step in range(1, 8) for rank in range(3)
     }
-    assert len(StepTable.of([]).finished_by_all()) == 0
+    assert len(StepTable.from_rows([]).finished_by_all()) == 0
     write_steps(tmp_path / "steps.csv", rows)
     assert len(read_rows(tmp_path)) == 24

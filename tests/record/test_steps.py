@@ -10,7 +10,7 @@ from raised import refusal
 from stored_texts import assert_stored
 
 from lm_profiler.record.quantities import PARTS, STEP_COLUMNS, TIMED
-from lm_profiler.record.steps import UNKNOWN, StepRow, largest, read_steps, write_steps
+from lm_profiler.record.steps import UNKNOWN, StepRow, largest_peaks, read_steps, write_steps
 
 SECONDS = tuple(0.001 * n for n in range(1, 9))
 HOST = tuple(0.0001 * n for n in range(1, 9))
@@ -103,6 +103,6 @@ def test_a_row_says_the_time_of_a_part_on_a_clock() -> None:
 
 
 def test_the_largest_of_what_is_known() -> None:
-    assert largest([(1, None, 5), (3, None, None), (2, None, 4)]) == (3, None, 5)
-    assert largest([]) == UNKNOWN == (None, None, None)
-    assert largest([(0, 0, 0)]) == (0, 0, 0)
+    assert largest_peaks([(1, None, 5), (3, None, None), (2, None, 4)]) == (3, None, 5)
+    assert largest_peaks([]) == UNKNOWN == (None, None, None)
+    assert largest_peaks([(0, 0, 0)]) == (0, 0, 0)

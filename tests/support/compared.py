@@ -68,7 +68,7 @@ def record(**changes: Any) -> RunRecord:
 def entry(folder: Path | str, measured: Sequence[StepRow], **changes: Any) -> Entry:
     """A run that is on no disk."""
     found = Entry(Path(folder), record(steps=counts(measured), **changes))
-    found.__dict__["rows"] = StepTable.of(measured)  # where the cached property would keep what it read
+    found.__dict__["rows"] = StepTable.from_rows(measured)  # where the cached property would keep what it read
     return found
 
 

@@ -74,7 +74,7 @@ def facts(measured: Steps = (), warmup: Steps = (), device: tuple[str, str] = ("
 def run(folder: str, measured: Steps = (), warmup: Steps = (), **options: Any) -> Entry:
     """A run that is on no disk; see ``facts``."""
     found = Entry(Path(folder), record(**facts(measured, warmup, **options)))
-    found.__dict__["rows"] = StepTable.of(
+    found.__dict__["rows"] = StepTable.from_rows(
         step_rows(measured, warmup)
     )  # where the cached property would keep what it read
     return found

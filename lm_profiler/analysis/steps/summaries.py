@@ -38,11 +38,11 @@ def mean_over_ranks(rows: Sequence[StepRow], world: int | None = None) -> list[S
 
     Tokens of a step are unknown if not all ``world`` ranks (by default, those that have rows) have a row of it.
     """
-    table = StepTable.of(rows)
+    table = StepTable.from_rows(rows)
     ranks = max(len(np.unique(table.rank)), world or 0)
     if ranks <= 1 or not len(table):
         return list(table)
-    table = StepTable.joined([table])  # in the order of steps
+    table = StepTable.concatenate([table])  # in the order of steps
     steps, step_starts, row_counts = np.unique(table.step, return_index=True, return_counts=True)
     has_all_ranks = row_counts == ranks
     summed_tokens = np.add.reduceat(table.tokens, step_starts)
@@ -69,7 +69,7 @@ def world_of(record: RunRecord | None) -> int | None:
 
 def rank_medians(rows: Sequence[StepRow]) -> list[float]:
     """Return the median step time of each rank, in seconds."""
-    table = StepTable.of(rows)
+    table = StepTable.from_rows(rows)
     step_s = table.host_seconds[:, TIMED.index("step")]
     medians = []
     for rank in np.unique(table.rank):

@@ -15,7 +15,7 @@ import torch
 
 from lm_profiler.measure.clocks.tape import OUTSIDE
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.steps import UNKNOWN, Peaks, largest
+from lm_profiler.record.steps import UNKNOWN, Peaks, largest_peaks
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes in a unit of getrusage(2)'s maximum resident set size
 
@@ -150,10 +150,10 @@ class PartPeaks:
     def __call__(self, code: int) -> None:
         if self._part is not None and self._part != OUTSIDE:
             peaks = self._probe.peaks()
-            self._step_peaks = largest((self._step_peaks, peaks))
+            self._step_peaks = largest_peaks((self._step_peaks, peaks))
             is_of_this_part = self._probe.resettable or peaks != self._peaks_at_begin
             if is_of_this_part:
-                self._peaks[self._part] = largest((self._peaks.get(self._part, UNKNOWN), peaks))
+                self._peaks[self._part] = largest_peaks((self._peaks.get(self._part, UNKNOWN), peaks))
         self._part = code
         self._probe.reset()
         if not self._probe.resettable:

@@ -24,7 +24,7 @@ def test_without_a_setting_the_steps_are_those_of_the_runs_own_figures():
     cut = Steadiness(word="steady", cut=3, drift=0.0, lag1=0.0, bias_of_mean=None, evidence="", recompilations=0)
     rows = entry.rows
     entry = replace(entry, record=entry.record.model_copy(update={"steadiness": cut}))
-    entry.__dict__["rows"] = StepTable.of(rows)
+    entry.__dict__["rows"] = StepTable.from_rows(rows)
     assert [row.time("forward") for row in steps_after(entry).rows] == pytest.approx(FORWARD[5:])
 
 
@@ -32,7 +32,7 @@ def test_ranks_are_averaged_and_untimed_stages_left_out():
     entry = run("a", MEASURED, WARMUP)
     first = step_rows(MEASURED, WARMUP)
     second = [replace(row, rank=1, seconds=tuple(3 * s for s in row.seconds or ())) for row in first]
-    entry.__dict__["rows"] = StepTable.of([*first, *second, replace(first[0], step=13, stage="memory")])
+    entry.__dict__["rows"] = StepTable.from_rows([*first, *second, replace(first[0], step=13, stage="memory")])
     assert [row.time("forward") for row in steps_after(entry, 1).rows] == pytest.approx(2 * FORWARD[1:])
 
 
