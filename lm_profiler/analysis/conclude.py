@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -75,8 +76,8 @@ _ON_HOST = "arrivals at collectives, from torch's flight recorder"
 _ON_STREAM = "durations of collectives on the device's stream, in steps after the measured ones"
 
 _SAME_SIZE = 0.01  # relative distance of mean batch sizes that is not worth a note
-_ALIKE = 1e-6  # relative distance of figures that count as the same: rows in a file are rounded to a nanosecond
-_INPUTS = frozenset(of.name for of in fields(Evidence)) - {"notes"}
+_SAME_FIGURE = 1e-6  # relative distance of figures that count as the same: rows in a file are rounded to a nanosecond
+_INPUTS = {field.name for field in fields(Evidence)} - {"notes"}
 
 
 class RunSteps:
@@ -119,7 +120,9 @@ class RunSteps:
     @property
     def workers(self) -> int | None:
         """Processes of the loader."""
-        return None if self.evidence.settings is None else self.evidence.settings.num_workers
+        if self.evidence.settings is None:
+            return None
+        return self.evidence.settings.num_workers
 
     @cached_property
     def machine(self) -> Environment:
@@ -133,10 +136,13 @@ class RunSteps:
     @property
     def devices(self) -> int:
         """The number of devices that share a step's FLOPs. Ranks on the CPU share its cores: they are one device."""
-        return 1 if self.machine.device_type == "cpu" else self.evidence.world_size
+        if self.machine.device_type == "cpu":
+            return 1
+        return self.evidence.world_size
 
     def dtype(self, precision: str) -> Dtype | None:
-        return matmul_dtype(precision, str(self.machine.flags.get("float32_matmul_precision", "highest")))
+        float32_precision = self.machine.flags.get("float32_matmul_precision", "highest")
+        return matmul_dtype(precision, str(float32_precision))
 
     @property
     def main_dtype(self) -> Dtype | None:
@@ -146,16 +152,20 @@ class RunSteps:
     @cached_property
     def work(self) -> tuple[Flops | None, Mapping[str, Work]]:
         """The work of a mean measured step. Where that is not as large as the counted one, bytes are unknown."""
-        seen, scale = self.evidence, self.work_scale
+        evidence = self.evidence
+        scale = self.work_scale
         if scale == 1.0:
-            return seen.flops, seen.work
-        by_phase = dict[str, Work]()
-        for phase, work in seen.work.items():
-            flops = None
+            return evidence.flops, evidence.work
+        by_phase: dict[str, Work] = {}
+        for phase, work in evidence.work.items():
+            phase_flops = None
             if work.flops is not None:
-                flops = {dtype: round(count * scale) for dtype, count in work.flops.items()}
-            by_phase[phase] = Work(flops, None)
-        return None if seen.flops is None else seen.flops.times(scale), by_phase
+                phase_flops = {dtype: round(count * scale) for dtype, count in work.flops.items()}
+            by_phase[phase] = Work(phase_flops, bytes=None)
+        flops = None
+        if evidence.flops is not None:
+            flops = evidence.flops.times(scale)
+        return flops, by_phase
 
     @property
     def work_scale(self) -> float:
@@ -164,23 +174,28 @@ class RunSteps:
         The size is the number of elements of the batches, or else of batches: work is proportional to the number of
         samples, and but for attention to the length of sequences.
         """
-        seen, counts = self.evidence, self.counts
-        if counts.elements and seen.work_elements:
-            return counts.elements / seen.work_elements
-        if counts.batches and seen.work_batches:
-            return counts.batches / seen.work_batches
+        evidence = self.evidence
+        counts = self.counts
+        if counts.elements and evidence.work_elements:
+            return counts.elements / evidence.work_elements
+        if counts.batches and evidence.work_batches:
+            return counts.batches / evidence.work_batches
         return 1.0
 
     @property
     def unlike_batches_note(self) -> list[str]:
         """Return a note if the batches of measured steps are not as large as those whose work was counted."""
-        seen, counts = self.evidence, self.counts
-        if seen.flops is None or not (counts.elements and counts.batches and seen.work_elements and seen.work_batches):
+        evidence = self.evidence
+        counts = self.counts
+        if evidence.flops is None:
             return []
-        mean, counted = counts.elements / counts.batches, seen.work_elements / seen.work_batches
-        if math.isclose(mean, counted, rel_tol=_SAME_SIZE):
+        if not counts.elements or not counts.batches or not evidence.work_elements or not evidence.work_batches:
             return []
-        sizes = f"a batch of {counted:,.0f} elements, scaled to the mean of {mean:,.0f}"
+        mean_elements = counts.elements / counts.batches
+        counted_elements = evidence.work_elements / evidence.work_batches
+        if math.isclose(mean_elements, counted_elements, rel_tol=_SAME_SIZE):
+            return []
+        sizes = f"a batch of {counted_elements:,.0f} elements, scaled to the mean of {mean_elements:,.0f}"
         return [
             f"batches differ in size: FLOPs are those of {sizes}; attention on longer sequences takes more than that"
         ]
@@ -188,56 +203,78 @@ class RunSteps:
 
 def main_precision(evidence: Evidence) -> str:
     """Return Lightning's name of the precision of most FLOPs: a module may enter autocast by itself."""
-    seen = evidence.by_dtype
-    return _PRECISIONS.get(max(seen, key=seen.__getitem__), "") if any(seen.values()) else evidence.precision
+    flops_by_dtype = evidence.by_dtype
+    if not any(flops_by_dtype.values()):
+        return evidence.precision
+    main_dtype = max(flops_by_dtype, key=flops_by_dtype.__getitem__)
+    return _PRECISIONS.get(main_dtype, "")
 
 
-Found = dict[str, Any]  # fields of the record
+Fields = dict[str, Any]  # fields of the record
 
 # a function of the run, the record so far, and the notes, to which it may add; it returns fields of the record
-Finding = Callable[[RunSteps, RunRecord, list[str]], Found]
+Finding = Callable[[RunSteps, RunRecord, list[str]], Fields]
 
 
 def conclude(evidence: Evidence, findings: Iterable[tuple[str, Finding]] | None = None) -> RunRecord:
     """Return the record of ``evidence``, with all findings unless ``findings`` names some."""
-    notes, shared = list(evidence.notes), {of.name for of in fields(evidence)} & RunRecord.model_fields.keys()
-    record = RunRecord(**{name: getattr(evidence, name) for name in shared})
+    if findings is None:
+        findings = FINDINGS
+    notes = list(evidence.notes)
+    record = RunRecord(**_shared_fields(evidence))
     run = RunSteps(evidence)
-    for what, finding in FINDINGS if findings is None else findings:
+    for name, finding in findings:
         try:
-            facts = finding(run, record, notes)
+            figures = finding(run, record, notes)
         except Exception as error:  # the measurements and the other findings are still right
-            notes.append(f"{what} unknown: {type(error).__name__}: {error}".removesuffix(": "))
+            notes.append(f"{name} unknown: {type(error).__name__}: {error}".removesuffix(": "))
             continue
-        record = record.model_copy(update=facts)  # the next finding may need it
+        record = record.model_copy(update=figures)  # the next finding may need it
     return record.model_copy(update={"notes": notes})
 
 
-def _steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    evidence, rows = run.evidence, run.rows
-    stages = dict.fromkeys([*evidence.steps_planned, *np.unique(rows.stage).tolist()])
+def _shared_fields(source: Evidence | RunRecord) -> Fields:
+    """Return the fields that evidence and record have in common."""
+    names = [field.name for field in fields(Evidence) if field.name in RunRecord.model_fields]
+    return {name: getattr(source, name) for name in names}
+
+
+def _steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Return the number of steps of each stage, planned or not, and the time of the slowest rank's first step."""
+    rows = run.rows
+    stages = dict.fromkeys([*run.evidence.steps_planned, *np.unique(rows.stage).tolist()])
+    first_steps_s = [row.time("step", "host") for row in rows.select(rows.step == 1)]
     return {
         "steps": {stage: len(np.unique(rows.of_stages(stage).step)) for stage in stages},
-        "first_step_s": max((row.time("step", "host") for row in rows.select(rows.step == 1)), default=None),
+        "first_step_s": max(first_steps_s, default=None),
     }
 
 
-def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    samples = run.counts.samples if run.evidence.ranks_heard == run.evidence.world_size else None
-    parts_s = {part: np.array([row.time(part) for row in run.steps]) for part in PARTS}
-    last = int(run.timed.step.max()) if len(run.timed) else 0
-    figured = {row.step for row in run.stretch} if run.steps else set()
-    notes += changed_batches_note(next(iter(run.evidence.batch_counts), []), last, run.counts.batches)
-    return {
-        **step_figures(run.steps, run.model, samples),
-        "mean_counters": mean_counters([each for each in run.evidence.counters if each.step in figured]),
-        "rank_step_s": rank_medians(run.timed),
-        "steadiness": _steadiness(run, parts_s) if run.steps else None,
-    }
+def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Return the figures of the measured steps: their times, throughput, counters and course."""
+    evidence = run.evidence
+    samples = None
+    if evidence.ranks_heard == evidence.world_size:
+        samples = run.counts.samples
+    last_step = int(run.timed.step.max()) if len(run.timed) else 0
+    rank_counts = evidence.batch_counts[0] if evidence.batch_counts else []
+    notes += changed_batches_note(rank_counts, last_step, run.counts.batches)
+    figures = step_figures(run.steps, run.model, samples)
+    figures["rank_step_s"] = rank_medians(run.timed)
+    figures["mean_counters"] = None
+    figures["steadiness"] = None
+    if run.steps:
+        used_steps = {row.step for row in run.stretch}
+        figures["mean_counters"] = mean_counters(
+            [reading for reading in evidence.counters if reading.step in used_steps]
+        )
+        figures["steadiness"] = _steadiness(run)
+    return figures
 
 
-def _steadiness(run: RunSteps, parts_s: Mapping[str, Any]) -> Steadiness:
+def _steadiness(run: RunSteps) -> Steadiness:
     """Return the course of the steps; a pattern whose slow or fast steps have a shorter batch is marked as that."""
+    parts_s = {part: np.array([row.time(part) for row in run.steps]) for part in PARTS}
     steady = steadiness(run.model, run.evidence.recompilations, parts_s, first_step=run.steps[0].step)
     pattern = steady.pattern
     if pattern is None:
@@ -249,79 +286,96 @@ def _steadiness(run: RunSteps, parts_s: Mapping[str, Any]) -> Steadiness:
     return steady.model_copy(update={"pattern": pattern.model_copy(update={"short_batch": True})})
 
 
-def _causes(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+def _causes(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     odd, counters = with_causes(record.odd_steps, run.timed, run.evidence.counters, run.workers)
     odd = [_with_short_batch(step, run.short_steps) for step in odd]
     return {"odd_steps": odd, "step_counters": counters}
 
 
-def _check_of_level(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+def _check_of_level(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Note if the steps of the stage ``actions`` differ from the level; its last step is followed line by line."""
     later = mean_over_ranks(run.rows.of_stages("actions").timed, run.evidence.world_size)
     notes += level_check_note(run.model, run.steps, later[:-1])
     return {}
 
 
-def _loader(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+def _loader(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the loader with the share of the time in which its workers were awake; unknown of several ranks.
 
     What the processes of this run used beyond the one that trains is the workers'.
     """
     evidence = run.evidence
-    loader, contention = evidence.loader, evidence.contention
-    if loader is None or not loader.workers or contention is None or evidence.world_size > 1 or not contention.wall_s:
+    loader = evidence.loader
+    contention = evidence.contention
+    if loader is None or not loader.workers or evidence.world_size > 1:
         return {}
-    trained_s = sum(counters.cpu_s or 0.0 for counters in evidence.counters)
+    if contention is None or not contention.wall_s:
+        return {}
+    trainer_ran_s = sum(counters.cpu_s or 0.0 for counters in evidence.counters)
     trainer_waited_s = sum(counters.cpu_wait_s or 0.0 for counters in evidence.counters)
-    awake_s = max(contention.had_s - trained_s, 0.0) + max((contention.waited_s or 0.0) - trainer_waited_s, 0.0)
-    awake_share = min(awake_s / (contention.wall_s * loader.workers), 1.0)
+    workers_ran_s = max(contention.had_s - trainer_ran_s, 0.0)
+    workers_waited_s = max((contention.waited_s or 0.0) - trainer_waited_s, 0.0)
+    workers_s = contention.wall_s * loader.workers
+    awake_share = min((workers_ran_s + workers_waited_s) / workers_s, 1.0)
     return {"loader": loader.model_copy(update={"awake_share": awake_share})}
 
 
-def _with_short_batch(odd: OddStep, short: Mapping[int, int]) -> OddStep:
-    """Return ``odd`` with its shorter batch as the cause, if it took less time for that."""
-    if odd.ratio >= 1.0 or odd.step not in short:
+def _with_short_batch(odd: OddStep, short_batches: Mapping[int, int]) -> OddStep:
+    """Return ``odd`` with its shorter batch as the cause, if it took less time for that.
+
+    ``short_batches`` has the samples of steps with fewer of them than most.
+    """
+    if odd.ratio >= 1.0 or odd.step not in short_batches:
         return odd
-    cause = f"a shorter batch ({counted(short[odd.step], 'sample')})"
+    cause = f"a shorter batch ({counted(short_batches[odd.step], 'sample')})"
     return odd.model_copy(update={"cause": cause, "cause_s": odd.step_s / odd.ratio - odd.step_s})
 
 
-def _made_ahead(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+def _lasting_step(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the step in the long run, and its throughput, where the measured steps lived on prefetched batches.
 
     One batch per worker is usual.
     """
-    loader, steps, step = run.evidence.loader, run.steps, record.time.get("step")
-    if loader is None or not steps or step is None or (loader.used_up or 0) <= (loader.workers or 0):
+    loader = run.evidence.loader
+    steps = run.steps
+    step = record.time.get("step")
+    if loader is None or not steps or step is None:
+        return {}
+    if (loader.used_up or 0) <= (loader.workers or 0):
         return {}
     batches = run.batches or run.evidence.accumulate_grad_batches
     mean_s = fmean(row.time("step") for row in steps)
     lasting_s = lasting_step_s(mean_s, len(steps), batches, loader)
-    taken = round(len(steps) * batches)
-    before = f"{loader.used_up} of the {taken} batches that were measured had been made before by the loader's workers"
+    measured_batches = round(len(steps) * batches)
+    prefetched = (
+        f"{loader.used_up} of the {measured_batches} batches that were measured had been made before "
+        "by the loader's workers"
+    )
     if lasting_s is None:
-        notes.append(f"{before}: how long a step takes in the long run is unknown, too few batches were made meanwhile")
+        notes.append(
+            f"{prefetched}: how long a step takes in the long run is unknown, too few batches were made meanwhile"
+        )
         return {}
     measured_s = step.mean or mean_s
     if lasting_s <= measured_s:
         return {}
     longer = f"in the long run a step takes about {duration_text(lasting_s)}, not {duration_text(measured_s)}"
-    notes.append(f"{before}: {longer}; throughput, verdict and advice are of the long run")
-    figures: Found = {"lasting_step_s": lasting_s}
+    notes.append(f"{prefetched}: {longer}; throughput, verdict and advice are of the long run")
+    figures: Fields = {"lasting_step_s": lasting_s}
     if record.throughput is not None:
         figures["throughput"] = slower_throughput(record.throughput, measured_s / lasting_s)
     return figures
 
 
-def _memory(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    seen = run.evidence
+def _memory(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    evidence = run.evidence
     facts = MemoryFacts(
         measured=_reading(run.timed.largest_memory),
-        parts={part: _reading(peaks) for part, peaks in seen.part_peaks.items()},
-        causes=dict(seen.causes),
-        moments=dict(seen.moments),
-        held=seen.levels,
-        allocator=seen.allocator,
+        parts={part: _reading(peaks) for part, peaks in evidence.part_peaks.items()},
+        causes=dict(evidence.causes),
+        moments=dict(evidence.moments),
+        held=evidence.levels,
+        allocator=evidence.allocator,
     )
     return {"memory": facts}
 
@@ -330,121 +384,179 @@ def _reading(peaks: Peaks) -> MemoryReading:
     return MemoryReading(**dict(zip(MEMORY, peaks, strict=True)))
 
 
-def _energy(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+def _energy(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the energy of a step, by its share of the time; unknown if not all ranks reported their GPUs."""
-    reading, steps, seen = run.evidence.telemetry, run.stretch, run.evidence
-    if reading is None or reading.energy_j is None or not reading.duration_s or not steps:
+    evidence = run.evidence
+    telemetry = evidence.telemetry
+    if telemetry is None or telemetry.energy_j is None or not telemetry.duration_s or not run.stretch:
         return {}
-    if seen.ranks_heard < seen.world_size:
+    if evidence.ranks_heard < evidence.world_size:
         return {}
-    tokens = None if record.throughput is None else record.throughput.tokens_per_step
-    per_step = reading.energy_j * fmean(row.time("step") for row in steps) / reading.duration_s
-    shares = {"energy_per_step_j": per_step, "energy_per_token_j": per_step / tokens if tokens else None}
-    return {"telemetry": reading.model_copy(update=shares)}
+    mean_step_s = fmean(row.time("step") for row in run.stretch)
+    per_step_j = telemetry.energy_j * mean_step_s / telemetry.duration_s
+    per_token_j = None
+    if record.throughput is not None and record.throughput.tokens_per_step:
+        per_token_j = per_step_j / record.throughput.tokens_per_step
+    energies_j = {"energy_per_step_j": per_step_j, "energy_per_token_j": per_token_j}
+    return {"telemetry": telemetry.model_copy(update=energies_j)}
 
 
-def _owners(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    """The owners of ``other`` beside rank 0's own ``other`` in the stretch: other ranks log nothing."""
-    if (owned := run.evidence.other_by_owner) is None:
+def _owners(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Return the owners of ``other`` with rank 0's ``other`` in the stretch: other ranks log nothing."""
+    owned = run.evidence.other_by_owner
+    if owned is None:
         return {}
-    own = list(run.timed.select(run.timed.rank == 0))[run.model.first : run.model.end]
-    measured_s = fmean(row.time("other", "host") for row in own) if own else None
+    rank_rows = list(run.timed.select(run.timed.rank == 0))[run.model.first : run.model.end]
+    measured_s = None
+    if rank_rows:
+        measured_s = fmean(row.time("other", "host") for row in rank_rows)
     return {"other_by_owner": owned.model_copy(update={"measured_s": measured_s})}
 
 
-def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    flops, step_s = run.work[0], record.time["step"].mean
+def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Return how close a step comes to the machine's ceiling and to the datasheet's peak."""
+    flops, _ = run.work
+    step_s = record.time["step"].mean
     if flops is None or not step_s:
         return {}
     notes += run.unlike_batches_note
     dtype = run.main_dtype
-    ceiling = None if dtype is None else run.evidence.ceilings.get(torch_name(dtype))
-    given, name = run.evidence.peak_flops_per_s, run.machine.device_name
-    return {"utilisation": judge_utilisation(flops, step_s, name, dtype, run.devices, ceiling, given)}
-
-
-def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    """Return who waited in the stretch, or in the later steps whose collectives were timed on the stream."""
-    seen = run.evidence
-    if len(seen.timelines) < 2:
-        return {}
-    on_stream = any(timeline.waited_ns is not None for timeline in seen.timelines)
-    known = ranks_of(
-        seen.timelines,
-        seen.world_size,
-        seen.reduces_in_backward,
-        steps=None if on_stream else [row.step for row in run.stretch],
-        witness=_ON_STREAM if on_stream else _ON_HOST,
-        traced=seen.traced,
-        contention=seen.contention,
-        counters=seen.counters,
+    ceiling_flops_per_s = None
+    if dtype is not None:
+        ceiling_flops_per_s = run.evidence.ceilings.get(torch_name(dtype))
+    use = judge_utilisation(
+        flops,
+        step_s,
+        run.machine.device_name,
+        dtype,
+        run.devices,
+        ceiling_flops_per_s,
+        run.evidence.peak_flops_per_s,
     )
-    return {"ranks": known}
+    return {"utilisation": use}
 
 
-def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    seen, dtype, use = run.evidence, run.main_dtype, record.utilisation
-    given, measured = {}, dict(seen.ceilings)
-    if dtype is not None and seen.peak_flops_per_s is not None:
-        given[torch_name(dtype)] = seen.peak_flops_per_s
+def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Return who waited in the stretch, or in the later steps whose collectives were timed on the stream."""
+    evidence = run.evidence
+    if len(evidence.timelines) < 2:
+        return {}
+    is_on_stream = any(timeline.waited_ns is not None for timeline in evidence.timelines)
+    ranks = ranks_of(
+        evidence.timelines,
+        evidence.world_size,
+        evidence.reduces_in_backward,
+        steps=None if is_on_stream else [row.step for row in run.stretch],
+        witness=_ON_STREAM if is_on_stream else _ON_HOST,
+        traced=evidence.traced,
+        contention=evidence.contention,
+        counters=evidence.counters,
+    )
+    return {"ranks": ranks}
+
+
+def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Return the rates of the machine: those that the user stated, those of its datasheet, else measured ones."""
+    evidence = run.evidence
+    dtype = run.main_dtype
+    use = record.utilisation
+    stated: dict[str, float] = {}
+    measured = dict(evidence.ceilings)
+    if dtype is not None and evidence.peak_flops_per_s is not None:
+        stated[torch_name(dtype)] = evidence.peak_flops_per_s
     if dtype is not None and use is not None:
-        measured[torch_name(dtype)] = use.ceiling_flops_per_s  # unknown where the step beat it
-    return {"rates": rates_of(run.machine.device_name, measured, seen.copied_bytes_per_s, run.dtype("32"), given)}
+        measured[torch_name(dtype)] = use.ceiling_flops_per_s  # unknown if the step beat it
+    device_name = run.machine.device_name
+    return {"rates": rates_of(device_name, measured, evidence.copied_bytes_per_s, run.dtype("32"), stated)}
 
 
-def _floors(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    work, rates = run.work[1], record.rates or Rates()
-    took_s = {phase: record.time[phase].mean for phase in work}
-    floors = {phase: floor_of(of, rates, took_s[phase]) for phase, of in work.items()}
-    return {"floors": floors, "details": beaten_floors(work, rates, took_s)}
+def _floors(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Return the floor of each phase, and a note on phases that beat theirs."""
+    _, work_by_phase = run.work
+    rates = record.rates or Rates()
+    took_s = {phase: record.time[phase].mean for phase in work_by_phase}
+    floors = {phase: floor_of(work, rates, took_s[phase]) for phase, work in work_by_phase.items()}
+    return {"floors": floors, "details": beaten_floors(work_by_phase, rates, took_s)}
 
 
-def waterfall_of(seen: Evidence, record: RunRecord, devices: int) -> Waterfall | None:
+def _waterfall(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    return {"waterfall": waterfall_of(run.evidence, record, run.devices)}
+
+
+def waterfall_of(evidence: Evidence, record: RunRecord, devices: int) -> Waterfall | None:
     """Return where the mean step went, on one of ``devices``; None where FLOPs, peak or trace are unknown."""
-    traced, used, times, rates = seen.traced, record.utilisation, record.time.get("step"), record.rates
-    if traced is None or used is None or used.dtype is None or times is None or not times.mean or rates is None:
+    traced = evidence.traced
+    use = record.utilisation
+    times = record.time.get("step")
+    rates = record.rates
+    if traced is None or rates is None:
         return None
-    dtype = torch_name(used.dtype)
+    if use is None or use.dtype is None or times is None or not times.mean:
+        return None
+    dtype = torch_name(use.dtype)
     rate = next((rate for rate in rates.flops if rate.dtype == dtype), None)
     if rate is None:
         return None
-    first = next((of for of in record.ranks.by_rank if of.rank == 0), None) if record.ranks is not None else None
+    waiting_s: Mapping[str, float] = {}  # of the traced rank
+    if record.ranks is not None:
+        for rank in record.ranks.by_rank:
+            if rank.rank == 0:
+                waiting_s = rank.waiting_s
+                break
+    input_share = sum(record.shares.get(phase, 0.0) for phase in INPUT_PHASES)
+    recomputed_share = 0.0
+    if use.flops.all:
+        recomputed_share = use.flops.recomputation / use.flops.all
     step = Step(
         step_s=times.mean,
         ci_low=times.mean_low,
         ci_high=times.mean_high,
-        input_s=times.mean * sum(record.shares.get(phase, 0.0) for phase in INPUT_PHASES),
-        waiting_s={} if first is None else first.waiting_s,  # waits of the traced rank
-        ideal_s=used.flops.model / devices / mean_rate(record.floors.values(), rates, rate),
-        recomputed_share=used.flops.recomputation / used.flops.all if used.flops.all else 0.0,
+        input_s=times.mean * input_share,
+        waiting_s=waiting_s,
+        ideal_s=use.flops.model / devices / mean_rate(record.floors.values(), rates, rate),
+        recomputed_share=recomputed_share,
         rates=rates,
         dtype=dtype,
-        clock_share=clock_share(record.telemetry, rate, seen.multiprocessors),
-        lists=seen.lists or Lists(0, None),
+        clock_share=clock_share(record.telemetry, rate, evidence.multiprocessors),
+        lists=evidence.lists or Lists(0, None),
     )
     phases = {part: record.shares[part] * times.mean for part in PARTS if record.shares.get(part)}
     return waterfall(step, traced).model_copy(update={"step_phases": phases})
 
 
-def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return what is switched on already, so that no remedy proposes it."""
-    if (asked := run.evidence.settings) is None:
+    settings = run.evidence.settings
+    if settings is None:
         return {}
-    use, rate = record.utilisation, record.throughput
+    use = record.utilisation
     batches = max(run.counts.batches or run.evidence.work_batches or 1, 1)
-    peak_bytes = record.memory.measured.allocated_peak if record.memory is not None else None
-    device_bytes = record.environment.device_bytes if record.environment is not None else None
     figures: dict[str, Any] = {}
     if use is not None:
         figures["checkpointing"] = use.flops.recomputation > 0
         if use.dtype in ("bfloat16", "float16", "float64"):  # also by the module's own autocast
             figures["precision"] = use.dtype
-    for name in ("tokens", "samples"):
-        count = getattr(rate, f"{name}_per_step", None)
-        figures[f"{name}_per_batch"] = None if count is None else round(count / batches)
-    if peak_bytes is not None and device_bytes:  # on the CPU nothing is known
-        figures["memory_free_share"] = 1.0 - peak_bytes / device_bytes
-    return {"settings": asked.model_copy(update=figures)}
+    figures["tokens_per_batch"] = None
+    figures["samples_per_batch"] = None
+    rate = record.throughput
+    if rate is not None and rate.tokens_per_step is not None:
+        figures["tokens_per_batch"] = round(rate.tokens_per_step / batches)
+    if rate is not None and rate.samples_per_step is not None:
+        figures["samples_per_batch"] = round(rate.samples_per_step / batches)
+    if record.memory is not None and record.environment is not None:
+        peak_bytes = record.memory.measured.allocated_peak
+        device_bytes = record.environment.device_bytes
+        if peak_bytes is not None and device_bytes:  # both are unknown on the CPU
+            figures["memory_free_share"] = 1.0 - peak_bytes / device_bytes
+    return {"settings": settings.model_copy(update=figures)}
+
+
+def _findings(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    return {"findings": findings_of(record)}
+
+
+def _verdict(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    return {"verdict": binding(run.facts(record))}
 
 
 # what is found, in the order in which findings need each other; a note on one that fails begins with its name
@@ -453,7 +565,7 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
     ("figures", _times_of_steps),
     ("check of the level", _check_of_level),
     ("causes of odd steps", _causes),
-    ("batches made ahead", _made_ahead),
+    ("batches made ahead", _lasting_step),
     ("the loader's workers", _loader),
     ("memory", _memory),
     ("energy", _energy),
@@ -462,10 +574,10 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
     ("who waits for whom", _ranks),
     ("rates", _rates),
     ("floors", _floors),
-    ("waterfall", lambda run, record, _: {"waterfall": waterfall_of(run.evidence, record, run.devices)}),
+    ("waterfall", _waterfall),
     ("settings", _settings),
-    ("findings", lambda run, record, _: {"findings": findings_of(record)}),
-    ("verdict", lambda run, record, _: {"verdict": binding(run.facts(record))}),
+    ("findings", _findings),
+    ("verdict", _verdict),
 )
 
 
@@ -484,37 +596,39 @@ def concluded_again(folder: Path, record: RunRecord) -> tuple[RunRecord, list[Ch
     Raises:
         RecordError: its evidence is not there, or is damaged.
     """
-    now = conclude(read_evidence(folder))
-    return now, list(_changes(record.model_dump(exclude=set(_INPUTS)), now.model_dump(exclude=set(_INPUTS))))
+    new_record = conclude(read_evidence(folder))
+    figures_before = record.model_dump(exclude=_INPUTS)
+    figures_now = new_record.model_dump(exclude=_INPUTS)
+    return new_record, list(_changes(figures_before, figures_now))
 
 
 def _changes(before: Any, now: Any, path: str = "") -> Iterator[Change]:
+    """Yield what differs between two values at ``path`` of a record: mappings, sequences, numbers or others."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*before, *now]):
             yield from _changes(before.get(name), now.get(name), f"{path}.{name}".lstrip("."))
     elif isinstance(before, Sequence) and isinstance(now, Sequence) and not isinstance(before, str):
-        for at in range(max(len(before), len(now))):
-            was, is_ = (of[at] if at < len(of) else None for of in (before, now))
-            yield from _changes(was, is_, f"{path}[{at}]")
-    else:
-        numbers = isinstance(before, (int, float)) and isinstance(now, (int, float))
-        alike = math.isclose(before, now, rel_tol=_ALIKE, abs_tol=1e-9) if numbers else before == now
-        if not alike:
+        for index, (item_before, item_now) in enumerate(zip_longest(before, now)):
+            yield from _changes(item_before, item_now, f"{path}[{index}]")
+    elif isinstance(before, (int, float)) and isinstance(now, (int, float)):
+        if not math.isclose(before, now, rel_tol=_SAME_FIGURE, abs_tol=1e-9):
             yield Change(path, before, now)
+    elif before != now:
+        yield Change(path, before, now)
 
 
 def with_unfinished(runs: Collection) -> Collection:
     """Return ``runs``; an unfinished run gets the figures of the steps that it finished."""
     problems = list(runs.problems)
-    entries = [if_readable(_so_far, entry, problems=problems) or entry for entry in runs.entries]
+    entries = [if_readable(_with_finished_steps, entry, problems=problems) or entry for entry in runs.entries]
     return replace(runs, entries=entries, problems=problems)
 
 
-def _so_far(entry: Entry) -> Entry:
+def _with_finished_steps(entry: Entry) -> Entry:
     if entry.record is None or entry.record.status != "unfinished":
         return entry
-    ended = as_its_ranks_ended(entry.record, entry.folder)
-    return replace(entry, record=as_far_as_it_came(ended, entry.rows))
+    record = as_its_ranks_ended(entry.record, entry.folder)
+    return replace(entry, record=as_far_as_it_came(record, entry.rows))
 
 
 def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
@@ -527,10 +641,14 @@ def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
 
 def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
     """Return ``record``, which has no steps yet, with the figures of the steps in ``rows``."""
-    known = {of.name: getattr(record, of.name) for of in fields(Evidence) if of.name in RunRecord.model_fields}
-    told = conclude(Evidence(**known, rows=rows, world_size=world_of(record) or 1))
-    ranks, measured = np.unique(rows.rank).tolist(), told.steps.get("measure", 0)
-    whose = f" of {ranks_text(ranks)}, whose steps are here" if len(ranks) > 1 else ""
-    why = f"unfinished: {UNFINISHED}" if record.status == "unfinished" else "rank 0 wrote no end of the run"
-    note = f"{why}; known are the {counted(measured, 'measured step')} that it finished{whose}"
-    return told.model_copy(update={"notes": [*told.notes, note]})
+    evidence = Evidence(**_shared_fields(record), rows=rows, world_size=world_of(record) or 1)
+    concluded = conclude(evidence)
+    reason = "rank 0 wrote no end of the run"
+    if record.status == "unfinished":
+        reason = f"unfinished: {UNFINISHED}"
+    measured_steps = counted(concluded.steps.get("measure", 0), "measured step")
+    note = f"{reason}; known are the {measured_steps} that it finished"
+    ranks = np.unique(rows.rank).tolist()
+    if len(ranks) > 1:
+        note += f" of {ranks_text(ranks)}, whose steps are here"
+    return concluded.model_copy(update={"notes": [*concluded.notes, note]})
