@@ -174,4 +174,9 @@ def _slow_steps_text(event: WatchEvent, step: str) -> str:
 
 
 def _clock(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s).astimezone().strftime("%m-%d %H:%M:%S")
+    """Return the local time at ``at_s`` seconds since 1970; a damaged file may hold times that no calendar has."""
+    try:
+        moment = datetime.fromtimestamp(at_s).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return "an unknown time"
+    return moment.strftime("%m-%d %H:%M:%S")
