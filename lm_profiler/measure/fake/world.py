@@ -43,13 +43,15 @@ class FakeWorld:
 
     def __init__(self, gpu: tuple[int, int] | None) -> None:
         self.gpu = gpu
-        self.mode, self.live = KnownValues(), LiveBytes(gpu)
+        self.mode = KnownValues()
+        self.live = LiveBytes(gpu)
         self.link: AbstractContextManager[Any] = nullcontext()  # a mode that sees collectives from the next entry on
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Within this context new tensors are fake, and counted."""
-        with self.mode, self.live, self.link, nullcontext() if self.gpu is None else KernelsOfCuda(self.gpu):
+        kernels: AbstractContextManager[Any] = nullcontext() if self.gpu is None else KernelsOfCuda(self.gpu)
+        with self.mode, self.live, self.link, kernels:
             yield
 
     def begin(self, weights: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
@@ -69,50 +71,63 @@ class FakeWorld:
             if leaf.layout is not torch.strided:
                 raise Uncounted(f"a batch holds a tensor of {leaf.layout}, whose bytes its shape does not tell")
             shape = tuple(resize(leaf.shape))
-            if math.prod(shape) <= MOST and 0 not in leaf.stride() and not leaf.requires_grad:
+            has_value = math.prod(shape) <= MOST and 0 not in leaf.stride() and not leaf.requires_grad
+            if has_value:
                 return self.mode.known(_repeated(leaf, shape))
-            # Expanded dimensions take no memory until a copy to a GPU.
-            expanded = [step == 0 and self.gpu is None for step in leaf.stride()]
-            kept = [1 if is_expanded else n for is_expanded, n in zip(expanded, shape, strict=True)]
+            stored_shape = list(shape)
+            if self.gpu is None:
+                # Expanded dimensions take no memory until a copy to a GPU.
+                for axis, stride in enumerate(leaf.stride()):
+                    if stride == 0:
+                        stored_shape[axis] = 1
             with self.mode:
-                return torch.empty(kept, dtype=leaf.dtype, requires_grad=leaf.requires_grad).expand(shape)
+                stored = torch.empty(stored_shape, dtype=leaf.dtype, requires_grad=leaf.requires_grad)
+                return stored.expand(shape)
 
-        made = tree_map(fake, value)
-        self.live.see(made)
-        return made
+        faked_value = tree_map(fake, value)
+        self.live.see(faked_value)
+        return faked_value
 
 
 def _repeated(real: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the values of ``real``, repeated until they fill ``shape``, in a new storage."""
-    made = real.detach().cpu().clone()
-    for at, n in enumerate(shape):
-        if n != real.shape[at]:
-            made = made.index_select(at, torch.arange(n) % real.shape[at])
-    return made
+    repeated = real.detach().cpu().clone()
+    for axis, size in enumerate(shape):
+        real_size = real.shape[axis]
+        if size != real_size:
+            repeated = repeated.index_select(axis, torch.arange(size) % real_size)
+    return repeated
 
 
 # -- the process -------------------------------------------------------------------------------------------------------
 
 
 def prepare(gpu: tuple[int, int] | None) -> None:
-    """Replace code of torch so that modules run on fake tensors, and leave files as they are.
+    """Replace code of torch so that modules run on fake tensors, and forbid the process to write files.
 
-    The process serves nothing else afterwards. Initialization leaves weights unfilled, since some of it branches on
-    values. A GPU has no kernels of oneDNN: there an LSTM runs as its matmuls and gates.
+    The process serves nothing else afterwards. ``gpu`` is the compute capability to imitate, None for the CPU.
     """
-    leave_files()
-    for name, _ in inspect.getmembers(nn.init, inspect.isfunction):
-        if name.endswith("_") and not name.startswith("_"):
-            setattr(nn.init, name, _unfilled)
+    forbid_writing()
+    _leave_weights_unfilled()
     APPLY.of(nn.Module)  # raises if this torch has no such method: setting it would have no effect
     setattr(nn.Module, APPLY.name, _apply)
     FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
-    torch.backends.mkldnn.set_flags(gpu is None)
+    # A GPU has no kernels of oneDNN: there an LSTM runs as its matmuls and gates.
+    is_cpu = gpu is None
+    torch.backends.mkldnn.set_flags(is_cpu)
     torch.bincount = _without_values(torch.bincount)
-    torch.jit.script = lambda function, *_, **__: function  # type: ignore[assignment]  # scripts could not call what is replaced here
+    torch.jit.script = _unscripted  # type: ignore[assignment]
     answer_with_unknown()
     if DYNAMO.loaded() is not None:  # something is compiled already, and its graphs know no fake tensors
         torch.compiler.set_stance("force_eager")
+
+
+def _leave_weights_unfilled() -> None:
+    """Replace the initializers of ``nn.init``: some of them branch on values, which fake tensors lack."""
+    for name, _ in inspect.getmembers(nn.init, inspect.isfunction):
+        is_initializer = name.endswith("_") and not name.startswith("_")
+        if is_initializer:
+            setattr(nn.init, name, _unfilled)
 
 
 def _unfilled(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -121,25 +136,36 @@ def _unfilled(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
     return tensor
 
 
+def _unscripted(function: Any, *_: Any, **__: Any) -> Any:
+    """Replace ``torch.jit.script``: a script could not call what is replaced here."""
+    return function
+
+
 def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
     """Replace ``nn.Module._apply``, which swaps data in place and fails here: make new tensors, tied ones only once."""
-    made: dict[int, tuple[Tensor, nn.Parameter | Tensor]] = {}
-    for part in module.modules() if recurse else [module]:
-        for key, weight in list(part.named_parameters(recurse=False, remove_duplicate=False)):
-            if id(weight) not in made:
+    # new tensors by the identity of the old ones, which are kept so that no other tensor gets their identity
+    replaced: dict[int, tuple[Tensor, nn.Parameter | Tensor]] = {}
+    parts = module.modules() if recurse else [module]
+    for part in parts:
+        for name, weight in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(weight) not in replaced:
                 changed = change(weight.detach())
-                made[id(weight)] = weight, nn.Parameter(changed, weight.requires_grad and changed.is_floating_point())
-            nn.Module.__setattr__(part, key, made[id(weight)][1])
-        for key, buffer in list(part.named_buffers(recurse=False, remove_duplicate=False)):
-            nn.Module.__setattr__(part, key, made.setdefault(id(buffer), (buffer, change(buffer)))[1])
+                requires_grad = weight.requires_grad and changed.is_floating_point()
+                replaced[id(weight)] = weight, nn.Parameter(changed, requires_grad)
+            _, new_weight = replaced[id(weight)]
+            nn.Module.__setattr__(part, name, new_weight)
+        for name, buffer in list(part.named_buffers(recurse=False, remove_duplicate=False)):
+            changed = change(buffer)
+            _, new_buffer = replaced.setdefault(id(buffer), (buffer, changed))
+            nn.Module.__setattr__(part, name, new_buffer)
     return module
 
 
 def _deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     """Replace ``Tensor.__deepcopy__``, which copies a storage: a fake tensor has none."""
-    made = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    memo[id(tensor)] = made
-    return made
+    copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = copy
+    return copy
 
 
 def _without_values(count: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -160,8 +186,19 @@ def _without_values(count: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # events that change files, and how many paths their arguments begin with
-_ONE = ("open", "os.chmod", "os.chown", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime")
-_CHANGES = {**dict.fromkeys(_ONE, 1), **dict.fromkeys(("os.rename", "os.link", "os.symlink"), 2)}
+_CHANGES = {
+    "open": 1,
+    "os.chmod": 1,
+    "os.chown": 1,
+    "os.mkdir": 1,
+    "os.remove": 1,
+    "os.rmdir": 1,
+    "os.truncate": 1,
+    "os.utime": 1,
+    "os.rename": 2,
+    "os.link": 2,
+    "os.symlink": 2,
+}
 # events whose second argument is the descriptor of an open folder, or -1, as from ``shutil.rmtree``
 _IN_A_FOLDER = {"os.remove", "os.rmdir"}
 _TEMPORARY = {"tempfile.mkstemp", "tempfile.mkdtemp"}
@@ -173,40 +210,58 @@ class WouldChange(PermissionError):
     """Raised instead of changing a file, as on a read-only disk, which many programs can handle."""
 
 
-def leave_files() -> None:
+def forbid_writing() -> None:
     """For the rest of this process allow writes only to its own temporary files and to caches."""
-    free = {Path(home).resolve() for home in ("/dev", "/proc", *(os.environ.get(name) or "/dev" for name in _CACHES))}
-    free.add(Path("~/.cache").expanduser().resolve())
+    writable = {Path("/dev").resolve(), Path("/proc").resolve(), Path("~/.cache").expanduser().resolve()}
+    for variable in _CACHES:
+        folder = os.environ.get(variable)
+        if folder:
+            writable.add(Path(folder).resolve())
 
-    def hook(event: str, given: tuple[Any, ...]) -> None:
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _TEMPORARY:
-            free.add(Path(given[0]).resolve())  # a new name, so a file of this process
-        elif event in _CHANGES and (event != "open" or _writes(*given)):
-            within = given[1] if event in _IN_A_FOLDER else -1
-            for named in given[: _CHANGES[event]]:
-                _check(named, free, "." if within == -1 else f"/proc/self/fd/{within}")
+            writable.add(Path(arguments[0]).resolve())  # a new name, so a file of this process
+            return
+        changes_file = event in _CHANGES and (event != "open" or _opens_for_writing(*arguments))
+        if not changes_file:
+            return
+        folder = "."
+        if event in _IN_A_FOLDER and arguments[1] != -1:
+            folder = f"/proc/self/fd/{arguments[1]}"
+        paths = arguments[: _CHANGES[event]]
+        for path in paths:
+            _check(path, writable, folder)
 
     tempfile.gettempdir()  # finds its folder by writing into candidates once: before the hook
     sys.addaudithook(hook)
     torch.save = _save
 
 
-def _writes(named: Any, mode: Any, flags: int | None) -> bool:
+def _opens_for_writing(path: Any, mode: Any, flags: int | None) -> bool:
     """Return whether the file is opened for writing; ``tempfile`` names a folder where it opens a file in it."""
-    return bool((flags or 0) & _WRITES) and not (isinstance(named, (str, bytes)) and Path(os.fsdecode(named)).is_dir())
+    has_writing_flag = bool((flags or 0) & _WRITES)
+    if not has_writing_flag:
+        return False
+    is_folder = isinstance(path, (str, bytes)) and Path(os.fsdecode(path)).is_dir()
+    return not is_folder
 
 
-def _check(named: Any, free: set[Path], within: str) -> None:
-    if not isinstance(named, (str, bytes)):  # an open file
+def _check(path: Any, writable: set[Path], folder: str) -> None:
+    """Raise ``WouldChange`` unless ``path``, relative to ``folder``, is or lies in something ``writable``."""
+    if not isinstance(path, (str, bytes)):  # an open file
         return
-    path = Path(within, os.fsdecode(named)).resolve()
-    if free.isdisjoint((path, *path.parents)) and "__pycache__" not in path.parts:
-        raise _refused(path.name)
+    resolved = Path(folder, os.fsdecode(path)).resolve()
+    is_writable = not writable.isdisjoint((resolved, *resolved.parents))
+    if not is_writable and "__pycache__" not in resolved.parts:
+        raise _refused(resolved.name)
 
 
 def _save(obj: object, f: Any, *_: Any, **__: Any) -> None:
     """Replace ``torch.save``, which writes without Python: refuse."""
-    raise _refused(Path(f).name if isinstance(f, (str, os.PathLike)) else "a file")
+    name = "a file"
+    if isinstance(f, (str, os.PathLike)):
+        name = Path(f).name
+    raise _refused(name)
 
 
 def _refused(name: str) -> WouldChange:

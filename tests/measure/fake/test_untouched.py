@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lm_profiler.measure.fake.world import WouldChange, leave_files
+from lm_profiler.measure.fake.world import WouldChange, forbid_writing
 from lm_profiler.processes.child import Child
 
 
@@ -21,7 +21,7 @@ def _in_there(do: Callable[[], object]) -> str:
     """What came of it in a process that leaves files as they are."""
 
     def find() -> str:
-        leave_files()
+        forbid_writing()
         try:
             do()
         except Exception as error:
