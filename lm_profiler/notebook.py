@@ -14,6 +14,7 @@ from lm_profiler.analysis.compare import comparison
 from lm_profiler.cli.verbs.shared import runs_below
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import QUANTITIES
+from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.steps import StepTable
 from lm_profiler.report.run.comparison_table import comparison_table
 from lm_profiler.report.run.run_page import end_tables
@@ -40,10 +41,13 @@ class Shown:
         return getattr(self.data, name)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *(name for name in dir(self.data) if not name.startswith("_"))]
+        names = list(super().__dir__())
+        names += [name for name in dir(self.data) if not name.startswith("_")]
+        return names
 
     def __repr__(self) -> str:
-        return "\n".join(terminal(table, io.StringIO()) for table in self.tables).strip()
+        texts = [terminal(table, io.StringIO()) for table in self.tables]
+        return "\n".join(texts).strip()
 
     def _repr_html_(self) -> str:
         # in the page's own colours, light or dark; wide tables scroll, where plain text would be wrapped
@@ -57,8 +61,9 @@ class LoadedRun(Shown):
     folder: Path
 
     def __getattr__(self, name: str) -> Any:
-        of = QUANTITIES.get(name)
-        return super().__getattr__(name) if of is None else of.get(self.data)
+        if name in QUANTITIES:
+            return QUANTITIES[name].get(self.data)
+        return super().__getattr__(name)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *QUANTITIES]
@@ -81,11 +86,17 @@ def load(folder: str | Path) -> LoadedRun:
         UsageError: there is none, or none that can be read.
     """
     runs = runs_below([Path(folder)], "load")
-    known = [(entry.record, entry.folder) for entry in runs.entries if entry.record is not None]
-    if not known:
-        raise UsageError(f"load: {[*runs.problems, f'{folder} holds no run that has begun'][0]}")
-    record, where = max(reversed(known), key=lambda each: each[0].started)
-    return LoadedRun(record, end_tables(record, where), where)
+    latest: tuple[RunRecord, Path] | None = None
+    for entry in runs.entries:
+        if entry.record is None:
+            continue
+        if latest is None or entry.record.started >= latest[0].started:
+            latest = (entry.record, entry.folder)
+    if latest is None:
+        problems = [*runs.problems, f"{folder} holds no run that has begun"]
+        raise UsageError(f"load: {problems[0]}")
+    record, run_folder = latest
+    return LoadedRun(record, end_tables(record, run_folder), run_folder)
 
 
 def table(
@@ -102,24 +113,26 @@ def table(
     Raises:
         UsageError: there are no such runs, columns or layouts.
     """
-    entries = runs_below(list(map(Path, folders)), "table").entries
+    entries = runs_below([Path(folder) for folder in folders], "table").entries
     if where:
         entries = entries_where(entries, where)
     if layout is not None:
         expect_one_of(LAYOUTS, "layout", layout)
         if columns:
             raise UsageError("columns: expected one way to show the runs, given a layout too; leave one out")
-        shown = laid_out(entries, layout)
-    else:
-        shown = runs_table(repeats_together(entries), columns_named(columns, entries) if columns else None)
-    return Shown(shown, [shown])
+        data = laid_out(entries, layout)
+        return Shown(data, [data])
+    shown_columns = columns_named(columns, entries) if columns else None
+    data = runs_table(repeats_together(entries), shown_columns)
+    return Shown(data, [data])
 
 
 def compare(a: str | Path, b: str | Path) -> Shown:
     """Return the comparison of the runs at or below ``b`` with those of ``a``: several on a side are repeats."""
-    side_a, side_b = (runs_below([Path(side)], "compare").entries for side in (a, b))
-    compared = comparison.compare(side_a, side_b)
-    return Shown(compared, [comparison_table(compared)])
+    runs_a = runs_below([Path(a)], "compare").entries
+    runs_b = runs_below([Path(b)], "compare").entries
+    result = comparison.compare(runs_a, runs_b)
+    return Shown(result, [comparison_table(result)])
 
 
 def plan(*options: str, device: str | None = None, memory: str | None = None) -> Shown:
@@ -132,5 +145,7 @@ def plan(*options: str, device: str | None = None, memory: str | None = None) ->
     # torch and Lightning are imported only where a plan is made
     from lm_profiler.cli.verbs.plan import Options, planned
 
-    tables = list[Table]()
-    return Shown(planned(Options(device=device, memory=memory, options=options), tables.append), tables)
+    tables: list[Table] = []
+    plan_options = Options(device=device, memory=memory, options=options)
+    record = planned(plan_options, shown=tables.append)
+    return Shown(record, tables)

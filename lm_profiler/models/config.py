@@ -36,18 +36,25 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name in (*DIMENSIONS, "vocab_size", "rope_theta"):
-            expect(getattr(self, name) > 0, name, "a positive number", getattr(self, name))
+            value = getattr(self, name)
+            expect(value > 0, name, "a positive number", value)
+        heads_fit = self.d_model % (2 * self.num_heads) == 0
         divisor = f"a divisor of d_model / 2 ({self.d_model / 2:g}), since RoPE rotates pairs"
-        expect(self.d_model % (2 * self.num_heads) == 0, "num_heads", divisor, self.num_heads)
+        expect(heads_fit, "num_heads", divisor, self.num_heads)
         check_attention_name(self.attention)
-        every = self.checkpoint_every
+        decreasing = (self.num_layers + 1, *self.checkpoint_every, 0)
+        is_nested = all(outer > inner for outer, inner in pairwise(decreasing))
         expected = f"1 to num_layers ({self.num_layers}) blocks per checkpoint, each number below the one before"
-        nests = all(outer > inner for outer, inner in pairwise((self.num_layers + 1, *every, 0)))
-        expect(nests, "checkpoint_every", expected, list(every))
+        expect(is_nested, "checkpoint_every", expected, list(self.checkpoint_every))
 
     @property
-    def checkpoints(self) -> tuple[int, ...]:  # blocks per checkpoint, the outermost first
-        return self.checkpoint_every or (1,) * self.activation_checkpointing
+    def checkpoints(self) -> tuple[int, ...]:
+        """Blocks per checkpoint, the outermost first; empty without checkpoints."""
+        if self.checkpoint_every:
+            return self.checkpoint_every
+        if self.activation_checkpointing:
+            return (1,)
+        return ()
 
     @property
     def head_dim(self) -> int:
@@ -65,15 +72,22 @@ class TransformerConfig:
         Around the blocks stand the token embedding (V·D), the untied LM head (V·D) and the final norm (D).
         There are no biases.
         """
-        block = 4 * self.d_model**2 + 3 * self.d_model * self.d_ff + 2 * self.d_model
-        table = self.vocab_size * self.d_model
-        return self.num_layers * block + table * (2 if embedding else 1) + self.d_model
+        attention = 4 * self.d_model**2
+        feed_forward = 3 * self.d_model * self.d_ff
+        norm = self.d_model
+        block = attention + feed_forward + 2 * norm
+        vocabulary = self.vocab_size * self.d_model  # of the LM head, and of the embedding
+        total = self.num_layers * block + norm + vocabulary
+        if embedding:
+            total += vocabulary
+        return total
 
 
 def check_attention_name(name: str) -> None:
     """Raise UsageError unless ``name`` is one of ours or has the form ``package.module:function``."""
-    known = f"{', '.join(OUR_ATTENTION)} or package.module:function"
-    expect(name in OUR_ATTENTION or re.fullmatch(r"[\w.]+:[\w.]+", name) is not None, "attention", known, name)
+    is_path = re.fullmatch(r"[\w.]+:[\w.]+", name) is not None
+    expected = f"{', '.join(OUR_ATTENTION)} or package.module:function"
+    expect(name in OUR_ATTENTION or is_path, "attention", expected, name)
 
 
 _CS336_2025 = {
@@ -83,56 +97,75 @@ _CS336_2025 = {
     "xl": TransformerConfig(d_model=1600, d_ff=6400, num_layers=48, num_heads=25),
     "2.7B": TransformerConfig(d_model=2560, d_ff=10240, num_layers=32, num_heads=32),
 }
-_BY_SOURCE = {
-    "cs336-2025": _CS336_2025,
-    "cs336-2026": {  # handout 26.1.1 of its systems assignment
-        **{name: _CS336_2025[name] for name in ("small", "medium", "large")},
-        "xl": _CS336_2025["2.7B"],
-        "10B": TransformerConfig(d_model=4608, d_ff=12288, num_layers=50, num_heads=36),
-    },
-    # Touvron et al. 2023 (Llama 2). These two of its sizes have as many key heads as query heads, as our model has.
-    "llama-2": {
-        "7B": TransformerConfig(d_model=4096, d_ff=11008, num_layers=32, num_heads=32, vocab_size=32_000),
-        "13B": TransformerConfig(d_model=5120, d_ff=13824, num_layers=40, num_heads=40, vocab_size=32_000),
-    },
+_CS336_2026 = {  # handout 26.1.1 of its systems assignment
+    "small": _CS336_2025["small"],
+    "medium": _CS336_2025["medium"],
+    "large": _CS336_2025["large"],
+    "xl": _CS336_2025["2.7B"],
+    "10B": TransformerConfig(d_model=4608, d_ff=12288, num_layers=50, num_heads=36),
 }
+# Touvron et al. 2023 (Llama 2). These two of its sizes have as many key heads as query heads, as our model has.
+_LLAMA_2 = {
+    "7B": TransformerConfig(d_model=4096, d_ff=11008, num_layers=32, num_heads=32, vocab_size=32_000),
+    "13B": TransformerConfig(d_model=5120, d_ff=13824, num_layers=40, num_heads=40, vocab_size=32_000),
+}
+
+
+def _with_source(source: str, sizes: Mapping[str, TransformerConfig]) -> dict[str, TransformerConfig]:
+    return {f"{source}/{name}": size for name, size in sizes.items()}
+
+
 # all sizes by name: the plain names are those of 2025
-PRESETS = _CS336_2025 | {f"{source}/{name}": size for source, of in _BY_SOURCE.items() for name, size in of.items()}
+PRESETS = dict(_CS336_2025)
+PRESETS.update(_with_source("cs336-2025", _CS336_2025))
+PRESETS.update(_with_source("cs336-2026", _CS336_2026))
+PRESETS.update(_with_source("llama-2", _LLAMA_2))
+
+# what a plain name means in another year
+_OTHER_MEANINGS = {
+    "xl": f"in cs336-2026 xl is {PRESETS['cs336-2026/xl'].dimensions}: --model.size=cs336-2026/xl",
+    "2.7B": "in cs336-2026 it is called xl: --model.size=cs336-2026/xl",
+}
 
 
 def other_meanings(sizes: Iterable[str]) -> list[str]:
     """Return a line for each plain name among ``sizes`` that means another model, or none, in another year."""
-    told = {
-        "xl": f"in cs336-2026 xl is {PRESETS['cs336-2026/xl'].dimensions}: --model.size=cs336-2026/xl",
-        "2.7B": "in cs336-2026 it is called xl: --model.size=cs336-2026/xl",
-    }
-    return [
-        f"size {name}: cs336-2025's, {PRESETS[name].dimensions}; {told[name]}"
-        for name in dict.fromkeys(sizes)
-        if name in told
-    ]
+    lines = []
+    for name in dict.fromkeys(sizes):
+        if name in _OTHER_MEANINGS:
+            lines.append(f"size {name}: cs336-2025's, {PRESETS[name].dimensions}; {_OTHER_MEANINGS[name]}")
+    return lines
 
 
 def size_lines(options: Mapping[str, Any], named: bool) -> list[str]:
-    """Return other meanings of a size, or, if it was ``named`` but other options give dimensions, a line on these."""
-    size, own = options.get("size", ""), [f"{name} {options[name]}" for name in DIMENSIONS if options.get(name)]
-    told = f"size {size}: only its name; other options give {', '.join(own)}"
-    return [told] * (named and size in PRESETS) if own else other_meanings([size])
+    """Return lines on what the size in ``options`` means; ``named`` is whether the user gave it on the command line.
+
+    If other options give dimensions, the size is only a name, and a line says so if the user gave it.
+    """
+    size = options.get("size", "")
+    dimensions = [f"{name} {options[name]}" for name in DIMENSIONS if options.get(name)]
+    if not dimensions:
+        return other_meanings([size])
+    if named and size in PRESETS:
+        return [f"size {size}: only its name; other options give {', '.join(dimensions)}"]
+    return []
 
 
 def check_size_name(size: object) -> None:
     """Raise UsageError unless ``size`` is the name of a preset."""
     if isinstance(size, str) and size in PRESETS:
         return
-    plain = ", ".join(_CS336_2025)
-    with_source = [name for name in PRESETS if "/" in name]
-    expected = f"{plain}, or a size of another source such as {with_source[-1]}"
+    plain_names = ", ".join(_CS336_2025)
+    newest_name = list(PRESETS)[-1]
+    expected = f"{plain_names}, or a size of another source such as {newest_name}"
     remedy = did_you_mean(str(size), PRESETS, cutoff=0.6) or did_you_mean(str(size), _CS336_2025, cutoff=0.4)
-    own = f"for a size of your own give {', '.join(DIMENSIONS)}"
-    raise UsageError(f"size: expected {expected}, given {str(size)[:100]!r}{remedy or f'; {own}'}")
+    if not remedy:
+        remedy = f"; for a size of your own give {', '.join(DIMENSIONS)}"
+    raise UsageError(f"size: expected {expected}, given {str(size)[:100]!r}{remedy}")
 
 
 def preset(size: str, **overrides: Any) -> TransformerConfig:
     """Return the named size with the given fields changed; a field given as None keeps the preset's value."""
     check_size_name(size)
-    return replace(PRESETS[size], **{name: value for name, value in overrides.items() if value is not None})
+    changes = {name: value for name, value in overrides.items() if value is not None}
+    return replace(PRESETS[size], **changes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial, reduce
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -38,24 +38,25 @@ def math(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, is_causal: bool = True)
     softmax(Q Kᵀ / √E + causal mask) V, from Vaswani et al. 2017, equation 1.
     """
     context, width = q_BHTE.shape[-2:]
-    with _part("attention scores"):
+    with _nvtx_range("attention scores"):
         # Queries are scaled and not scores: T·E numbers instead of T·T.
         scores_BHTT = einsum(q_BHTE * width**-0.5, k_BHTE, "b h q e, b h k e -> b h q k")
         if is_causal:
             future_TT = torch.ones(context, context, dtype=torch.bool, device=q_BHTE.device).triu(1)
             scores_BHTT = scores_BHTT.masked_fill(future_TT, float("-inf"))
-    with _part("attention softmax"):
+    with _nvtx_range("attention softmax"):
         weights_BHTT = scores_BHTT.softmax(dim=-1)
-    with _part("attention values"):
+    with _nvtx_range("attention values"):
         # Where autocast computes the softmax in float32 it brings both factors to one dtype by itself.
-        out_BHTE: Tensor = einsum(weights_BHTT, v_BHTE, "b h q k, b h k e -> b h q e")
-    return out_BHTE
+        values_BHTE: Tensor = einsum(weights_BHTT, v_BHTE, "b h q k, b h k e -> b h q e")
+    return values_BHTE
 
 
-def _part(name: str) -> AbstractContextManager[Any]:
+def _nvtx_range(name: str) -> AbstractContextManager[Any]:
     # A compiler fuses the parts with each other, and would break its graph at a range.
-    marked = nvtx_parts and not torch.compiler.is_compiling()
-    return torch.cuda.nvtx.range(name) if marked else nullcontext()
+    if nvtx_parts and not torch.compiler.is_compiling():
+        return torch.cuda.nvtx.range(name)
+    return nullcontext()
 
 
 ATTENTION: dict[str, Callable[..., Tensor]] = {"sdpa": sdpa, "math": math}
@@ -65,27 +66,38 @@ def imported(subject: str, kind: str, name: str) -> Any:
     """Return what ``package.module:name`` names, or raise UsageError."""
     module, _, path = name.partition(":")
     try:
-        return reduce(getattr, path.split("."), import_module(module))
+        found = import_module(module)
+        for attribute in path.split("."):
+            found = getattr(found, attribute)
     except Exception as error:  # a user's module may raise anything
-        raise UsageError(f"{subject}: expected {kind} that can be imported, given {name} ({_told(error)})") from error
+        message = f"{subject}: expected {kind} that can be imported, given {name} ({_error_text(error)})"
+        raise UsageError(message) from error
+    return found
 
 
 def attention_function(name: str, is_causal: bool = True) -> AttentionFunction:
     """Return our own function called ``name``, or the one that ``package.module:function`` names."""
     if name in ATTENTION:
-        return ATTENTION[name] if is_causal else partial(ATTENTION[name], is_causal=False)
+        function = ATTENTION[name]
+        return function if is_causal else partial(function, is_causal=False)
     function = imported("attention", "a function", name)
     expect(callable(function), "attention", "a function", name)
-    try:
-        by_name = "is_causal" in signature(function).parameters
-    except (TypeError, ValueError):  # a function written in C
-        by_name = False
+    if _takes_is_causal(function):
+        return partial(function, is_causal=is_causal)
     # An autograd.Function's `apply` takes any arguments, but none by name.
-    return partial(function, is_causal=is_causal) if by_name else lambda q, k, v: function(q, k, v, is_causal)
+    return lambda q, k, v: function(q, k, v, is_causal)
+
+
+def _takes_is_causal(function: Callable[..., Any]) -> bool:
+    """Return whether ``function`` takes an argument with that name."""
+    try:
+        return "is_causal" in signature(function).parameters
+    except (TypeError, ValueError):  # a function written in C
+        return False
 
 
 # sequences, heads and tokens of the check: all different, so that a mix-up shows; tokens as kernels tile
-_CHECKED = (2, 3, 256)
+_CHECKED_SIZES = (2, 3, 256)
 
 # the largest error of the check, as a share of the largest number: the dtype's rounding, many times over
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -104,58 +116,76 @@ def check_attention(
     """
     if name in ATTENTION:
         return
-    draw = torch.Generator().manual_seed(0)
-    shape = (*_CHECKED, width)
-    *qkv, upstream = (torch.randn(shape, generator=draw).to(dtype) for _ in range(4))
-    exact = [x.double() for x in qkv]
-    truth = _values(attention_function("math", is_causal), exact, upstream.double(), backward)
-    attend = attention_function(name, is_causal)
+    generator = torch.Generator().manual_seed(0)
+    shape = (*_CHECKED_SIZES, width)
+    *qkv, upstream = [torch.randn(shape, generator=generator).to(dtype) for _ in range(4)]
+    qkv_float64 = [tensor.double() for tensor in qkv]
+    truths = _results(attention_function("math", is_causal), qkv_float64, upstream.double(), backward)
+    function = attention_function(name, is_causal)
     try:
-        results = _values(attend, [x.to(device, copy=True) for x in qkv], upstream.to(device), backward)
+        results = _results(function, [tensor.to(device, copy=True) for tensor in qkv], upstream.to(device), backward)
     except UsageError:
         raise
     except Exception as error:
-        given = f"q, k, v of shape {list(shape)} [B, H, T, d] (flatten(0, 1) makes them [B·H, T, d]), and is_causal"
-        raise UsageError(f"attention: expected {name} to take {given}, given {_told(error)}") from error
-    within = _TF32_TOLERANCE if dtype == torch.float32 and device.type != "cpu" else _TOLERANCE[dtype]
-    if _differ(results["values"], sdpa(exact[0], exact[1], exact[2], not is_causal), within) is None:
-        kind, sees = ("causal attention", "sees later ones") if is_causal else ("attention to all", "sees no later one")
-        raise UsageError(f"attention: expected {kind}, given {name}, in which a token {sees}")
-    for what, numbers in results.items():
-        if (said := _differ(numbers, truth[what], within)) is not None:
-            subject = f"{what} of {name} in {str(dtype).removeprefix('torch.')}"
-            raise UsageError(f"attention: expected {subject} within {within:g} of the largest number, given\n{said}")
+        expected = f"q, k, v of shape {list(shape)} [B, H, T, d] (flatten(0, 1) makes them [B·H, T, d]), and is_causal"
+        raise UsageError(f"attention: expected {name} to take {expected}, given {_error_text(error)}") from error
+
+    tolerance = _TOLERANCE[dtype]
+    if dtype == torch.float32 and device.type != "cpu":
+        tolerance = _TF32_TOLERANCE
+    opposite_mask = sdpa(qkv_float64[0], qkv_float64[1], qkv_float64[2], not is_causal)
+    if _difference(results["values"], opposite_mask, tolerance) is None:
+        if is_causal:
+            raise UsageError(f"attention: expected causal attention, given {name}, in which a token sees later ones")
+        raise UsageError(f"attention: expected attention to all, given {name}, in which a token sees no later one")
+    for subject, numbers in results.items():
+        difference = _difference(numbers, truths[subject], tolerance)
+        if difference is not None:
+            dtype_name = str(dtype).removeprefix("torch.")
+            expected = f"{subject} of {name} in {dtype_name} within {tolerance:g} of the largest number"
+            raise UsageError(f"attention: expected {expected}, given\n{difference}")
 
 
-def _values(attend: AttentionFunction, qkv: list[Tensor], upstream: Tensor, backward: bool) -> dict[str, Tensor]:
+def _results(function: AttentionFunction, qkv: list[Tensor], upstream: Tensor, backward: bool) -> dict[str, Tensor]:
     """Return the attended values and, with ``backward``, the gradients of q, k and v for ``upstream``."""
     with torch.set_grad_enabled(backward):
-        given = [x.detach().requires_grad_(backward) for x in qkv]
-        out: Any = attend(*given)
-        is_alike = isinstance(out, Tensor) and (out.shape, out.dtype) == (qkv[0].shape, qkv[0].dtype)
-        shown = f"{list(out.shape)} in {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
-        expect(is_alike, "attention", f"values of shape {list(qkv[0].shape)} [B, H, T, d] in {qkv[0].dtype}", shown)
+        inputs = [tensor.detach().requires_grad_(backward) for tensor in qkv]
+        values = function(*inputs)
+        _check_form(values, like=qkv[0])
         if not backward:
-            return {"values": out}
-        expect(out.requires_grad, "attention", "values with a gradient; `validate` times forward alone", "none")
-        gradients: Sequence[Tensor | None] = torch.autograd.grad(out, given, upstream, allow_unused=True)
-    named = zip(("gradient of q", "gradient of k", "gradient of v"), gradients, given, strict=True)
-    return {"values": out.detach(), **{name: torch.zeros_like(x) if of is None else of for name, of, x in named}}
+            return {"values": values}
+        expect(values.requires_grad, "attention", "values with a gradient; `validate` times forward alone", "none")
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(values, inputs, upstream, allow_unused=True)
+    results = {"values": values.detach()}
+    for letter, gradient, tensor in zip("qkv", gradients, inputs, strict=True):
+        results[f"gradient of {letter}"] = torch.zeros_like(tensor) if gradient is None else gradient
+    return results
 
 
-def _differ(given: Tensor, truth: Tensor, within: float) -> str | None:
-    """Return where numbers are off by more than ``within`` as a share of the largest true one; None if none is."""
+def _check_form(values: Any, like: Tensor) -> None:
+    """Raise UsageError unless ``values`` is a tensor with the shape and the dtype of ``like``."""
+    expected = f"values of shape {list(like.shape)} [B, H, T, d] in {like.dtype}"
+    if not isinstance(values, Tensor):
+        raise UsageError(f"attention: expected {expected}, given {type(values).__name__}")
+    is_alike = values.shape == like.shape and values.dtype == like.dtype
+    expect(is_alike, "attention", expected, f"{list(values.shape)} in {values.dtype}")
+
+
+def _difference(numbers: Tensor, truth: Tensor, tolerance: float) -> str | None:
+    """Return where ``numbers`` are off by more than ``tolerance``, a share of the largest true one; None if none is."""
+    largest = float(truth.abs().max())
     try:
-        torch.testing.assert_close(
-            given.detach().cpu().double(), truth, rtol=0.0, atol=within * float(truth.abs().max())
-        )
+        torch.testing.assert_close(numbers.detach().cpu().double(), truth, rtol=0.0, atol=tolerance * largest)
     except AssertionError as error:
-        return "; ".join(line for line in str(error).splitlines()[2:4])
+        lines = str(error).splitlines()
+        return "; ".join(lines[2:4])
     return None
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+def _error_text(error: Exception) -> str:
+    """Return the type of ``error`` and the first line of its message."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
@@ -195,9 +225,13 @@ def rope_tables(context: int, width: int, theta: float, like: Tensor) -> tuple[T
 def rotate(x_BHTE: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     """Turn each pair (i, i + E/2) of every head by its position's angle; the pairing is that of GPT-NeoX."""
     # In the dtype of x: float32 tables would make half-precision heads float32.
-    cos, sin = (table.to(x_BHTE.dtype) for table in rope)
-    first, second = x_BHTE.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    cosines, sines = rope
+    cosines = cosines.to(x_BHTE.dtype)
+    sines = sines.to(x_BHTE.dtype)
+    x, y = x_BHTE.chunk(2, dim=-1)
+    rotated_x = x * cosines - y * sines
+    rotated_y = y * cosines + x * sines
+    return torch.cat((rotated_x, rotated_y), dim=-1)
 
 
 class SelfAttention(nn.Module):
@@ -216,8 +250,10 @@ class SelfAttention(nn.Module):
         q_BHTE = rotate(self._split(self.query(x_BTD)), rope)
         k_BHTE = rotate(self._split(self.key(x_BTD)), rope)
         v_BHTE = self._split(self.value(x_BTD))
-        out: Tensor = self.output(rearrange(self.attend(q_BHTE, k_BHTE, v_BHTE), "b h t e -> b t (h e)"))
-        return out
+        # No name for the values before they are rearranged: it would keep their memory until the end.
+        attended_BTD = rearrange(self.attend(q_BHTE, k_BHTE, v_BHTE), "b h t e -> b t (h e)")
+        output_BTD: Tensor = self.output(attended_BTD)
+        return output_BTD
 
     def _split(self, x_BTD: Tensor) -> Tensor:
         return rearrange(x_BTD, "b t (h e) -> b h t e", h=self.num_heads)
@@ -233,8 +269,9 @@ class SwiGLU(nn.Module):
         self.down = Linear(config.d_ff, config.d_model)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        out: Tensor = self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
-        return out
+        gated_BTF = F.silu(self.gate(x_BTD)) * self.up(x_BTD)
+        output_BTD: Tensor = self.down(gated_BTF)
+        return output_BTD
 
 
 class Block(nn.Module):
@@ -249,8 +286,8 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rope)
-        out: Tensor = x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD))
-        return out
+        output_BTD: Tensor = x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD))
+        return output_BTD
 
 
 class Transformer(nn.Module):
@@ -270,24 +307,25 @@ class Transformer(nn.Module):
         rope = rope_tables(tokens_BT.shape[1], config.head_dim, config.rope_theta, like=x_BTD)
         # Without gradients nothing is kept for a backward pass, so there is nothing to save.
         checkpoints = config.checkpoints if torch.is_grad_enabled() else ()
-        x_BTD = through([*self.blocks], x_BTD, rope, checkpoints)
+        x_BTD = apply_blocks([*self.blocks], x_BTD, rope, checkpoints)
         logits_BTV: Tensor = self.head(self.norm(x_BTD))
         return logits_BTV
 
 
-def through(blocks: Sequence[nn.Module], x_BTD: Tensor, rope: tuple[Tensor, Tensor], every: Sequence[int]) -> Tensor:
-    """Return [B, T, D] after ``blocks``; each ``every[0]`` of them are a checkpoint, ``every[1:]`` nest in it.
+def apply_blocks(
+    blocks: Sequence[nn.Module], x_BTD: Tensor, rope: tuple[Tensor, Tensor], checkpoints: Sequence[int]
+) -> Tensor:
+    """Return [B, T, D] after ``blocks``; ``checkpoints[0]`` of them are a checkpoint, the further numbers nest in it.
 
     With checkpoints of k of n blocks, n/k inputs and what k blocks save are held at once (Chen et al. 2016).
     """
-    if not every:
+    if not checkpoints:
         for block in blocks:
             x_BTD = block(x_BTD, rope)
         return x_BTD
-    for first in range(0, len(blocks), every[0]):
-        some = blocks[first : first + every[0]]
+    block_count, *nested = checkpoints
+    for index in range(0, len(blocks), block_count):
+        section = partial(apply_blocks, blocks[index : index + block_count], checkpoints=nested)
         # There is no dropout, so the RNG's state, which would be read in every block, need not be restored.
-        x_BTD = checkpoint(
-            partial(through, some, every=every[1:]), x_BTD, rope, use_reentrant=False, preserve_rng_state=False
-        )
+        x_BTD = checkpoint(section, x_BTD, rope, use_reentrant=False, preserve_rng_state=False)
     return x_BTD
