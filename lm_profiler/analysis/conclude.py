@@ -64,7 +64,7 @@ from lm_profiler.record.run_record import (
     RunRecord,
     Steadiness,
     Waterfall,
-    if_readable,
+    none_if_unreadable,
 )
 from lm_profiler.record.steps import Peaks, StepRow, StepTable
 from lm_profiler.record.text import ranks_text
@@ -620,7 +620,7 @@ def _changes(before: Any, now: Any, path: str = "") -> Iterator[Change]:
 def with_unfinished(runs: Collection) -> Collection:
     """Return ``runs``; an unfinished run gets the figures of the steps that it finished."""
     problems = list(runs.problems)
-    entries = [if_readable(_with_finished_steps, entry, problems=problems) or entry for entry in runs.entries]
+    entries = [none_if_unreadable(_with_finished_steps, entry, problems=problems) or entry for entry in runs.entries]
     return replace(runs, entries=entries, problems=problems)
 
 

@@ -34,7 +34,7 @@ from lm_profiler.measure.counts.step_reader import GarbageCollection, Raw, ReadG
 from lm_profiler.measure.device.ceilings import usable_bytes
 from lm_profiler.measure.user_code import package_of
 from lm_profiler.record import watch_files as files
-from lm_profiler.record.files import Part, read_as
+from lm_profiler.record.files import Part, read_part
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import RecordError, StepCounters
 from lm_profiler.record.watch_files import EVENTS, STEPS, WAITED_IN, WINDOWS, WatchEvent, WatchWindow, process_name
@@ -350,7 +350,7 @@ class WatchWriter:
         with suppress(OSError):
             request = None
             try:
-                request = read_as(path, files.TraceRequest, "a request for a trace")
+                request = read_part(path, files.TraceRequest, "a request for a trace")
             except RecordError as error:
                 self.report(str(error))  # `trace` replaces the file as a whole, so this is not a half-written one
             path.unlink(missing_ok=True)

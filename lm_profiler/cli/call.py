@@ -17,7 +17,7 @@ import yaml
 from lm_profiler.cli.call_checks import check_config, check_option
 from lm_profiler.cli.option_errors import check_dashes
 from lm_profiler.cli.options import Option, is_text, options_in, read_config
-from lm_profiler.record.calls import by_name, config_file
+from lm_profiler.record.calls import config_file, shipped_configs
 from lm_profiler.record.text import without
 from lm_profiler.usage_error import UsageError
 
@@ -229,7 +229,7 @@ def _read(name: str) -> _Config:
         UsageError: there is none, it cannot be read, or it is the file of a sweep.
     """
     path = config_file(name)
-    is_sweep_name = path == name and name in by_name("sweeps") and not Path(name).exists()
+    is_sweep_name = path == name and name in shipped_configs("sweeps") and not Path(name).exists()
     if is_sweep_name:
         raise UsageError(f"config: {name} is a sweep; run `lm_profiler sweep {name}`")
     node, text = read_config(path)

@@ -23,8 +23,8 @@ import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_loader
 
 from lm_profiler.cli.option_errors import check_dashes, explain, nearest, unknown_option
-from lm_profiler.record.calls import by_name, command_line, config_file
-from lm_profiler.record.secrets import masked_line
+from lm_profiler.record.calls import command_line, config_file, shipped_configs
+from lm_profiler.record.secrets import mask_line
 from lm_profiler.record.text import YamlTextError, compose, read_text, text_of, without
 from lm_profiler.usage_error import UsageError, expect
 
@@ -110,7 +110,7 @@ def _similar_config(path: str, shipped: str) -> str:
     """Return a remedy for a config that is not there: the names of shipped ones, unless it is clearly a file."""
     if "/" in path or path.endswith(_CONFIG_SUFFIXES):
         return ""
-    names = by_name(shipped)
+    names = shipped_configs(shipped)
     proposal = nearest(path, names) or f"one of {', '.join(names)}"
     return f"; did you mean {proposal}?"
 
@@ -171,7 +171,7 @@ class OptionsReader(Generic[T]):
         special_values = {
             _FIT_OPTIONS: line.fit_options,
             _PROGRAM: program,
-            _COMMAND: command_line(masked_line((self._verb, *arguments))),
+            _COMMAND: command_line(mask_line((self._verb, *arguments))),
         }
         for field_name in self._special_fields:
             values[field_name] = special_values[field_name]

@@ -32,7 +32,7 @@ from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_
 from lm_profiler.measure.boundary import first_line, said, say, try_or_note
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.files import claim_run_dir, from_here, if_readable, write_whole
+from lm_profiler.record.files import claim_run_dir, none_if_unreadable, relative_to_cwd, write_whole
 from lm_profiler.record.rank_ends import RankEnd, first_end, read_ends
 from lm_profiler.record.run_record import (
     Environment,
@@ -43,7 +43,7 @@ from lm_profiler.record.run_record import (
     Verb,
     read_run,
 )
-from lm_profiler.record.secrets import masked_text
+from lm_profiler.record.secrets import mask_text
 from lm_profiler.record.steps import read_rows
 from lm_profiler.record.text import well_formed
 from lm_profiler.report.run.run_page import failure_lines
@@ -122,7 +122,7 @@ class RunContext:
             return self.profiler.record
         if self.folder is None or not _has_final_record(self.folder):
             return None
-        return if_readable(read_run, self.folder)
+        return none_if_unreadable(read_run, self.folder)
 
     def add_launch_facts(self, **facts: Any) -> None:
         """Add newly known facts about the start of the run: fields of its ``Launch``."""
@@ -160,7 +160,7 @@ class RunContext:
         self._record("interrupted", _failure(interrupt))
         message = "interrupted before the first step"
         if self.folder is not None:
-            message += f"; written to {from_here(self.folder)}"
+            message += f"; written to {relative_to_cwd(self.folder)}"
         say(message)
 
     def on_failure(self, error: Exception) -> int:
@@ -191,10 +191,10 @@ class RunContext:
         if folder is None or not folder.is_dir():  # a node without a shared disk may have none
             return
         file_name = f"traceback.rank{rank}.txt" if rank else "traceback.txt"
-        text = masked_text("".join(traceback.format_exception(error)))
+        text = mask_text("".join(traceback.format_exception(error)))
         path = folder / file_name
         path.write_text(well_formed(text), encoding="utf-8")
-        say(f"traceback in {from_here(path)}")
+        say(f"traceback in {relative_to_cwd(path)}")
 
     def _record_rank_failure(self, rank: int, error: ProcessException) -> None:
         """Record that ``rank``, which this process has started, has ended badly.
@@ -221,7 +221,7 @@ class RunContext:
             record.write(folder / "run.json")
         record = self.record
         if record is not None:
-            say(f"{failure_lines(record)[0]}; written to {from_here(folder)}")
+            say(f"{failure_lines(record)[0]}; written to {relative_to_cwd(folder)}")
 
     def _record(self, status: Status, failure: Failure, **facts: Any) -> None:
         """Write the record of the run, with further ``facts``, unless there is one of how it ended."""
@@ -242,7 +242,7 @@ class RunContext:
 
 def _has_final_record(folder: Path) -> bool:
     """Whether the folder holds a record of how the run ended; an ``unfinished`` one is not."""
-    record = if_readable(read_run, folder)
+    record = none_if_unreadable(read_run, folder)
     if record is None:
         return (folder / "run.json").exists()
     return record.status != "unfinished"
@@ -257,7 +257,7 @@ def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
 def _failure(error: BaseException) -> Failure:
     type_name, message = type(error).__name__, first_line(error)
     if isinstance(error, ProcessRaisedException):  # its text is the rank's traceback
-        last_line = masked_text(str(error)).rstrip().splitlines()[-1]
+        last_line = mask_text(str(error)).rstrip().splitlines()[-1]
         type_name, _, message = last_line.partition(": ")
     return Failure(phase="setup", step=None, type=type_name.rpartition(".")[2], message=message)
 

@@ -38,7 +38,7 @@ from lm_profiler.models.config import size_lines
 from lm_profiler.models.transformer import check_attention
 from lm_profiler.record.calls import check_folder_name, command_line
 from lm_profiler.record.run_record import Verb
-from lm_profiler.record.secrets import masked, masked_line, masked_option
+from lm_profiler.record.secrets import mask, mask_line, mask_option
 from lm_profiler.training import AttentionAlone, LanguageModel, WrappedDDP
 from lm_profiler.usage_error import UsageError, expect
 
@@ -89,11 +89,11 @@ class ProfilerCLI(OptionsCLI):
         if not name:
             name = Path(self.call.file).stem if self.call.file else "lm_profiler"
         check_folder_name(name, config["log_dir"])
-        config = masked(config)
+        config = mask(config)
         return Launch(
             name=name,
-            command=command_line(masked_line(self.call.arguments)),
-            overrides={option: masked_option(option, value) for option, value in self.call.overrides.items()},
+            command=command_line(mask_line(self.call.arguments)),
+            overrides={option: mask_option(option, value) for option, value in self.call.overrides.items()},
             config=config,
             config_yaml=yaml.safe_dump(config, sort_keys=False),
             kept=True,

@@ -32,7 +32,7 @@ from lm_profiler.cli.run_context import local_rank
 from lm_profiler.cli.trainer_help import FIRST_OPTIONS
 from lm_profiler.lightning_names import LIGHTNINGS, RUN_VERB
 from lm_profiler.measure.boundary import said, say
-from lm_profiler.record.calls import by_name
+from lm_profiler.record.calls import shipped_configs
 from lm_profiler.record.run_record import Verb
 from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.training.offered import LoaderOptions, TorchOptions
@@ -160,7 +160,9 @@ class OptionsCLI(LightningCLI):
         """Add our options before the Trainer's many, so that the help shows them first."""
         for action in parser._actions:
             if action.dest == "config":
-                action.help = f"A YAML file of options, or one that comes with the package: {', '.join(by_name())}."
+                action.help = (
+                    f"A YAML file of options, or one that comes with the package: {', '.join(shipped_configs())}."
+                )
         parser.add_class_arguments(_RunOptions, as_group=False)
         text = "Print all that is known at the end, as lm_profiler report of the run does."
         parser.add_argument("--verbose", action=ActionYesNo, nargs="?", help=text)

@@ -17,7 +17,7 @@ from lm_profiler.analysis.compare.sides import comparable_step_s
 from lm_profiler.improve.decision import TimedRun
 from lm_profiler.improve.tolerance import size_difference
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.files import if_readable
+from lm_profiler.record.files import none_if_unreadable
 from lm_profiler.record.run_record import RunRecord, read_run
 from lm_profiler.record.sweep_files import Cell, CellOutcome, read_outcome
 from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
@@ -237,7 +237,7 @@ class Cells:
         if outcome.status == "interrupted" and not was_killed:
             return None
         run_folder = folder / (outcome.run or cell.id)
-        record = if_readable(read_run, run_folder)
+        record = none_if_unreadable(read_run, run_folder)
         if record is not None and "shared" in record.words:
             self.shared.add(cell.id)
         was_cut = outcome.status == "timeout" and self.left_s <= self.limit_s

@@ -153,7 +153,7 @@ def pooled_spread(settings: Sequence[Sequence[float]], machine_spread: ProcessSp
     freedom = sum(logs.size - 1 for logs in log_times)
     squares = sum(_squares(logs) for logs in log_times)
     machine_freedom = 1.0
-    if machine_spread.learned:
+    if machine_spread.is_learned:
         machine_freedom = min(machine_spread.freedom, float(_PRIOR_PAIRS))
     machine_squares = machine_freedom * machine_spread.std**2
     variance = (machine_squares + squares) / (machine_freedom + freedom)

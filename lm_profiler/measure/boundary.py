@@ -18,7 +18,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any, TextIO, TypeVar, overload
 
-from lm_profiler.record.secrets import masked_text
+from lm_profiler.record.secrets import mask_text
 from lm_profiler.record.text import printable, well_formed
 from lm_profiler.torch_names import NameMissing
 
@@ -159,7 +159,7 @@ def message_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    line = next(iter(masked_text(message_of(error)).strip().splitlines()), "")
+    line = next(iter(mask_text(message_of(error)).strip().splitlines()), "")
     return line if len(line) <= _LINE else f"{line[:_LINE].rpartition(' ')[0] or line[: _LINE - 1]}…"
 
 

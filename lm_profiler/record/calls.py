@@ -14,12 +14,13 @@ OK, FAILED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
 
 def check_folder_name(name: object, log_dir: object) -> None:
     """Raise UsageError for a ``name`` whose folder would not lie below ``log_dir``, and for one that is not text."""
-    for option, given in (("name", name), ("log_dir", log_dir)):
-        if not isinstance(given, (str, Path)) or not str(given).isprintable():
-            raise UsageError(f"{option}: expected text that can be printed, given {str(given)[:100]!r}")
+    for option, value in (("name", name), ("log_dir", log_dir)):
+        is_printable = isinstance(value, (str, Path)) and str(value).isprintable()
+        if not is_printable:
+            raise UsageError(f"{option}: expected text that can be printed, given {str(value)[:100]!r}")
     path = Path(str(name))
-    below = not path.is_absolute() and ".." not in path.parts and bool(path.parts)
-    expect(below, "name", f"the name of a folder below {log_dir}", name)
+    is_subfolder = not path.is_absolute() and ".." not in path.parts and bool(path.parts)
+    expect(is_subfolder, "name", f"the name of a folder below {log_dir}", name)
 
 
 def command_line(arguments: Iterable[str]) -> str:
@@ -52,16 +53,17 @@ def require(module: str, subject: str) -> None:
         ) from None
 
 
-def by_name(below: str = "") -> dict[str, str]:
-    """Return the paths of the shipped configs by name, or of the shipped sweeps (``below`` is ``sweeps``)."""
-    folder = Path(__file__).parent.parent / "configs" / below
+def shipped_configs(subfolder: str = "") -> dict[str, str]:
+    """Return the paths of the shipped configs by name, or of the shipped sweeps (``subfolder`` is ``sweeps``)."""
+    folder = Path(__file__).parent.parent / "configs" / subfolder
     return {file.stem: str(file) for file in sorted(folder.glob("*.yaml"))}
 
 
-def config_file(given: str, below: str = "") -> str:
-    """Return the path of the config ``given``: a file's own path, or the name of a shipped config.
+def config_file(config: str, subfolder: str = "") -> str:
+    """Return the path of ``config``: a file's own path, or the name of a shipped config.
 
     A file of that name in the current folder goes before a shipped one.
     """
-    shipped = by_name(below)
-    return given if given not in shipped or Path(given).is_file() else shipped[given]
+    if Path(config).is_file():
+        return config
+    return shipped_configs(subfolder).get(config, config)

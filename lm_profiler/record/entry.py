@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lm_profiler.record.improve_record import IMPROVE_FILE, ImproveRecord, read_improve
-from lm_profiler.record.run_record import Environment, RunRecord, if_readable, read_run
-from lm_profiler.record.secrets import masked_option
+from lm_profiler.record.run_record import Environment, RunRecord, none_if_unreadable, read_run
+from lm_profiler.record.secrets import mask_option
 from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE, StepTable, read_rows
 from lm_profiler.record.sweep_files import (
     OUTCOME_FILE,
@@ -78,7 +78,7 @@ class Entry:
     def overrides(self) -> Mapping[str, str]:
         """The swept options of a cell; for a run without a sweep, the options of its command line."""
         if self.cell is not None:
-            return {name: masked_option(name, value) for name, value in self.cell.overrides.items()}
+            return {name: mask_option(name, value) for name, value in self.cell.overrides.items()}
         return self.record.overrides if self.record is not None else {}
 
     def option(self, path: str) -> Any:
@@ -160,7 +160,7 @@ def unreadable(entries: Iterable[Entry]) -> list[str]:
     problems = list[str]()
     for entry in entries:
         if entry.record is not None and any(entry.record.steps.values()):
-            if_readable(getattr, entry, "rows", problems=problems)
+            none_if_unreadable(getattr, entry, "rows", problems=problems)
     return problems
 
 
@@ -185,7 +185,7 @@ class _Search:
     def __init__(self) -> None:
         self.collection = Collection()
         self._problems = self.collection.problems
-        self._read = partial(if_readable, problems=self._problems)
+        self._read = partial(none_if_unreadable, problems=self._problems)
         self.links: list[Path] = []
         self._seen: set[str] = set()
         self._plans: dict[Path, SweepPlan | None] = {}  # of sweeps whose cells are given one by one
@@ -203,7 +203,7 @@ class _Search:
 
     def _add_cell_of(self, sweep: Path, cell_id: str, path: Path) -> bool:
         if sweep not in self._plans:
-            self._plans[sweep] = if_readable(read_plan, sweep)
+            self._plans[sweep] = none_if_unreadable(read_plan, sweep)
         plan = self._plans[sweep]
         cells = [] if plan is None else [cell for cell in plan.cells if cell.id == cell_id]
         if not cells:

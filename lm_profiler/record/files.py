@@ -26,35 +26,40 @@ SCHEMA_VERSION = 1
 
 
 def write_whole(path: Path, content: str | bytes, private: bool = False) -> None:
-    """Write ``content`` (text as UTF-8) aside and rename it to ``path``, so that no reader ever sees half a file."""
+    """Write ``content`` (text as UTF-8) beside ``path`` and rename it, so that no reader ever sees half a file."""
     data = content.encode() if isinstance(content, str) else content
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         target.write_bytes(data)
         return
-    aside = target.with_name(f".{target.name}.{token_hex(4)}")
+    temporary = target.with_name(f".{target.name}.{token_hex(4)}")
+    permissions = 0o600 if private else 0o666
     try:
-        aside.touch(0o600 if private else 0o666, exist_ok=False)
-        aside.write_bytes(data)
-        aside.replace(target)
+        temporary.touch(permissions, exist_ok=False)
+        temporary.write_bytes(data)
+        temporary.replace(target)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def claim_run_dir(parent: Path) -> Path:
     """Make the first free folder ``version_<n>`` below ``parent``, and return it."""
     parent.mkdir(parents=True, exist_ok=True)
-    taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdecimal()]
-    number = max(taken, default=-1) + 1
+    number = 0
+    for folder in parent.glob("version_*"):
+        number_text = folder.name.removeprefix("version_")
+        if number_text.isdecimal():
+            number = max(number, int(number_text) + 1)
     while True:
+        folder = parent / f"version_{number}"
         with suppress(FileExistsError):  # of two runs that start at once, mkdir lets one have the number
-            (folder := parent / f"version_{number}").mkdir()
+            folder.mkdir()
             return folder
         number += 1
 
 
-def from_here(path: Path) -> Path:
+def relative_to_cwd(path: Path) -> Path:
     """Return ``path`` relative to the current folder where it lies below it."""
     try:
         return path.relative_to(Path.cwd())
@@ -67,10 +72,10 @@ def from_here(path: Path) -> Path:
 NUMBER_LIMIT = 1e30
 
 _ANY_DIGIT = bytes.maketrans(b"123456789E", b"000000000e")
-# How a number beyond it may be written, with every digit as 0. Only files that have one are checked value by value.
-_PERHAPS_BEYOND = (b"0" * 30, b"0e00", b"0e+00")
+# How such a number may be written, with every digit as 0. Only files that have one are checked value by value.
+_LARGE_NUMBERS = (b"0" * 30, b"0e00", b"0e+00")
 
-_OPTIONS = ("config", "overrides")  # parts of a record that hold a user's own numbers, of any size
+_USER_OPTIONS = ("config", "overrides")  # parts of a record that hold a user's own numbers, of any size
 
 _ROOTS: ContextVar[list[Path] | None] = ContextVar("roots", default=None)
 
@@ -80,7 +85,7 @@ class RecordError(ValueError):
 
 
 @contextmanager
-def only_below(*roots: Path) -> Iterator[None]:
+def restrict_reading(*roots: Path) -> Iterator[None]:
     """While this is open, let this thread read nothing outside ``roots``, whatever link or name leads there."""
     token = _ROOTS.set([Path(os.path.realpath(root)) for root in roots])
     try:
@@ -90,10 +95,13 @@ def only_below(*roots: Path) -> Iterator[None]:
 
 
 def read_plain(path: Path) -> bytes:
-    roots = _ROOTS.get()
+    """Return the content of a plain file; RecordError if it cannot be read, or may not be in this thread."""
     real = Path(os.path.realpath(path))
-    if roots is not None and not any(real.is_relative_to(root) for root in roots):
-        raise RecordError(f"{path}: cannot be read: it lies outside the folder")
+    roots = _ROOTS.get()
+    if roots is not None:
+        is_allowed = any(real.is_relative_to(root) for root in roots)
+        if not is_allowed:
+            raise RecordError(f"{path}: cannot be read: it lies outside the folder")
     try:
         # Without O_NONBLOCK a pipe in place of the file would block here, perhaps for ever.
         handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK)
@@ -108,27 +116,35 @@ def read_plain(path: Path) -> bytes:
 def read_json(path: Path) -> Any:
     """Return the JSON in ``path``; numbers beyond ``NUMBER_LIMIT`` among a user's options become text."""
     content = read_plain(path)
-    read = from_json(content.decode("utf-8"), allow_inf_nan=False)
+    record = from_json(content.decode("utf-8"), allow_inf_nan=False)
     # Searching the translated bytes takes a small part of the parsing time; a regular expression takes longer.
     digits = content.translate(_ANY_DIGIT)
-    return _checked(read, "") if any(number in digits for number in _PERHAPS_BEYOND) else read
+    may_have_large_number = any(number in digits for number in _LARGE_NUMBERS)
+    if may_have_large_number:
+        return _without_large_numbers(record, "")
+    return record
 
 
-def _checked(value: Any, at: str) -> Any:
+def _without_large_numbers(value: Any, name: str) -> Any:
+    """Return ``value``, in which a user's large numbers become text; ValueError if others are large.
+
+    ``name`` is its path within the record, with dots.
+    """
     if isinstance(value, dict):
-        return {key: _checked(below, f"{at}.{key}".lstrip(".")) for key, below in value.items()}
+        return {key: _without_large_numbers(item, f"{name}.{key}".lstrip(".")) for key, item in value.items()}
     if isinstance(value, list):
-        return [_checked(below, at) for below in value]
+        return [_without_large_numbers(item, name) for item in value]
     if not isinstance(value, (int, float)) or abs(value) < NUMBER_LIMIT:
         return value
-    if at.partition(".")[0] in _OPTIONS:
+    section = name.partition(".")[0]
+    if section in _USER_OPTIONS:
         return str(value)
-    raise ValueError(f"{at}: expected a number below {NUMBER_LIMIT:g}")
+    raise ValueError(f"{name}: expected a number below {NUMBER_LIMIT:g}")
 
 
-def _known_or_newer(word: Any, known: Callable[[Any], Any]) -> Any:
+def _accept_newer_word(word: Any, validate: Callable[[Any], Any]) -> Any:
     try:
-        return known(word)
+        return validate(word)
     except ValidationError:
         if isinstance(word, str):
             return word
@@ -136,7 +152,7 @@ def _known_or_newer(word: Any, known: Callable[[Any], Any]) -> Any:
 
 
 # marks a field with fixed words: a word that a later version may have added is kept unchanged
-Newer = WrapValidator(_known_or_newer)
+Newer = WrapValidator(_accept_newer_word)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(Field, figure))
@@ -166,14 +182,14 @@ P = TypeVar("P", bound=Part)
 T = TypeVar("T")
 
 
-def read_as(path: Path, form: type[P], what: str) -> P:
-    """Read a ``form`` from the JSON in ``path``; messages call it ``what``."""
+def read_part(path: Path, form: type[P], description: str) -> P:
+    """Read a ``form`` from the JSON in ``path``; ``description`` is its name in messages."""
     try:
         content = read_json(path)
         version = content.get("schema_version") if isinstance(content, dict) else None
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise RecordError(
-                f"{path}: expected {what} of version {SCHEMA_VERSION} of the format, given version {version}, "
+                f"{path}: expected {description} of version {SCHEMA_VERSION} of the format, given version {version}, "
                 "which a later lm_profiler wrote; pip install --upgrade lm_profiler"
             )
         return form.model_validate(content)
@@ -182,21 +198,24 @@ def read_as(path: Path, form: type[P], what: str) -> P:
     except RecordError:
         raise
     except ValueError as error:
-        raise RecordError(f"{path}: not {what} of version {SCHEMA_VERSION}: {_why_not(error)}") from None
+        raise RecordError(f"{path}: not {description} of version {SCHEMA_VERSION}: {_problem(error)}") from None
 
 
-def if_readable(read: Callable[..., T], *given: Any, problems: list[str] | None = None) -> T | None:
+def none_if_unreadable(read: Callable[..., T], *arguments: Any, problems: list[str] | None = None) -> T | None:
     """Return what ``read`` returns; None where it raises RecordError, whose message is then added to ``problems``."""
     try:
-        return read(*given)
+        return read(*arguments)
     except RecordError as error:
         if problems is not None:
             problems.append(str(error))
         return None
 
 
-def _why_not(error: ValueError) -> str:
+def _problem(error: ValueError) -> str:
+    """Return the field that is wrong, and what is wrong with it."""
     if not isinstance(error, ValidationError):  # not JSON, or wrong figures
         return f"file: {error}"
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'file'}: {first['msg'].removeprefix('Value error, ')}"
+    details = error.errors()[0]
+    field = ".".join(str(name) for name in details["loc"]) or "file"
+    message = details["msg"].removeprefix("Value error, ")
+    return f"{field}: {message}"

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from lm_profiler.record.figure import figure
-from lm_profiler.record.run_record import Newer, Part, Verb, read_as
+from lm_profiler.record.run_record import Newer, Part, Verb, read_part
 
 IMPROVE_FILE, IMPROVED_CONFIG = "improve.json", "improved.yaml"
 
@@ -130,4 +130,4 @@ class ImproveRecord(Part):
 
 
 def read_improve(folder: Path) -> ImproveRecord:
-    return read_as(folder / IMPROVE_FILE, ImproveRecord, "a record of improve")
+    return read_part(folder / IMPROVE_FILE, ImproveRecord, "a record of improve")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lm_profiler.record.run_record import Newer, Part, read_as
+from lm_profiler.record.run_record import Newer, Part, read_part
 
 # The kind of a kernel or an operator, by its name. ``matmul`` includes convolutions, ``attention`` is fused attention
 # only, ``softmax`` is one outside of it, ``copies`` are those within the device, casts, fills, gathers and scatters,
@@ -100,4 +100,4 @@ def kernel_files(folder: Path) -> list[Path]:
 
 
 def read_kernels(path: Path) -> KernelTable:
-    return read_as(path, KernelTable, "a table of kernels")
+    return read_part(path, KernelTable, "a table of kernels")

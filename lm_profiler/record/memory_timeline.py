@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import model_validator
 
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.run_record import MemoryCauses, Newer, Part, json_of, read_as
+from lm_profiler.record.run_record import MemoryCauses, Newer, Part, json_of, read_part
 
 # The causes, each with its title, in the order of the stack. ``activations`` are tensors for backward, or
 # recomputed by checkpointing; ``workspaces`` are cuBLAS's; the rest is freed within its phase, or is the batch. The
@@ -166,5 +166,5 @@ def read_timelines(folder: Path) -> list[MemoryTimeline]:
     for source in SOURCES:
         file = timeline_file(folder, source)
         if file.is_file():
-            timelines.append(read_as(file, MemoryTimeline, "a memory timeline"))
+            timelines.append(read_part(file, MemoryTimeline, "a memory timeline"))
     return timelines

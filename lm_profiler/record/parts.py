@@ -28,20 +28,27 @@ MEANINGS = {
 }
 
 
-def missing_parts(there: Iterable[str], expected: Iterable[str] = MEANINGS) -> list[str]:
-    """Return the times that a file lacks, given those that are ``there``; all readers refuse a file that lacks one.
+def missing_parts(present: Iterable[str], expected: Iterable[str] = MEANINGS) -> list[str]:
+    """Return the times that a file lacks, if it has those ``present``; all readers refuse a file that lacks one.
 
     This function decides how older files, without a new phase, are read.
     """
-    known = {*there}
-    return [part for part in expected if part not in known]
+    present = set(present)
+    return [part for part in expected if part not in present]
 
 
 # the display names of ``MEANINGS``
 WORDS = {part: part.replace("forward_backward", "forward + backward") for part in MEANINGS}
 
 # the stages of a run in their order, as adjectives: ``warm-up steps``
-STAGES = {"warmup": "warm-up"} | {of: of for of in ("measure", "collectives", "actions", "memory", "trace")}
+STAGES = {
+    "warmup": "warm-up",
+    "measure": "measure",
+    "collectives": "collectives",
+    "actions": "actions",
+    "memory": "memory",
+    "trace": "trace",
+}
 
 # the same stages as activities: ``measuring``, ``tracing``
 STAGE_NAMES = {

@@ -16,11 +16,11 @@ from lm_profiler.record.files import read_json, write_whole
 from lm_profiler.record.run_record import Environment
 
 # processes of earlier self-tests that count besides those of the latest: old results fade
-_MOST_KEPT = 16.0
+_MOST_EARLIER_PROCESSES = 16.0
 
 # the least std that is believed: processes of one minute agree better than those of one week (Mytkowicz et al., ASPLOS
 # 2009, found this much from the size of the environment alone)
-_LEAST = 0.005
+_LEAST_STD = 0.005
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,21 @@ class ProcessSpread:
 
     std: float
     freedom: float = math.inf  # number of processes beyond the first that have shown it; infinite if it is assumed
-    is_given: bool = False  # whether the user says so
+    is_set_by_user: bool = False  # with the option ``--spread``
 
     @property
-    def learned(self) -> bool:
+    def is_learned(self) -> bool:
         return math.isfinite(self.freedom)
 
     @property
     def text(self) -> str:
         """How far equal processes differ, and how that is known."""
-        differ = f"equal processes differ by {self.std:.1%} (std)"
-        if self.is_given:
-            return f"{differ}, as --spread says"
-        if self.learned:
-            return f"{differ}, as selftest has seen on this machine; --spread overrides it"
-        return f"{differ}, which is assumed: lm_profiler selftest measures it here, --spread overrides it"
+        size = f"equal processes differ by {self.std:.1%} (std)"
+        if self.is_set_by_user:
+            return f"{size}, as --spread says"
+        if self.is_learned:
+            return f"{size}, as selftest has seen on this machine; --spread overrides it"
+        return f"{size}, which is assumed: lm_profiler selftest measures it here, --spread overrides it"
 
 
 # used until equal runs on this machine have shown it (``selftest``): single runs then detect no change below 15 %
@@ -52,28 +52,33 @@ ASSUMED_SPREAD = ProcessSpread(0.05)
 
 def cache_folder() -> Path:
     """Return the folder for data that can be measured again (XDG Base Directory 0.8)."""
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    with suppress(RuntimeError):
-        return (given if given.is_absolute() else Path.home() / ".cache") / "lm_profiler"
-    return Path(os.devnull)
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if cache_home.is_absolute():
+        return cache_home / "lm_profiler"
+    try:
+        return Path.home() / ".cache" / "lm_profiler"
+    except RuntimeError:  # the user has no home
+        return Path(os.devnull)
 
 
-class KeptFigures:
+class FigureCache:
     """Figures that can be measured again, in a file named after everything that they depend on."""
 
     def __init__(self, kind: str, depends_on: object, folder: Path | None = None) -> None:
-        digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:16]
-        self.path = (folder or cache_folder()) / f"{kind}-{digest}.json"
+        dependencies = json.dumps(depends_on, sort_keys=True)
+        digest = hashlib.sha256(dependencies.encode()).hexdigest()[:16]
+        folder = folder or cache_folder()
+        self.path = folder / f"{kind}-{digest}.json"
 
     def read(self) -> dict[str, float]:
         """Return the figures that are finite and not negative; an unreadable file counts as absent."""
         try:
-            kept = {name: float(value) for name, value in read_json(self.path).items()}
+            figures = {name: float(value) for name, value in read_json(self.path).items()}
         except (ValueError, TypeError, AttributeError):
             return {}
-        return {name: value for name, value in kept.items() if 0.0 <= value < math.inf}
+        return {name: value for name, value in figures.items() if 0.0 <= value < math.inf}
 
-    def keep(self, figures: Mapping[str, float]) -> None:
+    def write(self, figures: Mapping[str, float]) -> None:
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, json.dumps(figures) + "\n")
@@ -83,27 +88,36 @@ def spread_of(mean_steps_s: Sequence[float]) -> ProcessSpread | None:
     """Return the spread of equal processes' mean steps (seconds); None for fewer than two, or one not positive."""
     if len(mean_steps_s) < 2 or min(mean_steps_s) <= 0.0:
         return None
-    logs = [math.log(seconds) for seconds in mean_steps_s]
+    logs = [math.log(mean_s) for mean_s in mean_steps_s]
     freedom = len(logs) - 1
-    return ProcessSpread(math.sqrt(sum((x - fmean(logs)) ** 2 for x in logs) / freedom), freedom)
+    mean_log = fmean(logs)
+    squares = sum((log - mean_log) ** 2 for log in logs)
+    return ProcessSpread(math.sqrt(squares / freedom), freedom)
 
 
 def known_spread(machine: Environment | None) -> ProcessSpread:
     """Return the spread that self-tests have shown for ``machine``; ``ASSUMED_SPREAD`` if none, or it is unknown."""
-    kept = {} if machine is None else _of(machine).read()
-    std, freedom = kept.get("std"), kept.get("freedom", 0.0)
-    return ASSUMED_SPREAD if std is None or freedom < 1.0 else ProcessSpread(max(std, _LEAST), freedom)
+    if machine is None:
+        return ASSUMED_SPREAD
+    figures = _spread_cache(machine).read()
+    std, freedom = figures.get("std"), figures.get("freedom", 0.0)
+    if std is None or freedom < 1.0:
+        return ASSUMED_SPREAD
+    return ProcessSpread(max(std, _LEAST_STD), freedom)
 
 
-def keep_spread(machine: Environment, seen: ProcessSpread) -> ProcessSpread:
+def save_spread(machine: Environment, measured: ProcessSpread) -> ProcessSpread:
     """Store the spread that equal runs of ``machine`` have just shown; return it combined with earlier ones."""
-    before = known_spread(machine)
-    weight = min(before.freedom, _MOST_KEPT) if before.learned else 0.0
-    freedom = seen.freedom + weight
-    both = ProcessSpread(math.sqrt((seen.freedom * seen.std**2 + weight * before.std**2) / freedom), freedom)
-    _of(machine).keep({"std": both.std, "freedom": both.freedom})
-    return both
+    earlier = known_spread(machine)
+    weight = 0.0
+    if earlier.is_learned:
+        weight = min(earlier.freedom, _MOST_EARLIER_PROCESSES)
+    freedom = measured.freedom + weight
+    variance = (measured.freedom * measured.std**2 + weight * earlier.std**2) / freedom
+    combined = ProcessSpread(math.sqrt(variance), freedom)
+    _spread_cache(machine).write({"std": combined.std, "freedom": combined.freedom})
+    return combined
 
 
-def _of(machine: Environment) -> KeptFigures:
-    return KeptFigures("processes", [machine.device_name, machine.cpu, machine.cpu_count])
+def _spread_cache(machine: Environment) -> FigureCache:
+    return FigureCache("processes", [machine.device_name, machine.cpu, machine.cpu_count])

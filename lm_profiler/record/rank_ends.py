@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-from lm_profiler.record.files import Newer, Part, RecordError, read_as
+from lm_profiler.record.files import Newer, Part, RecordError, read_part
 from lm_profiler.record.findings import Failure
 from lm_profiler.record.run_record import Status
 from lm_profiler.record.text import ranks_text
@@ -49,7 +49,7 @@ def read_ends(folder: Path) -> dict[int, RankEnd]:
         if not rank_text.isdecimal():
             continue
         with suppress(RecordError):
-            ends[int(rank_text)] = read_as(path, RankEnd, "a rank's end")
+            ends[int(rank_text)] = read_part(path, RankEnd, "a rank's end")
     return ends
 
 

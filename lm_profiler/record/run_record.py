@@ -429,4 +429,4 @@ def _renumbered(content: dict[str, Any], by: int) -> dict[str, Any]:
 
 
 def read_run(folder: Path) -> RunRecord:
-    return read_as(folder / "run.json", RunRecord, "a run record")
+    return read_part(folder / "run.json", RunRecord, "a run record")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lm_profiler.record.run_record import Newer, Part, Verb, if_readable, read_as
+from lm_profiler.record.run_record import Newer, Part, Verb, none_if_unreadable, read_part
 
 PLAN_FILE, OUTCOME_FILE = "sweep.json", "outcome.json"
 
@@ -53,12 +53,12 @@ class CellOutcome(Part):
 
 
 def read_plan(folder: Path) -> SweepPlan:
-    return read_as(folder / PLAN_FILE, SweepPlan, "a sweep")
+    return read_part(folder / PLAN_FILE, SweepPlan, "a sweep")
 
 
 def read_outcome(folder: Path, cell_id: str) -> CellOutcome | None:
     """Return how one cell of the sweep in ``folder`` ended; None where it has no outcome that can be read."""
-    return if_readable(read_as, folder / cell_id / OUTCOME_FILE, CellOutcome, "a cell's outcome")
+    return none_if_unreadable(read_part, folder / cell_id / OUTCOME_FILE, CellOutcome, "a cell's outcome")
 
 
 def read_outcomes(folder: Path) -> Mapping[str, CellOutcome]:

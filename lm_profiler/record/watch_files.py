@@ -23,7 +23,7 @@ import psutil
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, computed_field
 
-from lm_profiler.record.files import Newer, Part, RecordError, json_of, read_as, read_plain
+from lm_profiler.record.files import Newer, Part, RecordError, json_of, read_part, read_plain
 from lm_profiler.record.parts import TIMED
 
 # A row of the last steps: 52 bytes. Seconds of each of ``TIMED``, on the device if there is one.
@@ -215,7 +215,7 @@ def ranks_watched(folder: Path) -> list[int]:
 
 
 def read_status(folder: Path, rank: int = 0) -> WatchStatus:
-    return read_as(folder / of_rank(STATUS, rank), WatchStatus, "the status of a watched run")
+    return read_part(folder / of_rank(STATUS, rank), WatchStatus, "the status of a watched run")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from lm_profiler.processes.child import how_ended
 from lm_profiler.processes.fork_server import CellEnded, CellServer
 from lm_profiler.record.calls import INTERRUPTED
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run_record import RunRecord, if_readable, read_run
+from lm_profiler.record.run_record import RunRecord, none_if_unreadable, read_run
 from lm_profiler.record.sweep_files import OUTCOME_FILE, Cell, CellOutcome, CellStatus
 from lm_profiler.tensorboard.summary import write_hparams
 
@@ -188,7 +188,7 @@ def record_outcome(folder: Path, cell: Cell, process_end: ProcessEnd) -> CellOut
     """Judge how the cell below the sweep's ``folder`` ended, and write its outcome, for TensorBoard's HPARAMS too."""
     cell_folder = folder / cell.id
     run = cell_folder / "version_0"  # the cell's folder was empty when it began
-    record = if_readable(read_run, run)
+    record = none_if_unreadable(read_run, run)
     status, reason = _status(record, process_end, cell_folder / OUTPUT_FILE)
     outcome = CellOutcome(
         cell=cell.id,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run_record import RecordError
-from lm_profiler.record.secrets import holds_secret
+from lm_profiler.record.secrets import has_secret
 from lm_profiler.record.sweep_files import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan
 from lm_profiler.sweep.sweep_plan import CONFIGS, SweepPart, run_order
 from lm_profiler.usage_error import UsageError
@@ -66,7 +66,7 @@ class SweepFolder:
             raise
         for name, text in plan.configs.items():  # a resumed sweep writes the same texts again
             (path / CONFIGS).mkdir(exist_ok=True)
-            write_whole(path / CONFIGS / name, text, private=holds_secret([text]))
+            write_whole(path / CONFIGS / name, text, private=has_secret([text]))
 
     def __enter__(self) -> SweepFolder:
         return self
@@ -91,7 +91,7 @@ class SweepFolder:
         texts = list(self.plan.configs.values())
         for cell in self.plan.cells:
             texts += cell.arguments
-        self.plan.write(self.path / PLAN_FILE, private=holds_secret(texts))
+        self.plan.write(self.path / PLAN_FILE, private=has_secret(texts))
 
     def forget(self) -> None:
         """Remove the plan, so that the folder is removed when it is closed."""

@@ -8,7 +8,7 @@ from refused import refused
 from stored_texts import assert_stored
 
 from lm_profiler.cli.main import main
-from lm_profiler.record.calls import by_name, config_file
+from lm_profiler.record.calls import config_file, shipped_configs
 
 CONFIGS = Path(__file__).resolve().parents[2] / "lm_profiler" / "configs"
 
@@ -21,7 +21,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("below", ["", "sweeps"])
 def test_every_config_of_the_tree_has_its_name(below: str) -> None:
     files = sorted((CONFIGS / below).glob("*.yaml"))
-    assert list(by_name(below)) == sorted(file.name[: -len(".yaml")] for file in files)
+    assert list(shipped_configs(below)) == sorted(file.name[: -len(".yaml")] for file in files)
     for file in files:
         meant = Path(config_file(file.name[: -len(".yaml")], below))
         assert meant.read_bytes() == file.read_bytes()
@@ -43,7 +43,7 @@ def test_a_misspelt_name_is_told_the_nearest(verb: list[str], capsys: pytest.Cap
 
 def test_a_name_like_no_other_is_told_the_shipped_ones(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(["fit", "--config=quite-another"], capsys)
-    assert ", ".join(by_name()) in said
+    assert ", ".join(shipped_configs()) in said
     assert_stored("record/refused: no such config", {"--config=quite-another": said})
 
 
@@ -60,7 +60,7 @@ def test_an_unknown_sweep_is_told_the_shipped_sweeps(capsys: pytest.CaptureFixtu
 
 def test_a_shipped_sweep_names_shipped_configs_alone() -> None:
     for file in (CONFIGS / "sweeps").glob("*.yaml"):
-        assert yaml.safe_load(file.read_text(encoding="utf-8"))["config"] in by_name()
+        assert yaml.safe_load(file.read_text(encoding="utf-8"))["config"] in shipped_configs()
 
 
 def test_a_shipped_sweep_can_be_planned_from_any_folder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_profiler.record.files import claim_run_dir, from_here, write_whole
+from lm_profiler.record.files import claim_run_dir, relative_to_cwd, write_whole
 
 
 def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
@@ -133,6 +133,6 @@ def test_what_is_no_plain_file_is_written_into_and_stays(tmp_path: Path) -> None
 def test_a_path_below_the_current_folder_is_written_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert from_here(tmp_path / "here" / "logs" / "a") == Path("logs/a")
-    assert from_here(tmp_path / "elsewhere") == tmp_path / "elsewhere"
-    assert from_here(Path("logs")) == Path("logs")
+    assert relative_to_cwd(tmp_path / "here" / "logs" / "a") == Path("logs/a")
+    assert relative_to_cwd(tmp_path / "elsewhere") == tmp_path / "elsewhere"
+    assert relative_to_cwd(Path("logs")) == Path("logs")

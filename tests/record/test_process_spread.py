@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from compared import ENVIRONMENT
 
-from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, keep_spread, known_spread, spread_of
+from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, known_spread, save_spread, spread_of
 
 OTHER = ENVIRONMENT.model_copy(update={"device_name": "NVIDIA L4"})
 
@@ -31,22 +31,22 @@ def test_it_is_the_standard_deviation_of_logarithms() -> None:
 
 def test_a_machine_is_known_after_its_own_selftest_only() -> None:
     assert known_spread(ENVIRONMENT) == known_spread(None) == ASSUMED_SPREAD
-    assert keep_spread(ENVIRONMENT, ProcessSpread(0.02, 4)) == ProcessSpread(pytest.approx(0.02), 4)
+    assert save_spread(ENVIRONMENT, ProcessSpread(0.02, 4)) == ProcessSpread(pytest.approx(0.02), 4)
     assert known_spread(ENVIRONMENT) == ProcessSpread(pytest.approx(0.02), 4)
     assert known_spread(OTHER) == ASSUMED_SPREAD
 
 
 def test_earlier_selftests_count_beside_the_latest_and_fade() -> None:
-    keep_spread(ENVIRONMENT, ProcessSpread(0.04, 4))
-    both = keep_spread(ENVIRONMENT, ProcessSpread(0.02, 4))
+    save_spread(ENVIRONMENT, ProcessSpread(0.04, 4))
+    both = save_spread(ENVIRONMENT, ProcessSpread(0.02, 4))
     assert (both.std**2, both.freedom) == (pytest.approx((0.04**2 + 0.02**2) / 2), 8)
     for _ in range(30):
-        both = keep_spread(ENVIRONMENT, ProcessSpread(0.01, 4))
+        both = save_spread(ENVIRONMENT, ProcessSpread(0.01, 4))
     assert both == ProcessSpread(pytest.approx(0.01, rel=0.05), 20)
 
 
 def test_processes_of_one_minute_are_not_believed_to_the_last_digit() -> None:
-    keep_spread(ENVIRONMENT, ProcessSpread(0.0001, 4))
+    save_spread(ENVIRONMENT, ProcessSpread(0.0001, 4))
     assert known_spread(ENVIRONMENT).std == 0.005
 
 
@@ -54,7 +54,7 @@ def test_processes_of_one_minute_are_not_believed_to_the_last_digit() -> None:
     "text", ["", "[]", "{}", '{"std": -1, "freedom": 4}', '{"std": "x", "freedom": 4}', '{"std": NaN, "freedom": 0}']
 )
 def test_a_damaged_file_is_as_none(text: str, cache: Path) -> None:
-    keep_spread(ENVIRONMENT, ProcessSpread(0.02, 4))
+    save_spread(ENVIRONMENT, ProcessSpread(0.02, 4))
     (file,) = cache.iterdir()
     assert json.loads(file.read_text()) == {"std": 0.02, "freedom": 4}
     file.write_text(text)
@@ -63,5 +63,5 @@ def test_a_damaged_file_is_as_none(text: str, cache: Path) -> None:
 
 def test_where_nothing_can_be_written_the_selftest_goes_on(cache: Path) -> None:
     cache.touch()
-    assert keep_spread(ENVIRONMENT, ProcessSpread(0.02, 4)).std == pytest.approx(0.02)
+    assert save_spread(ENVIRONMENT, ProcessSpread(0.02, 4)).std == pytest.approx(0.02)
     assert known_spread(ENVIRONMENT) == ASSUMED_SPREAD

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.secrets import MASK, holds_secret, masked, masked_line
+from lm_profiler.record.secrets import MASK, has_secret, mask, mask_line
 
 SECRET = "correct-horse"
 
@@ -17,7 +17,7 @@ SECRET = "correct-horse"
     "name", ["token", "data.init_args.hf_token", "apiKey", "api_key", "db.password", "client_secret", "aws-secret-key"]
 )
 def test_an_option_is_a_secret_by_its_name(name: str) -> None:
-    assert masked_line(["fit", f"--{name}={SECRET}", f"--{name}", SECRET, "--max_steps=3"]) == [
+    assert mask_line(["fit", f"--{name}={SECRET}", f"--{name}", SECRET, "--max_steps=3"]) == [
         "fit",
         f"--{name}={MASK}",
         f"--{name}",
@@ -26,9 +26,9 @@ def test_an_option_is_a_secret_by_its_name(name: str) -> None:
     ]
     *_, last = name.split(".")
     config = {last: SECRET, "list": [{last: [SECRET, 12345]}], "below": {last: {"a": SECRET}}, "none": {last: None}}
-    assert SECRET not in str(masked(config))
-    assert "12345" not in str(masked(config))
-    assert masked(config)["none"] == {last: None}
+    assert SECRET not in str(mask(config))
+    assert "12345" not in str(mask(config))
+    assert mask(config)["none"] == {last: None}
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def test_an_option_is_a_secret_by_its_name(name: str) -> None:
     ],
 )
 def test_a_value_is_a_secret_by_its_form(value: str) -> None:
-    (shown,) = masked_line([f"--data.init_args.where={value}"])
+    (shown,) = mask_line([f"--data.init_args.where={value}"])
     assert MASK in shown
     for secret in (SECRET, "Ab3Ab3"):
         assert secret not in shown
-        assert secret not in masked_line(["--where", value])[1]
-    assert holds_secret([value])
+        assert secret not in mask_line(["--where", value])[1]
+    assert has_secret([value])
 
 
 def test_what_only_sounds_like_a_secret_stays() -> None:
@@ -65,10 +65,10 @@ def test_what_only_sounds_like_a_secret_stays() -> None:
         "--model.hidden=256",
         "--optimizer={class_path: torch.optim.Adam, init_args: {lr: 0.1}}",
     ]
-    assert masked_line(line) == line
-    assert not holds_secret(line)
+    assert mask_line(line) == line
+    assert not has_secret(line)
     config = {"tokens_per_s": 3.0, "monitor": "val_loss", "keys": None, "pin": True}
-    assert masked(config) == config
+    assert mask(config) == config
 
 
 def test_a_private_file_is_read_by_its_owner_only(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from lm_profiler.record.run_record import (
     Throughput,
     TimeSummary,
     Utilisation,
-    if_readable,
+    none_if_unreadable,
 )
 from lm_profiler.record.steps import StepRow, StepTable
 
@@ -341,7 +341,7 @@ def cut_anew(
     cut_entries: list[Entry] = []
     for entry in entries:
         for warmup in warmups:
-            cut_entry = if_readable(_cut, entry, Cut(warmup, count), problems=problems)
+            cut_entry = none_if_unreadable(_cut, entry, Cut(warmup, count), problems=problems)
             if cut_entry is not None:
                 cut_entries.append(cut_entry)
     return cut_entries, list(dict.fromkeys(problems))
@@ -404,7 +404,7 @@ def _scaled_utilisation(record: RunRecord, times: Mapping[str, TimeSummary]) -> 
 def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     """Return those of ``entries`` that have steps to cut, and a line on each other."""
     problems: list[str] = []
-    with_steps = [entry for entry in entries if if_readable(_has_steps, entry, problems=problems)]
+    with_steps = [entry for entry in entries if none_if_unreadable(_has_steps, entry, problems=problems)]
     return with_steps, problems
 
 

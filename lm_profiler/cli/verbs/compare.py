@@ -68,7 +68,7 @@ class ComparisonOptions:
         """The spread that the user gave; None if the machine's is to be looked up."""
         if self.spread is None:
             return None
-        return ProcessSpread(self.spread, math.inf, is_given=True)
+        return ProcessSpread(self.spread, math.inf, is_set_by_user=True)
 
 
 def write_comparison(comparison: Comparison, options: ComparisonOptions, verb: str) -> int:

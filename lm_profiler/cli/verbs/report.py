@@ -16,7 +16,7 @@ from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection, Entry, unreadable
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines
-from lm_profiler.record.run_record import RecordError, if_readable
+from lm_profiler.record.run_record import RecordError, none_if_unreadable
 from lm_profiler.report.pictures.over_time import memory_timelines, titled_timelines
 from lm_profiler.report.pictures.plots import KINDS, TIMELINE, draw, save_figure
 from lm_profiler.report.run.comparison_table import CiFormat, changes_table, ci_text, measured_by
@@ -166,7 +166,7 @@ def _again(runs: Collection) -> tuple[Collection, list[Table]]:
     entries, tables = [], []
     for entry in runs.entries:
         if entry.record is not None and entry.record.status != "unfinished":
-            again = if_readable(concluded_again, entry.folder, entry.record, problems=runs.problems)
+            again = none_if_unreadable(concluded_again, entry.folder, entry.record, problems=runs.problems)
             if again is not None:
                 entry = replace(entry, record=again[0])
                 tables.append(changes_table(entry.folder, again[1]))

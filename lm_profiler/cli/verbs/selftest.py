@@ -21,7 +21,7 @@ from lm_profiler.cli.option_errors import message_in
 from lm_profiler.cli.verbs.shared import AnswerFormat, choose_answer_format, write, write_json
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.entry import Collection
-from lm_profiler.record.process_spread import ProcessSpread, keep_spread, spread_of
+from lm_profiler.record.process_spread import ProcessSpread, save_spread, spread_of
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run_record import RunRecord, TimeSummary, read_run
 from lm_profiler.report.tables.table import Heading, Table, TableCell, text_cell
@@ -70,7 +70,7 @@ def run(options: Options) -> int:
     kept = seen
     is_busy = any(run.contended for run in runs)
     if seen is not None and machine is not None and not is_busy:  # a load says nothing of the machine itself
-        kept = keep_spread(machine, seen)
+        kept = save_spread(machine, seen)
     told = tested(runs, seen, kept)
     if options.format == "json":
         write_json(told)

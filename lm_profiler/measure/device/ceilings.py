@@ -19,7 +19,7 @@ from torch import Tensor
 from lm_profiler.measure.clocks.stream import Stopwatch
 from lm_profiler.measure.device.environment import cpu_name, device_name, float32_matmul_precision
 from lm_profiler.measure.memory.peaks import available_bytes
-from lm_profiler.record.process_spread import KeptFigures
+from lm_profiler.record.process_spread import FigureCache
 
 AGREE = 0.8  # two readings agree if the smaller is at least this share of the larger
 
@@ -280,7 +280,7 @@ def known_copy_rate(
     return max(rates.current, rates.stored or 0.0)
 
 
-def _rate_file(kind: str, device: torch.device, facts: Mapping[str, str], folder: Path | None) -> KeptFigures:
+def _rate_file(kind: str, device: torch.device, facts: Mapping[str, str], folder: Path | None) -> FigureCache:
     """Return the file of a rate, named after the machine and further ``facts`` on which it depends."""
     dependencies: dict[str, object] = {
         "device": device_name(device),
@@ -289,10 +289,10 @@ def _rate_file(kind: str, device: torch.device, facts: Mapping[str, str], folder
         "torch": torch.__version__,
     }
     dependencies.update(facts)
-    return KeptFigures(kind, dependencies, folder)
+    return FigureCache(kind, dependencies, folder)
 
 
-def _read_rates(file: KeptFigures, key: str, probe: Callable[[], float | None], now_s: float) -> _RateReadings:
+def _read_rates(file: FigureCache, key: str, probe: Callable[[], float | None], now_s: float) -> _RateReadings:
     """Return the current and the stored rate; store the better of them, and the time if they agree."""
     figures = file.read()
     stored = figures.get(key) or None
@@ -307,11 +307,11 @@ def _read_rates(file: KeptFigures, key: str, probe: Callable[[], float | None], 
     if current is None:
         return _RateReadings(current=None, stored=stored)
     if stored is None:
-        file.keep({key: current})
+        file.write({key: current})
     elif _agree(current, stored):
-        file.keep({key: max(current, stored), _AGREED: now_s})
+        file.write({key: max(current, stored), _AGREED: now_s})
     elif current > stored:
-        file.keep({key: current})
+        file.write({key: current})
     return _RateReadings(current, stored)
 
 

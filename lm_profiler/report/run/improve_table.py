@@ -8,7 +8,7 @@ from shlex import quote
 
 from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.record.figure import digits_of, ms_text
-from lm_profiler.record.files import from_here
+from lm_profiler.record.files import relative_to_cwd
 from lm_profiler.record.improve_record import IMPROVED_CONFIG, Final, ImproveRecord, Numerics, Tried
 from lm_profiler.record.quantities import TRIED_COLUMNS, bytes_text, counted, duration_text
 from lm_profiler.report.tables.table import Table, TableCell, headings_of
@@ -26,7 +26,7 @@ def improve_table(record: ImproveRecord, folder: Path | None = None) -> Table:
     headings = headings_of(TRIED_COLUMNS) if rows else []
     below = [headline(record), *_lines(record)]
     if folder is not None and (folder / IMPROVED_CONFIG).exists():
-        config = quote(str(from_here(folder / IMPROVED_CONFIG)))
+        config = quote(str(relative_to_cwd(folder / IMPROVED_CONFIG)))
         below.append(f"to run it: lm_profiler fit --config {config}")
     return Table(headings, rows, below=below, title=f"improve: {record.name}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 from lm_profiler.record.figure import ms_text
-from lm_profiler.record.files import from_here
+from lm_profiler.record.files import relative_to_cwd
 from lm_profiler.record.quantities import GROUPS, MEMORY, MFU, QUANTITIES, TIMES, Quantity, counted, with_prefix
 from lm_profiler.record.run_record import NumericsFacts, RunRecord, Utilisation
 from lm_profiler.record.text import short_path
@@ -32,12 +32,12 @@ def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[T
     """Return what is printed at a run's end: what binds it, what to do next, its phases; or how the run died."""
     table = time_table(record)
     verdict = Table()
-    written = f"written to {from_here(folder)}"
+    written = f"written to {relative_to_cwd(folder)}"
     if not verbose:
         table = replace(table, below=end_lines(record))
         verdict = Table(above=verdict_lines(record))
         if record.time:
-            written += f"; all of it: lm_profiler report {quote(str(from_here(folder)))}"
+            written += f"; all of it: lm_profiler report {quote(str(relative_to_cwd(folder)))}"
     audit = Table()
     if record.numerics is not None:
         audit = replace(list_table(record, "numerics.kinds"), above=[numerics_headline(record.numerics)])
@@ -60,7 +60,7 @@ def run_page(record: RunRecord, folder: Path) -> list[Table]:
     lines = [*failure_lines(record), *verdict_lines(record), *step_lines(record), *ranks_lines(record)]
     lines += why_lines(record)
     lines += [f"note: {note}" for note in record.notes]
-    lines.append(f"folder: {from_here(folder)}")
+    lines.append(f"folder: {relative_to_cwd(folder)}")
     rows = [line.partition(": ")[::2] for line in lines]
     pages = [text_table(("", ""), rows, left=2, title=headline(record)), *sections(record)]
     if record.command:

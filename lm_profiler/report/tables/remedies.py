@@ -10,7 +10,7 @@ from lm_profiler.record.calls import command_line
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import QUANTITIES, bytes_text
 from lm_profiler.record.run_record import RecordError
-from lm_profiler.record.secrets import masked_line
+from lm_profiler.record.secrets import mask_line
 from lm_profiler.usage_error import UsageError
 
 _LISTED_RUNS = 5  # the most runs for which a table lists remedies
@@ -55,7 +55,7 @@ def _command(entry: Entry) -> str:
     """Return the command of a run; that of a cell runs it alone, without the options that separate a sweep's cells."""
     if entry.cell is not None:
         words = [word for word in entry.cell.arguments if not word.startswith(("--log_dir=", "--name="))]
-        return command_line(masked_line(words))
+        return command_line(mask_line(words))
     if entry.record is not None:
         return entry.record.command
     return ""

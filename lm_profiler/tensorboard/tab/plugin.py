@@ -23,7 +23,7 @@ from lm_profiler.analysis.compare.comparison import compare
 from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.calls import MissingExtra
 from lm_profiler.record.entry import Entry, collect
-from lm_profiler.record.files import RecordError, only_below
+from lm_profiler.record.files import RecordError, restrict_reading
 from lm_profiler.record.improve_record import ImproveRecord
 from lm_profiler.report.page.listing import listing, tab_views
 from lm_profiler.report.page.page import STATIC, digests, script
@@ -75,7 +75,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
             place = self._run(request)
             if name == "kernels":
                 _has_traces(place)  # raises where the traces lie outside the log folders
-            with only_below(*place.roots):
+            with restrict_reading(*place.roots):
                 return {"blocks": VIEWS[name].answer(entry_in(place))}
 
         return self._json(answer)
@@ -87,7 +87,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         side_a = [self._folders.run(name) for name in request.args.getlist("a")]
         side_b = [self._folders.run(name) for name in request.args.getlist("b")]
         roots = [root for place in (*side_a, *side_b) for root in place.roots]
-        with only_below(*roots):
+        with restrict_reading(*roots):
             entries_a = [entry_in(place) for place in side_a]
             entries_b = [entry_in(place) for place in side_b]
             compared = compare(entries_a, entries_b)
@@ -145,7 +145,7 @@ def runs(folders: LogFolders) -> Json:
     links = {str(place.folder) for place in places}
     seen: set[str] = set()
     for place in places:
-        with only_below(*place.roots):
+        with restrict_reading(*place.roots):
             collection = with_unfinished(collect([place.folder]))
         # Links that lead to runs are followed here, as folders of their own.
         problems += [problem for problem in collection.problems if problem.partition(": is a link")[0] not in links]
@@ -157,7 +157,7 @@ def runs(folders: LogFolders) -> Json:
                 seen.add(real)
                 entries[_name(place, entry.folder)] = entry
         searches |= {_name(place, folder): record for folder, record in collection.searches.items()}
-    with only_below(*(root for place in places for root in place.roots)):
+    with restrict_reading(*(root for place in places for root in place.roots)):
         return listing(entries, searches, folders.title, tab_views(), problems)
 
 

@@ -290,7 +290,7 @@ def test_what_a_selftest_has_shown_takes_the_place_of_what_is_assumed() -> None:
     assert compare(a, b).step.verdict == "UNCLEAR"
     shown = compare(a, b, ProcessSpread(0.01, 4))
     assert shown.step.verdict == "SLOWER"
-    given = compare(a, b, ProcessSpread(0.02, is_given=True))
+    given = compare(a, b, ProcessSpread(0.02, is_set_by_user=True))
     assert given.step.verdict == "SLOWER"
     said = [verdict_line(found) for found in (compare(a, b), shown, given)]
     assert_stored("compare/notes: selftest", dict(zip(("assumed", "shown", "given"), said, strict=True)))

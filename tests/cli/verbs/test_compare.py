@@ -18,7 +18,7 @@ from lm_profiler.cli.main import main
 from lm_profiler.cli.options import OptionsReader
 from lm_profiler.cli.verbs import compare
 from lm_profiler.record.entry import collect, machine_of
-from lm_profiler.record.process_spread import ProcessSpread, keep_spread
+from lm_profiler.record.process_spread import ProcessSpread, save_spread
 from lm_profiler.usage_error import UsageError
 
 TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
@@ -185,7 +185,7 @@ def test_what_selftest_has_shown_of_the_machine_decides(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sides = [write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.1), "--format", "json"]
     assert json.loads(_printed(capsys, sides))["step"]["verdict"] == "UNCLEAR"
-    keep_spread(ENVIRONMENT, ProcessSpread(0.005, 16))
+    save_spread(ENVIRONMENT, ProcessSpread(0.005, 16))
     assert json.loads(_printed(capsys, sides))["step"]["verdict"] == "SLOWER"
     assert json.loads(_printed(capsys, [*sides, "--spread=0.05"]))["step"]["verdict"] == "UNCLEAR"
 

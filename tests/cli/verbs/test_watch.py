@@ -17,7 +17,7 @@ from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs import watch
 from lm_profiler.cli.verbs.watch import watched_folder
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
-from lm_profiler.record.files import read_as
+from lm_profiler.record.files import read_part
 from lm_profiler.record.kernels import KernelTable, Rest
 from lm_profiler.record.watch_files import (
     EVENTS,
@@ -121,7 +121,7 @@ def test_a_second_request_waits_for_the_first(tmp_path: Path, capsys: pytest.Cap
     TraceRequest(steps=3).write(request_file(left(tmp_path), 0))
     assert main(["trace", str(tmp_path)]) == WRONG_CALL
     assert "nobody asks" in capsys.readouterr().err
-    assert read_as(request_file(tmp_path, 0), TraceRequest, "a request").steps == 3
+    assert read_part(request_file(tmp_path, 0), TraceRequest, "a request").steps == 3
 
 
 @pytest.mark.parametrize("verb", ["watch", "trace"])

@@ -12,7 +12,7 @@ from made_runs import made_entry
 from served import Get, get_from, write_trace
 from shown import of_kind
 
-from lm_profiler.record.files import only_below
+from lm_profiler.record.files import restrict_reading
 from lm_profiler.record.run_record import RecordError, read_run
 from lm_profiler.record.sweep_files import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
 from lm_profiler.report.views.registry import VIEWS
@@ -127,7 +127,7 @@ def test_outside_of_the_tab_a_record_may_be_a_link(logdir: Path) -> None:
     outside = made_entry(logdir.parent / "outside")
     (logdir / "a").mkdir()
     (logdir / "a" / "run.json").symlink_to(outside.folder / "run.json")
-    with only_below(logdir), pytest.raises(RecordError, match="outside the folder"):
+    with restrict_reading(logdir), pytest.raises(RecordError, match="outside the folder"):
         read_run(logdir / "a")
     assert read_run(logdir / "a") == outside.record
 
