@@ -258,7 +258,7 @@ def _import_class(path: str, key: str) -> type | None:
         return None
     try:
         module = import_module(module_name)
-        found = getattr(module, name, None)
+        named_class = getattr(module, name, None)
     except (Exception, SystemExit) as error:
         is_no_module = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
         if is_no_module:
@@ -267,8 +267,8 @@ def _import_class(path: str, key: str) -> type | None:
             f"{key}: expected a class that can be imported, given {path!r}, whose module does not import\n"
             f"{_place(error)}: {said(error)}"
         ) from error
-    is_right_class = isinstance(found, type) and issubclass(found, _BASES[key])
-    return found if is_right_class else None
+    is_right_class = isinstance(named_class, type) and issubclass(named_class, _BASES[key])
+    return named_class if is_right_class else None
 
 
 def _place(error: BaseException) -> str:

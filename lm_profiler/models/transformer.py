@@ -66,13 +66,13 @@ def imported(subject: str, kind: str, name: str) -> Any:
     """Return what ``package.module:name`` names, or raise UsageError."""
     module, _, path = name.partition(":")
     try:
-        found = import_module(module)
+        attribute_value = import_module(module)
         for attribute in path.split("."):
-            found = getattr(found, attribute)
+            attribute_value = getattr(attribute_value, attribute)
     except Exception as error:  # a user's module may raise anything
         message = f"{subject}: expected {kind} that can be imported, given {name} ({_error_text(error)})"
         raise UsageError(message) from error
-    return found
+    return attribute_value
 
 
 def attention_function(name: str, is_causal: bool = True) -> AttentionFunction:

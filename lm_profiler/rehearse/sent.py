@@ -130,6 +130,8 @@ def _nothing(*_: Any, **__: Any) -> None:
 class _Motionless(Optimizer):
     """An optimizer with the sent groups and states, whose step does no arithmetic."""
 
+    calls_closure_first = True  # as torch's own optimizers do
+
     def __init__(self, sent: SentOptimizer) -> None:
         super().__init__(sent.groups, {})
         parameters = [each for group in sent.groups for each in group["params"]]

@@ -11,10 +11,10 @@ import numpy as np
 from lm_profiler.analysis.hardware.roofline import per_second
 from lm_profiler.analysis.steps.statistics import Series, summarise
 from lm_profiler.analysis.steps.step_model import StepModel, fit, plain
-from lm_profiler.analysis.watch.ledger import VALIDATION
 from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMED, TIMES, TOKENS_PER_S, Quantity, counted
 from lm_profiler.record.run_record import (
+    VALIDATION,
     LoaderFacts,
     OddStep,
     RecordError,

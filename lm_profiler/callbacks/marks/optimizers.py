@@ -147,9 +147,10 @@ class _MarkedStep(_Wrapper):
     def __init__(self, optimizer: Optimizer, timeline: Timeline) -> None:
         super().__init__(optimizer, "step")
         self._timeline = timeline
-        # Torch's own optimizers call their closure before anything else. Their phase begins where it ends, and not also
-        # for a moment before it.
-        self._closure_first = getattr(self._method, "__module__", "").startswith("torch.optim.")
+        # Torch's own optimizers, and the one of a rehearsal, call their closure before anything else. Their phase
+        # begins where it ends, and not also for a moment before it.
+        is_torchs_own = getattr(self._method, "__module__", "").startswith("torch.optim.")
+        self._closure_first = is_torchs_own or getattr(optimizer, "calls_closure_first", False)
         self._is_open = False  # whether the phase is running
 
     @property
