@@ -55,7 +55,7 @@ from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import StepCounters
-from lm_profiler.record.watch_files import WatchEvent, WatchStatus, last_of_each, read_events, read_last_steps
+from lm_profiler.record.watch_files import WatchEvent, WatchStatus, latest_events, read_events, read_last_steps
 
 SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
 STEP_S = 0.1
@@ -280,7 +280,7 @@ def one_fault(kind: str, seed: int, steps: int = 6000) -> tuple[Any, Any]:
                   for s in range(first, first + 50) if s in spans]  # fmt: skip
         seen = [counters[s] for s in range(first, first + 50) if s in counters]
         told += run.add(ns[here], seconds[here], seen, inside)
-    told = last_of_each([*told, *run.finish()])
+    told = latest_events([*told, *run.finish()])
     return want, {(each.kind, each.part, each.cause) for each in told}
 
 
@@ -334,7 +334,7 @@ def resampled_events(rows: NDArray[np.void], plant: watch_loops.Plant) -> list[W
     for first in range(0, len(seconds), 250):
         chunk = slice(first, first + 250)
         events += run.add(ns[chunk], seconds[chunk])
-    return last_of_each([*events, *run.finish()])
+    return latest_events([*events, *run.finish()])
 
 
 def main() -> None:

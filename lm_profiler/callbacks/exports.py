@@ -20,7 +20,7 @@ from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.steps import StepRow
-from lm_profiler.record.watch_files import of_rank
+from lm_profiler.record.watch_files import rank_file_name
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -123,7 +123,7 @@ def publish(
             undo.callback(server.shutdown)
         if options.textfile is not None:
             path = Path(options.textfile).absolute()
-            path = path.with_name(of_rank(path.name, rank))
+            path = path.with_name(rank_file_name(path.name, rank))
             write = partial(write_to_textfile, str(path), registry)
             write()
     return write

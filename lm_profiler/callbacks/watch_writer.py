@@ -37,7 +37,7 @@ from lm_profiler.record import watch_files as files
 from lm_profiler.record.files import Part, read_part
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import RecordError, StepCounters
-from lm_profiler.record.watch_files import EVENTS, STEPS, WAITED_IN, WINDOWS, WatchEvent, WatchWindow, process_name
+from lm_profiler.record.watch_files import EVENTS, STEPS, WAITING_PHASES, WINDOWS, WatchEvent, WatchWindow, process_name
 
 _WINDOW = 1000  # the fewest steps of a window
 _LAST_BYTES = 16 * 2**20  # size of the last steps in full: 160,000 to 320,000 of them
@@ -216,7 +216,7 @@ class WatchWriter:
         return self.run.epoch_s + ns * 1e-9
 
     def _file(self, name: str) -> Path:
-        return self.folder / files.of_rank(name, self.rank)
+        return self.folder / files.rank_file_name(name, self.rank)
 
     def _counters(self, first: int, timed: TimedSteps, handed: Handed) -> list[StepCounters]:
         """Return the counters of the steps that are timed by now, each since the reading before it."""
@@ -322,7 +322,7 @@ class WatchWriter:
         excess_s = max(float(timed.host_s[at, part]) - (self.run.levels.level_s or 0.0), 0.0)
         self.ledger.seconds[terms.STALLED] += excess_s
         self.ledger.seconds[f"{STEPS}{PARTS[part]}"] -= excess_s
-        if PARTS[part] in WAITED_IN:
+        if PARTS[part] in WAITING_PHASES:
             self._stalled_waiting_s += excess_s
 
     def _look_at_ranks(self, now_ns: int, last: bool = False) -> None:
@@ -331,7 +331,7 @@ class WatchWriter:
         if self.rank or self.world_size < 2:
             return
         reports = {}
-        for rank in files.ranks_watched(self.folder):
+        for rank in files.watched_ranks(self.folder):
             with suppress(RecordError, OSError):
                 reports[rank] = files.read_status(self.folder, rank)
         self._lines[EVENTS] += self._ranks.look(self._at_s(now_ns), reports, last)
@@ -339,7 +339,7 @@ class WatchWriter:
         booked_s = min(self._stalled_waiting_s, self._ranks.waited_s)
         self._stalled_waiting_s -= booked_s
         waited_s = self._ranks.waited_s - booked_s
-        self.ledger.move(waited_s, terms.WAITING, [f"{STEPS}{part}" for part in WAITED_IN])
+        self.ledger.move(waited_s, terms.WAITING, [f"{STEPS}{part}" for part in WAITING_PHASES])
         self._ranks.waited_s = 0.0
         self._flush()
 
@@ -361,20 +361,24 @@ class WatchWriter:
         """Write the steps as rows, and each thousand or more of them as a window."""
         if not len(ns):
             return
-        rows = np.empty(len(ns), files.ROW)
+        rows = np.empty(len(ns), files.STEP_ROW)
         rows["step"], rows["begin_ns"], rows["seconds"] = np.arange(first, first + len(ns)), ns[:, 0], seconds
         self._timed += len(ns)
         self._seconds += np.nan_to_num(seconds).sum(axis=0)
         self._write(partial(files.append_last_steps, self._file(files.LAST_STEPS), rows, _LAST_BYTES))
+        sketches = {}
+        for index, part in enumerate(TIMED):
+            if seconds[:, index].any():
+                sketches[part] = files.Sketch.from_seconds(seconds[:, index])
         window = WatchWindow(
             first_step=first,
             steps=len(ns),
             began_s=self._at_s(int(ns[0, 0])),
-            seconds={part: files.Sketch.of(seconds[:, at]) for at, part in enumerate(TIMED) if seconds[:, at].any()},
+            seconds=sketches,
             held_bytes=handed.held_bytes,
             peak_bytes=handed.peak_bytes,
         )
-        self._window = window if self._window is None else self._window.merged(window)
+        self._window = window if self._window is None else self._window.merge(window)
         if self._window.steps >= _WINDOW:
             self._end_window()
 

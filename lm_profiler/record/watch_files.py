@@ -27,7 +27,7 @@ from lm_profiler.record.files import Newer, Part, RecordError, json_of, read_par
 from lm_profiler.record.parts import TIMED
 
 # A row of the last steps: 52 bytes. Seconds of each of ``TIMED``, on the device if there is one.
-ROW = np.dtype([("step", "<i8"), ("begin_ns", "<i8"), ("seconds", "<f4", len(TIMED))])
+STEP_ROW = np.dtype([("step", "<i8"), ("begin_ns", "<i8"), ("seconds", "<f4", len(TIMED))])
 
 # a bucket ends 4 % above its beginning, so that quantiles are right to 2 %, as in DDSketch (Masson et al., VLDB 2019,
 # 12:2195)
@@ -45,32 +45,45 @@ class Sketch(Part):
     buckets: dict[int, int] = Field(default_factory=dict)
 
     @staticmethod
-    def of(seconds: NDArray[np.float64]) -> Sketch:
+    def from_seconds(seconds: NDArray[np.float64]) -> Sketch:
         """Return the sketch of ``seconds``; unknown ones (NaN) do not count."""
-        known = seconds[~np.isnan(seconds)]
-        if not known.size:
+        durations = seconds[~np.isnan(seconds)]
+        if not durations.size:
             return Sketch()
-        at = np.floor(np.log(np.maximum(known, 1e-9)) / math.log(_GROWTH)).astype(int)
-        buckets = Counter(at.tolist())
-        ends = {"min": float(known.min()), "max": float(known.max())}
-        return Sketch(count=known.size, sum=float(known.sum()), buckets=buckets, **ends)
+        logs = np.log(np.maximum(durations, 1e-9))
+        bucket_numbers = np.floor(logs / math.log(_GROWTH)).astype(int)
+        return Sketch(
+            count=durations.size,
+            sum=float(durations.sum()),
+            min=float(durations.min()),
+            max=float(durations.max()),
+            buckets=Counter(bucket_numbers.tolist()),
+        )
 
-    def merged(self, other: Sketch) -> Sketch:
-        buckets = dict(Counter(self.buckets) + Counter(other.buckets))
-        ends = {"min": min(self.min, other.min), "max": max(self.max, other.max)}
-        return Sketch(count=self.count + other.count, sum=self.sum + other.sum, buckets=buckets, **ends)
+    def merge(self, sketch: Sketch) -> Sketch:
+        """Return the sketch of the durations of both."""
+        return Sketch(
+            count=self.count + sketch.count,
+            sum=self.sum + sketch.sum,
+            min=min(self.min, sketch.min),
+            max=max(self.max, sketch.max),
+            buckets=dict(Counter(self.buckets) + Counter(sketch.buckets)),
+        )
 
     @property
     def mean(self) -> float | None:
-        return self.sum / self.count if self.count else None
+        if not self.count:
+            return None
+        return self.sum / self.count
 
     def quantile(self, share: float) -> float | None:
         """Return the duration below which ``share`` of all lie, within 2 %; None if there are none."""
-        below = 0
-        for at in sorted(self.buckets):
-            below += self.buckets[at]
-            if below >= share * self.count:
-                return min(max(float(_GROWTH ** (at + 0.5)), self.min), self.max)
+        count = 0
+        for bucket_number in sorted(self.buckets):
+            count += self.buckets[bucket_number]
+            if count >= share * self.count:
+                middle = float(_GROWTH ** (bucket_number + 0.5))
+                return min(max(middle, self.min), self.max)
         return None
 
 
@@ -86,15 +99,21 @@ class WatchWindow(Part):
     # the peak by the end of the window: the allocator's since its last reset, else resident since the process began
     peak_bytes: int | None = None
 
-    def merged(self, after: WatchWindow) -> WatchWindow:
-        """Return the window of these steps and those that follow."""
+    def merge(self, next_window: WatchWindow) -> WatchWindow:
+        """Return the window of these steps and of those of ``next_window``, which follow."""
+        windows = (self, next_window)
         seconds = dict(self.seconds)
-        for part, sketch in after.seconds.items():
-            seconds[part] = seconds[part].merged(sketch) if part in seconds else sketch
-        held = [each.held_bytes for each in (self, after) if each.held_bytes is not None]
-        peaks = [each.peak_bytes for each in (self, after) if each.peak_bytes is not None]
-        memory = {"held_bytes": min(held, default=None), "peak_bytes": max(peaks, default=None)}
-        return self.model_copy(update={"steps": self.steps + after.steps, "seconds": seconds, **memory})
+        for part, sketch in next_window.seconds.items():
+            seconds[part] = seconds.get(part, Sketch()).merge(sketch)
+        held_bytes = [window.held_bytes for window in windows if window.held_bytes is not None]
+        peak_bytes = [window.peak_bytes for window in windows if window.peak_bytes is not None]
+        changes = {
+            "steps": self.steps + next_window.steps,
+            "seconds": seconds,
+            "held_bytes": min(held_bytes, default=None),
+            "peak_bytes": max(peak_bytes, default=None),
+        }
+        return self.model_copy(update=changes)
 
 
 class WatchEvent(Part):
@@ -140,7 +159,9 @@ class WatchEvent(Part):
 
     @property
     def ratio(self) -> float | None:
-        return self.now / self.against if self.against else None
+        if not self.against:
+            return None
+        return self.now / self.against
 
 
 class WatchStatus(Part):
@@ -176,12 +197,14 @@ class WatchStatus(Part):
     @property
     def goodput(self) -> float | None:
         """The share of the wall time in training steps, without the first one; None at the start."""
-        steps_s = sum(seconds for what, seconds in self.ledger.items() if what.startswith(STEPS))
-        return steps_s / self.wall_s if self.wall_s else None
+        if not self.wall_s:
+            return None
+        steps_s = sum(seconds for term, seconds in self.ledger.items() if term.startswith(STEPS))
+        return steps_s / self.wall_s
 
 
 # phases in which ranks wait for each other: backward averages gradients, both fetch sharded parameters
-WAITED_IN = ("forward", "backward")
+WAITING_PHASES = ("forward", "backward")
 
 STEPS = "step: "  # prefix of the ledger's terms within steps
 
@@ -195,31 +218,38 @@ class TraceRequest(Part):
     rank: int = 0
 
 
-def of_rank(name: str, rank: int) -> str:
+def rank_file_name(name: str, rank: int) -> str:
     """Return the name of the file ``name`` of ``rank``, as in ``events.rank3.jsonl``."""
+    if rank == 0:
+        return name
     stem, dot, suffix = name.partition(".")
-    return f"{stem}.rank{rank}{dot}{suffix}" if rank else name
+    return f"{stem}.rank{rank}{dot}{suffix}"
 
 
 WINDOWS, EVENTS, STATUS, LAST_STEPS = "watch.jsonl", "events.jsonl", "watch.json", "watch_steps.bin"
 
 
 def request_file(folder: Path, rank: int) -> Path:
-    return folder / of_rank("trace_request.json", rank)
+    return folder / rank_file_name("trace_request.json", rank)
 
 
-def ranks_watched(folder: Path) -> list[int]:
+def watched_ranks(folder: Path) -> list[int]:
     """Return the ranks that left a status in ``folder``, in order."""
-    names = [re.fullmatch(r"watch(?:\.rank(\d+))?\.json", path.name) for path in folder.glob("watch*.json")]
-    return sorted(int(match[1] or 0) for match in names if match)
+    ranks = []
+    for path in folder.glob("watch*.json"):
+        match = re.fullmatch(r"watch(?:\.rank(\d+))?\.json", path.name)
+        if match is not None:
+            rank = int(match[1] or 0)
+            ranks.append(rank)
+    return sorted(ranks)
 
 
 def read_status(folder: Path, rank: int = 0) -> WatchStatus:
-    return read_part(folder / of_rank(STATUS, rank), WatchStatus, "the status of a watched run")
+    return read_part(folder / rank_file_name(STATUS, rank), WatchStatus, "the status of a watched run")
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedRun:
     """The content of a watched run's files, except its last steps."""
 
     ranks: list[WatchStatus]
@@ -227,77 +257,111 @@ class Watched:
     events: list[WatchEvent]  # events of all ranks, in the order of time
 
 
-def read_watched(folder: Path) -> Watched:
-    ranks = [read_status(folder, rank) for rank in ranks_watched(folder)]
-    last = ranks[0].window
-    return Watched(ranks, [*read_windows(folder), *([] if last is None else [last])], read_events(folder))
+def read_watched(folder: Path) -> WatchedRun:
+    statuses = [read_status(folder, rank) for rank in watched_ranks(folder)]
+    windows = read_windows(folder)
+    incomplete_window = statuses[0].window
+    if incomplete_window is not None:
+        windows.append(incomplete_window)
+    return WatchedRun(statuses, windows, read_events(folder))
 
 
 def steps_repeated(folder: Path, resumed_at: int) -> int | None:
     """Return how many steps after ``resumed_at`` the previous run of the same name took; None if there is none."""
-    earlier: list[tuple[float, int]] = []
-    for other in folder.parent.glob("version_*"):
+    if not resumed_at:
+        return None
+    earlier_runs: list[tuple[float, int]] = []  # when each began, and its last step
+    for run_folder in folder.parent.glob("version_*"):
+        if run_folder == folder:
+            continue
         with suppress(RecordError, OSError, IndexError):
-            if other != folder and resumed_at:
-                status = read_status(other)
-                rows = read_last_steps(other)  # a status may be ten seconds old, rows one second
-                last = status.global_step + max(int(rows["step"][-1]) - status.steps if len(rows) else 0, 0)
-                if status.resumed_at <= resumed_at <= last:
-                    earlier.append((status.began_s, last))
-    return max(earlier)[1] - resumed_at if earlier else None
+            status = read_status(run_folder)
+            last_step = _last_global_step(run_folder, status)
+            if status.resumed_at <= resumed_at <= last_step:
+                earlier_runs.append((status.began_s, last_step))
+    if not earlier_runs:
+        return None
+    _, last_step = max(earlier_runs)
+    return last_step - resumed_at
+
+
+def _last_global_step(folder: Path, status: WatchStatus) -> int:
+    """Return the last step of a run by the Trainer's count; ``status`` may be ten seconds old, rows one second."""
+    rows = read_last_steps(folder)
+    if not len(rows):
+        return status.global_step
+    later_steps = int(rows["step"][-1]) - status.steps
+    return status.global_step + max(later_steps, 0)
 
 
 def read_windows(folder: Path, rank: int = 0) -> list[WatchWindow]:
-    return _lines(folder / of_rank(WINDOWS, rank), WatchWindow)
+    return _read_lines(folder / rank_file_name(WINDOWS, rank), WatchWindow)
 
 
 def read_events(folder: Path) -> list[WatchEvent]:
     """Return the events of all ranks in the order of time."""
-    files = [path for path in folder.glob("events*.jsonl") if re.fullmatch(r"events(\.rank\d+)?\.jsonl", path.name)]
-    events = (event for path in files for event in _lines(path, WatchEvent))
-    return _with_late_ranks(last_of_each(events))
+    events: list[WatchEvent] = []
+    for path in folder.glob("events*.jsonl"):
+        if re.fullmatch(r"events(\.rank\d+)?\.jsonl", path.name):
+            events += _read_lines(path, WatchEvent)
+    return _with_late_ranks(latest_events(events))
 
 
-def last_of_each(events: Iterable[WatchEvent]) -> list[WatchEvent]:
+def latest_events(events: Iterable[WatchEvent]) -> list[WatchEvent]:
     """Return each event as it was written last, in the order of time, without those that were withdrawn."""
-    latest = {(event.rank, event.kind, event.step, event.at_s): event for event in events}
-    valid = [event for event in latest.values() if not event.withdrawn]
-    return sorted(valid, key=lambda event: event.at_s)
+    latest = {}
+    for event in events:
+        key = (event.rank, event.kind, event.step, event.at_s)
+        latest[key] = event
+    valid_events = [event for event in latest.values() if not event.withdrawn]
+    return sorted(valid_events, key=_event_time)
+
+
+def _event_time(event: WatchEvent) -> float:
+    return event.at_s
 
 
 def _with_late_ranks(events: Sequence[WatchEvent]) -> list[WatchEvent]:
     """Name the late rank as the cause of slow steps that have no other cause, in passes that wait for all ranks."""
-
-    def waited(event: WatchEvent) -> bool:
-        return event.cause is None and event.part in WAITED_IN
-
-    late = {event.step: event.rank for event in events if event.kind == "slow step" and not waited(event)}
-    told = []
+    slow_steps = [event for event in events if event.kind == "slow step"]
+    late_ranks = {event.step: event.rank for event in slow_steps if not _may_have_waited(event)}
+    explained = []
     for event in events:
-        rank = late.get(event.step, event.rank)
-        if event.kind == "slow step" and waited(event) and rank != event.rank:
-            event = event.model_copy(update={"cause": f"waiting for rank {rank}"})
-        told.append(event)
-    return told
+        late_rank = late_ranks.get(event.step, event.rank)
+        waited = event.kind == "slow step" and _may_have_waited(event) and late_rank != event.rank
+        if waited:
+            event = event.model_copy(update={"cause": f"waiting for rank {late_rank}"})
+        explained.append(event)
+    return explained
+
+
+def _may_have_waited(event: WatchEvent) -> bool:
+    """Return whether a slow step may have been slow because its rank waited for another one."""
+    return event.cause is None and event.part in WAITING_PHASES
 
 
 def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
-    """Return the kept rows (``ROW``) of the last steps of ``rank``."""
-    path = folder / of_rank(LAST_STEPS, rank)
-    parts = tuple(read_status(folder, rank).seconds) if (folder / of_rank(STATUS, rank)).exists() else ()
+    """Return the rows (``STEP_ROW``) of the last steps of ``rank``, as far as its files have them."""
+    path = folder / rank_file_name(LAST_STEPS, rank)
+    parts: tuple[str, ...] = ()
+    if (folder / rank_file_name(STATUS, rank)).exists():
+        parts = tuple(read_status(folder, rank).seconds)
     if parts not in ((), TIMED):  # the rows have no names
         raise RecordError(f"{path}: is of a version with other phases: {', '.join(parts)}")
-    kept = [each for each in (_older(path), path) if each.exists()]
-    content = [read_plain(each) for each in kept]
-    whole = [np.frombuffer(of[: len(of) // ROW.itemsize * ROW.itemsize], ROW) for of in content]
-    return np.concatenate([np.empty(0, ROW), *whole])
+    pieces = [np.empty(0, STEP_ROW)]
+    for file in (_older_file(path), path):
+        if file.exists():
+            content = read_plain(file)
+            complete_rows = len(content) // STEP_ROW.itemsize
+            pieces.append(np.frombuffer(content, STEP_ROW, count=complete_rows))
+    return np.concatenate(pieces)
 
 
 def append_last_steps(path: Path, rows: NDArray[np.void], most_bytes: int) -> None:
     """Add ``rows`` to ``path``; it and the file before it keep the last rows, half to all of ``most_bytes``."""
     with suppress(FileNotFoundError):
         if path.stat().st_size >= most_bytes // 2:
-            path.replace(_older(path))
+            path.replace(_older_file(path))
     _append(path, rows.tobytes())
 
 
@@ -309,7 +373,7 @@ def _append(path: Path, content: bytes) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def _older(path: Path) -> Path:
+def _older_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
 
 
@@ -321,38 +385,43 @@ def append_lines(path: Path, parts: Sequence[Part]) -> None:
 P = TypeVar("P", bound=Part)
 
 
-def _lines(path: Path, form: type[P]) -> list[P]:
+def _read_lines(path: Path, form: type[P]) -> list[P]:
+    """Read the complete lines of ``path``; none if there is no such file."""
     if not path.exists():
         return []
-    whole = read_plain(path).split(b"\n")[:-1]
+    complete_lines = read_plain(path).split(b"\n")[:-1]
     try:
-        return [form.model_validate_json(line) for line in whole]
+        return [form.model_validate_json(line) for line in complete_lines]
     except ValidationError as error:
         raise RecordError(f"{path}: is damaged: {str(error).splitlines()[0]}") from None
 
 
-_APART_S = 5.0  # most seconds between two readings of one process's start, as the wall clock may be set meanwhile
+_START_TOLERANCE_S = (
+    5.0  # most seconds between two readings of one process's start, as the wall clock may be set meanwhile
+)
 
 
 def process_name() -> str:
     """Return the host, the namespace of process numbers (a container has its own), the number, and its start."""
-    return f"{_where()} {os.getpid()} {psutil.Process().create_time():.0f}"
+    return f"{_machine_name()} {os.getpid()} {psutil.Process().create_time():.0f}"
 
 
-def is_gone(name: str) -> bool:
+def process_has_ended(name: str) -> bool:
     """Return whether the process of this ``process_name`` has ended; False if it ran elsewhere or has no name."""
-    where, _, known = name.partition(" ")
-    if where != _where():
+    machine_name, _, process_text = name.partition(" ")
+    if machine_name != _machine_name():
         return False
-    number, began_s = known.split()
-    with suppress(psutil.Error):
+    number, start_s = process_text.split()
+    try:
         process = psutil.Process(int(number))
-        zombie = process.status() == psutil.STATUS_ZOMBIE
-        return zombie or abs(process.create_time() - float(began_s)) > _APART_S
-    return True
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        has_same_start = abs(process.create_time() - float(start_s)) <= _START_TOLERANCE_S
+    except psutil.Error:
+        return True
+    return is_zombie or not has_same_start
 
 
-def _where() -> str:
+def _machine_name() -> str:
     namespace = ""
     with suppress(OSError):  # not Linux
         namespace = str(Path("/proc/self/ns/pid").readlink())

@@ -13,8 +13,8 @@ from lm_profiler.record.parts import TIMED
 from lm_profiler.record.watch_files import (
     EVENTS,
     LAST_STEPS,
-    ROW,
     STATUS,
+    STEP_ROW,
     Sketch,
     WatchEvent,
     WatchStatus,
@@ -29,9 +29,9 @@ DRAWS = np.random.default_rng(0).lognormal(-3.0, 1.0, 5000)
 
 
 def test_quantiles_are_right_to_two_percent_however_windows_are_merged() -> None:
-    whole, pieces = Sketch.of(DRAWS), Sketch()
+    whole, pieces = Sketch.from_seconds(DRAWS), Sketch()
     for piece in np.split(DRAWS, 10):
-        pieces = pieces.merged(Sketch.model_validate_json(Sketch.of(piece).model_dump_json()))
+        pieces = pieces.merge(Sketch.model_validate_json(Sketch.from_seconds(piece).model_dump_json()))
     assert pieces.buckets == whole.buckets
     assert pieces.mean == pytest.approx(DRAWS.mean())
     assert (pieces.count, pieces.min, pieces.max) == (5000, DRAWS.min(), DRAWS.max())
@@ -40,24 +40,24 @@ def test_quantiles_are_right_to_two_percent_however_windows_are_merged() -> None
 
 
 def test_nothing_has_no_quantile() -> None:
-    empty = Sketch.of(np.array([np.nan]))
+    empty = Sketch.from_seconds(np.array([np.nan]))
     assert (empty.mean, empty.quantile(0.5), empty.count) == (None, None, 0)
 
 
 def test_the_last_steps_are_kept_in_bounded_files(tmp_path: Path) -> None:
-    rows = np.zeros(100, ROW)
+    rows = np.zeros(100, STEP_ROW)
     for first in range(0, 5000, 100):
         rows["step"] = np.arange(first, first + 100)
-        append_last_steps(tmp_path / LAST_STEPS, rows, 1000 * ROW.itemsize)
+        append_last_steps(tmp_path / LAST_STEPS, rows, 1000 * STEP_ROW.itemsize)
     kept = read_last_steps(tmp_path)["step"]
     assert kept.tolist() == list(range(kept[0], 5000))
     assert 500 <= len(kept) <= 1100
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1100 * ROW.itemsize
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1100 * STEP_ROW.itemsize
 
 
 def test_what_a_full_disk_takes_in_part_is_not_kept(tmp_path: Path) -> None:
     event, path, steps = WatchEvent(step=3, kind="stall", now=61.0), tmp_path / EVENTS, tmp_path / LAST_STEPS
-    rows = np.zeros(10, ROW)
+    rows = np.zeros(10, STEP_ROW)
     append_lines(path, [event])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limits[1]))
@@ -65,11 +65,11 @@ def test_what_a_full_disk_takes_in_part_is_not_kept(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No space left"):
             append_lines(path, [event])
         with pytest.raises(OSError, match="No space left"):
-            append_last_steps(steps, rows, 1000 * ROW.itemsize)
+            append_last_steps(steps, rows, 1000 * STEP_ROW.itemsize)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     append_lines(path, [event.model_copy(update={"step": 4})])
-    append_last_steps(steps, rows, 1000 * ROW.itemsize)
+    append_last_steps(steps, rows, 1000 * STEP_ROW.itemsize)
     assert len(read_events(tmp_path)) == 2
     assert len(read_last_steps(tmp_path)) == 10
 
@@ -103,7 +103,7 @@ def test_rows_of_other_phases_are_refused(tmp_path: Path) -> None:
     WatchStatus(**told, world_size=1, seconds=dict.fromkeys([*TIMED[:6], "ema", *TIMED[6:]], 0.0)).write(
         tmp_path / STATUS
     )
-    append_last_steps(tmp_path / LAST_STEPS, np.zeros(10, ROW), 1000)
+    append_last_steps(tmp_path / LAST_STEPS, np.zeros(10, STEP_ROW), 1000)
     said = refusal(RecordError, lambda: read_last_steps(tmp_path))
     assert_stored("record/problems: rows of other phases", {"one more": said}, run=tmp_path)
 

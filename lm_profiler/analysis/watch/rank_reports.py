@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.watch_files import WAITED_IN, WatchEvent, WatchStatus
+from lm_profiler.record.watch_files import WAITING_PHASES, WatchEvent, WatchStatus
 
 SILENT_S = 60.0
 _FEWEST = 20  # steps of each rank between two comparisons
@@ -89,7 +89,7 @@ def _seconds(report: WatchStatus) -> NDArray[np.float64]:
 def _costs(own: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return by part what a rank's excess time costs the others per step: how long they wait for it afterwards."""
     waits = np.zeros(len(PARTS))
-    for at in (PARTS.index(part) for part in WAITED_IN):
+    for at in (PARTS.index(part) for part in WAITING_PHASES):
         waits[at] = max(others[at] - own[at], 0.0)
     after = np.full(len(PARTS), waits.sum())
     after[PARTS.index("forward")] = waits[PARTS.index("backward")]

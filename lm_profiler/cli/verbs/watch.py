@@ -24,11 +24,11 @@ from lm_profiler.record.watch_files import (
     STATUS,
     TraceRequest,
     WatchStatus,
-    is_gone,
-    ranks_watched,
+    process_has_ended,
     read_status,
     read_watched,
     request_file,
+    watched_ranks,
 )
 from lm_profiler.report.run.kernel_tables import kernel_tables
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
@@ -115,7 +115,7 @@ def _over(status: WatchStatus) -> str:
         return f"failed with {status.error}"
     if status.ended:
         return "has ended"
-    if is_gone(status.process):
+    if process_has_ended(status.process):
         return "was killed"
     return ""
 
@@ -174,7 +174,7 @@ class AskOptions:
 def run_trace(options: AskOptions, sleep: Callable[[float], None] = time.sleep) -> int:
     """Ask by a file in the run's folder, wait for the trace, print its kernels and return the exit code."""
     folder = watched_folder(options.run)
-    expect_one_of(ranks_watched(folder), "rank", options.rank)
+    expect_one_of(watched_ranks(folder), "rank", options.rank)
     status = read_status(folder, options.rank)
     if over := _over(status):
         raise UsageError(f"RUN: expected a running training, given {folder}, which {over}; its traces are in it")

@@ -11,7 +11,7 @@ from lm_profiler.record import watch_files
 from lm_profiler.record.figure import share_text
 from lm_profiler.record.parts import TIMED
 from lm_profiler.record.quantities import bytes_text, counted, duration_text
-from lm_profiler.record.watch_files import Sketch, WatchEvent, WatchStatus, WatchWindow, is_gone
+from lm_profiler.record.watch_files import Sketch, WatchEvent, WatchStatus, WatchWindow, process_has_ended
 from lm_profiler.report.tables.table import Table, text_table
 
 _EVENTS = 12
@@ -46,7 +46,7 @@ def _state(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
         how = f"failed with {status.error}"
     elif status.ended:
         how = "ended"
-    elif is_gone(status.process):
+    elif process_has_ended(status.process):
         how = f"killed, last {where}"
     resumed = f"; went on from step {status.resumed_at:,}" if status.resumed_at else ""
     if status.repeated is not None:
@@ -72,7 +72,7 @@ def _phases(windows: Sequence[WatchWindow]) -> Table:
     rows = []
     for part in TIMED:
         sketches = [each.seconds.get(part, Sketch()) for each in windows]
-        if (whole := reduce(Sketch.merged, sketches)).count:
+        if (whole := reduce(Sketch.merge, sketches)).count:
             quantiles = (whole.quantile(0.5), whole.quantile(0.99))
             figures = (whole.mean, *quantiles, whole.max, sketches[0].mean, sketches[-1].mean)
             rows.append([part, *("" if each is None else f"{each * 1e3:,.3f}" for each in figures)])
@@ -84,7 +84,7 @@ def _ranks(ranks: Sequence[WatchStatus]) -> Table:
     rows = []
     for status in ranks:
         since = f"silent since {_clock(silent[status.rank])} in {status.phase}" if status.rank in silent else None
-        now = since or (f"killed, last in {status.phase}" if is_gone(status.process) else status.phase)
+        now = since or (f"killed, last in {status.phase}" if process_has_ended(status.process) else status.phase)
         if status.error is not None:
             now = f"failed with {status.error}"
         elif status.ended:

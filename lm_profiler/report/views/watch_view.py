@@ -93,7 +93,7 @@ def _curves(folder: Path, most_points: int) -> list[tuple[int, Sketch]]:
     has_all_rows = len(rows) and (not windows or rows["step"][0] <= windows[0].first_step)
     if has_all_rows:
         pieces = np.array_split(rows, min(most_points, math.ceil(len(rows) / _ROWS_A_POINT)))
-        return [(int(part["step"][0]), Sketch.of(part["seconds"][:, -1].astype(float))) for part in pieces]
+        return [(int(part["step"][0]), Sketch.from_seconds(part["seconds"][:, -1].astype(float))) for part in pieces]
     return _merged_windows(windows, most_points)
 
 
@@ -103,7 +103,7 @@ def _merged_windows(windows: Sequence[WatchWindow], most_points: int) -> list[tu
     points = []
     for start in range(0, len(timed), every):
         group = timed[start : start + every]
-        sketch = reduce(Sketch.merged, (window.seconds["step"] for window in group))
+        sketch = reduce(Sketch.merge, (window.seconds["step"] for window in group))
         points.append((group[0].first_step, sketch))
     return points
 

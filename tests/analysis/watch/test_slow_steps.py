@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.watch_files import WatchEvent, last_of_each
+from lm_profiler.record.watch_files import WatchEvent, latest_events
 
 SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
 
@@ -31,7 +31,7 @@ def events_of(parts_s: NDArray[np.float64], steps_together: int = 190) -> list[W
     for first in range(0, len(seconds), steps_together):
         chunk = slice(first, first + steps_together)
         events += run.add(ns[chunk], seconds[chunk])
-    return last_of_each([*events, *run.finish()])
+    return latest_events([*events, *run.finish()])
 
 
 def test_one_slow_step_in_each_phase() -> None:

@@ -9,7 +9,7 @@ from lm_profiler.analysis.watch.ledger import CHECKPOINTS, VALIDATION, NamedSpan
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import StepCounters
-from lm_profiler.record.watch_files import WatchEvent, last_of_each
+from lm_profiler.record.watch_files import WatchEvent, latest_events
 
 SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
 N = 6000
@@ -33,7 +33,7 @@ class Loop:
             counters = [each for each in self.counters if each.step is not None and each.step - 1 in here]
             spans = [NamedSpan(ns[s, 1] - round(d * 1e9), ns[s, 1] - 1, what) for s, what, d in self.spans if s in here]
             told += run.add(ns[at : at + 50], seconds[at : at + 50], counters, spans)
-        return last_of_each([*told, *run.finish()])
+        return latest_events([*told, *run.finish()])
 
 
 @pytest.mark.parametrize("part", ["data", "forward", "backward"])

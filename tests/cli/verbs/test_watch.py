@@ -44,7 +44,7 @@ def left(folder: Path, **known: object) -> Path:
                "ledger": ledger, "wall_s": 100.0, "world_size": 2, "silent": {} if rank else {1: 800.0}, **known}
         )  # fmt: skip
         status.write(folder / (f"watch.rank{rank}.json" if rank else STATUS))
-    step = Sketch.of(np.full(1000, 0.0129))
+    step = Sketch.from_seconds(np.full(1000, 0.0129))
     append_lines(folder / WINDOWS, [WatchWindow(first_step=1, steps=1000, began_s=900.0, seconds={"step": step})])
     level = WatchEvent(at_s=950.0, step=4200, kind="level", part="data", now=0.102, against=0.1, since_step=4000)
     late = WatchEvent(at_s=960.0, rank=1, step=4300, kind="rank late", part="data", now=0.2, against=0.1, cost_s=9.0)

@@ -16,7 +16,7 @@ from lm_profiler.report.pictures.drawing import PART_COLOURS
 
 def test_a_watched_run_shows_its_steps_events_and_ledger(tmp_path: Path) -> None:
     entry = made_entry(tmp_path / "watched")
-    sketches = [Sketch.of(np.full(1000, 0.1 if window < 20 else 0.12)) for window in range(40)]
+    sketches = [Sketch.from_seconds(np.full(1000, 0.1 if window < 20 else 0.12)) for window in range(40)]
     windows = [
         WatchWindow(first_step=1 + 1000 * number, steps=1000, began_s=100.0 * number, seconds={"step": sketch})
         for number, sketch in enumerate(sketches)
@@ -48,7 +48,12 @@ def test_a_stall_does_not_flatten_the_curves(tmp_path: Path) -> None:
     seconds = [np.full(1000, 0.005) for _ in range(40)]
     seconds[20][500] = 90.0
     windows = [
-        WatchWindow(first_step=1 + 1000 * number, steps=1000, began_s=5.0 * number, seconds={"step": Sketch.of(step_s)})
+        WatchWindow(
+            first_step=1 + 1000 * number,
+            steps=1000,
+            began_s=5.0 * number,
+            seconds={"step": Sketch.from_seconds(step_s)},
+        )
         for number, step_s in enumerate(seconds)
     ]
     append(entry.folder / WINDOWS, windows)
