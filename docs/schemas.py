@@ -24,7 +24,7 @@ from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.rank_ends import RankEnd
 from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.sweep_files import CellOutcome, SweepPlan
-from lm_profiler.record.watch_files import Watched
+from lm_profiler.record.watch_files import WatchFiles
 
 # the type of each kind of file, and of what verbs print with ``--format json``
 FORMS: dict[str, Any] = {
@@ -38,7 +38,7 @@ FORMS: dict[str, Any] = {
     "comparison": Comparison,
     "plan": Plan,
     "selftest": SelfTest,
-    "watched": Watched,
+    "watched": WatchFiles,
     "rows": list[dict[str, bool | int | float | str | list[Any] | None]],
 }
 

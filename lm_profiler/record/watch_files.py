@@ -249,7 +249,7 @@ def read_status(folder: Path, rank: int = 0) -> WatchStatus:
 
 
 @dataclass(frozen=True)
-class WatchedRun:
+class WatchFiles:
     """The content of a watched run's files, except its last steps."""
 
     ranks: list[WatchStatus]
@@ -257,13 +257,13 @@ class WatchedRun:
     events: list[WatchEvent]  # events of all ranks, in the order of time
 
 
-def read_watched(folder: Path) -> WatchedRun:
+def read_watched(folder: Path) -> WatchFiles:
     statuses = [read_status(folder, rank) for rank in watched_ranks(folder)]
     windows = read_windows(folder)
     incomplete_window = statuses[0].window
     if incomplete_window is not None:
         windows.append(incomplete_window)
-    return WatchedRun(statuses, windows, read_events(folder))
+    return WatchFiles(statuses, windows, read_events(folder))
 
 
 def steps_repeated(folder: Path, resumed_at: int) -> int | None:
