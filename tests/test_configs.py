@@ -123,7 +123,7 @@ def test_attention_alone_holds_q_k_and_v_then_what_is_saved_then_the_gradients(t
 def test_attention_that_would_take_the_machine_down_is_refused(tmp_path: Path, capsys: Any, free: Any) -> None:
     free(64 << 30)
     config = f"--config={CONFIGS / 'attention.yaml'}"
-    longer = ["--model.attention=math", "--data.context_length=1000000"]
+    longer = ["--model.attention=math", "--data.context_length=1000000", "--check_memory=true"]
     assert main(["fit", config, f"--log_dir={tmp_path}", *longer]) == 2
     assert read_run(tmp_path / "attention" / "version_0").status == "refused"
     assert "--model.attention=sdpa" in capsys.readouterr().err
