@@ -66,7 +66,9 @@ def found(name: str) -> Any:
                 importlib.import_module(path)
             except ImportError:
                 raise AttributeError(f"torch {torch.__version__} has no {path}") from None
-        value = getattr(value, part)
+            value = sys.modules[path]  # a package may delete the name of its module, as torch.optim does
+        else:
+            value = getattr(value, part)
     return value
 
 

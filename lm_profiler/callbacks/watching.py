@@ -26,7 +26,7 @@ from lm_profiler.callbacks.exports import metrics_of, publish
 from lm_profiler.callbacks.instruments.action_owners import owner_of
 from lm_profiler.callbacks.instruments.profiling_options import ExportOptions, TraceOptions, WatchOptions
 from lm_profiler.callbacks.instruments.tracer import Tracer
-from lm_profiler.callbacks.marks.actions import NOTHING, Marked
+from lm_profiler.callbacks.marks.actions import NOTHING, EpochHook, Marked
 from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
@@ -206,7 +206,8 @@ class Watching:
         if action_name.startswith("[Strategy]") and action_name.endswith(".validation_step"):
             return _Then(self, span, lambda: setattr(self.place, "alive_ns", self.clock()))
         owner = owner_of(action_name, self.trainer, self.callback)
-        if owner[0] in (LIGHTNING, OURS, "") or not owner[1].startswith("on_") or span is not NOTHING:
+        has_phase = span is not NOTHING and not isinstance(span, EpochHook)
+        if owner[0] in (LIGHTNING, OURS, "") or not owner[1].startswith("on_") or has_phase:
             return span
         kind = "callback" if action_name.startswith("[Callback]") else "hooks"
         return _TimedByName(self, f"{kind}: {owner[0]}")

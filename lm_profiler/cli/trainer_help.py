@@ -21,7 +21,7 @@ the run:
 
 stages:
   --stages.warmup_steps            steps before the measured ones
-  --stages.measure_steps           steps to measure; if not given, 40 and 10 s, at most a minute
+  --stages.measure_steps           steps to measure (default: 40 and 10 s)
   --stages.until_ci                or until the interval is this narrow
   --trace.steps                    steps that torch's profiler traces
   --memory.steps                   steps in which memory is read

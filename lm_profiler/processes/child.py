@@ -36,7 +36,7 @@ PATIENCE = 3.0  # wall time that a child may take, in multiples of its CPU time:
 _MOST_SENT = 256 << 20  # most bytes sent to a fresh interpreter
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 # variables that tell a process about other ranks, or keep torch from asking CUDA itself for the number of devices
-_NOT_HANDED_ON = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTORCH_NVML_BASED_CUDA_CHECK")
+_NOT_HANDED_ON = ("LM_PROFILER", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTORCH_NVML_BASED_CUDA_CHECK")
 
 _PROGRAM = """
 import json, sys

@@ -13,6 +13,7 @@ from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.steps import StepRow
 
 _FEWEST_STEPS = 3  # one or two later steps may be slow by chance
+_FEWEST_MEASURED = 10  # fewer measured steps do not show how far steps scatter
 _LEAST_SHARE = 0.05  # least difference that is reported, as a share of the level
 # Least difference that is reported, in spreads of the measured steps around their level. With 3, steps that resemble
 # their neighbours (AR(1) of 0.6 to 0.9) are noted by chance in 2 %, with 4 in under 1 %.
@@ -24,7 +25,7 @@ _MAD_TO_STD = 1.4826  # standard deviation of normal noise over its median absol
 
 def level_check_note(model: StepModel, measured: Sequence[StepRow], later: Sequence[StepRow]) -> list[str]:
     """Return a note if ``later`` steps without a tracer differ from what the ``model`` of ``measured`` predicts."""
-    if len(later) < _FEWEST_STEPS or not measured or model.kinds:
+    if len(later) < _FEWEST_STEPS or len(measured) < _FEWEST_MEASURED or model.kinds:
         return []
     later_s = np.array([row.time("step") for row in later])
     indices = np.array([row.step - measured[0].step for row in later])

@@ -39,10 +39,7 @@ class ProfilerMarks:
         self._plain_class = type(profiler)
         self._marked_class: type | None = None
         self._displaced: dict[str, Any] = {}
-
-    @property
-    def are_put(self) -> bool:
-        return type(self._profiler) is self._marked_class
+        self.are_put = False  # whether the profiler has our methods
 
     def prepare(self, methods: ProfilerMethods) -> None:
         """Make the class that has ``methods``."""
@@ -56,11 +53,13 @@ class ProfilerMarks:
             if name in attributes:
                 self._displaced[name] = attributes.pop(name)
         _set_attribute(self._profiler, "__class__", self._marked_class)
+        self.are_put = True
 
     def remove(self) -> None:
         if not self.are_put:
             return
         _set_attribute(self._profiler, "__class__", self._plain_class)
+        self.are_put = False
         vars(self._profiler).update(self._displaced)
         self._displaced.clear()
 

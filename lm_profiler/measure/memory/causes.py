@@ -179,7 +179,8 @@ class HoldingsReader:
         self._part = code
         self._held_at_begin = held
         self._highest = None
-        self._arrived_gradients = causes[Holdings._fields.index("gradients")]
+        _, gradient_storages, *_ = causes  # in the order of ``Holdings``
+        self._arrived_gradients = gradient_storages
 
     def step_ended(self) -> None:
         self.levels = MemoryLevels(
