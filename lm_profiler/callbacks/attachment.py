@@ -239,7 +239,7 @@ class Attachment:
     def _replace_profiler(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:
         following, recording = Guard("stages.until_ci", self.report), self.ending.part
         step_ended: Callable[[], int] = (lambda: 0) if session is None else session.step_ended
-        self.phases = phases = PhaseProfiler(
+        phases = PhaseProfiler(
             self.trainer,
             timeline,
             sum(self._steps.values()),
@@ -251,6 +251,7 @@ class Attachment:
             on_no_step=lambda what: self.report(f"{what} had no step, and the Trainer has no other limit: {_NO_STEP}"),
         )
         phases.install()
+        self.phases = phases  # only now: where installing fails, ``leave`` makes another
         return phases
 
     def _stages_are_over(self) -> PhaseProfiler | None:

@@ -159,6 +159,7 @@ class _MarkedStep(_Wrapper):
         return self._method.__func__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        part = self._timeline.part
         closure: Any = args[0] if args else kwargs.get("closure")
         # A step of the user's own may take something else at that place, such as a module.
         has_closure = callable(closure) and not isinstance(closure, torch.nn.Module)
@@ -169,21 +170,22 @@ class _MarkedStep(_Wrapper):
             else:
                 kwargs["closure"] = apart
         if not (has_closure and self._closure_first):
-            self._begin()
+            part.run(self._begin)
         try:
             result = self._method(*args, **kwargs)
         except BaseException:
-            self._mark(at.FAIL)
-            self._end()
+            part.run(self._mark, at.FAIL)
+            part.run(self._end)
             raise
-        self._end()
+        part.run(self._end)
         return result
 
     def _run_closure(self, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the ``closure`` outside the optimizer's phase, which continues when it returns."""
-        self._end()
+        part = self._timeline.part
+        part.run(self._end)
         result = closure(*args, **kwargs)
-        self._begin()
+        part.run(self._begin)
         return result
 
     def _begin(self) -> None:
