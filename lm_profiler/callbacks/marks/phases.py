@@ -111,7 +111,9 @@ class PhaseProfiler:
         timeline = self.timeline
         self._fetched = True
         if not self.step_done:
-            self._count_batch_without_step()
+            if self._part.run(self._is_loop_endless, otherwise=False):
+                self.cut = True
+                raise StopIteration
         elif self.left > 0:
             # Guard.run and close_step, written out: three frames fewer per step.
             self.step_done = False
@@ -146,15 +148,14 @@ class PhaseProfiler:
         if self.users is not None:  # after our mark, for the same reason
             self.users.stop(action_name)
 
-    def _count_batch_without_step(self) -> None:
-        """Raise StopIteration where a fit without any limit had so many batches without a step that none will come."""
+    def _is_loop_endless(self) -> bool:
+        """Count one more batch without a step; report a fit without any limit in which no step will come."""
         self._batches_without_step += 1
         most = _DRY * self.trainer.accumulate_grad_batches
         if self._batches_without_step <= most or not self._has_no_limit():
-            return
-        self.cut = True
-        self._part.run(self.on_no_step, f"{self._batches_without_step:,} batches in a row")
-        raise StopIteration
+            return False
+        self.on_no_step(f"{self._batches_without_step:,} batches in a row")
+        return True
 
     def _end_stages(self) -> PhaseProfiler | None:
         """End the stages where the loop asks for a batch; return who marks from here on, or raise StopIteration."""

@@ -68,7 +68,17 @@ def test_two_later_steps_are_too_few() -> None:
 
 
 def test_the_cost_of_timing_actions_is_no_difference() -> None:
-    """Steps of 1 ms: 0.2 ms more are ours."""
-    times_s = noise(np.random.default_rng(5), 0.01) / 50.0
+    """A hundred later steps of 2 ms: 0.2 ms more are ours, 1 ms more is not."""
+    noise_logs = 0.01 * np.random.default_rng(5).standard_normal(MEASURED + 100)
+    times_s = np.asarray(0.002 * np.exp(noise_logs))
     times_s[MEASURED:] += 2e-4
+    assert not noted(times_s)
+    times_s[MEASURED:] += 8e-4
+    assert noted(times_s)
+
+
+def test_a_hold_up_of_fifty_milliseconds_leaves_no_note() -> None:
+    """Steps of 5 ms: the machine holds the process up after the measured steps, and all three later steps lie in it."""
+    times_s = noise(np.random.default_rng(6), 0.01) / 10.0
+    times_s[MEASURED:] += 0.016
     assert not noted(times_s)
