@@ -70,7 +70,7 @@ from lm_profiler.record.steps import Peaks, StepRow, StepTable
 from lm_profiler.record.text import ranks_text
 
 # Lightning's names of precisions, by torch's names of dtypes
-_PRECISIONS = {"float32": "32", "bfloat16": "bf16", "float16": "16"}
+_PRECISIONS = {"float64": "64", "float32": "32", "bfloat16": "bf16", "float16": "16"}
 
 _ON_HOST = "arrivals at collectives, from torch's flight recorder"
 _ON_STREAM = "durations of collectives on the device's stream, in steps after the measured ones"
@@ -203,11 +203,18 @@ class RunSteps:
 
 def main_precision(evidence: Evidence) -> str:
     """Return Lightning's name of the precision of most FLOPs: a module may enter autocast by itself."""
+    main_dtype = _main_dtype(evidence)
+    if main_dtype is None:
+        return evidence.precision
+    return _PRECISIONS.get(main_dtype, "")
+
+
+def _main_dtype(evidence: Evidence) -> str | None:
+    """Return torch's name of the dtype of most FLOPs; None where none were counted."""
     flops_by_dtype = evidence.by_dtype
     if not any(flops_by_dtype.values()):
-        return evidence.precision
-    main_dtype = max(flops_by_dtype, key=flops_by_dtype.__getitem__)
-    return _PRECISIONS.get(main_dtype, "")
+        return None
+    return max(flops_by_dtype, key=flops_by_dtype.__getitem__)
 
 
 Fields = dict[str, Any]  # fields of the record
@@ -534,8 +541,9 @@ def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     figures: dict[str, Any] = {}
     if use is not None:
         figures["checkpointing"] = use.flops.recomputation > 0
-        if use.dtype in ("bfloat16", "float16", "float64"):  # also by the module's own autocast
-            figures["precision"] = use.dtype
+    main_dtype = _main_dtype(run.evidence)
+    if main_dtype in ("bfloat16", "float16", "float64"):  # by the module's own autocast, or its weights' dtype
+        figures["precision"] = main_dtype
     figures["tokens_per_batch"] = None
     figures["samples_per_batch"] = None
     rate = record.throughput

@@ -88,7 +88,7 @@ class TrainingProfiler(Callback):
     ) -> None:
         stages = stages or StageOptions()
         self._options = ProfilingOptions(
-            replace(stages, stop_when_done=False) if watch else stages,
+            stages.for_watched_run() if watch else stages,
             actions or ActionsOptions(),
             memory or MemoryOptions(),
             trace or TraceOptions(),

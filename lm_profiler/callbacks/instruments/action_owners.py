@@ -39,6 +39,8 @@ _LOGGED: Owner = (LIGHTNING, "logged metrics")
 # matches ``[Owner]Class.hook``; a callback has its state key in place of the class
 _BRACKETED = re.compile(r"(\[\w+\])(.*)\.(\w+)", re.DOTALL)
 
+_SCHEDULER_HOOK = "lr_scheduler_step"
+
 # Lightning's actions that belong to no hook
 _LIGHTNINGS = ("run_training_batch", "run_training_epoch", "save_checkpoint")
 
@@ -122,8 +124,20 @@ def owner_of(action_name: str, trainer: Any, callback: Callback) -> Owner:
     if any(owner is callback for owner in owners_of_hook):
         return (OURS, hook)
     if not any(overrides(owner, hook) for owner in owners_of_hook):
+        if hook == _SCHEDULER_HOOK:  # what takes time there is the scheduler, and the functions that it calls
+            return (_scheduler_name(trainer), "step")
         return _EMPTY if hook.startswith("on_") else (LIGHTNING, hook)
     return (type(owners_of_hook[0]).__name__, hook)
+
+
+def _scheduler_name(trainer: Any) -> str:
+    """Return the class of the learning-rate scheduler, or the classes of several."""
+    names: list[str] = []
+    for config in trainer.lr_scheduler_configs:
+        name = type(config.scheduler).__name__
+        if name not in names:
+            names.append(name)
+    return "/".join(names) or LIGHTNING
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -31,7 +31,8 @@ class StageOptions:
     Args:
         warmup_steps: Steps before the measured ones; recorded, never summarised.
         measure_steps: Steps to measure; 0 where a run is only watched. If not given, at least 40 steps and 10 s, but
-            at most a minute (10 steps if they take longer) and no more steps than the loop has for all stages.
+            at most a minute (10 steps if they take longer) and no more steps than the loop has for all stages; 40 steps
+            where the rest of training is watched.
         until_ci: Instead of measure_steps, measure until the 95 % interval of the step's level is within this share on
             both sides of it, such as 0.005: after at least 10 steps, checked again after each quarter more.
         max_steps: Most steps to measure under until_ci.
@@ -60,6 +61,11 @@ class StageOptions:
     def is_timed(self) -> bool:
         """Whether the time decides how many steps are measured: neither a number nor a precision is given."""
         return self.measure_steps is None and self.until_ci is None
+
+    def for_watched_run(self) -> StageOptions:
+        """Return the options where the rest of training is watched: the watch sees what a longer window would."""
+        measure_steps = TIMED_STEPS if self.is_timed else self.measure_steps
+        return replace(self, measure_steps=measure_steps, stop_when_done=False)
 
     @property
     def planned_steps(self) -> int:
