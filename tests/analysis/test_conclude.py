@@ -173,7 +173,9 @@ def test_the_rate_is_of_the_dtype_in_which_most_is_multiplied_whatever_the_train
     assert found.dtype == dtype
     assert found.of_ceiling == (None if reached is None else pytest.approx(reached))
     assert settings is not None
-    assert settings.full_precision == (dtype != "bfloat16")  # nobody is told to use what is on
+    assert settings.full_precision == (dtype == "float32")  # nobody is told to use what is on
+    advises_float32 = any(finding.name == "double" for finding in record.findings)
+    assert advises_float32 == ("float64" in by_dtype)
 
 
 # -- the GPU's clock, recompilations, memory ----------------------------------------------------------------------

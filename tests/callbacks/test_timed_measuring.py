@@ -13,7 +13,14 @@ import pytest
 from known_loop import trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks import (
+    ActionsOptions,
+    MemoryOptions,
+    StageOptions,
+    TraceOptions,
+    TrainingProfiler,
+    WatchOptions,
+)
 from lm_profiler.callbacks.loop_length import fewest_steps_left
 from lm_profiler.callbacks.stages import StoppingRule
 
@@ -150,3 +157,12 @@ def test_a_real_fit_of_one_epoch_comes_to_all_stages(tmp_path: Path) -> None:
     assert profiler.record.steps == {"warmup": 2, "measure": 54, "actions": 4, "memory": 1, "trace": 3}
     assert profiler.record.steps_planned["measure"] == 40
     assert trainer.global_step == 64
+
+
+def test_a_watched_fit_measures_forty_steps_and_watches_the_rest(tmp_path: Path) -> None:
+    profiler = TrainingProfiler(
+        StageOptions(warmup_steps=2), MemoryOptions(steps=0), TraceOptions(steps=0), quiet=True, watch=WatchOptions()
+    )
+    trainer_with([profiler], tmp_path, max_epochs=1).fit(BoringModel())
+    assert profiler.record is not None
+    assert profiler.record.steps["measure"] == 40

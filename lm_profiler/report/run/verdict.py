@@ -157,7 +157,7 @@ def _not_seen(steadiness: Steadiness) -> list[str]:
     if took_s is None or took_s >= _LONG_WINDOW_S:
         return []
     length = f"{counted(_steps_used(steadiness), 'step')} or {duration_text(took_s)}"
-    return [f"not seen: what comes less often than every {length} (checkpoints, throttling); --watch=true reports it"]
+    return [f"not seen: anything rarer than once in {length}; --watch=true reports it"]
 
 
 def _steps_used(steadiness: Steadiness) -> int:

@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 
 import known_loop
 import pytest
+import torch
 from faults import breaks
 from known_loop import KnownModule, SimulatedClock, SlowLoader, SlowStream, instruments, profiled_fit, spin
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -114,6 +115,24 @@ def test_each_hook_has_the_time_that_it_took_and_the_rest_is_the_loops(tmp_path:
     }
     assert owned(profiler).measured_s == pytest.approx(31 * MS)
     assert {(each.calls, each.in_steps) for each in owned(profiler).actions} == {(1.0, 3)}
+
+
+def test_the_time_of_a_scheduler_is_its_own(tmp_path: Path) -> None:
+    """The learning rate comes from a function that waits, as one does that asks a server."""
+
+    def learning_rate(step: int) -> float:
+        if step > 0:  # not where the scheduler is made
+            spin("scheduler", 3 * MS)
+        return 1.0
+
+    class Scheduled(KnownModule):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    profiler = profiled_fit(Scheduled(), tmp_path, profiler=instruments(1, 2, actions=3))
+    assert shares_ms(profiler) == {"LambdaLR.step": 3.0}
 
 
 def test_parts_add_up_to_the_nanosecond_where_every_look_at_the_clock_takes_time(
