@@ -9,6 +9,7 @@ estimated from the differences of successive blocks, which a drift does not infl
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,18 +34,35 @@ _NOISE_BLOCKS, _FEWEST_DIFFERENCES = 200, 8  # blocks that estimate the noise
 # Standard errors of a change. Simulated (tests): less than one false alarm in 10^6 steps, also under AR(1) noise of
 # 0.6 and Student's t of three degrees.
 _THRESHOLD = 6.0
+_SMALLEST_CHANGE = 0.015  # of the logarithm of the step: machines wander by one percent
 _HISTORY = 800  # blocks in memory; the older half is merged in pairs beyond that
 _PART_SHARE = 0.5  # share of a change that its phase must have
+_ONLY_PART_SHARE = 0.8  # share of a change from which on it lies in this phase alone
 _RETURN_SHARE = 0.25  # a level has gone back if it is nearer to the old one than this share of the change
 _REVERSALS, _REMEMBERED = 4, 7  # so many changes of direction among the last changes are a level that wanders
-_STAIRS = 8  # successive changes in one direction that are told one by one; more are a drift
+_STAIRS = 8  # successive changes in one direction that are reported one by one; more are a drift
+_FEWEST_OF_GRADUAL_RISE = 3  # successive changes in one direction that are a drift if the level jumps nowhere
+_BESIDE_JUMP = 10  # blocks on either side of a jump
+_SHARE_OF_JUMPS = 0.5  # of a rise
 _FURTHER_AFTER = (5, 10, 25, 100)  # blocks after a change at which its size is estimated anew
 _CORRECTED = 0.03  # share of the size by which an estimate must differ to be reported again
 _DRIFT_STEP = 0.1  # share by which a drift's size must grow to be reported again
 _BEGIN_CORRECTED_AT = (4, 8)  # changes of a drift at which its beginning is estimated anew
+_FEWEST_BEFORE_DRIFT = 10  # blocks whose mean is the level before a drift
+_LATER_KNEE = 0.85  # share of the squared error that is left if a drift began later than with its first block
 _DRIFT_SLOWER = 4.0  # ratio of the intervals between two changes of a drift
 _OPEN = 12  # changes that may go back yet
-_CURRENT = 5  # blocks whose mean is the level at the end of a drift
+_LAST_OF_DRIFT = 50  # blocks whose line ends at the current level of a drift
+# A change is reported once it has lasted so many blocks, or has cost this share of the time watched so far, within
+# limits in seconds. A short burst is taken out instead. What slows all phases alike is mostly the machine.
+_LASTING, _LASTING_IF_UNIFORM = 10, 20
+_COST_SHARE, _LEAST_COST_S, _MOST_COST_S = 5e-3, 0.05, 5.0
+_COST_RATIO_IF_UNIFORM = 5.0
+_NEARLY_WHOLE_STEP = 0.75  # share of the step from which on a part's change looks like a uniform one
+_UNIFORM = 0.4  # share of a change that lies apart from equal ratios of all phases
+_TREND = 0.7  # Kendall's rank correlation of the level with time, from which on it follows a trend
+_TREND_GROUPS = 20  # groups of blocks whose medians are correlated
+_SMALL_BESIDE_DRIFT, _SMALL_AGAINST_DRIFT = 0.5, 0.25  # shares of a drift's size
 
 Course = Literal["drift", "wanders", "alternates"]
 
@@ -70,7 +88,9 @@ class LevelChange:
     before_s: NDArray[np.float64]  # (TIMED,) the level before, by part
     after_s: NDArray[np.float64]
     found_step: int  # the step at which it was found
+    began_level_before: int  # the first step of the level before
     course: Course | None = None
+    is_gradual: bool = False  # a drift that is no stairs
     until_step: int | None = None  # the last step before the level went back
     times: int = 1  # changes that this one stands for
     is_withdrawn: bool = False  # another change stands for it
@@ -86,10 +106,22 @@ class LevelChange:
 
     @property
     def part(self) -> str | None:
-        """The part of the step that makes up most of the change; None if no part makes up half of it."""
+        """The part that makes up most of the change; None if no part does, or all have changed by the same ratio."""
+        part = self._part_with(_PART_SHARE)
+        if part is None or not self.is_uniform:
+            return part
+        share_of_step = float(self.before_s[PARTS.index(part)] / self.before_s[-1])
+        return part if share_of_step >= _NEARLY_WHOLE_STEP else None
+
+    @property
+    def only_part(self) -> str | None:
+        """The part of the step that makes up nearly all of the change; None if several do."""
+        return self._part_with(_ONLY_PART_SHARE)
+
+    def _part_with(self, share: float) -> str | None:
         differences_s = (self.after_s - self.before_s)[:-1]
         largest = int(np.abs(differences_s).argmax())
-        if abs(differences_s[largest]) < _PART_SHARE * abs(self.size_s):
+        if abs(differences_s[largest]) < share * abs(self.size_s):
             return None
         return PARTS[largest]
 
@@ -101,8 +133,29 @@ class LevelChange:
         share = _DRIFT_STEP if self.course == "drift" else _CORRECTED
         return abs(self.size_s - self._reported_s) > share * abs(self._reported_s)
 
+    @property
+    def is_negligible(self) -> bool:
+        """Whether nothing is left of the change, now that more steps are known."""
+        return abs(math.log(self.after_s[-1] / self.before_s[-1])) < SMALLEST_EFFECT
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all parts have changed by about the same ratio."""
+        differences_s = (self.after_s - self.before_s)[:-1]
+        uniform_s = self.before_s[:-1] * (self.size_s / float(self.before_s[-1]))
+        apart_s = float(np.abs(differences_s - uniform_s).sum())
+        return apart_s < _UNIFORM * abs(self.size_s)
+
     def reported(self) -> None:
         self._reported_s = self.size_s
+
+
+class _YoungChange(NamedTuple):
+    """A change that may be a short burst."""
+
+    change: LevelChange
+    begin_step: int  # the first step of the block with which it began
+    is_part_of_line: bool
 
 
 @dataclass(eq=False)
@@ -126,6 +179,8 @@ class LevelFollower:
     _wandering: LevelChange | None = None  # what stands for a level that wanders
     _range_s: tuple[float, float] = (0.0, 0.0)  # between which it wanders
     _rise: list[LevelChange] = field(default_factory=list)  # successive changes in one direction
+    _young: list[_YoungChange] = field(default_factory=list)
+    _watched_s: float = 0.0
     _changed: list[LevelChange] = field(default_factory=list)
 
     @property
@@ -151,6 +206,7 @@ class LevelFollower:
             previous_log = self._blocks[-1].log_s if self._blocks else math.nan
             self._squares.append((block.log_s - previous_log) ** 2)
             self._blocks.append(block)
+            self._watched_s += block.steps * float(block.seconds[-1])
             self._inspect()
         self._merge_old()
 
@@ -170,7 +226,9 @@ class LevelFollower:
         return changed
 
     def finish(self) -> None:
-        """Correct what is still open, as the run is over."""
+        """Report what has not lasted for long, and correct what is still open, as the run is over."""
+        if self._young and self._is_worth_reporting():
+            self._report_young()
         self._correct(is_last=True)
 
     # -- finding a change ----------------------------------------------------------------------------------------------
@@ -179,10 +237,30 @@ class LevelFollower:
         """Look for a change of level in the last blocks, and correct the size of the last one."""
         onset = self._onset()
         if onset is not None:
-            self._add_change(onset)
-            return
-        if len(self._blocks) - self._level_begin in _FURTHER_AFTER or self._drifts():
+            self._begin_level(onset)
+        elif len(self._blocks) - self._level_begin in _FURTHER_AFTER or self._drifts():
             self._correct(is_last=False)
+        if self._young and (self._has_lasted() or self._is_worth_reporting()):
+            self._report_young()
+
+    def _has_lasted(self) -> bool:
+        """Return whether the level since the last young change is no short burst."""
+        change = self._young[-1].change
+        blocks = len(self._blocks) - self._level_begin
+        return blocks >= (_LASTING_IF_UNIFORM if change.is_uniform else _LASTING)
+
+    def _is_worth_reporting(self) -> bool:
+        """Return whether the young changes have cost enough, or saved enough, to be reported at once."""
+        before_s = float(self._young[0].change.before_s[-1])
+        cost_s = 0.0
+        for block in self._blocks[self._index_of(self._young[0].begin_step) :]:
+            cost_s += block.steps * (float(block.seconds[-1]) - before_s)
+        share = _COST_SHARE
+        most_s = _MOST_COST_S
+        if self._young[-1].change.is_uniform:
+            share *= _COST_RATIO_IF_UNIFORM
+            most_s *= _COST_RATIO_IF_UNIFORM
+        return abs(cost_s) >= min(max(share * self._watched_s, _LEAST_COST_S), most_s)
 
     def _drifts(self) -> bool:
         return bool(self.open_changes) and self.open_changes[-1].course == "drift"
@@ -199,14 +277,14 @@ class LevelFollower:
         if noise is None:
             return None
 
-        reference = logs[: min(_REFERENCE, len(logs) - 2)]
-        center = float(reference.mean())
+        reference = self._blocks[self._level_begin :][: min(_REFERENCE, len(logs) - 2)]
+        center = float(np.mean([block.log_s for block in _middle(reference)]))
         counts = np.arange(2, widest + 1)
         means = _winsorized_means(logs[::-1][:widest] - center)
         references = np.minimum(len(reference), len(logs) - counts)
         scores = np.abs(means) / (noise * np.sqrt(1.0 / counts + 1.0 / references))
         scores *= math.sqrt(1.0 - 4.0 / (differences + 4.0))  # few differences estimate the noise (Student's t)
-        scores[np.abs(means) < SMALLEST_EFFECT] = 0.0
+        scores[np.abs(means) < _SMALLEST_CHANGE] = 0.0
         best = int(scores.argmax())
         if scores[best] <= _THRESHOLD:
             return None
@@ -251,8 +329,8 @@ class LevelFollower:
 
     # -- a change and what it means ------------------------------------------------------------------------------------
 
-    def _add_change(self, onset: int) -> None:
-        """Take the change of level that begins with the block ``onset``."""
+    def _begin_level(self, onset: int) -> None:
+        """Begin a new level with the block ``onset``; take a short burst out if the level is back where it was."""
         before = self._blocks[self._level_begin : onset]
         after = self._blocks[onset:]
         step = self._exact_step(onset, before, after)
@@ -261,27 +339,89 @@ class LevelFollower:
             before_s=_mean_seconds(before),
             after_s=_mean_seconds(_without_straddling(after, step)),
             found_step=self._blocks[-1].last_step,
+            began_level_before=self._blocks[self._level_begin].first_step,
+        )
+        young = _YoungChange(
+            change=change,
+            begin_step=self._blocks[onset].first_step,
+            is_part_of_line=_is_line(before, after),
         )
         self._correct(is_last=False, blocks=before)
+        burst = self._burst_before(change)
+        if burst is not None:
+            self._take_out(burst, young.begin_step)
+            return
+
         self._squares[onset] = math.nan
-        first_whole = onset + (self._blocks[onset].first_step < step and len(after) > 1)
-        if first_whole != onset:
-            self._squares[first_whole] = math.nan
-        drifts = _is_line(before, after)
-        self._level_begin = first_whole
+        has_straddling_block = self._blocks[onset].first_step < step and len(after) > 1
+        self._level_begin = onset + 1 if has_straddling_block else onset
+        self._squares[self._level_begin] = math.nan
+        self._young.append(young)
+
+    def _burst_before(self, change: LevelChange) -> _YoungChange | None:
+        """Return the young change whose level before is the one that ``change`` goes back to; None without any."""
+        for young in self._young:
+            if _goes_back(change, young.change):
+                return young
+        return None
+
+    def _take_out(self, burst: _YoungChange, end_step: int) -> None:
+        """Go on as if the steps from ``burst`` to the block that begins with ``end_step`` had not been."""
+        first = self._index_of(burst.begin_step)
+        last = self._index_of(end_step)
+        last_step = self._blocks[last].last_step
+        del self._blocks[first : last + 1]
+        del self._squares[first : last + 1]
+        if first < len(self._squares):
+            self._squares[first] = math.nan
+        is_outside = (self._recent_steps < burst.begin_step) | (self._recent_steps > last_step)
+        self._recent_steps = self._recent_steps[is_outside]
+        self._recent_seconds = self._recent_seconds[is_outside]
+        self._level_begin = self._index_of(burst.change.began_level_before)
+        del self._young[self._young.index(burst) :]
+
+    def _index_of(self, step: int) -> int:
+        """Return the index of the block that holds ``step``."""
+        first_steps = [block.first_step for block in self._blocks]
+        return max(bisect_right(first_steps, step) - 1, 0)
+
+    def _report_young(self) -> None:
+        """Report the young changes one after the other."""
+        young_changes = self._young
+        self._young = []
+        young_changes[-1].change.after_s = _mean_seconds(self._blocks[self._level_begin :])
+        for young in young_changes:
+            young.change.found_step = self._blocks[-1].last_step
+            self._classify(young.change, young.is_part_of_line)
+
+    def _classify(self, change: LevelChange, is_part_of_line: bool) -> None:
+        """Report ``change``, unless an earlier event stands for it."""
         self._rise = [*self._continued_rise(change), change]
         self._last_changes.append(change)
-
         if self._wanders(change):
             return
         if self._returns(change):
             return
-        if self._continues_drift(change, drifts):
+        if self._continues_drift(change, is_part_of_line):
             return
         self.open_changes.append(change)
         self._reported.append(change)
         self._changed.append(change)
         del self.open_changes[:-_OPEN]
+
+    def _rises_gradually(self) -> bool:
+        """Return whether the last changes in one direction are no stairs: at none of them the level jumps."""
+        if len(self._rise) < _FEWEST_OF_GRADUAL_RISE:
+            return False
+        jumps = 0.0
+        for change in self._rise:
+            begin = self._index_of(change.since_step)
+            before = [block.log_s for block in self._blocks[max(begin - _BESIDE_JUMP, 0) : begin]]
+            after = [block.log_s for block in self._blocks[begin + 1 : begin + 1 + _BESIDE_JUMP]]
+            if before and after:
+                jumps += float(np.median(after) - np.median(before))
+        rise = math.log(self._rise[-1].after_s[-1] / self._rise[0].before_s[-1])
+        return abs(jumps) < _SHARE_OF_JUMPS * abs(rise)
 
     def _continued_rise(self, change: LevelChange) -> list[LevelChange]:
         if self._rise and self._rise[-1].direction == change.direction:
@@ -314,13 +454,13 @@ class LevelFollower:
     def _wanders(self, change: LevelChange) -> bool:
         """Return whether the level wanders, so that ``change`` is only counted."""
         wandering = self._wandering
-        if wandering is not None and self._is_in_range(change.after_s):
+        if wandering is not None and self._is_in_range(change.after_s) and _may_belong_to(change, wandering):
             self._count_wandering(wandering, change)
             return True
 
         changes = [*self._last_changes]
         reversals = sum(before.direction != after.direction for before, after in pairwise(changes))
-        if reversals < _REVERSALS:
+        if reversals < _REVERSALS or self._follows_trend(changes[0].since_step):
             return False
         levels_s = [float(changes[0].before_s[-1]), *(float(each.after_s[-1]) for each in changes)]
         alternates = _alternates(levels_s)
@@ -332,6 +472,7 @@ class LevelFollower:
                 before_s=lowest.after_s,
                 after_s=highest.after_s,
                 found_step=change.found_step,
+                began_level_before=changes[0].began_level_before,
                 course="alternates" if alternates else "wanders",
                 times=len(changes),
             )
@@ -376,7 +517,7 @@ class LevelFollower:
 
     def _count_wandering(self, wandering: LevelChange, change: LevelChange) -> None:
         wandering.times += 1
-        self._close_back_to(None)
+        self._close_back_to(0, change.since_step - 1)
         if wandering.course == "wanders":
             self._widen(change.after_s)
             self._withdraw_within_range()
@@ -395,40 +536,56 @@ class LevelFollower:
 
     def _returns(self, change: LevelChange) -> bool:
         """Return whether ``change`` goes back to the level before a change that is open, which it closes."""
-        level = math.log(change.after_s[-1])
         for index in range(len(self.open_changes) - 1, -1, -1):
-            earlier = self.open_changes[index]
-            if earlier.direction == change.direction:
-                continue
-            before = math.log(earlier.before_s[-1])
-            size = abs(math.log(earlier.after_s[-1]) - before)
-            if abs(level - before) <= max(SMALLEST_EFFECT, _RETURN_SHARE * size):
+            if _goes_back(change, self.open_changes[index]):
                 self._close_back_to(index, change.since_step - 1)
                 return True
         return False
 
-    def _close_back_to(self, index: int | None, last_step: int | None = None) -> None:
+    def _close_back_to(self, index: int, last_step: int) -> None:
         """Close the open changes from ``index`` on."""
-        for change in self.open_changes[index or 0 :]:
+        closed = self.open_changes[index:]
+        del self.open_changes[index:]
+        for change in closed:
+            if change.is_negligible:
+                self._withdraw([change])
+                continue
             change.until_step = last_step
             self._changed.append(change)
-        del self.open_changes[index or 0 :]
+
+    def _follows_trend(self, first_step: int) -> bool:
+        """Return whether the level rises or falls all the time since ``first_step``, or since a drift began."""
+        if self._drifts():
+            first_step = min(first_step, self.open_changes[-1].since_step)
+        blocks = self._blocks[self._index_of(first_step) :]
+        if len(blocks) < _TREND_GROUPS:
+            return False
+        logs = np.array([block.log_s for block in blocks])
+        medians = np.array([float(np.median(group)) for group in np.array_split(logs, _TREND_GROUPS)])
+        earlier, later = np.triu_indices(_TREND_GROUPS, 1)
+        correlation = float(np.sign(medians[later] - medians[earlier]).mean())
+        return abs(correlation) >= _TREND
 
     def _continues_drift(self, change: LevelChange, is_line: bool) -> bool:
         """Return whether ``change`` is a part of a drift of earlier changes, one of which then stands for it."""
-        has_many_stairs = len(self._rise) > _STAIRS
+        rises_gradually = self._rises_gradually()
+        is_gradual = is_line or rises_gradually
+        has_many_stairs = len(self._rise) > _STAIRS or rises_gradually
         last = self.open_changes[-1] if self.open_changes else None
-        is_small_beside_drift = (
-            last is not None
-            and last.course == "drift"
-            and last.direction == change.direction
-            and abs(change.size_s) <= abs(last.size_s) / 2.0
-        )
+        is_small_beside_drift = False
+        if last is not None and last.course == "drift" and _may_belong_to(change, last):
+            if last.direction != change.direction:
+                is_in_drift = abs(change.size_s) <= _SMALL_AGAINST_DRIFT * abs(last.size_s)
+                if is_in_drift:
+                    self._correct(is_last=False)
+                return is_in_drift
+            is_small_beside_drift = abs(change.size_s) <= _SMALL_BESIDE_DRIFT * abs(last.size_s)
         if not is_line and not has_many_stairs and not is_small_beside_drift:
             return False
         first = self._first_of_drift(change, has_many_stairs)
         if first is None:
             change.course = "drift"
+            change.is_gradual = True
             self._set_drift_begin(change)
             return False
 
@@ -436,9 +593,11 @@ class LevelFollower:
         later = self.open_changes[self.open_changes.index(first) + 1 :]
         self._withdraw(later)
         first.course = "drift"
-        first.after_s = change.after_s
+        first.after_s = self._end_of_drift(first)
         first.times += 1 + len(later)
-        if not has_many_stairs and (is_new or first.times in _BEGIN_CORRECTED_AT):
+        if is_new:
+            first.is_gradual = is_gradual
+        if first.is_gradual and (is_new or first.times in _BEGIN_CORRECTED_AT):
             self._set_drift_begin(first)
         if is_new or first.is_corrected:
             self._changed.append(first)
@@ -467,18 +626,19 @@ class LevelFollower:
         return first
 
     def _set_drift_begin(self, change: LevelChange) -> None:
-        """Correct where a drift began, and the level before it: a constant that becomes a line, over the blocks."""
-        first_step = change.since_step - 2 * _REFERENCE * BLOCK
-        blocks = [block for block in self._blocks if block.last_step >= first_step]
-        knee, before_log = _knee(blocks)
-        level = math.exp(before_log)
-        scale = level / float(change.before_s[-1])
-        if 0.5 < scale < 2.0:
-            change.before_s = change.before_s * scale
+        """Correct where a drift began: where a constant becomes a line, over the blocks since the level before."""
+        blocks = self._blocks[self._index_of(change.began_level_before) :]
+        knee = _knee(blocks)
         change.since_step = blocks[knee].first_step
+        blocks_before = max(knee, len(blocks) // 8, _FEWEST_BEFORE_DRIFT)
+        change.before_s = _mean_seconds(_middle(blocks[: min(blocks_before, _REFERENCE)]))
 
     def _correct(self, is_last: bool, blocks: Sequence[StepBlock] | None = None) -> None:
-        """Estimate the size of the last open change anew."""
+        """Estimate the size of the last open change anew; ``blocks`` are its level if a new one begins."""
+        if self._young:
+            if blocks:
+                self._young[-1].change.after_s = _mean_seconds(blocks)
+            return
         if self._last_changes and blocks:
             self._last_changes[-1].after_s = _mean_seconds(blocks)
         change = self.open_changes[-1] if self.open_changes else None
@@ -488,15 +648,31 @@ class LevelFollower:
         if not level:
             return
         if change.course == "drift":
-            change.after_s = _mean_seconds(level[-_CURRENT:])
+            change.after_s = self._end_of_drift(change)
         else:
             change.after_s = _mean_seconds(level)
-            size = math.log(change.after_s[-1] / change.before_s[-1])
-            if abs(size) < SMALLEST_EFFECT / 2.0:
-                self._withdraw([change])
-                return
+        if change.is_negligible:
+            self._withdraw([change])
+            return
         if change.is_corrected or (is_last and change.course == "drift"):
             self._changed.append(change)
+
+    def _end_of_drift(self, drift: LevelChange) -> NDArray[np.float64]:
+        """Return the current level of a drift, by part: where the line through its last blocks ends."""
+        blocks = self._blocks[self._index_of(drift.since_step) :][-_LAST_OF_DRIFT:]
+        if len(blocks) < 4:
+            return _mean_seconds(blocks)
+        places = np.array([(block.first_step + block.last_step) / 2.0 for block in blocks])
+        seconds = np.array([block.seconds for block in blocks])
+        from_end = (places - places[-1]) / (places[-1] - places[0])
+        is_usual = np.full(len(blocks), True)
+        for _ in range(2):  # the second line leaves out what lies far off the first one
+            design = np.column_stack([np.ones(len(blocks)), from_end])
+            line, *_ = np.linalg.lstsq(design[is_usual], seconds[is_usual], rcond=None)
+            distances_s = np.abs(seconds[:, -1] - design @ line[:, -1])
+            is_usual = distances_s <= 4.0 * np.median(distances_s)
+        end_s: NDArray[np.float64] = line[0]
+        return end_s
 
     def _merge_old(self) -> None:
         """Merge the older half of the blocks in pairs if there are many."""
@@ -508,8 +684,7 @@ class LevelFollower:
         level_begin_step = self._blocks[self._level_begin].first_step
         self._squares = [*[math.nan] * len(merged), *self._squares[2 * len(merged) :]]
         self._blocks = [*merged, *self._blocks[2 * len(merged) :]]
-        firsts = np.array([block.first_step for block in self._blocks])
-        self._level_begin = max(int(np.searchsorted(firsts, level_begin_step, "right")) - 1, 0)
+        self._level_begin = self._index_of(level_begin_step)
 
 
 def _blocks(steps: NDArray[np.int64], seconds: NDArray[np.float64]) -> list[StepBlock]:
@@ -549,6 +724,13 @@ def _winsorized_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array(means)
 
 
+def _middle(blocks: Sequence[StepBlock]) -> Sequence[StepBlock]:
+    """Return the middle half of ``blocks`` by how long their steps took, so that a burst among them counts little."""
+    quarter = len(blocks) // 4
+    by_length = sorted(blocks, key=lambda block: block.log_s)
+    return by_length[quarter : len(blocks) - quarter]
+
+
 def _merged(before: StepBlock, after: StepBlock) -> StepBlock:
     weight = before.steps / (before.steps + after.steps)
     log_s = weight * before.log_s + (1.0 - weight) * after.log_s
@@ -561,6 +743,21 @@ def _mean_seconds(blocks: Sequence[StepBlock]) -> NDArray[np.float64]:
     seconds = np.array([block.seconds for block in blocks])
     mean: NDArray[np.float64] = weights @ seconds / weights.sum()
     return mean
+
+
+def _goes_back(change: LevelChange, earlier: LevelChange) -> bool:
+    """Return whether ``change`` goes back to the level before ``earlier``."""
+    if change.direction == earlier.direction:
+        return False
+    before = math.log(earlier.before_s[-1])
+    size = abs(math.log(earlier.after_s[-1]) - before)
+    distance = abs(math.log(change.after_s[-1]) - before)
+    return distance <= max(SMALLEST_EFFECT, _RETURN_SHARE * size)
+
+
+def _may_belong_to(change: LevelChange, other: LevelChange) -> bool:
+    """Return whether ``change`` lies in the same part of the step as ``other``, or in no part alone."""
+    return change.only_part in (None, other.part)
 
 
 def _without_straddling(blocks: Sequence[StepBlock], step: int) -> Sequence[StepBlock]:
@@ -586,20 +783,23 @@ def _is_line(before: Sequence[StepBlock], after: Sequence[StepBlock]) -> bool:
     return by_line < by_levels
 
 
-def _knee(blocks: Sequence[StepBlock]) -> tuple[int, float]:
-    """Return the block at which a level becomes a line, and the logarithm of that level."""
+def _knee(blocks: Sequence[StepBlock]) -> int:
+    """Return the index of the block at which a level becomes a line."""
     logs = np.array([block.log_s for block in blocks])
     places = np.array([float(block.first_step) for block in blocks])
-    best = (math.inf, 0, float(logs[0]))
+    best_knee = 0
+    least_error = math.inf
     for knee in range(0, len(blocks) - 3, max(len(blocks) // 100, 1)):
         rise = np.maximum(places - places[knee], 0.0)
         design = np.column_stack([np.ones(len(blocks)), rise])
         solution, *_ = np.linalg.lstsq(design, logs, rcond=None)
         error = float(((logs - design @ solution) ** 2).sum())
         # The first block stays the choice unless a later one is clearly better: a drift may begin with the run.
-        if error < best[0] * (1.0 - 4.0 / len(blocks) * (best[1] == 0)):
-            best = (error, knee, float(solution[0]))
-    return best[1], best[2]
+        share = _LATER_KNEE if best_knee == 0 else 1.0
+        if error < share * least_error:
+            best_knee = knee
+            least_error = error
+    return best_knee
 
 
 def _alternates(levels_s: Sequence[float]) -> bool:
