@@ -386,10 +386,15 @@ class LevelFollower:
         return max(bisect_right(first_steps, step) - 1, 0)
 
     def _report_young(self) -> None:
-        """Report the young changes one after the other."""
+        """Report the young changes one after the other, unless the level is back where it was before them."""
+        level_s = _mean_seconds(_middle(self._blocks[self._level_begin :]))
+        for young in self._young:
+            if _is_back(level_s, young.change):
+                self._take_out(young, self._blocks[self._level_begin - 1].first_step)
+                return
         young_changes = self._young
         self._young = []
-        young_changes[-1].change.after_s = _mean_seconds(self._blocks[self._level_begin :])
+        young_changes[-1].change.after_s = level_s
         for young in young_changes:
             young.change.found_step = self._blocks[-1].last_step
             self._classify(young.change, young.is_part_of_line)
@@ -747,11 +752,14 @@ def _mean_seconds(blocks: Sequence[StepBlock]) -> NDArray[np.float64]:
 
 def _goes_back(change: LevelChange, earlier: LevelChange) -> bool:
     """Return whether ``change`` goes back to the level before ``earlier``."""
-    if change.direction == earlier.direction:
-        return False
-    before = math.log(earlier.before_s[-1])
-    size = abs(math.log(earlier.after_s[-1]) - before)
-    distance = abs(math.log(change.after_s[-1]) - before)
+    return change.direction != earlier.direction and _is_back(change.after_s, earlier)
+
+
+def _is_back(level_s: NDArray[np.float64], change: LevelChange) -> bool:
+    """Return whether a level is the one before ``change``, about."""
+    before = math.log(change.before_s[-1])
+    size = abs(math.log(change.after_s[-1]) - before)
+    distance = abs(math.log(level_s[-1]) - before)
     return distance <= max(SMALLEST_EFFECT, _RETURN_SHARE * size)
 
 
