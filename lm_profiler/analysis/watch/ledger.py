@@ -19,6 +19,8 @@ INSTRUMENTS, STALLED, PAUSED = "own instruments", "stalled", "paused"
 CLOSING, UNEXPLAINED = "closing", "unexplained"
 WAITING, COMPILING, FIRST_STEP = "waiting for ranks", "compiling", "first step"
 
+_LEAST_S = 1e-6  # seconds below which a term is left out
+
 COMPILED_IN = [f"{STEPS}{part}" for part in ("optimizer", "backward", "forward")]
 
 
@@ -37,10 +39,17 @@ class NamedSpan(NamedTuple):
         return self.end_ns - self.begin_ns
 
 
-def passed(went: Iterable[tuple[int, str]], saved: Sequence[int] = ()) -> list[NamedSpan]:
-    """Return the moments at which a loop ``went`` outside, and its checkpoints, from pairs of instants in ``saved``."""
-    checkpoints = zip(saved[::2], saved[1::2], strict=False)
-    return [*(NamedSpan(at, at, what) for at, what in went), *(NamedSpan(*ends, CHECKPOINTS) for ends in checkpoints)]
+def passed(departures: Iterable[tuple[int, str]], checkpoint_instants_ns: Sequence[int] = ()) -> list[NamedSpan]:
+    """Return the moments at which a loop left its steps, with the reason, and the spans of its checkpoints.
+
+    ``checkpoint_instants_ns`` holds the begin and the end of one checkpoint after the other.
+    """
+    spans = [NamedSpan(instant_ns, instant_ns, reason) for instant_ns, reason in departures]
+    begins_ns = checkpoint_instants_ns[::2]
+    ends_ns = checkpoint_instants_ns[1::2]
+    for begin_ns, end_ns in zip(begins_ns, ends_ns, strict=False):  # the last checkpoint may not have ended
+        spans.append(NamedSpan(begin_ns, end_ns, CHECKPOINTS))
+    return spans
 
 
 @dataclass(eq=False)
@@ -56,27 +65,28 @@ class Ledger:
     last_ns: int = 0
     # seconds of each validation, checkpoint and turn of an epoch since the last call that took them
     longest: dict[str, list[float]] = field(default_factory=dict)
-    _later: list[NamedSpan] = field(default_factory=list)  # spans that may lie in steps that are not known yet
+    _waiting_spans: list[NamedSpan] = field(default_factory=list)  # which may lie in steps that are not known yet
 
     def __post_init__(self) -> None:
         self.last_ns = self.last_ns or self.began_ns
 
-    def until(self, now_ns: int, what: str) -> None:
-        """Add all time since the last entry to ``what``."""
-        self.seconds[what] += max(now_ns - self.last_ns, 0) * 1e-9
+    def until(self, now_ns: int, term: str) -> None:
+        """Add all time since the last entry to ``term``."""
+        self.seconds[term] += max(now_ns - self.last_ns, 0) * 1e-9
         self.last_ns = max(now_ns, self.last_ns)
 
-    def move(self, seconds: float, what: str, parts: Sequence[str]) -> None:
-        """Move ``seconds``, or as many as there are, from ``parts`` to ``what``; the last of ``parts`` gives first."""
-        for part in reversed(parts):
-            given_s = min(seconds, max(self.seconds[part], 0.0))
-            self.seconds[part] -= given_s
-            self.seconds[what] += given_s
-            seconds -= given_s
+    def move(self, seconds: float, term: str, sources: Sequence[str]) -> None:
+        """Move ``seconds``, or as many as there are, from ``sources`` to ``term``; the last source gives first."""
+        for source in reversed(sources):
+            moved_s = min(seconds, max(self.seconds[source], 0.0))
+            self.seconds[source] -= moved_s
+            self.seconds[term] += moved_s
+            seconds -= moved_s
 
     def close(self, now_ns: int) -> None:
         """Add the time from the last step to the end of fit."""
-        named_s = sum(span.ns for span in self._outer(self._later)) * 1e-9
+        outer_spans = self._add_own_times(self._waiting_spans)
+        named_s = sum(span.ns for span in outer_spans) * 1e-9
         self.until(now_ns, CLOSING)
         self.seconds[CLOSING] -= named_s
 
@@ -88,58 +98,88 @@ class Ledger:
         spans: Sequence[NamedSpan],
     ) -> None:
         """Add n steps, their instants (n,) and seconds (n, TIMED), and ``spans`` since the last call as they ended."""
-        self._later += spans
+        self._waiting_spans += spans
         if not len(begin_ns):
             return
-        now = [span for span in self._later if span.begin_ns < end_ns[-1]]
-        self._later = [span for span in self._later if span.begin_ns >= end_ns[-1]]
-        turns_ns, left_ns = (
-            [span.begin_ns for span in now if not span.ns and span.what == w] for w in (EPOCH, VALIDATION)
-        )
-        outer = self._outer(now)
-        gaps_ns = begin_ns - np.concatenate([[self.last_ns], end_ns[:-1]])
+        spans = self._take_spans_until(int(end_ns[-1]))
+        outer_spans = self._add_own_times(spans)
         away_s = (end_ns - begin_ns) * 1e-9 - host_s[:, -1]  # outside within a step, as in validation
-        left_at = np.searchsorted(begin_ns, left_ns, "right") - 1
-        away = {int(at): ns for at, ns in zip(left_at[::-1], left_ns[::-1], strict=True)}
-        places = np.searchsorted(begin_ns, [span.begin_ns for span in outer], "right") - 1
-        in_step_s, rest_away_s = 0.0, float(away_s.sum())
-        gap_named_s = np.zeros(len(gaps_ns))
-        for place, span in zip(places.tolist(), outer, strict=True):
+        departures_ns: dict[int, int] = {}  # of each step in which the loop left its steps: when it first did
+        for span in spans:
+            if _is_moment(span, VALIDATION):
+                step = int(np.searchsorted(begin_ns, span.begin_ns, "right")) - 1
+                departures_ns.setdefault(step, span.begin_ns)
+
+        gaps_ns = begin_ns - np.concatenate([[self.last_ns], end_ns[:-1]])  # before each step
+        unnamed_gaps_s = gaps_ns * 1e-9
+        unnamed_away_s = float(away_s.sum())
+        for span in outer_spans:
             seconds = span.ns * 1e-9
-            if place in away and 0 <= span.begin_ns - away[place] < away_s[place] * 1e9:
-                rest_away_s -= seconds
-            elif place >= 0 and span.begin_ns < end_ns[place]:
-                in_step_s += seconds
+            step = int(np.searchsorted(begin_ns, span.begin_ns, "right")) - 1
+            is_away = False
+            if step in departures_ns:
+                is_away = 0 <= span.begin_ns - departures_ns[step] < away_s[step] * 1e9
+            is_in_step = step >= 0 and span.begin_ns < end_ns[step]
+            if is_away:
+                unnamed_away_s -= seconds
+            elif is_in_step:
+                self.seconds[f"{STEPS}other"] -= seconds
             else:
-                gap_named_s[min(place + 1, len(gaps_ns) - 1)] += seconds
-        for at, part in enumerate(PARTS):
-            self.seconds[f"{STEPS}{part}"] += float(host_s[:, at].sum())
-        self.seconds[f"{STEPS}other"] -= in_step_s
-        turned = np.unique(np.searchsorted(begin_ns, turns_ns))
-        rest_s = np.maximum(gaps_ns * 1e-9 - gap_named_s, 0.0)
-        for at in turned[turned < len(rest_s)].tolist():
-            self.seconds[EPOCH_TURN] += float(rest_s[at])
-            self.longest.setdefault(EPOCH_TURN, []).append(float(gaps_ns[at]) * 1e-9)
+                following_step = min(step + 1, len(gaps_ns) - 1)
+                unnamed_gaps_s[following_step] -= seconds
+
+        for index, part in enumerate(PARTS):
+            self.seconds[f"{STEPS}{part}"] += float(host_s[:, index].sum())
         # The time after validation until the loop asks for the next batch belongs to validation.
-        self.seconds[VALIDATION] += max(rest_away_s, 0.0)
+        self.seconds[VALIDATION] += max(unnamed_away_s, 0.0)
+        for step in _steps_after_epoch_boundaries(begin_ns, spans):
+            self.seconds[EPOCH_TURN] += max(float(unnamed_gaps_s[step]), 0.0)
+            self.longest.setdefault(EPOCH_TURN, []).append(float(gaps_ns[step]) * 1e-9)
         self.last_ns = int(end_ns[-1])
 
-    def _outer(self, spans: Sequence[NamedSpan]) -> list[NamedSpan]:
+    def _take_spans_until(self, end_ns: int) -> list[NamedSpan]:
+        """Return the spans that began before ``end_ns``; the others wait."""
+        spans = [span for span in self._waiting_spans if span.begin_ns < end_ns]
+        self._waiting_spans = [span for span in self._waiting_spans if span.begin_ns >= end_ns]
+        return spans
+
+    def _add_own_times(self, spans: Sequence[NamedSpan]) -> list[NamedSpan]:
         """Add each span's own time to its name, without that of spans within it; return the outermost spans."""
-        outer: list[NamedSpan] = []
-        for span in (each for each in spans if each.ns):
-            inside_ns = 0
-            while outer and outer[-1].begin_ns >= span.begin_ns:  # what lies within a span ended before it
-                inside_ns += outer.pop().ns
-            outer.append(span)
-            self.seconds[span.what] += (span.ns - inside_ns) * 1e-9
+        outer_spans: list[NamedSpan] = []
+        for span in spans:
+            if not span.ns:
+                continue
+            inner_ns = 0
+            while outer_spans and outer_spans[-1].begin_ns >= span.begin_ns:  # what lies within a span ended before it
+                inner_ns += outer_spans.pop().ns
+            outer_spans.append(span)
+            self.seconds[span.what] += (span.ns - inner_ns) * 1e-9
             if span.what in (VALIDATION, CHECKPOINTS):
                 self.longest.setdefault(span.what, []).append(span.ns * 1e-9)
-        return outer
+        return outer_spans
 
     def terms(self, now_ns: int) -> dict[str, float]:
         """Return the seconds of each term, the largest first; they add up to the wall time until ``now_ns``."""
+        terms = {}
+        for term, seconds in sorted(self.seconds.items(), key=lambda item: -item[1]):
+            if abs(seconds) >= _LEAST_S:
+                terms[term] = seconds
         wall_s = (now_ns - self.began_ns) * 1e-9
-        terms = sorted(self.seconds.items(), key=lambda term: -term[1])
-        known = {what: seconds for what, seconds in terms if abs(seconds) >= 1e-6}
-        return {**known, UNEXPLAINED: wall_s - sum(known.values())}
+        terms[UNEXPLAINED] = wall_s - sum(terms.values())
+        return terms
+
+
+def _is_moment(span: NamedSpan, reason: str) -> bool:
+    """Return whether ``span`` is the moment at which the loop left its steps for ``reason``."""
+    return span.ns == 0 and span.what == reason
+
+
+def _steps_after_epoch_boundaries(begin_ns: NDArray[np.int64], spans: Sequence[NamedSpan]) -> list[int]:
+    """Return the indices of the steps before which an epoch began."""
+    steps = set()
+    for span in spans:
+        if _is_moment(span, EPOCH):
+            step = int(np.searchsorted(begin_ns, span.begin_ns))
+            if step < len(begin_ns):
+                steps.add(step)
+    return sorted(steps)
