@@ -14,88 +14,133 @@ from lm_profiler.record.quantities import bytes_text, counted, duration_text
 from lm_profiler.record.watch_files import Sketch, WatchEvent, WatchStatus, WatchWindow, process_has_ended
 from lm_profiler.report.tables.table import Table, text_table
 
-_EVENTS = 12
-_SHARE_SHOWN = 0.001  # share of slow steps from which on it is printed
+_MOST_EVENTS = 12
+_LEAST_SHARE = 0.001  # share of slow steps from which on it is printed
 
 
 def is_watched(folder: Path) -> bool:
     return (folder / watch_files.STATUS).exists()
 
 
-def watch_tables(folder: Path, events: int = _EVENTS) -> list[Table]:
-    """Return tables on the watched run in ``folder``: the state, the ledger, the phases, the last events, the ranks."""
+def watch_tables(folder: Path, most_events: int = _MOST_EVENTS) -> list[Table]:
+    """Return tables on the watched run in ``folder``: the state, the ledger, the phases, the ranks, the last events."""
     watched = watch_files.read_watched(folder)
-    ranks, windows, told = watched.ranks, watched.windows, watched.events
-    status = ranks[0]
-    last = [[_clock(of.at_s), f"{of.step:,}", event_text(of, status.world_size)] for of in told[-events:]]
-    return [
-        Table(title="Watch", above=_state(status, windows)),
-        _ledger(status),
-        *([_phases(windows)] if windows else []),
-        *([_ranks(ranks)] if len(ranks) > 1 else []),
-        Table(above=[f"{counted(len(told), 'event')}{', the last of them:' if told else ''}"]),
-        *([text_table(("when", "step", "what"), last, left=3)] if told else []),
-    ]
+    status = watched.ranks[0]
+    tables = [Table(title="Watch", above=_state_lines(status, watched.windows)), _ledger_table(status)]
+    if watched.windows:
+        tables.append(_phase_table(watched.windows))
+    if len(watched.ranks) > 1:
+        tables.append(_rank_table(watched.ranks))
+    number_of_events = counted(len(watched.events), "event")
+    if not watched.events:
+        return [*tables, Table(above=[number_of_events])]
+    tables.append(Table(above=[f"{number_of_events}, the last of them:"]))
+    tables.append(_event_table(watched.events[-most_events:], status.world_size))
+    return tables
 
 
-def _state(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
-    good = "" if status.goodput is None else f", goodput {status.goodput:.1%} (training steps after the first)"
-    where = f"in {status.phase} at {_clock(status.written_s)}"
-    how = where
-    if status.error is not None:
-        how = f"failed with {status.error}"
-    elif status.ended:
-        how = "ended"
-    elif process_has_ended(status.process):
-        how = f"killed, last {where}"
-    resumed = f"; went on from step {status.resumed_at:,}" if status.resumed_at else ""
+def _event_table(events: Sequence[WatchEvent], world_size: int) -> Table:
+    rows = [[_clock_text(event.at_s), f"{event.step:,}", event_text(event, world_size)] for event in events]
+    return text_table(("when", "step", "what"), rows, left=3)
+
+
+def _state_lines(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
+    line = f"{_process_state(status)}: {counted(status.steps, 'step')} in {duration_text(status.wall_s)}"
+    if status.goodput is not None:
+        line += f", goodput {status.goodput:.1%} (training steps after the first)"
+    if status.resumed_at:
+        line += f"; went on from step {status.resumed_at:,}"
     if status.repeated is not None:
-        resumed += f", {counted(status.repeated, 'step')} of the run before it repeated"
-    state = f"{how}: {counted(status.steps, 'step')} in {duration_text(status.wall_s)}{good}{resumed}"
+        line += f", {counted(status.repeated, 'step')} of the run before it repeated"
     if status.held_bytes is None:
-        return [state]
-    held = [each.held_bytes for each in windows if each.held_bytes is not None]
-    since = f", {bytes_text(held[0])} in the first thousand steps" if len(windows) > 1 and held else ""
-    peaks = [each.peak_bytes for each in windows if each.peak_bytes is not None]
-    peak = f"; peak by now: {bytes_text(max(peaks))}" if peaks else ""
-    return [state, f"held between steps: {bytes_text(status.held_bytes)}{since}{peak}"]
+        return [line]
+    return [line, _memory_line(status.held_bytes, windows)]
 
 
-def _ledger(status: WatchStatus) -> Table:
-    terms = [*sorted(status.ledger.items(), key=lambda each: -each[1]), ("wall time", status.wall_s)]
-    rows = [[what, f"{s:,.1f}", share_text(s / status.wall_s if status.wall_s else None)] for what, s in terms]
+def _process_state(status: WatchStatus) -> str:
+    """Return what the process does, or how it ended."""
+    if status.error is not None:
+        return f"failed with {status.error}"
+    if status.ended:
+        return "ended"
+    place = f"in {status.phase} at {_clock_text(status.written_s)}"
+    if process_has_ended(status.process):
+        return f"killed, last {place}"
+    return place
+
+
+def _memory_line(held_bytes: int, windows: Sequence[WatchWindow]) -> str:
+    line = f"held between steps: {bytes_text(held_bytes)}"
+    held_by_window = [window.held_bytes for window in windows if window.held_bytes is not None]
+    if len(windows) > 1 and held_by_window:
+        line += f", {bytes_text(held_by_window[0])} in the first thousand steps"
+    peaks = [window.peak_bytes for window in windows if window.peak_bytes is not None]
+    if peaks:
+        line += f"; peak by now: {bytes_text(max(peaks))}"
+    return line
+
+
+def _ledger_table(status: WatchStatus) -> Table:
+    terms = sorted(status.ledger.items(), key=lambda term: -term[1])
+    terms.append(("wall time", status.wall_s))
+    rows = []
+    for name, seconds in terms:
+        share = None
+        if status.wall_s:
+            share = seconds / status.wall_s
+        rows.append([name, f"{seconds:,.1f}", share_text(share)])
     return text_table(("where the time went", "s", "share"), rows)
 
 
-def _phases(windows: Sequence[WatchWindow]) -> Table:
-    """Return the step and its parts over all windows, and the mean of the first and the last of them."""
+def _phase_table(windows: Sequence[WatchWindow]) -> Table:
+    """Return the step and its parts over all windows; if there are several, also in the first and the last one."""
+    headings = ["ms", "mean", "median", "p99", "longest"]
+    has_several_windows = len(windows) > 1
+    if has_several_windows:
+        headings += ["first window", "last window"]
     rows = []
     for part in TIMED:
-        sketches = [each.seconds.get(part, Sketch()) for each in windows]
-        if (whole := reduce(Sketch.merge, sketches)).count:
-            quantiles = (whole.quantile(0.5), whole.quantile(0.99))
-            figures = (whole.mean, *quantiles, whole.max, sketches[0].mean, sketches[-1].mean)
-            rows.append([part, *("" if each is None else f"{each * 1e3:,.3f}" for each in figures)])
-    return text_table(("ms", "mean", "median", "p99", "longest", "first window", "last window"), rows)
+        sketches = [window.seconds.get(part, Sketch()) for window in windows]
+        whole_run = reduce(Sketch.merge, sketches)
+        if not whole_run.count:
+            continue
+        figures = [whole_run.mean, whole_run.quantile(0.5), whole_run.quantile(0.99), whole_run.max]
+        if has_several_windows:
+            figures += [sketches[0].mean, sketches[-1].mean]
+        rows.append([part, *(_milliseconds_text(seconds) for seconds in figures)])
+    return text_table(headings, rows)
 
 
-def _ranks(ranks: Sequence[WatchStatus]) -> Table:
-    silent = ranks[0].silent  # as rank 0 saw it: the clocks of other ranks and of this machine may differ
+def _milliseconds_text(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{seconds * 1e3:,.3f}"
+
+
+def _rank_table(statuses: Sequence[WatchStatus]) -> Table:
+    silent = statuses[0].silent  # as rank 0 saw it: the clocks of other ranks and of this machine may differ
     rows = []
-    for status in ranks:
-        since = f"silent since {_clock(silent[status.rank])} in {status.phase}" if status.rank in silent else None
-        now = since or (f"killed, last in {status.phase}" if process_has_ended(status.process) else status.phase)
-        if status.error is not None:
-            now = f"failed with {status.error}"
-        elif status.ended:
-            now = "ended"
-        rows.append([str(status.rank), f"{status.steps:,}", now])
+    for status in statuses:
+        rows.append([str(status.rank), f"{status.steps:,}", _rank_state(status, silent.get(status.rank))])
     return text_table(("rank", "steps", "now"), rows)
+
+
+def _rank_state(status: WatchStatus, silent_since_s: float | None) -> str:
+    """Return what a rank does, or how it ended."""
+    if status.error is not None:
+        return f"failed with {status.error}"
+    if status.ended:
+        return "ended"
+    if silent_since_s is not None:
+        return f"silent since {_clock_text(silent_since_s)} in {status.phase}"
+    if process_has_ended(status.process):
+        return f"killed, last in {status.phase}"
+    return status.phase
 
 
 def event_text(event: WatchEvent, world_size: int = 1) -> str:
     """Return what happened in one line: what, how much, where, and why if that is known."""
-    text = _what_happened(event)
+    text = _happening(event)
     if event.full_in_s is not None:
         text += f": full in {duration_text(event.full_in_s)}"
     if event.cause is not None:
@@ -109,29 +154,54 @@ def event_text(event: WatchEvent, world_size: int = 1) -> str:
     return text
 
 
-def _what_happened(event: WatchEvent) -> str:
-    part = "" if event.part is None else f" in {event.part}"
-    duration = duration_text(event.now)
-    usually = "" if event.against is None else f", usually {duration_text(event.against)}"
+def _happening(event: WatchEvent) -> str:
+    """Return what happened and how much, without its cause."""
+    part = ""
+    if event.part is not None:
+        part = f" in {event.part}"
     if event.kind == "stall":
-        return f"stalled{part} since {_clock(event.at_s - event.now)}, for {duration} by then"
+        return f"stalled{part} since {_clock_text(event.at_s - event.now)}, for {duration_text(event.now)} by then"
     if event.kind == "silent rank":
-        return f"no report: stalled{part} since {_clock(event.at_s - event.now)}"
+        return f"no report: stalled{part} since {_clock_text(event.at_s - event.now)}"
     if event.kind == "memory":
         return _memory_text(event)
-    if event.kind == "rank late":
-        cost = "" if event.cost_s is None else f"; the others waited {duration_text(event.cost_s)}"
-        return f"{'always' if event.chronic else 'once'} late{part}: {duration}{usually}{cost}"
     if event.kind == "level":
         return _level_text(event, part)
     if event.kind == "slow step":
-        return _slow_steps_text(event, f"{duration}{part}{usually}")
+        return _slow_steps_text(event, _duration_text(event, part))
+    if event.kind == "rank late":
+        return _late_rank_text(event, part)
+    return _outside_text(event)
+
+
+def _duration_text(event: WatchEvent, part: str = "") -> str:
+    """Return how long it took, and how long it usually takes."""
+    text = f"{duration_text(event.now)}{part}"
+    if event.against is not None:
+        text += f", usually {duration_text(event.against)}"
+    return text
+
+
+def _late_rank_text(event: WatchEvent, part: str) -> str:
+    frequency = "always" if event.chronic else "once"
+    text = f"{frequency} late{part}: {_duration_text(event)}"
+    if event.cost_s is not None:
+        text += f"; the others waited {duration_text(event.cost_s)}"
+    return text
+
+
+def _outside_text(event: WatchEvent) -> str:
+    """Return the text of validations, checkpoints or epoch boundaries that take longer than usual."""
     if event.course == "drift":
-        grew = f"{event.kind}: {duration_text(event.against or 0.0)} → {duration}"
-        end = "" if event.until_step is None else f" until step {event.until_step:,}"
-        return f"{grew} since step {event.since_step:,}{end}"
-    times = f" ({event.times} times)" if event.times > 1 else ""
-    return f"{event.kind}: {duration}{usually}{times}"
+        beginning = duration_text(event.against or 0.0)
+        text = f"{event.kind}: {beginning} → {duration_text(event.now)} since step {event.since_step:,}"
+        if event.until_step is not None:
+            text += f" until step {event.until_step:,}"
+        return text
+    text = f"{event.kind}: {_duration_text(event)}"
+    if event.times > 1:
+        text += f" ({event.times} times)"
+    return text
 
 
 def _memory_text(event: WatchEvent) -> str:
@@ -141,39 +211,39 @@ def _memory_text(event: WatchEvent) -> str:
 
 
 def _level_text(event: WatchEvent, part: str) -> str:
-    before = duration_text(event.against or 0.0)
-    now = duration_text(event.now)
-    since = f"since step {event.since_step:,}"
-    if event.course == "wanders":
-        return f"the step wanders between {before} and {now}{part} {since}: {event.times} changes"
-    if event.course == "alternates":
-        return f"the step alternates between {before} and {now}{part} {since}: {event.times} changes"
+    old_level = duration_text(event.against or 0.0)
+    new_level = duration_text(event.now)
+    steps = f"since step {event.since_step:,}"
+    if event.course in ("wanders", "alternates"):
+        return f"the step {event.course} between {old_level} and {new_level}{part} {steps}: {event.times} changes"
     ratio = event.ratio or 1.0
-    change = "slower" if ratio > 1 else "faster"
-    change = f"{abs(ratio - 1):.1%} {change}"
+    direction = "slower" if ratio > 1 else "faster"
+    change = f"{abs(ratio - 1):.1%} {direction}"
     if event.course == "drift":
         change = f"slowly {change}"
     if event.until_step is not None:
-        since = f"from step {event.since_step:,} to {event.until_step:,}"
-    return f"{change} {since}: {before} → {now}{part}"
+        steps = f"from step {event.since_step:,} to {event.until_step:,}"
+    return f"{change} {steps}: {old_level} → {new_level}{part}"
 
 
 def _slow_steps_text(event: WatchEvent, step: str) -> str:
     """Return the text of one slow step or of a group of them; ``step`` is how long they take."""
     if event.times == 1:
         return f"slow step: {step}"
-    rhythm = ""
+    text = f"{event.times:,} slow steps"
     if event.starts_epochs:
-        rhythm = ", each the first of an epoch"
+        text += ", each the first of an epoch"
     elif event.every_steps is not None:
-        rhythm = f", every {event.every_steps:,} steps"
-    elif event.share is not None and event.share >= _SHARE_SHOWN:
-        rhythm = f", {event.share:.1%} of the steps"
-    cost = "" if event.cost_s is None else f"; they cost {duration_text(event.cost_s)} together"
-    return f"{event.times:,} slow steps{rhythm}: {step}{cost}"
+        text += f", every {event.every_steps:,} steps"
+    elif event.share is not None and event.share >= _LEAST_SHARE:
+        text += f", {event.share:.1%} of the steps"
+    text += f": {step}"
+    if event.cost_s is not None:
+        text += f"; they cost {duration_text(event.cost_s)} together"
+    return text
 
 
-def _clock(at_s: float) -> str:
+def _clock_text(at_s: float) -> str:
     """Return the local time at ``at_s`` seconds since 1970; a damaged file may hold times that no calendar has."""
     try:
         moment = datetime.fromtimestamp(at_s).astimezone()
