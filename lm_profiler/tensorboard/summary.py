@@ -33,10 +33,12 @@ _TEXT_WIDTH = 120  # characters of a line under TEXT
 
 def write_hparams(entry: Entry) -> None:
     """Write ``entry`` for TensorBoard into a separate file in its folder, which replaces the file of an earlier try."""
-    for old in entry.folder.glob(f"events.out.tfevents.*{SUFFIX}"):
-        old.unlink()
-    last = sum(entry.record.steps.get(stage, 0) for stage in ("warmup", "measure")) if entry.record else 0
-    write_events(entry.folder, ((last, summary) for summary in _summaries(entry)), SUFFIX)
+    for old_file in entry.folder.glob(f"events.out.tfevents.*{SUFFIX}"):
+        old_file.unlink()
+    last_step = 0
+    if entry.record is not None:
+        last_step = entry.record.steps.get("warmup", 0) + entry.record.steps.get("measure", 0)
+    write_events(entry.folder, ((last_step, summary) for summary in _summaries(entry)), SUFFIX)
 
 
 def write_events(folder: Path, summaries: Iterable[tuple[int, Any]], suffix: str = "") -> None:
@@ -55,31 +57,57 @@ def write_events(folder: Path, summaries: Iterable[tuple[int, Any]], suffix: str
 def scalars_summary(values: Mapping[str, float]) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+    scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+    return Summary(value=scalars)
 
 
 def settings(entry: Entry) -> dict[str, bool | float | str]:
     """Return the known options by their path, the device, and the words for the run's steps."""
-    settings = {fact.option or fact.name: fact.get(entry) for fact in COMPARED}
+    values = _option_values(entry)
+    values["steadiness"] = COLUMNS["steadiness"].get(entry)  # figures of a noisy run, or a shared machine, say little
+    for path, override in entry.overrides.items():
+        values[path] = _overridden_value(entry, path, override)
+    settings = {}
+    for path, value in values.items():
+        if value in (None, [], {}):
+            continue
+        # TensorBoard holds neither lists nor numbers beyond a float: they become text.
+        is_number = isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+        settings[plain(path)] = value if is_number else plain(str(value))
+    return settings
+
+
+def _option_values(entry: Entry) -> dict[str, Any]:
+    """Return the compared facts by option or name, and the options of the config that are none of them."""
+    values: dict[str, Any] = {}
+    for fact in COMPARED:
+        values[fact.option or fact.name] = fact.get(entry)
     for path, value in flat(entry.config or {}).items():
-        if settings.get(path) is None and path not in OF_EACH_RUN:
-            settings[path] = value
-    settings["steadiness"] = COLUMNS["steadiness"].get(entry)  # figures of a noisy run, or a shared machine, say little
-    for path, given in entry.overrides.items():
-        value = OPTIONS[path].get(entry) if path in OPTIONS else entry.option(path)
-        settings[path] = value if isinstance(value, (bool, int, float, str)) else given
-    known = {plain(path): value for path, value in settings.items() if value not in (None, [], {})}
-    # TensorBoard holds neither lists nor numbers beyond a float: they become text.
-    numbers = {name for name, of in known.items() if isinstance(of, (int, float)) and abs(of) <= sys.float_info.max}
-    return {name: value if name in numbers else plain(str(value)) for name, value in known.items()}
+        if values.get(path) is None and path not in OF_EACH_RUN:
+            values[path] = value
+    return values
+
+
+def _overridden_value(entry: Entry, path: str, override: str) -> bool | float | str:
+    """Return the value that the run has for an option; where that is no plain one, the text of the call."""
+    value = OPTIONS[path].get(entry) if path in OPTIONS else entry.option(path)
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    return override
 
 
 def figures(entry: Entry) -> dict[str, float]:
     """Return the known main figures by their tags, in the units that the tags name."""
-    peaks = {of.name for of in MEMORY.values()} - {peak_memory([entry]).name}
-    shown = [of for of in QUANTITIES.values() if of.run_tag is not None and of.name not in peaks]
-    known = ((of, COLUMNS[of.name].get(entry)) for of in shown)
-    return {f"{GROUP}/{of.run_tag}": value * of.scale for of, value in known if value is not None}
+    peaks = {quantity.name for quantity in MEMORY.values()}
+    peaks.discard(peak_memory([entry]).name)  # the one that tables show
+    figures = {}
+    for quantity in QUANTITIES.values():
+        if quantity.run_tag is None or quantity.name in peaks:
+            continue
+        value = COLUMNS[quantity.name].get(entry)
+        if value is not None:
+            figures[f"{GROUP}/{quantity.run_tag}"] = value * quantity.scale
+    return figures
 
 
 def text(entry: Entry) -> str:
@@ -88,38 +116,54 @@ def text(entry: Entry) -> str:
     TensorBoard breaks the words of a Markdown table where its columns are narrow, but no line of such a block.
     """
     if entry.record is None:
-        return markdown(Table(above=[f"{entry.status}: {entry.reason or 'it left no record'}"]))
-    parts = []
+        reason = entry.reason or "it left no record"
+        return markdown(Table(above=[f"{entry.status}: {reason}"]))
+    sections = []
     for table in run_page(entry.record, entry.folder):
-        title = markdown(Table(title=table.title)) if table.title else ""
-        printed = fenced(list(lines(replace(table, title=""), _TEXT_WIDTH)))
-        parts.append("\n".join([title, *printed]))
-    return "\n\n".join(parts)
+        title = ""
+        if table.title:
+            title = markdown(Table(title=table.title))
+        printed_lines = fenced(list(lines(replace(table, title=""), _TEXT_WIDTH)))
+        sections.append("\n".join([title, *printed_lines]))
+    return "\n\n".join(sections)
 
 
 def _summaries(entry: Entry) -> Iterator[Any]:
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
     from tensorboard.plugins.text.summary_v2 import text_pb
 
-    record = entry.record
-    try:
-        started = datetime.fromisoformat(record.started).timestamp() if record is not None else time.time()
-    except (ValueError, OverflowError):
-        started = time.time()
+    start_s = _start_s(entry)
+    duration_s = 0.0
+    if entry.record is not None:
+        duration_s = entry.record.duration_s
     # An empty trial_id makes the folder the session's name; TensorBoard would average sessions of one name.
-    yield hparams_pb(settings(entry), trial_id="", start_time_secs=started)
+    yield hparams_pb(settings(entry), trial_id="", start_time_secs=start_s)
     yield scalars_summary(figures(entry))
     yield text_pb("summary", text(entry))
     if entry.status != "unfinished":
-        yield _session_end(entry.status == "ok", started + (record.duration_s if record is not None else 0.0))
+        yield _session_end(is_ok=entry.status == "ok", end_s=start_s + duration_s)
 
 
-def _session_end(ok: bool, ended: float) -> Any:
+def _start_s(entry: Entry) -> float:
+    """Return when the run began, in seconds since 1970; the present if its record does not hold a time."""
+    if entry.record is None:
+        return time.time()
+    try:
+        return datetime.fromisoformat(entry.record.started).timestamp()
+    except (ValueError, OverflowError):
+        return time.time()
+
+
+def _session_end(is_ok: bool, end_s: float) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
-    status = api_pb2.STATUS_SUCCESS if ok else api_pb2.STATUS_FAILURE
-    session = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=ended)
-    data = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=session))
-    tag = metadata.SESSION_END_INFO_TAG
-    return Summary(value=[Summary.Value(tag=tag, tensor=metadata.NULL_TENSOR, metadata=data)])
+    status = api_pb2.STATUS_SUCCESS if is_ok else api_pb2.STATUS_FAILURE
+    session = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=end_s)
+    plugin_data = plugin_data_pb2.HParamsPluginData(session_end_info=session)
+    value = Summary.Value(
+        tag=metadata.SESSION_END_INFO_TAG,
+        tensor=metadata.NULL_TENSOR,
+        metadata=metadata.create_summary_metadata(plugin_data),
+    )
+    return Summary(value=[value])
