@@ -141,3 +141,34 @@ def test_two_kinds_of_steps_by_chance_are_no_change(share: float, factor: float)
     rng = np.random.default_rng(5)
     is_long = rng.random(50_000) < share
     assert follow(rows(1.0 + (factor - 1.0) * is_long)).reported == []
+
+
+def bursts(steps: int, seed: int) -> NDArray[np.float64]:
+    """Return factors of steps beside a neighbour on the machine: about every 3,000 steps 5 to 60 take longer."""
+    rng = np.random.default_rng(seed)
+    factors = np.ones(steps)
+    begin = int(rng.exponential(3000))
+    while begin < steps:
+        factors[begin : begin + int(rng.integers(5, 60))] *= rng.uniform(1.05, 1.35)
+        begin += int(rng.exponential(3000))
+    return factors
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_short_bursts_are_no_changes_of_level(seed: int) -> None:
+    assert follow(rows(noise("correlated", 40_000, seed) * bursts(40_000, seed), seed=seed)).reported == []
+
+
+@pytest.mark.parametrize("by, steps", [(0.05, 20_000), (0.10, 10_000), (1.3, 12_000)])
+def test_a_drift_among_bursts_is_one_event_with_its_whole_size(by: float, steps: int) -> None:
+    course = 1.0 + by * np.arange(steps) / steps
+    (change,) = follow(rows(course * noise("correlated", steps, 8) * bursts(steps, seed=8), seed=8)).changes
+    assert (change.course, change.part) == ("drift", None)  # all parts grow by the same ratio
+    assert change.size_s == pytest.approx(by * 0.005, rel=0.1)
+
+
+def test_a_burst_that_costs_much_is_one_event_with_its_end() -> None:
+    number = np.arange(8000)
+    late_s = 0.012 * ((number >= 5000) & (number < 5100))  # 1.2 s, where the run took 25 s
+    (change,) = follow(rows(np.ones(8000), late_s)).changes
+    assert (change.since_step, change.until_step, change.part) == (5001, 5100, "forward")
