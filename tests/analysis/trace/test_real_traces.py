@@ -12,20 +12,13 @@ from typing import Any
 
 import pytest
 from cuda_trace import kernel_table
-from kernel_names import NAMES
 
-from lm_profiler.analysis.trace.kinds import kernel_kind
 from lm_profiler.record.kernels import KernelTable
 
 TRACES = Path(__file__).parent / "traces"
 PHASES = ("forward", "backward", "optimizer")
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 NAMED = ("hta_alexnet", "tracelens_h100_qwen1.5_0.5b", "tracelens_normalization", "tracelens_b200_eager")
-
-
-@pytest.mark.parametrize("name, operator, kind", NAMES)
-def test_the_kind_of_a_real_name(name: str, operator: str | None, kind: str) -> None:
-    assert kernel_kind(name, operator) == kind
 
 
 def ns(event: dict[str, Any], field: str) -> int:
