@@ -6,7 +6,6 @@ Runs made by hand: forward 3 ms (or what they are given), backward 5 ms, other 2
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,15 +14,11 @@ from typing import Any
 import pytest
 from made_runs import made_entry
 from playwright.sync_api import Locator, expect
-from tab import MARKUP, Alone, OpenTab, Tab
+from tab import MARKUP, OpenTab, Tab
 
-from lm_profiler.record.entry import collect
-from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run_record import MemoryFacts, MemoryReading
 from lm_profiler.record.sweep_files import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
-from lm_profiler.report.page.page import write_page
 from lm_profiler.report.pictures.drawing import PART_COLOURS
-from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 RUN = "demo/version_0"
 FORWARD_S = {("sdpa", 128): 3e-3, ("sdpa", 256): 6e-3, ("math", 128): 4e-3, ("math", 256): None}
@@ -169,20 +164,6 @@ def test_unlike_runs_are_compared_only_if_one_insists(compare: Callable[..., Tab
     assert tab.inside.locator("img").count() == 0
 
 
-def test_a_damaged_file_is_named(compare: Callable[..., Tab], logdir: Path) -> None:
-    damaged = made_entry(logdir / "damaged").folder / "steps.csv"
-    damaged.write_text("step,stage\n")
-    try:
-        expect(compare(MARKUP, "damaged").card("B against A").locator(".error")).to_contain_text(f"{damaged}: expected")
-    finally:
-        shutil.rmtree(damaged.parent)
-
-
-def test_a_run_is_not_compared_with_itself(compare: Callable[..., Tab]) -> None:
-    tab = compare(RUN, RUN)
-    expect(tab.card("B against A")).to_contain_text("another one as B")
-
-
 def test_a_figure_is_drawn_against_an_option_with_intervals_and_failures(
     compare: Callable[..., Tab], sweep: Path, screenshot: Any
 ) -> None:
@@ -222,40 +203,6 @@ def test_bars_show_what_each_listed_runs_step_consists_of(compare: Callable[...,
     assert chart["data"]["forward"]["colour"] == PART_COLOURS["forward"]
     sums = [sum(bars["x"][i] for bars in chart["data"].values()) for i in range(2)]
     assert sums == pytest.approx([10.0, 11.0], rel=0.01)
-
-
-def test_heads_of_columns_say_what_they_mean(compare: Callable[..., Tab]) -> None:
-    tab = compare()
-    head = tab.card("Runs and cells").get_by_role("button", name="tokens/s")
-    expect(head).to_have_attribute("title", QUANTITIES["tokens_per_s"].meaning)
-
-
-def test_a_table_that_was_asked_for_stands_above_the_runs(new_page: Any, tmp_path: Path) -> None:
-    made_entry(tmp_path / "a")
-    headings = [Heading("size", "size"), Heading("step_s", "step (ms)", figures=True)]
-    cells = {
-        "small": TableCell(0.01, "10.00"),
-        "large": TableCell(0.1, "100.00"),
-        MARKUP: TableCell(status="oom", text="OOM"),
-    }
-    rows = [[TableCell(size, size), cell] for size, cell in cells.items()]
-    write_page(collect([tmp_path]), tmp_path / "page.html", Table(headings, rows, above=[MARKUP], title="asked for"))
-    page = new_page()
-    page.goto((tmp_path / "page.html").as_uri())
-    tab = Alone(page, str(tmp_path))
-    card = tab.card("asked for")
-    expect(card).to_contain_text(MARKUP)
-    card.get_by_role("button", name="step (ms)").click()
-    assert [row[0] for row in tab.table(card)[1:]] == ["large", "small", MARKUP]
-    assert page.locator("article h2").all_inner_texts()[0] == "asked for"
-    assert page.locator("img").count() == 0
-
-
-def test_a_run_opens_by_its_name(compare: Callable[..., Tab]) -> None:
-    tab = compare()
-    tab.inside.get_by_role("link", name=tab.name(RUN), exact=True).click()
-    expect(tab.inside.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
-    expect(tab.inside.get_by_label("Run", exact=True)).to_have_value(tab.name(RUN))
 
 
 def test_of_a_thousand_runs_a_hundred_are_in_the_page_until_more_are_wanted(
@@ -315,21 +262,6 @@ def test_run_step_tokens_memory_and_status_come_first_and_stay(
     assert [heads.nth(place).bounding_box() for place in range(len(first))] == before
 
 
-def test_a_legend_stands_close_above_its_chart_however_high_that_is(
-    compare: Callable[..., Tab], sweep: Path, logdir: Path
-) -> None:
-    for n in range(40):
-        made_entry(logdir / "high" / str(n))
-    try:
-        card = compare().card("Where a step’s time goes")
-        expect(card.locator(".ytick text")).to_have_count(40)
-        legend, chart = (card.locator(part).bounding_box() for part in (".legend .bg", ".plotbg, .gridlayer"))
-        gap = chart["y"] - legend["y"] - legend["height"]
-        assert 0 <= gap < 30
-    finally:
-        shutil.rmtree(logdir / "high")
-
-
 def test_a_link_brings_back_the_run_the_view_and_the_two_sides(compare: Callable[..., Tab], sweep: Path) -> None:
     a, b = run_of("sdpa", 128), run_of("math", 128)
     tab = compare(a, b)
@@ -358,25 +290,6 @@ def test_small_memory_is_in_a_unit_that_fits(compare: Callable[..., Tab], logdir
         assert listed[label("small")]["peak resident"] == "0.75 GiB"
     finally:
         shutil.rmtree(logdir / "small")
-
-
-def test_what_left_no_run_opens_with_its_reason(compare: Callable[..., Tab], sweep: Path) -> None:
-    tab = compare()
-    tab.inside.get_by_role("link", name=tab.name("sweep/math,256,r0"), exact=True).click()
-    view = tab.inside.locator("section[data-view=Run]")
-    expect(view).to_contain_text("no memory left")
-    expect(view.locator(".chart")).to_have_count(0)
-
-
-def test_a_folder_whose_name_is_no_text_is_a_row_like_any_other(compare: Callable[..., Tab], logdir: Path) -> None:
-    folder = Path(os.fsdecode(os.fsencode(logdir) + b"/bad\xff"))
-    made_entry(folder)
-    try:
-        tab = compare()
-        names = [row["run"] for row in rows_of(tab, tab.card("Runs and cells"))]
-        assert {label(run) for run in ("bad\\u{dcff}", RUN, MARKUP)} <= set(names)
-    finally:
-        shutil.rmtree(folder)
 
 
 def test_names_of_cells_are_never_cut(compare: Callable[..., Tab], long_named: str) -> None:

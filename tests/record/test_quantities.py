@@ -49,13 +49,6 @@ def test_the_unit_is_in_the_name_and_in_the_tag() -> None:
             assert {"ms": "_ms", "GiB": "_gib"}.get(x.shown_unit, "") in group
 
 
-def test_every_quantity_has_a_meaning_on_one_line() -> None:
-    for x in ALL:
-        assert x.meaning
-        assert "\n" not in x.meaning
-        assert not x.meaning.endswith(".")
-
-
 @pytest.mark.parametrize(
     "quantity, value, shown",
     [

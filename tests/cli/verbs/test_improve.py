@@ -96,17 +96,6 @@ def test_what_is_printed_ends_with_the_folder_whose_config_is_of_the_last_call(
             assert (folder.path / IMPROVED_CONFIG).exists() == is_better
 
 
-def test_options_of_a_class_that_is_named_stay_its_own() -> None:
-    config = "--config={model: {class_path: mine.A, init_args: {width: 2}}, data: {batch_size: 3}}"
-    assert Call(["fit", config, "--model.width=4", "--loader.num_workers=2"]).content == {
-        "model": {"class_path": "mine.A", "init_args": {"width": 4}},
-        "data": {"batch_size": 3},
-        "loader": {"num_workers": 2},
-    }
-    other = Call(["fit", config, "--model=mine.B", "--model.width=4"]).content["model"]
-    assert other == {"class_path": "mine.B", "init_args": {"width": 4}}
-
-
 def test_a_search_without_time_for_its_first_run_says_so(tmp_path: Path) -> None:
     def said(*call: str) -> tuple[int, str, str]:
         done = warm.run("-m", "lm_profiler", *call, folder=tmp_path)

@@ -88,9 +88,6 @@ def test_a_single_run_is_a_page_of_its_figures_unless_a_table_is_asked_for(
         assert capsys.readouterr().out != page
 
 
-_SLOW_MS = {"forward": "20.00", "backward": "50.00"}
-
-
 def test_runs_are_chosen_by_their_facts(logs: Path, capsys: pytest.CaptureFixture[str]):
     def folders(*conditions: str) -> list[str]:
         assert report(logs, "--where", ",".join(conditions), *["--format", "csv", "--group_by", "folder"]) == 0
@@ -196,13 +193,6 @@ def test_not_run_missing_and_refused_are_told_apart(logs: Path, capsys: pytest.C
     rows = dict(csv.reader(io.StringIO(capsys.readouterr().out)))
     said = {Path(folder).relative_to(logs / "sweep").parts[0]: word for folder, word in rows.items() if "/" in folder}
     assert said == {"cell0": "missing", "cell1": "oom", "cell2": "ok", "cell3": "not run"}
-
-
-def test_a_single_run_is_shown_as_at_its_end(logs: Path, capsys: pytest.CaptureFixture[str]):
-    assert report(logs / "alone") == 0
-    out = capsys.readouterr().out
-    assert out.startswith("alone:")
-    assert "forward + backward" in out
 
 
 def test_options_may_stand_between_the_runs(logs: Path, capsys: pytest.CaptureFixture[str]):

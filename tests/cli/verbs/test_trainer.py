@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -35,7 +34,6 @@ from lm_profiler.training import FakeTokens, LanguageModel
 pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
 
 
-GIB = 2**30
 USERS = """
 import signal, sys, time, warnings
 from lightning.pytorch import LightningModule
@@ -618,21 +616,6 @@ def test_two_processes_make_one_run_one_record_and_one_table(here: Path) -> None
     assert record.environment is not None
     assert record.environment.world_size == 2
     assert len(record.rank_step_s) == 2
-
-
-def test_a_rank_that_dies_alone_is_told_and_takes_the_other_with_it(start: Callable[..., Program], here: Path) -> None:
-    code, said = start("--model.at=step", "--model.rank=1", *DDP).ends()
-    folder = here / "logs" / "mine" / "version_0"
-    assert code == 1
-    assert "RuntimeError: boom\n" in said
-    assert "Traceback" not in said
-    assert "boom" in (folder / "traceback.rank1.txt").read_text()
-    assert (folder / "steps.csv").exists()
-    record = read_run(folder)
-    assert record.status == "failed"
-    assert record.failure is not None
-    told = record.failure
-    assert (told.rank, told.host, told.type, told.message) == (1, platform.node(), "RuntimeError", "boom")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from lm_profiler.analysis.hardware.roofline import peak
 from lm_profiler.measure.device.environment import device_name, environment, git_commit
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[3]
 
 
 def test_versions_and_machine() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from made_timeline import made_timeline
 from matplotlib.colors import to_hex
@@ -11,7 +9,6 @@ from matplotlib.colors import to_hex
 from lm_profiler.record.memory_timeline import HELD
 from lm_profiler.report.pictures.drawing import CAUSE_COLOURS
 from lm_profiler.report.pictures.over_time import memory_timelines, titled_timelines
-from lm_profiler.report.pictures.plots import save_figure
 from lm_profiler.usage_error import UsageError
 
 
@@ -36,15 +33,6 @@ def test_two_stand_side_by_side_to_one_scale() -> None:
     left, right = figure.axes[:2]
     assert left.get_ylim() == right.get_ylim()
     assert {axes.get_title(loc="left").split(":")[0] for axes in (left, right)} == {"logs/a"}
-
-
-@pytest.mark.parametrize("suffix, begins", [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".html", b"<!doctype html>")])
-def test_equal_timelines_make_equal_files(tmp_path: Path, suffix: str, begins: bytes) -> None:
-    for name in "ab":
-        save_figure(lambda: memory_timelines(titled_timelines([made_timeline()])), tmp_path / f"{name}{suffix}")
-    content = (tmp_path / f"a{suffix}").read_bytes()
-    assert content.startswith(begins)
-    assert content == (tmp_path / f"b{suffix}").read_bytes()
 
 
 def test_none_and_too_many_are_refused() -> None:

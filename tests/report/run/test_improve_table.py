@@ -10,7 +10,7 @@ from made_improve import BF16, TRIED, made_improve, nothing_helped, tried
 from stored_texts import assert_stored
 
 from lm_profiler.record.improve_record import Final, Numerics
-from lm_profiler.report.run.improve_table import improve_table, numerics_text, saved_text, way_texts
+from lm_profiler.report.run.improve_table import improve_table, numerics_text, way_texts
 from lm_profiler.report.tables.formats import lines
 
 
@@ -63,10 +63,6 @@ def test_where_nothing_helped_there_is_no_way(case: str) -> None:
     assert FAILED[case].way == []
 
 
-def test_what_rounds_to_nought_has_no_sign() -> None:
-    assert saved_text(tried("data.num_workers=4", 168.0, -0.01, "SAME")) == "0.0 [-1.5, 1.5]"
-
-
 def test_how_far_numbers_are_off_is_told_as_stored() -> None:
     cases = {
         "by nothing": Numerics(loss=0.0, gradients=0.0, within=True),
@@ -86,12 +82,6 @@ def test_the_setting_that_was_found_can_be_run(tmp_path: Path) -> None:
     *others, command = improve_table(made_improve(), tmp_path).below
     assert others == before
     assert shlex.split(command)[-2:] == ["--config", f"{tmp_path}/improved.yaml"]
-
-
-def test_what_is_under_way_is_shown_as_far_as_it_is_known() -> None:
-    record = made_improve(ended="unfinished", tried=[BF16, tried("model.compile=true", 120.0, 20.0, None)], final=None)
-    assert improve_table(record).rows[1][-1].text == "being tried"
-    assert not improve_table(made_improve(tried=[], final=None)).headings
 
 
 def test_the_way_down_is_what_was_kept_to_as_many_digits_as_the_first_step() -> None:

@@ -83,10 +83,6 @@ def test_the_answers_are_as_stored() -> None:
     assert_stored("report/kernel_answers", said)
 
 
-def test_a_model_without_attention_is_not_asked_about_it() -> None:
-    assert "attention" not in " ".join(dict(kernel_answers(table(WRITTEN_OUT[4]))))
-
-
 NAME = "void at::native::(anonymous namespace)::softmax_warp_forward<float, float, float, 9, false, false>(float*)"
 TABLE = KernelTable(
     source="kernels",

@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from pathlib import Path
-from typing import get_args
 from unittest.mock import ANY
 
 import numpy as np
 import pytest
 from made_runs import made_record
-from made_waterfall import STEP_MS, TERMS_MS, made_waterfall
+from made_waterfall import TERMS_MS, made_waterfall
 from stored_texts import assert_stored
 
 from lm_profiler.record.quantities import QUANTITIES, TERMS
-from lm_profiler.record.run_record import RunRecord, Term, TermName, Waterfall
+from lm_profiler.record.run_record import RunRecord, Term, Waterfall
 from lm_profiler.report.run.run_page import run_page, time_table
-from lm_profiler.report.run.waterfall_text import ends_text, missing, rungs, step_text, waterfall_tables, why_lines
+from lm_profiler.report.run.waterfall_text import ends_text, missing, rungs, waterfall_tables, why_lines
 
 
 def lines_of(fall: Waterfall | None) -> list[str]:
@@ -29,11 +28,6 @@ def printed_sum(line: str) -> tuple[Decimal, Decimal]:
     step, terms = re.sub(r"\[.*?\] ", "", line).removeprefix("why: ").replace(",", "").split(" ms = ")
     signed = re.findall(r"([+-]?) ?([\d.]+) [a-z]", terms)
     return Decimal(step), sum((Decimal(sign + number) for sign, number in signed), Decimal(0))
-
-
-def test_every_term_has_a_title_and_the_order_is_the_records() -> None:
-    assert tuple(TERMS) == get_args(TermName)
-    assert len({title for title, _ in TERMS.values()}) == len(TERMS)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -117,18 +111,6 @@ def test_a_term_that_nobody_can_tell_from_the_next_is_unknown_and_not_nought() -
     assert rows["lower clock"] == "unknown"
 
 
-def test_nothing_is_beyond_a_bandwidth_that_nobody_knows() -> None:
-    assert [rung.title for rung in rungs(UNKNOWN_BANDWIDTH)] == ["ideal", "memory-bound", "unexplained"]
-    assert waterfall_tables(made_record(waterfall=UNKNOWN_BANDWIDTH))[0].rows[1][0].text == "memory-bound"
-
-
-def test_each_rung_begins_where_the_one_before_it_ends() -> None:
-    drawn = rungs(made_waterfall())
-    assert [rung.term.name for rung in drawn] == [name for name, ms in TERMS_MS.items() if ms]
-    starts_ms = np.cumsum([0.0, *(ms for ms in TERMS_MS.values() if ms)])[:-1]
-    assert [rung.start_s * 1e3 for rung in drawn] == pytest.approx(list(starts_ms))
-
-
 def test_without_a_waterfall_there_is_no_line_and_no_table() -> None:
     record = made_record()
     assert why_lines(record) == []
@@ -181,14 +163,6 @@ def test_each_term_is_a_column_of_tables(name: str) -> None:
 def untraced(**changes: object) -> RunRecord:
     steps = {"measure": 20, "memory": 2, "trace": 2}
     return made_record().model_copy(update={"steps": steps, "steps_planned": steps, **changes})
-
-
-def test_a_run_that_died_is_told_so_and_not_that_its_why_is_unknown() -> None:
-    assert why_lines(made_record(status="oom", steps_planned={"trace": 2})) == []
-
-
-def test_the_step_is_shown_with_its_interval() -> None:
-    assert step_text(made_waterfall()) == f"{STEP_MS} [167.3, 170.3]"
 
 
 def runs_without_one() -> dict[str, RunRecord]:

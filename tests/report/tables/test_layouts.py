@@ -46,13 +46,6 @@ def test_the_layouts_are_as_stored():
     assert_stored("report/layouts", said)
 
 
-def test_blocks_of_equal_sizes_say_what_tells_them_apart():
-    table = blocks([run("a", STEPS), run("b", STEPS, precision="bf16-mixed", num_layers=3)])
-    assert [row[0].text.split(", ")[-1] for row in table.rows] == ["32-true", "bf16-mixed"]
-    assert "num_layers 3" in table.rows[1][0].text
-    assert "num_layers" not in table.rows[0][0].text
-
-
 def test_wide_has_a_row_for_each_warm_up_of_equally_many_steps_also_where_the_run_had_none():
     none = run("a", [(9.0, 9.0), *STEPS, *STEPS])
     some = run("b", [*STEPS, *STEPS], warmup=[(9.0, 9.0)], size="medium")
@@ -60,14 +53,6 @@ def test_wide_has_a_row_for_each_warm_up_of_equally_many_steps_also_where_the_ru
     facts = [(row["model"], row["warmup_steps"], row["benchmark_steps"]) for row in found]
     assert facts == [("small", 0, 4), ("small", 1, 4), ("medium", 0, 4), ("medium", 1, 4)]
     assert [row["fwd avg (sec)"] for row in found] == pytest.approx([(9 + 0.5) / 4, 0.2, (9 + 0.5) / 4, 0.2])
-
-
-def test_a_run_with_too_few_steps_is_told_and_left_out():
-    found, problems = cut_anew([run("a", STEPS), run("b", [*STEPS, *STEPS])], [1], 2)
-    assert [entry.folder.name for entry in found] == ["b"]
-    (problem,) = problems
-    assert problem.startswith("a:")
-    assert "2 steps" in problem
 
 
 def test_the_forward_pass_alone_stands_beside_training_and_is_not_mixed_with_it():

@@ -77,27 +77,11 @@ def test_cells_stand_in_the_order_of_their_plan_without_names():
     assert [row[0].text for row in table.rows] == ["xl", "small"]
 
 
-def test_groups_say_when_they_bring_unlike_runs_together():
-    entries = [run("a", FAST, precision="32-true"), run("b", SLOW, precision="bf16-mixed")]
-    by = [column("size")]
-    table = runs_table(list(group_by_facts(entries, by).values()), by=by)
-    assert [row[0].text for row in table.rows] == ["small"]
-    assert "precision" not in table.above[0]
-
-
 def test_chosen_columns_are_shown_as_chosen_with_options_by_their_path():
     chosen = columns_named(["data.batch_size", "backward_s", "verb"], [run("a", FAST)])
     table = runs_table([[run("a", FAST)]], chosen)
     assert titles(table) == ["batch", "backward (ms)", "verb"]
     assert [cell.text for cell in table.rows[0]] == ["4", "20.00 [19.99, 20.01]", "fit"]
-
-
-@pytest.mark.parametrize(
-    "name, near", [("step", "step_s"), ("data.batchsize", "data.batch_size"), ("batch_sise", "batch_size")]
-)
-def test_a_column_that_is_none_is_refused_with_the_nearest(name: str, near: str):
-    with pytest.raises(ValueError, match=f"given '{name}'; did you mean {near}?"):
-        columns_named([name], [run("a", FAST)])
 
 
 def test_a_phase_that_never_ran_has_no_time_rather_than_none_at_all():

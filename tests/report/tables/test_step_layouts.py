@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stored_texts import assert_stored
 from tabled import run
 
 from lm_profiler.analysis.steps.summaries import cut_anew
@@ -46,9 +45,3 @@ def test_settings_of_a_pass_stand_one_below_the_other():
     assert [row["avg"] for row in table.records()][2:] == pytest.approx(
         [(FORWARD + BACKWARD).mean(), (FORWARD + BACKWARD)[2:].mean()]
     )
-
-
-def test_more_warm_up_than_steps_is_told():
-    cuts, [problem] = cut_anew([run("a", MEASURED, WARMUP)], [0, 12], None)
-    assert len(cuts) == 1
-    assert_stored("report/notes: warm-up", {"more than there are steps": problem})

@@ -16,7 +16,6 @@ from served import Get, get_from, write_trace
 from shown import of_kind, text_of, titled
 from tensorboard.plugins.base_plugin import TBContext
 
-from lm_profiler.record.quantities import PARTS
 from lm_profiler.tensorboard.tab.plugin import LMProfilerPlugin
 
 
@@ -109,12 +108,6 @@ def test_runs_that_are_not_the_same_work_are_compared_only_behind_a_fold(get: Ge
     blocks = get("compare", a="a", b="b").json["blocks"]
     assert [block["kind"] for block in blocks] == ["line", "verbatim", "fold"]
     assert "verdict:" in text_of([titled(blocks, "Compare anyway")])
-
-
-def test_every_part_has_a_colour_of_its_own(get: Get) -> None:
-    colours = get("runs").json["colours"]["parts"]
-    assert list(colours) == list(PARTS)
-    assert len(set(colours.values())) == len(PARTS)
 
 
 def test_views_without_content_are_named_for_each_run(get: Get, logdir: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from made_runs import made_entry
 from served import Get
 
@@ -35,8 +34,3 @@ def test_repeats_of_a_cell_share_a_point(get: Get, logdir: Path) -> None:
     assert points.pop("alone") is None
     assert points["sweep/small,r0"] == points["sweep/small,r1"] != points["sweep/large,r0"]
     assert len(set(points.values())) == 2
-
-
-@pytest.mark.parametrize("run", ["missing", "../outside"])
-def test_there_are_no_kernels_of_what_is_no_run(get: Get, run: str) -> None:
-    assert get("kernels", run=run).status_code == 404
