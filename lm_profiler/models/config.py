@@ -158,9 +158,7 @@ def check_size_name(size: object) -> None:
     plain_names = ", ".join(_CS336_2025)
     newest_name = list(PRESETS)[-1]
     expected = f"{plain_names}, or a size of another source such as {newest_name}"
-    remedy = did_you_mean(str(size), PRESETS, cutoff=0.6) or did_you_mean(str(size), _CS336_2025, cutoff=0.4)
-    if not remedy:
-        remedy = f"; for a size of your own give {', '.join(DIMENSIONS)}"
+    remedy = did_you_mean(str(size), PRESETS) or f"; for a size of your own give {', '.join(DIMENSIONS)}"
     raise UsageError(f"size: expected {expected}, given {str(size)[:100]!r}{remedy}")
 
 

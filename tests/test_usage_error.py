@@ -1,0 +1,55 @@
+"""A misspelt word is answered with the right one; another word is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from lm_profiler.models.config import check_size_name
+from lm_profiler.usage_error import UsageError, did_you_mean
+
+DISTRIBUTIONS = ("uniform", "zipf")
+FORMATS = ("terminal", "markdown", "latex", "typst", "csv", "json", "parquet", "html", "junit", "bmf")
+VERBS = ("fit", "validate", "test", "predict")
+
+
+@pytest.mark.parametrize(
+    "word, choices, right",
+    [
+        ("unifrom", DISTRIBUTIONS, "uniform"),
+        ("Uniform", DISTRIBUTIONS, "uniform"),
+        ("uniformly", DISTRIBUTIONS, "uniform"),
+        ("zip", DISTRIBUTIONS, "zipf"),
+        ("zipff", DISTRIBUTIONS, "zipf"),
+        ("cvs", FORMATS, "csv"),
+        ("jsn", FORMATS, "json"),
+        ("mardown", FORMATS, "markdown"),
+        ("parket", FORMATS, "parquet"),
+        ("validation", VERBS, "validate"),
+        ("tets", VERBS, "test"),
+        ("prediction", VERBS, "predict"),
+        ("evaluate", VERBS, "validate"),
+        # other words, not misspelt ones
+        ("normal", DISTRIBUTIONS, None),
+        ("gaussian", DISTRIBUTIONS, None),
+        ("random", DISTRIBUTIONS, None),
+        ("yaml", FORMATS, None),
+        ("excel", FORMATS, None),
+        ("train", VERBS, None),
+        ("", VERBS, None),
+    ],
+)
+def test_only_a_near_word_is_proposed(word: str, choices: tuple[str, ...], right: str | None) -> None:
+    expected = "" if right is None else f"; did you mean {right}?"
+    assert did_you_mean(word, choices) == expected
+
+
+@pytest.mark.parametrize("size, right", [("mediun", "medium"), ("2.7b", "2.7B"), ("huge", None), ("13b", None)])
+def test_a_size_that_is_none_is_answered_with_a_near_one_or_with_the_way_to_give_ones_own(
+    size: str, right: str | None
+) -> None:
+    with pytest.raises(UsageError) as error:
+        check_size_name(size)
+    assert ("did you mean" in str(error.value)) == (right is not None)
+    assert ("give d_model" in str(error.value)) == (right is None)
+    if right is not None:
+        assert str(error.value).endswith(f"did you mean {right}?")
