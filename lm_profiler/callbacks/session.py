@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from lm_profiler.analysis.steps.summaries import BatchCount
-from lm_profiler.analysis.watch.ledger import CHECKPOINTS, EPOCH, VALIDATION, NamedSpan, passed
+from lm_profiler.analysis.watch.ledger import CHECKPOINTS, EPOCH, VALIDATION, NamedSpan, SpansInOrder, passed
 from lm_profiler.analysis.watch.outside_steps import RunStep, outside_steps
 from lm_profiler.callbacks.instruments.instrument import Instrument, Measured
 from lm_profiler.callbacks.instruments.memory import MemoryReader
@@ -321,12 +321,20 @@ def between_steps(
     """
     seconds: defaultdict[str, float] = defaultdict(float)
     times: defaultdict[str, int] = defaultdict(int)
-    saved = [event for event in events if event.what == CHECKPOINTS and within[0] <= event.begin_ns < within[1]]
+    first_ns, last_ns = within
+    saved = [event for event in events if event.what == CHECKPOINTS and first_ns <= event.begin_ns < last_ns]
+    saved_in_order = SpansInOrder(saved)
+    events_in_order = SpansInOrder(events)
     for begin_ns, end_ns in outside:
-        inside = [event for event in events if begin_ns <= event.begin_ns <= end_ns]
-        kinds = {event.what for event in inside}
-        what = VALIDATION if VALIDATION in kinds else EPOCH if EPOCH in kinds else _INSTRUMENTS
-        saving_ns = sum(min(event.end_ns, end_ns) - event.begin_ns for event in inside if event in saved)
+        kinds = {event.what for event in events_in_order.beginning(begin_ns, end_ns)}
+        what = _INSTRUMENTS
+        if VALIDATION in kinds:
+            what = VALIDATION
+        elif EPOCH in kinds:
+            what = EPOCH
+        saving_ns = 0
+        for event in saved_in_order.beginning(begin_ns, end_ns):
+            saving_ns += min(event.end_ns, end_ns) - event.begin_ns
         seconds[what] += (end_ns - begin_ns - saving_ns) * 1e-9
         times[what] += 1
     if saved:

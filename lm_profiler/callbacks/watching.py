@@ -257,6 +257,7 @@ class Watching:
         spans, self._spans = [*self._spans, *passed(timeline.went_outside)], []
         timeline.went_outside.clear()
         timeline.saved.clear()
+        timeline.hooks.clear()
         passed_over, self._passed_over = self._passed_over, 0
         held, (allocated, _, resident) = self._held_bytes(), self._probe.peaks()
         self._probe.usage()  # discards the reading that belongs to the process's peak: steps read their own

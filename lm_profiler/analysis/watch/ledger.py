@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,23 @@ class NamedSpan(NamedTuple):
     @property
     def ns(self) -> int:
         return self.end_ns - self.begin_ns
+
+
+class SpansInOrder:
+    """Spans by their begin. Looking for those of a stretch of time takes as long as the stretch has spans."""
+
+    def __init__(self, spans: Sequence[NamedSpan]) -> None:
+        self._spans = sorted(spans, key=lambda span: span.begin_ns)
+        self._begins_ns = [span.begin_ns for span in self._spans]
+
+    def beginning(self, begin_ns: int, end_ns: int) -> Sequence[NamedSpan]:
+        """Return the spans that begin between two instants, both included."""
+        return self._spans[bisect_left(self._begins_ns, begin_ns) : bisect_right(self._begins_ns, end_ns)]
+
+    def around(self, begin_ns: int, end_ns: int) -> Sequence[NamedSpan]:
+        """Return the same and the span before them, which may reach into them: for spans that do not overlap."""
+        first = max(bisect_left(self._begins_ns, begin_ns) - 1, 0)
+        return self._spans[first : bisect_right(self._begins_ns, end_ns)]
 
 
 def passed(departures: Iterable[tuple[int, str]], checkpoint_instants_ns: Sequence[int] = ()) -> list[NamedSpan]:

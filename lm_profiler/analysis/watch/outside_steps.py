@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
-from lm_profiler.analysis.watch.ledger import CHECKPOINTS, NamedSpan
+from lm_profiler.analysis.watch.ledger import CHECKPOINTS, NamedSpan, SpansInOrder
 from lm_profiler.record.run_record import CHECKPOINT, EPOCH, FIRST_BATCH, TRAIN_DATALOADER, VALIDATION, OutsideSteps
 
 TIMED_STAGES = ("warmup", "measure")  # in later stages what passes is traced or timed, and takes longer
@@ -50,7 +50,10 @@ def outside_steps(
     are those in which our instruments worked between steps.
     """
     kinds: defaultdict[_Kind, list[_Event]] = defaultdict(list)
-    first_steps = _first_steps_of_epochs(steps, events)
+    # A run may have ten thousand steps and as many events: each step looks only at those that began in it.
+    events_in_order = SpansInOrder(events)
+    own_in_order = SpansInOrder([NamedSpan(*own, _OWN) for own in own_spans])
+    first_steps = _first_steps_of_epochs(steps, events_in_order)
     usual_data_s = _usual_data_s(steps, first_steps)
     for number, step in enumerate(steps):
         is_timed = step.stage in TIMED_STAGES
@@ -58,9 +61,10 @@ def outside_steps(
         if number:
             gaps.insert(0, (steps[number - 1].end_ns, step.begin_ns))
         for gap in gaps:
-            for kind, seconds in _within(gap, events, own_spans).items():
+            own_ns = sum(_overlap_ns(gap, own) for own in own_in_order.around(*gap))
+            for kind, seconds in _within(gap, events_in_order.beginning(*gap), own_ns).items():
                 kinds[kind].append(_Event(seconds, max(number, 1), is_timed))
-        for span in events:
+        for span in events_in_order.beginning(step.begin_ns, step.end_ns):
             if span.what == CHECKPOINTS and _is_within_step(span, step):
                 kinds[_Kind(CHECKPOINT, in_step=True)].append(_Event(span.ns * 1e-9, number + 1, is_timed))
         if number in first_steps:
@@ -70,15 +74,15 @@ def outside_steps(
     return sorted(passed, key=lambda each: -each.per_step_s)
 
 
-def _within(
-    gap: tuple[int, int], events: Sequence[NamedSpan], own_spans: Sequence[tuple[int, int]]
-) -> Mapping[_Kind, float]:
-    """Return the seconds of each kind in a gap between steps; a span's own are those without spans inside of it."""
+def _within(gap: tuple[int, int], inside: Sequence[NamedSpan], instruments_ns: int) -> Mapping[_Kind, float]:
+    """Return the seconds of each kind in a gap between steps; a span's own are those without spans inside of it.
+
+    ``inside`` are the moments and spans that begin in the gap, in which our instruments worked for ``instruments_ns``.
+    """
     begin_ns, end_ns = gap
-    inside = [event for event in events if begin_ns <= event.begin_ns <= end_ns]
     spans = [event for event in inside if event.ns]
     seconds: defaultdict[_Kind, float] = defaultdict(float)
-    rest_ns = end_ns - begin_ns - sum(_overlap_ns(gap, own) for own in own_spans)
+    rest_ns = end_ns - begin_ns - instruments_ns
     for span in spans:
         inner_ns = sum(other.ns for other in spans if other is not span and _holds(span, other))
         own_ns = max(span.ns - inner_ns, 0)
@@ -102,8 +106,9 @@ def _kind_of(span: NamedSpan) -> _Kind:
     return _Kind(span.what, owner=span.what)
 
 
-def _overlap_ns(one: tuple[int, int], other: tuple[int, int]) -> int:
-    return max(min(one[1], other[1]) - max(one[0], other[0]), 0)
+def _overlap_ns(gap: tuple[int, int], span: NamedSpan) -> int:
+    begin_ns, end_ns = gap
+    return max(min(end_ns, span.end_ns) - max(begin_ns, span.begin_ns), 0)
 
 
 def _holds(outer: NamedSpan, inner: NamedSpan) -> bool:
@@ -115,13 +120,12 @@ def _is_within_step(span: NamedSpan, step: RunStep) -> bool:
     return step.begin_ns <= span.begin_ns < step.end_ns and not is_away
 
 
-def _first_steps_of_epochs(steps: Sequence[RunStep], events: Sequence[NamedSpan]) -> set[int]:
+def _first_steps_of_epochs(steps: Sequence[RunStep], events: SpansInOrder) -> set[int]:
     """Return the indices of steps that begin an epoch; not the run's first one, of which it is not known."""
-    began_ns = [event.begin_ns for event in events if event.what == EPOCH]
     first_steps = set()
     for number in range(1, len(steps)):
-        gap_begin_ns, gap_end_ns = steps[number - 1].end_ns, steps[number].begin_ns
-        if any(gap_begin_ns <= instant_ns <= gap_end_ns for instant_ns in began_ns):
+        gap = events.beginning(steps[number - 1].end_ns, steps[number].begin_ns)
+        if any(event.what == EPOCH for event in gap):
             first_steps.add(number)
     return first_steps
 

@@ -6,6 +6,7 @@ import pytest
 
 from lm_profiler.analysis.watch.ledger import CHECKPOINTS, NamedSpan
 from lm_profiler.analysis.watch.outside_steps import RunStep, outside_steps
+from lm_profiler.callbacks.session import between_steps
 from lm_profiler.record.run_record import EPOCH, VALIDATION
 
 MS = 1_000_000
@@ -127,3 +128,37 @@ def test_a_checkpoint_within_a_step_is_part_of_its_time() -> None:
     (saved,) = outside_steps(loop.steps, loop.events, [])
     assert (saved.what, saved.in_step, saved.times) == ("checkpoint", True, 3)
     assert saved.per_step_s == pytest.approx(0.006 / 4)
+
+
+class Counting(int):
+    """An instant that counts how often it is compared."""
+
+    compared = 0
+
+    def __lt__(self, other: object) -> bool:
+        Counting.compared += 1
+        return int.__lt__(self, other)  # type: ignore[operator]
+
+    def __le__(self, other: object) -> bool:
+        Counting.compared += 1
+        return int.__le__(self, other)  # type: ignore[operator]
+
+
+def comparisons(steps: int) -> int:
+    """Return how many comparisons of instants it takes to book a loop of ``steps`` in epochs of five."""
+    loop = Loop()
+    for number in range(steps):
+        if number % 5 == 4:
+            loop.passes(1, "Program.on_train_epoch_end")
+            loop.moment(EPOCH)
+        loop.step()
+    loop.events = [NamedSpan(Counting(span.begin_ns), Counting(span.end_ns), span.what) for span in loop.events]
+    Counting.compared = 0
+    loop.result()
+    between_steps([(step.end_ns, step.end_ns) for step in loop.steps], (0, loop.now_ns), loop.events)
+    return Counting.compared
+
+
+def test_the_work_at_the_end_of_the_stages_does_not_grow_with_the_square_of_the_steps() -> None:
+    """Eight times as many: n log n is 11 times the work, n squared 64 times."""
+    assert comparisons(1600) < 16 * comparisons(200)
