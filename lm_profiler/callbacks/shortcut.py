@@ -24,6 +24,7 @@ from lm_profiler.callbacks.instruments.profiling_options import (
 from lm_profiler.callbacks.marks.namespaces import verb_of
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.external_callbacks import CLAIMED, VARIABLE
+from lm_profiler.measure.boundary import say
 from lm_profiler.record.run_record import Verb
 from lm_profiler.usage_error import expect
 
@@ -31,6 +32,8 @@ _numbers = count(1)  # the numbers of the Trainers of this process
 
 # the number of the Trainer that was admitted in this process, where the program's processes share no folder
 _first: int | None = None
+
+_refusal_is_reported = False  # whether a line said that further runs of the program are not profiled
 
 
 def profiling_callbacks(
@@ -124,11 +127,26 @@ class Admission:
     _used: bool = False
 
     def __call__(self, trainer: Trainer) -> bool:
-        if trainer.barebones or self._used or verb_of(trainer) != self.verb or self.wanted not in (None, self.number):
+        is_wanted = verb_of(trainer) == self.verb and self.wanted in (None, self.number)
+        if trainer.barebones or not is_wanted:
             return False
-        self._used = self._claim()
         profilers = [each for each in trainer.callbacks if isinstance(each, TrainingProfiler)]  # type: ignore[attr-defined]
-        return self._used and all(each.admits is not None for each in profilers)  # the program's own has priority
+        program_has_own = any(each.admits is None for each in profilers)
+        if self._used or not self._claim():
+            if trainer.is_global_zero and not program_has_own:
+                self._report_refusal()
+            return False
+        self._used = True
+        return not program_has_own
+
+    def _report_refusal(self) -> None:
+        """Print, once per process, that further runs of the verb are not profiled."""
+        global _refusal_is_reported
+        if _refusal_is_reported:
+            return
+        _refusal_is_reported = True
+        other = "`lm_profiler run --trainer=2` profiles that of its second Trainer"
+        say(f"only the first {self.verb} of a program is profiled; {other}")
 
     def release(self) -> None:
         """Take the admission back: a Tuner searched, and the fit after that is the one to profile."""

@@ -144,7 +144,7 @@ def test_each_trainer_asks_for_it(namespace: str, monkeypatch: pytest.MonkeyPatc
 def of(verb: str = "fit", barebones: bool = False, callbacks: Sequence[object] = ()) -> Any:
     """A Trainer as far as an admission looks at it."""
     state = SimpleNamespace(fn=SimpleNamespace(value=verb))
-    return SimpleNamespace(state=state, barebones=barebones, callbacks=list(callbacks))
+    return SimpleNamespace(state=state, barebones=barebones, callbacks=list(callbacks), is_global_zero=True)
 
 
 def test_first_trainer_that_runs_the_verb_is_admitted_once(tmp_path: Path) -> None:
@@ -154,6 +154,22 @@ def test_first_trainer_that_runs_the_verb_is_admitted_once(tmp_path: Path) -> No
     assert not second(of())
     assert not first(of())
     assert not third(of())
+
+
+def test_a_line_reports_once_that_further_fits_are_not_profiled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(import_module("lm_profiler.callbacks.shortcut"), "_refusal_is_reported", False)
+    first, second, third = (Admission(number, None, "fit", tmp_path) for number in (1, 2, 3))
+    assert first(of())
+    assert not second(of("validate"))  # nobody expects that one to be profiled
+    assert not second(of(callbacks=profiling_callbacks()))  # the program profiles it itself
+    assert capsys.readouterr().err == ""
+    assert not second(of())
+    assert "only the first fit" in capsys.readouterr().err
+    assert not third(of())
+    assert not first(of())
+    assert capsys.readouterr().err == ""
 
 
 def test_ranks_of_one_trainer_agree(tmp_path: Path) -> None:
