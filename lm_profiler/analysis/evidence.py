@@ -161,6 +161,14 @@ def read_evidence(folder: Path) -> Evidence:
     return replace(evidence, rows=read_rows(folder), kernels=kernels, traced=traced)
 
 
+def read_batch_counts(folder: Path) -> Sequence[Sequence[BatchCount]]:
+    """Return the batches of each rank's steps; none if the run left no evidence that can be read."""
+    try:
+        return _read_file(folder / EVIDENCE_FILE).batch_counts
+    except RecordError:
+        return ()
+
+
 def read_counters(folder: Path) -> Sequence[StepCounters]:
     """Return the counters of each measured step of all ranks; none if the run left no evidence that can be read."""
     try:

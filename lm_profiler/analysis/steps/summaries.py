@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -255,6 +256,17 @@ def share_in_steps(record: RunRecord) -> float:
     return steps_s / (steps_s + between_s)
 
 
+def lower_bound_share(quantity: Quantity, record: RunRecord) -> float | None:
+    """Return the share of a rate that is certain although other programs used the machine.
+
+    None for what is no rate, and for a run that had the machine to itself: its rate is no lower bound.
+    """
+    is_rate = quantity.kind in ("tokens/s", "samples/s")
+    if not is_rate or not record.contended:
+        return None
+    return share_in_steps(record)
+
+
 def changed_batches_note(counts: Sequence[BatchCount], last_step: int, mean: float | None) -> list[str]:
     """Return the note on a rank whose steps up to ``last_step`` vary in batches; figures are of ``mean`` per step."""
     known_counts = [count for count in counts if count.batches and count.step <= last_step]
@@ -329,8 +341,15 @@ def _recorded(entry: Entry) -> list[StepRow]:
     return mean_over_ranks(entry.rows.of_stages("warmup", "measure").timed, world_of(entry.record))
 
 
+# returns the batches of each rank's steps of the run in a folder, as ``BatchCount`` has them; none if they are unknown
+ReadBatchCounts = Callable[[Path], Sequence[Sequence[BatchCount]]]
+
+
 def cut_anew(
-    entries: Sequence[Entry], warmups: Sequence[int | None], count: int | None
+    entries: Sequence[Entry],
+    warmups: Sequence[int | None],
+    count: int | None,
+    read_batch_counts: ReadBatchCounts = lambda folder: (),
 ) -> tuple[list[Entry], list[str]]:
     """Return each of ``entries`` once for each warm-up, with figures of ``count`` (all) steps after it; and problems.
 
@@ -340,15 +359,16 @@ def cut_anew(
     problems: list[str] = []
     cut_entries: list[Entry] = []
     for entry in entries:
+        counts = read_batch_counts(entry.folder)
         for warmup in warmups:
-            cut_entry = none_if_unreadable(_cut, entry, Cut(warmup, count), problems=problems)
+            cut_entry = none_if_unreadable(_cut, entry, Cut(warmup, count), counts, problems=problems)
             if cut_entry is not None:
                 cut_entries.append(cut_entry)
     return cut_entries, list(dict.fromkeys(problems))
 
 
-def _cut(entry: Entry, cut: Cut) -> Entry:
-    """Return ``entry`` with the figures of the steps of ``cut``.
+def _cut(entry: Entry, cut: Cut, counts: Sequence[Sequence[BatchCount]]) -> Entry:
+    """Return ``entry`` with the figures of the steps of ``cut``; ``counts`` are the batches of each rank's steps.
 
     Raises:
         RecordError: it has fewer steps.
@@ -364,7 +384,10 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
         raise RecordError(f"{entry.folder}: expected {wanted}, found {len(steps.rows)}")
 
     model = model_of(steps.rows, keeps_all_steps=True)
-    figures = step_figures(steps.rows, model, _exact_samples_per_step(record))
+    samples = mean_counts(counts, [row.step for row in steps.rows]).samples
+    if samples is None:
+        samples = _exact_samples_per_step(record)
+    figures = step_figures(steps.rows, model, samples)
     # The run's own record has the causes of odd steps among the measured ones; nothing was read in warm-up.
     causes = {odd.step: odd.model_dump(include={"cause", "cause_s", "beside", "rank"}) for odd in record.odd_steps}
     figures["odd_steps"] = [odd.model_copy(update=causes.get(odd.step, {})) for odd in figures["odd_steps"]]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 
 from lm_profiler.analysis.conclude import concluded_again
+from lm_profiler.analysis.evidence import read_batch_counts
 from lm_profiler.analysis.steps.summaries import WARMUPS, cut_anew, readable
 from lm_profiler.cli.verbs.shared import choose_format, runs_below, writable, write, write_for_github, write_text
 from lm_profiler.measure.boundary import say
@@ -261,7 +262,7 @@ def _make_table(entries: Sequence[Entry], options: Options) -> tuple[Table | Non
     problems: list[str] = []
     warmup = options.warmup or (WARMUPS if options.layout == "warmups" else ())
     if warmup or options.steps is not None:
-        entries, problems = cut_anew(entries, warmup or [None], options.steps)
+        entries, problems = cut_anew(entries, warmup or [None], options.steps, read_batch_counts)
     if options.layout == "blocks":  # the runs whose steps can be shown or that died
         good, unread = readable([entry for entry in entries if entry.shows_steps])
         entries = [entry for entry in entries if entry in good or not entry.shows_steps]

@@ -9,8 +9,8 @@ import pytest
 from stored_texts import assert_stored
 from tabled import run, step_rows
 
-from lm_profiler.analysis.steps.summaries import cut_anew, readable, steps_after
-from lm_profiler.record.run_record import Steadiness
+from lm_profiler.analysis.steps.summaries import BatchCount, cut_anew, readable, steps_after
+from lm_profiler.record.run_record import Steadiness, Throughput
 from lm_profiler.record.steps import StepTable
 
 RNG = np.random.default_rng(0)
@@ -63,3 +63,24 @@ def test_a_cut_keeps_the_causes_of_its_slow_steps():
     [cut], _ = cut_anew([entry], [2], None)
     (again,) = cut.record.odd_steps
     assert (again.cause, again.cause_s, again.beside) == ("waiting for a CPU", 0.9, None)
+
+
+def test_samples_of_a_cut_are_those_of_its_own_steps() -> None:
+    """Warm-up steps have 2 samples, measured ones 5 and 6 in turn: 5.5 in each mean step of 0.4 s, whatever the cut."""
+    own = run("a", [(0.1, 0.3)] * 10, [(0.1, 0.3)] * 2)
+    counts = [[BatchCount(1, 1, 2), *(BatchCount(step, 1, 5 + step % 2) for step in range(3, 13))]]
+    cuts, problems = cut_anew([own], [0, 2, 4], None, lambda folder: counts)
+    assert problems == []
+    found = [entry.record.throughput.samples_per_s for entry in cuts]
+    assert found == pytest.approx([(2 * 2 + 10 * 5.5) / 12 / 0.4, 5.5 / 0.4, 5.5 / 0.4])
+
+
+def test_without_the_batches_of_its_steps_a_cut_has_the_exact_samples_of_the_run() -> None:
+    """5.5 samples in a mean step, which the record has as 6; the warm-up steps took twice as long."""
+    own = run("a", [(0.1, 0.3)] * 10, [(0.2, 0.6)] * 2)
+    rate = Throughput(tokens_per_step=None, tokens_per_s=None, samples_per_step=6, samples_per_s=5.5 / 0.4)
+    entry = replace(own, record=own.record.model_copy(update={"throughput": rate}))
+    entry.__dict__["rows"] = own.rows
+    cuts, _ = cut_anew([entry], [0, 2], None)
+    found = [cut.record.throughput.samples_per_s for cut in cuts]
+    assert found == pytest.approx([5.5 / ((2 * 0.8 + 10 * 0.4) / 12), 5.5 / 0.4])

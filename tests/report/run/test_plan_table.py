@@ -1,3 +1,4 @@
+import pytest
 from stored_texts import assert_stored
 
 from lm_profiler.analysis.plan.planned import Capacity, Planned, planned_floors
@@ -25,3 +26,15 @@ def test_an_allocation_of_which_nothing_else_is_known_has_its_phase() -> None:
     unknown = Allocation(bytes=1, cause="rest", phase="backward")
     assert made_by(unknown) == "unknown, in backward"
     assert made_by(unknown.model_copy(update={"name": "aten.mm.default", "line": "a.py:1"})) == "mm, a.py:1"
+
+
+@pytest.mark.parametrize(
+    "least_gib, expected",
+    [(2.4399, None), (2.4301, "steps differ: shown is the largest of 2 in a row, the smallest needs 2.43 GiB")],
+)
+def test_steps_differ_only_if_their_figures_do(least_gib: float, expected: str | None) -> None:
+    steps = [round(2.4401 * 2**30), round(least_gib * 2**30)]
+    planned = Planned({"forward": steps[0]}, {}, steps=steps)
+    device = Capacity("NVIDIA H100", 80 << 30, False)
+    below = plan_table(planned, None, device, planned_floors(planned, device.name)).below
+    assert [line for line in below if line.startswith("steps differ")] == ([] if expected is None else [expected])
