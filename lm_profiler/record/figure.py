@@ -43,6 +43,12 @@ UNITS: dict[str, tuple[str, str, float, int]] = {
     "text": ("text", "", 1.0, 0),
 }
 
+# stands where an interval would stand that would reach farther than the figure itself
+TOO_FEW_STEPS = "too few steps"
+
+# stands before a rate of a busy machine, and in the column ``<name>_bound`` of files for programs
+AT_LEAST = "at least"
+
 _BINARY = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
 _DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6))
 
@@ -139,6 +145,21 @@ class Figure:
             return (value * step.mean / ends[0], value * step.mean / ends[1]) if all(ends) else None
         low, high = (end(record) for end in self._ends)
         return None if low is None or high is None else (low, high)
+
+    def lacks_interval(self, record: Any) -> bool:
+        """Return whether ``record`` has the figure without its interval, because its steps are too few or too unlike.
+
+        Records of versions before 0.3 know no intervals of means: they lack none.
+        """
+        if self.get(record) is None or self.interval(record) is not None:
+            return False
+        if self.goes_by_step:
+            step = record.time.get("step")
+            return step is not None and "mean_low" in step.model_fields_set
+        if not self.interval_ends:
+            return False
+        part = at(self.path.rpartition(".")[0])(record)
+        return part is not None and self.interval_ends[0] in part.model_fields_set
 
     def show(self, value: Any, unit: bool = True, digits: int | None = None) -> str:
         """Return ``value`` (SI) for people, ``unknown`` for None; ``digits`` is the number of decimals."""
@@ -271,6 +292,11 @@ def ms_text(seconds: float, digits: int | None = None) -> str:
     digits = digits_of(seconds) if digits is None else digits
     # Adding 0.0 turns -0.0 into 0.0: a value that rounds to 0 has no sign.
     return _MS.show(round(seconds, digits + 3) + 0.0, unit=False, digits=digits)
+
+
+def is_zero_text(text: str) -> bool:
+    """Return whether ``text``, a number, shows nothing but zeros."""
+    return not text.strip("-0.,")
 
 
 def share_text(share: float | None) -> str:

@@ -35,6 +35,7 @@ from lm_profiler.analysis.compare.sides import (
     without_waiting,
 )
 from lm_profiler.analysis.steps.statistics import Interval
+from lm_profiler.analysis.steps.summaries import lower_bound_share
 from lm_profiler.record.entry import Entry, machine_of
 from lm_profiler.record.process_spread import ProcessSpread, known_spread
 from lm_profiler.record.quantities import MEMORY, PARTS, QUANTITIES
@@ -81,12 +82,17 @@ class MemoryChange:
 
 @dataclass(frozen=True)
 class RateChange:
-    """Tokens a second; ``interval`` is B's rate over A's, ``verdict`` that of the time a token takes."""
+    """Tokens per second; ``interval`` is B's rate over A's, ``verdict`` that of the time a token takes.
+
+    A rate whose ``bound`` is ``at least`` is a lower bound: other programs used the machine.
+    """
 
     a_per_s: float
     b_per_s: float
     interval: RatioInterval | None
     verdict: Change
+    a_bound: Literal["at least"] | None = None
+    b_bound: Literal["at least"] | None = None
 
 
 @dataclass(frozen=True)
@@ -359,16 +365,29 @@ def _tokens(a: Side, b: Side, step: PartChange) -> RateChange | None:
     if not counts_a or not counts_b or min(*counts_a, *counts_b, step.a_s, step.b_s) <= 0:
         return None
     tokens_a, tokens_b = typical(counts_a), typical(counts_b)
-    rate_a, rate_b = tokens_a / step.a_s, tokens_b / step.b_s
+    rates = RateChange(
+        a_per_s=tokens_a / step.a_s * _certain_share(a),
+        b_per_s=tokens_b / step.b_s * _certain_share(b),
+        interval=None,
+        verdict="UNCLEAR",
+        a_bound="at least" if a.is_contended else None,
+        b_bound="at least" if b.is_contended else None,
+    )
     if step.interval is None:
-        return RateChange(rate_a, rate_b, None, "UNCLEAR")
+        return rates
     more_work = tokens_b / tokens_a
     token_time = RatioInterval(
         step.interval.ratio / more_work, step.interval.low / more_work, step.interval.high / more_work
     )
     rate = RatioInterval(1.0 / token_time.ratio, 1.0 / token_time.high, 1.0 / token_time.low)
     is_clear = step.verdict in ("FASTER", "SLOWER", "SAME") or change(step.interval) == "UNCLEAR"
-    return RateChange(rate_a, rate_b, rate, change(token_time) if is_clear else "UNCLEAR")
+    return replace(rates, interval=rate, verdict=change(token_time) if is_clear else "UNCLEAR")
+
+
+def _certain_share(side: Side) -> float:
+    """Return the share of the side's rate that is certain; 1 if it had the machine to itself."""
+    shares = [lower_bound_share(QUANTITIES["tokens_per_s"], run.record) for run in side.runs]
+    return fmean(1.0 if share is None else share for share in shares)
 
 
 _MEMORY_WORDS: dict[Change, MemoryVerdict] = {

@@ -99,7 +99,8 @@ def rows(comparison: Comparison) -> list[list[str]]:
     texts += [_cells(QUANTITIES[row.part], row.a_s, row.b_s, row) for row in comparison.ranks]
     rate = comparison.tokens
     if rate is not None:
-        texts.append(_cells(TOKENS_PER_S, rate.a_per_s, rate.b_per_s, rate))
+        title, a, b, *others = _cells(TOKENS_PER_S, rate.a_per_s, rate.b_per_s, rate)
+        texts.append([title, _bounded(a, rate.a_bound), _bounded(b, rate.b_bound), *others])
     texts += [_cells(MEMORY[peak.reading], peak.a_bytes, peak.b_bytes, peak) for peak in comparison.memory]
     return texts
 
@@ -114,6 +115,11 @@ def _cells(quantity: Quantity, a: float, b: float, row: PartChange | RateChange 
         of_step = f"{row.of_step:+.1%}"
     shown_a, shown_b = quantity.show(a, unit=False), quantity.show(b, unit=False)
     return [title, shown_a, shown_b, difference, of_step, _ratio_text(row.interval, a, b), row.verdict]
+
+
+def _bounded(text: str, bound: str | None) -> str:
+    """Return ``text`` of a rate; that of a busy machine is a lower bound."""
+    return text if bound is None else f"{bound} {text}"
 
 
 def closing(comparison: Comparison) -> list[str]:

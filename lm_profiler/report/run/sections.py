@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from lm_profiler.analysis.hardware.roofline import LEAST_S
-from lm_profiler.analysis.steps.summaries import share_in_steps
-from lm_profiler.record.figure import digits_of, ms_text, share_text
+from lm_profiler.analysis.steps.summaries import lower_bound_share
+from lm_profiler.record.figure import AT_LEAST, TOO_FEW_STEPS, digits_of, ms_text, share_text
 from lm_profiler.record.quantities import FLOOR, GROUPS, LISTS, PARTS, TIMES, TIMES_FLOOR, Quantity
 from lm_profiler.record.run_record import MOMENTS, Floor, RunRecord
 from lm_profiler.report.run.waterfall_text import waterfall_tables
@@ -77,6 +77,8 @@ def _row_texts(record: RunRecord, part: str) -> list[str]:
     mean = _ms(time.mean, digits)
     if time.mean_low is not None:
         mean += f" [{_ms(time.mean_low, digits)}, {_ms(time.mean_high, digits)}]"
+    elif TIMES[part].lacks_interval(record):
+        mean += f" [{TOO_FEW_STEPS}]"
     std = "" if time.std is None else _ms(time.std, digits)
     step_s = record.time["step"].mean
     share = (time.mean or 0.0) / step_s if step_s else None
@@ -135,15 +137,17 @@ def shown(figure: Quantity, record: RunRecord) -> str:
     """Return a figure with its unit, and its interval where it has one; a rate of a busy machine is a lower bound."""
     value = figure.get(record)
     interval: tuple[float, ...] = figure.interval(record) or ()
-    is_lower_bound = record.contended and figure.kind in ("tokens/s", "samples/s")
-    if is_lower_bound and value is not None:
-        share = share_in_steps(record)
+    share = lower_bound_share(figure, record)
+    if share is not None and value is not None:
         value *= share
         interval = tuple(end * share for end in interval)
     text = figure.fit(value)
     if interval:
-        text += f" [{', '.join(figure.show(end, unit=False) for end in interval)}]"
-    return f"at least {text}" if is_lower_bound else text
+        ends = ", ".join(figure.show(end, unit=False) for end in interval)
+        text += f" [{ends}]"
+    elif figure.lacks_interval(record):
+        text += f" [{TOO_FEW_STEPS}]"
+    return text if share is None else f"{AT_LEAST} {text}"
 
 
 def sections(record: RunRecord) -> list[Table]:
@@ -242,6 +246,13 @@ def _list_cell(figure: Quantity, item: Any, path: str) -> TableCell:
     return TableCell(None, "median" if figure.name == "step" else "")
 
 
+def _rounded(figure: Quantity, record: RunRecord) -> str:
+    """Return a known time with its interval, or with the reason why it has none."""
+    interval: tuple[float, ...] = figure.interval(record) or ()
+    text = figure.rounded(figure.get(record), *interval)
+    return f"{text} [{TOO_FEW_STEPS}]" if figure.lacks_interval(record) else text
+
+
 def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> Table:
     """Return a row for each part, or moment, and a column for each family of ``group``, where they are known."""
     columns: dict[str, dict[str, str]] = {}
@@ -253,8 +264,7 @@ def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> 
             continue
         family = figure.title.removesuffix(" (host)").removeprefix(_KEYS[part]).lstrip(": ")
         column = columns.setdefault(family or "mean [95 % interval]", {})
-        interval: tuple[float, ...] = figure.interval(record) or ()
-        column[part] = figure.rounded(value, *interval) if figure.unit == "s" else figure.fit(value)
+        column[part] = _rounded(figure, record) if figure.unit == "s" else figure.fit(value)
     parts = [part for part in _KEYS if any(part in column for column in columns.values())]
     rows = [[_KEYS[part], *(column.get(part, "") for column in columns.values())] for part in parts]
     are_moments = any(part in MOMENTS for part in parts)

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.analysis.remedies.catalogue import remedy_of
+from lm_profiler.record.figure import digits_of, is_zero_text, ms_text
 from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.run_record import Finding, OddStep, RunRecord, Steadiness, Telemetry, Verdict, worst_first
 
@@ -120,9 +121,7 @@ def step_lines(record: RunRecord) -> list[str]:
         phrases.append(f"{counted(steadiness.cut, 'more warm-up step')} left out{by_mean}")
     if phrases:
         lines.append(f"steps: {'; '.join(phrases)}")
-    if steadiness.pattern_s or steadiness.odd_s:
-        lines.append(_parts(steadiness))
-    return [*lines, *_not_seen(steadiness)]
+    return [*lines, *_parts(steadiness), *_not_seen(steadiness)]
 
 
 def _course(steadiness: Steadiness) -> list[str]:
@@ -164,23 +163,31 @@ def _steps_used(steadiness: Steadiness) -> int:
     return (steadiness.last or 0) - (steadiness.first or 1) + 1
 
 
-def _parts(steadiness: Steadiness) -> str:
-    """Return the mean step as a sum: ``step: 119.6 ms = 117.4 level + 2.2 in 1 of 5 steps (+11 %)``."""
-    parts = [(steadiness.level_s or 0.0, "level")]
+def _parts(steadiness: Steadiness) -> list[str]:
+    """Return the mean step as a sum, ``step: 119.6 ms = 117.4 level + 2.2 in 1 of 5 steps (+11 %)``, if it is one.
+
+    Parts that round to 0 are left out.
+    """
+    level_s, pattern_s, odd_s = steadiness.level_s or 0.0, steadiness.pattern_s or 0.0, steadiness.odd_s or 0.0
+    total_s = level_s + pattern_s + odd_s
+    digits = digits_of(total_s)
+    terms = []
     pattern = steadiness.pattern
-    if pattern is not None and steadiness.pattern_s:
+    if pattern is not None and not is_zero_text(ms_text(pattern_s, digits)):
         steps = f"{len(pattern.slow)} of {pattern.every} steps"
         if pattern.short_batch:
             steps = "the last, shorter batch of each epoch"
-        parts.append((steadiness.pattern_s, f"in {steps} ({pattern.extra:+.0%})"))
-    total_s = sum(seconds for seconds, _ in parts) + (steadiness.odd_s or 0.0)
-    if steadiness.odd_s and total_s > 0.0:
-        parts.append((steadiness.odd_s, f"odd steps ({steadiness.odd_s / total_s:.0%} of the mean)"))
-    terms = ""
-    for seconds, name in parts:
-        sign = "-" if seconds < 0 else "+"
-        terms += f" {sign} {abs(seconds) * 1e3:.4g} {name}"
-    return f"step: {total_s * 1e3:.4g} ms = {terms.removeprefix(' + ')}"
+        terms.append(_signed(pattern_s, digits, f"in {steps} ({pattern.extra:+.0%})"))
+    if total_s > 0.0 and not is_zero_text(ms_text(odd_s, digits)):
+        terms.append(_signed(odd_s, digits, f"odd steps ({odd_s / total_s:.0%} of the mean)"))
+    if not terms:
+        return []
+    return [f"step: {ms_text(total_s, digits)} ms = {ms_text(level_s, digits)} level {' '.join(terms)}"]
+
+
+def _signed(seconds: float, digits: int, name: str) -> str:
+    sign = "-" if seconds < 0 else "+"
+    return f"{sign} {ms_text(abs(seconds), digits)} {name}"
 
 
 def _words(steadiness: Steadiness) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lm_profiler.record.figure import digits_of, ms_text, share_text
+from lm_profiler.record.figure import TOO_FEW_STEPS, digits_of, is_zero_text, ms_text, share_text
 from lm_profiler.record.quantities import LISTS, PARTS, TERMS, TIMES, term_title
 from lm_profiler.record.run_record import RunRecord, Term, Waterfall
 from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, text_cell
@@ -64,8 +64,7 @@ def rungs(fall: Waterfall) -> list[Rung]:
     shown_rungs = []
     start_s = 0.0
     for term, text in zip(fall.terms, _term_texts(fall), strict=True):
-        is_zero = not text.strip("-0.,")
-        if not is_zero or term.name in _ENDS:
+        if not is_zero_text(text) or term.name in _ENDS:
             shown_rungs.append(Rung(term, start_s, text, title_in(fall, term.name)))
         start_s += term.seconds
     return shown_rungs
@@ -117,7 +116,7 @@ def of_the_step(record: RunRecord) -> dict[str, float]:
 def step_text(fall: Waterfall) -> str:
     """Return the step in ms with its interval, to four digits, as ``report`` shows it everywhere."""
     if fall.ci_low is None or fall.ci_high is None:
-        return TIMES["step"].rounded(fall.step_s)
+        return f"{TIMES['step'].rounded(fall.step_s)} [{TOO_FEW_STEPS}]"
     return TIMES["step"].rounded(fall.step_s, fall.ci_low, fall.ci_high)
 
 

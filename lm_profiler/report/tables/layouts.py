@@ -68,7 +68,7 @@ def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Col
         title += f": {MERGE_NOTE}"
     elif any(cell.low is not None for row in body for cell in row):
         title += ": mean [95 % interval]"
-    return Table(headings, body, [title], notes(list(cells.values()), facts))
+    return Table(headings, body, [title], notes(list(cells.values()), facts, [value]))
 
 
 def _pivot_title(group: RunGroup, across: Sequence[Column]) -> str:

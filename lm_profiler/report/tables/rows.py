@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.figure import AT_LEAST, TOO_FEW_STEPS
+from lm_profiler.record.machine import PEAK
 from lm_profiler.record.quantities import MEMORY, Place
 from lm_profiler.report.tables.run_groups import (
     STATUS_WORDS,
@@ -50,7 +53,7 @@ def runs_table(groups: Sequence[RunGroup], columns: Sequence[Column] | None = No
     if columns is None:
         above += _unknown_figures_line(groups)
     below = _legend(groups, table)
-    below += notes(groups, by or message_columns(names))
+    below += notes(groups, by or message_columns(names), shown)
     return Table(table.headings, table.rows, above, below)
 
 
@@ -174,7 +177,13 @@ def cell(group: RunGroup, column: Column, interval: bool = True) -> TableCell:
         text = column.quantity.rounded(typical.value, typical.low, typical.high)
     else:
         text = column.quantity.rounded(typical.value)
-    return TableCell(typical.value, text, typical.low, typical.high)
+    if interval and typical.lacks_interval:
+        text += f" [{TOO_FEW_STEPS}]"
+    bound = None
+    if typical.is_lower_bound:
+        bound = AT_LEAST
+        text = f"{AT_LEAST} {text}"
+    return TableCell(typical.value, text, typical.low, typical.high, bound=bound)
 
 
 def fact_cell(group: RunGroup, column: Column) -> TableCell:
@@ -221,10 +230,15 @@ def _all_know(group: RunGroup, fact: Column) -> bool:
 
 
 def _unknown_figures_line(groups: Sequence[RunGroup]) -> list[str]:
-    """Return a line of the main figures that no row knows. A time that no row has is of a phase that did not occur."""
+    """Return a line of the main figures that no row knows.
+
+    A time that no row has is of a phase that did not occur, and a plan that no row has was not asked for.
+    """
+    has_plan = any(entry.record is not None and entry.record.planned for group in groups for entry in group)
     titles = []
     for figure in _main_figures(groups):
-        if not _is_known(groups, figure) and not _is_time(figure):
+        is_unplanned = figure.name == PEAK.name and not has_plan
+        if not _is_known(groups, figure) and not _is_time(figure) and not is_unplanned:
             titles.append(figure.title)
     if not titles:
         return []
@@ -241,12 +255,16 @@ def _legend(groups: Sequence[RunGroup], table: Table) -> list[str]:
     return []
 
 
-def notes(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[str]:
-    """Return notes for the reader: which rows mix different runs, and why some have no figures.
+def notes(groups: Sequence[RunGroup], naming: Sequence[Column], shown: Sequence[Column] = ()) -> list[str]:
+    """Return notes for the reader: which rows mix different runs, and why some have no figures, or no plan.
 
-    ``naming`` are the columns by which a note names a row.
+    ``naming`` are the columns by which a note names a row, ``shown`` those of the table.
     """
-    return [*_mixed_row_notes(groups, naming), *_reasons(groups, naming)]
+    return [
+        *_mixed_row_notes(groups, naming),
+        *_reasons(groups, naming),
+        *_unplanned_reasons(groups, shown, naming),
+    ]
 
 
 def _mixed_row_notes(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[str]:
@@ -257,10 +275,7 @@ def _mixed_row_notes(groups: Sequence[RunGroup], naming: Sequence[Column]) -> li
             labels_by_facts.setdefault(facts, []).append(row_label(group, naming))
     lines = []
     for facts, labels in labels_by_facts.items():
-        line = f"note: runs that differ in {facts} share a row: {'; '.join(labels[:_LISTED_ROWS])}"
-        if len(labels) > _LISTED_ROWS:
-            line += f" and {len(labels) - _LISTED_ROWS} more"
-        lines.append(line)
+        lines.append(f"note: runs that differ in {facts} share a row: {_first_labels(labels)}")
     return lines
 
 
@@ -277,6 +292,45 @@ def _reasons(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[str]:
         return lines
     hidden = len(lines) - _LISTED_REASONS
     return [*lines[:_LISTED_REASONS], f"and {hidden} more; --columns name,status,reason shows all"]
+
+
+def _unplanned_reasons(groups: Sequence[RunGroup], shown: Sequence[Column], naming: Sequence[Column]) -> list[str]:
+    """Return why rows that ran have no planned memory: each reason, with the rows.
+
+    That nobody asked for a plan is a reason only if a column shows planned memory.
+    """
+    shows_plan = any(column.group == "Planned memory" for column in shown)
+    labels_by_reason: dict[str, list[str]] = {}
+    for group in groups:
+        for entry in group:
+            reason = _unplanned_reason(entry, shows_plan)
+            if reason is None:
+                continue
+            labels = labels_by_reason.setdefault(reason, [])
+            label = row_label(group, naming)
+            if label not in labels:
+                labels.append(label)
+    lines = []
+    for reason, labels in labels_by_reason.items():
+        lines.append(f"planned memory unknown: {_first_labels(labels)}: {reason}")
+    return lines
+
+
+def _unplanned_reason(entry: Entry, shows_plan: bool) -> str | None:
+    record = entry.record
+    if record is None:
+        return None
+    if record.planned is not None:
+        return record.planned.unknown
+    return "not asked for (--check_memory=true)" if shows_plan else None
+
+
+def _first_labels(labels: Sequence[str]) -> str:
+    """Return the names of the first rows, and how many more there are."""
+    text = "; ".join(labels[:_LISTED_ROWS])
+    if len(labels) > _LISTED_ROWS:
+        text += f" and {len(labels) - _LISTED_ROWS} more"
+    return text
 
 
 def row_label(group: RunGroup, naming: Iterable[Column]) -> str:

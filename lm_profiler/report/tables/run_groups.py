@@ -78,6 +78,8 @@ class Estimate:
     low: float | None = None
     high: float | None = None
     n: int = 0
+    is_lower_bound: bool = False  # a rate of a machine that other programs used
+    lacks_interval: bool = False  # the run's steps are too few, or too unlike, for an interval
 
 
 def runs_for_figures(group: RunGroup) -> RunGroup:
@@ -92,11 +94,22 @@ def estimate(group: RunGroup, column: Column) -> Estimate:
     runs = [entry for entry in runs_for_figures(group) if column.get(entry) is not None]
     if not runs:
         return Estimate()
-    values = [column.get(entry) for entry in runs]
-    if len(runs) == 1:
-        low, high = column.interval(runs[0]) or (None, None)
-        return Estimate(values[0], low, high, n=1)
-    return Estimate(statistics.median(values), min(values), max(values), n=len(values))
+    shares = [column.lower_bound_share(entry) for entry in runs]
+    is_lower_bound = any(share is not None for share in shares)
+    values = []
+    for entry, share in zip(runs, shares, strict=True):
+        value = column.get(entry)
+        values.append(value if share is None else value * share)
+    if len(runs) > 1:
+        low, high = min(values), max(values)
+        return Estimate(statistics.median(values), low, high, n=len(values), is_lower_bound=is_lower_bound)
+    (entry,), (share,) = runs, shares
+    ends = column.interval(entry)
+    if ends is None:
+        lacks_interval = column.lacks_interval(entry)
+        return Estimate(values[0], n=1, is_lower_bound=is_lower_bound, lacks_interval=lacks_interval)
+    factor = 1.0 if share is None else share
+    return Estimate(values[0], ends[0] * factor, ends[1] * factor, n=1, is_lower_bound=is_lower_bound)
 
 
 def status_text(group: RunGroup, words: Mapping[str, str] = {}) -> str:

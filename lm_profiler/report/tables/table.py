@@ -33,6 +33,7 @@ class TableCell:
 
     ``std`` is the standard deviation of the steps, ``low`` and ``high`` are the ends of the value's interval.
     ``status`` says why there is no figure: ``oom``, ``refused``, ``failed``, ``timeout``.
+    ``bound`` is ``at least`` for a figure that is a lower bound.
     """
 
     value: Any = None
@@ -42,6 +43,7 @@ class TableCell:
     status: str | None = None
     style: str = ""
     std: float | None = None
+    bound: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,15 @@ class Table:
     def fields(self) -> dict[str, list[Any]]:
         """Return columns for programs, in SI.
 
-        A column is followed by ``<name>_std``, ``_low``, ``_high`` and ``_status`` where one of its cells has them.
+        A column is followed by ``<name>_std``, ``_low``, ``_high``, ``_status`` and ``_bound`` where one of its cells
+        has them.
         """
         fields: dict[str, list[Any]] = {}
         for index, heading in enumerate(self.headings):
             name = _unicode(heading.name)
             cells = [row[index] for row in self.rows]
             fields[name] = [_unicode(cell.value) for cell in cells]
-            for part in ("std", "low", "high", "status"):
+            for part in ("std", "low", "high", "status", "bound"):
                 values = [_unicode(getattr(cell, part)) for cell in cells]
                 if any(value is not None for value in values):
                     fields[f"{name}_{part}"] = values

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lm_profiler.analysis.compare.differences import flat
+from lm_profiler.analysis.steps.summaries import lower_bound_share
 from lm_profiler.models.config import DIMENSIONS, PRESETS, TransformerConfig, preset
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.parts import full_name
 from lm_profiler.record.quantities import GROUPS, MEMORY, QUANTITIES, TIMES, Place, Quantity, overview
 from lm_profiler.record.run_record import Environment, RunRecord
 from lm_profiler.report.tables.table import Table, text_table
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,18 @@ class Column:
         if self.quantity is None or entry.record is None:
             return None
         return self.quantity.interval(entry.record)
+
+    def lacks_interval(self, entry: Entry) -> bool:
+        """Return whether a figure has no interval because the run's steps are too few, or too unlike."""
+        if self.quantity is None or entry.record is None:
+            return False
+        return self.quantity.lacks_interval(entry.record)
+
+    def lower_bound_share(self, entry: Entry) -> float | None:
+        """Return the share of a rate that is certain if it is a lower bound; None if it is none."""
+        if self.quantity is None or entry.record is None:
+            return None
+        return lower_bound_share(self.quantity, entry.record)
 
 
 def column(name: str) -> Column:
@@ -253,8 +265,7 @@ def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column
         existing.update(_option_paths(entry))
     for name in options:
         if name not in existing:
-            similar = difflib.get_close_matches(name, [*COLUMNS, *sorted(existing)], n=1)
-            remedy = f"; did you mean {similar[0]}?" if similar else ""
+            remedy = did_you_mean(name, [*COLUMNS, *sorted(existing)])
             expected = "a name such as step_s, or an option that these runs have"
             raise UsageError(f"column: expected {expected}, given {name!r}{remedy}")
     return columns

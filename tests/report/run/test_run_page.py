@@ -253,7 +253,7 @@ def test_one_measured_step_has_no_spread() -> None:
     words = row(text, "forward")
     assert words[0] == "60.00"
     assert "±" not in words
-    assert "[" not in " ".join(words)
+    assert " ".join(words[1:4]) == "[too few steps]"
 
 
 def test_80_columns_cut_no_digit_of_a_run():

@@ -5,18 +5,32 @@ from __future__ import annotations
 import itertools
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 from made_runs import made_record
 from pydantic import BaseModel
 
-from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES
-from lm_profiler.record.run_record import MOMENTS, OddStep, RunRecord, StepCounters, Sync, Term, TermName, TimeSummary
+from lm_profiler.analysis.steps.statistics import mean_interval, summarise
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES, TOKENS_PER_S
+from lm_profiler.record.run_record import (
+    MOMENTS,
+    OddStep,
+    RunRecord,
+    StepCounters,
+    Sync,
+    Term,
+    TermName,
+    Throughput,
+    TimeSummary,
+)
 from lm_profiler.report.run.run_page import run_page
-from lm_profiler.report.run.sections import list_table, sections, shown
+from lm_profiler.report.run.sections import list_table, phase_table, sections, shown
 from lm_profiler.report.run.verdict import odd_text, step_lines
 from lm_profiler.report.tables.formats import lines, render
+from lm_profiler.report.tables.rows import raw_runs_table, runs_table
 
 
 def filled(kind: Any, numbers: Iterator[int]) -> Any:
@@ -163,13 +177,55 @@ def test_of_an_earlier_record_without_causes_the_columns_are_as_they_were() -> N
 @pytest.mark.parametrize(
     "odd_s, told",
     [
-        (0.002, "119.4 ms = 117.4 level + 2 odd steps (2% of the mean)"),
-        (-0.002, "115.4 ms = 117.4 level - 2 odd steps (-2% of the mean)"),
+        (0.002, ["step: 119.4 ms = 117.4 level + 2.0 odd steps (2% of the mean)"]),
+        (-0.002, ["step: 115.4 ms = 117.4 level - 2.0 odd steps (-2% of the mean)"]),
+        (-5.551e-17, []),  # rounding: nothing was odd
+        (4.9e-5, []),
+        (5.1e-5, ["step: 117.5 ms = 117.4 level + 0.1 odd steps (0% of the mean)"]),
     ],
 )
-def test_the_mean_step_as_a_sum_has_one_sign_before_each_term(odd_s: float, told: str) -> None:
+def test_the_mean_step_as_a_sum_has_one_sign_before_each_term(odd_s: float, told: list[str]) -> None:
     steadiness = made_record().steadiness
     assert steadiness is not None
     of = {"level_s": 0.1174, "pattern_s": None, "odd_s": odd_s, "levels": [], "first": 1, "last": 20, "cut": 0}
     record = made_record().model_copy(update={"steadiness": steadiness.model_copy(update=of)})
-    assert step_lines(record) == [f"step: {told}"]
+    assert step_lines(record) == told
+
+
+def test_an_interval_that_would_say_nothing_is_replaced_by_its_reason() -> None:
+    """Three steps of 1, 1 and 300 ms: the interval reaches farther than the mean itself."""
+    times = {part: summarise([0.0] * 3) for part in PARTS}
+    seconds = [0.001, 0.001, 0.3]
+    interval = mean_interval(seconds)
+    assert interval is not None
+    assert not interval.is_informative
+    times |= dict.fromkeys(("forward", "forward_backward", "step"), summarise(seconds, interval))
+    rate = Throughput(tokens_per_step=64, tokens_per_s=64 / 0.1007)
+    record = made_record(time=times, host_time=times, throughput=rate, waterfall=None)
+    mean = {row[0].text: row[1].text for row in phase_table(record).rows}
+    assert mean["step"] == "100.7 [too few steps]"
+    assert shown(TOKENS_PER_S, record) == "636 tokens/s [too few steps]"
+    (family,) = [table for table in sections(record) if table.title == "Time of a step (ms)"]
+    assert "100.7 [too few steps]" in {cell.text for row in family.rows for cell in row}
+    entry = Entry(folder=Path("logs/run"), record=record)
+    for kind in ("terminal", "markdown"):
+        assert "[too few steps]" in render([runs_table([[entry]])], kind)
+    # Nothing of it reaches files for programs.
+    assert "too few" not in render([raw_runs_table([[entry]])], "json")
+
+
+def test_a_record_that_never_had_intervals_lacks_none() -> None:
+    """Version 0.2 wrote intervals of medians, under other names."""
+    record = made_record()
+    content = record.model_dump()
+    for times in ("time", "host_time"):
+        for summary in content[times].values():
+            del summary["mean_low"], summary["mean_high"]
+    older = RunRecord.model_validate(content)
+    assert not TIMES["step"].lacks_interval(older)
+    assert not TOKENS_PER_S.lacks_interval(older)
+    assert TIMES["step"].lacks_interval(RunRecord.model_validate(content | {"time": _without_ends(content["time"])}))
+
+
+def _without_ends(times: dict[str, Any]) -> dict[str, Any]:
+    return {part: summary | {"mean_low": None, "mean_high": None} for part, summary in times.items()}

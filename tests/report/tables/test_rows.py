@@ -10,6 +10,7 @@ from stored_texts import assert_stored
 from tabled import run
 
 from lm_profiler.record.entry import Entry
+from lm_profiler.record.run_record import PlannedMemory
 from lm_profiler.record.sweep_files import Cell
 from lm_profiler.report.pictures.groups import bar_groups
 from lm_profiler.report.tables.formats import terminal
@@ -167,3 +168,19 @@ def test_the_parameters_of_our_own_model_are_known_where_it_was_never_built():
     refused = Entry(refused.folder, refused.record.model_copy(update={"model": None}))
     [row] = runs_table([[refused]], [column("parameters")]).rows
     assert (row[0].value, row[0].text) == (1_998_235_200, "1,998,235,200")
+
+
+def test_a_plan_that_is_unknown_has_its_reason_below_the_table():
+    entries = [run("a", FAST, name="a"), run("b", FAST, name="b"), run("c", FAST, name="c")]
+    reason = "values of fake tensors are unknown"
+    plans = [PlannedMemory(unknown=reason), PlannedMemory(unknown=reason), None]
+    groups = []
+    for entry, plan in zip(entries, plans, strict=True):
+        groups.append([replace(entry, record=entry.record.model_copy(update={"planned": plan}))])
+    expected = f"planned memory unknown: a; b: {reason}"
+    assert [line for line in runs_table(groups).below if "planned" in line] == [expected]
+    chosen = columns_named(["name", "planned_peak_bytes"], [group[0] for group in groups])
+    lines = [line for line in runs_table(groups, chosen).below if "planned" in line]
+    assert lines == [expected, "planned memory unknown: c: not asked for (--check_memory=true)"]
+    # Nobody asked for a plan: nothing is missing.
+    assert not any("planned" in line for line in [*runs_table(groups[2:]).above, *runs_table(groups[2:]).below])
