@@ -27,10 +27,12 @@ BLOCK = 20  # steps of a block
 _TRIMMED = 6  # of them on either side; the block's value is the mean of the rest, which single slow steps do not move
 
 _REFERENCE = 25  # blocks that estimate the level, from where it began
-_FEWEST_AT_START, _FEWEST_AFTER_CHANGE = 20, 3  # blocks of a reference before a change against it is looked for
+_FEWEST_AT_START, _FEWEST_AFTER_CHANGE = 5, 2  # blocks of a reference before a change against it is looked for
+_SETTLING = 22  # blocks in which a run warms up: it may become faster, and only large changes are reported
+_SMALLEST_EARLY_CHANGE = 0.1  # of the logarithm of the step
 _STEPS_COMPARED = 400  # steps before a change whose median is compared with that of the steps after it
 _RECENT = 50  # blocks in which a change may lie: 1,000 steps
-_NOISE_BLOCKS, _FEWEST_DIFFERENCES = 200, 8  # blocks that estimate the noise
+_NOISE_BLOCKS, _FEWEST_DIFFERENCES = 200, 3  # blocks that estimate the noise
 # Standard errors of a change. Simulated (tests): less than one false alarm in 10^6 steps, also under AR(1) noise of
 # 0.6 and Student's t of three degrees.
 _THRESHOLD = 6.0
@@ -62,7 +64,7 @@ _NEARLY_WHOLE_STEP = 0.75  # share of the step from which on a part's change loo
 _UNIFORM = 0.4  # share of a change that lies apart from equal ratios of all phases
 _TREND = 0.7  # Kendall's rank correlation of the level with time, from which on it follows a trend
 _TREND_GROUPS = 20  # groups of blocks whose medians are correlated
-_SMALL_BESIDE_DRIFT, _SMALL_AGAINST_DRIFT = 0.5, 0.25  # shares of a drift's size
+_SMALL_BESIDE_DRIFT, _SMALL_AGAINST_DRIFT, _VERY_SMALL_BESIDE_DRIFT = 0.5, 0.25, 0.1  # shares of a drift's size
 
 Course = Literal["drift", "wanders", "alternates"]
 
@@ -255,12 +257,9 @@ class LevelFollower:
         cost_s = 0.0
         for block in self._blocks[self._index_of(self._young[0].begin_step) :]:
             cost_s += block.steps * (float(block.seconds[-1]) - before_s)
-        share = _COST_SHARE
-        most_s = _MOST_COST_S
         if self._young[-1].change.is_uniform:
-            share *= _COST_RATIO_IF_UNIFORM
-            most_s *= _COST_RATIO_IF_UNIFORM
-        return abs(cost_s) >= min(max(share * self._watched_s, _LEAST_COST_S), most_s)
+            cost_s /= _COST_RATIO_IF_UNIFORM
+        return abs(cost_s) >= min(max(_COST_SHARE * self._watched_s, _LEAST_COST_S), _MOST_COST_S)
 
     def _drifts(self) -> bool:
         return bool(self.open_changes) and self.open_changes[-1].course == "drift"
@@ -277,19 +276,28 @@ class LevelFollower:
         if noise is None:
             return None
 
-        reference = self._blocks[self._level_begin :][: min(_REFERENCE, len(logs) - 2)]
-        center = float(np.mean([block.log_s for block in _middle(reference)]))
         counts = np.arange(2, widest + 1)
-        means = _winsorized_means(logs[::-1][:widest] - center)
-        references = np.minimum(len(reference), len(logs) - counts)
-        scores = np.abs(means) / (noise * np.sqrt(1.0 / counts + 1.0 / references))
+        references = np.minimum(_REFERENCE, len(logs) - counts)
+        centers = self._centers(references)
+        sizes = _winsorized_means(logs[::-1][:widest], centers)
+        scores = np.abs(sizes) / (noise * np.sqrt(1.0 / counts + 1.0 / references))
         scores *= math.sqrt(1.0 - 4.0 / (differences + 4.0))  # few differences estimate the noise (Student's t)
-        scores[np.abs(means) < _SMALLEST_CHANGE] = 0.0
+        is_settling = len(self._blocks) <= _SETTLING
+        smallest = _SMALLEST_EARLY_CHANGE if is_settling else _SMALLEST_CHANGE
+        scores[np.abs(sizes) < smallest] = 0.0
         best = int(scores.argmax())
         if scores[best] <= _THRESHOLD:
             return None
-        onset = self._split(center, float(means[best]))
+        onset = self._split(float(centers[best]), float(sizes[best]))
         return onset if self._is_change_of_most_steps(onset) else None
+
+    def _centers(self, references: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the level by its first blocks, as many as each of ``references``."""
+        centers = {}
+        for count in np.unique(references).tolist():
+            blocks = self._blocks[self._level_begin : self._level_begin + count]
+            centers[count] = float(np.mean([block.log_s for block in _middle(blocks)]))
+        return np.array([centers[count] for count in references.tolist()])
 
     def _split(self, center: float, size: float) -> int:
         """Return the index of the block from which on the level is nearer to its new value than to ``center``."""
@@ -351,12 +359,14 @@ class LevelFollower:
         if burst is not None:
             self._take_out(burst, young.begin_step)
             return
+        has_warmed_up = onset < _SETTLING and change.direction < 0 and not self._young and not self._last_changes
 
         self._squares[onset] = math.nan
         has_straddling_block = self._blocks[onset].first_step < step and len(after) > 1
         self._level_begin = onset + 1 if has_straddling_block else onset
         self._squares[self._level_begin] = math.nan
-        self._young.append(young)
+        if not has_warmed_up:
+            self._young.append(young)
 
     def _burst_before(self, change: LevelChange) -> _YoungChange | None:
         """Return the young change whose level before is the one that ``change`` goes back to; None without any."""
@@ -578,7 +588,7 @@ class LevelFollower:
         has_many_stairs = len(self._rise) > _STAIRS or rises_gradually
         last = self.open_changes[-1] if self.open_changes else None
         is_small_beside_drift = False
-        if last is not None and last.course == "drift" and _may_belong_to(change, last):
+        if last is not None and last.course == "drift" and _is_hidden_by(last, change):
             if last.direction != change.direction:
                 is_in_drift = abs(change.size_s) <= _SMALL_AGAINST_DRIFT * abs(last.size_s)
                 if is_in_drift:
@@ -707,26 +717,32 @@ def _blocks(steps: NDArray[np.int64], seconds: NDArray[np.float64]) -> list[Step
     return blocks
 
 
-def _winsorized_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the means of the first 2, 3, … ``values``, towards zero: the most extreme one counts as the next one.
+def _winsorized_means(values: NDArray[np.float64], centers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return by how much the means of the first 2, 3, … ``values`` differ from ``centers``, one for each.
 
-    So a single block that is far off, such as one with many slow steps, is no change of level.
+    The most extreme value counts as the next one, so a single block that is far off, such as one with many slow steps,
+    is no change of level.
     """
     highest, second_highest = -math.inf, -math.inf
     lowest, second_lowest = math.inf, math.inf
     total = 0.0
-    means = []
+    differences = []
     for count, value in enumerate(values.tolist(), 1):
         total += value
         second_highest = max(second_highest, min(value, highest))
         highest = max(highest, value)
         second_lowest = min(second_lowest, max(value, lowest))
         lowest = min(lowest, value)
-        if count > 1 and total > 0.0:
-            means.append(max(total - highest + second_highest, 0.0) / count)
-        elif count > 1:
-            means.append(min(total - lowest + second_lowest, 0.0) / count)
-    return np.array(means)
+        if count == 1:
+            continue
+        center = float(centers[count - 2])
+        if total > count * center:
+            mean = (total - highest + second_highest) / count
+            differences.append(max(mean - center, 0.0))
+        else:
+            mean = (total - lowest + second_lowest) / count
+            differences.append(min(mean - center, 0.0))
+    return np.array(differences)
 
 
 def _middle(blocks: Sequence[StepBlock]) -> Sequence[StepBlock]:
@@ -766,6 +782,12 @@ def _is_back(level_s: NDArray[np.float64], change: LevelChange) -> bool:
 def _may_belong_to(change: LevelChange, other: LevelChange) -> bool:
     """Return whether ``change`` lies in the same part of the step as ``other``, or in no part alone."""
     return change.only_part in (None, other.part)
+
+
+def _is_hidden_by(drift: LevelChange, change: LevelChange) -> bool:
+    """Return whether ``change`` may be a part of ``drift``: it is in its part of the step, or very small beside it."""
+    is_very_small = abs(change.size_s) <= _VERY_SMALL_BESIDE_DRIFT * abs(drift.size_s)
+    return is_very_small or _may_belong_to(change, drift)
 
 
 def _without_straddling(blocks: Sequence[StepBlock], step: int) -> Sequence[StepBlock]:

@@ -332,6 +332,8 @@ class SlowStepGroups:
                 continue
             typical_s = group.excess_s / group.times
             ratio = max(excess_s / typical_s, typical_s / excess_s)
+            if kind is not None and kind.startswith(_CONTENTION):
+                ratio = 1.0  # other processes delay steps by any time
             if ratio <= least_ratio:
                 nearest = group
                 least_ratio = ratio

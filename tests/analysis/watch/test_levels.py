@@ -172,3 +172,27 @@ def test_a_burst_that_costs_much_is_one_event_with_its_end() -> None:
     late_s = 0.012 * ((number >= 5000) & (number < 5100))  # 1.2 s, where the run took 25 s
     (change,) = follow(rows(np.ones(8000), late_s)).changes
     assert (change.since_step, change.until_step, change.part) == (5001, 5100, "forward")
+
+
+def warm_up(steps: int) -> NDArray[np.float64]:
+    return 1.0 + 0.5 * np.exp(-np.arange(steps) / 60)
+
+
+def test_a_run_that_warms_up_has_no_change() -> None:
+    assert follow(rows(warm_up(3000))).reported == []
+
+
+@pytest.mark.parametrize("last_late_step, until_step", [(176, 176), (345, None)])
+def test_a_large_change_is_reported_within_the_first_400_steps(last_late_step: int, until_step: int | None) -> None:
+    number = np.arange(1, 346)
+    late_s = 0.006 * ((number >= 137) & (number <= last_late_step))
+    (change,) = follow(rows(np.ones(345), late_s), steps_together=60).changes
+    assert (change.since_step, change.until_step, change.part) == (137, until_step, "forward")
+    assert change.size_s == pytest.approx(0.006, rel=0.1)
+
+
+def test_a_small_change_within_the_first_400_steps_is_reported_after_them() -> None:
+    late_s = 0.0002 * (np.arange(2000) >= 300)
+    (change,) = follow(rows(np.ones(2000), late_s)).changes
+    assert change.found_step > 400
+    assert change.since_step == pytest.approx(301, abs=5)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lm_profiler.analysis.watch.slow_steps import Occurrence, SlowStep, SlowStepGroups
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.watch_files import WatchEvent, latest_events
@@ -84,3 +85,26 @@ def test_steps_that_are_long_by_chance_are_one_event_with_their_share() -> None:
 
 def test_short_delays_alone_are_not_reported() -> None:
     assert events_of(parts_of(300_000, seed=2), steps_together=500) == []
+
+
+def test_delays_by_other_processes_are_one_event_of_any_size() -> None:
+    groups = SlowStepGroups()
+    for step, excess_s in ((100, 0.02), (200, 0.2), (300, 2.0), (400, 0.05)):
+        slow = SlowStep(
+            step=step,
+            begin_ns=0,
+            end_ns=0,
+            step_s=0.005 + excess_s,
+            usual_s=0.005,
+            part="forward",
+            part_s=excess_s,
+            data_s=0.0,
+            usual_data_s=0.0,
+        )
+        occurrence = Occurrence(
+            slow=slow, at_s=step * 0.005, cause="waiting for a CPU", cause_s=excess_s, starts_epoch=False
+        )
+        groups.add(occurrence, watched_s=step * 0.005)
+    (group,) = groups.to_write(at_s=3.0, is_last=True)
+    assert (group.times, group.part) == (4, None)
+    assert group.excess_s == pytest.approx(2.27)
