@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.others.habits import keep
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.rehearse import KEPT, ask, gpu_of, told
+from lm_profiler.cli.rehearse import STEP_OPTIONS, gpu_of, start_rehearsal, wait_for_plan
 from lm_profiler.cli.surroundings import quiet, quiet_libraries
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.models.config import PRESETS
@@ -76,7 +76,7 @@ def fit(cli: ProfilerCLI, gpu: bool, *callbacks: Callback) -> None:
         limit_val_batches=0,
         callbacks=list(callbacks),
         **dict.fromkeys(off, False),  # type: ignore[arg-type]
-        **{name: given[name] for name in KEPT if given[name] is not None},
+        **{name: given[name] for name in STEP_OPTIONS if given[name] is not None},
     )
     data = cli.build("data")
     trainer.fit(cli.build("model"), datamodule=data)
@@ -153,7 +153,7 @@ def others() -> Iterator[tuple[str, list[str]]]:
 
 def row(name: str, call: Sequence[str], gpu: bool) -> tuple[str, float | None]:
     """A line of the table, and by how much the plan is off."""
-    found = told(ask(["fit", *call], gpu_of(torch.device("cuda:0" if gpu else "cpu"))))
+    found = wait_for_plan(start_rehearsal(["fit", *call], gpu_of(torch.device("cuda:0" if gpu else "cpu"))))
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         try:
             real = pool.submit(real_peak, call, gpu).result()

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from lm_profiler.analysis.plan.planned import Planned
-from lm_profiler.cli.rehearse import ask, told
+from lm_profiler.cli.rehearse import start_rehearsal, wait_for_plan
 from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.run_record import read_run
 
@@ -34,7 +34,7 @@ WITHOUT = ("--actions.steps=0", "--check_memory=false")
 def row(strategy: str, ranks: int) -> str:
     """A line of the table: the step's peak, the phase that is furthest off, and the peak of the timed steps."""
     call = ["fit", *MODEL, f"--trainer.devices={ranks}", *STRATEGIES[strategy]]
-    plan = told(ask([*call, "--trainer.max_steps=2"], torch.cuda.get_device_capability()))
+    plan = wait_for_plan(start_rehearsal([*call, "--trainer.max_steps=2"], torch.cuda.get_device_capability()))
     if not isinstance(plan, Planned):
         return f"| {strategy} | {ranks} | cannot be planned: {plan.reason} | | | | |"
     folder = tempfile.mkdtemp()

@@ -150,7 +150,7 @@ def formula(monkeypatch: pytest.MonkeyPatch) -> Any:
     from made_plan import Formula  # with torch and Lightning, which few tests need
 
     formula = Formula()
-    monkeypatch.setattr("lm_profiler.cli.rehearse.ask", formula.ask)
+    monkeypatch.setattr("lm_profiler.cli.rehearse.start_rehearsal", formula.start_rehearsal)
     return formula
 
 

@@ -15,7 +15,7 @@ from warm import run
 
 from lm_profiler.analysis.plan.planned import Planned, capacity, planned_floors
 from lm_profiler.cli.main import TRAINER_VERBS, VERBS
-from lm_profiler.cli.rehearse import ask, told
+from lm_profiler.cli.rehearse import start_rehearsal, wait_for_plan
 from lm_profiler.report.run.plan_table import plan_table
 from lm_profiler.report.tables.formats import terminal
 
@@ -154,7 +154,7 @@ def test_the_plan_that_its_page_shows_is_what_is_planned() -> None:
     words = shlex.split(command.removeprefix("$ lm_profiler plan "))
     device = capacity(words.pop(words.index("--device") + 1))
     words.remove("--device")
-    planned = told(ask(["fit", *words], device.gpu, "nothing", device.bytes, 300.0))
+    planned = wait_for_plan(start_rehearsal(["fit", *words], device.gpu, "nothing", device.bytes, 300.0))
     assert isinstance(planned, Planned)
     printed = terminal(plan_table(planned, None, device, planned_floors(planned, device.name)), io.StringIO())
     assert [line.rstrip() for line in printed.splitlines() if line.rstrip() not in shown] == []

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.plan.planned import Planned, fits
 from lm_profiler.analysis.remedies.catalogue import remedies
-from lm_profiler.cli.rehearse import Unplanned, ask, gpu_of, told, too_large
+from lm_profiler.cli.rehearse import Unplanned, gpu_of, refusal_by_weights, start_rehearsal, wait_for_plan
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.lightning_names import START_METHOD
 from lm_profiler.measure.boundary import Guard, say
@@ -16,11 +14,11 @@ from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.memory_timeline import write_timeline
 from lm_profiler.record.quantities import CAUSES, bytes_text
-from lm_profiler.record.run_record import PlannedMemory
+from lm_profiler.record.run_record import Environment, PlannedMemory
 from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 20.0  # seconds of CPU time to plan a run, and the same again for the largest batch if it is refused
-_SHOWN = 3  # options that a refusal names besides the batch, those that change training least
+_MAX_SMALLER = 3  # options that a refusal names besides those that fit; these change training least
 
 
 def plan_ahead(cli: ProfilerCLI) -> None:
@@ -43,78 +41,116 @@ def plan_ahead(cli: ProfilerCLI) -> None:
 
 def _refused_by_estimate(cli: ProfilerCLI) -> str | None:
     """Return why our own module cannot fit whatever its batch is, None where it may. The record gets the refusal."""
-    available = free_for_one(cli.trainer) if cli.is_ours else None
+    if not cli.is_ours:
+        return None
+    available = free_bytes_per_replica(cli.trainer)
     if available is None:
         return None
     cli.model = cli.build("model")  # the Trainer makes its weights later
-    line = too_large(cli, available)
+    line = refusal_by_weights(cli, available)
     if line is None:
         return None
-    where = partial(environment, cli.trainer.strategy.root_device, cli.trainer.world_size)
-    cli.context.add_launch_facts(planned=PlannedMemory(unknown="too large without activations", available=available))
-    cli.context.refuse(line, (), where(), None)
+    plan = PlannedMemory(unknown="too large without activations", available=available)
+    cli.context.add_launch_facts(planned=plan)
+    cli.context.refuse(line, remedies=(), machine=_machine(cli), model=None)
     return f"{line}\n`lm_profiler plan` prints what would fit; --check_memory=false to run anyway"
 
 
 def _refused_by_rehearsal(cli: ProfilerCLI) -> str | None:
     """Return in two lines why the run is refused, None if it is not. The record gets the plan, and the refusal."""
-    where = partial(environment, cli.trainer.strategy.root_device, cli.trainer.world_size)
-    planned, plan = _planned(cli)
-    cli.context.add_launch_facts(planned=plan)
-    folder, timeline = cli.context.folder, None if planned is None else planned.timeline
-    if folder is not None and timeline is not None:
-        Guard("the planned memory timeline", say, outcome="unknown").run(write_timeline, timeline, folder)
-    if planned is None or plan.available is None or fits(planned, plan.available) is not False:
+    rehearsed = _rehearse(cli, "nothing", device_bytes=0)
+    if isinstance(rehearsed, Unplanned):
+        cli.context.add_launch_facts(planned=PlannedMemory(unknown=rehearsed.reason))
         return None
-    fitting, less = _remedies(cli, plan.available)
-    ways = [f"would fit: {' or '.join(fitting)}"] * bool(fitting) + [f"needs less: {' or '.join(less)}"] * bool(less)
-    ways += ["`lm_profiler plan` tries them", "--check_memory=false to run anyway"]
-    refusal = f"{_reason(planned, plan.available)}\n{'; '.join(ways)}"
-    cli.context.refuse(refusal, fitting, where(), planned.model)
+    available = free_bytes_per_replica(cli.trainer)
+    cli.context.add_launch_facts(planned=_planned_memory(rehearsed, available))
+    _write_timeline(cli, rehearsed)
+    if available is None or fits(rehearsed, available) is not False:
+        return None
+
+    fitting, smaller = _remedies(cli, available)
+    options: list[str] = []
+    if fitting:
+        options.append(f"would fit: {' or '.join(fitting)}")
+    if smaller:
+        options.append(f"needs less: {' or '.join(smaller)}")
+    options += ["`lm_profiler plan` tries them", "--check_memory=false to run anyway"]
+    refusal = f"{_reason(rehearsed, available)}\n{'; '.join(options)}"
+    cli.context.refuse(refusal, tuple(fitting), _machine(cli), rehearsed.model)
     return refusal
 
 
-def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
-    planned = told(ask(cli, gpu_of(cli.trainer.strategy.root_device), limit_s=LIMIT_S, fresh=not cli.is_ours))
-    if isinstance(planned, Unplanned):
-        return None, PlannedMemory(unknown=planned.reason)
-    return planned, PlannedMemory(
+def _rehearse(cli: ProfilerCLI, maximized: str, device_bytes: int) -> Planned | Unplanned:
+    gpu = gpu_of(cli.trainer.strategy.root_device)
+    rehearsal = start_rehearsal(cli, gpu, maximized, device_bytes, limit_s=LIMIT_S, fresh=not cli.is_ours)
+    return wait_for_plan(rehearsal)
+
+
+def _planned_memory(planned: Planned, available: int | None) -> PlannedMemory:
+    """Return what the run's record keeps of its plan."""
+    moments = {} if planned.timeline is None else planned.timeline.moments()
+    return PlannedMemory(
         peaks=dict(planned.peaks),
         at_peak=planned.causes.get(planned.phase),
-        moments={} if planned.timeline is None else planned.timeline.moments(),
+        moments=moments,
         held=planned.held,
         reserved=planned.reserved,
-        available=free_for_one(cli.trainer),
+        available=available,
         compiled=planned.compiled,
     )
 
 
-def free_for_one(trainer: Trainer) -> int | None:
-    """Return the bytes that are free for one replica; ranks on the CPU share its memory."""
+def _write_timeline(cli: ProfilerCLI, planned: Planned) -> None:
+    folder = cli.context.folder
+    if folder is None or planned.timeline is None:
+        return
+    guard = Guard("the planned memory timeline", say, outcome="unknown")
+    guard.run(write_timeline, planned.timeline, folder)
+
+
+def _machine(cli: ProfilerCLI) -> Environment:
+    return environment(cli.trainer.strategy.root_device, cli.trainer.world_size)
+
+
+def free_bytes_per_replica(trainer: Trainer) -> int | None:
+    """Return the bytes that are free for one replica, None if they are unknown; ranks on the CPU share its memory."""
     device = trainer.strategy.root_device
     if device.type == "cpu":
-        known = available_bytes(device)
-        return None if known is None else known // trainer.num_devices
+        free_bytes = available_bytes(device)
+        return None if free_bytes is None else free_bytes // trainer.num_devices
     # Ranks that will be forks of this process (ddp_fork, ddp_notebook) cannot use CUDA once it has opened the device,
     # and a query of free memory opens it.
-    return None if START_METHOD.of_or(trainer.strategy.launcher) == "fork" else available_bytes(device)
+    if START_METHOD.of_or(trainer.strategy.launcher) == "fork":
+        return None
+    return available_bytes(device)
 
 
 def _reason(planned: Planned, available: int) -> str:
+    """Return why the run does not fit: what it needs at its peak, by cause."""
+    needed = planned.certain
+    moment = " without what a compiler might save"
+    if needed == planned.peak:
+        moment = f" at the peak, in {planned.phase}"
     causes = planned.causes.get(planned.phase)
-    known = {} if causes is None else causes.model_dump()
-    parts = [f"{CAUSES[cause]} {bytes_text(count)}" for cause, count in known.items() if count]
-    needed, of = planned.certain, f" at the peak, in {planned.phase}"
+    bytes_by_cause = {} if causes is None else causes.model_dump()
+    parts = [f"{CAUSES[cause]} {bytes_text(count)}" for cause, count in bytes_by_cause.items() if count]
     return (
         f"memory: expected at most the {bytes_text(available)} that are free, given {bytes_text(needed)}"
-        f"{of if needed == planned.peak else ' without what a compiler might save'} ({', '.join(parts)})"
+        f"{moment} ({', '.join(parts)})"
     )
 
 
-def _remedies(cli: ProfilerCLI, limit_bytes: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the options that each alone make the run fit, and the first of others that need less."""
-    gpu = gpu_of(cli.trainer.strategy.root_device)
-    planned = told(ask(cli, gpu, "batch", limit_bytes, LIMIT_S, fresh=not cli.is_ours))
-    ways = remedies(planned) if isinstance(planned, Planned) else []
-    fitting, less = ([" ".join(way.words) for way in ways if way.surely_fits is known] for known in (True, False))
-    return tuple(fitting), tuple(less[:_SHOWN])
+def _remedies(cli: ProfilerCLI, limit_bytes: int) -> tuple[list[str], list[str]]:
+    """Return the options that each alone make the run fit, and a few of those that need less."""
+    planned = _rehearse(cli, "batch", limit_bytes)
+    if isinstance(planned, Unplanned):
+        return [], []
+    fitting: list[str] = []
+    smaller: list[str] = []
+    for remedy in remedies(planned):
+        options = " ".join(remedy.words)
+        if remedy.surely_fits:
+            fitting.append(options)
+        else:
+            smaller.append(options)
+    return fitting, smaller[:_MAX_SMALLER]

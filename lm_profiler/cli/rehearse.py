@@ -1,6 +1,7 @@
 """Rehearse a run on fake tensors to learn what memory and work each phase of its step needs.
 
-A rehearsal replaces code of torch, so it runs in a child process: ``ask`` starts one, ``told`` waits for its answer.
+A rehearsal replaces code of torch, so it runs in a child process: ``start_rehearsal`` starts one, and ``wait_for_plan``
+waits for its answer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from jsonargparse import Namespace
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 
@@ -41,10 +43,10 @@ from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 120.0  # seconds for all sizes of one call
 
-_FOR_STEPS = 0.05  # the share of the time limit for the steps of one size, where steps may differ
+_STEPS_SHARE = 0.05  # of the time limit, for the steps of one size, where steps may differ
 
 # the Trainer options that affect a step on one device, besides its precision
-KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
+STEP_OPTIONS = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
 
 # most batches of one step to rehearse: from the second on, gradients exist and each batch needs the same
 _BATCHES = 2
@@ -52,86 +54,117 @@ _BATCHES = 2
 # the total steps that a learning-rate schedule sees if the run ends with its stages; never reached
 _STEPS = 10_000
 
+_PHASES_OF_BATCHES = {"forward", "backward"}  # the phases that occur once for each batch of a step
+
 _UNIT = 64  # tokens: the largest context is a multiple of this number where the run's own context is one
 
 
-def _sizes(what: str, has: int, begin: Callable[[], int | None], largest: list[int]) -> Sizes:
-    """Yield the run's own size, then more or less of ``what``, and receive the peak bytes of each.
+def _sizes(maximized: str, device_bytes: int, own_size: Callable[[], int | None], largest: list[int]) -> Sizes:
+    """Yield the run's own size, then more or less of what is ``maximized``, and receive the peak bytes of each.
 
-    ``largest`` gets the largest on a device of ``has`` bytes; ``begin`` returns the run's own.
+    ``largest`` gets the largest on a device of ``device_bytes``; ``own_size`` returns the run's own.
     """
-    peak = yield Size()
-    if not (own := begin()):
+    peak_bytes = yield Size()
+    size = own_size()
+    if not size:
         return
-    unit = _UNIT if what == "context" and own % _UNIT == 0 else 1
-    search = largest_that_fits(own // unit, peak, has)
+    unit = _UNIT if maximized == "context" and size % _UNIT == 0 else 1
+    search = largest_that_fits(size // unit, peak_bytes, device_bytes)
     try:
-        n = next(search)
+        units = next(search)
         while True:
-            n = search.send((yield Size(**{what: n * unit / own})))
-    except StopIteration as done:
-        largest.append(done.value * unit)
+            factor = units * unit / size
+            peak_bytes = yield Size(**{maximized: factor})
+            units = search.send(peak_bytes)
+    except StopIteration as result:
+        largest.append(result.value * unit)
 
 
-def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int, enough_s: float = 1.0) -> Planned:
+def rehearse(
+    cli: ProfilerCLI, gpu: tuple[int, int] | None, maximized: str, device_bytes: int, enough_s: float = 1.0
+) -> Planned:
     """Return what the run of ``cli`` needs on a ``gpu`` of that compute capability, or on the CPU (None).
 
-    The plan holds the largest ``what`` (``batch``, ``context`` or ``nothing``) on a device with ``has`` bytes. A module
-    may raise anything, also because it reads the values of fake tensors.
+    The plan holds the largest of what is ``maximized`` (``batch``, ``context`` or ``nothing``) on a device of that many
+    bytes. A module may raise anything, also because it reads the values of fake tensors.
     """
     world = FakeWorld(gpu)
-    trainer = cli.trainer = _trainer(cli, world)
-    data = cli.datamodule = cli.build("data")
+    trainer = _trainer(cli, world)
+    cli.trainer = trainer
+    data = cli.build("data")
+    cli.datamodule = data
     with world.inside():
-        model = cli.model = cli.build("model")
+        model = cli.build("model")
+    cli.model = model
     check_together(model, data, trainer, cli.verb)
-    weights_fit = not has or too_large(cli, has) is None
-    if not weights_fit:
-        what = "nothing"  # no batch makes it fit
+
+    weights_fit = not device_bytes or refusal_by_weights(cli, device_bytes) is None
     strategy: Any = trainer.strategy
-    context = None
-    if isinstance(data, FakeTokens):  # build one row only; the full batch may not fit
-        context, strategy.rows, data.batch_size = data.context_length, data.batch_size, 1
-    if isinstance(model, AttentionAlone):  # its inputs are parameters: another size needs another module
-        what = "nothing"
-    largest, own = list[int](), lambda: {"batch": strategy.samples, "context": context}.get(what)
-    alike = isinstance(model, (LanguageModel, AttentionAlone))
-    sizes, unknown = _sizes(what, has, own, largest), None
-    rehearsal = RehearsedSizes(world=world, sizes=sizes, alike=alike, enough_s=enough_s)
-    trainer.callbacks.append(rehearsal)  # type: ignore[attr-defined]
-    kept = {"return_predictions": False} if cli.verb == "predict" else {}
-    try:
-        getattr(trainer, cli.verb)(model, datamodule=data, **kept)
-    except Exception as error:  # a later size, or a hook after training, may fail: earlier results count
-        first = rehearsal.failed if isinstance(rehearsal.failed, Exception) else error
-        if not rehearsal.known:
-            raise first from first.__cause__
-        unknown = reason_of(first)
-    if not rehearsal.seen:
-        raise UsageError("data: expected batches for two steps, given fewer")
-    step, facts = max(rehearsal.seen, key=lambda step: step.peak), model_facts(trainer)
-    compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
-    given = full_name(cli.config[cli.verb].trainer.precision)
+    context_length = None
+    if isinstance(data, FakeTokens):
+        context_length = data.context_length
+        strategy.rows = data.batch_size
+        data.batch_size = 1  # build one row only; the full batch may not fit
+    # If the weights do not fit, no batch does. The inputs of attention alone are parameters: another size needs another
+    # module.
+    can_be_resized = weights_fit and not isinstance(model, AttentionAlone)
+
+    def own_size() -> int | None:  # known after the first step
+        sizes = {"batch": strategy.samples, "context": context_length}
+        return sizes.get(maximized) if can_be_resized else None
+
+    largest: list[int] = []
+    rehearsal = RehearsedSizes(
+        world=world,
+        sizes=_sizes(maximized, device_bytes, own_size, largest),
+        alike=isinstance(model, (LanguageModel, AttentionAlone)),
+        enough_s=enough_s,
+    )
+    failure = _run(cli, rehearsal)
+    step = max(rehearsal.seen, key=lambda step: step.peak)
+    facts = model_facts(trainer)
+    is_compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
+    precision = full_name(cli.config[cli.verb].trainer.precision)
     return replace(
         step,
         batch=strategy.samples,
-        context=context,
+        context=context_length,
         largest=_largest(largest, weights_fit),
-        compiled=compiled,
-        work=_scaled_work(cli, step.work, gpu is not None or compiled),
+        compiled=is_compiled,
+        work=_scaled_work(cli, step.work, bytes_are_unknown=gpu is not None or is_compiled),
         float32=float32_matmul_precision(),
-        settings={name: value for name in SETTINGS if (value := _setting(cli, name)) is not None},
-        model=facts.model_copy(update={"precision": given, "compiled": compiled}),
-        largest_unknown=None if largest else unknown,
+        settings=_settings(cli),
+        model=facts.model_copy(update={"precision": precision, "compiled": is_compiled}),
+        largest_unknown=None if largest else failure,
         steps=[step.peak for step in rehearsal.seen],
         reserved=rehearsal.seen[-1].reserved,
         taken_for_one=[*TAKEN_FOR_ONE],
         buckets=rehearsal.bucket_bytes,
         ranks=strategy.ranks,
-        sent=_all_sent(cli, strategy, step.sent),
+        sent=_scaled_bytes_sent(cli, strategy, step.sent),
         split_by=None if isinstance(strategy, FakeStrategy) else type(strategy).__name__,
         workspaces=world.live.workspaces,
     )
+
+
+def _run(cli: ProfilerCLI, rehearsal: RehearsedSizes) -> str | None:
+    """Run the verb and return why it ended early, None if it did not; raise if not even the first size was rehearsed.
+
+    A later size, or a hook after training, may fail: earlier results count.
+    """
+    cli.trainer.callbacks.append(rehearsal)  # type: ignore[attr-defined]
+    arguments = {"return_predictions": False} if cli.verb == "predict" else {}
+    failure = None
+    try:
+        getattr(cli.trainer, cli.verb)(cli.model, datamodule=cli.datamodule, **arguments)
+    except Exception as error:
+        original = rehearsal.failed if isinstance(rehearsal.failed, Exception) else error
+        if not rehearsal.known:
+            raise original from original.__cause__
+        failure = reason_of(original)
+    if not rehearsal.seen:
+        raise UsageError("data: expected batches for two steps, given fewer")
+    return failure
 
 
 def _largest(sizes: list[int], weights_fit: bool) -> int | None:
@@ -145,59 +178,78 @@ _WIDTHS = {"64-true": 8, "32-true": 4, "16-mixed": 4, "bf16-mixed": 4, "16-true"
 _STATES = {"adamw": 2, "sgd": 0}  # tensors as large as a parameter
 
 
-def too_large(cli: ProfilerCLI, has: int) -> str | None:
-    """Return a line if our own model's weights, gradients and optimizer states alone need more than ``has`` bytes.
+def refusal_by_weights(cli: ProfilerCLI, device_bytes: int) -> str | None:
+    """Return a line if our own model's weights, gradients and optimizer states alone need more than the device has.
 
     Batch, context and activations do not count, so nothing is built. None if they need less, or it is unknown.
     """
     model, trainer = cli.model, cli.trainer
-    width = _WIDTHS.get(str(trainer.precision))
-    if type(model) is not LanguageModel or width is None or isinstance(trainer.strategy, SHARDED):
+    parameter_bytes = _WIDTHS.get(str(trainer.precision))
+    if type(model) is not LanguageModel or parameter_bytes is None or isinstance(trainer.strategy, SHARDED):
         return None
-    each = model.config.num_parameters() * width
-    held = {"parameters": each}
-    if cli.verb == "fit" and cli.config.fit.trainer.callbacks is None:  # callbacks may freeze layers
+    weights_bytes = model.config.num_parameters() * parameter_bytes
+    bytes_by_part = {"parameters": weights_bytes}
+    trains_all_layers = cli.verb == "fit" and cli.config.fit.trainer.callbacks is None  # callbacks may freeze layers
+    if trains_all_layers:
+        states = _STATES.get(model.optimizer_name, 0)
         ranks = trainer.world_size if model.shard_optimizer_states else 1
-        held |= {"gradients": each, "optimizer states": each * _STATES.get(model.optimizer_name, 0) // ranks}
-    needs, states = sum(held.values()), held.get("optimizer states", 0)
-    if needs <= has:
+        bytes_by_part["gradients"] = weights_bytes
+        bytes_by_part["optimizer states"] = weights_bytes * states // ranks
+    needed_bytes = sum(bytes_by_part.values())
+    if needed_bytes <= device_bytes:
         return None
-    parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in held.items() if count)
-    less = {"--trainer.precision=bf16-true": needs * 2 // width, "--model.optimizer=sgd": needs - states}
-    ways = "".join(f"; {bytes_text(least)} with {way}" for way, least in less.items() if least <= has)
-    gpu = smallest_gpu(needs)
+
+    parts = ", ".join(f"{part} {bytes_text(count)}" for part, count in bytes_by_part.items() if count)
+    needed_with = {
+        "--trainer.precision=bf16-true": needed_bytes * 2 // parameter_bytes,
+        "--model.optimizer=sgd": needed_bytes - bytes_by_part.get("optimizer states", 0),
+    }
+    line = f"memory: expected at most {bytes_text(device_bytes)}, given {bytes_text(needed_bytes)} "
+    line += f"without activations ({parts})"
+    for option, count in needed_with.items():
+        if count <= device_bytes:
+            line += f"; {bytes_text(count)} with {option}"
+    gpu = smallest_gpu(needed_bytes)
     if gpu is not None:
-        ways += f"; the smallest GPU that holds them: {gpu.name} ({bytes_text(gpu.bytes)})"
-    return f"memory: expected at most {bytes_text(has)}, given {bytes_text(needs)} without activations ({parts}){ways}"
+        line += f"; the smallest GPU that holds them: {gpu.name} ({bytes_text(gpu.bytes)})"
+    return line
 
 
-def _setting(cli: ProfilerCLI, name: str) -> Any:
-    """Return the value of the option ``name``; None where the run has no such option, or a user's module defines it."""
-    part, _, option = name.partition(".")
-    if part == "model" and not isinstance(cli.model, (LanguageModel, AttentionAlone)):
-        return None
-    said = cli.config[cli.verb].get(part) or {}
-    return (said.get("init_args") or said).get(option)
+def _settings(cli: ProfilerCLI) -> dict[str, Any]:
+    """Return the options of the run that a plan quotes, without those that the run lacks or a user's module defines."""
+    is_our_model = isinstance(cli.model, (LanguageModel, AttentionAlone))
+    settings: dict[str, Any] = {}
+    for name in SETTINGS:
+        part, _, option = name.partition(".")
+        if part == "model" and not is_our_model:
+            continue
+        section = cli.config[cli.verb].get(part) or {}
+        value = (section.get("init_args") or section).get(option)
+        if value is not None:
+            settings[name] = value
+    return settings
 
 
 @dataclass(frozen=True)
 class Unplanned:
-    """Why a run cannot be planned; ``wrong`` if the call is wrong, so that ``fit`` would refuse it too."""
+    """Why a run cannot be planned; with ``is_wrong_call``, ``fit`` would refuse it too."""
 
     reason: str
-    wrong: bool = False
+    is_wrong_call: bool = False
 
 
 def gpu_of(device: torch.device) -> tuple[int, int] | None:
     """Return the compute capability of ``device`` for ``ask``; None for the CPU."""
-    return None if device.type == "cpu" else compute_capability(device) or ANY_GPU
+    if device.type == "cpu":
+        return None
+    return compute_capability(device) or ANY_GPU
 
 
-def ask(
+def start_rehearsal(
     call: Sequence[str] | ProfilerCLI,
     gpu: tuple[int, int] | None,
-    what: str = "nothing",
-    has: int = 0,
+    maximized: str = "nothing",
+    device_bytes: int = 0,
     limit_s: float = LIMIT_S,
     fresh: bool = False,
 ) -> Child[Planned | Unplanned]:
@@ -205,20 +257,22 @@ def ask(
 
     ``fresh`` takes a new interpreter instead of a fork.
     """
-    return Child(partial(_planned, call, gpu, what, has, _FOR_STEPS * limit_s), limit_s, fresh)
+    rehearsal = partial(_plan_or_reason, call, gpu, maximized, device_bytes, _STEPS_SHARE * limit_s)
+    return Child(rehearsal, limit_s, fresh)
 
 
-def told(asked: Child[Planned | Unplanned]) -> Planned | Unplanned:
+def wait_for_plan(rehearsal: Child[Planned | Unplanned]) -> Planned | Unplanned:
     """Wait for the answer; a process that ends without one, or takes too long, gives ``Unplanned``."""
     try:
-        return asked.answer()
+        return rehearsal.answer()
     except NoAnswer as error:
         return Unplanned(str(error))
 
 
-def _planned(
-    call: Sequence[str] | ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int, enough_s: float
+def _plan_or_reason(
+    call: Sequence[str] | ProfilerCLI, gpu: tuple[int, int] | None, maximized: str, device_bytes: int, enough_s: float
 ) -> Planned | Unplanned:
+    """Rehearse in this process, the child; what the call raises is the reason why there is no plan."""
     try:
         torch.ones((), requires_grad=True).backward()
     except RuntimeError:
@@ -227,80 +281,115 @@ def _planned(
     with quiet():
         try:
             cli = call if isinstance(call, ProfilerCLI) else ProfilerCLI(Call(call))
-            return rehearse(cli, gpu, what, has, enough_s)
+            return rehearse(cli, gpu, maximized, device_bytes, enough_s)
         except UsageError as error:
-            return Unplanned(str(error), wrong=True)
+            return Unplanned(str(error), is_wrong_call=True)
         except Exception as error:
             return Unplanned(reason_of(error))
 
 
 def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
     """Return a Trainer with those of the user's options that affect a step on one device."""
-    given = vars(cli.config[cli.verb].trainer)
-    check_trainer_options({**given, "accelerator": "auto"}, cli.verb)
-    precision = str(given["precision"] or "32-true")
-    kept = {name: given[name] for name in KEPT if given[name] is not None}
-    kept["accumulate_grad_batches"] = min(_accumulated(cli), _BATCHES)
-    off = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    options = vars(cli.config[cli.verb].trainer)
+    check_trainer_options({**options, "accelerator": "auto"}, cli.verb)
+    precision = str(options["precision"] or "32-true")
+    step_options = {name: options[name] for name in STEP_OPTIONS if options[name] is not None}
+    step_options["accumulate_grad_batches"] = min(_batches_in_step(cli), _BATCHES)
+    max_steps = options["max_steps"]
+    has_no_end = options["max_epochs"] == max_steps == -1
+    if has_no_end:
+        max_steps = _STEPS
     try:
         return Trainer(
             accelerator="cpu",
-            strategy=fake_strategy(given, partial(_made, cli, "strategy"), world, trains=cli.verb == "fit"),
-            num_nodes=given["num_nodes"],
+            strategy=fake_strategy(options, partial(_instantiate, cli, "strategy"), world, trains=cli.verb == "fit"),
+            num_nodes=options["num_nodes"],
             precision=AS_WIDE.get(precision, precision),  # type: ignore[arg-type]
-            max_epochs=given["max_epochs"],
-            max_steps=_STEPS if given["max_epochs"] == given["max_steps"] == -1 else given["max_steps"],
-            logger=False if given["logger"] is False else SilentLogger(),
+            max_epochs=options["max_epochs"],
+            max_steps=max_steps,
+            logger=False if options["logger"] is False else SilentLogger(),
             limit_val_batches=0 if cli.verb == "fit" else None,
-            callbacks=[BeforeSteps(each, world) for each in _callbacks(cli)],
-            **dict.fromkeys(off, False),  # type: ignore[arg-type]
-            **kept,
+            callbacks=[BeforeSteps(callback, world) for callback in _callbacks(cli)],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **step_options,
         )
     except OPTION_ERRORS as error:
-        raise trainer_error(error, given) from error
+        raise trainer_error(error, options) from error
 
 
 def _callbacks(cli: ProfilerCLI) -> list[Callback]:
     """Return the user's callbacks and Lightning's that freeze layers; Lightning's others leave the module as it is."""
-    made = _made(cli, "callbacks") or []
-    return [
-        each
-        for each in (made if isinstance(made, list) else [made])
-        if isinstance(each, BaseFinetuning) or not type(each).__module__.startswith("lightning.")
-    ]
+    callbacks = _instantiate(cli, "callbacks") or []
+    if not isinstance(callbacks, list):
+        callbacks = [callbacks]
+    return [callback for callback in callbacks if _may_change_module(callback)]
 
 
-def _made(cli: ProfilerCLI, option: str) -> Any:
+def _may_change_module(callback: Callback) -> bool:
+    is_of_user = not type(callback).__module__.startswith("lightning.")
+    return is_of_user or isinstance(callback, BaseFinetuning)
+
+
+def _instantiate(cli: ProfilerCLI, option: str) -> Any:
     """Build and return the object that an ``option`` of the Trainer describes."""
     config = cli.config.clone()
-    for section, kept in ((config[cli.verb], "trainer"), (config[cli.verb].trainer, option)):
-        for key in vars(section).keys() - {kept}:
-            del section[key]
+    sections = config[cli.verb]
+    _delete_others(sections, "trainer")
+    _delete_others(sections.trainer, option)
     return cli.parser.instantiate(config)[cli.verb].trainer[option]
 
 
-def _accumulated(cli: ProfilerCLI) -> int:
-    """Return the number of batches in a step."""
+def _delete_others(section: Namespace, key: str) -> None:
+    for other_key in vars(section).keys() - {key}:
+        del section[other_key]
+
+
+def _batches_in_step(cli: ProfilerCLI) -> int:
     return int(cli.config[cli.verb].trainer.accumulate_grad_batches or 1)
 
 
-def _all_sent(cli: ProfilerCLI, strategy: FakeDevice, sent: Mapping[str, int]) -> dict[str, int]:
-    """Scale what the rehearsed batches ``sent`` to all of a step; DDP reduces gradients once a step."""
-    times = 1.0 if strategy.reduces else max(_accumulated(cli) / _BATCHES, 1.0)
-    return {of: round(n * times) if of in ("forward", "backward") else n for of, n in sent.items()}
+def _unrehearsed_factor(cli: ProfilerCLI) -> float:
+    """Return how many times as many batches a step has as its rehearsal."""
+    return max(_batches_in_step(cli) / _BATCHES, 1.0)
 
 
-def _scaled_work(cli: ProfilerCLI, rehearsed: Mapping[str, Work], kept_otherwise: bool) -> dict[str, Work]:
+def _scaled_bytes_sent(cli: ProfilerCLI, strategy: FakeDevice, bytes_sent: Mapping[str, int]) -> dict[str, int]:
+    """Scale the bytes that the rehearsed batches sent to all of a step; DDP reduces gradients once a step."""
+    scaled = dict(bytes_sent)
+    if strategy.reduces:
+        return scaled
+    factor = _unrehearsed_factor(cli)
+    for phase in _PHASES_OF_BATCHES & scaled.keys():
+        scaled[phase] = round(scaled[phase] * factor)
+    return scaled
+
+
+def _scaled_work(cli: ProfilerCLI, rehearsed: Mapping[str, Work], bytes_are_unknown: bool) -> dict[str, Work]:
     """Scale the ``rehearsed`` work of each phase to all batches of a step, in the run's own dtype.
 
-    ``kept_otherwise`` makes bytes unknown: a compiler, or kernels of a GPU, keep other tensors for backward.
+    With ``bytes_are_unknown``, as a compiler, or kernels of a GPU, keep other tensors for backward.
     """
-    narrow = "float16" if full_name(cli.config[cli.verb].trainer.precision) in AS_WIDE else "bfloat16"
-    times = max(_accumulated(cli) / _BATCHES, 1.0)
+    scaled = dict(rehearsed)
+    for phase in _PHASES_OF_BATCHES & scaled.keys():
+        work = scaled[phase]
+        moved_bytes = None
+        if work.bytes is not None and not bytes_are_unknown:
+            moved_bytes = round(work.bytes * _unrehearsed_factor(cli))
+        scaled[phase] = replace(work, flops=_scaled_flops(cli, work.flops), bytes=moved_bytes)
+    return scaled
 
-    def of_batches(work: Work) -> Work:
-        flops = work.flops and {narrow if of == "bfloat16" else of: round(n * times) for of, n in work.flops.items()}
-        moved = None if work.bytes is None or kept_otherwise else round(work.bytes * times)
-        return replace(work, flops=flops, bytes=moved)
 
-    return {of: of_batches(work) if of in ("forward", "backward") else work for of, work in rehearsed.items()}
+def _scaled_flops(cli: ProfilerCLI, flops: Mapping[str, int] | None) -> Mapping[str, int] | None:
+    """Scale the FLOPs by dtype. Precisions of float16 are rehearsed in bfloat16."""
+    if not flops:
+        return flops
+    is_float16 = full_name(cli.config[cli.verb].trainer.precision) in AS_WIDE
+    factor = _unrehearsed_factor(cli)
+    scaled: dict[str, int] = {}
+    for dtype, count in flops.items():
+        if dtype == "bfloat16" and is_float16:
+            dtype = "float16"
+        scaled[dtype] = round(count * factor)
+    return scaled

@@ -131,7 +131,7 @@ def test_weights_gradients_and_states_that_do_not_fit_are_refused_without_a_rehe
 ) -> None:
     needs = factor * 4 * TINY_PARAMETERS
     free(needs - 1)
-    with breaks(rehearse.ask) as rehearsed:
+    with breaks(rehearse.start_rehearsal) as rehearsed:
         assert main(["fit", "--config=tiny.yaml", *more]) == 2
     assert rehearsed == []
     line, _ = capsys.readouterr().err.splitlines()
@@ -205,7 +205,7 @@ def test_no_device_is_opened_that_forked_ranks_need(strategy: str, asked: int, m
     trainer = Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, enable_checkpointing=False)
     with monkeypatch.context() as patch:
         patch.setattr(type(trainer.strategy), "root_device", torch.device("cuda", 0))
-        assert preflight.free_for_one(trainer) == (7 if asked else None)
+        assert preflight.free_bytes_per_replica(trainer) == (7 if asked else None)
     assert len(opened) == asked
-    assert preflight.free_for_one(trainer)  # the host's memory may always be asked for
+    assert preflight.free_bytes_per_replica(trainer)  # the host's memory may always be asked for
     assert len(opened) == asked

@@ -20,7 +20,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.analysis.remedies.catalogue import remedies
-from lm_profiler.cli.rehearse import Unplanned, ask, told
+from lm_profiler.cli.rehearse import Unplanned, start_rehearsal, wait_for_plan
 from lm_profiler.record.run_record import read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
@@ -67,7 +67,7 @@ def real_peak(folder: Path, make: Callable[[], LightningModule], data: FakeToken
 def test_a_gpu_gives_out_what_was_planned(tmp_path: Path, precision: str) -> None:
     """In a process of its own: cuBLAS may have its workspaces here already."""
     call = ["fit", *options(precision)]
-    planned = told(ask(call, torch.cuda.get_device_capability(), fresh=True))
+    planned = wait_for_plan(start_rehearsal(call, torch.cuda.get_device_capability(), fresh=True))
     assert isinstance(planned, Planned)
     steps = ("--stages.warmup_steps=2", "--stages.measure_steps=3", "--memory.steps=1", "--trace.steps=0")
     stages = (*steps, "--actions.steps=0", "--check_memory=false", f"--log_dir={tmp_path}")
@@ -83,9 +83,9 @@ def test_a_gpu_gives_out_what_was_planned(tmp_path: Path, precision: str) -> Non
 
 def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) -> None:
     precision, model = "bf16-mixed", {"attention": "math", "activation_checkpointing": True}
-    planned = told(ask(["fit", *options(precision, **model)], gpu=None, fresh=True))
+    planned = wait_for_plan(start_rehearsal(["fit", *options(precision, **model)], gpu=None, fresh=True))
     assert isinstance(planned, Planned)
-    on_a_gpu = told(ask(["fit", *options(precision, **model)], gpu=(9, 0), fresh=True))
+    on_a_gpu = wait_for_plan(start_rehearsal(["fit", *options(precision, **model)], gpu=(9, 0), fresh=True))
     assert isinstance(on_a_gpu, Planned)  # recomputed as it was
     run = {"precision": precision, "accumulate_grad_batches": ACCUMULATED}
     real = real_peak(tmp_path, lambda: LanguageModel(**SMALL, **model), FakeTokens(BATCH, CONTEXT), **run)
@@ -111,7 +111,7 @@ def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) ->
 
 def asked(kind: type[LightningModule], *more: str) -> Planned | Unplanned:
     call = ["fit", f"--model=rehearsed.{kind.__name__}", "--data=null", "--trainer.max_steps=2", *more]
-    return told(ask(call, gpu=None, fresh=True))
+    return wait_for_plan(start_rehearsal(call, gpu=None, fresh=True))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_steps_that_grow_have_no_largest() -> None:
 
 
 def test_attention_alone_is_planned_though_its_batches_are_empty() -> None:
-    planned = told(ask(["fit", "--config=attention"], gpu=None, fresh=True))
+    planned = wait_for_plan(start_rehearsal(["fit", "--config=attention"], gpu=None, fresh=True))
     assert isinstance(planned, Planned)
     assert planned.causes["forward"].parameters == 3 * 4 * 8 * 1024 * 64  # Q, K and V
 

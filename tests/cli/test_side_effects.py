@@ -52,7 +52,7 @@ def test_a_run_is_rehearsed_only_if_asked(
         calls.append(given)
         return SimpleNamespace(answer=lambda: Unplanned("not asked"))
 
-    monkeypatch.setattr(preflight, "ask", answer)
+    monkeypatch.setattr(preflight, "start_rehearsal", answer)
     cli = ProfilerCLI(Call(["fit", *module, *asked, "--trainer.accelerator=cpu", f"--log_dir={tmp_path}"]))
     cli.begin()
     preflight.plan_ahead(cli)

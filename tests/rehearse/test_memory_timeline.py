@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lm_profiler.analysis.plan.planned import Planned
-from lm_profiler.cli.rehearse import ask, told
+from lm_profiler.cli.rehearse import start_rehearsal, wait_for_plan
 
 MLP = """
 import torch
@@ -39,7 +39,9 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def plan(*options: str, gpu: tuple[int, int] | None = None) -> Planned:
-        answer = told(ask(["fit", "--model=mlp.Mlp", "--trainer.accelerator=cpu", *options], gpu, fresh=True))
+        answer = wait_for_plan(
+            start_rehearsal(["fit", "--model=mlp.Mlp", "--trainer.accelerator=cpu", *options], gpu, fresh=True)
+        )
         assert isinstance(answer, Planned), answer
         return answer
 
@@ -87,7 +89,7 @@ def test_the_curve_of_a_gpu_reaches_the_planned_peak_and_balances() -> None:
     options = ["--model.activation_checkpointing=true", "--trainer.accumulate_grad_batches=2", "--trainer.devices=2"]
     options += ["--model.num_layers=2", "--model.d_model=64", "--model.num_heads=2", "--data.context_length=64"]
     call = ["fit", "--config=demo", "--trainer.precision=bf16-mixed", "--trainer.strategy=ddp", *options]
-    plan = told(ask(call, (9, 0), fresh=True))
+    plan = wait_for_plan(start_rehearsal(call, (9, 0), fresh=True))
     assert isinstance(plan, Planned)
     timeline = plan.timeline
     assert timeline is not None

@@ -15,7 +15,7 @@ from scripts import SUPPORT
 from stored_texts import assert_stored
 
 from lm_profiler.analysis.plan.planned import Planned, planned_floors
-from lm_profiler.cli.rehearse import Unplanned, ask, told
+from lm_profiler.cli.rehearse import Unplanned, start_rehearsal, wait_for_plan
 from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.world import FakeWorld
 from lm_profiler.record.run_record import read_run
@@ -84,7 +84,7 @@ def test_bytes_on_a_link_are_those_of_a_ring(name: str, sent: int) -> None:
 
 def planned(kind: type, *more: str) -> Planned:
     call = ["fit", f"--model=sharded_plans.{kind.__name__}", "--data=null", "--trainer.max_steps=2"]
-    answer = told(ask([*call, f"--trainer.devices={RANKS}", *more], gpu=None, fresh=True))
+    answer = wait_for_plan(start_rehearsal([*call, f"--trainer.devices={RANKS}", *more], gpu=None, fresh=True))
     assert isinstance(answer, Planned), answer
     return answer
 
@@ -121,20 +121,25 @@ def test_zero_1_shares_optimizer_states_alone() -> None:
 def test_our_own_model_shares_optimizer_states_too() -> None:
     small = [f"--model.{name}={n}" for name, n in {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 2}.items()]
     call = ["fit", *small, "--model.shard_optimizer_states=true", f"--trainer.devices={RANKS}", "--trainer.strategy"]
-    plan, refused = told(ask([*call, "ddp"], gpu=None, fresh=True)), told(ask([*call, "fsdp2"], gpu=None, fresh=True))
+    plan, refused = (
+        wait_for_plan(start_rehearsal([*call, "ddp"], gpu=None, fresh=True)),
+        wait_for_plan(start_rehearsal([*call, "fsdp2"], gpu=None, fresh=True)),
+    )
     assert isinstance(plan, Planned), plan
     causes = plan.causes["optimizer"]
     # Two embeddings of one size are most of the parameters: rank 0 has the states of one of them and no other.
     assert causes.optimizer_states == pytest.approx(2 * 4 * 10_000 * 64, rel=0.05)
     assert isinstance(refused, Unplanned)
-    assert refused.wrong
+    assert refused.is_wrong_call
 
 
 @pytest.mark.parametrize("strategy, more", [("naive_ddp", 0), ("flat_ddp", 1)])
 def test_the_flat_copy_of_the_gradients_is_held_after_backward(strategy: str, more: int) -> None:
     """One sequence of two tokens: what is alive in backward is the model itself, and not its activations."""
     tiny = ("--data.batch_size=1", "--data.context_length=2", "--model.num_layers=1", "--model.vocab_size=50")
-    plan = told(ask(["fit", *tiny, "--trainer.devices=2", f"--trainer.strategy={strategy}"], gpu=None, fresh=True))
+    plan = wait_for_plan(
+        start_rehearsal(["fit", *tiny, "--trainer.devices=2", f"--trainer.strategy={strategy}"], gpu=None, fresh=True)
+    )
     assert isinstance(plan, Planned), plan
     whole = plan.causes["optimizer"].parameters
     assert plan.peaks["backward"] == pytest.approx((4 + more) * whole, rel=0.05)
@@ -148,11 +153,11 @@ def test_what_cannot_clip_by_norm_says_what_can() -> None:
         "--trainer.strategy=fsdp",
         "--trainer.precision=bf16-true",
     ]
-    refused = told(ask([*call, "--trainer.gradient_clip_val=1.0"], gpu=None, fresh=True))
+    refused = wait_for_plan(start_rehearsal([*call, "--trainer.gradient_clip_val=1.0"], gpu=None, fresh=True))
     assert isinstance(refused, Unplanned)
     assert_stored("rehearse/refused: clip", {"by norm": refused.reason})
     by_value = ("--trainer.gradient_clip_val=1.0", "--trainer.gradient_clip_algorithm=value")
-    assert isinstance(told(ask([*call, *by_value], gpu=None, fresh=True)), Planned)
+    assert isinstance(wait_for_plan(start_rehearsal([*call, *by_value], gpu=None, fresh=True)), Planned)
 
 
 def test_fsdp_holds_a_share() -> None:
@@ -178,7 +183,9 @@ def test_fsdp_holds_a_share() -> None:
 )
 def test_each_phase_of_two_gpus_holds_what_was_planned(tmp_path: Path, kind: type, more: list[str]) -> None:
     call = ["fit", f"--model=sharded_plans.{kind.__name__}", "--data=null", "--trainer.devices=2", *more]
-    plan = told(ask([*call, "--trainer.max_steps=2"], torch.cuda.get_device_capability(), fresh=True))
+    plan = wait_for_plan(
+        start_rehearsal([*call, "--trainer.max_steps=2"], torch.cuda.get_device_capability(), fresh=True)
+    )
     assert isinstance(plan, Planned)
     steps = ("--stages.warmup_steps=2", "--stages.measure_steps=3", "--memory.steps=1", "--trace.steps=0")
     stages = (*steps, "--actions.steps=0", "--check_memory=false", f"--log_dir={tmp_path}")
@@ -192,6 +199,6 @@ def test_each_phase_of_two_gpus_holds_what_was_planned(tmp_path: Path, kind: typ
 
 def test_deepspeed_has_a_reason() -> None:
     call = ["fit", "--model=sharded_plans.Plain", "--data=null", "--trainer.strategy=deepspeed", "--trainer.devices=2"]
-    answer = told(ask(call, gpu=None, fresh=True))
+    answer = wait_for_plan(start_rehearsal(call, gpu=None, fresh=True))
     assert isinstance(answer, Unplanned)
     assert "DeepSpeedStrategy" in answer.reason

@@ -23,9 +23,11 @@ class Formula:
     asked: list[Any] = field(default_factory=list)
     refused: Unplanned | None = None  # the answer to everything, where it is given
 
-    def ask(self, call: list[str], gpu: tuple[int, int] | None, what: str, has: int, limit_s: float) -> Any:
-        self.asked.append((call[1:], gpu, what))
-        return SimpleNamespace(answer=partial(self._answer, call, what), end=lambda: None)
+    def start_rehearsal(
+        self, call: list[str], gpu: tuple[int, int] | None, maximized: str, device_bytes: int, limit_s: float
+    ) -> Any:
+        self.asked.append((call[1:], gpu, maximized))
+        return SimpleNamespace(answer=partial(self._answer, call, maximized), end=lambda: None)
 
     def _answer(self, call: list[str], what: str) -> Planned | Unplanned:
         if self.refused is not None:

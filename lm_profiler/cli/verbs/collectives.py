@@ -30,7 +30,7 @@ Op = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 _SIZES = ("1MB", "4MB", "16MB", "64MB", "256MB", "1GB")
 _FORMATS = tuple(kind for kind in SUFFIXES.values() if kind != "html")
 _MOST_PROCESSES = 64
-_MOST_BYTES = 1 << 40
+_MAX_BYTES = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Options:
         if self.plot is not None:
             check_picture(self.plot)
         for size in self.sizes:
-            size_bytes(size, "sizes", "64MB", _MOST_BYTES)
+            size_bytes(size, "sizes", "64MB", _MAX_BYTES)
 
 
 def run(options: Options) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lm_profiler.analysis.plan.planned import (
     ANY_GPU,
@@ -17,6 +17,7 @@ from lm_profiler.analysis.plan.planned import (
     Capacity,
     Plan,
     Planned,
+    PlannedFloors,
     capacity,
     fits,
     planned_floors,
@@ -48,11 +49,21 @@ for example:
 
 _LIMIT_S = 600.0  # seconds of CPU time for one rehearsal
 
-_AT_ONCE = 2  # rehearsals that run at the same time; each keeps one core busy
+_PARALLEL = 2  # rehearsals that run at the same time; each keeps one core busy
 
-_SIZES = {f"{prefix}{kind}": base**n for n, prefix in enumerate("kmgt", 1) for kind, base in (("", 1000), ("i", 1024))}
+# bytes of a unit, without its b
+_UNITS = {
+    "k": 1000,
+    "m": 1000**2,
+    "g": 1000**3,
+    "t": 1000**4,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
 
-_MOST_BYTES = 1 << 50  # the largest ``--memory`` that is accepted: 1024 TiB, a hundred times what any machine has
+_MAX_BYTES = 1 << 50  # the largest ``--memory`` that is accepted: 1024 TiB, a hundred times what any machine has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +94,11 @@ class Options:
     options: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        known = self.bandwidth is None or 0 < self.bandwidth < math.inf
-        expect(known, "bandwidth", "bytes a second, such as 450e9", self.bandwidth)
+        is_valid = self.bandwidth is None or 0 < self.bandwidth < math.inf
+        expect(is_valid, "bandwidth", "bytes a second, such as 450e9", self.bandwidth)
         expect(self.plot in (None, TIMELINE), "plot", TIMELINE, self.plot)
-        tables_to = self.output if self.plot is None else None
-        object.__setattr__(self, "format", choose_answer_format(self.format, tables_to))
+        tables_file = self.output if self.plot is None else None
+        object.__setattr__(self, "format", choose_answer_format(self.format, tables_file))
         if self.plot is not None:
             if self.output is None:
                 raise UsageError(f"plot: expected --output FILE too, given none; end FILE with {', '.join(SUFFIXES)}")
@@ -101,9 +112,10 @@ def run(options: Options) -> int:
     file = options.output if options.plot is None else None
     tables = list[Table]()
     # On a terminal each table is shown as soon as it is known: remedies take a while.
-    is_shown = file is None and options.format == "terminal"
+    is_for_terminal = file is None and options.format == "terminal"
+    show_table = show if is_for_terminal else tables.append
     try:
-        answer = planned(options, show if is_shown else tables.append)
+        answer = planned(options, show_table)
     except CannotPlan as error:
         for line in str(error).splitlines():
             say(line)
@@ -119,8 +131,8 @@ class CannotPlan(Exception):
     """A run that cannot be rehearsed; the message says why."""
 
 
-def planned(options: Options, shown: Callable[[Table], object]) -> Plan:
-    """Return the plan; ``shown`` gets each table as soon as it is known.
+def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
+    """Return the plan; ``show_table`` gets each table as soon as it is known.
 
     Raises:
         UsageError: the call is wrong.
@@ -128,62 +140,112 @@ def planned(options: Options, shown: Callable[[Table], object]) -> Plan:
     """
     device = _device(options)
     sys.path.append(str(Path.cwd()))  # as fit does: a user's module is there
-    known = []
-    for answer in _rehearsed(options.options, device, [((), "batch"), ((), "context")]):
-        if not isinstance(answer, Planned):
-            if answer.wrong:
-                raise UsageError(answer.reason)
-            raise CannotPlan(f"cannot be planned: {answer.reason}")
-        known.append(answer)
-    batch, context = known
-    for line in other_meanings([batch.settings.get("model.size", "")]):
+    plans: list[Planned] = []
+    for answer in _rehearsed(options.options, device, [_Question((), "batch"), _Question((), "context")]):
+        plans.append(_checked(answer))
+    batch_plan, context_plan = plans
+    largest_context = context_plan.largest
+    for line in other_meanings([batch_plan.settings.get("model.size", "")]):
         say(line)
-    floors = partial(planned_floors, device=device.name, link_bytes_per_s=options.bandwidth)
-    shown(plan_table(batch, context.largest, device, floors(batch)))
-    if batch.timeline is not None:
-        _show_timeline(batch.timeline, options, shown)
-    smaller = list[Alternative]()
-    if not fits(batch, device.bytes):
-        tried = _tried(remedies(batch, context.largest), options.options, device)
-        # Combinations are rehearsed only where no single remedy is enough: each costs a rehearsal.
-        if not any(fits(planned, device.bytes) for _, planned in tried):
-            tried += _tried(combined_remedies(batch), options.options, device)
-        shown(remedy_table([(way, planned, floors(planned)) for way, planned in tried], device))
-        smaller = [
-            Alternative(way.words, way.changes, of.needs, fits(of, device.bytes), floors(of).seconds)
-            for way, of in tried
-        ]
-    kept = batch if options.allocations else replace(batch, timeline=None)
-    return Plan(kept, device, fits(batch, device.bytes), batch.needs, context.largest, floors(batch).seconds, smaller)
+
+    def floors_of(rehearsed: Planned) -> PlannedFloors:
+        return planned_floors(rehearsed, device=device.name, link_bytes_per_s=options.bandwidth)
+
+    floors = floors_of(batch_plan)
+    show_table(plan_table(batch_plan, largest_context, device, floors))
+    if batch_plan.timeline is not None:
+        _show_timeline(batch_plan.timeline, options, show_table)
+
+    does_fit = fits(batch_plan, device.bytes)
+    alternatives: list[Alternative] = []
+    if not does_fit:
+        smaller = _smaller_settings(batch_plan, largest_context, options.options, device)
+        rows = [(remedy, rehearsed, floors_of(rehearsed)) for remedy, rehearsed in smaller]
+        show_table(remedy_table(rows, device))
+        for remedy, rehearsed, floors_of_remedy in rows:
+            alternative = Alternative(
+                options=remedy.words,
+                changes=remedy.changes,
+                needs_bytes=rehearsed.needs,
+                fits=fits(rehearsed, device.bytes),
+                floor_s=floors_of_remedy.seconds,
+            )
+            alternatives.append(alternative)
+    if not options.allocations:
+        batch_plan = replace(batch_plan, timeline=None)
+    return Plan(batch_plan, device, does_fit, batch_plan.needs, largest_context, floors.seconds, alternatives)
 
 
-def _tried(ways: Sequence[Smaller], options: Sequence[str], device: Capacity) -> list[tuple[Smaller, Planned]]:
+def _checked(answer: Planned | Unplanned) -> Planned:
+    if isinstance(answer, Planned):
+        return answer
+    if answer.is_wrong_call:
+        raise UsageError(answer.reason)
+    raise CannotPlan(f"cannot be planned: {answer.reason}")
+
+
+def _smaller_settings(
+    batch_plan: Planned, largest_context: int | None, options: Sequence[str], device: Capacity
+) -> list[tuple[Smaller, Planned]]:
+    """Return remedies for a run that does not fit, with their plans: single ones, and combinations if none is enough.
+
+    Each costs a rehearsal.
+    """
+    rehearsed = _rehearsed_remedies(remedies(batch_plan, largest_context), options, device)
+    one_is_enough = any(fits(plan, device.bytes) for _, plan in rehearsed)
+    if not one_is_enough:
+        rehearsed += _rehearsed_remedies(combined_remedies(batch_plan), options, device)
+    return rehearsed
+
+
+def _rehearsed_remedies(
+    candidates: Sequence[Smaller], options: Sequence[str], device: Capacity
+) -> list[tuple[Smaller, Planned]]:
     """Return the remedies that could be rehearsed, with their plans; module or Trainer may refuse some."""
-    answers = zip(ways, _rehearsed(options, device, [(way.words, "nothing") for way in ways]), strict=True)
-    return [(way, answer) for way, answer in answers if isinstance(answer, Planned)]
+    questions = [_Question(candidate.words, "nothing") for candidate in candidates]
+    answers = _rehearsed(options, device, questions)
+    rehearsed: list[tuple[Smaller, Planned]] = []
+    for candidate, answer in zip(candidates, answers, strict=True):
+        if isinstance(answer, Planned):
+            rehearsed.append((candidate, answer))
+    return rehearsed
+
+
+class _Question(NamedTuple):
+    """A rehearsal to make: with further options, and maximizing ``batch``, ``context`` or ``nothing``."""
+
+    options: Sequence[str]
+    maximized: str
 
 
 def _rehearsed(
-    options: Sequence[str], device: Capacity, questions: Sequence[tuple[Sequence[str], str]]
+    options: Sequence[str], device: Capacity, questions: Sequence[_Question]
 ) -> Iterator[Planned | Unplanned]:
-    """Rehearse the call once for each question, its further options and what to maximize; two run at a time."""
-    from lm_profiler.cli.rehearse import ask, told  # torch is imported only where a plan is made, not for --help
+    """Rehearse the call once for each question; a few run at a time."""
+    # torch is imported only where a plan is made, not for --help
+    from lm_profiler.cli.rehearse import start_rehearsal, wait_for_plan
 
     quiet_libraries()
-    for at in range(0, len(questions), _AT_ONCE):
-        calls = [(["fit", *options, *more], what) for more, what in questions[at : at + _AT_ONCE]]
-        asked = [ask(call, device.gpu, what, device.bytes, _LIMIT_S) for call, what in calls]
+    for start in range(0, len(questions), _PARALLEL):
+        rehearsals = []
+        for question in questions[start : start + _PARALLEL]:
+            call = ["fit", *options, *question.options]
+            rehearsals.append(start_rehearsal(call, device.gpu, question.maximized, device.bytes, _LIMIT_S))
         try:
-            yield from map(told, asked)
+            for rehearsal in rehearsals:
+                yield wait_for_plan(rehearsal)
         finally:
-            for each in asked:
-                each.end()
+            for rehearsal in rehearsals:
+                rehearsal.end()
 
 
-def _show_timeline(timeline: MemoryTimeline, options: Options, shown: Callable[[Table], object]) -> None:
+def _show_timeline(timeline: MemoryTimeline, options: Options, show_table: Callable[[Table], object]) -> None:
     if options.allocations:
         for table in allocation_tables(timeline):
-            shown(replace(table, above=["", *table.above]) if table.above[0] else table)
+            has_heading = bool(table.above[0])
+            if has_heading:
+                table = replace(table, above=["", *table.above])
+            show_table(table)
     if options.plot is not None and options.output is not None:
         with writable(options.output):
             save_figure(partial(memory_timelines, titled_timelines([timeline])), options.output)
@@ -192,12 +254,19 @@ def _show_timeline(timeline: MemoryTimeline, options: Options, shown: Callable[[
 
 def _device(options: Options) -> Capacity:
     """Return the name and the memory of the device that the options ask for; without any, of this machine's."""
-    given = None if options.memory is None else size_bytes(options.memory, "memory", "80GiB")
+    memory_bytes = None
+    if options.memory is not None:
+        memory_bytes = size_bytes(options.memory, "memory", "80GiB")
     if options.device is not None:
-        known = capacity(options.device)
-        return known if given is None else replace(known, bytes=given)
-    if given is not None:
-        return Capacity("a GPU", given, gpu=ANY_GPU)
+        device = capacity(options.device)
+        return device if memory_bytes is None else replace(device, bytes=memory_bytes)
+    if memory_bytes is not None:
+        return Capacity("a GPU", memory_bytes, gpu=ANY_GPU)
+    return _own_device()
+
+
+def _own_device() -> Capacity:
+    """Return this machine's first GPU, or its CPU, with the memory that is free."""
     import torch
 
     from lm_profiler.cli.rehearse import gpu_of
@@ -205,19 +274,23 @@ def _device(options: Options) -> Capacity:
     from lm_profiler.measure.memory.peaks import available_bytes
 
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    free = available_bytes(device)
-    if free is None:
-        raise UsageError(f"memory: expected a size such as 80GiB, for {device_name(device)} does not report its memory")
-    return Capacity(device_name(device), free, is_free=True, gpu=gpu_of(device))
+    name = device_name(device)
+    free_bytes = available_bytes(device)
+    if free_bytes is None:
+        raise UsageError(f"memory: expected a size such as 80GiB, for {name} does not report its memory")
+    return Capacity(name, free_bytes, is_free=True, gpu=gpu_of(device))
 
 
-def size_bytes(text: str, option: str, example: str, most: int = _MOST_BYTES) -> int:
-    """Return ``text``, the value of ``option``, as bytes; UsageError: it is not a size up to ``most``."""
-    read = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
-    unit = None if read is None else _SIZES.get(read[2].casefold())
-    if read is None or unit is None or not 1 <= float(read[1]) * unit <= most:
-        raise UsageError(f"{option}: expected a size such as {example}, at most {most >> 40}TiB, given {text[:100]!r}")
-    return int(float(read[1]) * unit)
+def size_bytes(text: str, option: str, example: str, max_bytes: int = _MAX_BYTES) -> int:
+    """Return ``text``, the value of ``option``, as bytes; UsageError: it is not a size up to ``max_bytes``."""
+    message = f"{option}: expected a size such as {example}, at most {max_bytes >> 40}TiB, given {text[:100]!r}"
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise UsageError(message)
+    number, unit = float(match[1]), match[2].casefold()
+    if unit not in _UNITS or not 1 <= number * _UNITS[unit] <= max_bytes:
+        raise UsageError(message)
+    return int(number * _UNITS[unit])
 
 
 VERBS = {"plan": (Options, EXAMPLES, run)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection, Entry, unreadable
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines
-from lm_profiler.record.run_record import RecordError, none_if_unreadable
+from lm_profiler.record.run_record import RecordError, RunRecord, none_if_unreadable
 from lm_profiler.report.pictures.over_time import memory_timelines, titled_timelines
 from lm_profiler.report.pictures.plots import KINDS, TIMELINE, draw, save_figure
 from lm_profiler.report.run.comparison_table import CiFormat, changes_table, ci_text, measured_by
@@ -51,11 +51,15 @@ for example:
   lm_profiler report logs/small --plot memory_timeline --output memory.png
   lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
 
-_PEOPLE = ("terminal", "markdown")
+_FOR_PEOPLE = ("terminal", "markdown")
 # options that ask for a table even of a single run, as the formats for programs do
 _TABLE_OPTIONS = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels", "allocations")
+# options of which a call may have one: each decides what is shown
+_WAYS = ("columns", "pivot", "kernels", "allocations", "plot", "layout")
+# options that count only together with another
+_COMPANIONS = {"value": "pivot", "by": "plot"}
 
-Found = TypeVar("Found")
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +119,8 @@ class Options:
 
     def __post_init__(self) -> None:
         expect(self.steps is None or self.steps >= 1, "steps", "1 or more", self.steps)
-        expect(min(self.warmup, default=0) >= 0, "warmup", "0 or more", min(self.warmup, default=0))
+        least_warmup = min(self.warmup, default=0)
+        expect(least_warmup >= 0, "warmup", "0 or more", least_warmup)
         if self.format is not None:
             expect_one_of((*formats.SUFFIXES.values(), *get_args(CiFormat)), "format", self.format)
         if self.plot is not None:
@@ -127,17 +132,17 @@ class Options:
         self._check_together()
 
     def _check_together(self) -> None:
-        known = ("columns", "pivot", "kernels", "allocations", "plot", "layout")
-        ways = [name for name in known if getattr(self, name)]
+        """Raise UsageError for options that exclude each other, or that lack another."""
+        ways = [name for name in _WAYS if getattr(self, name)]
         if self.kernels or self.allocations or self.plot:
             ways += [name for name in ("warmup", "steps") if getattr(self, name)]
         if len(ways) > 1:
             raise UsageError(f"{ways[1]}: expected one way to show the runs, given --{ways[0]} too; leave one out")
         if self.group_by and ways not in ([], ["columns"]):
             raise UsageError(f"group_by: expected a table of rows, given --{ways[0]} too; leave one out")
-        for name, needs in (("value", "pivot"), ("by", "plot")):
-            if getattr(self, name) is not None and not getattr(self, needs):
-                raise UsageError(f"{name}: expected --{needs} with it, given none")
+        for name, companion in _COMPANIONS.items():
+            if getattr(self, name) is not None and not getattr(self, companion):
+                raise UsageError(f"{name}: expected --{companion} with it, given none")
         if self.kernels or self.allocations:
             expect(self.format != "html", "format", f"another with --{ways[0]}", self.format)
         if self.plot and self.output is None:
@@ -151,188 +156,277 @@ def run(options: Options) -> int:
     if options.columns == ["help"]:
         write(Collection(), column_tables(), "terminal", None)
         return OK
-    runs, changes = runs_below(options.runs, "RUNS"), list[Table]()
+    runs = runs_below(options.runs, "RUNS")
     if options.where:
         runs = replace(runs, entries=entries_where(runs.entries, options.where))
+    changes: list[Table] = []
     if options.again:
-        runs, changes = _again(runs)
-    problems, shown = _show(runs, options, changes)
+        runs, changes = _conclude_again(runs)
+    problems: list[str] = []
+    is_shown = _show(runs, options, changes, problems)
     for problem in [*runs.problems, *problems]:
         say(f"warning: {problem}")
-    return OK if shown else FAILED
+    return OK if is_shown else FAILED
 
 
-def _again(runs: Collection) -> tuple[Collection, list[Table]]:
+def _conclude_again(runs: Collection) -> tuple[Collection, list[Table]]:
     """Conclude the runs again; return them with a table of changes for each. Runs without evidence stay unchanged."""
-    entries, tables = [], []
+    entries: list[Entry] = []
+    tables: list[Table] = []
     for entry in runs.entries:
-        if entry.record is not None and entry.record.status != "unfinished":
-            again = none_if_unreadable(concluded_again, entry.folder, entry.record, problems=runs.problems)
-            if again is not None:
-                entry = replace(entry, record=again[0])
-                tables.append(changes_table(entry.folder, again[1]))
+        is_finished = entry.record is not None and entry.record.status != "unfinished"
+        conclusion = None
+        if is_finished:
+            conclusion = none_if_unreadable(concluded_again, entry.folder, entry.record, problems=runs.problems)
+        if conclusion is not None:
+            record, changes = conclusion
+            entry = replace(entry, record=record)
+            tables.append(changes_table(entry.folder, changes))
         entries.append(entry)
     return replace(runs, entries=entries), tables
 
 
-def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple[list[str], bool]:
-    """Show the runs and return their problems, and whether any run was shown."""
+def _show(runs: Collection, options: Options, changes: Sequence[Table], problems: list[str]) -> bool:
+    """Print or write the runs, and return whether any was shown; ``problems`` gets the reasons for others."""
     if options.plot is not None and options.output is not None:
-        return _draw(runs, options.plot, options.output, options.by)
-    kind = options.format or "terminal"
-    if kind in get_args(CiFormat):
-        write_text(ci_text(measured_by(runs.entries), cast(CiFormat, kind)), kind, options.output)
-        return [], bool(runs.entries)
-    plain = kind in _PEOPLE and not any(getattr(options, name) for name in _TABLE_OPTIONS)
-    searches = runs.searches if plain else {}  # the table of a search stands for all its runs
-    entries = [entry for entry in runs.entries if not any(entry.folder.is_relative_to(folder) for folder in searches)]
-    tables, problems = _tables(entries, options, kind, plain) if entries else ([], [])
-    tables += [improve_table(of, folder) for folder, of in searches.items()]
-    tables += changes if plain else []
-    if tables:
-        if kind == "html":
-            runs.problems.extend(unreadable(entries))
-        write(runs, tables, kind, options.output)
-        again = partial(_tables, entries, options, "markdown", plain)  # the chosen format may be for programs
-        write_for_github(options.github, lambda: formats.render(tables if kind in _PEOPLE else again()[0], "markdown"))
-    return problems, bool(tables)
+        with writable(options.output):
+            return _draw(runs.entries, options.plot, options.output, options.by, problems)
+    format_name = options.format or "terminal"
+    if format_name in get_args(CiFormat):
+        text = ci_text(measured_by(runs.entries), cast(CiFormat, format_name))
+        write_text(text, format_name, options.output)
+        return bool(runs.entries)
+
+    asks_for_table = any(getattr(options, name) for name in _TABLE_OPTIONS)
+    is_plain = format_name in _FOR_PEOPLE and not asks_for_table
+    searches = runs.searches if is_plain else {}  # the table of a search stands for all its runs
+    entries = [entry for entry in runs.entries if not _is_in_search(entry.folder, searches)]
+    tables = _tables(entries, options, format_name, is_plain, problems)
+    tables += [improve_table(record, folder) for folder, record in searches.items()]
+    if is_plain:
+        tables += changes
+    if not tables:
+        return False
+    if format_name == "html":
+        runs.problems.extend(unreadable(entries))
+    write(runs, tables, format_name, options.output)
+
+    def summary() -> str:
+        shown_tables = tables
+        if format_name not in _FOR_PEOPLE:
+            shown_tables = _tables(entries, options, "markdown", is_plain, problems=[])
+        return formats.render(shown_tables, "markdown")
+
+    write_for_github(options.github, summary)
+    return True
 
 
-def _draw(runs: Collection, plot: str, output: Path, by: str | None) -> tuple[list[str], bool]:
-    entries = runs.entries
-    with writable(output):
-        if plot == TIMELINE:
-            told, problems = _each(entries, read_timelines, "memory timeline")
-            several = len(told) > 1
-            of_runs = {
-                t: of for entry, one in told for t, of in titled_timelines(one, str(entry.folder) * several).items()
-            }
-            save_figure(partial(memory_timelines, of_runs), output)
-            return problems, True
-        elif entries:
-            save_figure(partial(draw, plot, entries, by), output)
-    return [], bool(entries)
+def _is_in_search(folder: Path, searches: Mapping[Path, object]) -> bool:
+    return any(folder.is_relative_to(search_folder) for search_folder in searches)
 
 
-def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) -> tuple[list[Table], list[str]]:
-    """Return tables of the runs outside of searches, and the problems of some of them."""
-    if len(entries) == 1 and plain and entries[0].record is not None:
-        folder = entries[0].folder
-        watched, problems = _each(entries if is_watched(folder) else (), watch_tables, "watched steps")
-        shown = [*run_page(entries[0].record, folder), Table(above=remedies(entries))]
-        return [*shown, *(table for _, tables in watched for table in tables)], problems
+def _draw(entries: Sequence[Entry], plot: str, output: Path, axis: str | None, problems: list[str]) -> bool:
+    """Draw a plot against ``axis`` into ``output``; return whether there was anything to draw."""
+    if plot == TIMELINE:
+        _draw_timelines(entries, output, problems)
+        return True
+    if not entries:
+        return False
+    save_figure(partial(draw, plot, entries, axis), output)
+    return True
+
+
+def _draw_timelines(entries: Sequence[Entry], output: Path, problems: list[str]) -> None:
+    runs_with_timelines = _read_all(entries, read_timelines, "memory timeline", problems)
+    by_title: dict[str, MemoryTimeline] = {}
+    for entry, timelines in runs_with_timelines:
+        run_name = str(entry.folder) if len(runs_with_timelines) > 1 else ""
+        by_title.update(titled_timelines(timelines, run_name))
+    save_figure(partial(memory_timelines, by_title), output)
+
+
+def _tables(
+    entries: Sequence[Entry], options: Options, format_name: str, is_plain: bool, problems: list[str]
+) -> list[Table]:
+    """Return tables of the runs outside of searches; ``is_plain`` shows a single run as a page of all its figures."""
+    if not entries:
+        return []
+    if is_plain and len(entries) == 1 and entries[0].record is not None:
+        return _page_tables(entries[0], entries[0].record, problems)
+    is_for_programs = format_name in formats.FOR_PROGRAMS
     if options.kernels:
-        traced, problems = _each(
-            entries, lambda of: next(map(read_kernels, kernel_files(of)), None), "table of kernels"
-        )
-        if kind not in formats.FOR_PROGRAMS:
-            return _kernels_of_each(traced, len(entries) > 1), problems
-        each_row = [{"folder": str(entry.folder), **row} for entry, kernels in traced for row in kernel_rows(kernels)]
-        return _flat(each_row), problems
+        runs_with_kernels = _read_all(entries, _read_first_kernels, "table of kernels", problems)
+        if is_for_programs:
+            return _flat_table(_all_kernel_rows(runs_with_kernels))
+        return _kernel_tables(runs_with_kernels, has_headings=len(entries) > 1)
     if options.allocations:
-        told, problems = _each(entries, read_timelines, "memory timeline")
-        return (_allocations_of_all if kind in formats.FOR_PROGRAMS else _allocations_of_each)(told), problems
-    table, problems = _make_table(entries, options)
-    if table is not None:
-        table = replace(table, below=[*table.below, *best_checkpoints(entries), *remedies(entries)])
-    return [] if table is None else [table], problems
+        runs_with_timelines = _read_all(entries, read_timelines, "memory timeline", problems)
+        if is_for_programs:
+            return _flat_table(_all_allocation_rows(runs_with_timelines))
+        return _allocation_tables(runs_with_timelines)
+    table = _table_of_runs(entries, options, format_name, problems)
+    if table is None:
+        return []
+    lines = [*table.below, *best_checkpoints(entries), *remedies(entries)]
+    return [replace(table, below=lines)]
 
 
-def _each(
-    entries: Sequence[Entry], read: Callable[[Path], Found | None], what: str
-) -> tuple[list[tuple[Entry, Found]], list[str]]:
-    """Return each run with what ``read`` finds in its folder, and the problems of the others."""
-    known, problems = [], []
+def _page_tables(entry: Entry, record: RunRecord, problems: list[str]) -> list[Table]:
+    """Return the tables of one run: all its figures, and what was watched after its measured steps."""
+    tables = [*run_page(record, entry.folder), Table(above=remedies([entry]))]
+    if is_watched(entry.folder):
+        for _, watched in _read_all([entry], watch_tables, "watched steps", problems):
+            tables += watched
+    return tables
+
+
+def _read_all(
+    entries: Sequence[Entry], read: Callable[[Path], Content | None], content_name: str, problems: list[str]
+) -> list[tuple[Entry, Content]]:
+    """Return each run with what ``read`` finds in its folder; ``problems`` gets a line for each of the others."""
+    runs_with_content: list[tuple[Entry, Content]] = []
     for entry in entries:
         try:
-            if one := read(entry.folder):
-                known.append((entry, one))
-            else:
-                problems.append(f"{entry.folder}: no {what}")
+            content = read(entry.folder)
         except RecordError as error:
             problems.append(str(error))
-    return known, problems
+            continue
+        if content:
+            runs_with_content.append((entry, content))
+        else:
+            problems.append(f"{entry.folder}: no {content_name}")
+    return runs_with_content
 
 
 # -- which table -------------------------------------------------------------------------------------------------------
 
 
-def _make_table(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:
-    """Return the table of ``entries``, None where none can be used, and the problems of some of them."""
-    problems: list[str] = []
-    warmup = options.warmup or (WARMUPS if options.layout == "warmups" else ())
-    if warmup or options.steps is not None:
-        entries, problems = cut_anew(entries, warmup or [None], options.steps, read_batch_counts)
-    if options.layout == "blocks":  # the runs whose steps can be shown or that died
-        good, unread = readable([entry for entry in entries if entry.shows_steps])
-        entries = [entry for entry in entries if entry in good or not entry.shows_steps]
-        problems += unread
-    return (_make(entries, options) if entries else None), problems
+def _table_of_runs(entries: Sequence[Entry], options: Options, format_name: str, problems: list[str]) -> Table | None:
+    """Return the table of ``entries``, None where none can be used; ``problems`` gets those that cannot."""
+    warmups: Sequence[int] = options.warmup
+    if not warmups and options.layout == "warmups":
+        warmups = WARMUPS
+    if warmups or options.steps is not None:
+        entries, cut_problems = cut_anew(entries, warmups or [None], options.steps, read_batch_counts)
+        problems += cut_problems
+    if options.layout == "blocks":
+        entries = _with_steps_or_dead(entries, problems)
+    if not entries:
+        return None
+    return _grouped_table(entries, options, format_name)
 
 
-def _make(entries: Sequence[Entry], options: Options) -> Table:
+def _with_steps_or_dead(entries: Sequence[Entry], problems: list[str]) -> list[Entry]:
+    """Return the runs whose steps can be read, and those that died."""
+    with_steps, unread = readable([entry for entry in entries if entry.shows_steps])
+    problems += unread
+    return [entry for entry in entries if entry in with_steps or not entry.shows_steps]
+
+
+def _grouped_table(entries: Sequence[Entry], options: Options, format_name: str) -> Table:
     if options.layout is not None:
         return laid_out(entries, options.layout)
     if options.pivot is not None:
-        down, across = (_facts(names.split(","), entries) for names in options.pivot)
+        row_names, column_names = options.pivot
+        row_facts = _facts(row_names.split(","), entries)
+        column_facts = _facts(column_names.split(","), entries)
         [value] = columns_named([options.value or "step_s"], entries)
-        return pivot(entries, down, across, value)
+        return pivot(entries, row_facts, column_facts, value)
+
     columns = columns_named(options.columns, entries) if options.columns else None
-    by = _facts(options.group_by, entries)
-    groups = list(group_by_facts(entries, by).values()) if by else repeats_together(entries)
-    if options.format == "html" and columns is None and not by and len(groups) == len(entries):
+    facts = _facts(options.group_by, entries)
+    groups = _groups(entries, facts)
+    if format_name in formats.FOR_PROGRAMS:
+        return raw_runs_table(groups, columns, facts)
+    is_row_a_run = not facts and len(groups) == len(entries)
+    if format_name == "html" and columns is None and is_row_a_run:
         return Table([], [])  # the HTML page draws its own row for each run
-    return (raw_runs_table if options.format in formats.FOR_PROGRAMS else runs_table)(groups, columns, by)
+    return runs_table(groups, columns, facts)
+
+
+def _groups(entries: Sequence[Entry], facts: Sequence[Column]) -> Sequence[Sequence[Entry]]:
+    """Return the runs that share a row: those with equal ``facts``, or the repeats if there are no facts."""
+    if not facts:
+        return repeats_together(entries)
+    return list(group_by_facts(entries, facts).values())
 
 
 def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
     columns = columns_named(names, entries)
-    for of in columns:
-        if of.quantity is not None:
-            raise UsageError(f"{of.name}: expected a fact or an option that distinguishes runs, given a figure")
+    for column in columns:
+        if column.quantity is not None:
+            raise UsageError(f"{column.name}: expected a fact or an option that distinguishes runs, given a figure")
     return columns
 
 
 # -- kernels and allocations -------------------------------------------------------------------------------------------
 
 
-def _kernels_of_each(traced: Sequence[tuple[Entry, KernelTable]], several: bool) -> list[Table]:
-    """Return each run's kernel tables for people; with ``several`` runs, each is headed by its folder."""
-    tables = []
-    for entry, kernels in traced:
-        forward_s, config = COLUMNS["forward_s"].get(entry), model_config(entry)
-        of_run = kernel_tables(kernels, forward_s, None if config is None else config.head_dim)
-        tables += _headed(of_run, *[str(entry.folder)] * several)
+def _read_first_kernels(folder: Path) -> KernelTable | None:
+    """Return the table of kernels of the first rank that was traced; None where none was."""
+    for file in kernel_files(folder):
+        return read_kernels(file)
+    return None
+
+
+def _kernel_tables(runs_with_kernels: Sequence[tuple[Entry, KernelTable]], has_headings: bool) -> list[Table]:
+    """Return each run's kernel tables for people, headed by its folder if ``has_headings``."""
+    all_tables: list[Table] = []
+    for entry, kernels in runs_with_kernels:
+        config = model_config(entry)
+        head_width = None if config is None else config.head_dim
+        tables = kernel_tables(kernels, COLUMNS["forward_s"].get(entry), head_width)
+        if has_headings:
+            tables = _headed(tables, [str(entry.folder)])
+        all_tables += tables
+    return all_tables
+
+
+def _all_kernel_rows(runs_with_kernels: Sequence[tuple[Entry, KernelTable]]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for entry, kernels in runs_with_kernels:
+        for row in kernel_rows(kernels):
+            rows.append({"folder": str(entry.folder), **row})
+    return rows
+
+
+def _allocation_tables(runs_with_timelines: Sequence[tuple[Entry, Sequence[MemoryTimeline]]]) -> list[Table]:
+    """Return the tables of each timeline for people, headed by the run's folder."""
+    tables: list[Table] = []
+    for entry, timelines in runs_with_timelines:
+        for timeline in timelines:
+            tables += _headed([*allocation_tables(timeline)], ["", str(entry.folder)])
     return tables
 
 
-def _headed(tables: Iterable[Table], *lines: str) -> list[Table]:
-    first, *rest = tables
-    return [replace(first, above=[*lines, *first.above]), *rest]
+def _all_allocation_rows(runs_with_timelines: Sequence[tuple[Entry, Sequence[MemoryTimeline]]]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for entry, timelines in runs_with_timelines:
+        for timeline in timelines:
+            for row in _allocation_rows(timeline):
+                rows.append({"folder": str(entry.folder), **row})
+    return rows
 
 
-def _flat(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+def _allocation_rows(timeline: MemoryTimeline) -> Iterator[dict[str, Any]]:
+    for which, allocations in (("at_peak", timeline.largest), ("saved", timeline.saved)):
+        for allocation in allocations:
+            yield {"source": timeline.source, "which": which, **allocation.model_dump()}
+
+
+def _headed(tables: Sequence[Table], lines: Sequence[str]) -> list[Table]:
+    """Return the tables with ``lines`` above the first."""
+    first_table, *rest = tables
+    return [replace(first_table, above=[*lines, *first_table.above]), *rest]
+
+
+def _flat_table(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     """Return the rows of all runs as one table for programs; no table where there are none."""
-    headings = [Heading(name, name) for name in (rows[0] if rows else ())]
-    body = [[TableCell(value) for value in row.values()] for row in rows]
-    return [Table(headings, body)] if rows else []
-
-
-def _allocations_of_each(told: Sequence[tuple[Entry, Sequence[MemoryTimeline]]]) -> list[Table]:
-    """Return the tables of each timeline for people, headed by the run's folder."""
-    each = ((str(entry.folder), allocation_tables(timeline)) for entry, timelines in told for timeline in timelines)
-    return [table for folder, tables in each for table in _headed(tables, "", folder)]
-
-
-def _allocations_of_all(told: Sequence[tuple[Entry, Sequence[MemoryTimeline]]]) -> list[Table]:
-    each_row = [
-        {"folder": str(entry.folder), "source": timeline.source, "which": which, **of.model_dump()}
-        for entry, timelines in told
-        for timeline in timelines
-        for which, rows in (("at_peak", timeline.largest), ("saved", timeline.saved))
-        for of in rows
-    ]
-    return _flat(each_row)
+    if not rows:
+        return []
+    headings = [Heading(name, name) for name in rows[0]]
+    cells = [[TableCell(value) for value in row.values()] for row in rows]
+    return [Table(headings, cells)]
 
 
 VERBS = {"report": (Options, EXAMPLES, run)}

@@ -102,7 +102,7 @@ def test_why_a_run_cannot_be_planned_is_said_once(formula: Formula, capsys: pyte
     assert said.out == ""
     (line,) = said.err.splitlines()
     assert line.endswith("(mine.py, line 3)")
-    formula.refused = Unplanned("model.size: expected xl", wrong=True)
+    formula.refused = Unplanned("model.size: expected xl", is_wrong_call=True)
     with pytest.raises(UsageError, match="expected xl"):
         plan.run(plan.Options(device="H200"))
 
