@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from lm_profiler.analysis.compare.comparison import PartChange, compare, decide
+from lm_profiler.analysis.compare.comparison import Comparison, PartChange, compare, decide
 from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval, minimum_detectable_effect
 from lm_profiler.cli.verbs.compare import ComparisonOptions, write_comparison
 from lm_profiler.improve.candidates import budget_seconds
@@ -80,9 +80,10 @@ class Options(ComparisonOptions):
         can_write = self.output is None or self.output.absolute().parent.is_dir()
         expect(can_write, "output", "a file in a folder that is there", self.output)
         expect(self.program[0] in _VERBS, "ab", f"one of {', '.join(_VERBS)} after --", self.program[0])
-        given = [word for word in self.program if word.partition("=")[0] in _SET_BY_AB]
-        if given:
-            raise UsageError(f"ab: expected a call without {' and '.join(_SET_BY_AB)}, which ab sets; given {given[0]}")
+        for word in self.program:
+            if word.partition("=")[0] in _SET_BY_AB:
+                options = " and ".join(_SET_BY_AB)
+                raise UsageError(f"ab: expected a call without {options}, which ab sets; given {word}")
         if (self.a, self.a_options) == (self.b, self.b_options):
             raise UsageError(f"ab: expected two sides that differ, given {self.a} for both; name --a git:main, say")
 
@@ -102,35 +103,55 @@ def run(options: Options) -> int:
         except _RunFailed as error:
             say(str(error))
             return FAILED
+    return write_comparison(_compare_pairs(pairs, options.same_within), options, "ab")
+
+
+def _compare_pairs(pairs: Pairs, same_within: float) -> Comparison:
+    """Return the comparison of all runs, in which the row that decides is that of the pairs."""
     spread = pairs.spread
-    comparison = compare(pairs.a, pairs.b, spread, options.same_within)
-    decision = pairs.decision(is_last=True, same_within=options.same_within)
-    step, work = comparison.step, comparison.work
+    comparison = compare(pairs.a, pairs.b, spread, same_within)
+    decision = pairs.decision(is_final=True, same_within=same_within)
+    step = comparison.step
+    work = list(comparison.work)
     if decision.part == "step":
         step = decision
     else:
-        work = [decision if row.part == decision.part else row for row in work]
-    notes = [*comparison.notes, f"{pairs.why_ended}; the interval of what decides holds at all looks together"]
-    notes.append(f"{spread.text}; the pairs themselves count for more")
-    comparison = replace(
+        work = _with_row(work, decision)
+    detectable = None
+    if decision.interval is not None:
+        detectable = minimum_detectable_effect(decision.interval)
+    notes = [
+        *comparison.notes,
+        f"{pairs.end_reason}; the interval of what decides holds at all looks together",
+        f"{spread.text}; the pairs themselves count for more",
+    ]
+    return replace(
         comparison,
         step=step,
         work=work,
         decision=decision,
-        detectable=None if decision.interval is None else minimum_detectable_effect(decision.interval),
+        detectable=detectable,
         notes=notes,
         assumption=None,
         advice=_advice(decision, len(pairs.a)),
     )
-    return write_comparison(comparison, options, "ab")
 
 
-def _new_folder(wanted: Path) -> Path:
-    """Return ``wanted``, or a name like it that is free: earlier calls are not mixed in."""
-    folder, number = wanted, 1
+def _with_row(rows: Sequence[PartChange], new_row: PartChange) -> list[PartChange]:
+    """Return the rows with ``new_row`` in the place of the row of its part."""
+    result: list[PartChange] = []
+    for row in rows:
+        result.append(new_row if row.part == new_row.part else row)
+    return result
+
+
+def _new_folder(preferred: Path) -> Path:
+    """Return the ``preferred`` folder, or a name like it that is free: earlier calls are not mixed in."""
+    folder = preferred
+    number = 1
     while folder.exists():
         number += 1
-        folder = wanted.with_name(f"{wanted.name}_{number}")
+        folder = preferred.with_name(f"{preferred.name}_{number}")
     return folder
 
 
@@ -149,24 +170,25 @@ class Pairs:
 
     a: list[Entry]
     b: list[Entry]
-    given_spread: ProcessSpread | None = None
-    why_ended: str = ""
+    users_spread: ProcessSpread | None = None
+    end_reason: str = ""
 
     @property
     def spread(self) -> ProcessSpread:
         """How far equal processes differ: as the user says, else as is known of the machine."""
-        return self.given_spread or known_spread(machine_of(self.a))
+        return self.users_spread or known_spread(machine_of(self.a))
 
-    def decision(self, is_last: bool = False, same_within: float = MARGIN) -> PartChange:
+    def decision(self, is_final: bool = False, same_within: float = MARGIN) -> PartChange:
         """Return the row that decides, with an interval that holds at all looks together.
 
         If the pairs are the last ones, this is the last look, whenever it comes: the looks that were planned after it
         do not widen the interval.
         """
         looks: tuple[int, ...] = AB_LOOKS
-        if is_last:
+        if is_final:
             pairs = len(self.a)
-            looks = (*[look for look in AB_LOOKS if look < pairs], pairs)
+            looks_before = [look for look in AB_LOOKS if look < pairs]
+            looks = (*looks_before, pairs)
         return decide(paired_changes(self.a, self.b, ERROR, self.spread, looks, same_within))
 
 
@@ -178,20 +200,20 @@ def run_in_turns(
 ) -> Pairs:
     """Return the runs of both sides, a or b, which take turns to be first; two pairs run whatever the budget."""
     pairs = Pairs([], [], spread)
-    began_s = clock()
+    start_s = clock()
     for number in range(AB_LOOKS[-1]):
-        spent_s = clock() - began_s
+        spent_s = clock() - start_s
         if number >= _FEWEST_PAIRS and spent_s + spent_s / number > budget_s:
-            pairs.why_ended = f"the budget ended it after {number} pairs"
+            pairs.end_reason = f"the budget ended it after {number} pairs"
             return pairs
         order = "ab" if number % 2 else "ba"
         for side in order:
             runs = pairs.a if side == "a" else pairs.b
             runs.append(_measured(run_side(side)))
         if number + 1 in AB_LOOKS and pairs.decision().verdict != "UNCLEAR":
-            pairs.why_ended = f"clear after {number + 1} pairs"
+            pairs.end_reason = f"clear after {number + 1} pairs"
             return pairs
-    pairs.why_ended = f"not clear after {AB_LOOKS[-1]} pairs"
+    pairs.end_reason = f"not clear after {AB_LOOKS[-1]} pairs"
     return pairs
 
 
@@ -222,43 +244,51 @@ def _run(program: Sequence[str], options: Sequence[str], tree: Path, folder: Pat
     """Run the call in ``tree`` in a fresh process, and return its run."""
     verb, *words = program
     end = words.index("--") if "--" in words else len(words)
-    added = [f"--log_dir={folder.parent}", f"--name={folder.name}", *options]
-    call = [sys.executable, "-m", "lm_profiler", verb, *words[:end], *added, *words[end:]]
-    paths = os.pathsep.join(_python_paths(tree))
-    environment = {**os.environ, "PYTHONPATH": paths} if paths else None
-    runs_before = {*folder.glob("version_*")}  # a program that fails may leave no run
-    done = subprocess.run(
+    our_options = [f"--log_dir={folder.parent}", f"--name={folder.name}"]
+    call = [sys.executable, "-m", "lm_profiler", verb, *words[:end], *our_options, *options, *words[end:]]
+    environment = dict(os.environ)
+    paths = _python_paths(tree)
+    if paths:
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    earlier_runs = {*folder.glob("version_*")}  # a program that fails may leave no run
+    process = subprocess.run(
         call, cwd=tree, env=environment, capture_output=True, text=True, errors="replace", check=False
     )
-    runs = []
+    runs: list[Entry] = []
     if folder.is_dir():
-        runs = [entry for entry in collect([folder]).entries if entry.folder not in runs_before]
-    has_failed = verb != "run" and done.returncode != OK
+        runs = [entry for entry in collect([folder]).entries if entry.folder not in earlier_runs]
+    has_failed = verb != "run" and process.returncode != OK
     if runs and not has_failed:
         return runs[-1]
-    lines = (done.stderr.strip() or "nothing was profiled").splitlines()
-    last = "; ".join(lines[-2:])
+    lines = (process.stderr.strip() or "nothing was profiled").splitlines()
+    last_lines = "; ".join(lines[-2:])
+    command = shlex.join(call[2:])
+    message = f"ab: {folder.name}: `{command}` in {tree} ended with {process.returncode}: {last_lines}"
     no_such_program = 127
-    kind = UsageError if done.returncode in (WRONG_CALL, no_such_program) else _RunFailed
-    raise kind(f"ab: {folder.name}: `{shlex.join(call[2:])}` in {tree} ended with {done.returncode}: {last}")
+    if process.returncode in (WRONG_CALL, no_such_program):
+        raise UsageError(message)
+    raise _RunFailed(message)
 
 
 def _python_paths(tree: Path) -> list[str]:
     """Return ``PYTHONPATH`` for ``tree``: imports from this repository, editable ones too, then come from there."""
     current = Path.cwd()
-    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    given_absolute = {str(Path(path).absolute()) for path in given}
     repository = Path(_git("rev-parse", "--show-toplevel") or current)
-    searched = [path for path in dict.fromkeys([*given, *sys.path, *_editable_paths()]) if path]
-    paths: dict[str, None] = {}
-    for path in (Path(path).absolute() for path in searched):
-        in_tree = Path(os.path.normpath(tree / os.path.relpath(path, current)))
-        is_ours = path.is_relative_to(repository) and not path.is_relative_to(sys.prefix)
-        if is_ours and in_tree.is_dir():
-            paths[str(in_tree)] = None
-        elif str(path) in given_absolute:
-            paths[str(path)] = None
-    return list(paths)
+    users_paths = [Path(path).absolute() for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    other_paths = [Path(path).absolute() for path in [*sys.path, *_editable_paths()] if path]
+    paths: list[str] = []
+    for path in [*users_paths, *other_paths]:
+        path_in_tree = Path(os.path.normpath(tree / os.path.relpath(path, current)))
+        is_of_repository = path.is_relative_to(repository) and not path.is_relative_to(sys.prefix)
+        if is_of_repository and path_in_tree.is_dir():
+            path_to_use = path_in_tree
+        elif path in users_paths:
+            path_to_use = path
+        else:
+            continue
+        if str(path_to_use) not in paths:
+            paths.append(str(path_to_use))
+    return paths
 
 
 def _editable_paths() -> list[str]:
@@ -272,24 +302,25 @@ def _editable_paths() -> list[str]:
 
 
 @contextmanager
-def _tree(side: str, given: str) -> Iterator[Path]:
+def _tree(side: str, tree: str) -> Iterator[Path]:
     """Yield the folder of a tree; a worktree for ``git:REF``, which is removed afterwards."""
-    if not given.startswith("git:"):
-        if not Path(given).is_dir():
-            raise UsageError(f"{side}: expected a folder or git:REF, given {given}")
-        if _git("status", "--porcelain", "--untracked-files=no", cwd=Path(given)):
+    if not tree.startswith("git:"):
+        if not Path(tree).is_dir():
+            raise UsageError(f"{side}: expected a folder or git:REF, given {tree}")
+        if _git("status", "--porcelain", "--untracked-files=no", cwd=Path(tree)):
             say(f"ab: {side.upper()} has changes that are not committed: they are measured too")
-        yield Path(given).absolute()
+        yield Path(tree).absolute()
         return
-    ref = given.removeprefix("git:")
+    ref = tree.removeprefix("git:")
     if _git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}") is None:
-        raise UsageError(f"{side}: expected a state of this repository, such as git:main, given {given}")
-    below = Path.cwd().relative_to(_git("rev-parse", "--show-toplevel") or Path.cwd())
+        raise UsageError(f"{side}: expected a state of this repository, such as git:main, given {tree}")
+    current = Path.cwd()
+    current_in_repository = current.relative_to(_git("rev-parse", "--show-toplevel") or current)
     folder = Path(tempfile.mkdtemp(prefix="lm_profiler-ab-"))
     try:
         if _git("worktree", "add", "--detach", str(folder / "tree"), ref) is None:
             raise UsageError(f"{side}: git could not make a worktree of {ref}")
-        yield folder / "tree" / below
+        yield folder / "tree" / current_in_repository
     finally:
         _git("worktree", "remove", "--force", str(folder / "tree"))
         shutil.rmtree(folder, ignore_errors=True)
@@ -298,10 +329,10 @@ def _tree(side: str, given: str) -> Iterator[Path]:
 def _git(*words: str, cwd: Path | None = None) -> str | None:
     """Return what git prints; None if git fails or is not installed."""
     try:
-        done = subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=False)
+        process = subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=False)
     except OSError:
         return None
-    return None if done.returncode else done.stdout.strip()
+    return process.stdout.strip() if process.returncode == 0 else None
 
 
 VERBS = {"ab": (Options, EXAMPLES, run)}

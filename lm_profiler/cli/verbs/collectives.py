@@ -78,12 +78,16 @@ class Options:
 
 def run(options: Options) -> int:
     """Print or write the table, even if a process failed meanwhile; return 1 if one did."""
-    rows, code = list[LinkFigures](), OK
+    rows: list[LinkFigures] = []
+    code = OK
     try:
-        for row in _measured(options):
+        for row in _measure(options):
             rows.append(row)
     except RankFailed as error:
-        say(f"{error}" + "; the table has what was measured before" * bool(rows))
+        message = str(error)
+        if rows:
+            message += "; the table has what was measured before"
+        say(message)
         code = FAILED
     finally:
         if rows:
@@ -94,7 +98,8 @@ def run(options: Options) -> int:
     return code
 
 
-def _measured(options: Options) -> Iterator[LinkFigures]:
+def _measure(options: Options) -> Iterator[LinkFigures]:
+    """Yield a row for each collective, size and group of processes, as soon as it is measured."""
     import torch  # not for --help
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # the stubs lack it
 
@@ -102,22 +107,36 @@ def _measured(options: Options) -> Iterator[LinkFigures]:
     from lm_profiler.measure.device.link_rate import LinkRequest, time_links
 
     gpus = torch.cuda.device_count()
-    backends = options.backend or ("nccl" if gpus > 1 and torch.distributed.is_nccl_available() else "gloo",)
-    usual = {"nccl": (max(gpus, 2),), "gloo": (2,)}
-    groups = [(backend, count) for backend in backends for count in options.processes or usual[backend]]
-    for backend, count in groups:
-        if backend == "nccl":
-            expect(gpus > 0, "backend", "gloo on a machine without NVIDIA GPUs", backend)
-            expect(count <= gpus, "processes", f"at most {gpus} for nccl, one for each GPU", count)
+    groups = _groups(options, gpus, has_nccl=torch.distributed.is_nccl_available())
     # The processes find each other through it, at MASTER_PORT or any free port.
     store = TCPStore("localhost", check_port(), is_master=True, wait_for_workers=False)
     sizes = [size_bytes(size, "sizes", "64MB") for size in options.sizes]
-    for at, (backend, count) in enumerate(groups):
+    for index, (backend, count) in enumerate(groups):
         warn_of_shared_cores(count, cpu_cores(), "the collectives")
-        asked = LinkRequest(backend, count, store.port, str(at), options.ops, sizes, options.repeats, options.budget_s)
+        request = LinkRequest(
+            backend, count, store.port, str(index), options.ops, sizes, options.repeats, options.budget_s
+        )
         say(f"timing {len(options.ops) * len(sizes)} collectives of {count} processes over {backend}")
-        for row in rank_messages(partial(time_links, asked), count):
+        for row in rank_messages(partial(time_links, request), count):
             yield LinkFigures(backend, count, row.op, row.size_bytes, row.seconds, row.unknown)
+
+
+def _groups(options: Options, gpus: int, has_nccl: bool) -> list[tuple[str, int]]:
+    """Return the backend and the number of processes of each group.
+
+    Raises:
+        UsageError: this machine lacks the GPUs.
+    """
+    default_backend = "nccl" if gpus > 1 and has_nccl else "gloo"
+    default_counts = {"nccl": (max(gpus, 2),), "gloo": (2,)}
+    groups: list[tuple[str, int]] = []
+    for backend in options.backend or (default_backend,):
+        for count in options.processes or default_counts[backend]:
+            if backend == "nccl":
+                expect(gpus > 0, "backend", "gloo on a machine without NVIDIA GPUs", backend)
+                expect(count <= gpus, "processes", f"at most {gpus} for nccl, one for each GPU", count)
+            groups.append((backend, count))
+    return groups
 
 
 VERBS = {"collectives": (Options, EXAMPLES, run)}

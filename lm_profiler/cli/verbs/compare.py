@@ -129,10 +129,10 @@ class Options(ComparisonOptions):
         by_sides = not self.folders and self.a and self.b
         if by_folders or by_sides:
             return
-        given = [str(folder) for folder in self.folders]
-        given += [f"--{side}" for side in "ab" if getattr(self, side)]
+        words = [str(folder) for folder in self.folders]
+        words += [f"--{side}" for side in "ab" if getattr(self, side)]
         expected = "two folders, or --a RUN ... --b RUN ..."
-        raise UsageError(f"compare: expected {expected}, given {', '.join(given) or 'none'}; see --help")
+        raise UsageError(f"compare: expected {expected}, given {', '.join(words) or 'none'}; see --help")
 
 
 def run(options: Options) -> int:

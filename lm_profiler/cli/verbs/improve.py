@@ -30,7 +30,7 @@ from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, config
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve_record import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
 from lm_profiler.record.run_record import RecordError, RunRecord
-from lm_profiler.record.sweep_files import SweepPlan
+from lm_profiler.record.sweep_files import Cell, SweepPlan
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
 from lm_profiler.sweep.sweep_plan import CONFIGS, made_plan
@@ -41,14 +41,15 @@ for example:
   lm_profiler improve --config small_bf16
   lm_profiler improve --config demo --try.data.num_workers 0,2 --budget 2m"""
 
-_AHEAD = (
+_UNKNOWN_PREFETCH = (
     "how many batches are made ahead is not known, for the loader is not one DataLoader of torch: "
     "a gain may come from batches that were made before the measured steps"
 )
 _NO_TIME = "the first setting's own run did not end within the budget, and no change can be judged without it"
 # A run's time limit: the larger of this multiple of the first setting's own run, which includes the trace, and this
 # share of the budget. A run that hangs must not use up the budget, and a comparison needs two pairs of runs.
-_LONGEST_RUN, _LONGEST_SHARE = 2.0, 1 / 4
+_LIMIT_IN_RUNS, _LIMIT_IN_BUDGETS = 2.0, 1 / 4
+_EXIT_CODES = {"interrupted": INTERRUPTED, "failed": FAILED}  # by how a search ended; any other end is OK
 
 
 def run(request: ImproveRequest) -> int:
@@ -64,23 +65,24 @@ def run(request: ImproveRequest) -> int:
 
 def _plan(request: ImproveRequest) -> tuple[SweepPlan, CellCalls]:
     """Return the plan, which grows by each cell that is asked for, and the calls of its cells."""
-    configs, call = {}, ["fit"]
+    configs: dict[str, str] = {}
+    call = ["fit"]
     if request.config is not None:
         name = f"{Path(config_file(request.config)).stem}.yaml"
-        configs[name] = read_config(request.config)[1]
+        _, configs[name] = read_config(request.config)
         call.append(f"--config={request.folder / CONFIGS / name}")
     calls = CellCalls(request.folder, [*call, *request.options])
-    return made_plan(request.name, request.command, [*configs.values()], configs, [calls.baseline()]), calls
+    plan = made_plan(request.name, request.command, [*configs.values()], configs, [calls.baseline()])
+    return plan, calls
 
 
 def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
-    display = ImproveDisplay(folder.path, request.budget_s, Console(stderr=request.format == "json"))
-    # The first setting and each value of ``--try``: their calls are checked before anything runs.
-    asked = [{name: text} for name, texts in request.try_.items() for text in texts]
-    written = [calls.baseline(), *(calls.time(options, 0) for options in asked)]
+    console = Console(stderr=request.format == "json")
+    display = ImproveDisplay(folder.path, request.budget_s, console)
     with CellServer(SERVER, folder.lock) as server, Runner(folder, server, display) as runner:
         cells = Cells(folder, runner)
-        check_calls(server, [cell for cell in written if not is_done(folder.path, cell)])
+        # calls are checked before anything runs
+        check_calls(server, [cell for cell in _written_cells(request, calls) if not is_done(folder.path, cell)])
         # Only now: a wrong call must leave no folder behind.
         if folder.is_new:
             folder.begin()
@@ -88,18 +90,27 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
             cells.left_s = request.budget_s
             try:
                 baseline = cells.result(calls.baseline())
-                least_s = baseline.took_s * (1 + FEWEST_RUNS)
-                if request.budget_s < least_s:
-                    say(f"budget: may be too short to try anything; --budget={math.ceil(least_s)}s is enough for one")
-                cells.limit_s = max(_LONGEST_SHARE * request.budget_s, _LONGEST_RUN * baseline.took_s)
-                record = _improved(request, cells, calls, baseline, display)
-            except Interrupted as why:  # in the first setting's own run
-                say(f"interrupted{f': {why}' if why.args else ''}; run the same command again to resume")
+                enough_s = baseline.took_s * (1 + FEWEST_RUNS)
+                if request.budget_s < enough_s:
+                    say(f"budget: may be too short to try anything; --budget={math.ceil(enough_s)}s is enough for one")
+                cells.limit_s = max(_LIMIT_IN_BUDGETS * request.budget_s, _LIMIT_IN_RUNS * baseline.took_s)
+                record = _search(request, cells, calls, baseline, display)
+            except Interrupted as error:  # in the first setting's own run
+                reason = f": {error}" if error.args else ""
+                say(f"interrupted{reason}; run the same command again to resume")
                 return INTERRUPTED
-    return _ending(folder, record, calls.call, request.format)
+    return _print_end(folder, record, calls.call, request.format)
 
 
-def _improved(
+def _written_cells(request: ImproveRequest, calls: CellCalls) -> list[Cell]:
+    """Return the cells whose options the user wrote: the first setting, and each value of ``--try``."""
+    cells = [calls.baseline()]
+    for name, texts in request.try_.items():
+        cells += [calls.time({name: text}, 0) for text in texts]
+    return cells
+
+
+def _search(
     request: ImproveRequest, cells: Cells, calls: CellCalls, baseline: FinishedCell, display: ImproveDisplay
 ) -> ImproveRecord:
     """Try the changes that the first setting's run leaves open; return the record of the search."""
@@ -108,56 +119,71 @@ def _improved(
         started = read_improve(cells.folder.path).started  # by an earlier call
     account = Account(request, started, baseline.took_s)
     try:
-        first = baseline.record
+        baseline_run = baseline.record
     except NoSteps as error:
-        if baseline.outcome.exit_code == WRONG_CALL and baseline.outcome.status == "failed":
-            cells.folder.forget()
-            raise UsageError(str(error).removeprefix(f"failed: exit code {WRONG_CALL}: ")) from None
-        notes = [_NO_TIME if baseline.was_cut else str(error)]
-        record = replace(account, notes=notes).record(None, "budget" if baseline.was_cut else "failed", 1)
-        record.write(cells.folder.path / IMPROVE_FILE)
-        return record
-    changes = _changes(request, baseline, first)
-    tried, refused = [one for one in changes if not one.refused], [one for one in changes if one.refused]
-    notes = [f"in the first setting's own run, {line}" for line in contention_lines(first.contention)]
-    notes += [_AHEAD] * (first.loader is None or first.loader.used_up is None)
+        return _record_failure(cells, account, baseline, error)
+
+    changes = _changes(request, baseline, baseline_run)
+    notes = [f"in the first setting's own run, {line}" for line in contention_lines(baseline_run.contention)]
+    if baseline_run.loader is None or baseline_run.loader.used_up is None:
+        notes.append(_UNKNOWN_PREFETCH)
+    refused = [change for change in changes if change.refused]
     account = replace(account, refused=refused, notes=notes)
-    return search(cells, replace(calls, first_record=first), tried, account, display.show)
+    to_try = [change for change in changes if not change.refused]
+    return search(cells, replace(calls, first_record=baseline_run), to_try, account, display.show)
 
 
-def _changes(request: ImproveRequest, baseline: FinishedCell, first: RunRecord) -> list[Candidate]:
+def _record_failure(cells: Cells, account: Account, baseline: FinishedCell, error: NoSteps) -> ImproveRecord:
+    """Write and return the record of a search whose first run measured no steps; UsageError: its call was wrong."""
+    outcome = baseline.outcome
+    if outcome.exit_code == WRONG_CALL and outcome.status == "failed":
+        cells.folder.forget()
+        raise UsageError(str(error).removeprefix(f"failed: exit code {WRONG_CALL}: ")) from None
+    if baseline.was_cut:
+        record = replace(account, notes=[_NO_TIME]).record(None, "budget", 1)
+    else:
+        record = replace(account, notes=[str(error)]).record(None, "failed", 1)
+    record.write(cells.folder.path / IMPROVE_FILE)
+    return record
+
+
+def _changes(request: ImproveRequest, baseline: FinishedCell, baseline_run: RunRecord) -> list[Candidate]:
     """Return the changes, those of ``--try`` before ours, with refused ones marked."""
-    known = open_candidates(baseline.entry, request.global_batch == "free")
-    asked = requested_candidates(request.try_, known, baseline.entry.option)
+    our_changes = open_candidates(baseline.entry, request.global_batch == "free")
+    requested = requested_candidates(request.try_, our_changes, baseline.entry.option)
     if request.only:
-        return asked
-    named = {name for name in request.try_ if any(name in one.options for one in asked)}
-    ours = [one for one in known if one.refused or not named & {*one.options}]
-    return [*asked, *refuse_small(ours, first.time["step"].mean, MARGIN)]
+        return requested
+    requested_options: set[str] = set()
+    for change in requested:
+        requested_options |= change.options.keys() & request.try_.keys()
+    others = [change for change in our_changes if change.refused or not requested_options & change.options.keys()]
+    return [*requested, *refuse_small(others, baseline_run.time["step"].mean, MARGIN)]
 
 
-def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str], kind: AnswerFormat = "terminal") -> int:
+def _print_end(
+    folder: SweepFolder, record: ImproveRecord, call: Sequence[str], format_name: AnswerFormat = "terminal"
+) -> int:
     """Print the result, write the config of the best setting, and return the exit code."""
     improved = folder.path / IMPROVED_CONFIG
     if record.options:
         write_whole(improved, config_text(record, call))
     else:
         improved.unlink(missing_ok=True)  # an earlier call may have written this file
-    if kind == "json":
+    if format_name == "json":
         write_json(record)
     else:
         show(improve_table(record, folder.path))
         print(f"written to {folder.path}")
-    return {"interrupted": INTERRUPTED, "failed": FAILED}.get(record.ended, OK)
+    return _EXIT_CODES.get(record.ended, OK)
 
 
 def config_text(record: ImproveRecord, call: Sequence[str]) -> str:
     """Return YAML for ``fit --config``: the options of the first call and the changes."""
     changes = [f"--{name}={text}" for name, text in record.options.items()]
     content = Call([*call, *changes]).content
-    above = [f"{record.command} changed:", *changes]
-    lines = [f"# {line}\n" for text in above for line in text.splitlines()]
-    return "".join(lines) + yaml.safe_dump(content, sort_keys=False)
+    heading = "\n".join([f"{record.command} changed:", *changes])
+    comments = [f"# {line}\n" for line in heading.splitlines()]
+    return "".join(comments) + yaml.safe_dump(content, sort_keys=False)
 
 
 VERBS = {"improve": (ImproveRequest, EXAMPLES, run)}

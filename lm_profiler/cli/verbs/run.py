@@ -41,8 +41,7 @@ class Options:
 
     Args:
         warmup_steps: Steps before the measured ones.
-        measure_steps: Steps to measure. If not given, at least 40 steps and 10 s, but at most a minute (10 steps if
-            they take longer) and no more steps than the loop has for all stages.
+        measure_steps: Steps to measure.
         trace_steps: Steps to trace with torch.profiler; 0 for none.
         memory_steps: Steps in which memory is read phase by phase; 0 for none.
         action_steps: Steps in which each action of the loop is timed by its name; 0 for none.
@@ -56,7 +55,7 @@ class Options:
     """
 
     warmup_steps: int = 5
-    measure_steps: int | None = None
+    measure_steps: int = 40
     trace_steps: int = 2
     memory_steps: int = 1
     action_steps: int = 3
@@ -71,10 +70,10 @@ class Options:
     command: str = ""
 
     def __post_init__(self) -> None:
-        for name, given in asdict(self).items():
-            if name.endswith("_steps") and given is not None:
-                least = 1 if name == "measure_steps" else 0
-                expect(given >= least, name, f"{least} or more", given)
+        for name, value in asdict(self).items():
+            if name.endswith("_steps"):
+                minimum = 1 if name == "measure_steps" else 0
+                expect(value >= minimum, name, f"{minimum} or more", value)
         expect("" not in self.program[:1], "run", "a program after --", "an empty word")
         expect(self.trainer is None or self.trainer >= 1, "trainer", "1 or more", self.trainer)
         check_folder_name(self.name, self.log_dir)
@@ -84,33 +83,37 @@ class Options:
 def run(options: Options) -> int:
     """Replace this process by the program; return an exit code only if the program cannot be started."""
     claims = Path(tempfile.mkdtemp(prefix="lm_profiler-run-"))
-    passed = {name: given for name, given in asdict(options).items() if name not in _NOT_PASSED}
-    passed["log_dir"] = str(options.log_dir.absolute())  # the program may change its folder
-    asked = {"options": passed, "command": options.command, "trainer": options.trainer, "claims": str(claims)}
-    os.environ[VARIABLE] = json.dumps(asked)
+    arguments = {name: value for name, value in asdict(options).items() if name not in _NOT_PASSED}
+    arguments["log_dir"] = str(options.log_dir.absolute())  # the program may change its folder
+    request = {"options": arguments, "command": options.command, "trainer": options.trainer, "claims": str(claims)}
+    os.environ[VARIABLE] = json.dumps(request)
     program = options.program[0]
     if shutil.which(program) is not None:  # otherwise there is no process to wait for
-        _say_at_the_end(claims, options)
+        _watch_for_end(claims, options)
     sys.stdout.flush()
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the program would inherit that
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvp(program, [*options.program])
+    except FileNotFoundError:
+        reason, code = "command not found", _NOT_FOUND
     except OSError as error:
-        say(f"{program}: {'command not found' if isinstance(error, FileNotFoundError) else error.strerror}")
-        shutil.rmtree(claims, ignore_errors=True)
-        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+        reason, code = str(error.strerror), _NOT_EXECUTABLE
+    say(f"{program}: {reason}")
+    shutil.rmtree(claims, ignore_errors=True)
+    return code
 
 
-def _say_at_the_end(claims: Path, options: Options) -> None:
-    """Start a process that waits for the end of this one, says if nothing was profiled, and removes ``claims``.
+def _watch_for_end(claims: Path, options: Options) -> None:
+    """Start a process that waits for the end of this one, reports if nothing was profiled, and removes ``claims``.
 
     It is not a child of this process: a program may wait for all of its children.
     """
     if not hasattr(os, "pidfd_open"):  # not Linux
         return
     program = os.pidfd_open(os.getpid())
-    if (child := os.fork()) > 0:
+    child = os.fork()
+    if child > 0:
         os.close(program)
         os.waitpid(child, 0)
         return
@@ -125,10 +128,11 @@ def _say_at_the_end(claims: Path, options: Options) -> None:
         os.closerange(3, program)
         os.closerange(program + 1, os.sysconf("SC_OPEN_MAX"))
         select.select([program], [], [])
-        if claims.is_dir() and not os.path.lexists(claims / CLAIMED):  # else the program could not be started
-            which = "" if options.trainer is None else f" with the number {options.trainer}"
-            why = f"no Lightning Trainer{which} ran {options.verb}, or its Python lacks lm_profiler"
-            say(f"{why}: nothing was profiled")
+        was_started = claims.is_dir()
+        if was_started and not os.path.lexists(claims / CLAIMED):
+            number = "" if options.trainer is None else f" with the number {options.trainer}"
+            reason = f"no Lightning Trainer{number} ran {options.verb}, or its Python lacks lm_profiler"
+            say(f"{reason}: nothing was profiled")
         shutil.rmtree(claims, ignore_errors=True)
     finally:
         os._exit(0)

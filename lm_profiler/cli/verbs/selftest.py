@@ -32,12 +32,16 @@ for example:
   lm_profiler selftest
   lm_profiler selftest --config demo --stages.measure_steps=50"""
 
-_TOY = (
-    *("--model.d_model=256", "--model.d_ff=1024", "--model.num_layers=4", "--model.num_heads=8"),
+_SMALL_MODEL = (
+    "--model.d_model=256",
+    "--model.d_ff=1024",
+    "--model.num_layers=4",
+    "--model.num_heads=8",
     "--data.context_length=128",
 )
-_UNTIMED_OFF = ("--actions.steps=0", "--memory.steps=0", "--trace.steps=0")
+_ONLY_TIMED = ("--actions.steps=0", "--memory.steps=0", "--trace.steps=0")
 _PROCESSES = "ABCDE"  # The names of the equal runs. Two runs would say too little about their spread.
+_RUNS_PER_SIDE = (1, 3)  # of the comparisons whose smallest detectable change is printed
 
 
 @dataclass(frozen=True)
@@ -57,25 +61,25 @@ class Options:
 
 def run(options: Options) -> int:
     """Run the self-test with the options of ``fit`` and return the exit code."""
-    given = [*(options.options or _TOY), *_UNTIMED_OFF]
+    fit_options = [*(options.options or _SMALL_MODEL), *_ONLY_TIMED]
     try:
         with tempfile.TemporaryDirectory(prefix="lm_profiler-selftest-") as folder:
-            runs = [_fit(given, Path(folder), name) for name in _PROCESSES]
+            runs = [_fit(fit_options, Path(folder), name) for name in _PROCESSES]
     except subprocess.CalledProcessError as error:
-        said = "\n".join(error.stderr.strip().splitlines()[-2:])
-        print(said or f"a run of the self-test ended with code {error.returncode}", file=sys.stderr)
+        last_lines = "\n".join(error.stderr.strip().splitlines()[-2:])
+        print(last_lines or f"a run of the self-test ended with code {error.returncode}", file=sys.stderr)
         return FAILED
-    seen = spread_of([run.time["step"].mean or 0.0 for run in runs])
+    spread = spread_of([run.time["step"].mean or 0.0 for run in runs])
     machine = runs[0].environment
-    kept = seen
     is_busy = any(run.contended for run in runs)
-    if seen is not None and machine is not None and not is_busy:  # a load says nothing of the machine itself
-        kept = save_spread(machine, seen)
-    told = tested(runs, seen, kept)
+    spread_with_earlier = spread
+    if spread is not None and machine is not None and not is_busy:  # a load says nothing of the machine itself
+        spread_with_earlier = save_spread(machine, spread)
+    result = conclude_test(runs, spread, spread_with_earlier)
     if options.format == "json":
-        write_json(told)
+        write_json(result)
     else:
-        print("\n".join(report(told)))
+        print("\n".join(report_lines(result)))
     return OK
 
 
@@ -93,44 +97,68 @@ class SelfTest:
     busy: bool = False  # whether other programs used the machine: then nothing is kept for compare and improve
 
 
-def tested(runs: Sequence[RunRecord], seen: ProcessSpread | None, kept: ProcessSpread | None) -> SelfTest:
-    """Return what ``runs`` show."""
-    known = {} if seen is None or kept is None else {count: detectable(kept, count) for count in (1, 3)}
-    where = runs[0].environment.device_name if runs[0].environment is not None else "unknown"
-    said = [(", ".join(run.words) or "too short to judge", *contention_lines(run.contention)) for run in runs]
-    steps = [run.time["step"] for run in runs]
-    is_busy = any(run.contended for run in runs)
-    return SelfTest(where, runs[0].verb, steps, list(map("; ".join, said)), seen, kept, known, is_busy)
+def conclude_test(
+    runs: Sequence[RunRecord], spread: ProcessSpread | None, spread_with_earlier: ProcessSpread | None
+) -> SelfTest:
+    """Return what ``runs`` show; a spread is None if they are too few."""
+    smallest_changes: dict[int, float] = {}
+    if spread is not None and spread_with_earlier is not None:
+        smallest_changes = {count: detectable(spread_with_earlier, count) for count in _RUNS_PER_SIDE}
+    machine = runs[0].environment
+    return SelfTest(
+        device="unknown" if machine is None else machine.device_name,
+        verb=runs[0].verb,
+        steps=[run.time["step"] for run in runs],
+        words=[_verdict(run) for run in runs],
+        seen=spread,
+        kept=spread_with_earlier,
+        detectable=smallest_changes,
+        busy=any(run.contended for run in runs),
+    )
 
 
-def report(told: SelfTest) -> list[str]:
-    """Return the lines of the self-test."""
-    steps, seen, kept = told.steps, told.seen, told.kept
-    lines = [f"equal runs on {told.device}: the same {told.verb} {len(steps)} times, in fresh processes"]
-    for name, step, words in zip(_PROCESSES, steps, told.words, strict=False):
-        middle, low, high = (TIMES["step"].show(end, unit=False) for end in (step.mean, step.mean_low, step.mean_high))
-        lines.append(f"  {name}: step {middle} ms [{low}, {high}], {words}")
-    if seen is None or kept is None:
-        return [*lines, "  too few steps to compare; raise --stages.measure_steps"]
-    earlier = "" if kept.freedom <= seen.freedom else f"; {kept.std:.1%} with earlier self-tests"
-    one, three = (f"{told.detectable[runs_a_side]:.1%}" for runs_a_side in (1, 3))
+def _verdict(run: RunRecord) -> str:
+    words = ", ".join(run.words) or "too short to judge"
+    return "; ".join([words, *contention_lines(run.contention)])
+
+
+def report_lines(test: SelfTest) -> list[str]:
+    """Return the lines that the self-test prints."""
+    lines = [f"equal runs on {test.device}: the same {test.verb} {len(test.steps)} times, in fresh processes"]
+    for name, step, words in zip(_PROCESSES, test.steps, test.words, strict=False):
+        lines.append(f"  {name}: step {_mean_with_interval(step)}, {words}")
+    if test.seen is None or test.kept is None:
+        lines.append("  too few steps to compare; raise --stages.measure_steps")
+        return lines
+
+    spread = f"{test.seen.std:.1%} (std)"
+    has_earlier_tests = test.kept.freedom > test.seen.freedom
+    if has_earlier_tests:
+        spread += f"; {test.kept.std:.1%} with earlier self-tests"
     use = "kept for compare and improve"
-    if told.busy:
+    if test.busy:
         use = "not kept, for other programs used the machine; repeat it while the machine is quiet"
-    return [
-        *lines,
-        f"  processes differ by {seen.std:.1%} (std){earlier}: {use}",
-        f"  smallest change that one run against one can detect: {one}; three against three: {three}",
-    ]
+    lines.append(f"  processes differ by {spread}: {use}")
+    line = f"  smallest change that one run against one can detect: {test.detectable[1]:.1%}"
+    lines.append(f"{line}; three against three: {test.detectable[3]:.1%}")
+    return lines
+
+
+def _mean_with_interval(step: TimeSummary) -> str:
+    figure = TIMES["step"]
+    mean = figure.show(step.mean, unit=False)
+    low = figure.show(step.mean_low, unit=False)
+    high = figure.show(step.mean_high, unit=False)
+    return f"{mean} ms [{low}, {high}]"
 
 
 def _fit(options: Sequence[str], folder: Path, name: str) -> RunRecord:
     """Run ``fit`` in a fresh process; a wrong call raises its own UsageError."""
     call = (sys.executable, "-m", "lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
-    done = subprocess.run(call, capture_output=True, text=True, check=False)
-    if done.returncode == WRONG_CALL:
-        raise UsageError(message_in(done.stderr))
-    done.check_returncode()
+    process = subprocess.run(call, capture_output=True, text=True, check=False)
+    if process.returncode == WRONG_CALL:
+        raise UsageError(message_in(process.stderr))
+    process.check_returncode()
     return read_run(folder / name / "version_0")
 
 
@@ -162,13 +190,19 @@ class SumsOptions:
 def run_numerics(options: SumsOptions) -> int:
     """Print the table and return the exit code."""
     exact = _ADDEND * _TIMES
-    headings = [Heading("sum", "sum"), Heading("result", "result", True), Heading("off_by", "off by", True)]
-    cells = []
-    for how, value, why in sums():
-        off = value / exact - 1
-        cells.append([text_cell(how), TableCell(value, f"{value:.4f}"), TableCell(off, f"{off:+.3%}"), text_cell(why)])
-    above = [f"{_ADDEND} added {_TIMES} times is {exact:g}; here it is"]
-    table = Table([*headings, Heading("why", "why")], cells, above)
+    headings = [
+        Heading("sum", "sum"),
+        Heading("result", "result", True),
+        Heading("off_by", "off by", True),
+        Heading("why", "why"),
+    ]
+    rows = []
+    for addition, result, reason in sums():
+        error = result / exact - 1
+        error_cell = TableCell(error, f"{error:+.3%}")
+        rows.append([text_cell(addition), TableCell(result, f"{result:.4f}"), error_cell, text_cell(reason)])
+    title = f"{_ADDEND} added {_TIMES} times is {exact:g}; here it is"
+    table = Table(headings, rows, above=[title])
     write(Collection(), [table], options.format or "terminal", options.output)
     return OK
 
@@ -181,25 +215,31 @@ def _bfloat16(value: np.float32) -> np.float32:
 
 def sums() -> list[tuple[str, float, str]]:
     """Return the same sum in each combination of precisions: how it is added, its result, and why."""
-    whole, half = np.float32(_ADDEND), np.float16(_ADDEND)
-    of_sum = "11 bits: from 8 on the sum moves in steps of 1/128, and 0.01 becomes 0.0078"
-    of_addend = f"the sum is kept well; the addend is not: 0.01 in float16 is {half:.8f}"
-    of_cast = "the same: the addend is cast up before it is added"
-
-    def added(kind: type[np.floating], addend: np.floating) -> float:
-        """Add one by one, to a sum of ``kind``; ``np.sum`` would add in pairs."""
-        return float(np.full(_TIMES, addend).cumsum(dtype=kind)[-1])
-
-    narrow, low = np.float32(0.0), _bfloat16(whole)
-    for _ in range(_TIMES):
-        narrow = _bfloat16(narrow + low)
+    single, half = np.float32(_ADDEND), np.float16(_ADDEND)
+    float32_reason = "24 bits: each addition rounds by at most 5e-7"
+    float16_reason = "11 bits: from 8 on the sum moves in steps of 1/128, and 0.01 becomes 0.0078"
+    bfloat16_reason = "8 bits: at 4 the sum moves in steps of 1/32, which 0.01 is lost in"
+    addend_reason = f"the sum is kept well; the addend is not: 0.01 in float16 is {half:.8f}"
+    cast_reason = "the same: the addend is cast up before it is added"
     return [
-        ("float32 += float32", added(np.float32, whole), "24 bits: each addition rounds by at most 5e-7"),
-        ("float16 += float16", added(np.float16, half), of_sum),
-        ("bfloat16 += bfloat16", float(narrow), "8 bits: at 4 the sum moves in steps of 1/32, which 0.01 is lost in"),
-        ("float32 += float16", added(np.float32, half), of_addend),
-        ("float32 += float32(float16)", added(np.float32, half), of_cast),
+        ("float32 += float32", _sum_in(np.float32, single), float32_reason),
+        ("float16 += float16", _sum_in(np.float16, half), float16_reason),
+        ("bfloat16 += bfloat16", _sum_in_bfloat16(single), bfloat16_reason),
+        ("float32 += float16", _sum_in(np.float32, half), addend_reason),
+        ("float32 += float32(float16)", _sum_in(np.float32, half), cast_reason),
     ]
+
+
+def _sum_in(dtype: type[np.floating], addend: np.floating) -> float:
+    """Add one by one, to a sum of ``dtype``; ``np.sum`` would add in pairs."""
+    return float(np.full(_TIMES, addend).cumsum(dtype=dtype)[-1])
+
+
+def _sum_in_bfloat16(value: np.float32) -> float:
+    total, addend = np.float32(0.0), _bfloat16(value)
+    for _ in range(_TIMES):
+        total = _bfloat16(total + addend)
+    return float(total)
 
 
 VERBS = {"selftest": (Options, EXAMPLES, run), "numerics": (SumsOptions, NUMERICS_EXAMPLES, run_numerics)}

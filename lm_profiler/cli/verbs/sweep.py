@@ -44,7 +44,7 @@ FORKING = (*SPAWNING, "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer"
 # The program that starts cells. Outside of Linux, a process that has imported torch cannot be forked safely.
 SERVER = FORKING if sys.platform == "linux" else SPAWNING
 
-_MOST_CHECKS = 40  # the most calls that are checked before a sweep, each in about 0.3 s
+_MAX_CHECKS = 40  # the most calls that are checked before a sweep, each in about 0.3 s
 
 # the statuses that count as results: a sweep may look for the size at which memory runs out
 _GOOD_STATUSES = ("ok", "oom", "refused")
@@ -52,18 +52,25 @@ _GOOD_STATUSES = ("ok", "oom", "refused")
 
 def run(request: SweepRequest) -> int:
     """Run a sweep and return the exit code: 1 where a cell failed, timed out or was killed."""
-    texts = {path: read_config(path)[1] for path in dict.fromkeys(request.configs)}
+    texts: dict[str, str] = {}
+    for path in request.configs:
+        if path not in texts:  # it may be a pipe
+            _, texts[path] = read_config(path)
     plan = plan_of(request, texts)
     part = None if request.part is None else part_of(request.part)
     for line in other_meanings(cell.overrides.get("model.size", "") for cell in plan.cells):
         say(line)
     if request.dry_run:
-        for cell in run_order(plan) if part is None else part.cells_of(run_order(plan)):
+        cells = run_order(plan)
+        if part is not None:
+            cells = part.cells_of(cells)
+        for cell in cells:
             print(shell_line(cell))
         return OK
     try:
         with SweepFolder(request.folder, plan, part=part) as folder:
-            return _ending(folder, _run(request, folder), request)
+            is_interrupted = _run(request, folder)
+            return _print_end(folder, is_interrupted, request)
     except ServerError as error:
         say(str(error))
         return FAILED
@@ -82,18 +89,19 @@ def _run(request: SweepRequest, folder: SweepFolder) -> bool:
     missing = folder.missing()
     if not missing:
         return False
-    cells, devices = folder.cells, request.devices or (None,)
+    cells = folder.cells
+    devices = request.devices or (None,)
     console = Console(stderr=request.format == "json")
     display = Display(cells, len(cells) - len(missing), len(devices), folder.path, console)
     with CellServer(SERVER, folder.lock) as server:
-        work = Schedule(folder.path, missing, server, display, devices, request.timeout_s)
+        schedule = Schedule(folder.path, missing, server, display, devices, request.timeout_s)
         # The check costs seconds; a resumed sweep has passed it.
         if folder.is_new:
             check_calls(server, cells_to_check(folder.plan.cells), request.timeout_s)
             folder.begin()
-        with display.shown(), interrupting(partial(setattr, work, "interrupted", True)):
-            work.run()
-    return work.interrupted
+        with display.shown(), interrupting(partial(setattr, schedule, "interrupted", True)):
+            schedule.run()
+    return schedule.interrupted
 
 
 def cells_to_check(cells: Sequence[Cell]) -> list[Cell]:
@@ -101,28 +109,29 @@ def cells_to_check(cells: Sequence[Cell]) -> list[Cell]:
 
     The cells of a grid are combinations: the cell with the most values that no other has shown yet goes first.
     """
-    to_show = {cell.id: _shown_by(cell) for cell in cells}
-    by_id = {cell.id: cell for cell in cells}
+    facts_by_cell = {cell.id: _facts_checked(cell) for cell in cells}
+    cells_by_id = {cell.id: cell for cell in cells}
     chosen: list[Cell] = []
-    while to_show and len(chosen) < _MOST_CHECKS:
-        best = max(to_show, key=lambda cell_id: len(to_show[cell_id]))
-        shown = to_show.pop(best)
-        if not shown:
+    while facts_by_cell and len(chosen) < _MAX_CHECKS:
+        best_id = max(facts_by_cell, key=lambda cell_id: len(facts_by_cell[cell_id]))
+        new_facts = facts_by_cell.pop(best_id)
+        if not new_facts:
             break
-        chosen.append(by_id[best])
-        for left in to_show.values():
-            left -= shown
+        chosen.append(cells_by_id[best_id])
+        for facts in facts_by_cell.values():
+            facts -= new_facts
     return chosen
 
 
-def _shown_by(cell: Cell) -> set[tuple[str, ...]]:
+def _facts_checked(cell: Cell) -> set[tuple[str, ...]]:
     """Return what a check of the cell's call shows: that its verb has its options, and that each value can be read."""
-    shown: set[tuple[str, ...]] = {(cell.arguments[0], *cell.overrides)}
+    facts: set[tuple[str, ...]] = {(cell.arguments[0], *cell.overrides)}
     for option, value in cell.overrides.items():
         # If the parser takes one whole number, it takes all; only the number of nodes is judged by its value.
-        is_like_others = value.isdecimal() and option != "trainer.num_nodes"
-        shown.add((option, "a whole number" if is_like_others else value))
-    return shown
+        if value.isdecimal() and option != "trainer.num_nodes":
+            value = "a whole number"
+        facts.add((option, value))
+    return facts
 
 
 def check_calls(server: CellServer, cells: Iterable[Cell], timeout_s: float | None = None) -> None:
@@ -134,7 +143,7 @@ def check_calls(server: CellServer, cells: Iterable[Cell], timeout_s: float | No
         file = Path(folder, "output.txt")
         for cell in cells:
             server.start(cell.id, [*cell.arguments, "--print_config"], file, {})
-            code = _end_of(server, cell, timeout_s)
+            code = _wait_for_end(server, cell, timeout_s)
             if code < 0:
                 return
             printed = file.read_text(encoding="utf-8", errors="replace")
@@ -151,44 +160,50 @@ def _check_config(config: Mapping[str, Any], cell: Cell) -> None:
         remedy = f"run {cell.id} with torchrun or srun"
         raise UsageError(f"trainer.num_nodes: expected 1 in a cell of a sweep, given {nodes}; {remedy}")
     model = config.get("model") or {}
-    if str(model.get("class_path", "")).startswith("lm_profiler.") and "size" in model.get("init_args", {}):
+    init_args = model.get("init_args", {})
+    is_ours = str(model.get("class_path", "")).startswith("lm_profiler.")
+    if is_ours and "size" in init_args:
         try:
-            check_size_name(model["init_args"]["size"])
+            check_size_name(init_args["size"])
         except UsageError as error:
             raise UsageError(f"model.{error}") from None
 
 
-def _end_of(server: CellServer, cell: Cell, timeout_s: float | None) -> int:
+def _wait_for_end(server: CellServer, cell: Cell, timeout_s: float | None) -> int:
     """Wait for the end of a cell that was started, kill it ``timeout_s`` after it began, and return its exit code."""
     limit_s = None
     while True:
         events = server.events(limit_s)
         for event in events:
             if isinstance(event, CellEnded):
-                return 1 if event.code is None else event.code
+                return FAILED if event.code is None else event.code
             limit_s = timeout_s  # the process has started; its end is the next event
         if limit_s is not None and not events:
             server.signal(cell.id, signal.SIGKILL)
             limit_s = None
 
 
-def _ending(folder: SweepFolder, interrupted: bool, request: SweepRequest) -> int:
+def _print_end(folder: SweepFolder, is_interrupted: bool, request: SweepRequest) -> int:
     """Print the table of this process's own cells, and return the exit code."""
-    own = {cell.id for cell in folder.cells}
-    entries = [each for each in with_unfinished(collect([folder.path])).entries if each.name in own]
-    groups, is_json, part = repeats_together(entries), request.format == "json", request.part
-    write(Collection(), [(raw_runs_table if is_json else runs_table)(groups)], request.format, None)
-    words = Counter(entry.status for entry in entries)
-    told = ", ".join(f"{count} {word}" for word, count in words.items())
-    of_whole = "" if part is None else f" (part {part} of {len(folder.plan.cells):,})"
-    if not is_json:
-        print(f"{counted(len(entries), 'cell')}{of_whole}: {told}; written to {folder.path}")
+    cell_ids = {cell.id for cell in folder.cells}
+    entries = [entry for entry in with_unfinished(collect([folder.path])).entries if entry.name in cell_ids]
+    groups = repeats_together(entries)
+    counts = Counter(entry.status for entry in entries)
+    if request.format == "json":
+        write(Collection(), [raw_runs_table(groups)], "json", None)
+    else:
+        write(Collection(), [runs_table(groups)], request.format, None)
+        cells = counted(len(entries), "cell")
+        if request.part is not None:
+            cells += f" (part {request.part} of {len(folder.plan.cells):,})"
+        statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
+        print(f"{cells}: {statuses}; written to {folder.path}")
         print(f"tables and plots: {command_line(('report', str(folder.path)))}")
-    if interrupted or words.keys() & {"interrupted", "missing"}:
+    if is_interrupted or counts.keys() & {"interrupted", "missing"}:
         say("cells are missing; run the same command again for them")
-    if interrupted:
+    if is_interrupted:
         return INTERRUPTED
-    return OK if words.keys() <= set(_GOOD_STATUSES) else FAILED
+    return OK if counts.keys() <= set(_GOOD_STATUSES) else FAILED
 
 
 VERBS = {"sweep": (SweepRequest, EXAMPLES, run)}

@@ -64,7 +64,7 @@ def test_budget_ends_it_but_for_the_first_two_pairs(tmp_path: Path) -> None:
         runs = Runs(tmp_path / f"{budget_s}", ratio=1.02, spread=0.05)
         found = ab.run_in_turns(runs, budget_s, lambda: runs.now_s)  # noqa: B023
         assert len(found.a) == len(found.b) == pairs
-        assert "budget" in found.why_ended
+        assert "budget" in found.end_reason
         decision = found.decision(is_last=True)
         assert decision.interval is not None  # of all pairs: the figures beside it are of the same runs
         assert decision.interval.ratio == pytest.approx(decision.b_s / decision.a_s)

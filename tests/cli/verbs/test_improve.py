@@ -91,7 +91,7 @@ def test_what_is_printed_ends_with_the_folder_whose_config_is_of_the_last_call(
 ) -> None:
     with SweepFolder(tmp_path / "it", made_plan("it", "", [], {}, [])) as folder:
         for record, is_better in ((made_improve(), True), (nothing_helped(), False)):
-            assert improve._ending(folder, record, ["fit"]) == 0
+            assert improve._print_end(folder, record, ["fit"]) == 0
             assert capsys.readouterr().out.splitlines()[-1] == f"written to {folder.path}"
             assert (folder.path / IMPROVED_CONFIG).exists() == is_better
 

@@ -41,7 +41,7 @@ SEEN = ProcessSpread(0.01, 4)
 
 def lines(kept: ProcessSpread | None = SEEN) -> list[str]:
     runs = [cell(10.0), cell(20.0, None), *[cell(10.0)] * 3]
-    return selftest.report(selftest.tested(runs, kept and SEEN, kept))
+    return selftest.report_lines(selftest.conclude_test(runs, kept and SEEN, kept))
 
 
 def test_what_is_printed_is_as_stored() -> None:
@@ -56,7 +56,7 @@ def test_what_is_printed_is_as_stored() -> None:
 def test_a_machine_that_was_shared_is_told_beside_the_word() -> None:
     fields = {**dict.fromkeys(Contention.model_fields), "wall_s": 1.0, "cpus": 2, "had_s": 1.0, "stolen_s": 0.0}
     shared = cell(10.0).model_copy(update={"contention": Contention(**{**fields, "not_had": 0.41})})
-    said = selftest.report(selftest.tested([shared, cell(10.0)], SEEN, SEEN))
+    said = selftest.report_lines(selftest.conclude_test([shared, cell(10.0)], SEEN, SEEN))
     assert ", steady, shared; " in said[1]
     assert "41%" in said[1]
     assert said[2].endswith(", steady")
