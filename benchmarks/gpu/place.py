@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.sweep import TINY
 from lm_profiler.cli.main import main
-from lm_profiler.processes.child import how_ended
+from lm_profiler.processes.child import end_text
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.run_record import RecordError, RunRecord, read_run
 
@@ -130,7 +130,7 @@ class Place:
 
 def how_told(code: int | None) -> str:
     """The end of a process that ``apart`` has started."""
-    return "killed, because the time was over" if code is None else how_ended(code)
+    return "killed, because the time was over" if code is None else end_text(code)
 
 
 def missing(entries: Sequence[Entry]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.gpu.card import watched
 from benchmarks.gpu.registry import MACHINE, UNFINISHED, Part
 from benchmarks.gpu.summary import STATUS_FILE, write_summary
-from lm_profiler.processes.child import how_ended
+from lm_profiler.processes.child import end_text
 from lm_profiler.processes.fork_server import CellEnded, CellServer, CellStarted
 from lm_profiler.record.calls import OK
 from lm_profiler.record.files import write_whole
@@ -102,7 +102,7 @@ def _ended(server: CellServer, name: str, limit_s: float) -> tuple[str | None, f
                 duration_s = max(time.monotonic() - began_s, 0.0)
                 if event.code == -signal.SIGKILL and duration_s >= limit_s:
                     return f"killed after its limit of {limit_s:g} s", duration_s
-                how = _HOW[event.code] if event.code in _HOW else event.lost or how_ended(event.code)
+                how = _HOW[event.code] if event.code in _HOW else event.lost or end_text(event.code)
                 return how, duration_s
         if not events and time.monotonic() >= until_s:
             until_s = math.inf

@@ -33,10 +33,10 @@ Limits = tuple[float, int | None, str]
 
 PATIENCE = 3.0  # wall time that a child may take, in multiples of its CPU time: cores may be busy, or a disk slow
 
-_MOST_SENT = 256 << 20  # most bytes sent to a fresh interpreter
+_MAX_QUESTION_BYTES = 256 << 20  # most bytes sent to a fresh interpreter
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 # variables that tell a process about other ranks, or keep torch from asking CUDA itself for the number of devices
-_NOT_HANDED_ON = ("LM_PROFILER", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTORCH_NVML_BASED_CUDA_CHECK")
+_PARENTS_VARIABLES = ("LM_PROFILER", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTORCH_NVML_BASED_CUDA_CHECK")
 
 _PROGRAM = """
 import json, sys
@@ -55,14 +55,15 @@ class Unfit(Exception):
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedCall:
     """A call of a function by its name, so that only the child has to import it."""
 
     name: str
-    given: tuple[Any, ...]
+    arguments: tuple[Any, ...]
 
     def __call__(self) -> Any:
-        return resolve_name(self.name)(*self.given)
+        function = resolve_name(self.name)
+        return function(*self.arguments)
 
 
 class Child(Generic[Answer]):
@@ -79,11 +80,13 @@ class Child(Generic[Answer]):
     def __init__(
         self, find: Callable[[], Answer], limit_s: float, fresh: bool = False, limit_bytes: int | None = None
     ) -> None:
-        self._find, self._limit_s, self._until = find, limit_s, time.monotonic() + PATIENCE * limit_s
+        self._find = find
+        self._limit_s = limit_s
         self._limit_bytes = limit_bytes
+        self._deadline = time.monotonic() + PATIENCE * limit_s
         self._link: Connection | None = None
         self._folder: str | None = None
-        self._refused: NoAnswer | None = None
+        self._start_error: NoAnswer | None = None
         self._begin(fresh or not can_fork())
 
     def _begin(self, fresh: bool) -> None:
@@ -91,62 +94,71 @@ class Child(Generic[Answer]):
             # The child is killed, so it cannot remove its files. Its path is short: a socket's has at most 107 bytes.
             self._folder = tempfile.mkdtemp(prefix="lmp-")
             limits = (self._limit_s, self._limit_bytes, self._folder)
-            told = _told(self._find, limits) if fresh else b""
-            link, theirs = Pipe(duplex=False)
-            with theirs:
-                self._process: Any = interpreter(told, theirs) if fresh else _fork(self._find, limits, theirs)
+            question = _pickled_question(self._find, limits) if fresh else b""
+            link, childs_end = Pipe(duplex=False)
+            with childs_end:
+                if fresh:
+                    self._process: Any = start_interpreter(question, childs_end)
+                else:
+                    self._process = _fork(self._find, limits, childs_end)
             self._link = link
-        except NoAnswer as refused:
-            self._refused = refused
+        except NoAnswer as error:
+            self._start_error = error
             self.end()
         except OSError as error:  # no more processes, or no room for a temporary file
-            self._refused = NoAnswer(f"no process can be started: {error}")
+            self._start_error = NoAnswer(f"no process can be started: {error}")
             self.end()
 
     def answer(self) -> Answer:
         """Wait for the result of ``find``, and end the child; raises NoAnswer where there is none."""
-        kind, answer = self._heard()
+        kind, answer = self._receive()
         if kind == "unfit":
             self._begin(fresh=True)
-            kind, answer = self._heard()
+            kind, answer = self._receive()
         if kind != "answer":
             raise NoAnswer(answer)
         return answer  # type: ignore[no-any-return]
 
-    def _heard(self) -> tuple[str, Any]:
+    def _receive(self) -> tuple[str, Any]:
+        """Wait for the child's message, end the child, and return the kind of the message and its content."""
         if self._link is None:
-            raise self._refused or NoAnswer("the child was ended before")
+            raise self._start_error or NoAnswer("the child was ended before")
         try:
-            if not self._link.poll(max(self._until - time.monotonic(), 0.0)):
+            seconds_left = max(self._deadline - time.monotonic(), 0.0)
+            if not self._link.poll(seconds_left):
                 raise NoAnswer(f"it took more than {PATIENCE * self._limit_s:g} s")
-            heard: tuple[str, Any] = self._link.recv()
+            message: tuple[str, Any] = self._link.recv()
         except EOFError:
             code = _exit_code(self._process)
             if code == -signal.SIGPROF:  # the timer that `_confine` has set
                 raise NoAnswer(f"it took more than {self._limit_s:g} s of CPU time") from None
-            raise NoAnswer(f"the child process ended: {how_ended(code)}") from None
+            raise NoAnswer(f"the child process ended: {end_text(code)}") from None
         finally:
             self.end()
-        return heard
+        return message
 
     def end(self) -> None:
+        """Kill the child and all processes that it started, and remove its files."""
         if self._link is not None:
-            started = list[psutil.Process]()
-            with suppress(psutil.Error):
-                # Listed before the child dies: it adopts processes whose parents have ended, and later nobody knows
-                # where they came from.
-                started = psutil.Process(self._process.pid).children(recursive=True)
-            with suppress(ProcessLookupError):  # it may not lead a group yet
-                os.killpg(self._process.pid, signal.SIGKILL)
-            for each in started:  # processes that have left the group
-                with suppress(psutil.Error):
-                    each.kill()
-            self._process.kill()
-            _exit_code(self._process)
+            self._kill()
             self._link.close()
             self._link = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill(self) -> None:
+        descendants: list[psutil.Process] = []
+        with suppress(psutil.Error):
+            # Listed before the child dies: it adopts processes whose parents have ended, and later nobody knows where
+            # they came from.
+            descendants = psutil.Process(self._process.pid).children(recursive=True)
+        with suppress(ProcessLookupError):  # it may not lead a group yet
+            os.killpg(self._process.pid, signal.SIGKILL)
+        for process in descendants:  # some may have left the group
+            with suppress(psutil.Error):
+                process.kill()
+        self._process.kill()
+        _exit_code(self._process)
 
 
 def can_fork() -> bool:
@@ -155,10 +167,10 @@ def can_fork() -> bool:
     return sys.platform == "linux" and (torch is None or not torch.cuda.is_initialized())
 
 
-def interpreter(told: bytes, link: Connection) -> Any:
-    """Start a fresh interpreter that reads ``told`` from stdin and answers over ``link``."""
+def start_interpreter(question: bytes, link: Connection) -> Any:
+    """Start a fresh interpreter that reads the ``question`` from stdin and answers over ``link``."""
     with tempfile.TemporaryFile() as file:  # without a name: no other process can write to what is unpickled
-        file.write(told)
+        file.write(question)
         file.seek(0)
         return subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, str(link.fileno())],
@@ -166,7 +178,7 @@ def interpreter(told: bytes, link: Connection) -> Any:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(link.fileno(),),
-            env=surroundings(),
+            env=child_environment(),
             start_new_session=True,
         )
 
@@ -188,16 +200,17 @@ def _exit_code(process: Any) -> int | None:
     return code
 
 
-def surroundings() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Return the environment of a child: without devices, compiler and other ranks."""
-    kept = {name: value for name, value in os.environ.items() if name not in _NOT_HANDED_ON}
-    return {**kept, "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if name not in _PARENTS_VARIABLES}
+    environment.update(CUDA_VISIBLE_DEVICES="", TORCHDYNAMO_DISABLE="1", OMP_NUM_THREADS="1")
+    return environment
 
 
 # -- what is sent to a fresh interpreter -------------------------------------------------------------------------------
 
 
-def _told(find: Callable[[], Any], limits: Limits) -> bytes:
+def _pickled_question(find: Callable[[], Any], limits: Limits) -> bytes:
     """Return what a fresh interpreter reads: ``sys.path`` and the limits, lines of JSON, and ``find``, pickled."""
     pickled = io.BytesIO()
     try:
@@ -206,18 +219,20 @@ def _told(find: Callable[[], Any], limits: Limits) -> bytes:
         raise
     except Exception as error:
         raise NoAnswer(f"it cannot be sent to another process: {type(error).__name__}: {error}") from None
-    if pickled.tell() > _MOST_SENT:
-        raise NoAnswer(f"it cannot be sent to another process: it is larger than {_MOST_SENT >> 20} MiB")
-    return b"\n".join([*(json.dumps(line).encode() for line in (sys.path, [os.getpid(), *limits])), pickled.getvalue()])
+    if pickled.tell() > _MAX_QUESTION_BYTES:
+        raise NoAnswer(f"it cannot be sent to another process: it is larger than {_MAX_QUESTION_BYTES >> 20} MiB")
+    path_line = json.dumps(sys.path).encode()
+    limits_line = json.dumps([os.getpid(), *limits]).encode()
+    return b"\n".join([path_line, limits_line, pickled.getvalue()])
 
 
 class _Writer(pickle.Pickler):
     """Refuses what no other process could unpickle, before one is started."""
 
     def reducer_override(self, value: Any) -> Any:
-        named = value if isinstance(value, (type, types.FunctionType)) else type(value)
-        if named.__module__ == "__main__":
-            name = named.__qualname__
+        definition = value if isinstance(value, (type, types.FunctionType)) else type(value)
+        if definition.__module__ == "__main__":
+            name = definition.__qualname__
             raise NoAnswer(f"{name} is defined in the script itself: put it into a module that can be imported")
         return NotImplemented
 
@@ -228,19 +243,17 @@ class _Writer(pickle.Pickler):
 def main() -> None:
     link = Connection(int(sys.argv[1]))
     os.set_inheritable(link.fileno(), False)
-    answer_told(sys.stdin.buffer, link)
+    answer_question(sys.stdin.buffer, link)
 
 
-def answer_told(told: BinaryIO, link: Connection, is_ours: bool = True) -> None:
-    """Read limits and function from ``told``, whose first line has been read, and answer over ``link``.
-
-    ``is_ours``: whether the process that asks is the parent of this one.
-    """
-    parent, *limits = json.loads(told.readline())
+def answer_question(question: BinaryIO, link: Connection, is_asked_by_parent: bool = True) -> None:
+    """Read limits and function from ``question``, whose first line has been read, and answer over ``link``."""
+    parent, *limits = json.loads(question.readline())
     _confine(*limits)
-    if is_ours and os.getppid() != parent:  # the parent died before `die_with_parent` took effect
+    parent_has_died = is_asked_by_parent and os.getppid() != parent  # before `die_with_parent` took effect
+    if parent_has_died:
         os._exit(1)
-    _answer(lambda: pickle.load(told)(), link)
+    _answer(lambda: pickle.load(question)(), link)
 
 
 def _answer_in_copy(find: Callable[[], Any], limits: Limits, link: Connection) -> None:
@@ -272,13 +285,14 @@ def _confine(cpu_s: float, data_bytes: int | None, folder: str) -> None:
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     if data_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    devnull = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
-        os.dup2(nowhere, stream)
-    kept = surroundings()
+        os.dup2(devnull, stream)
+    environment = child_environment()
     os.environ.clear()
-    os.environ.update(kept)
-    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    os.environ.update(environment)
+    os.environ["TMPDIR"] = folder
+    tempfile.tempdir = folder
 
 
 def _answer(find: Callable[[], Any], link: Connection) -> None:
@@ -301,8 +315,10 @@ def die_with_parent(begin: bool = True) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if begin else 0)
 
 
-def how_ended(code: int | None) -> str:
+def end_text(code: int | None) -> str:
     """Return ``exit code 3``, ``SIGKILL``, or ``signal 35`` where the signal has no name."""
     if code is None or code >= 0:
         return f"exit code {code}"
-    return signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
+    number = -code
+    has_name = number in list(signal.Signals)
+    return signal.Signals(number).name if has_name else f"signal {number}"

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import IO, NoReturn
 
-from lm_profiler.processes.child import die_with_parent, how_ended
+from lm_profiler.processes.child import die_with_parent, end_text
 
 _PATIENCE_S = 10.0  # seconds for the program to end by itself before it is killed
 _QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch reads them once, when it is imported
@@ -79,7 +79,8 @@ class CellServer:
     _link: Connection  # the connection to the process, while there is one
 
     def __init__(self, command: Sequence[str], lock: int | None = None) -> None:
-        self._command, self._lock = command, lock
+        self._command = command
+        self._lock = lock
         self._process: subprocess.Popen[bytes] | None = None
         # the pid of each cell that was asked for and has not ended; None until it has started
         self._pids: dict[str, int | None] = {}
@@ -92,7 +93,8 @@ class CellServer:
         if self._process is not None:
             self._link.close()
             # Before it is ready it has no cells to kill, and still imports for seconds.
-            self._wait_or_kill(self._process, _PATIENCE_S if self._ready else 0.0)
+            patience_s = _PATIENCE_S if self._ready else 0.0
+            self._wait_or_kill(self._process, patience_s)
 
     def start(self, cell: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
         if self._process is None:
@@ -114,7 +116,7 @@ class CellServer:
         try:
             event: CellStarted | CellEnded | None = self._link.recv()
         except (EOFError, OSError):
-            return self._died(self._process)
+            return self._end_lost_cells(self._process)
         self._ready = True
         if event is None:
             return []
@@ -128,17 +130,23 @@ class CellServer:
         # A file: a pipe that nobody reads would fill up and block the program.
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._ready = False
-        self._link, theirs = Pipe()
-        lock = {} if self._lock is None else {_LOCK: str(self._lock)}
-        with theirs:
+        self._link, program_end = Pipe()
+        environment = dict(_QUIET)
+        environment.update(os.environ)
+        # Lightning sets this as well: without it, torch.cuda.is_available() would open the GPU.
+        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        kept_descriptors = []
+        if self._lock is not None:
+            environment[_LOCK] = str(self._lock)
+            kept_descriptors = [self._lock]
+        with program_end:
             return subprocess.Popen(
                 self._command,
-                stdin=theirs.fileno(),
+                stdin=program_end.fileno(),
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
-                # Lightning sets the last one as well: without it, torch.cuda.is_available() would open the GPU.
-                env={**_QUIET, **os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", **lock},
-                pass_fds=[*map(int, lock.values())],
+                env=environment,
+                pass_fds=kept_descriptors,
                 start_new_session=True,  # Ctrl-C in the terminal goes to the sweep, which lets its cells end
             )
 
@@ -146,21 +154,24 @@ class CellServer:
         with suppress(OSError):  # the program died: `events` reports it
             self._link.send(request)
 
-    def _died(self, process: subprocess.Popen[bytes]) -> list[CellStarted | CellEnded]:
-        """Kill the remaining processes of the cells, and report each cell as ended.
+    def _end_lost_cells(self, process: subprocess.Popen[bytes]) -> list[CellStarted | CellEnded]:
+        """Kill the remaining processes of the cells after the program died, and report each cell as ended.
 
         The cells die with the program (``die_with_parent``), but the processes that they started do not.
         """
         self._process = None
-        for pid in filter(None, self._pids.values()):
-            _kill_group(pid)
-        said = self._wait_or_kill(process, _PATIENCE_S)
-        how = f"the process that starts cells died ({how_ended(process.returncode)})"
+        for pid in self._pids.values():
+            if pid is not None:
+                _kill_group(pid)
+        last_line = self._wait_or_kill(process, _PATIENCE_S)
+        reason = f"the process that starts cells died ({end_text(process.returncode)})"
         if not self._ready:
-            raise ServerError(f"{how}: {said}" if said else how)
-        lost = [CellEnded(cell, None, how) for cell in self._pids]
+            if last_line:
+                reason += f": {last_line}"
+            raise ServerError(reason)
+        events: list[CellStarted | CellEnded] = [CellEnded(cell, None, reason) for cell in self._pids]
         self._pids.clear()
-        return [*lost]
+        return events
 
     def _wait_or_kill(self, process: subprocess.Popen[bytes], patience_s: float) -> str:
         """Wait for the end of the program or kill it; return the last line that it printed."""
@@ -169,17 +180,17 @@ class CellServer:
         process.kill()
         process.wait()
         self._link.close()
-        with self._output as said:
-            said.seek(0)
-            lines = said.read().decode(errors="replace").strip().splitlines()
+        with self._output as file:
+            file.seek(0)
+            lines = file.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
 
 def _kill_group(pid: int, patience_s: float = 1.0) -> None:
     """Kill a process group again and again, since a member may fork while it is being killed."""
-    until = time.monotonic() + patience_s
+    deadline = time.monotonic() + patience_s
     with suppress(ProcessLookupError):
-        while time.monotonic() < until:
+        while time.monotonic() < deadline:
             os.killpg(pid, signal.SIGKILL)
             time.sleep(0.01)
 
@@ -191,27 +202,31 @@ class Server:
     """Starts cells, passes signals on, and reports when cells end; it keeps ``lock`` open, and cells do not."""
 
     def __init__(self, client: Connection, lock: str | None) -> None:
-        self._client, self._lock = client, lock
+        self._client = client
+        self._lock = lock
         self._running: dict[str, int] = {}  # the pid of each cell, which is also that of its process group
-        self._ended, self._wake = os.pipe()
-        for end in (self._ended, self._wake):  # a full pipe must not block a signal
-            os.set_blocking(end, False)
+        self._wakeup_reader, self._wakeup_writer = os.pipe()  # gets a byte when a child ends
+        for pipe_end in (self._wakeup_reader, self._wakeup_writer):  # a full pipe must not block a signal
+            os.set_blocking(pipe_end, False)
 
     def serve(self) -> StartCell | None:
         """Serve until the socket is closed, then return None; in a forked child return the cell that it is to run."""
         # The wake-up byte is written only for signals that have a Python handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
         try:
             self._client.send(None)  # ready
             while True:
-                ready = wait([self._client, self._ended])
-                if self._ended in ready:
-                    os.read(self._ended, 4096)
-                    self._reap()
-                if self._client in ready and (mine := self._follow(self._client.recv())):
-                    return mine
-        except (EOFError, OSError):  # who asked has gone
+                ready = wait([self._client, self._wakeup_reader])
+                if self._wakeup_reader in ready:
+                    os.read(self._wakeup_reader, 4096)
+                    self._report_ended_cells()
+                if self._client not in ready:
+                    continue
+                cell_to_run = self._handle(self._client.recv())
+                if cell_to_run is not None:  # in the child
+                    return cell_to_run
+        except (EOFError, OSError):  # the client has gone
             return None
         finally:
             for cell in self._running:
@@ -224,10 +239,13 @@ class Server:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._client.close()
-        for end in (self._ended, self._wake, *([] if self._lock is None else [int(self._lock)])):
-            os.close(end)
+        os.close(self._wakeup_reader)
+        os.close(self._wakeup_writer)
+        if self._lock is not None:
+            os.close(int(self._lock))
 
-    def _follow(self, request: StartCell | SignalCell) -> StartCell | None:
+    def _handle(self, request: StartCell | SignalCell) -> StartCell | None:
+        """Do what the client asks for; in a forked child return the cell that it is to run, else None."""
         if isinstance(request, SignalCell):
             self._signal(request.cell, request.number)
             return None
@@ -249,13 +267,14 @@ class Server:
             with suppress(ProcessLookupError):
                 os.killpg(self._running[cell], number)
 
-    def _reap(self) -> None:
+    def _report_ended_cells(self) -> None:
         for cell, pid in list(self._running.items()):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                self._signal(cell, signal.SIGKILL)  # processes that the cell left behind: workers, other ranks
-                del self._running[cell]
-                self._client.send(CellEnded(cell, os.waitstatus_to_exitcode(status)))
+            ended_pid, status = os.waitpid(pid, os.WNOHANG)
+            if ended_pid == 0:  # it still runs
+                continue
+            self._signal(cell, signal.SIGKILL)  # processes that the cell left behind: workers, other ranks
+            del self._running[cell]
+            self._client.send(CellEnded(cell, os.waitstatus_to_exitcode(status)))
 
 
 def _fork(output: int) -> int:
@@ -266,30 +285,31 @@ def _fork(output: int) -> int:
     with suppress(OSError):  # in both processes, so that neither continues before the group exists
         os.setpgid(pid, pid)
     if pid == 0:
-        for end in (1, 2):
-            os.dup2(output, end)
+        for stream in (1, 2):
+            os.dup2(output, stream)
     return pid
 
 
-def _become(cell: StartCell, program: str, afresh: bool, server_pid: int) -> int:
-    """Run the cell in this forked child, and return its exit code; ``afresh`` by a new interpreter in its place."""
+def _run_cell(cell: StartCell, program: str, in_new_interpreter: bool, server_pid: int) -> int:
+    """Run the cell in this forked child, or in a new interpreter in its place, and return its exit code."""
     die_with_parent()
     if os.getppid() != server_pid:  # the server died before `die_with_parent` took effect
         os._exit(1)
     with suppress(OSError):  # if memory runs out, the kernel must kill the cell, not the sweep
         Path("/proc/self/oom_score_adj").write_text("500")
     os.environ.update(cell.environment)
-    if afresh:
+    if in_new_interpreter:
         os.execv(sys.executable, (sys.executable, "-m", program, *cell.arguments))
-    if numpy := sys.modules.get("numpy"):
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
         numpy.random.seed()  # otherwise every cell has the server's state; torch's seed is always the same
     sys.argv = [program, *cell.arguments]
     try:
         # It sets sys.argv and __main__, by which the cell starts further processes, such as DDP's ranks.
         runpy.run_module(program, run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        if isinstance(end.code, int):
-            return end.code
+    except SystemExit as exit_request:
+        if isinstance(exit_request.code, int):
+            return exit_request.code
         raise
     return 0
 
@@ -297,16 +317,16 @@ def _become(cell: StartCell, program: str, afresh: bool, server_pid: int) -> int
 def _import(modules: Sequence[str], client: Connection) -> None:
     """Import once what every cell needs, without touching a device or computing: both would start threads."""
     die_with_parent()  # while importing, nobody notices that the socket was closed
-    gone = select.poll()
-    gone.register(client, 0)  # reports only that the other end was closed
-    if gone.poll(0):
+    closing = select.poll()
+    closing.register(client, 0)  # reports only that the other end was closed
+    if closing.poll(0):
         os._exit(0)
     for module in modules:
         import_module(module)
-    die_with_parent(False)  # from here on `serve` notices, and kills the cells first
+    die_with_parent(begin=False)  # from here on `serve` notices, and kills the cells first
 
 
-def _end(code: int) -> NoReturn:
+def _exit(code: int) -> NoReturn:
     """End as an interpreter does, but without freeing all objects, which would copy pages shared with the server."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -317,16 +337,19 @@ def _end(code: int) -> NoReturn:
 
 def main() -> int:
     program, *modules = sys.argv[1:]
-    client, nothing = Connection(os.dup(0)), os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    client = Connection(os.dup(0))
+    empty_input = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty_input, 0)
+    os.close(empty_input)
     if modules:
         _import(modules, client)
-    server, pid = Server(client, os.environ.pop(_LOCK, None)), os.getpid()
+    server = Server(client, os.environ.pop(_LOCK, None))
+    server_pid = os.getpid()
     cell = server.serve()
     if cell is not None:
         server.leave()
-        _end(_become(cell, program, not modules, pid))
+        code = _run_cell(cell, program, in_new_interpreter=not modules, server_pid=server_pid)
+        _exit(code)
     return 0
 
 

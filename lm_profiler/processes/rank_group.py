@@ -1,4 +1,4 @@
-"""Starts the ranks of a measurement as fresh processes of this machine, and says which of them failed or died."""
+"""Starts the ranks of a measurement as fresh processes of this machine, and reports which of them failed or died."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from lm_profiler.processes.child import die_with_parent, how_ended
+from lm_profiler.processes.child import die_with_parent, end_text
 
 # seconds to wait for the death of the rank that caused a failure: its peers often report first
 _GRACE_S = 2.0
@@ -30,26 +30,23 @@ def rank_messages(work: Work, ranks: int) -> Iterator[Any]:
         RankFailed: a rank raised or died.
     """
     context = get_context("spawn")  # a fork of a process that has opened a device cannot use it
-    processes, links = [], dict[Any, int]()  # by the end of each rank's pipe
-    link: Any
+    processes: list[Any] = []
+    ranks_by_link: dict[Any, int] = {}
     try:
         for rank in range(ranks):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_be_rank, args=(work, rank, theirs), daemon=True)
+            link, rank_end = context.Pipe(duplex=False)
+            process = context.Process(target=_run_rank, args=(work, rank, rank_end), daemon=True)
             process.start()
             processes.append(process)
-            links[ours] = rank
-            theirs.close()  # so that the end of the rank is the end of the pipe
-        while links:
-            for link in wait(list(links)):
-                try:
-                    kind, message = link.recv()
-                except (EOFError, OSError):
-                    kind, message = "ended", None
+            ranks_by_link[link] = rank
+            rank_end.close()  # so that the end of the rank is the end of the pipe
+        while ranks_by_link:
+            for ready_link in wait(list(ranks_by_link)):
+                kind, message = _receive(ready_link)
                 if kind == "message":
                     yield message
                     continue
-                rank = links.pop(link)
+                rank = ranks_by_link.pop(ready_link)
                 if kind != "done":
                     raise RankFailed(_cause(rank, message, processes))
     finally:
@@ -59,17 +56,27 @@ def rank_messages(work: Work, ranks: int) -> Iterator[Any]:
             process.join()
 
 
+def _receive(link: Any) -> tuple[str, Any]:
+    """Return the kind of the next message of a rank, and the message; the kind is ``ended`` if the rank died."""
+    try:
+        kind, message = link.recv()
+    except (EOFError, OSError):
+        return "ended", None
+    return kind, message
+
+
 def _cause(rank: int, message: str | None, processes: Sequence[Any]) -> str:
     """Return how ``rank`` failed, or which rank died silently and so made ``rank`` fail."""
-    ended = wait([each.sentinel for each in processes], _GRACE_S)  # a failed or finished rank waits to be killed
-    for at, process in enumerate(processes):
-        if process.sentinel in ended:
+    sentinels = [process.sentinel for process in processes]
+    sentinels_of_dead = wait(sentinels, _GRACE_S)  # a failed or finished rank waits to be killed
+    for number, process in enumerate(processes):
+        if process.sentinel in sentinels_of_dead:
             process.join()  # its pipes close a moment before its exit code is known
-            return f"rank {at} died: {how_ended(process.exitcode)}"
+            return f"rank {number} died: {end_text(process.exitcode)}"
     return f"rank {rank} failed: {message}"
 
 
-def _be_rank(work: Work, rank: int, link: Connection) -> None:
+def _run_rank(work: Work, rank: int, link: Connection) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # gloo prints there
@@ -77,6 +84,7 @@ def _be_rank(work: Work, rank: int, link: Connection) -> None:
         work(rank, lambda message: link.send(("message", message)))
         link.send(("done", None))
     except Exception as error:
-        link.send(("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
+        text = " ".join(str(error).split())[:300]
+        link.send(("failed", f"{type(error).__name__}: {text}"))
     while True:  # wait to be killed: destroying a process group may hang
         signal.pause()

@@ -64,7 +64,7 @@ def test_a_copy_of_a_process_that_has_counted_its_gpus_is_unfit(monkeypatch: pyt
     """GradScaler does, and ``torch.cuda.is_available``: backward would end the copy."""
     assert Child(os.getppid, 60.0).answer() == os.getpid()  # there was no GPU to count
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert Child(os.getppid, 60.0)._heard()[0] == "unfit"
+    assert Child(os.getppid, 60.0)._receive()[0] == "unfit"
 
 
 def test_what_no_other_process_can_read_is_refused_before_one_is_started() -> None:
@@ -100,7 +100,7 @@ def test_memory_has_a_limit_and_what_is_raised_is_told() -> None:
 def test_it_has_no_ranks_no_device_and_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "1")
-    given = child.surroundings()
+    given = child.child_environment()
     assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & given.keys()
     assert (given["CUDA_VISIBLE_DEVICES"], given["TORCHDYNAMO_DISABLE"]) == ("", "1")
 

@@ -36,7 +36,7 @@ from scripts import SUPPORT
 from benchmarks.free_port import free_port
 from lm_profiler.processes import child
 
-INTERPRETER = child.interpreter
+INTERPRETER = child.start_interpreter
 CONTEXT = multiprocessing.get_context("forkserver")
 util.get_temp_dir()  # its socket goes there: a test that has its own tempdir, a long path, must not be the first to ask
 CONTEXT.set_forkserver_preload(
@@ -135,7 +135,7 @@ def interpreter(told: bytes, link: Connection) -> Any:
     """As the product starts a fresh one that answers what it is told, which is a fork here."""
     if _IS_FRESH:
         return INTERPRETER(told, link)
-    process = CONTEXT.Process(target=_answer, args=(told, link, child.surroundings()))
+    process = CONTEXT.Process(target=_answer, args=(told, link, child.child_environment()))
     with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):  # a program would be run again there
         process.start()
     ASKED.append(process.pid)
@@ -165,7 +165,7 @@ def _answer(told: bytes, link: Connection, environment: dict[str, str]) -> None:
     torch._dynamo.config.disable = True  # which torch asks when it is loaded
     path, _, told = told.partition(b"\n")
     sys.path[:] = json.loads(path)
-    child.answer_told(io.BytesIO(told), link, is_ours=False)
+    child.answer_question(io.BytesIO(told), link, is_asked_by_parent=False)
 
 
 def with_rates(flops_per_s: float | None, bytes_per_s: float | None) -> Any:
@@ -181,7 +181,7 @@ def _become(
     gc.freeze()  # no collection here looks at, and so copies, what the server has loaded
     os.setsid()
     _ask_server_of(address)
-    child.interpreter = interpreter
+    child.start_interpreter = interpreter
     if not rates:
         with_rates(None, None).start()
     for number, name in enumerate(streams):

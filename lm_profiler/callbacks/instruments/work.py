@@ -21,7 +21,7 @@ from lm_profiler.measure.copies.module_copies import UncopyableError
 from lm_profiler.measure.counts.flops import StepFlops, UncountableError
 from lm_profiler.measure.counts.recompiles import is_compiled_in, recompilations
 from lm_profiler.measure.counts.traffic import ForwardTraffic, StepTraffic
-from lm_profiler.processes.child import Child, Named, NoAnswer
+from lm_profiler.processes.child import Child, NamedCall, NoAnswer
 from lm_profiler.record.run_record import Flops, Verb
 from lm_profiler.torch_names import tree_leaves
 
@@ -127,7 +127,7 @@ def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any) -> StepWork:
     except UncopyableError as error:
         raise UncountableError(str(error)) from None
     # By name, because `rehearse` is a layer above, and this process need not load it.
-    find = Named("lm_profiler.rehearse.sent.count", (sent,))
+    find = NamedCall("lm_profiler.rehearse.sent.count", (sent,))
     try:
         answer: StepWork | str = Child(find, LIMIT_S, fresh=True, limit_bytes=LIMIT_BYTES).answer()
     except NoAnswer as error:
