@@ -21,11 +21,11 @@ CLAIMED = "claimed"
 def external_callbacks() -> list[Any]:
     """Return the profiler in a list, or an empty list if it is not asked for or cannot be made."""
     try:
-        asked = os.environ.get(VARIABLE)
-        if not asked or asked.strip() == "0":
+        request = os.environ.get(VARIABLE, "").strip()
+        if request in ("", "0"):
             return []
         # By name: an import statement would be a dependency of this module on the callbacks.
-        callbacks: list[Any] = import_module("lm_profiler.callbacks.shortcut").admitted_callbacks(asked)
+        callbacks: list[Any] = import_module("lm_profiler.callbacks.shortcut").admitted_callbacks(request)
         return callbacks
     except Exception as error:
         try:

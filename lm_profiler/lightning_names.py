@@ -13,8 +13,8 @@ from lm_profiler.torch_names import PrivateName
 LIGHTNINGS = "2.6.6"  # versions of Lightning that have these names, as tests have seen
 
 
-def _name(path: str, purpose: str, without: str) -> PrivateName:
-    return PrivateName(path, purpose, without, LIGHTNINGS, "Lightning")
+def _name(path: str, purpose: str, consequence: str) -> PrivateName:
+    return PrivateName(path, purpose, consequence, versions=LIGHTNINGS, library="Lightning")
 
 
 # Profiler actions: the names that Lightning's loops pass to ``trainer.profiler``. They count steps.

@@ -27,8 +27,8 @@ class NameMissing(RuntimeError):
 class PrivateName:
     path: str  # an attribute of a module, as ``torch.cuda._sleep``, or of an object, as ``DataLoader._iterator``
     purpose: str  # what it is used for
-    without: str  # what happens in a version that lacks it
-    seen: str = TORCHS  # the versions that have it
+    consequence: str  # what happens in a version that lacks it
+    versions: str = TORCHS  # those that have it
     library: str = "torch"
 
     def find(self) -> Any:
@@ -44,16 +44,16 @@ class PrivateName:
         except NameMissing:
             return otherwise
 
-    def of(self, thing: Any) -> Any:
+    def get(self, thing: Any) -> Any:
         """Return this attribute of ``thing``; raises NameMissing where it lacks it."""
         try:
             return look_up(thing, self.name, self.path)
         except AttributeError:
             raise self.missing() from None
 
-    def of_or(self, thing: Any, otherwise: Any = None) -> Any:
+    def get_or(self, thing: Any, otherwise: Any = None) -> Any:
         try:
-            return self.of(thing)
+            return self.get(thing)
         except NameMissing:
             return otherwise
 
@@ -61,14 +61,17 @@ class PrivateName:
         """Return the module of this name if the process has imported it already; else None."""
         return sys.modules.get(self.path)
 
-    def as_base(self, inside: str = "") -> Any:
-        """Return the class, or the one called ``inside`` of the module, as a base class.
+    def as_base(self, class_name: str = "") -> Any:
+        """Return the class, or the one called ``class_name`` of the module, as a base class.
 
         Where it is missing, its constructor raises NameMissing, so that a module with a derived class can be imported.
         """
         base = self.find_or(None)
-        base = getattr(base, inside, None) if inside else base
-        return base or type(inside or self.name, (), {"__init__": self._refuse})
+        if class_name:
+            base = getattr(base, class_name, None)
+        if base is None:
+            base = type(class_name or self.name, (), {"__init__": self._refuse})
+        return base
 
     @property
     def name(self) -> str:
@@ -89,15 +92,15 @@ def look_up(thing: Any, name: str, path: str) -> Any:
 @cache
 def _find(path: str) -> Any:
     """Return the attribute at a dotted path, importing modules on the way; raises AttributeError."""
-    at, *rest = path.split(".")
+    module_path, *parts = path.split(".")
     try:
-        value: Any = importlib.import_module(at)
-        for part in rest:
-            at += f".{part}"
+        value: Any = importlib.import_module(module_path)
+        for part in parts:
+            module_path += f".{part}"
             try:
                 value = look_up(value, part, path)
-            except AttributeError:
-                importlib.import_module(at)
+            except AttributeError:  # a module that nobody has imported yet
+                importlib.import_module(module_path)
                 value = look_up(value, part, path)
     except ImportError:
         raise AttributeError(path) from None

@@ -56,7 +56,7 @@ BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
 
 
 def test_each_name_says_what_it_is_for_and_what_happens_without_it() -> None:
-    assert all(each.purpose and each.without and each.seen for each in NAMES.values())
+    assert all(each.purpose and each.consequence and each.versions for each in NAMES.values())
     assert len({each.path for each in NAMES.values()}) == len(NAMES) <= 45  # the fewer the better
 
 
@@ -132,7 +132,7 @@ def test_private_names_stand_nowhere_else() -> None:
 def test_a_missing_name_says_whose_it_is() -> None:
     calls = {
         "a function of torch": PrivateName("torch.cuda._nothing", "", "").find,
-        "an attribute of Lightning's": lambda: lightning_names.LOGGING.of(object()),
+        "an attribute of Lightning's": lambda: lightning_names.LOGGING.get(object()),
         "a base class": PrivateName("x._Mode", "", "").as_base(),
     }
     said = {case: refusal(NameMissing, call) for case, call in calls.items()}

@@ -159,7 +159,7 @@ class TrainingProfiler(Callback):
         if options.launch.kept:
             # Lightning's own handler broadcasts while the ranks are inside other collectives.
             part = Guard("keeping Lightning's broadcast out of signal handlers", run.report)
-            part.run(lambda: setattr(SIGNALS.of(trainer), SIGTERM_HANDLER.name, _pass_over))
+            part.run(lambda: setattr(SIGNALS.get(trainer), SIGTERM_HANDLER.name, _pass_over))
         # Two guards: the profiler may fail while a record can still be written, and writing the record may fail too.
         run.part = Guard("the profiler", run.report, run.leave)
         ending = run.ending = RunFinisher(trainer, options, run.part, self._take_out, run.report, run.notes)

@@ -120,7 +120,7 @@ def free_bytes_per_replica(trainer: Trainer) -> int | None:
         return None if free_bytes is None else free_bytes // trainer.num_devices
     # Ranks that will be forks of this process (ddp_fork, ddp_notebook) cannot use CUDA once it has opened the device,
     # and a query of free memory opens it.
-    if START_METHOD.of_or(trainer.strategy.launcher) == "fork":
+    if START_METHOD.get_or(trainer.strategy.launcher) == "fork":
         return None
     return available_bytes(device)
 

@@ -290,8 +290,8 @@ def replace_launcher(trainer: Trainer) -> None:
     strategy, launcher = trainer.strategy, trainer.strategy.launcher
     if type(launcher) is not LAUNCHER.find_or(None):
         return
-    start_method = START_METHOD.of_or(launcher)
-    if start_method is not None and RUNS_RANK.of_or(launcher) is not None:
+    start_method = START_METHOD.get_or(launcher)
+    if start_method is not None and RUNS_RANK.get_or(launcher) is not None:
         setattr(strategy, LAUNCHED_BY.name, RankLauncher(strategy, start_method))
 
 

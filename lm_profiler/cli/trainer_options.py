@@ -118,7 +118,7 @@ class OptionsCLI(LightningCLI):
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        if RUN_VERB.of_or(LightningCLI) is None:
+        if RUN_VERB.get_or(LightningCLI) is None:
             raise UsageError(f"Lightning: expected one of {LIGHTNINGS}; {RUN_VERB.missing()}")
         verb = cast(Verb, call.arguments[0])
         classes: dict[str, type] = {}

@@ -179,7 +179,7 @@ class Arrivals:
 def time_collectives() -> None:
     """Switch timing on for all groups, at the cost of two events a collective. It cannot be switched off."""
     for group in list(WORLD.find().pg_map):
-        TIME_COLLECTIVES.of(group)()
+        TIME_COLLECTIVES.get(group)()
 
 
 def drain_timed(arrivals: Arrivals, sleep: Callable[[float], object] = time.sleep) -> None:
@@ -209,7 +209,7 @@ def most_reductions(wrapped: object) -> int | None:
     """
     if not isinstance(wrapped, DistributedDataParallel):
         return None
-    facts = DDP_FACTS.of(wrapped)()
+    facts = DDP_FACTS.get(wrapped)()
     if facts.get("comm_hook"):
         return None
     reduces_what_was_used = wrapped.find_unused_parameters  # then DDP never rebuilds its first buckets

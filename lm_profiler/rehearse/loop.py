@@ -69,7 +69,7 @@ class CallSites:
     def __call__(self, func: Any) -> Site:
         node, module = self._node(), self._paths.get(self._running[-1]) if self._running else None
         if node is not None and not self._running:
-            forward = self._of_node.get(NODE_NUMBER.of_or(node, lambda: -1)(), Site())
+            forward = self._of_node.get(NODE_NUMBER.get_or(node, lambda: -1)(), Site())
             return forward._replace(operator=str(func), recomputes=False)
         own_line = user_line(sys._getframe(2))
         line = None if own_line is None else f"{short_path(own_line[0])}:{own_line[1]}"

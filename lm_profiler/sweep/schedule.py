@@ -19,7 +19,7 @@ from lm_profiler.processes.child import end_text
 from lm_profiler.processes.fork_server import CellEnded, CellServer
 from lm_profiler.record.calls import INTERRUPTED
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run_record import RunRecord, if_readable, read_run
+from lm_profiler.record.run_record import RunRecord, none_if_unreadable, read_run
 from lm_profiler.record.sweep_files import OUTCOME_FILE, Cell, CellOutcome, CellStatus
 from lm_profiler.tensorboard.summary import write_hparams
 
@@ -27,26 +27,31 @@ OUTPUT_FILE = "output.txt"  # the file in a cell's folder that takes its stdout 
 GRACE_S = 10.0  # seconds between SIGTERM, on which a cell writes its record, and SIGKILL
 
 _REDRAW_S = 0.5
-_CACHE = "compile_cache"
+_COMPILE_CACHE = "compile_cache"
 _TAIL_BYTES = 16384  # bytes at the end of the output in which the last message is looked for
-_FROM_OUTSIDE = tuple(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+# exit codes of processes that were killed by a signal that they do not send to themselves
+_KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
 
 def clear(folder: Path, cell: Cell) -> Path:
-    own = folder / cell.id
-    shutil.rmtree(own, ignore_errors=True)
-    own.mkdir(parents=True)
-    return own
+    """Return the cell's folder below the sweep's ``folder``, new and empty."""
+    cell_folder = folder / cell.id
+    shutil.rmtree(cell_folder, ignore_errors=True)
+    cell_folder.mkdir(parents=True)
+    return cell_folder
 
 
-def own_compile_cache(own: Path) -> dict[str, str]:
-    """Return the variables that give a cell its own compile cache, below its folder ``own``, while it runs.
+def own_compile_cache(cell_folder: Path) -> dict[str, str]:
+    """Return the variables that give a cell its own compile cache, below its folder, while it runs.
 
     With a shared cache only the first cell would compile, so first steps could not be compared, and a file that a
     killed process left half written would fail every later cell. A cache that the user has set is kept.
     """
-    folders = {"TORCHINDUCTOR_CACHE_DIR": own / _CACHE, "TRITON_CACHE_DIR": own / _CACHE / "triton"}
-    return {} if folders.keys() & os.environ.keys() else {name: str(path.resolve()) for name, path in folders.items()}
+    cache = (cell_folder / _COMPILE_CACHE).resolve()
+    variables = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+    if any(name in os.environ for name in variables):
+        return {}
+    return variables
 
 
 class Watcher(Protocol):
@@ -61,12 +66,12 @@ class Watcher(Protocol):
 class _Running:
     cell: Cell
     device: str | None
-    kills: int
-    began: float  # the time at which the process began; before that is known, the time of the request
+    memory_kills: int  # processes that the OOM killer had ended when the cell began
+    begin_s: float  # the time at which the process began; before that is known, the time of the request
     # the time of the next signal: SIGTERM, on which the cell may write its record, then SIGKILL
-    stop_at: float = math.inf
-    asked_to_stop: bool = False
-    timed_out: bool = False
+    signal_s: float = math.inf
+    is_asked_to_stop: bool = False
+    is_timed_out: bool = False
 
 
 class Schedule:
@@ -87,115 +92,147 @@ class Schedule:
         environment: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder, self._starter, self._watcher = folder, starter, watcher
-        self._waiting, self._free = deque(cells), deque(devices)
+        self._folder = folder
+        self._starter = starter
+        self._watcher = watcher
+        self._waiting_cells = deque(cells)
+        self._free_devices = deque(devices)
         self._running: dict[str, _Running] = {}
         self._timeout_s = math.inf if timeout_s is None else timeout_s
-        self._environment, self._clock = environment or {}, clock
+        self._environment = environment or {}
+        self._clock = clock
         self.interrupted = False  # a signal handler sets this: running cells are asked to end, and no other begins
 
     def run(self) -> None:
         """Run until every cell has an outcome, or, after an interrupt, until the running cells have ended."""
-        while self._running or (self._waiting and not self.interrupted):
-            while self._waiting and self._free and not self.interrupted:
-                self._begin(self._waiting.popleft(), self._free.popleft())
-            limits = [running.stop_at - self._clock() for running in self._running.values()]
-            for event in self._starter.events(max(min([_REDRAW_S, *limits]), 0.0)):
+        while self._running or (self._waiting_cells and not self.interrupted):
+            while self._waiting_cells and self._free_devices and not self.interrupted:
+                self._begin(self._waiting_cells.popleft(), self._free_devices.popleft())
+            for event in self._starter.events(self._wait_s()):
                 if isinstance(event, CellEnded):
                     self._end(event)
                 else:
                     running = self._running[event.cell]
-                    running.began = self._clock()
-                    running.stop_at = running.began + self._timeout_s
-            self._enforce()
+                    running.begin_s = self._clock()
+                    running.signal_s = running.begin_s + self._timeout_s
+            self._send_signals()
             self._watcher.tick()
 
+    def _wait_s(self) -> float:
+        """Return how long to wait for an event: until the next signal is due, or the display is drawn again."""
+        wait_s = _REDRAW_S
+        for running in self._running.values():
+            wait_s = min(wait_s, running.signal_s - self._clock())
+        return max(wait_s, 0.0)
+
     def _begin(self, cell: Cell, device: str | None) -> None:
-        own = clear(self._folder, cell)
+        cell_folder = clear(self._folder, cell)
         self._running[cell.id] = _Running(cell, device, memory_kills(), self._clock())
-        visible = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
-        environment = {**own_compile_cache(own), **self._environment, **visible}
-        self._starter.start(cell.id, cell.arguments, own / OUTPUT_FILE, environment)
+        environment = {**own_compile_cache(cell_folder), **self._environment}
+        if device is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = device
+        self._starter.start(cell.id, cell.arguments, cell_folder / OUTPUT_FILE, environment)
         self._watcher.began(cell, device)
 
     def _end(self, event: CellEnded) -> None:
         running = self._running.pop(event.cell)
         # Compiled kernels of many cells would fill the disk.
-        shutil.rmtree(self._folder / event.cell / _CACHE, ignore_errors=True)
-        self._free.append(running.device)
-        limit_s, kills = self._timeout_s if running.timed_out else None, memory_kills() - running.kills
-        ended = Ended(event.code, self._clock() - running.began, limit_s, kills, event.lost)
-        self._watcher.ended(running.cell, record_outcome(self._folder, running.cell, ended))
+        shutil.rmtree(self._folder / event.cell / _COMPILE_CACHE, ignore_errors=True)
+        self._free_devices.append(running.device)
+        process_end = ProcessEnd(
+            event.code,
+            duration_s=self._clock() - running.begin_s,
+            timeout_s=self._timeout_s if running.is_timed_out else None,
+            memory_kills=memory_kills() - running.memory_kills,
+            lost_reason=event.lost,
+        )
+        self._watcher.ended(running.cell, record_outcome(self._folder, running.cell, process_end))
 
-    def _enforce(self) -> None:
-        now = self._clock()
+    def _send_signals(self) -> None:
+        """Ask cells to stop that are over their time limit, or all after an interrupt; kill those that ignore it."""
+        now_s = self._clock()
         for running in self._running.values():
-            if now < running.stop_at and (running.asked_to_stop or not self.interrupted):
-                continue
-            # The first signal asks, so that the record is written; only a cell that ignores it is killed.
-            running.timed_out |= not (self.interrupted or running.asked_to_stop)
-            self._starter.signal(running.cell.id, signal.SIGKILL if running.asked_to_stop else signal.SIGTERM)
-            running.asked_to_stop, running.stop_at = True, now + GRACE_S
+            is_due = now_s >= running.signal_s
+            if running.is_asked_to_stop:
+                if is_due:
+                    self._starter.signal(running.cell.id, signal.SIGKILL)
+                    running.signal_s = now_s + GRACE_S
+            elif is_due or self.interrupted:
+                # The first signal asks, so that the record is written.
+                self._starter.signal(running.cell.id, signal.SIGTERM)
+                running.is_asked_to_stop = True
+                running.is_timed_out = not self.interrupted
+                running.signal_s = now_s + GRACE_S
 
 
 # -- outcomes ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessEnd:
     """How a cell's process ended."""
 
     code: int | None  # the exit code, negative for the signal that killed the process; None where it is unknown
     duration_s: float  # seconds from its start to its end
     timeout_s: float | None = None  # the time limit at which it was stopped; None if it was not
     memory_kills: int = 0  # processes on this machine that the OOM killer ended meanwhile
-    lost: str | None = None  # why the exit code is unknown; None where it is known
+    lost_reason: str | None = None  # why the exit code is unknown; None where it is known
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process did not end by itself."""
+        return self.code is None or self.code in _KILLED_FROM_OUTSIDE or self.code == INTERRUPTED
 
 
-def record_outcome(folder: Path, cell: Cell, ended: Ended) -> CellOutcome:
+def record_outcome(folder: Path, cell: Cell, process_end: ProcessEnd) -> CellOutcome:
     """Judge how the cell below the sweep's ``folder`` ended, and write its outcome, for TensorBoard's HPARAMS too."""
-    own = folder / cell.id
-    run = own / "version_0"  # the cell's folder was empty when it began
-    record = if_readable(read_run, run)
-    status, reason = _status(record, ended, own / OUTPUT_FILE)
+    cell_folder = folder / cell.id
+    run = cell_folder / "version_0"  # the cell's folder was empty when it began
+    record = none_if_unreadable(read_run, run)
+    status, reason = _status(record, process_end, cell_folder / OUTPUT_FILE)
     outcome = CellOutcome(
         cell=cell.id,
         status=status,
         reason=reason,
         run=None if record is None else run.relative_to(folder).as_posix(),
         ended=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        duration_s=ended.duration_s,
-        exit_code=ended.code,
+        duration_s=process_end.duration_s,
+        exit_code=process_end.code,
     )
-    outcome.write(own / OUTCOME_FILE)
+    outcome.write(cell_folder / OUTCOME_FILE)
     if record is None or record.status != status:  # otherwise the run has written its HPARAMS
         with suppress(OSError):  # a full disk: the outcome is written already
-            write_hparams(Entry(own if record is None else run, record, cell, outcome))
+            write_hparams(Entry(cell_folder if record is None else run, record, cell, outcome))
     return outcome
 
 
-def _status(record: RunRecord | None, ended: Ended, output: Path) -> tuple[CellStatus, str | None]:
+def _status(record: RunRecord | None, process_end: ProcessEnd, output: Path) -> tuple[CellStatus, str | None]:
     """Return status and reason: from the run's record, else from what stopped the process, else from its output."""
-    # A record with ``ok`` does not count if the process was stopped: it had more to write after the run.
-    stopped = ended.code is None or ended.code in _FROM_OUTSIDE or ended.code == INTERRUPTED
+    if record is not None and _is_conclusive(record, process_end):
+        return cast(CellStatus, record.status), _failure_text(record)
+    if process_end.timeout_s is not None:
+        return "timeout", f"ran longer than {process_end.timeout_s:g} s{_place_text(record)}"
+    if process_end.lost_reason is not None:
+        return "interrupted", process_end.lost_reason
+    if process_end.code == -signal.SIGKILL and process_end.memory_kills:
+        return "oom", f"killed by the OOM killer{_place_text(record)}"
+    if process_end.code == INTERRUPTED:
+        return "interrupted", _place_text(record).lstrip(",; ") or None
+    if process_end.is_stopped:
+        return "interrupted", f"killed by {end_text(process_end.code)} from outside{_place_text(record)}"
+    return "failed", _last_message(output, process_end.code)
+
+
+def _is_conclusive(record: RunRecord, process_end: ProcessEnd) -> bool:
+    """Return whether the record's status is the cell's."""
     # An interrupted record does not distinguish a timeout from Ctrl-C, and an unfinished one shows nothing.
-    told = None if record is None or record.status in ("interrupted", "unfinished") else record
-    if told is not None and not (told.status == "ok" and stopped):
-        return cast(CellStatus, told.status), _failure(told)
-    if ended.timeout_s is not None:
-        return "timeout", f"ran longer than {ended.timeout_s:g} s{_where(record)}"
-    if ended.lost is not None:
-        return "interrupted", ended.lost
-    if ended.code == -signal.SIGKILL and ended.memory_kills:
-        return "oom", "killed by the OOM killer" + _where(record)
-    if ended.code == INTERRUPTED:
-        return "interrupted", _where(record).lstrip(",; ") or None
-    if stopped:
-        return "interrupted", f"killed by {end_text(ended.code)} from outside" + _where(record)
-    return "failed", _last_words(output, ended.code)
+    if record.status in ("interrupted", "unfinished"):
+        return False
+    # A process that was stopped after its run had more to write.
+    return record.status != "ok" or not process_end.is_stopped
 
 
-def _failure(record: RunRecord) -> str | None:
+def _failure_text(record: RunRecord) -> str | None:
     failure = record.failure
     if failure is None:
         return None
@@ -205,17 +242,28 @@ def _failure(record: RunRecord) -> str | None:
     return f"{failure.type} in {failure.where}: {message}".removesuffix(": ")
 
 
-def _where(record: RunRecord | None) -> str:
+def _place_text(record: RunRecord | None) -> str:
+    """Return where in the run its process was stopped, to be put after a reason; empty where it is unknown."""
     if record is None:
         return "; left no record"
-    return "" if record.failure is None else f", in {record.failure.where}"
+    if record.failure is None:
+        return ""
+    return f", in {record.failure.where}"
 
 
-def _last_words(output: Path, code: int | None) -> str:
-    how = "killed by " * (code is not None and code < 0) + end_text(code)
-    how = "left no record in its folder" if code == 0 else how
-    said = [line.strip().removeprefix("lm_profiler: ") for line in last_lines(output) if line.strip()]
-    return f"{how}: {said[-1][:300]}" if said else how
+def _last_message(output: Path, code: int | None) -> str:
+    """Return how the process ended, and the last line of its output."""
+    if code == 0:
+        ending = "left no record in its folder"
+    elif code is not None and code < 0:
+        ending = f"killed by {end_text(code)}"
+    else:
+        ending = end_text(code)
+    for line in reversed(last_lines(output)):
+        if line.strip():
+            message = line.strip().removeprefix("lm_profiler: ")
+            return f"{ending}: {message[:300]}"
+    return ending
 
 
 def last_lines(output: Path) -> list[str]:
@@ -233,4 +281,8 @@ def memory_kills() -> int:
         lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    for line in lines:
+        name, _, count = line.partition(" ")
+        if name == "oom_kill":
+            return int(count)
+    return 0

@@ -18,8 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["AttentionAlone", "EmptyBatches", "FakeTokens", "LanguageModel", "WrappedDDP"]
 
 
+_MODULES = {
+    "AttentionAlone": "attention_alone",
+    "EmptyBatches": "attention_alone",
+    "FakeTokens": "fake_tokens",
+    "LanguageModel": "language_model",
+    "WrappedDDP": "data_parallel",
+}
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    homes = {"FakeTokens": "fake_tokens", "LanguageModel": "language_model", "WrappedDDP": "data_parallel"}
-    return getattr(import_module(f"{__name__}.{homes.get(name, 'attention_alone')}"), name)
+    module = import_module(f"{__name__}.{_MODULES[name]}")
+    return getattr(module, name)

@@ -44,13 +44,16 @@ class AttentionAlone(LightningModule):
         check_attention_name(attention)
         self.attend = attention_function(attention, is_causal)
         self.d_model = d_model
-        self.attention, self.is_causal = attention, is_causal
+        self.attention = attention
+        self.is_causal = is_causal
         self.compile_model = compile  # `compile` is a method of nn.Module
 
     def setup(self, stage: str) -> None:
-        scales = stage == "fit" and getattr(self.trainer.precision_plugin, "scaler", None) is not None
-        needs = "one without a gradient scaler, which needs an optimizer: bf16-mixed or 16-true"
-        expect(not scales, "trainer.precision", needs, self.trainer.precision)
+        if stage != "fit":
+            return
+        has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        expected = "one without a gradient scaler, which needs an optimizer: bf16-mixed or 16-true"
+        expect(not has_scaler, "trainer.precision", expected, self.trainer.precision)
 
     def configure_model(self) -> None:
         # In this hook the strategy decides device and dtype. Lightning calls it once for each verb.

@@ -34,16 +34,18 @@ class WrappedDDP(DDPStrategy):
 
     def __init__(self, wrapper: str, **options: Any) -> None:
         super().__init__(**options)
-        self.wrapper, self._accumulates = wrapper, False
+        self.wrapper = wrapper
+        self._accumulates = False
 
     @cached_property
     def wrapper_class(self) -> type[nn.Module]:
         """The class that ``wrapper`` names. Raises UsageError if there is none, or it lacks the method."""
-        named = imported("wrapper", "a class", self.wrapper)
-        is_module = isinstance(named, type) and issubclass(named, nn.Module)
+        wrapper_class = imported("wrapper", "a class", self.wrapper)
+        is_module = isinstance(wrapper_class, type) and issubclass(wrapper_class, nn.Module)
         expect(is_module, "wrapper", "package.module:Class, a class of torch.nn.Module", self.wrapper)
-        expect(callable(getattr(named, _FINISH, None)), "wrapper", f"a class with {_FINISH}()", self.wrapper)
-        return cast(type[nn.Module], named)
+        has_method = callable(getattr(wrapper_class, _FINISH, None))
+        expect(has_method, "wrapper", f"a class with {_FINISH}()", self.wrapper)
+        return cast(type[nn.Module], wrapper_class)
 
     def configure_ddp(self) -> None:
         assert self.model is not None
@@ -116,10 +118,12 @@ class FlatDDP(_MeanGradients):
         by_dtype: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
         for gradient in self.gradients():
             by_dtype[gradient.dtype].append(gradient)
-        for alike in by_dtype.values():
-            flat = torch.cat([gradient.flatten() for gradient in alike]).div_(dist.get_world_size())
+        for gradients in by_dtype.values():
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            flat.div_(dist.get_world_size())
             dist.all_reduce(flat)
-            for gradient, mean in zip(alike, flat.split([of.numel() for of in alike]), strict=True):
+            sizes = [gradient.numel() for gradient in gradients]
+            for gradient, mean in zip(gradients, flat.split(sizes), strict=True):
                 gradient.copy_(mean.view_as(gradient))
 
 
@@ -131,12 +135,15 @@ class OverlapDDP(_MeanGradients):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self.pending: list[Any] = []
-        trained = (parameter for parameter in module.parameters() if parameter.requires_grad)
-        self.hooks = [parameter.register_post_accumulate_grad_hook(self._begin) for parameter in trained]
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                self.hooks.append(parameter.register_post_accumulate_grad_hook(self._start_reducing))
 
-    def _begin(self, parameter: Tensor) -> None:
-        if not self.is_local and parameter.grad is not None:
-            self.pending.append(dist.all_reduce(parameter.grad.div_(dist.get_world_size()), async_op=True))
+    def _start_reducing(self, parameter: Tensor) -> None:
+        if self.is_local or parameter.grad is None:
+            return
+        gradient = parameter.grad.div_(dist.get_world_size())
+        self.pending.append(dist.all_reduce(gradient, async_op=True))
 
     def finish_gradient_synchronization(self) -> None:
         for work in self.pending:

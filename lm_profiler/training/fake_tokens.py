@@ -21,9 +21,9 @@ Distribution = Literal["uniform", "zipf"]
 ENDLESS = 2**40
 
 # SplitMix64's constants (Steele, Lea, Flood 2014): 2^64 over the golden ratio, and two multipliers
-_GOLDEN, _MIX_1, _MIX_2 = (
-    np.uint64(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class TokenSequences(Dataset[Batch]):
@@ -33,7 +33,9 @@ class TokenSequences(Dataset[Batch]):
     """
 
     def __init__(self, vocab_size: int, context_length: int, distribution: Distribution, seed: int) -> None:
-        self.vocab_size, self.context_length, self.seed = vocab_size, context_length, seed
+        self.vocab_size = vocab_size
+        self.context_length = context_length
+        self.seed = seed
         self._cumulative: NDArray[np.float64] | None = None
         if distribution == "zipf":
             cumulative = np.cumsum(1.0 / np.arange(1, vocab_size + 1))
@@ -46,17 +48,21 @@ class TokenSequences(Dataset[Batch]):
         """Return inputs and targets [B, T]: a whole batch at once, so that nothing has to be collated."""
         ids = self._ids(indices)
         # Two contiguous copies: views of one array would make a slow, strided copy to the device.
-        inputs, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
+        inputs = ids[:, :-1].copy()
+        targets = ids[:, 1:].copy()
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     def _ids(self, indices: Sequence[int]) -> NDArray[np.int64]:
         """Return token ids [B, T + 1], from counters: seeding a generator for each sequence would cost more."""
-        keys = _splitmix64(np.asarray(indices, dtype=np.uint64) + _splitmix64(np.array([self.seed], dtype=np.uint64)))
+        seed_key = _splitmix64(np.array([self.seed], dtype=np.uint64))
+        keys = _splitmix64(np.asarray(indices, dtype=np.uint64) + seed_key)
         counters = np.arange(self.context_length + 1, dtype=np.uint64) * _GOLDEN
         bits = _splitmix64(keys[:, None] + counters[None, :])
         if self._cumulative is None:
             # 32 random bits scaled to the vocabulary: no id's share is off by more than 2^-32.
-            return (((bits >> np.uint64(32)) * np.uint64(self.vocab_size)) >> np.uint64(32)).astype(np.int64)
+            half = np.uint64(32)
+            ids = ((bits >> half) * np.uint64(self.vocab_size)) >> half
+            return ids.astype(np.int64)
         # 53 random bits: all that a double holds between 0 and 1.
         uniform = (bits >> np.uint64(11)) * 2.0**-53
         return np.searchsorted(self._cumulative, uniform, side="right").astype(np.int64)
@@ -95,10 +101,11 @@ class FakeTokens(LightningDataModule):
         vocab_size: int | None = None,
     ) -> None:
         super().__init__()
-        smallest = {"batch_size": 1, "context_length": 1, "seed": 0, "num_workers": 0, "vocab_size": 1}
-        for name, least in smallest.items():
-            given = locals()[name]
-            expect(given is None or given >= least, name, f"{least} or more", given)
+        minima = {"batch_size": 1, "context_length": 1, "seed": 0, "num_workers": 0, "vocab_size": 1}
+        for name, minimum in minima.items():
+            value = locals()[name]
+            is_valid = value is None or value >= minimum
+            expect(is_valid, name, f"{minimum} or more", value)
         expect_one_of(get_args(Distribution), "distribution", distribution)
         self.batch_size = batch_size
         self.context_length = context_length
@@ -113,46 +120,50 @@ class FakeTokens(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         data = TokenSequences(self._vocabulary(), self.context_length, self.distribution, self.seed)
-        trainer, pin, sampler = self.trainer, self.pin_memory, None
+        trainer = self.trainer
+        sampler = None
         if trainer is not None:  # needed for one rank too: under DDP and FSDP Lightning would put its own sampler there
             sampler = RankSampler(data, trainer.world_size, trainer.global_rank, shuffle=False, drop_last=True)
-        if pin is None:
-            pin = trainer is not None and trainer.strategy.root_device.type == "cuda"
+        pin_memory = self.pin_memory
+        if pin_memory is None:
+            pin_memory = trainer is not None and trainer.strategy.root_device.type == "cuda"
         return DataLoader(
             data,
             batch_size=self.batch_size,
             sampler=sampler,
-            collate_fn=_same,
+            collate_fn=_return_batch,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
-            pin_memory=pin,
+            pin_memory=pin_memory,
         )
 
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
 
     def _vocabulary(self) -> int:
+        """Return the number of token ids: ``vocab_size``, or else the module's."""
         module = self.trainer.lightning_module if self.trainer is not None else None
-        known = getattr(module, "vocab_size", None)
+        module_size = getattr(module, "vocab_size", None)
         if self.vocab_size is None:
-            if isinstance(known, int):
-                return known
+            if isinstance(module_size, int):
+                return module_size
             raise UsageError(
                 f"data: {type(module).__name__} has no dataloader of its own, and no vocab_size for random tokens; "
                 "name a LightningDataModule with --data, or set data.vocab_size"
             )
-        if isinstance(known, int) and self.vocab_size > known:
+        if isinstance(module_size, int) and self.vocab_size > module_size:
             raise UsageError(
-                f"data.vocab_size: expected at most the model's {known}, given {self.vocab_size}; "
+                f"data.vocab_size: expected at most the model's {module_size}, given {self.vocab_size}; "
                 "leave data.vocab_size out, to follow the model"
             )
         return self.vocab_size
 
 
-def _same(batch: Any) -> Any:
-    return batch  # already batched
+def _return_batch(batch: Any) -> Any:
+    return batch  # already collated
 
 
 def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return 64 random bits for each counter."""
     x = x + _GOLDEN
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
@@ -31,9 +30,12 @@ class KeptMetrics(nn.ModuleDict):
         from torchmetrics import MeanMetric  # half a second, and rarely needed
         from torchmetrics.text import Perplexity
 
-        kinds: dict[str, Callable[[], nn.Module]] = {"loss": MeanMetric, "perplexity": Perplexity}
+        metrics: dict[str, nn.Module] = {}
+        for stage in _STAGES:
+            metrics[f"{stage}_loss"] = MeanMetric()
+            metrics[f"{stage}_perplexity"] = Perplexity()
         # Not in the Trainer's dtype: in bfloat16 they could count no further than 256.
-        super().__init__({f"{stage}_{name}": kind() for stage in _STAGES for name, kind in kinds.items()})
+        super().__init__(metrics)
 
     def log(self, module: LightningModule, stage: str, loss: Tensor, logits_BTV: Tensor, targets_BT: Tensor) -> None:
         """Update the metrics of ``stage``, and log them through ``module``; perplexity is computed in float32."""
@@ -47,6 +49,12 @@ OptimizerName = Literal["adamw", "sgd", "none"]
 
 # (inputs, targets), token ids [B, T] each (int64); targets[:, t] is the token after inputs[:, t]
 Batch = tuple[Tensor, Tensor]
+
+
+def _as_tuple(checkpoint_every: int | list[int] | None) -> tuple[int, ...]:
+    if checkpoint_every is None:
+        return ()
+    return (checkpoint_every,) if isinstance(checkpoint_every, int) else tuple(checkpoint_every)
 
 
 class LanguageModel(LightningModule):
@@ -101,7 +109,6 @@ class LanguageModel(LightningModule):
     ) -> None:
         super().__init__()
         self.size = size
-        every = (checkpoint_every,) if isinstance(checkpoint_every, int) else tuple(checkpoint_every or ())
         # This checks the dimensions before any weight exists.
         self.config = preset(
             size,
@@ -112,14 +119,17 @@ class LanguageModel(LightningModule):
             vocab_size=vocab_size,
             attention=attention,
             activation_checkpointing=activation_checkpointing,
-            checkpoint_every=every,
+            checkpoint_every=_as_tuple(checkpoint_every),
         )
         attention_function(attention)  # a function that cannot be imported is refused before any weight exists
         self.vocab_size = self.config.vocab_size  # the data asks for it here
         # `compile` is a method of nn.Module, and `optimizers` one of Lightning's: hence the longer names.
-        self.compile_model, self.compile_mode = compile, compile_mode
+        self.compile_model = compile
+        self.compile_mode = compile_mode
         self.optimizer_name: OptimizerName = optimizer
-        self.lr, self.weight_decay, self.fused = lr, weight_decay, fused
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.fused = fused
         self.shard_optimizer_states = shard_optimizer_states
         self.metrics = KeptMetrics() if metrics else None
         expect_one_of(get_args(OptimizerName), "optimizer", optimizer)
@@ -131,7 +141,9 @@ class LanguageModel(LightningModule):
     def setup(self, stage: str) -> None:
         if stage == "fit":
             self.check_precision()
-        for metric in self.metrics.values() if self.metrics is not None else ():
+        if self.metrics is None:
+            return
+        for metric in self.metrics.values():
             # Each logged value is of all ranks' batches.
             metric.dist_sync_on_step = self.trainer.world_size > 1  # type: ignore[assignment]
 
@@ -143,21 +155,37 @@ class LanguageModel(LightningModule):
 
     def check_precision(self) -> None:
         """Raise UsageError for an optimizer that this Trainer's strategy or precision cannot use."""
-        strategy, plugin = self.trainer.strategy, self.trainer.precision_plugin
-        # A plan of DDP rehearses a strategy for one device, which knows the number of devices.
-        rehearsed = getattr(strategy, "world_size", 1) > 1 and isinstance(strategy, SingleDeviceStrategy)
-        has_all = not self.shard_optimizer_states or rehearsed or isinstance(strategy, DDPStrategy)
-        whole = "processes that hold all parameters (--trainer.devices=2 --trainer.strategy=ddp)"
-        expect(has_all, "model.shard_optimizer_states", whole, type(strategy).__name__)
-        scales = self.optimizer_name == "none" and getattr(plugin, "scaler", None) is not None
-        needs = f"adamw or sgd with precision {plugin.precision}, whose gradient scaler needs an optimizer"
-        expect(not scales, "model.optimizer", needs, self.optimizer_name)
+        strategy = self.trainer.strategy
+        plugin = self.trainer.precision_plugin
+        has_optimizer = self.optimizer_name != "none"
 
-        norm = self.trainer.gradient_clip_algorithm in (None, GradClipAlgorithmType.NORM)
-        clips = (self.trainer.gradient_clip_val or 0) > 0 and self.optimizer_name != "none" and norm
-        ways = "none with fsdp, which cannot clip by norm; fsdp2 can, and --trainer.gradient_clip_algorithm=value"
-        cannot = clips and isinstance(plugin, FSDPPrecision)
-        expect(not cannot, "trainer.gradient_clip_val", ways, self.trainer.gradient_clip_val)
+        # A plan of DDP rehearses a strategy for one device, which knows the number of devices.
+        is_rehearsal_of_ddp = getattr(strategy, "world_size", 1) > 1 and isinstance(strategy, SingleDeviceStrategy)
+        can_shard = is_rehearsal_of_ddp or isinstance(strategy, DDPStrategy)
+        expect(
+            can_shard or not self.shard_optimizer_states,
+            "model.shard_optimizer_states",
+            "processes that hold all parameters (--trainer.devices=2 --trainer.strategy=ddp)",
+            type(strategy).__name__,
+        )
+        has_scaler = getattr(plugin, "scaler", None) is not None
+        expect(
+            has_optimizer or not has_scaler,
+            "model.optimizer",
+            f"adamw or sgd with precision {plugin.precision}, whose gradient scaler needs an optimizer",
+            self.optimizer_name,
+        )
+        clips_by_norm = self.trainer.gradient_clip_algorithm in (None, GradClipAlgorithmType.NORM)
+        clips_by_norm = clips_by_norm and has_optimizer and self._clips()
+        expect(
+            not (clips_by_norm and isinstance(plugin, FSDPPrecision)),
+            "trainer.gradient_clip_val",
+            "none with fsdp, which cannot clip by norm; fsdp2 can, and --trainer.gradient_clip_algorithm=value",
+            self.trainer.gradient_clip_val,
+        )
+
+    def _clips(self) -> bool:
+        return (self.trainer.gradient_clip_val or 0) > 0
 
     def configure_model(self) -> None:
         # In this hook the strategy decides device, dtype and sharding. Lightning calls it once for each verb.
@@ -175,18 +203,17 @@ class LanguageModel(LightningModule):
         fused = self.fused
         if fused is None:
             # Lightning refuses to clip for a fused optimizer (2.6.6: MixedPrecision.clip_gradients).
-            clips = (self.trainer.gradient_clip_val or 0) > 0
-            refuses = clips and isinstance(self.trainer.precision_plugin, MixedPrecision)
-            fused = next(self.parameters()).device.type in FUSED_DEVICES and not refuses
-        make = AdamW if self.optimizer_name == "adamw" else SGD
+            is_refused = self._clips() and isinstance(self.trainer.precision_plugin, MixedPrecision)
+            fused = next(self.parameters()).device.type in FUSED_DEVICES and not is_refused
+        optimizer_class = AdamW if self.optimizer_name == "adamw" else SGD
         # Where not fused, None leaves torch its default: foreach on CUDA, a loop over parameters on the CPU.
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused or None}
         # A single process, as in a search for slow batches, keeps all states.
         if self.shard_optimizer_states and torch.distributed.is_initialized():
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
-            return ZeroRedundancyOptimizer(self.parameters(), optimizer_class=make, **options)
-        return make(self.parameters(), **options)
+            return ZeroRedundancyOptimizer(self.parameters(), optimizer_class=optimizer_class, **options)
+        return optimizer_class(self.parameters(), **options)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         """Clear the gradients; also without an optimizer, since Lightning's stand-in would let them add up."""

@@ -43,12 +43,12 @@ class TorchOptions:
 
 
 def check_compile_mode(mode: str, option: str) -> None:
-    """Raise UsageError unless torch.compile has such a ``mode``, which it says itself, before it compiles anything."""
+    """Raise UsageError unless torch.compile has such a ``mode``, which it checks before it compiles anything."""
     try:
         torch.compile(lambda: None, mode=mode)
     except RuntimeError as error:
-        _, said, modes = str(error).partition("one of: ")
-        if not said:
+        _, names_modes, modes = str(error).partition("one of: ")
+        if not names_modes:
             raise
         raise UsageError(f"{option}: expected one of {modes}, given {mode!r}") from None
 
@@ -56,9 +56,14 @@ def check_compile_mode(mode: str, option: str) -> None:
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the largest parts that have weights and are called, as a ModuleList for one is not."""
     for part in module.children():
-        if any(True for _ in part.parameters()):
-            called = type(part).forward is not nn.Module.forward
-            yield from (part,) if called else _parts(part)
+        has_weights = next(part.parameters(), None) is not None
+        if not has_weights:
+            continue
+        is_called = type(part).forward is not nn.Module.forward
+        if is_called:
+            yield part
+        else:
+            yield from _parts(part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,40 +79,43 @@ class LoaderOptions:
     pin_memory: bool | None = None
 
     def __post_init__(self) -> None:
-        given = self.num_workers
-        expect(given is None or given >= 0, "loader.num_workers", "0 or more", given)
+        is_valid = self.num_workers is None or self.num_workers >= 0
+        expect(is_valid, "loader.num_workers", "0 or more", self.num_workers)
 
     def apply(self, source: Any, hook: str) -> None:
         """Have the ``hook`` of ``source``, such as the train_dataloader of a data module, return a changed loader."""
         if self.num_workers is None and self.pin_memory is None:
             return
         # A partial, because unlike a closure it can be pickled.
-        setattr(source, hook, partial(self._made, getattr(source, hook)))
+        setattr(source, hook, partial(self._make_changed, getattr(source, hook)))
 
-    def _made(self, make: Callable[[], Any]) -> DataLoader[Any]:
-        return self.changed(make())
+    def _make_changed(self, make_loader: Callable[[], Any]) -> DataLoader[Any]:
+        return self.changed(make_loader())
 
     def changed(self, loader: Any) -> DataLoader[Any]:
         """Return a copy of ``loader``, which must be of torch's own class: other arguments are unknown."""
         if type(loader) is not DataLoader:
             raise UsageError(f"loader: expected a DataLoader of torch in the data, given a {type(loader).__name__}")
-        workers = loader.num_workers if self.num_workers is None else self.num_workers
+        arguments = _batch_arguments(loader)
+        for name in _ARGUMENTS:
+            arguments[name] = getattr(loader, name)
+        if self.num_workers is not None:
+            arguments["num_workers"] = self.num_workers
+        if self.pin_memory is not None:
+            arguments["pin_memory"] = self.pin_memory
         # torch refuses a prefetch factor without workers, and a loader without workers has no factor to pass on.
-        names = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
-        with_workers = names if workers and loader.num_workers else ()
-        return DataLoader(
-            loader.dataset,
-            **_batches(loader),
-            num_workers=workers,
-            pin_memory=loader.pin_memory if self.pin_memory is None else self.pin_memory,
-            **{name: getattr(loader, name) for name in (*_KEPT, *with_workers)},
-        )
+        if arguments["num_workers"] and loader.num_workers:
+            for name in _WORKER_ARGUMENTS:
+                arguments[name] = getattr(loader, name)
+        return DataLoader(loader.dataset, **arguments)
 
 
-_KEPT = ("collate_fn", "worker_init_fn", "generator", "in_order")
+# arguments of a DataLoader that a copy takes over; the second, if both have workers
+_ARGUMENTS = ("num_workers", "pin_memory", "collate_fn", "worker_init_fn", "generator", "in_order")
+_WORKER_ARGUMENTS = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
 
 
-def _batches(loader: DataLoader[Any]) -> dict[str, Any]:
+def _batch_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the arguments that choose the samples of a batch: torch takes some of them only without the others."""
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}

@@ -101,7 +101,7 @@ class OwnersWatch(Instrument):
         """Yield objects, methods and owners of what Lightning calls without an action around it."""
         trainer = self.trainer
         for name in _CONNECTOR:
-            yield LOGGING.of_or(trainer), name, _LOGGED
+            yield LOGGING.get_or(trainer), name, _LOGGED
         loop = getattr(trainer.fit_loop, "epoch_loop", None)
         yield loop, SIGTERM_FLAG.name, (LIGHTNING, "SIGTERM flag")
         yield loop, "update_lr_schedulers", (LIGHTNING, "learning-rate schedulers")

@@ -135,7 +135,7 @@ def _undo_lightnings_compilation(module: LightningModule) -> None:
 
     They are bound to the original module, whose weights have data.
     """
-    if COMPILED_STEPS.of_or(module) is None:
+    if COMPILED_STEPS.get_or(module) is None:
         return
     vars(module)[COMPILED_STEPS.name] = None
     for name in ("forward", *_STEPS):

@@ -178,7 +178,7 @@ def is_session_taken() -> bool:
 
     Torch tells only of a running one, so that the prepared ones are searched for among all objects, within 0.1 s.
     """
-    if PROFILER_ENABLED.of(autograd_profiler):
+    if PROFILER_ENABLED.get(autograd_profiler):
         return True
     return any(_is_open(thing) for thing in gc.get_objects() if issubclass(type(thing), autograd_profiler.profile))
 
@@ -256,7 +256,7 @@ class Tracer(Instrument):
 
         A session of torch.profiler is prepared before it starts; ``emit_nvtx`` and ``emit_itt`` only start.
         """
-        PREPARE_TRACE.of(autograd_profiler.profile)  # raises if this torch has no such method
+        PREPARE_TRACE.get(autograd_profiler.profile)  # raises if this torch has no such method
         beginnings: list[tuple[type, str]] = [
             (autograd_profiler.profile, PREPARE_TRACE.name),
             (autograd_profiler.emit_nvtx, "__enter__"),

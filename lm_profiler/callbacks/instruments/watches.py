@@ -119,8 +119,8 @@ def loader_watch(trainer: Trainer) -> Watch:
 
 def _loader_iterators(trainer: Trainer) -> list[Iterator[Any]]:
     """Return the loader's iterators in Lightning's loop (2.6: FitLoop, CombinedLoader), if there are any."""
-    fetcher = FETCHER.of(trainer.fit_loop)
-    combined = None if fetcher is None else COMBINED.of(fetcher.combined_loader)
+    fetcher = FETCHER.get(trainer.fit_loop)
+    combined = None if fetcher is None else COMBINED.get(fetcher.combined_loader)
     return [] if combined is None else combined.iterators
 
 

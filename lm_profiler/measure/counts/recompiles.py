@@ -62,7 +62,7 @@ def is_compiled(module: nn.Module) -> bool:
     """Return whether ``module`` itself was compiled by any form of torch.compile, or by TorchScript."""
     return (
         type(module).__name__ == "OptimizedModule"  # by name: importing it would import the compiler
-        or COMPILED_CALL.of(module) is not None
-        or COMPILED_STEPS.of_or(module) is not None  # Lightning compiled the steps themselves
+        or COMPILED_CALL.get(module) is not None
+        or COMPILED_STEPS.get_or(module) is not None  # Lightning compiled the steps themselves
         or isinstance(module, torch.jit.ScriptModule)
     )

@@ -401,6 +401,6 @@ def ready_batches(iterator: Iterator[Any], workers: int | None) -> int | None:
     if workers == 0:
         return 0
     try:
-        return int(READY.of(iterator).qsize())
+        return int(READY.get(iterator).qsize())
     except NotImplementedError:
         return None

@@ -109,7 +109,7 @@ def prepare(gpu: tuple[int, int] | None) -> None:
     """
     forbid_writing()
     _leave_weights_unfilled()
-    APPLY.of(nn.Module)  # raises if this torch has no such method: setting it would have no effect
+    APPLY.get(nn.Module)  # raises if this torch has no such method: setting it would have no effect
     setattr(nn.Module, APPLY.name, _apply)
     FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
     # A GPU has no kernels of oneDNN: there an LSTM runs as its matmuls and gates.
