@@ -97,7 +97,7 @@ def forked_interpreters() -> Iterator[None]:
     Of the session, so that it holds for what modules make once, too.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(child, "interpreter", warm.interpreter)
+        patch.setattr(child, "start_interpreter", warm.interpreter)
         patch.setattr(rank_group, "get_context", warm.context)
         yield
 

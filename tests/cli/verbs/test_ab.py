@@ -65,7 +65,7 @@ def test_budget_ends_it_but_for_the_first_two_pairs(tmp_path: Path) -> None:
         found = ab.run_in_turns(runs, budget_s, lambda: runs.now_s)  # noqa: B023
         assert len(found.a) == len(found.b) == pairs
         assert "budget" in found.end_reason
-        decision = found.decision(is_last=True)
+        decision = found.decision(is_final=True)
         assert decision.interval is not None  # of all pairs: the figures beside it are of the same runs
         assert decision.interval.ratio == pytest.approx(decision.b_s / decision.a_s)
 
