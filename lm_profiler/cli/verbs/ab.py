@@ -34,6 +34,7 @@ from lm_profiler.usage_error import UsageError, expect
 ERROR, AB_LOOKS = 0.03, LOOKS[1:]
 _FEWEST_PAIRS = 2  # pairs that run whatever the budget
 
+_NO_SUCH_PROGRAM = 127  # the exit code of a shell
 _SET_BY_AB = ("--name", "--log_dir")
 _VERBS = ("fit", "validate", "test", "predict", "run")
 
@@ -241,33 +242,49 @@ class _RunFailed(Exception):
 
 
 def _run(program: Sequence[str], options: Sequence[str], tree: Path, folder: Path) -> Entry:
-    """Run the call in ``tree`` in a fresh process, and return its run."""
-    verb, *words = program
-    end = words.index("--") if "--" in words else len(words)
-    our_options = [f"--log_dir={folder.parent}", f"--name={folder.name}"]
-    call = [sys.executable, "-m", "lm_profiler", verb, *words[:end], *our_options, *options, *words[end:]]
+    """Run the call in ``tree`` in a fresh process, and return its run.
+
+    Raises:
+        UsageError: the call is wrong.
+        _RunFailed: the run failed, or nothing was profiled.
+    """
+    call = _call(program, options, folder)
     environment = dict(os.environ)
     paths = _python_paths(tree)
     if paths:
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     earlier_runs = {*folder.glob("version_*")}  # a program that fails may leave no run
     process = subprocess.run(
-        call, cwd=tree, env=environment, capture_output=True, text=True, errors="replace", check=False
+        [sys.executable, "-m", *call],
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
     runs: list[Entry] = []
     if folder.is_dir():
         runs = [entry for entry in collect([folder]).entries if entry.folder not in earlier_runs]
-    has_failed = verb != "run" and process.returncode != OK
+    # a program of the user's own may fail after its training was profiled
+    has_failed = program[0] != "run" and process.returncode != OK
     if runs and not has_failed:
         return runs[-1]
+
     lines = (process.stderr.strip() or "nothing was profiled").splitlines()
     last_lines = "; ".join(lines[-2:])
-    command = shlex.join(call[2:])
+    command = shlex.join(call)
     message = f"ab: {folder.name}: `{command}` in {tree} ended with {process.returncode}: {last_lines}"
-    no_such_program = 127
-    if process.returncode in (WRONG_CALL, no_such_program):
+    if process.returncode in (WRONG_CALL, _NO_SUCH_PROGRAM):
         raise UsageError(message)
     raise _RunFailed(message)
+
+
+def _call(program: Sequence[str], options: Sequence[str], folder: Path) -> list[str]:
+    """Return the call of a side; its options stand before ``--``, after which comes a program of the user's own."""
+    end = program.index("--") if "--" in program else len(program)
+    folder_options = [f"--log_dir={folder.parent}", f"--name={folder.name}"]
+    return ["lm_profiler", *program[:end], *folder_options, *options, *program[end:]]
 
 
 def _python_paths(tree: Path) -> list[str]:

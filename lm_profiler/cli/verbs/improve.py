@@ -72,7 +72,8 @@ def _plan(request: ImproveRequest) -> tuple[SweepPlan, CellCalls]:
         _, configs[name] = read_config(request.config)
         call.append(f"--config={request.folder / CONFIGS / name}")
     calls = CellCalls(request.folder, [*call, *request.options])
-    plan = made_plan(request.name, request.command, [*configs.values()], configs, [calls.baseline()])
+    texts = list(configs.values())
+    plan = made_plan(request.name, request.command, texts, configs, cells=[calls.baseline()])
     return plan, calls
 
 
@@ -156,8 +157,13 @@ def _changes(request: ImproveRequest, baseline: FinishedCell, baseline_run: RunR
     requested_options: set[str] = set()
     for change in requested:
         requested_options |= change.options.keys() & request.try_.keys()
-    others = [change for change in our_changes if change.refused or not requested_options & change.options.keys()]
-    return [*requested, *refuse_small(others, baseline_run.time["step"].mean, MARGIN)]
+    others: list[Candidate] = []
+    for change in our_changes:
+        is_requested = not requested_options.isdisjoint(change.options)
+        if change.refused or not is_requested:
+            others.append(change)
+    step_s = baseline_run.time["step"].mean
+    return [*requested, *refuse_small(others, step_s, MARGIN)]
 
 
 def _print_end(
@@ -180,10 +186,11 @@ def _print_end(
 def config_text(record: ImproveRecord, call: Sequence[str]) -> str:
     """Return YAML for ``fit --config``: the options of the first call and the changes."""
     changes = [f"--{name}={text}" for name, text in record.options.items()]
-    content = Call([*call, *changes]).content
     heading = "\n".join([f"{record.command} changed:", *changes])
-    comments = [f"# {line}\n" for line in heading.splitlines()]
-    return "".join(comments) + yaml.safe_dump(content, sort_keys=False)
+    comment = "".join(f"# {line}\n" for line in heading.splitlines())
+    content = Call([*call, *changes]).content
+    options = yaml.safe_dump(content, sort_keys=False)
+    return comment + options
 
 
 VERBS = {"improve": (ImproveRequest, EXAMPLES, run)}

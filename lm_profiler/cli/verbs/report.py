@@ -318,9 +318,10 @@ def _table_of_runs(entries: Sequence[Entry], options: Options, format_name: str,
 
 def _with_steps_or_dead(entries: Sequence[Entry], problems: list[str]) -> list[Entry]:
     """Return the runs whose steps can be read, and those that died."""
-    with_steps, unread = readable([entry for entry in entries if entry.shows_steps])
-    problems += unread
-    return [entry for entry in entries if entry in with_steps or not entry.shows_steps]
+    alive = [entry for entry in entries if entry.shows_steps]
+    readable_runs, unreadable_lines = readable(alive)
+    problems += unreadable_lines
+    return [entry for entry in entries if entry in readable_runs or not entry.shows_steps]
 
 
 def _grouped_table(entries: Sequence[Entry], options: Options, format_name: str) -> Table:

@@ -193,17 +193,22 @@ def _print_end(folder: SweepFolder, is_interrupted: bool, request: SweepRequest)
         write(Collection(), [raw_runs_table(groups)], "json", None)
     else:
         write(Collection(), [runs_table(groups)], request.format, None)
-        cells = counted(len(entries), "cell")
-        if request.part is not None:
-            cells += f" (part {request.part} of {len(folder.plan.cells):,})"
-        statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
-        print(f"{cells}: {statuses}; written to {folder.path}")
+        print(_counts_line(counts, folder, request))
         print(f"tables and plots: {command_line(('report', str(folder.path)))}")
     if is_interrupted or counts.keys() & {"interrupted", "missing"}:
         say("cells are missing; run the same command again for them")
     if is_interrupted:
         return INTERRUPTED
     return OK if counts.keys() <= set(_GOOD_STATUSES) else FAILED
+
+
+def _counts_line(counts: Counter[str], folder: SweepFolder, request: SweepRequest) -> str:
+    """Return how many cells have ended in which status."""
+    cells = counted(counts.total(), "cell")
+    if request.part is not None:
+        cells += f" (part {request.part} of {len(folder.plan.cells):,})"
+    statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return f"{cells}: {statuses}; written to {folder.path}"
 
 
 VERBS = {"sweep": (SweepRequest, EXAMPLES, run)}
