@@ -147,5 +147,5 @@ def plan(*options: str, device: str | None = None, memory: str | None = None) ->
 
     tables: list[Table] = []
     plan_options = Options(device=device, memory=memory, options=options)
-    record = planned(plan_options, shown=tables.append)
+    record = planned(plan_options, show_table=tables.append)
     return Shown(record, tables)
