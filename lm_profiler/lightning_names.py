@@ -40,17 +40,17 @@ LOGGING = _name("Trainer._logger_connector", "names time spent on logging", "it 
 SIGTERM_FLAG = _name("_TrainingEpochLoop._broadcast_sigterm_tensor", "names time of that broadcast", "it is the loop's")
 SIGNALS = _name("Trainer._signal_connector", "keeps Lightning from broadcasting in a signal's handler", "it broadcasts")
 SIGTERM_HANDLER = _name("_SignalConnector._sigterm_notifier_fn", "as above: that handler", "it broadcasts")
-COMPILED_STEPS = _name("LightningModule._compiler_ctx", "tells steps that Lightning compiled", "taken as eager")
+COMPILED_STEPS = _name("LightningModule._compiler_ctx", "recognizes steps that Lightning compiled", "taken as eager")
 
 # Classes that are recognized by their names.
 
-TUNER_EXIT = _name("_TunerExitException", "tells a Tuner's trial, which is no run", "it is recorded as a failure")
+TUNER_EXIT = _name("_TunerExitException", "recognizes a Tuner's trial, which is no run", "it is recorded as a failure")
 
 # Ranks that Lightning starts.
 
 LAUNCHER = _name(
     "lightning.pytorch.strategies.launchers._MultiProcessingLauncher",
-    "tells ranks that Lightning forks or spawns; how they end is told by ours",
+    "recognizes ranks that Lightning forks or spawns; our launcher reports how they end",
     "they end as Lightning has it",
 )
 OBSERVER = _name(
@@ -58,7 +58,9 @@ OBSERVER = _name(
     "keeps it from killing this process before the record is written",
     "it may kill this process first",
 )
-START_METHOD = _name("_MultiProcessingLauncher._start_method", "tells forked ranks", "they end as Lightning has it")
+START_METHOD = _name(
+    "_MultiProcessingLauncher._start_method", "recognizes forked ranks", "they end as Lightning has it"
+)
 RUNS_RANK = _name("_MultiProcessingLauncher._wrapping_function", "what a rank runs", "they end as Lightning has it")
 LAUNCHED_BY = _name("Strategy._launcher", "puts our launcher there", "they end as Lightning has it")
 OBSERVED = _name("_ChildProcessObserver._child_processes", "as above: whom it observes", "it may kill this process")

@@ -114,7 +114,7 @@ DISPATCH_MODE = PrivateName(f"{_DISPATCH}.TorchDispatchMode", "sees each operato
 MODE_STACK = PrivateName(
     f"{_DISPATCH}._get_current_dispatch_mode_stack", "whether the counter may be left", "FLOPs unknown"
 )
-GRAPH_TASK = PrivateName("torch._C._current_graph_task_id", "tells a backward pass", "FLOPs and causes unknown")
+GRAPH_TASK = PrivateName("torch._C._current_graph_task_id", "recognizes a backward pass", "FLOPs and causes unknown")
 
 # Trees of tensors.
 
@@ -129,11 +129,11 @@ HISTORY = PrivateName("torch.cuda.memory._snapshot", "memory.history: what is du
 # Compilation.
 
 DYNAMO = PrivateName("torch._dynamo.utils", "how many graphs were compiled, when and why", "read as: nothing is")
-COMPILED_CALL = PrivateName("Module._compiled_call_impl", "tells a compiled module", "FLOPs and plans unknown")
+COMPILED_CALL = PrivateName("Module._compiled_call_impl", "recognizes a compiled module", "FLOPs and plans unknown")
 
 # The trace. Two profilers end the process.
 
-PROFILER_ENABLED = PrivateName("torch.autograd.profiler._is_profiler_enabled", "tells the user's own", "no trace")
+PROFILER_ENABLED = PrivateName("torch.autograd.profiler._is_profiler_enabled", "recognizes the user's own", "no trace")
 PREPARE_TRACE = PrivateName("profile._prepare_trace", "gives way to one that the user starts", "no trace")
 
 # The loader.
@@ -165,7 +165,7 @@ FAKE_GROUP = PrivateName(
 )
 WHOLE_SHAPES = PrivateName(
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached",
-    "tells the shape of all shards together, of tensors that nobody holds",
+    "computes the shape of all shards together, of tensors that nobody holds",
     "a plan counts them as held",
     "2.11 to 2.13",
 )

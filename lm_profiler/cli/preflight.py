@@ -28,7 +28,7 @@ def plan_ahead(cli: ProfilerCLI) -> None:
     stopped.
 
     Raises:
-        UsageError: the run needs more memory than its device has free. The record says so too.
+        UsageError: the run needs more memory than its device has free. The record has the refusal too.
     """
     if cli.check_memory is False or cli.trainer.global_rank != 0:
         return

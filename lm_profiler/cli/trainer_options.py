@@ -169,7 +169,7 @@ class OptionsCLI(LightningCLI):
         for key, options_class in (INSTRUMENTS | _OFFERED).items():
             parser.add_class_arguments(options_class, key)
         text = (
-            "Keep the marks until training ends, and tell when and why it gets slower; --watch.signal=true and so on."
+            "Keep watching until training ends, and report when and why it gets slower; --watch.signal=true and so on."
         )
         parser.add_argument("--watch", type=bool | WatchOptions, default=False, help=text)
         super().add_core_arguments_to_parser(parser)

@@ -35,7 +35,7 @@ PATIENCE = 3.0  # wall time that a child may take, in multiples of its CPU time:
 
 _MAX_QUESTION_BYTES = 256 << 20  # most bytes sent to a fresh interpreter
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
-# variables that tell a process about other ranks, or keep torch from asking CUDA itself for the number of devices
+# variables with facts about other ranks, or that keep torch from asking CUDA itself for the number of devices
 _PARENTS_VARIABLES = ("LM_PROFILER", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTORCH_NVML_BASED_CUDA_CHECK")
 
 _PROGRAM = """
@@ -47,7 +47,7 @@ main()
 
 
 class NoAnswer(Exception):
-    """The child ended without an answer, took too long, or could not be started; the message says which."""
+    """The child ended without an answer, took too long, or could not be started; the message has the reason."""
 
 
 class Unfit(Exception):

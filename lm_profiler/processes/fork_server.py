@@ -31,7 +31,7 @@ from lm_profiler.processes.child import die_with_parent, end_text
 
 _PATIENCE_S = 10.0  # seconds for the program to end by itself before it is killed
 _QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch reads them once, when it is imported
-_LOCK = "LM_PROFILER_LOCK"  # the variable that tells the program the descriptor of the folder's lock
+_LOCK = "LM_PROFILER_LOCK"  # the variable with the descriptor of the folder's lock, for the program
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class CellStarted:
 
 @dataclass(frozen=True)
 class CellEnded:
-    """Event: the process of a cell has ended; ``lost`` says why its exit code is unknown, if it is."""
+    """Event: the process of a cell has ended; ``lost`` is the reason if its exit code is unknown."""
 
     cell: str
     code: int | None

@@ -16,7 +16,7 @@ _GRACE_S = 2.0
 
 
 class RankFailed(Exception):
-    """A rank raised or died; the message says which and how. If one hangs, its peers' group makes them raise."""
+    """A rank raised or died; the message has its number and the reason. If a rank hangs, its peers raise."""
 
 
 # what a rank does, given its number and a function that sends a message to the process that started it

@@ -77,7 +77,7 @@ class WrappedDDP(DDPStrategy):
 class _MeanGradients(nn.Module):
     """A wrapper that makes gradients means over the ranks. All ranks have to use the same parameters in a step.
 
-    ``reduces_in_backward`` says whether it exchanges gradients during backward; the instruments read it.
+    ``reduces_in_backward`` is whether it exchanges gradients during backward; the instruments read it.
     """
 
     reduces_in_backward = False

@@ -223,7 +223,7 @@ class LanguageModel(LightningModule):
             super().optimizer_zero_grad(epoch, batch_idx, optimizer)
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
-        """Clip as the Trainer says, but not without an optimizer: Lightning's stand-in holds no gradients."""
+        """Clip by the Trainer's options, but not without an optimizer: Lightning's stand-in holds no gradients."""
         if self.optimizer_name != "none":
             super().configure_gradient_clipping(*args, **kwargs)
 

@@ -176,7 +176,7 @@ class Pairs:
 
     @property
     def spread(self) -> ProcessSpread:
-        """How far equal processes differ: as the user says, else as is known of the machine."""
+        """How far equal processes differ: by the user's option, or else as is known of the machine."""
         return self.users_spread or known_spread(machine_of(self.a))
 
     def decision(self, is_final: bool = False, same_within: float = MARGIN) -> PartChange:
@@ -238,7 +238,7 @@ def _measured(entry: Entry) -> Entry:
 
 
 class _RunFailed(Exception):
-    """A run failed; the message says which and why."""
+    """A run failed; the message has its folder and the reason."""
 
 
 def _run(program: Sequence[str], options: Sequence[str], tree: Path, folder: Path) -> Entry:

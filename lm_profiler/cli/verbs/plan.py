@@ -128,7 +128,7 @@ def run(options: Options) -> int:
 
 
 class CannotPlan(Exception):
-    """A run that cannot be rehearsed; the message says why."""
+    """A run that cannot be rehearsed; the message has the reason."""
 
 
 def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:

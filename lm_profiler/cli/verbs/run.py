@@ -49,7 +49,7 @@ class Options:
         log_dir: Folder of all runs; this one's is <name>/version_<n> below it.
         verb: What to profile: fit, validate, test or predict.
         trainer: Which Trainer of the program, from 1; if not given, the first that runs the verb.
-        watch: Keep the marks until training ends, and tell when and why it gets slower.
+        watch: Keep watching until training ends, and report when and why it gets slower.
         export_trackers: Log the figures to the Trainer's own loggers too, when the stages are over; all logs every one.
         verbose: Print all that is known at the end, not only what matters most.
     """

@@ -73,7 +73,7 @@ def run(options: Options) -> int:
     machine = runs[0].environment
     is_busy = any(run.contended for run in runs)
     spread_with_earlier = spread
-    if spread is not None and machine is not None and not is_busy:  # a load says nothing of the machine itself
+    if spread is not None and machine is not None and not is_busy:  # a load is not a property of the machine
         spread_with_earlier = save_spread(machine, spread)
     result = conclude_test(runs, spread, spread_with_earlier)
     if options.format == "json":
