@@ -161,7 +161,7 @@ class OptionsReader(Generic[T]):
     def read(self, arguments: Sequence[str]) -> T:
         """Return the options of ``arguments`` and of the file that they name; the line overrides the file."""
         arguments_of_verb, program = self._split_at_program(arguments)
-        line = self._sort_words(arguments_of_verb)
+        line = self._classify_words(arguments_of_verb)
         parsed = vars(self._parser().parse_args(self._all_parser_words(line)))
         values: dict[str, Any] = {}
         for field_name in self._field_names.values():
@@ -258,11 +258,11 @@ class OptionsReader(Generic[T]):
             raise UsageError(f"{self._verb}: expected -- and what to run, such as {example}, given none")
         return arguments[:index], program
 
-    def _sort_words(self, arguments: Sequence[str]) -> _Line:
-        """Sort ``arguments`` by what becomes of them, and check them as far as that is possible without the parser."""
+    def _classify_words(self, arguments: Sequence[str]) -> _Line:
+        """Classify ``arguments`` by what becomes of them, and check them as far as that is possible without the parser."""
         line = _Line()
         for option in options_in(arguments, self._max_values):
-            self._sort(option, line)
+            self._classify(option, line)
         self._check_positional(line.positional)
         if line.positional and self._positional_option == self._file_option:
             line.file = line.positional[0]
@@ -272,7 +272,7 @@ class OptionsReader(Generic[T]):
             line.parser_words.append(f"--{self._positional_option}={word}")
         return line
 
-    def _sort(self, option: Option, line: _Line) -> None:
+    def _classify(self, option: Option, line: _Line) -> None:
         """Put an option where it belongs in ``line``; raise UsageError for one that does not exist."""
         name = option.name
         if not name:
