@@ -41,7 +41,8 @@ SOURCES = [
 ]
 
 PYTHONS = {
-    *("_getframe", "_current_frames", "_exit", "_replace", "_asdict", "_make", "_run_exitfuncs", "_shutdown"),
+    *("_getframe", "_current_frames", "_exit", "_run_exitfuncs", "_shutdown"),
+    *("_replace", "_asdict", "_make", "_fields"),  # of a NamedTuple
     # argparse's and jsonargparse's
     *("_actions", "_action_groups", "_group_actions", "_mutually_exclusive_groups", "_get_formatter"),
     *("_option_string_actions", "_subcommands_action"),

@@ -259,7 +259,7 @@ class OptionsReader(Generic[T]):
         return arguments[:index], program
 
     def _classify_words(self, arguments: Sequence[str]) -> _Line:
-        """Classify ``arguments`` by what becomes of them, and check them as far as that is possible without the parser."""
+        """Classify ``arguments`` by what becomes of them, and check what needs no parser."""
         line = _Line()
         for option in options_in(arguments, self._max_values):
             self._classify(option, line)
