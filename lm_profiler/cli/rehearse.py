@@ -117,11 +117,11 @@ def rehearse(
     rehearsal = RehearsedSizes(
         world=world,
         sizes=_sizes(maximized, device_bytes, own_size, largest),
-        alike=isinstance(model, (LanguageModel, AttentionAlone)),
+        has_equal_steps=isinstance(model, (LanguageModel, AttentionAlone)),
         enough_s=enough_s,
     )
     failure = _run(cli, rehearsal)
-    step = max(rehearsal.seen, key=lambda step: step.peak)
+    step = max(rehearsal.observed_steps, key=lambda step: step.peak)
     facts = model_facts(trainer)
     is_compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
     precision = full_name(cli.config[cli.verb].trainer.precision)
@@ -136,8 +136,8 @@ def rehearse(
         settings=_settings(cli),
         model=facts.model_copy(update={"precision": precision, "compiled": is_compiled}),
         largest_unknown=None if largest else failure,
-        steps=[step.peak for step in rehearsal.seen],
-        reserved=rehearsal.seen[-1].reserved,
+        steps=[step.peak for step in rehearsal.observed_steps],
+        reserved=rehearsal.observed_steps[-1].reserved,
         taken_for_one=[*TAKEN_FOR_ONE],
         buckets=rehearsal.bucket_bytes,
         ranks=strategy.ranks,
@@ -158,11 +158,13 @@ def _run(cli: ProfilerCLI, rehearsal: RehearsedSizes) -> str | None:
     try:
         getattr(cli.trainer, cli.verb)(cli.model, datamodule=cli.datamodule, **arguments)
     except Exception as error:
-        original = rehearsal.failed if isinstance(rehearsal.failed, Exception) else error
-        if not rehearsal.known:
+        original = rehearsal.first_error
+        if not isinstance(original, Exception):
+            original = error
+        if not rehearsal.has_observed_all:
             raise original from original.__cause__
         failure = reason_of(original)
-    if not rehearsal.seen:
+    if not rehearsal.observed_steps:
         raise UsageError("data: expected batches for two steps, given fewer")
     return failure
 

@@ -48,7 +48,9 @@ META = torch.device("meta")  # the device of fake tensors' storages
 # yields the size of the next steps' batches, and is sent the bytes that these steps need
 Sizes = Generator[Size, int, None]
 
-_UNLIKE_STEPS, _LEAST = 8, 2  # observed steps if steps may differ: at most, if there is time, and at least
+# the observed steps if steps may differ: these many at least, and more while there is time
+_MIN_UNLIKE_STEPS = 2
+_MAX_UNLIKE_STEPS = 8
 
 
 class CallSites:
@@ -59,58 +61,79 @@ class CallSites:
 
     def __init__(self, module: nn.Module) -> None:
         self._paths = {child: path for path, child in module.named_modules() if path}
-        self._running: list[nn.Module] = []
-        self._of_node: dict[int, Site] = {}
+        self._running: list[nn.Module] = []  # the modules whose forward runs, the innermost last
+        self._forward_sites: dict[int, Site] = {}  # by the number of the operator's node in autograd's graph
         self._hooks = ExitStack()
-        self._hooks.enter_context(register_module_forward_pre_hook(self._opened))
-        self._hooks.enter_context(register_module_forward_hook(self._closed, always_call=True))
-        self._node, self._next = BACKWARD_NODE.find_or(lambda: None), NEXT_NODE_NUMBER.find_or(lambda: 0)
+        self._hooks.enter_context(register_module_forward_pre_hook(self._forward_starts))
+        self._hooks.enter_context(register_module_forward_hook(self._forward_ends, always_call=True))
+        self._backward_node = BACKWARD_NODE.find_or(lambda: None)
+        self._next_node_number = NEXT_NODE_NUMBER.find_or(lambda: 0)
 
     def __call__(self, func: Any) -> Site:
-        node, module = self._node(), self._paths.get(self._running[-1]) if self._running else None
-        if node is not None and not self._running:
-            forward = self._of_node.get(NODE_NUMBER.get_or(node, lambda: -1)(), Site())
-            return forward._replace(operator=str(func), recomputes=False)
-        own_line = user_line(sys._getframe(2))
-        line = None if own_line is None else f"{short_path(own_line[0])}:{own_line[1]}"
-        site = Site(str(func), module, line, recomputes=node is not None)
+        backward_node = self._backward_node()
+        is_in_backward = backward_node is not None
+        if is_in_backward and not self._running:
+            node_number = NODE_NUMBER.get_or(backward_node, lambda: -1)()
+            forward_site = self._forward_sites.get(node_number, Site())
+            return forward_site._replace(operator=str(func), recomputes=False)
+
+        module_path = None
+        if self._running:
+            module_path = self._paths.get(self._running[-1])
+        line = None
+        code_line = user_line(sys._getframe(2))
+        if code_line is not None:
+            file, line_number = code_line
+            line = f"{short_path(file)}:{line_number}"
+        site = Site(str(func), module_path, line, recomputes=is_in_backward)
         # Autograd makes an operator's node, and gives it its number, before the operator runs.
-        self._of_node[self._next() - 1] = site
+        self._forward_sites[self._next_node_number() - 1] = site
         return site
 
     def stop(self) -> None:
         self._hooks.close()
 
-    def _opened(self, module: nn.Module, args: Any) -> None:
+    def _forward_starts(self, module: nn.Module, args: Any) -> None:
         self._running.append(module)
 
-    def _closed(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._running:  # empty if the step began within this forward
             self._running.pop()
 
 
-class Look:
+class StepObservers:
     """The observers of one step of a rehearsal, attached when it begins."""
 
-    def __init__(self, of: Rehearsal) -> None:
-        self._of, forward, live, module = of, ForwardTraffic(), of.world.live, of.trainer.lightning_module
-        live.convolution_bytes, self.notes = 0, live.take_notes()
-        live.site = self._sites = CallSites(module)
-        for bucket in of.buckets:
+    def __init__(self, rehearsal: Rehearsal) -> None:
+        self._timeline = rehearsal.timeline
+        self._world = rehearsal.world
+        live = self._world.live
+        live.convolution_bytes = 0
+        self.notes = live.take_notes()
+        module = rehearsal.trainer.lightning_module
+        self._sites = CallSites(module)
+        live.site = self._sites
+        for bucket in rehearsal.buckets:
             self.notes.learn(seen_tensors("rest", "DDP's bucket", bucket))
-        parties = lambda: (module, of.trainer.optimizers)  # noqa: E731
-        self._reader = MemoryReader(live, of.timeline, META, parties, forward, self.notes.note_part)
+
+        def module_and_optimizers() -> tuple[nn.Module, Sequence[Optimizer]]:
+            return module, rehearsal.trainer.optimizers
+
+        forward = ForwardTraffic()
+        self._reader = MemoryReader(live, self._timeline, META, module_and_optimizers, forward, self.notes.note_part)
         self._reader.begin("memory")
-        self._flops = StepFlops(of.timeline, forward, on_shapes=True)
-        of.timeline.observers += (self._flops,)
-        of.world.link = self.link = LinkBytes(of.timeline)
+        self._flops = StepFlops(self._timeline, forward, on_shapes=True)
+        self._timeline.observers += (self._flops,)
+        self.link = LinkBytes(self._timeline)
+        self._world.link = self.link
 
     def end(self) -> Mapping[str, Any]:
+        """Detach the observers at the step's end, and return what the memory reader found."""
         self._reader.step_peaks()
         self._reader.end("memory")
-        self._of.timeline.unobserve(self._flops)
+        self._timeline.unobserve(self._flops)
         self._flops.stop()
-        self._of.world.live.notes = None
+        self._world.live.notes = None
         self._sites.stop()
         return self._reader.facts
 
@@ -127,10 +150,10 @@ class Rehearsal(Callback):
 
     world: FakeWorld  # the fake tensors, among which the module was made
     # the first exception: Lightning then tears down what it has not set up yet, which may raise another
-    failed: BaseException | None = None
+    first_error: BaseException | None = None
     bucket_bytes: int | None = None  # bytes of DDP's buckets; None where there are none
-    _inside: ExitStack = field(default_factory=ExitStack)
-    _left: int = 1 << 20  # steps that are left: more than ``_steps`` ever asks for
+    _fake_context: ExitStack = field(default_factory=ExitStack)  # entered while a batch runs
+    _steps_left: int = 1 << 20  # more than ``_steps`` ever asks for
 
     def _steps(self) -> Iterator[None]:
         """Yield where a step begins; resumed where that step has ended. When this returns, the loop ends."""
@@ -139,39 +162,48 @@ class Rehearsal(Callback):
     def _loop_starts(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(trainer.strategy, FakeDevice)
         self._strategy = trainer.strategy
-        self.trainer, self.timeline = trainer, Timeline()
-        self._course = self._steps()
-        self._phases = PhaseProfiler(trainer, self.timeline, self._left, self._step_ended, self, ends=True)
+        self.trainer = trainer
+        self.timeline = Timeline()
+        self._step_starts = self._steps()
+        self._phases = PhaseProfiler(trainer, self.timeline, self._steps_left, self._step_ended, self, ends=True)
         self._phases.install()
         self._phases.mark_optimizers()
-        endless(trainer)
+        remove_limits(trainer)
         pl_module.log = partial(_log, trainer)  # type: ignore[method-assign]
-        for metric in (part for part in pl_module.modules() if isinstance(part, Metric)):
-            metric.validate_args = False  # fake tensors have no values to check
-            metric.distributed_available_fn = lambda: False  # nor have other ranks' tensors
+        for part in pl_module.modules():
+            if isinstance(part, Metric):
+                part.validate_args = False  # fake tensors have no values to check
+                part.distributed_available_fn = _no_other_ranks
         if self.world.gpu is not None:
-            _step_together(trainer.optimizers)
+            _use_foreach(trainer.optimizers)
         self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
         self.buckets: list[torch.Tensor] = []
         if self._strategy.has_buckets:
             with self.world.inside():
                 self.buckets = buckets(pl_module)
-                self.bucket_bytes = sum(each.nbytes for each in self.buckets)
+                self.bucket_bytes = sum(bucket.nbytes for bucket in self.buckets)
         held = holdings(pl_module, trainer.optimizers, META)
         self._set_up = {**held._asdict(), "rest": self.world.live.held_bytes - held.total}
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self.failed = self.failed or exception
+        if self.first_error is None:
+            self.first_error = exception
 
     def _step_ended(self) -> int:
-        self._left = 0 if next(self._course, _DONE) is _DONE else self._left - 1
-        return self._left
+        """Let ``_steps`` go on to its next step; return how many steps are left."""
+        try:
+            next(self._step_starts)
+        except StopIteration:
+            self._steps_left = 0
+        else:
+            self._steps_left -= 1
+        return self._steps_left
 
     def _batch_starts(self, *_: Any) -> None:
-        self._inside.enter_context(self.world.inside())
+        self._fake_context.enter_context(self.world.inside())
 
     def _batch_ends(self, *_: Any) -> None:
-        self._inside.close()
+        self._fake_context.close()
         if not self._phases.is_sure:
             self._phases.batch_ended()  # raises if this Lightning has no actions to count steps by
 
@@ -187,90 +219,125 @@ class Rehearsal(Callback):
 class RehearsedSizes(Rehearsal):
     # the sizes. Steps of the first size are observed phase by phase; for the others only the peak is read.
     sizes: Sizes
-    # whether all steps are known to do the same. Otherwise several are rehearsed, and the largest counts: a module may
-    # skip a step now and then, or do more in every other one, and batches may differ.
-    alike: bool = False
+    # whether all steps surely do the same. Otherwise several are rehearsed, and the largest counts: a module may skip a
+    # step now and then, or do more in every other one, and batches may differ.
+    has_equal_steps: bool = False
     enough_s: float = 1.0  # CPU time for these steps, after which no further one begins
     clock: Callable[[], float] = time.process_time  # seconds of CPU time
-    seen: list[Planned] = field(default_factory=list)  # the observed steps
-    known: bool = False  # whether all required steps were observed
+    observed_steps: list[Planned] = field(default_factory=list)
+    has_observed_all: bool = False  # whether all required steps were observed
 
     def _steps(self) -> Iterator[None]:
         self._strategy.size = next(self.sizes)
-        until = self.clock() + self.enough_s
-        while self._wants_more(until):
-            look = Look(self)
+        deadline = self.clock() + self.enough_s
+        while self._needs_more_steps(deadline):
+            observers = StepObservers(self)
             yield
-            self.seen.append(self._seen(look))
-        self.known = True
-        peaks = [step.peak for step in self.seen]
-        peak, times, live = max(peaks), 1 if len({*peaks}) == 1 else len(peaks), self.world.live
-        with suppress(StopIteration):
+            self.observed_steps.append(self._observed_step(observers))
+        self.has_observed_all = True
+
+        peaks = [step.peak for step in self.observed_steps]
+        peaks_are_equal = len(set(peaks)) == 1
+        steps_of_size = 1 if peaks_are_equal else len(peaks)
+        peak_bytes = max(peaks)
+        live = self.world.live
+        with suppress(StopIteration):  # of the sizes
             while True:
-                self._strategy.size, peak = self.sizes.send(needed(peak, live.peaks()[1])), 0
+                _, reserved_bytes = live.peaks()
+                self._strategy.size = self.sizes.send(needed(peak_bytes, reserved_bytes))
                 live.give_back_unused()
-                for _ in range(times):
+                peak_bytes = 0
+                for _ in range(steps_of_size):
                     live.reset()
                     yield
-                    peak = max(peak, live.peaks()[0] or 0)
+                    peak_bytes = max(peak_bytes, live.peaks()[0] or 0)
 
-    def _wants_more(self, until: float) -> bool:
-        few = len(self.seen) < (1 if self.alike else _UNLIKE_STEPS)
-        return few and (len(self.seen) < _LEAST or self.clock() < until)
+    def _needs_more_steps(self, deadline: float) -> bool:
+        steps = len(self.observed_steps)
+        if self.has_equal_steps:
+            return steps < 1
+        if steps < _MIN_UNLIKE_STEPS:
+            return True
+        return steps < _MAX_UNLIKE_STEPS and self.clock() < deadline
 
-    def _seen(self, look: Look) -> Planned:
-        facts = look.end()
-        peaks = {phase: of[0] or 0 for phase, of in facts["part_peaks"].items()}
-        if self.world.gpu is None and self.world.live.convolution_bytes > _SURE * max(peaks.values()):
+    def _observed_step(self, observers: StepObservers) -> Planned:
+        """Return the bytes and the work of the step that has just ended.
+
+        Raises:
+            Uncounted: kernels may hold more amid their work than was counted.
+        """
+        memory = observers.end()
+        peaks = {phase: phase_peaks[0] or 0 for phase, phase_peaks in memory["part_peaks"].items()}
+        live = self.world.live
+        is_on_cpu = self.world.gpu is None
+        if is_on_cpu and live.convolution_bytes > _SURE_FACTOR * max(peaks.values()):
             raise Uncounted("what the CPU's kernels of convolutions hold amid their work is unknown")
-        work, sent, module = None, Counter(look.link.by_phase), self.trainer.lightning_module
+
+        work = None
         with suppress(UncountableError):
-            work = replace(look.work(), traffic=None)
+            work = replace(observers.work(), traffic=None)
         batch_bytes = self._strategy.batch_bytes * self.trainer.accumulate_grad_batches
-        if self._strategy.reduces:  # DDP's own reducer, which sends them, is missing
-            trained = sum(each.nbytes for each in module.parameters() if each.requires_grad)
-            sent["backward"] += ring_bytes("allreduce", trained, self._strategy.ranks)
+        _, reserved_bytes = live.peaks()
         return Planned(
             peaks=peaks,
-            causes=facts["causes"],
-            held=facts["levels"],
-            work=phase_work(self.trainer, work, facts["traffic"], batch_bytes),
-            timeline=look.notes.timeline("planned").model_copy(update={"set_up": self._set_up}),
-            reserved=self.world.live.peaks()[1],
-            gathered=self.world.live.most_gathered,
-            sent={phase: count for phase, count in sent.items() if count},
+            causes=memory["causes"],
+            held=memory["levels"],
+            work=phase_work(self.trainer, work, memory["traffic"], batch_bytes),
+            timeline=observers.notes.timeline("planned").model_copy(update={"set_up": self._set_up}),
+            reserved=reserved_bytes,
+            gathered=live.most_gathered,
+            sent=self._bytes_sent(observers.link),
         )
 
+    def _bytes_sent(self, link: LinkBytes) -> dict[str, int]:
+        """Return the bytes that each phase of a step sends to other ranks, without phases that send none."""
+        bytes_by_phase = Counter(link.by_phase)
+        if self._strategy.reduces:  # DDP's own reducer, which sends the gradients, is missing
+            parameters = self.trainer.lightning_module.parameters()
+            gradient_bytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+            bytes_by_phase["backward"] += ring_bytes("allreduce", gradient_bytes, self._strategy.ranks)
+        return {phase: count for phase, count in bytes_by_phase.items() if count}
 
-_SURE = 1.05  # a peak that may be too low by a larger factor is not reported
 
-_DONE = object()
+_SURE_FACTOR = 1.05  # a peak that may be too low by a larger factor is not reported
 
 
-def endless(trainer: Trainer) -> None:
+def remove_limits(trainer: Trainer) -> None:
     """Remove the loop's limits, which learning-rate schedules have already asked for."""
-    trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = -1, -1
+    trainer.fit_loop.max_epochs = -1
+    trainer.fit_loop.epoch_loop.max_steps = -1
     configs = trainer.strategy.lr_scheduler_configs  # a schedule would not find the metric that it monitors
     configs[:] = [config for config in configs if not config.reduce_on_plateau]
 
 
-def _step_together(optimizers: Sequence[Optimizer]) -> None:
+def _no_other_ranks() -> bool:
+    """Replace a metric's ``distributed_available_fn``: no other rank has tensors to gather."""
+    return False
+
+
+def _use_foreach(optimizers: Sequence[Optimizer]) -> None:
     """Have optimizers use their multi-tensor (foreach) variants, as they would by default with real tensors on a GPU.
 
     Adafactor would not (torch/optim/_adafactor.py), nor optimizers with a learning rate in a tensor.
     """
     for optimizer in optimizers:
+        if type(optimizer).__name__ == "Adafactor":
+            continue
         for group in optimizer.param_groups:
-            chosen = group.get("fused") or group.get("differentiable") or isinstance(group.get("lr"), torch.Tensor)
-            if group.get("foreach", False) is None and not chosen and type(optimizer).__name__ != "Adafactor":
+            uses_default = "foreach" in group and group["foreach"] is None
+            rate_is_tensor = isinstance(group.get("lr"), torch.Tensor)
+            has_other_variant = group.get("fused") or group.get("differentiable") or rate_is_tensor
+            if uses_default and not has_other_variant:
                 group["foreach"] = True
 
 
 def _log(trainer: Trainer, name: str, value: Any, *_: object, **__: object) -> None:
     """Replace a module's ``log``: keep the value in ``callback_metrics``, and log nothing."""
-    if not isinstance(value, Metric):
-        kept = value.detach() if isinstance(value, torch.Tensor) else value
-        trainer.callback_metrics[name] = kept
+    if isinstance(value, Metric):
+        return
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+    trainer.callback_metrics[name] = value
 
 
 _NO_DATA = "its data is not allocated yet"  # the text of torch's error if a kernel reads values itself
@@ -280,32 +347,48 @@ def reason_of(error: Exception) -> str:
     """Return why a step cannot be rehearsed, with the line of the user's code."""
     while isinstance(error.__cause__, Exception):  # the parser wraps errors of classes that it builds
         error = error.__cause__
-    files = [(f.f_code.co_filename, f.f_lineno) for f, _ in walk_tb(error.__traceback__)]
-    theirs = [(name, line) for name, line in files if not package_of(name) and "site-packages" not in name]
-    where = f" ({os.path.basename(theirs[-1][0])}, line {theirs[-1][1]})" if theirs else ""  # noqa: PTH119
-    fakes = FAKES.find_or(None)
-    asked = () if fakes is None else (fakes.DataDependentOutputException, fakes.DynamicOutputShapeException)
-    depends = isinstance(error, (DependsOnValues, *asked))
-    if depends or _NO_DATA in str(error):
-        return f"its work depends on values, which are unknown without running it{where}"
+    line = _user_line_of(error)
+    if _depends_on_values(error):
+        return f"its work depends on values, which are unknown without running it{line}"
     if isinstance(error, WouldChange):
-        return f"{error}{where}"
+        return f"{error}{line}"
     if isinstance(error, Uncounted):
         return str(error)
-    return f"{said(error)}{where}"
+    return f"{said(error)}{line}"
+
+
+def _user_line_of(error: Exception) -> str:
+    """Return the last line of the user's code that ``error`` passed, as " (model.py, line 12)"; "" if there is none."""
+    text = ""
+    for frame, line_number in walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        is_user_code = not package_of(file) and "site-packages" not in file
+        if is_user_code:
+            text = f" ({os.path.basename(file)}, line {line_number})"  # noqa: PTH119
+    return text
+
+
+def _depends_on_values(error: Exception) -> bool:
+    """Return whether ``error`` was raised because the step asked for the values of fake tensors."""
+    kinds: list[type[BaseException]] = [DependsOnValues]
+    fakes = FAKES.find_or(None)
+    if fakes is not None:
+        kinds += [fakes.DataDependentOutputException, fakes.DynamicOutputShapeException]
+    return isinstance(error, tuple(kinds)) or _NO_DATA in str(error)
 
 
 class BeforeSteps(Callback):
     """Runs only those hooks of ``callback`` that come before the first step, as for freezing a part of the module."""
 
     def __init__(self, callback: Callback, world: FakeWorld) -> None:
-        self._callback, self._world = callback, world
+        self._callback = callback
+        self._world = world
         for hook in ("setup", "on_fit_start", "on_train_start", "on_train_epoch_start"):
             vars(self)[hook] = partial(self._run, hook)
 
-    def _run(self, hook: str, *given: Any, **named: Any) -> None:
+    def _run(self, hook: str, *args: Any, **kwargs: Any) -> None:
         with self._world.inside():
-            getattr(self._callback, hook)(*given, **named)
+            getattr(self._callback, hook)(*args, **kwargs)
 
 
 class SilentLogger(DummyLogger):

@@ -1,4 +1,4 @@
-"""Counts the work of a step that another process sent, by rehearsing it."""
+"""Counts the work of a step that another process pickled, by rehearsing it."""
 
 from __future__ import annotations
 
@@ -22,78 +22,101 @@ from lm_profiler.measure.counts.flops import UncountableError
 from lm_profiler.measure.counts.traffic import StepTraffic
 from lm_profiler.measure.fake.values import TAKEN_FOR_ONE
 from lm_profiler.measure.fake.world import FakeWorld, prepare
-from lm_profiler.rehearse.loop import Look, Rehearsal, SilentLogger, reason_of
+from lm_profiler.rehearse.loop import Rehearsal, SilentLogger, StepObservers, reason_of
 from lm_profiler.rehearse.strategies import AS_WIDE, CPU, FakeDevice
 
 # precisions that are rehearsed as such; with others the dtypes of weights and batch decide everything
-_SAME = ("bf16-mixed", "bf16-true", "16-true", "64-true")
+_REHEARSED_PRECISIONS = ("bf16-mixed", "bf16-true", "16-true", "64-true")
 
-_BATCHES = 4  # most batches of one step to rehearse: the work of more is in proportion
+_MAX_BATCHES = 4  # most batches of one step to rehearse: the work of more is in proportion
 
 # Hooks that set a module up: it was set up before it was sent.
-_NOT_A_STEP = ("setup", "teardown", "prepare_data", "configure_model", "configure_callbacks")
+_SET_UP_HOOKS = ("setup", "teardown", "prepare_data", "configure_model", "configure_callbacks")
 
 
 def count(pickled_step: bytes) -> StepWork | str:
     """Return the work of the step on one rank, or why it is unknown. Only for a separate process (``prepare``)."""
-    sent: SentStep = pickle.loads(pickled_step)
+    step: SentStep = pickle.loads(pickled_step)
     prepare(None)
-    if not sent.on_cpu:  # otherwise torch's unfused attention would compute half precision in float32
+    if not step.on_cpu:  # otherwise torch's unfused attention would compute half precision in float32
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:
-        counted = _rehearsed(sent)
+        work = _rehearse(step)
     except UncountableError as error:
         return str(error)
     except Exception as error:
         return f"on a copy without data the step fails: {reason_of(error)}"
     if TAKEN_FOR_ONE:
-        return f"on a copy without data its work may depend on a value ({next(iter(TAKEN_FOR_ONE))})"
-    return counted
+        line = next(iter(TAKEN_FOR_ONE))
+        return f"on a copy without data its work may depend on a value ({line})"
+    return work
 
 
-def _rehearsed(sent: SentStep) -> StepWork:
+def _rehearse(step: SentStep) -> StepWork:
     world = _Shapes(None)
     with world.inside():
         fake = ModuleCopy(partial(shape_of, device=CPU), CPU)
-        module, batch, optimizers = fake((sent.module, sent.batch, sent.optimizers))
-    _keep_to_the_step(module, [_Motionless(each) for each in optimizers])
-    named = {"bfloat16": "float16"} if sent.precision in AS_WIDE else {}  # the run's dtype by the one rehearsed instead
-    counting = _Counting(world=world, times=max(sent.batches / _BATCHES, 1.0), named=named)
-    trainer = _trainer(sent, counting, batch)
-    # A loader whose endless batches stand for the sent one.
-    given = {"train_dataloaders" if sent.verb == "fit" else "dataloaders": repeat(None)}
-    kept = {"return_predictions": False} if sent.verb == "predict" else {}
+        module, batch, optimizers = fake((step.module, step.batch, step.optimizers))
+    _keep_to_the_step(module, [_MotionlessOptimizer(optimizer) for optimizer in optimizers])
+
+    dtypes: dict[str, str] = {}
+    if step.precision in AS_WIDE:
+        dtypes["bfloat16"] = "float16"  # bfloat16 was rehearsed instead
+    rehearsal = _StepCounter(world=world, batch_factor=max(step.batches / _MAX_BATCHES, 1.0), dtypes=dtypes)
+    trainer = _trainer(step, rehearsal, batch)
+    batches = repeat(None)  # an endless loader; its batches stand for the pickled one
     try:
-        getattr(trainer, sent.verb)(module, **given, **kept)
+        if step.verb == "fit":
+            trainer.fit(module, train_dataloaders=batches)
+        elif step.verb == "predict":
+            trainer.predict(module, dataloaders=batches, return_predictions=False)
+        else:
+            getattr(trainer, step.verb)(module, dataloaders=batches)
     except Exception as error:
-        first = counting.failed
-        raise (first if isinstance(first, Exception) else error) from None
-    if counting.seen is None:
+        if isinstance(rehearsal.first_error, Exception):
+            raise rehearsal.first_error from None
+        raise error from None
+    if rehearsal.step_work is None:
         raise UncountableError("on a copy without data no step ends")
-    return counting.seen
+    return rehearsal.step_work
 
 
-def _trainer(sent: SentStep, counting: Rehearsal, batch: Any) -> Any:
+def _trainer(step: SentStep, rehearsal: Rehearsal, batch: Any) -> Any:
     """Return a Trainer of the Lightning package that the module is derived from."""
-    names = {kind.__module__.partition(".")[0] for kind in type(sent.module).__mro__}
-    lightning = import_module("pytorch_lightning" if "pytorch_lightning" in names else "lightning.pytorch")
-    strategy = type("SentStrategy", (_SentBatches, lightning.strategies.SingleDeviceStrategy), {})
-    precision: Any = AS_WIDE.get(sent.precision, sent.precision if sent.precision in _SAME else "32-true")
-    off = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    packages = {kind.__module__.partition(".")[0] for kind in type(step.module).__mro__}
+    package = "pytorch_lightning" if "pytorch_lightning" in packages else "lightning.pytorch"
+    lightning = import_module(package)
+    strategy_class = type("SentStrategy", (_SentBatches, lightning.strategies.SingleDeviceStrategy), {})
     trainer = lightning.Trainer(
         accelerator="cpu",
-        strategy=strategy(counting.world, batch),
-        precision=precision,
+        strategy=strategy_class(rehearsal.world, batch),
+        precision=_rehearsed_precision(step.precision),
         max_epochs=1,
-        accumulate_grad_batches=min(sent.batches, _BATCHES),
+        accumulate_grad_batches=min(step.batches, _MAX_BATCHES),
         logger=SilentLogger(),
-        limit_val_batches=0 if sent.verb == "fit" else None,
+        limit_val_batches=0 if step.verb == "fit" else None,
         inference_mode=False,
-        callbacks=[counting],
-        **dict.fromkeys(off, False),
+        callbacks=[rehearsal],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
     )
-    vars(trainer.precision_plugin)["convert_module"] = lambda module: module  # it was converted before it was sent
+    vars(trainer.precision_plugin)["convert_module"] = _converted_before
     return trainer
+
+
+def _rehearsed_precision(precision: str) -> str:
+    """Return the precision to rehearse with: the run's own, a wider one, or the dtypes that the tensors have."""
+    if precision in AS_WIDE:
+        return AS_WIDE[precision]
+    if precision in _REHEARSED_PRECISIONS:
+        return precision
+    return "32-true"
+
+
+def _converted_before(module: LightningModule) -> LightningModule:
+    """Replace the plugin's ``convert_module``: the module was converted before it was pickled."""
+    return module
 
 
 class _Shapes(FakeWorld):
@@ -110,7 +133,8 @@ class _SentBatches(FakeDevice):
 
     def __init__(self, world: FakeWorld, batch: Any) -> None:
         super().__init__(device=CPU)  # type: ignore[call-arg]
-        self.world, self._batch = world, batch
+        self.world = world
+        self._batch = batch
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         return self._batch
@@ -118,8 +142,12 @@ class _SentBatches(FakeDevice):
 
 def _keep_to_the_step(module: LightningModule, optimizers: list[Optimizer]) -> None:
     """Have ``module`` use ``optimizers``, and disable its hooks outside of steps."""
-    hooks = [name for name in dir(LightningModule) if name.startswith("on_") and "_model_" not in name]
-    vars(module).update(dict.fromkeys((*hooks, *_NOT_A_STEP), _nothing))
+    for name in dir(LightningModule):
+        is_hook_outside_of_steps = name.startswith("on_") and "_model_" not in name
+        if is_hook_outside_of_steps:
+            vars(module)[name] = _nothing
+    for name in _SET_UP_HOOKS:
+        vars(module)[name] = _nothing
     vars(module)["configure_optimizers"] = lambda: optimizers or None
 
 
@@ -127,40 +155,61 @@ def _nothing(*_: Any, **__: Any) -> None:
     pass
 
 
-class _Motionless(Optimizer):
-    """An optimizer with the sent groups and states, whose step does no arithmetic."""
+class _MotionlessOptimizer(Optimizer):
+    """An optimizer with the pickled groups and states, whose step does no arithmetic."""
 
     calls_closure_first = True  # as torch's own optimizers do
 
     def __init__(self, sent: SentOptimizer) -> None:
         super().__init__(sent.groups, {})
-        parameters = [each for group in sent.groups for each in group["params"]]
+        parameters = []
+        for group in sent.groups:
+            parameters += group["params"]
         self.state.update(zip(parameters, sent.states, strict=True))
 
     def step(self, closure: Callable[[], Any] | None = None, **_: Any) -> Any:
-        return None if closure is None else closure()
+        if closure is None:
+            return None
+        return closure()
 
 
 @dataclass(eq=False, kw_only=True)
-class _Counting(Rehearsal):
-    times: float  # batches of the step over the rehearsed ones
-    named: Mapping[str, str]  # the run's dtypes, by those rehearsed instead
-    seen: StepWork | None = None
+class _StepCounter(Rehearsal):
+    batch_factor: float  # batches of the step over the rehearsed ones
+    dtypes: Mapping[str, str]  # the run's dtypes, by those rehearsed instead
+    step_work: StepWork | None = None  # of the whole step, once it has ended
 
     def _steps(self) -> Iterator[None]:
-        look = Look(self)
+        observers = StepObservers(self)
         yield
-        look.end()
-        self.seen = self._of_the_run(look.work())
+        observers.end()
+        self.step_work = self._work_of_run(observers.work())
 
-    def _of_the_run(self, work: StepWork) -> StepWork:
-        """Return ``work`` of all batches of the step, in the run's own dtypes."""
-        assert work.traffic is not None
-        times, by_dtype = self.times, dict[str, dict[str, int]]()
-        for kind, each in work.by_dtype.items():
-            by_dtype[kind] = {self.named.get(of, of): round(n * times) for of, n in each.items()}
-        moved = dict(work.traffic.by_phase)
-        moved |= {of: round(moved[of] * times) for of in ("forward", "backward") if moved.get(of) is not None}  # type: ignore[operator]
-        read = work.traffic.forward_read
-        traffic = StepTraffic(moved, None if read is None else round(read * times))
-        return StepWork(work.flops.times(times), by_dtype, traffic)
+    def _work_of_run(self, rehearsed: StepWork) -> StepWork:
+        """Return the work of all batches of the step, in the run's own dtypes."""
+        flops_by_dtype = {}
+        for kind, flops in rehearsed.by_dtype.items():
+            flops_by_dtype[kind] = self._flops_of_run(flops)
+        traffic = rehearsed.traffic
+        assert traffic is not None
+        bytes_by_phase = dict(traffic.by_phase)
+        for phase in ("forward", "backward"):
+            if phase in bytes_by_phase:
+                bytes_by_phase[phase] = self._scaled(bytes_by_phase[phase])
+        return StepWork(
+            flops=rehearsed.flops.times(self.batch_factor),
+            by_dtype=flops_by_dtype,
+            traffic=StepTraffic(bytes_by_phase, self._scaled(traffic.forward_read)),
+        )
+
+    def _flops_of_run(self, flops: Mapping[str, int]) -> dict[str, int]:
+        scaled = {}
+        for dtype, count in flops.items():
+            dtype_of_run = self.dtypes.get(dtype, dtype)
+            scaled[dtype_of_run] = round(count * self.batch_factor)
+        return scaled
+
+    def _scaled(self, count: int | None) -> int | None:
+        if count is None:
+            return None
+        return round(count * self.batch_factor)

@@ -56,15 +56,21 @@ class Size:
     context: float = 1.0
 
     def __call__(self, shape: Sequence[int]) -> Sequence[int]:
-        factors = (self.batch, self.context, *[1.0] * len(shape))
-        return [n and max(round(n * factor), 1) for n, factor in zip(shape, factors, strict=False)]
+        """Return the resized ``shape``; an empty dimension stays empty, and no other becomes so."""
+        resized = list(shape)
+        for dimension, factor in enumerate((self.batch, self.context)[: len(shape)]):
+            length = shape[dimension]
+            if length:
+                resized[dimension] = max(round(length * factor), 1)
+        return resized
 
 
 class FakeDevice:
     """A mixin that gives the device of a strategy fake tensors."""
 
     world: FakeWorld
-    reduces = has_buckets = False  # whether DDP reduces all gradients, and whether its buckets hold them a second time
+    reduces = False  # whether DDP reduces all gradients
+    has_buckets = False  # whether DDP's buckets hold the gradients a second time
     ranks = 1  # the number of ranks; this is rank 0
     size = Size()
     rows = 1  # rehearsed rows for each row of a real batch
@@ -86,11 +92,15 @@ class FakeDevice:
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         """Return a fake batch of the rehearsed size."""
-        made, whole = Samples(combined=False)(batch), replace(self.size, batch=self.size.batch * self.rows)
-        self.samples = None if made is None else made * self.rows
-        rehearsed = self.world.faked(batch, whole)
-        self.batch_bytes = bytes_of_batch(rehearsed)
-        return rehearsed
+        count_samples = Samples(combined=False)
+        samples = count_samples(batch)
+        if samples is not None:
+            samples *= self.rows
+        self.samples = samples
+        size = replace(self.size, batch=self.size.batch * self.rows)
+        fake_batch = self.world.faked(batch, size)
+        self.batch_bytes = bytes_of_batch(fake_batch)
+        return fake_batch
 
 
 class FakeStrategy(FakeDevice, SingleDeviceStrategy):
@@ -113,17 +123,22 @@ class RankZero(LightningEnvironment):
 class FakeReplica(FakeStrategy):
     """One of DDP's devices: it holds the whole module, and needs nothing from the others."""
 
-    copies = False  # whether all gradients are copied into one tensor after backward
+    copies_gradients = False  # whether all gradients are copied into one tensor after backward
 
     def __init__(self, world: FakeWorld, ranks: int) -> None:
         super().__init__(world)
-        self.ranks = self.world_size = ranks
+        self.ranks = ranks
+        self.world_size = ranks
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Hold the copy of all gradients that ``flat_ddp`` sends, as long as it does."""
-        if self.copies and self.lightning_module is not None:
-            gradients = [each.grad for each in self.lightning_module.parameters() if each.grad is not None]
-            torch.cat([each.flatten() for each in gradients])
+        if not self.copies_gradients or self.lightning_module is None:
+            return
+        flat_gradients = []
+        for parameter in self.lightning_module.parameters():
+            if parameter.grad is not None:
+                flat_gradients.append(parameter.grad.flatten())
+        torch.cat(flat_gradients)
 
     def setup_environment(self) -> None:
         """Join the fake group, for modules that ask who is there, and for ``ZeroRedundancyOptimizer``."""
@@ -142,7 +157,8 @@ class FakeRank(FakeDevice):
     def setup(self, trainer: Trainer) -> None:
         """Shard the module, and make the optimizers, among fake tensors."""
         plugin = trainer.precision_plugin
-        if isinstance(plugin, FSDPPrecision) and plugin.precision.endswith("mixed"):  # it names CUDA's autocast
+        uses_cuda_autocast = isinstance(plugin, FSDPPrecision) and plugin.precision.endswith("mixed")
+        if uses_cuda_autocast:
             vars(plugin)["forward_context"] = partial(torch.autocast, CPU.type, torch.bfloat16)
         with self.world.inside():
             super().setup(trainer)  # type: ignore[misc]
@@ -165,30 +181,30 @@ def _join(world: FakeWorld, ranks: int) -> None:
     _hide_whole_shapes()
     construct = FullyShardedDataParallel.__init__
 
-    def on_cpu(wrapper: Any, *args: Any, **kwargs: Any) -> None:
+    def construct_on_cpu(wrapper: Any, *args: Any, **kwargs: Any) -> None:
         construct(wrapper, *args, **{**kwargs, "device_id": CPU})
 
     # It refuses modules on a CPU unless an argument says that they stay there.
-    setattr(FullyShardedDataParallel, construct.__name__, on_cpu)
+    setattr(FullyShardedDataParallel, construct.__name__, construct_on_cpu)
 
 
 def _hide_whole_shapes() -> None:
-    """Have DTensors infer the shape of all shards unseen: they make fake tensors for that.
+    """Have DTensors infer the shape of all shards outside of our modes: they make fake tensors for that.
 
     Torch does so once per operator and shape in a run, but every time if tensors are fake.
     """
-    ask = WHOLE_SHAPES.find_or(None)
-    if ask is None:
+    infer_shape = WHOLE_SHAPES.find_or(None)
+    if infer_shape is None:
         return
 
-    def unseen(*args: Any) -> Any:
+    def infer_without_modes(*args: Any) -> Any:
         with NO_MODES.find()():
-            return ask(*args)
+            return infer_shape(*args)
 
-    setattr(ask.__globals__["ShardingPropagator"], WHOLE_SHAPES.name, unseen)
+    setattr(infer_shape.__globals__["ShardingPropagator"], WHOLE_SHAPES.name, infer_without_modes)
 
 
-_BUCKET = 25 << 20  # bytes: the default ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel
+_BUCKET_BYTES = 25 << 20  # the default ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel
 
 
 def buckets(module: torch.nn.Module) -> list[Tensor]:
@@ -196,20 +212,27 @@ def buckets(module: torch.nn.Module) -> list[Tensor]:
 
     Left out: DDP makes its first bucket smaller, and sparse gradients are in no bucket.
     """
-    sizes: dict[torch.dtype, list[int]] = {}
+    elements_by_dtype: dict[torch.dtype, list[int]] = {}  # of each bucket
     for parameter in module.parameters():
-        if parameter.requires_grad:
-            of = sizes.setdefault(parameter.dtype, [0])
-            if of[-1] * parameter.itemsize >= _BUCKET:
-                of.append(0)
-            of[-1] += parameter.numel()
-    return [torch.empty(size, dtype=dtype) for dtype, of in sizes.items() for size in of]
+        if not parameter.requires_grad:
+            continue
+        elements = elements_by_dtype.setdefault(parameter.dtype, [0])
+        is_full = elements[-1] * parameter.itemsize >= _BUCKET_BYTES
+        if is_full:
+            elements.append(0)
+        elements[-1] += parameter.numel()
+
+    tensors = []
+    for dtype, elements in elements_by_dtype.items():
+        for count in elements:
+            tensors.append(torch.empty(count, dtype=dtype))
+    return tensors
 
 
 # how often a ring of n ranks passes (n-1)/n of all bytes on, by a part of the collective's name
-_TURNS = {"reduce_scatter": 1, "allreduce": 2, "all_reduce": 2, "gather": 1, "alltoall": 1, "all_to_all": 1}
+_RING_PASSES = {"reduce_scatter": 1, "allreduce": 2, "all_reduce": 2, "gather": 1, "alltoall": 1, "all_to_all": 1}
 
-_FROM_ONE = ("broadcast", "reduce_")  # collectives whose bytes pass each link once
+_ROOTED = ("broadcast", "reduce_")  # collectives from or to one rank: their bytes pass each link once
 
 
 def ring_bytes(name: str, size_bytes: int, ranks: int) -> int:
@@ -218,10 +241,13 @@ def ring_bytes(name: str, size_bytes: int, ranks: int) -> int:
     The size is the gathered, or not yet scattered, one. The factors are those of nccl-tests' "bus bandwidth"
     (doc/PERFORMANCE.md): no algorithm over point-to-point links sends less, reduction in a switch aside.
     """
-    turns = next((n for part, n in _TURNS.items() if part in name), None)
-    if turns is not None:
-        return turns * size_bytes * (ranks - 1) // ranks
-    return size_bytes if ranks > 1 and any(part in name for part in _FROM_ONE) else 0
+    for name_part, passes in _RING_PASSES.items():
+        if name_part in name:
+            return passes * size_bytes * (ranks - 1) // ranks
+    is_rooted = any(name_part in name for name_part in _ROOTED)
+    if is_rooted and ranks > 1:
+        return size_bytes
+    return 0
 
 
 class LinkBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
@@ -241,77 +267,100 @@ class LinkBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
     ) -> Any:
         if any(hasattr(kind, "to_local") for kind in types):
             return NotImplemented  # the DTensor takes the call apart, and its collectives come here one by one
-        made = func(*args, **(kwargs or {}))
-        code = self._timeline.stack[-1]
-        if getattr(func, "namespace", "") in ("c10d", "_c10d_functional") and code < OUTSIDE:
-            given = [*args, made]
-            sizes = (sum(leaf.nbytes for leaf in tree_leaves(each) if isinstance(leaf, Tensor)) for each in given)
-            self.by_phase[PARTS[code]] += ring_bytes(str(func), max(sizes), _ranks_among(given))
-        return made
+        result = func(*args, **(kwargs or {}))
+        phase_code = self._timeline.stack[-1]
+        is_collective = getattr(func, "namespace", "") in ("c10d", "_c10d_functional")
+        if is_collective and phase_code < OUTSIDE:
+            values = [*args, result]
+            size_bytes = max(_tensor_bytes(value) for value in values)
+            self.by_phase[PARTS[phase_code]] += ring_bytes(str(func), size_bytes, _ranks_in_group(values))
+        return result
 
 
-def _ranks_among(given: list[Any]) -> int:
-    """Return the size of the process group among a collective's arguments: an object of C++, or a name."""
+def _tensor_bytes(value: Any) -> int:
+    return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def _ranks_in_group(values: list[Any]) -> int:
+    """Return the size of the process group among a collective's ``values``: an object of C++, or a name."""
     groups = {name: group for group, name in WORLD.find().pg_names.items()}
-    for each in given:
-        if isinstance(each, str) and each in groups:
-            return int(groups[each].size())
-        if isinstance(each, torch.ScriptObject):  # the group precedes the reduction operator
-            return int(dist.ProcessGroup.unbox(each).size())
+    for value in values:
+        if isinstance(value, str) and value in groups:
+            return int(groups[value].size())
+        if isinstance(value, torch.ScriptObject):  # the group precedes the reduction operator
+            return int(dist.ProcessGroup.unbox(value).size())
     return dist.get_world_size()
 
 
-def fake_strategy(given: Mapping[str, Any], make: Callable[[], Any], world: FakeWorld, trains: bool) -> Strategy:
-    """Return the strategy that the Trainer's options ``given`` name, or ``make`` makes, with fake tensors.
+def fake_strategy(options: Mapping[str, Any], make: Callable[[], Any], world: FakeWorld, trains: bool) -> Strategy:
+    """Return the strategy that the Trainer's ``options`` name, or ``make`` makes, with fake tensors.
 
     Raises:
         Uncounted: The strategy splits the module, and cannot be rehearsed.
         UsageError: It splits the module over an unknown number of devices.
     """
-    kind, options = _named(given)
-    if issubclass(kind, SHARDED):
-        return _rank_of(kind, make(), given, world)
-    if not issubclass(kind, DDPStrategy):
+    strategy_class, arguments = _strategy_in(options)
+    if issubclass(strategy_class, SHARDED):
+        return _fake_rank(strategy_class, make(), options, world)
+    if not issubclass(strategy_class, DDPStrategy):
         return FakeStrategy(world)
-    strategy = FakeReplica(world, devices_in(given))
-    strategy.reduces = trains
-    strategy.copies = trains and str(options.get("wrapper")).endswith(f":{FlatDDP.__name__}")
-    # With ``gradient_as_bucket_view`` the buckets are the gradients.
-    strategy.has_buckets = trains and kind is not WrappedDDP and not options.get("gradient_as_bucket_view")
+    strategy = FakeReplica(world, devices_in(options))
+    if not trains:
+        return strategy
+    strategy.reduces = True
+    strategy.copies_gradients = str(arguments.get("wrapper")).endswith(f":{FlatDDP.__name__}")
+    gradients_are_views = bool(arguments.get("gradient_as_bucket_view"))  # of the buckets
+    strategy.has_buckets = strategy_class is not WrappedDDP and not gradients_are_views
     return strategy
 
 
-def _rank_of(kind: type[Strategy], made: Any, given: Mapping[str, Any], world: FakeWorld) -> Strategy:
-    """Turn a strategy that was ``made``, or named, into a fake one of its own class."""
-    if issubclass(kind, DeepSpeedStrategy):
-        raise Uncounted(f"{kind.__name__} splits the module by its own engine, which takes no fake tensors")
-    if str(given.get("devices")) in ("auto", "-1", "None"):
-        expected = f"the number of devices over which {kind.__name__} splits the module"
-        raise UsageError(f"trainer.devices: expected {expected}, given {given.get('devices')}")
-    made = StrategyRegistry.get(made) if isinstance(made, str) else made
-    fake = type(kind.__name__, (FakeRank, type(made)), {})
-    strategy: Any = object.__new__(fake)
-    vars(strategy).update(vars(made), world=world, ranks=devices_in(given))
-    strategy.cluster_environment = RankZero()
-    strategy.parallel_devices = [CPU] * (strategy.ranks // int(given.get("num_nodes") or 1))
-    return strategy  # type: ignore[no-any-return]
+def _fake_rank(strategy_class: type[Strategy], strategy: Any, options: Mapping[str, Any], world: FakeWorld) -> Strategy:
+    """Return a fake strategy of ``strategy``'s own class; ``strategy`` is the object or its registered name."""
+    if issubclass(strategy_class, DeepSpeedStrategy):
+        raise Uncounted(f"{strategy_class.__name__} splits the module by its own engine, which takes no fake tensors")
+    devices = options.get("devices")
+    if str(devices) in ("auto", "-1", "None"):
+        expected = f"the number of devices over which {strategy_class.__name__} splits the module"
+        raise UsageError(f"trainer.devices: expected {expected}, given {devices}")
+    if isinstance(strategy, str):
+        strategy = StrategyRegistry.get(strategy)
+    fake_class = type(strategy_class.__name__, (FakeRank, type(strategy)), {})
+    fake: Any = object.__new__(fake_class)
+    vars(fake).update(vars(strategy), world=world, ranks=devices_in(options))
+    fake.cluster_environment = RankZero()
+    fake.parallel_devices = [CPU] * (fake.ranks // _nodes_in(options))
+    return fake  # type: ignore[no-any-return]
 
 
-def _named(given: Mapping[str, Any]) -> tuple[type[Strategy], Mapping[str, Any]]:
-    strategy: Any = given.get("strategy") or "auto"
+def _strategy_in(options: Mapping[str, Any]) -> tuple[type[Strategy], Mapping[str, Any]]:
+    """Return the class of the strategy that the Trainer's ``options`` name, and its arguments."""
+    strategy: Any = options.get("strategy") or "auto"
     if not isinstance(strategy, str):
         module, _, name = strategy["class_path"].rpartition(".")
-        options = {**dict(strategy.get("init_args") or {}), **dict(strategy.get("dict_kwargs") or {})}
-        return getattr(import_module(module), name), options
+        arguments = dict(strategy.get("init_args") or {})
+        arguments.update(strategy.get("dict_kwargs") or {})
+        return getattr(import_module(module), name), arguments
     if strategy in StrategyRegistry:
-        return StrategyRegistry[strategy]["strategy"], StrategyRegistry[strategy]["init_params"]
-    return (DDPStrategy if strategy == "auto" and devices_in(given) > 1 else SingleDeviceStrategy), {}
+        entry = StrategyRegistry[strategy]
+        return entry["strategy"], entry["init_params"]
+    if strategy == "auto" and devices_in(options) > 1:
+        return DDPStrategy, {}
+    return SingleDeviceStrategy, {}
 
 
-def devices_in(given: Mapping[str, Any]) -> int:
+def devices_in(options: Mapping[str, Any]) -> int:
     """Return the number of devices of all nodes; "auto", which depends on the run's machine, counts as one."""
-    devices = given.get("devices")
+    return _devices_of_node(options.get("devices")) * _nodes_in(options)
+
+
+def _devices_of_node(devices: Any) -> int:
+    """Return how many the Trainer's option ``devices`` names: a number, a list or a text of indices, or "auto"."""
+    if isinstance(devices, (list, tuple)):
+        return len(devices)
     if isinstance(devices, str) and not devices.isdecimal():
-        devices = devices.split(",") if "," in devices else 1
-    several = len(devices) if isinstance(devices, (list, tuple)) else max(int(devices or 1), 1)
-    return several * int(given.get("num_nodes") or 1)
+        return len(devices.split(","))
+    return max(int(devices or 1), 1)
+
+
+def _nodes_in(options: Mapping[str, Any]) -> int:
+    return int(options.get("num_nodes") or 1)
