@@ -299,13 +299,13 @@ class ImproveDisplay(LineDisplay):
         self._shown_changes = decided
         self.tick()
 
-    def ended(self, cell: Cell, outcome: CellOutcome) -> None:
+    def cell_ends(self, cell: Cell, outcome: CellOutcome) -> None:
         if outcome.status != "ok" and outcome.exit_code != WRONG_CALL:
             line = f"{outcome.status:<8} {cell.id}"
             if outcome.reason:
                 line += f"  {outcome.reason}"
             self.print_line(line)
-        super().ended(cell, outcome)
+        super().cell_ends(cell, outcome)
 
     def progress(self) -> str:
         return f"{duration_text(self._elapsed_s)} of {duration_text(self._budget_s)}"

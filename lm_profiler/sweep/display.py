@@ -29,15 +29,17 @@ class LineDisplay(Watcher):
         self._running: dict[str, tuple[str | None, float]] = {}  # by cell, its device, and when it began
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
-    def shown(self) -> AbstractContextManager[object]:
+    def live_line(self) -> AbstractContextManager[object]:
         """Show the last line within the context, if there is a terminal."""
-        return self._live if self._console.is_terminal else nullcontext()
+        if self._console.is_terminal:
+            return self._live
+        return nullcontext()
 
-    def began(self, cell: Cell, device: str | None) -> None:
+    def cell_begins(self, cell: Cell, device: str | None) -> None:
         self._running[cell.id] = device, self._clock()
         self.tick()
 
-    def ended(self, cell: Cell, outcome: CellOutcome) -> None:
+    def cell_ends(self, cell: Cell, outcome: CellOutcome) -> None:
         self._running.pop(cell.id, None)
         self.tick()
 
@@ -62,7 +64,7 @@ class LineDisplay(Watcher):
 
 
 class Display(LineDisplay):
-    """Shows the progress of a sweep of ``cells`` in ``folder``; ``done`` of them already have an outcome.
+    """Shows the progress of a sweep of ``cells`` in ``folder``; ``ended_cells`` of them already have an outcome.
 
     ``slots`` is the number that run at the same time.
     """
@@ -70,7 +72,7 @@ class Display(LineDisplay):
     def __init__(
         self,
         cells: Sequence[Cell],
-        done: int,
+        ended_cells: int,
         slots: int,
         folder: Path,
         console: Console | None = None,
@@ -79,26 +81,26 @@ class Display(LineDisplay):
         super().__init__(folder, console, clock)
         self._cell_count = len(cells)
         self._slots = slots
-        self._done = done
+        self._ended_cells = ended_cells
         self._status_counts: Counter[str] = Counter()
         self._durations_s: list[float] = []
         self._begin_s = clock()
 
-    def ended(self, cell: Cell, outcome: CellOutcome) -> None:
+    def cell_ends(self, cell: Cell, outcome: CellOutcome) -> None:
         self._status_counts[outcome.status] += 1
-        self._done += 1
+        self._ended_cells += 1
         if outcome.status != "refused":  # a refusal takes no time, so it does not predict other cells
             self._durations_s.append(outcome.duration_s)
         duration = duration_text(outcome.duration_s)
-        line = f"[{self._done}/{self._cell_count}] {outcome.status:<8} {cell.id}  {duration}"
+        line = f"[{self._ended_cells}/{self._cell_count}] {outcome.status:<8} {cell.id}  {duration}"
         if outcome.reason:
             line += f"  {outcome.reason}"
         self.print_line(line)
-        super().ended(cell, outcome)
+        super().cell_ends(cell, outcome)
 
     def progress(self) -> str:
         """Return how many cells have ended, their statuses, and the elapsed and the remaining time."""
-        parts = [f"{self._done} of {self._cell_count} cells"]
+        parts = [f"{self._ended_cells} of {self._cell_count} cells"]
         for status, count in self._status_counts.items():
             parts.append(f"{count} {status}")
         parts.append(f"{duration_text(self._clock() - self._begin_s)} elapsed")
@@ -115,7 +117,7 @@ class Display(LineDisplay):
         spent_s = 0.0  # on cells that are running
         for _, begin_s in self._running.values():
             spent_s += min(self._clock() - begin_s, mean_s)
-        missing_cells = self._cell_count - self._done
+        missing_cells = self._cell_count - self._ended_cells
         return (missing_cells * mean_s - spent_s) / self._slots
 
 

@@ -55,9 +55,9 @@ def own_compile_cache(cell_folder: Path) -> dict[str, str]:
 
 
 class Watcher(Protocol):
-    def began(self, cell: Cell, device: str | None) -> None: ...
+    def cell_begins(self, cell: Cell, device: str | None) -> None: ...
 
-    def ended(self, cell: Cell, outcome: CellOutcome) -> None: ...
+    def cell_ends(self, cell: Cell, outcome: CellOutcome) -> None: ...
 
     def tick(self) -> None: ...
 
@@ -128,11 +128,12 @@ class Schedule:
     def _begin(self, cell: Cell, device: str | None) -> None:
         cell_folder = clear(self._folder, cell)
         self._running[cell.id] = _Running(cell, device, memory_kills(), self._clock())
-        environment = {**own_compile_cache(cell_folder), **self._environment}
+        environment = own_compile_cache(cell_folder)
+        environment.update(self._environment)
         if device is not None:
             environment["CUDA_VISIBLE_DEVICES"] = device
         self._starter.start(cell.id, cell.arguments, cell_folder / OUTPUT_FILE, environment)
-        self._watcher.began(cell, device)
+        self._watcher.cell_begins(cell, device)
 
     def _end(self, event: CellEnded) -> None:
         running = self._running.pop(event.cell)
@@ -146,7 +147,7 @@ class Schedule:
             memory_kills=memory_kills() - running.memory_kills,
             lost_reason=event.lost,
         )
-        self._watcher.ended(running.cell, record_outcome(self._folder, running.cell, process_end))
+        self._watcher.cell_ends(running.cell, record_outcome(self._folder, running.cell, process_end))
 
     def _send_signals(self) -> None:
         """Ask cells to stop that are over their time limit, or all after an interrupt; kill those that ignore it."""

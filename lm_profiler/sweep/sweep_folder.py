@@ -120,9 +120,12 @@ class SweepFolder:
         return False
 
     def _other_lock_files(self) -> list[Path]:
-        own = os.fstat(self.lock)
-        files = [self.path / LOCK_FILE, *self.path.glob(f"{LOCK_FILE}.*")]
-        return [file for file in files if file.exists() and not os.path.samestat(file.stat(), own)]
+        lock_status = os.fstat(self.lock)
+        others = []
+        for file in (self.path / LOCK_FILE, *self.path.glob(f"{LOCK_FILE}.*")):
+            if file.exists() and not os.path.samestat(file.stat(), lock_status):
+                others.append(file)
+        return others
 
     def _check_plan(self) -> None:
         """Raise UsageError unless the folder is new, or has the same plan."""

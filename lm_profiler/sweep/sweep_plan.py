@@ -104,9 +104,10 @@ class SweepRequest:
         devices = [device.strip("[]").replace(" ", "") for device in self.devices]
         object.__setattr__(self, "devices", devices)
         check_folder_name(self.name, self.log_dir)
-        for name, least in (("repeats", 1), ("seed", 0), ("timeout_s", 1)):
+        for name, minimum in (("repeats", 1), ("seed", 0), ("timeout_s", 1)):
             value = getattr(self, name)
-            expect(value is None or least <= value < math.inf, name, f"{least} or more", value)
+            is_in_range = value is None or minimum <= value < math.inf
+            expect(is_in_range, name, f"{minimum} or more", value)
         self._check_swept_options()
         for verb in self._swept_values("verb"):
             expect_one_of(get_args(Verb), "verb", verb)
@@ -209,7 +210,9 @@ def made_plan(
     seed: int = 0,
 ) -> SweepPlan:
     """Return a plan; ``texts`` are those of the config files, ``configs`` those of the copies that are kept."""
-    digest = hashlib.sha256("".join(texts).encode()).hexdigest() if texts else None
+    digest = None
+    if texts:
+        digest = hashlib.sha256("".join(texts).encode()).hexdigest()
     return SweepPlan.model_validate(
         {
             "name": name,
@@ -235,8 +238,9 @@ def _points(request: SweepRequest) -> list[dict[str, str]]:
     points: list[dict[str, str]] = []
     for entry in entries:
         for values in itertools.product(*request.grid.values()):  # varies the last option fastest
-            swept = dict(zip(request.grid, values, strict=True))
-            points.append({**entry, **swept})
+            point = dict(entry)
+            point.update(zip(request.grid, values, strict=True))
+            points.append(point)
 
     counts = Counter(tuple(point.items()) for point in points)
     for items, times in counts.items():
@@ -252,7 +256,9 @@ def _copy_names(paths: Sequence[str]) -> dict[str, str]:
     names = {}
     for number, (path, stem) in enumerate(stems.items()):
         is_unique = uses[stem.lower()] == 1
-        names[path] = f"{stem}.yaml" if is_unique else f"{stem}-{number}.yaml"
+        if not is_unique:
+            stem = f"{stem}-{number}"
+        names[path] = f"{stem}.yaml"
     return names
 
 
@@ -296,14 +302,17 @@ def _point_names(points: Sequence[Mapping[str, str]]) -> list[str]:
         words = []
         for option, value in point.items():
             if option in labels:
-                words.append(f"{labels[option]}={_plain(value) or 'empty'}")
+                plain_value = _plain(value) or "empty"
+                words.append(f"{labels[option]}={plain_value}")
         names.append(",".join(words))
 
     uses = Counter(name.lower() for name in names)  # some file systems do not distinguish a from A
     distinct_names = []
     for point, name in zip(points, names, strict=True):
         is_usable = len(name) <= _LONGEST_ID and uses[name.lower()] == 1
-        distinct_names.append(name if is_usable else _with_digest(name, point))
+        if not is_usable:
+            name = _with_digest(name, point)
+        distinct_names.append(name)
     return distinct_names
 
 
@@ -324,7 +333,9 @@ def safe_name(text: str, options: Mapping[str, str]) -> str:
     """Return ``text`` as a name that any file system accepts, with a digest of ``options`` if it had to change."""
     plain = re.sub(r"[^A-Za-z0-9._+=,-]+", "-", text)
     is_usable = plain == text.lower() and len(text) <= _LONGEST_ID
-    return text if is_usable else _with_digest(plain, options)
+    if is_usable:
+        return text
+    return _with_digest(plain, options)
 
 
 def _with_digest(name: str, options: Mapping[str, str]) -> str:
@@ -340,4 +351,8 @@ def _labels(options: Iterable[str]) -> dict[str, str]:
     """Return for each option the last word of its path where no other option has it, else the whole path."""
     last_words = {option: option.rpartition(".")[2] for option in options}
     uses = Counter(last_words.values())
-    return {option: word if uses[word] == 1 else option for option, word in last_words.items()}
+    labels = {}
+    for option, word in last_words.items():
+        is_unique = uses[word] == 1
+        labels[option] = word if is_unique else option
+    return labels

@@ -242,7 +242,7 @@ def test_it_tells_of_each_change_and_on_a_terminal_of_the_run_that_goes_on(tmp_p
     console = Console(file=said, force_terminal=terminal, width=150, no_color=True)
     display = ImproveDisplay(tmp_path, 600.0, console, clock=lambda: now[0])
     display.show(made_improve(tried=TRIED[:1], ended="unfinished", final=None, left=["model.compile=true"]))
-    display.began(CELL, None)
+    display.cell_begins(CELL, None)
     now[0] = 3.0
     display.tick()
     with console.capture() as running:

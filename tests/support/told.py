@@ -11,10 +11,10 @@ class Told:
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def began(self, cell: Cell, device: str | None) -> None:
+    def cell_begins(self, cell: Cell, device: str | None) -> None:
         self.heard.append(f"+{cell.id}")
 
-    def ended(self, cell: Cell, outcome: CellOutcome) -> None:
+    def cell_ends(self, cell: Cell, outcome: CellOutcome) -> None:
         self.heard.append(f"-{cell.id} {outcome.status}")
 
     def tick(self) -> None: ...

@@ -25,9 +25,9 @@ def outcome(cell: str, status: CellStatus, duration_s: float, reason: str | None
 
 
 def display_of(
-    cells: Sequence[Cell], done: int = 0, slots: int = 1, folder: Path = Path("nowhere"), **of: Any
+    cells: Sequence[Cell], ended_cells: int = 0, slots: int = 1, folder: Path = Path("nowhere"), **of: Any
 ) -> Display:
-    return Display(cells, done, slots, folder, **of)
+    return Display(cells, ended_cells, slots, folder, **of)
 
 
 class Clock:
@@ -39,12 +39,12 @@ class Clock:
 
 def test_elsewhere_than_on_a_terminal_each_cell_is_a_line() -> None:
     file = io.StringIO()
-    display = display_of([*CELLS, *plan("e").cells], done=1, console=Console(file=file, width=40))
-    with display.shown():
-        display.began(CELLS[0], None)
-        display.ended(CELLS[0], outcome("a[b]", "ok", 12.34))
-        display.began(CELLS[1], None)
-        display.ended(CELLS[1], outcome("b", "failed", 75.0, "RuntimeError: [red]boom[/red]"))
+    display = display_of([*CELLS, *plan("e").cells], ended_cells=1, console=Console(file=file, width=40))
+    with display.live_line():
+        display.cell_begins(CELLS[0], None)
+        display.cell_ends(CELLS[0], outcome("a[b]", "ok", 12.34))
+        display.cell_begins(CELLS[1], None)
+        display.cell_ends(CELLS[1], outcome("b", "failed", 75.0, "RuntimeError: [red]boom[/red]"))
     assert_stored("sweep/display: lines", {"two of five cells, after one": file.getvalue()})
 
 
@@ -53,8 +53,8 @@ def test_a_reason_is_no_order_to_the_terminal(terminal: bool) -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=terminal, color_system=None)
     display = display_of(CELLS, console=console)
-    with display.shown():
-        display.ended(CELLS[1], outcome("b", "failed", 1.0, "RuntimeError: \x1b]0;owned\x07 \x1b[31mred"))
+    with display.live_line():
+        display.cell_ends(CELLS[1], outcome("b", "failed", 1.0, "RuntimeError: \x1b]0;owned\x07 \x1b[31mred"))
     assert r"\x1b]0;owned\x07" in file.getvalue()
     assert "\x1b]0;" not in file.getvalue()
 
@@ -62,12 +62,12 @@ def test_a_reason_is_no_order_to_the_terminal(terminal: bool) -> None:
 def test_time_left_is_told_from_the_cells_that_have_ended() -> None:
     clock = Clock()
     display = display_of(CELLS, slots=2, console=Console(file=io.StringIO()), clock=clock)
-    display.began(CELLS[0], "0")
-    display.began(CELLS[1], "1")
+    display.cell_begins(CELLS[0], "0")
+    display.cell_begins(CELLS[1], "1")
     said = {"none has ended": display.progress()}
     clock.now = 10.0
-    display.ended(CELLS[0], outcome("a[b]", "ok", 10.0))
-    display.began(CELLS[2], "0")
+    display.cell_ends(CELLS[0], outcome("a[b]", "ok", 10.0))
+    display.cell_begins(CELLS[2], "0")
     clock.now = 14.0
     # Three are left, of 10 s each; b has spent all of its 10 s, c 4 s of them; two run side by side.
     said["one has ended, and two run side by side"] = display.progress()
@@ -77,17 +77,17 @@ def test_time_left_is_told_from_the_cells_that_have_ended() -> None:
 def test_a_cell_that_takes_longer_than_the_others_leaves_no_time_that_is_known() -> None:
     clock = Clock()
     display = display_of(CELLS[:2], console=Console(file=io.StringIO()), clock=clock)
-    display.ended(CELLS[0], outcome("a[b]", "ok", 10.0))
-    display.began(CELLS[1], None)
+    display.cell_ends(CELLS[0], outcome("a[b]", "ok", 10.0))
+    display.cell_begins(CELLS[1], None)
     clock.now = 30.0
     assert "left" not in display.progress()
 
 
 def test_refusals_say_nothing_of_the_time_that_is_left() -> None:
     display = display_of(CELLS, console=Console(file=io.StringIO()), clock=Clock())
-    display.ended(CELLS[0], outcome("a[b]", "refused", 1.0))
+    display.cell_ends(CELLS[0], outcome("a[b]", "refused", 1.0))
     assert "left" not in display.progress()
-    display.ended(CELLS[1], outcome("b", "ok", 10.0))
+    display.cell_ends(CELLS[1], outcome("b", "ok", 10.0))
     assert "20.0 s" in display.progress()
 
 
@@ -101,8 +101,8 @@ def test_a_terminal_shows_what_runs_in_one_line_below_the_cells_that_have_ended(
     (tmp_path / cells[1].id / "output.txt").write_text("warm-up: 5 steps\nmeasuring: 20 steps\nthe user's print\n")
     console = Console(file=file, force_terminal=True, width=width, color_system=None)
     display = display_of(cells, folder=tmp_path, console=console, clock=lambda: 75.0)
-    display.began(cells[1], "0")
-    display.ended(cells[0], outcome(cells[0].id, "refused", 75.4, REASON))
+    display.cell_begins(cells[1], "0")
+    display.cell_ends(cells[0], outcome(cells[0].id, "refused", 75.4, REASON))
     ended = file.getvalue().split()
     assert ended[: ended.index("memory:")] == ["[1/2]", "refused", cells[0].id, "75.4", "s"]
     with console.capture() as shown:

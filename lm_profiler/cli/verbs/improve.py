@@ -87,7 +87,7 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
         # Only now: a wrong call must leave no folder behind.
         if folder.is_new:
             folder.begin()
-        with display.shown(), interrupting(runner.interrupt):
+        with display.live_line(), interrupting(runner.interrupt):
             cells.left_s = request.budget_s
             try:
                 baseline = cells.result(calls.baseline())

@@ -99,7 +99,7 @@ def _run(request: SweepRequest, folder: SweepFolder) -> bool:
         if folder.is_new:
             check_calls(server, cells_to_check(folder.plan.cells), request.timeout_s)
             folder.begin()
-        with display.shown(), interrupting(partial(setattr, schedule, "interrupted", True)):
+        with display.live_line(), interrupting(partial(setattr, schedule, "interrupted", True)):
             schedule.run()
     return schedule.interrupted
 
