@@ -83,7 +83,7 @@ class CallSites:
         line = None
         code_line = user_line(sys._getframe(2))
         if code_line is not None:
-            file, line_number = code_line
+            file, line_number, _ = code_line
             line = f"{short_path(file)}:{line_number}"
         site = Site(str(func), module_path, line, recomputes=is_in_backward)
         # Autograd makes an operator's node, and gives it its number, before the operator runs.
