@@ -243,7 +243,7 @@ class RehearsedSizes(Rehearsal):
         live = self.world.live
         with suppress(StopIteration):  # of the sizes
             while True:
-                _, reserved_bytes = live.peaks()
+                _, reserved_bytes, *_ = live.peaks()
                 self._strategy.size = self.sizes.send(needed(peak_bytes, reserved_bytes))
                 live.give_back_unused()
                 peak_bytes = 0
@@ -277,7 +277,7 @@ class RehearsedSizes(Rehearsal):
         with suppress(UncountableError):
             work = replace(observers.work(), traffic=None)
         batch_bytes = self._strategy.batch_bytes * self.trainer.accumulate_grad_batches
-        _, reserved_bytes = live.peaks()
+        _, reserved_bytes, *_ = live.peaks()
         return Planned(
             peaks=peaks,
             causes=memory["causes"],
