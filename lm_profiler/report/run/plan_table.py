@@ -17,84 +17,165 @@ from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_
 _FITS = {True: "fits", None: "may not fit", False: "does not fit"}
 
 
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
 def plan_table(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> Table:
     """Return a row for each phase of ``planned``, with lines on what fits into ``device``."""
     rows = []
-    for phase in (part for part in PARTS if part in planned.peaks):
-        floor = floors.by_phase.get(phase)
-        causes = planned.causes.get(phase)
-        if causes is not None and causes.activations_and_rest is not None:
-            rest = causes.activations_and_rest - (planned.workspaces or 0)
-            causes = causes.model_copy(update={"activations_and_rest": rest})
-        values = {"phase": phase, "peak": planned.peaks[phase], "causes": causes, "workspaces": planned.workspaces}
-        sent_s, least_s = floors.sent_s.get(phase), floors.of(phase)
-        by_link = sent_s is not None and sent_s == least_s and sent_s > 0
-        least = TableCell(least_s, f"{ms_text(sent_s or 0.0)} sent" if by_link else floor_texts(floor)[0])
-        rows.append(_cells(PLANNED_COLUMNS, values, least))
-    return Table(*_known(PLANNED_COLUMNS, rows), below=_plan_lines(planned, context, device, floors))
+    for phase in PARTS:
+        if phase not in planned.peaks:
+            continue
+        values = {
+            "phase": phase,
+            "peak": planned.peaks[phase],
+            "causes": _causes_without_workspaces(planned, phase),
+            "workspaces": planned.workspaces,
+        }
+        rows.append(_row_cells(PLANNED_COLUMNS, values, _phase_floor_cell(floors, phase)))
+    headings, cells = _without_empty_columns(PLANNED_COLUMNS, rows)
+    return Table(headings, cells, below=_plan_lines(planned, context, device, floors))
+
+
+def _causes_without_workspaces(planned: Planned, phase: str) -> Any:
+    """Return the causes of a phase's peak; workspaces have a column of their own and are not in the rest."""
+    causes = planned.causes.get(phase)
+    if causes is None or causes.activations_and_rest is None:
+        return causes
+    rest = causes.activations_and_rest - (planned.workspaces or 0)
+    return causes.model_copy(update={"activations_and_rest": rest})
+
+
+def _phase_floor_cell(floors: PlannedFloors, phase: str) -> TableCell:
+    """Return the least time of a phase: of its work, or of what it sends to other ranks if that takes longer."""
+    least_s = floors.of(phase)
+    sent_s = floors.sent_s.get(phase)
+    is_bound_by_link = bool(sent_s) and sent_s == least_s
+    if is_bound_by_link:
+        return TableCell(least_s, f"{ms_text(sent_s or 0.0)} sent")
+    text, _ = floor_texts(floors.by_phase.get(phase))
+    return TableCell(least_s, text)
 
 
 def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> list[str]:
-    reserved = "" if planned.reserved is None else f", {bytes_text(planned.reserved)} reserved"
-    # The same figure as in the table of remedies; less memory may suffice, down to the peak.
-    whole = f"the {bytes_text(device.bytes)} that {device.name} has{' free' * device.is_free}"
-    verdict = f"needs {bytes_text(planned.needs)}, {_FITS[fits(planned, device.bytes)]} into {whole}"
-    lines = [f"peak {bytes_text(planned.peak)}, in {planned.phase}{reserved}: {verdict}"]
+    """Return the lines below the phases: what fits, how steps differ, ranks, floors, and what is not counted."""
+    lines = [_peak_line(planned, device)]
     if fits(planned, device.bytes) is not True:
-        gpu = smallest_gpu(planned.needs)
-        if gpu is None:
-            lines.append(f"no GPU of the table has {bytes_text(planned.needs)}")
-        else:
-            lines.append(f"the smallest GPU that fits: {gpu.name} ({bytes_text(gpu.bytes)})")
-    largest = []
-    if planned.largest is not None:
-        of = "" if planned.context is None else f" of {planned.context:,} tokens"
-        largest.append(f"batch {planned.largest:,}{of}" if planned.largest else "not even a batch of 1")
-    if context is not None:
-        largest.append(f"context {context:,} in batches of {planned.batch:,}" if context else "not even a context of 1")
-    if largest:
-        lines.append(f"the largest that fits: {', or '.join(largest)}")
-    elif planned.largest_unknown is not None:
-        lines.append(f"the largest that fits: unknown: {planned.largest_unknown}")
-    if planned.growth is not None:
-        grows = f"each of {len(planned.steps)} needs {bytes_text(planned.growth)} or more beyond the one before"
-        lines.append(f"steps grow: {grows}; shown is the last of them, and later steps need more")
-    elif len({bytes_text(peak) for peak in planned.steps}) > 1:
-        least = bytes_text(min(planned.steps))
-        lines.append(f"steps differ: shown is the largest of {len(planned.steps)} in a row, the smallest needs {least}")
-    if planned.buckets is not None:
-        lines.append(f"for each of DDP's devices; its buckets are in the rest: {bytes_text(planned.buckets)}")
-    if planned.split_by is not None:
-        whole = f"weights that it gathers are part of the rest: up to {bytes_text(planned.gathered)} at a time"
-        lines.append(f"rank 0 of {planned.ranks}; {planned.split_by} splits the module among them; {whole}")
-    elif "optimizer" in planned.sent:
-        unknown = "a rank with a larger share takes longer, and all wait for it"
-        lines.append(f"optimizer states and their floor are for rank 0's share of {planned.ranks}: {unknown}")
+        lines.append(_smallest_gpu_line(planned))
+    lines += _largest_lines(planned, context)
+    lines += _step_lines(planned)
+    lines += _rank_lines(planned)
     if planned.taken_for_one:
-        at = "; ".join(planned.taken_for_one)
-        lines.append(f"an unknown number was taken for 1, so steps may differ: float() in {at}")
+        places = "; ".join(planned.taken_for_one)
+        lines.append(f"an unknown number was taken for 1, so steps may differ: float() in {places}")
     if planned.compiled:
         lines.append("compiled: unknown; these are the figures of the same step without torch.compile")
     lines += _floor_lines(floors, device)
-    if planned.sent:
-        sent = ", ".join(f"{bytes_text(count)} in {phase}" for phase, count in planned.sent.items())
-        counted = "" if floors.sent_s else "; not in the floor, which --bandwidth=450e9 (bytes a second) puts them into"
-        lines.append(f"each of {planned.ranks} ranks sends {sent} at least{counted}")
-    others = ", NCCL's own memory" if planned.ranks > 1 else ""
-    return [*lines, f"not counted: workspaces but cuBLAS's, the driver's context{others}"]
+    lines += _sent_lines(planned, floors)
+    uncounted = "not counted: workspaces but cuBLAS's, the driver's context"
+    if planned.ranks > 1:
+        uncounted += ", NCCL's own memory"
+    return [*lines, uncounted]
+
+
+def _peak_line(planned: Planned, device: Capacity) -> str:
+    """Return the peak, and whether it fits. The need is the same figure as in the table of remedies."""
+    peak = f"peak {bytes_text(planned.peak)}, in {planned.phase}"
+    if planned.reserved is not None:
+        peak += f", {bytes_text(planned.reserved)} reserved"
+    capacity = f"the {bytes_text(device.bytes)} that {device.name} has"
+    if device.is_free:
+        capacity += " free"
+    return f"{peak}: needs {bytes_text(planned.needs)}, {_FITS[fits(planned, device.bytes)]} into {capacity}"
+
+
+def _smallest_gpu_line(planned: Planned) -> str:
+    gpu = smallest_gpu(planned.needs)
+    if gpu is None:
+        return f"no GPU of the table has {bytes_text(planned.needs)}"
+    return f"the smallest GPU that fits: {gpu.name} ({bytes_text(gpu.bytes)})"
+
+
+def _largest_lines(planned: Planned, context: int | None) -> list[str]:
+    """Return a line with the largest batch and context that fit; 0 means that not even 1 does."""
+    largest = []
+    if planned.largest == 0:
+        largest.append("not even a batch of 1")
+    elif planned.largest is not None:
+        batch = f"batch {planned.largest:,}"
+        if planned.context is not None:
+            batch += f" of {planned.context:,} tokens"
+        largest.append(batch)
+    if context == 0:
+        largest.append("not even a context of 1")
+    elif context is not None:
+        largest.append(f"context {context:,} in batches of {planned.batch:,}")
+    if largest:
+        return [f"the largest that fits: {', or '.join(largest)}"]
+    if planned.largest_unknown is not None:
+        return [f"the largest that fits: unknown: {planned.largest_unknown}"]
+    return []
+
+
+def _step_lines(planned: Planned) -> list[str]:
+    """Return a line if the rehearsed steps need different amounts."""
+    number = len(planned.steps)
+    if planned.growth is not None:
+        growth = f"each of {number} needs {bytes_text(planned.growth)} or more beyond the one before"
+        return [f"steps grow: {growth}; shown is the last of them, and later steps need more"]
+    different_texts = {bytes_text(peak) for peak in planned.steps}
+    if len(different_texts) > 1:
+        least = bytes_text(min(planned.steps))
+        return [f"steps differ: shown is the largest of {number} in a row, the smallest needs {least}"]
+    return []
+
+
+def _rank_lines(planned: Planned) -> list[str]:
+    """Return lines on what the figures are of where several ranks train."""
+    lines = []
+    if planned.buckets is not None:
+        lines.append(f"for each of DDP's devices; its buckets are in the rest: {bytes_text(planned.buckets)}")
+    if planned.split_by is not None:
+        gathered = f"weights that it gathers are part of the rest: up to {bytes_text(planned.gathered)} at a time"
+        lines.append(f"rank 0 of {planned.ranks}; {planned.split_by} splits the module among them; {gathered}")
+    elif "optimizer" in planned.sent:
+        limit = "a rank with a larger share takes longer, and all wait for it"
+        lines.append(f"optimizer states and their floor are for rank 0's share of {planned.ranks}: {limit}")
+    return lines
 
 
 def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
+    """Return the floor of the step with the rates that it assumes, and their sources."""
     if floors.seconds is None:
         return [f"floor of the step: unknown, since no peaks of {device.name} are known: name a GPU with --device"]
     rates = floors.rates
-    peaks = [f"{with_prefix(rate.flops_per_s, 'FLOP/s')} in {rate.dtype}" for rate in rates.flops]
+    peaks = []
+    sources = []
+    for rate in rates.flops:
+        peaks.append(f"{with_prefix(rate.flops_per_s, 'FLOP/s')} in {rate.dtype}")
+        sources.append(rate.source)
     if rates.bytes_per_s is not None:
         peaks.append(with_prefix(rates.bytes_per_s, "B/s"))
-    sources = dict.fromkeys([*(rate.source for rate in rates.flops), rates.bytes_source or ""])
-    without = f", without {' and '.join(floors.unknown)} (unknown)" if floors.unknown else ""
-    at = f"{ms_text(floors.seconds)} ms at {', '.join(peaks)}{without}"
-    return [f"floor of the step, which no step beats: {at}", f"peaks: {'; '.join(s for s in sources if s)}"]
+    sources.append(rates.bytes_source or "")
+    floor = f"{ms_text(floors.seconds)} ms at {', '.join(peaks)}"
+    if floors.unknown:
+        floor += f", without {' and '.join(floors.unknown)} (unknown)"
+    different_sources = filter(None, dict.fromkeys(sources))
+    return [f"floor of the step, which no step beats: {floor}", f"peaks: {'; '.join(different_sources)}"]
+
+
+def _sent_lines(planned: Planned, floors: PlannedFloors) -> list[str]:
+    """Return a line with the bytes that each rank sends, if any."""
+    if not planned.sent:
+        return []
+    sent = ", ".join(f"{bytes_text(count)} in {phase}" for phase, count in planned.sent.items())
+    line = f"each of {planned.ranks} ranks sends {sent} at least"
+    if not floors.sent_s:
+        line += "; not in the floor, which --bandwidth=450e9 (bytes a second) puts them into"
+    return [line]
+
+
+# -- what would need less ----------------------------------------------------------------------------------------------
 
 
 def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device: Capacity) -> Table:
@@ -102,62 +183,101 @@ def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device
     if not tried:
         return Table(above=["no setting is known that would need less"])
     rows = []
+    has_fitting = False
     for remedy, planned, floors in tried:
-        word = _FITS[fits(planned, device.bytes)]
-        values = {"needs": planned.needs, "fits": word, "words": " ".join(remedy.words)}
-        least = TableCell(floors.seconds, "" if floors.seconds is None else ms_text(floors.seconds))
-        rows.append(_cells(REMEDY_COLUMNS, values | {"changes": remedy.changes or "nothing"}, least))
-    fitting = any(fits(planned, device.bytes) for _, planned, _ in tried)
+        is_fitting = fits(planned, device.bytes)
+        has_fitting = has_fitting or bool(is_fitting)
+        values = {
+            "needs": planned.needs,
+            "fits": _FITS[is_fitting],
+            "words": " ".join(remedy.words),
+            "changes": remedy.changes or "nothing",
+        }
+        floor_text = "" if floors.seconds is None else ms_text(floors.seconds)
+        rows.append(_row_cells(REMEDY_COLUMNS, values, TableCell(floors.seconds, floor_text)))
+    headings, cells = _without_empty_columns(REMEDY_COLUMNS, rows)
     above = ["", "what would need less, each setting rehearsed by itself:"]
-    return Table(*_known(REMEDY_COLUMNS, rows), above=above, below=[] if fitting else ["none of them surely fits"])
+    below = [] if has_fitting else ["none of them surely fits"]
+    return Table(headings, cells, above=above, below=below)
 
 
-def _cells(columns: Sequence[Quantity], values: Mapping[str, Any], floor: TableCell) -> list[TableCell]:
-    def cell(of: Quantity) -> TableCell:
-        value = of.get(values)
-        return floor if of.name == FLOOR.name else TableCell(value, "" if value is None else of.show(value))
+def _row_cells(columns: Sequence[Quantity], values: Mapping[str, Any], floor: TableCell) -> list[TableCell]:
+    """Return the cells of ``values`` in the order of ``columns``, with ``floor`` in its column."""
+    cells = []
+    for column in columns:
+        value = column.get(values)
+        if column.name == FLOOR.name:
+            cells.append(floor)
+        elif value is None:
+            cells.append(TableCell())
+        else:
+            cells.append(TableCell(value, column.show(value)))
+    return cells
 
-    return list(map(cell, columns))
 
-
-def _known(
+def _without_empty_columns(
     columns: Sequence[Quantity], rows: Sequence[Sequence[TableCell]]
 ) -> tuple[list[Heading], list[list[TableCell]]]:
-    told = [at for at in range(len(columns)) if any(row[at].text for row in rows)]
-    return headings_of(columns[at] for at in told), [[row[at] for at in told] for row in rows]
+    """Return the headings and the rows without the columns in which no row has a text."""
+    shown_columns = [index for index in range(len(columns)) if any(row[index].text for row in rows)]
+    headings = headings_of(columns[index] for index in shown_columns)
+    shown_rows = []
+    for row in rows:
+        shown_rows.append([row[index] for index in shown_columns])
+    return headings, shown_rows
+
+
+# -- a timeline's allocations ------------------------------------------------------------------------------------------
 
 
 def allocation_tables(timeline: MemoryTimeline) -> Iterator[Table]:
     """Yield tables of the largest allocations at the peak, of what is saved for backward, and of three moments."""
     peak = f"peak {bytes_text(timeline.peak)} ({SOURCES[timeline.source]}); the largest allocations alive there:"
-    yield _table(timeline.largest, [peak], [])
+    yield _allocation_table(timeline.largest, above=[peak])
     if timeline.saved:
-        residual, below = timeline.residual, list[str]()
+        below = []
+        residual = timeline.residual
         if residual is not None:
-            kind = f"{_shape(residual)}, {residual.dtype}"
-            below = [f"a residual tensor ({kind}): {bytes_text(residual.bytes)}, {residual.count:,} of them"]
-        yield _table(timeline.saved, ["", f"saved for backward {bytes_text(timeline.saved_bytes)}, most of it:"], below)
-    if moments := timeline.moments():
-        rows = [[MOMENTS[name], *(bytes_text(count) for _, count in held)] for name, held in moments.items()]
+            kind = f"{_shape_text(residual)}, {residual.dtype}"
+            below.append(f"a residual tensor ({kind}): {bytes_text(residual.bytes)}, {residual.count:,} of them")
+        above = ["", f"saved for backward {bytes_text(timeline.saved_bytes)}, most of it:"]
+        yield _allocation_table(timeline.saved, above, below)
+    moments = timeline.moments()
+    if moments:
+        rows = []
+        for name, held in moments.items():
+            rows.append([MOMENTS[name], *(bytes_text(count) for _, count in held)])
         yield text_table(("moment", *CAUSES.values()), rows, above=["", "memory held at three moments:"])
 
 
-def _table(rows: Sequence[Allocation], above: list[str], below: list[str]) -> Table:
-    cells = []
-    for of in rows:
-        kind = ("" if of.shape is None else _shape(of), of.dtype or "")
-        texts = [bytes_text(of.bytes), f"{of.count:,}", HELD.get(of.cause, of.cause), *kind, made_by(of)]
-        cells.append(list(map(text_cell, texts)))
-    titles = ("bytes", "count", "cause", "shape", "dtype", "made by")
-    return Table([Heading(title, title, at < 2) for at, title in enumerate(titles)], cells, above=above, below=below)
+def _allocation_table(allocations: Sequence[Allocation], above: list[str], below: list[str] | None = None) -> Table:
+    headings = [
+        Heading("bytes", "bytes", figures=True),
+        Heading("count", "count", figures=True),
+        *(Heading(title, title) for title in ("cause", "shape", "dtype", "made by")),
+    ]
+    rows = []
+    for allocation in allocations:
+        texts = (
+            bytes_text(allocation.bytes),
+            f"{allocation.count:,}",
+            HELD.get(allocation.cause, allocation.cause),
+            "" if allocation.shape is None else _shape_text(allocation),
+            allocation.dtype or "",
+            made_by(allocation),
+        )
+        rows.append([text_cell(text) for text in texts])
+    return Table(headings, rows, above=above, below=below or [])
 
 
-def _shape(of: Allocation) -> str:
-    return " × ".join(map(str, of.shape or ())) or "scalar"
+def _shape_text(allocation: Allocation) -> str:
+    return " × ".join(str(length) for length in allocation.shape or ()) or "scalar"
 
 
-def made_by(of: Allocation) -> str:
+def made_by(allocation: Allocation) -> str:
     """Return the tensor's name, or the operator with the module and the line that called it, or at least the phase."""
-    operator = (of.name or "").removeprefix("aten.").removesuffix(".default")
-    unknown = f"unknown, in {of.phase}" if of.phase else "unknown"
-    return ", ".join(filter(None, (operator, of.module, of.line))) or unknown
+    operator = (allocation.name or "").removeprefix("aten.").removesuffix(".default")
+    origins = [origin for origin in (operator, allocation.module, allocation.line) if origin]
+    if origins:
+        return ", ".join(origins)
+    return f"unknown, in {allocation.phase}" if allocation.phase else "unknown"
