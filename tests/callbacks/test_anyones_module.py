@@ -15,16 +15,14 @@ import pytest
 import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import (
-    BoringDataModule,
     BoringModel,
     ManualOptimBoringModel,
     RandomDataset,
 )
 from lightning.pytorch.demos.transformer import LightningTransformer, WikiText2
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
-from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
+from lightning.pytorch.profilers import AdvancedProfiler, Profiler, SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from raised import refusal
 from stored_texts import assert_stored
@@ -145,26 +143,6 @@ def test_lightnings_own_profilers_go_on_working(tmp_path: Path, make: Callable[.
     assert read_run(profiler.folder).steps == STEPS
 
 
-def test_lightnings_simple_profiler_agrees_with_the_rows(tmp_path: Path) -> None:
-    users, profiler = SimpleProfiler(), instruments(0, 10)
-    trainer_with([profiler], tmp_path, profiler=users).fit(BoringModel())
-    rows = read_steps(profiler.folder / "steps.csv")
-    theirs = sum(users.recorded_durations["[Strategy]SingleDeviceStrategy.training_step"][:10])
-    ours = sum(row.time("forward") for row in rows)
-    assert ours <= theirs  # theirs holds ours
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about a second profiler
-def test_lightnings_pytorch_profiler_beside_ours(tmp_path: Path) -> None:
-    users = PyTorchProfiler(dirpath=tmp_path, filename="users", emit_nvtx=False, export_to_chrome=False)
-    profiler = instruments(1, 3)
-    trainer = trainer_with([profiler], tmp_path, profiler=users)
-    trainer.fit(BoringModel())
-    assert trainer.profiler is users
-    assert profiler.record is not None
-    assert profiler.record.status == "ok"
-
-
 class Sections(Callback):
     """Uses the Trainer's profiler in every step, and keeps what it says of itself."""
 
@@ -226,7 +204,7 @@ class StartsItself(SimpleProfiler):
         self.start = lambda name: (self.started.append(name), plain(name))[1]  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("kind", [HasSlots, Guarded, StartsItself, AdvancedProfiler])
+@pytest.mark.parametrize("kind", [HasSlots, Guarded, StartsItself])
 def test_any_class_of_profiler_can_be_marked(tmp_path: Path, kind: type[Any]) -> None:
     users, profiler = kind(), short()
     trainer = trainer_with([profiler], tmp_path, profiler=users)
@@ -235,20 +213,6 @@ def test_any_class_of_profiler_can_be_marked(tmp_path: Path, kind: type[Any]) ->
     assert read_run(profiler.folder).steps == STEPS
     if kind is StartsItself:
         assert "[Strategy]SingleDeviceStrategy.training_step" in users.started
-
-
-def test_attributes_of_the_users_profiler_are_found_while_ours_stands_there(tmp_path: Path) -> None:
-    class Asks(Callback):
-        seen: Any = None
-
-        def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
-            self.seen = trainer.profiler.recorded_durations
-            with pytest.raises(AttributeError):
-                _ = trainer.profiler.nothing_of_the_kind
-
-    asks, users = Asks(), SimpleProfiler()
-    trainer_with([asks, short()], tmp_path, profiler=users).fit(BoringModel())
-    assert asks.seen is users.recorded_durations
 
 
 def test_a_run_is_in_a_folder_of_our_own(tmp_path: Path) -> None:
@@ -298,13 +262,6 @@ def test_a_second_run_never_overwrites_the_first(tmp_path: Path) -> None:
         folders.append(profiler.folder)
     assert [folder.name for folder in folders] == ["version_0", "version_1"]
     assert [len(read_steps(folder / "steps.csv")) for folder in folders] == [3, 3]
-
-
-def test_the_same_folder_name_in_another_process_is_not_taken_twice(tmp_path: Path) -> None:
-    profilers = [short(), short()]
-    for profiler in profilers:
-        trainer_with([profiler], tmp_path).fit(BoringModel())
-    assert [p.folder.name for p in profilers] == ["version_0", "version_1"]
 
 
 class Random(BoringModel):
@@ -389,35 +346,6 @@ def test_training_stops_after_exactly_the_planned_steps(tmp_path: Path) -> None:
     assert trainer.max_steps == -1
 
 
-def test_a_trainer_can_train_on_after_the_profile(tmp_path: Path) -> None:
-    profiler = instruments(1, 2)
-    trainer = trainer_with([profiler], tmp_path, max_steps=10)
-    module = BoringModel()
-    trainer.fit(module)
-    assert trainer.global_step == 3
-    trainer.callbacks.remove(profiler)
-    trainer.fit(module)
-    assert trainer.global_step == 10
-
-
-@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
-def test_an_evaluation_stops_after_the_planned_steps(tmp_path: Path, verb: str) -> None:
-    class Batches(Callback):
-        seen = 0
-
-        def count(self, *args: Any) -> None:
-            self.seen += 1
-
-        on_validation_batch_end = on_test_batch_end = on_predict_batch_end = count
-
-    profiler, batches = short(verb=verb), Batches()
-    trainer = trainer_with([profiler, batches], tmp_path)
-    getattr(trainer, verb)(BoringModel(), datamodule=BoringDataModule())
-    assert batches.seen == sum(STEPS.values())
-    record = read_run(profiler.folder)
-    assert (record.status, record.verb, record.steps) == ("ok", verb, STEPS)
-
-
 def test_a_loop_that_ends_early_is_fine_and_says_so(tmp_path: Path) -> None:
     profiler = instruments(2, 10)
     trainer_with([profiler], tmp_path, max_steps=5).fit(BoringModel())
@@ -425,16 +353,6 @@ def test_a_loop_that_ends_early_is_fine_and_says_so(tmp_path: Path) -> None:
     assert record.status == "ok"
     assert record.steps["measure"] == record.time["step"].n == 3
     assert record.steps_planned["measure"] == 10
-    (note,) = record.notes
-    assert "3 of" in note
-    assert record.steps["measure"] == 3
-
-
-def test_an_evaluation_that_ends_early_says_so(tmp_path: Path) -> None:
-    profiler = instruments(2, 10, verb="validate")
-    trainer_with([profiler], tmp_path, limit_val_batches=5).validate(BoringModel(), verbose=False)
-    record = read_run(profiler.folder)
-    assert (record.status, record.time["step"].n) == ("ok", 3)
     (note,) = record.notes
     assert "3 of" in note
     assert record.steps["measure"] == 3
@@ -474,32 +392,12 @@ def test_two_of_ours_are_refused(tmp_path: Path) -> None:
     assert_stored("callbacks/refused: two profilers", {"in a Trainer": said})
 
 
-def test_users_callbacks_and_ours_in_one_list(tmp_path: Path) -> None:
-    logger = CSVLogger(tmp_path)
-    others = [LearningRateMonitor("step"), ModelCheckpoint(tmp_path / "kept", every_n_train_steps=3)]
-    trainer = trainer_with([*others, short()], tmp_path, logger=logger, enable_checkpointing=True, log_every_n_steps=1)
-    trainer.fit(BoringModel())
-    assert list((tmp_path / "kept").glob("*.ckpt"))
-    assert trainer.global_step == sum(STEPS.values())
-
-
 def test_barebones_is_refused(tmp_path: Path) -> None:
     profiler = short()
     trainer = Trainer(barebones=True, accelerator="cpu", default_root_dir=tmp_path, max_steps=3)
     trainer.callbacks.append(profiler)
     with pytest.raises(MisconfigurationException, match="barebones"):
         trainer.fit(BoringModel())
-
-
-def test_negative_steps_are_refused() -> None:
-    options = ("warmup_steps", "measure_steps", "trace_steps", "memory_steps")
-    said = {of: refusal(ValueError, lambda of=of: profiling_callbacks(**{of: -1})) for of in options}
-    assert_stored("callbacks/refused: negative steps", said)
-
-
-def test_nothing_to_measure_is_refused() -> None:
-    said = refusal(ValueError, lambda: profiling_callbacks(measure_steps=0))
-    assert_stored("callbacks/refused: nothing to measure", {"measure_steps=0": said})
 
 
 def test_the_list_for_a_trainer_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,14 +88,13 @@ def assert_recorded(
     assert not [path for path in profiler.folder.rglob("*") if path.name.startswith(".")]
 
 
-@pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize(
-    "fail, status, error",
+    "phase, fail, status, error",
     [
-        (device_full, "oom", torch.OutOfMemoryError),
-        (host_full, "oom", RuntimeError),
-        (bug, "failed", KeyError),
-        (interrupt, "interrupted", KeyboardInterrupt),
+        *[(phase, bug, "failed", KeyError) for phase in PHASES],
+        ("forward", device_full, "oom", torch.OutOfMemoryError),
+        ("backward", host_full, "oom", RuntimeError),
+        ("optimizer", interrupt, "interrupted", KeyboardInterrupt),
     ],
 )
 def test_a_run_that_dies_in_a_phase(
@@ -107,13 +106,13 @@ def test_a_run_that_dies_in_a_phase(
     assert_recorded(profiler, status, phase, steps=3, step=4, kind=error.__name__)
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", ["data", "forward", "optimizer"])
 def test_a_run_that_dies_in_its_first_step(tmp_path: Path, phase: str) -> None:
     profiler, _ = die(GivesUp(phase, device_full, batch=1), tmp_path, torch.OutOfMemoryError)
     assert_recorded(profiler, "oom", phase, steps=0, step=1, kind="OutOfMemoryError")
 
 
-@pytest.mark.parametrize("where", [*PHASES, "end of a batch"])
+@pytest.mark.parametrize("where", ["forward", "optimizer", "end of a batch"])
 def test_an_error_in_the_last_planned_step_is_not_swallowed(tmp_path: Path, where: str) -> None:
     profiler = instruments(0, 4)
     with pytest.raises(KeyError):
@@ -153,7 +152,7 @@ class Device(EventStream):
             raise RuntimeError("CUDA error: said while waiting")
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", ["transfer", "backward"])
 def test_a_device_that_dies_in_a_phase_takes_its_own_times_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
@@ -187,7 +186,7 @@ class Manual(GivesUp):
         self.at("clip")
 
 
-@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "zero_grad"])
+@pytest.mark.parametrize("phase", ["backward", "clip", "optimizer"])
 def test_manual_optimization_that_dies_in_a_phase(tmp_path: Path, phase: str) -> None:
     profiler, _ = die(Manual(phase, bug), tmp_path, KeyError)
     assert_recorded(profiler, "failed", phase, steps=3, step=4, kind="KeyError")

@@ -6,7 +6,7 @@ import pytest
 from raised import refusal
 from stored_texts import assert_stored
 
-from lm_profiler.callbacks import MemoryOptions, StageOptions
+from lm_profiler.callbacks import StageOptions
 from lm_profiler.callbacks.stages import StageCounter
 
 
@@ -59,8 +59,3 @@ def test_impossible_stages_are_refused() -> None:
     options = ("warmup_steps", "measure_steps")
     said = {of: refusal(ValueError, lambda of=of: StageOptions(**{of: -1})) for of in options}
     assert_stored("callbacks/refused: negative stages", said)
-
-
-def test_negative_memory_steps_are_refused() -> None:
-    said = refusal(ValueError, lambda: MemoryOptions(steps=-3))
-    assert_stored("callbacks/refused: negative memory steps", {"-3": said})

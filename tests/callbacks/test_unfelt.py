@@ -119,8 +119,9 @@ class Validated(BoringModel):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
 
 
-@pytest.mark.parametrize("user", [None, SimpleProfiler], ids=["no profiler", "their profiler"])
-@pytest.mark.parametrize("batches, check", [(1000, 1), (5, 1), (5, 2), (2, 3)])
+@pytest.mark.parametrize(
+    "batches, check, user", [(1000, 1, None), (5, 1, SimpleProfiler), (5, 2, None), (2, 3, SimpleProfiler)]
+)
 def test_stopping_inside_an_epoch_asks_for_no_metric_of_its_validation(
     tmp_path: Path, batches: int, check: int, user: Any
 ) -> None:
@@ -195,8 +196,7 @@ def test_a_profiler_that_is_done_stays_in_the_users_list_and_is_passed_over(tmp_
 
 
 @pytest.mark.filterwarnings("ignore:.*`dataloader_iter`")
-@pytest.mark.parametrize("stop", [True, False])
-@pytest.mark.parametrize("batches", [6, 7, 20])
+@pytest.mark.parametrize("batches, stop", [(6, True), (20, True), (20, False)])
 def test_a_step_that_fetches_its_own_batch_keeps_its_record(tmp_path: Path, batches: int, stop: bool) -> None:
     profiler = instruments(1, 2, memory=1, actions=1, stop_when_done=stop)
     trainer = trainer_with([profiler], tmp_path, max_epochs=1, limit_train_batches=batches)
@@ -302,14 +302,12 @@ class Skips(BoringModel):
         return -1
 
 
-@pytest.mark.parametrize("batches", [0, 3])
-def test_a_loader_that_runs_dry_ends_an_endless_fit(tmp_path: Path, batches: int) -> None:
+def test_a_loader_that_runs_dry_ends_an_endless_fit(tmp_path: Path) -> None:
     profiler = instruments(1, 20)
-    trainer_with([profiler], tmp_path).fit(BoringModel(), DataLoader(Dry(batches)))
+    trainer_with([profiler], tmp_path).fit(BoringModel(), DataLoader(Dry(batches=3)))
     record = read_run(profiler.folder)
     assert any("an epoch" in note for note in record.notes)
-    assert sum(record.steps.values()) == batches
-    assert record.status == ("ok" if batches else "failed")
+    assert (sum(record.steps.values()), record.status) == (3, "ok")
 
 
 class Gone(torch.utils.data.IterableDataset[Any]):
@@ -325,15 +323,13 @@ class Gone(torch.utils.data.IterableDataset[Any]):
 
 
 @pytest.mark.filterwarnings("ignore:.*yielded None", "ignore:Detected call of `lr_scheduler.step")
-@pytest.mark.parametrize("batches", [0, 4])
-def test_batches_that_are_none_for_ever_end_an_endless_fit(tmp_path: Path, batches: int) -> None:
+def test_batches_that_are_none_for_ever_end_an_endless_fit(tmp_path: Path) -> None:
     profiler = instruments(1, 20)
     options: dict[str, Any] = {"accumulate_grad_batches": 2}
-    trainer_with([profiler], tmp_path, **options).fit(BoringModel(), DataLoader(Gone(batches), batch_size=None))
+    trainer_with([profiler], tmp_path, **options).fit(BoringModel(), DataLoader(Gone(batches=4), batch_size=None))
     record = read_run(profiler.folder)
     assert any("2,001 batches" in note for note in record.notes)
-    assert sum(record.steps.values()) == batches / 2
-    assert record.status == ("ok" if batches else "failed")
+    assert (sum(record.steps.values()), record.status) == (2, "ok")
 
 
 @pytest.mark.parametrize("module", [Skips, BoringModel], ids=["skips", "empty"])

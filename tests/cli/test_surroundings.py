@@ -15,8 +15,13 @@ pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
 PROGRAM = f"{sys.executable} -m lm_profiler"
 
 
-@pytest.mark.parametrize("name", ["NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE", "SLURM_PROCID"])
-@pytest.mark.parametrize("given", ["abc", "", "1" * 5000])
+@pytest.mark.parametrize(
+    "name, given",
+    [
+        *[(name, "abc") for name in ("NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE", "SLURM_PROCID")],
+        *[("LOCAL_RANK", ""), ("LOCAL_RANK", "1" * 5000)],
+    ],
+)
 def test_a_rank_that_is_no_number_is_named(
     name: str, given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

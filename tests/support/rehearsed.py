@@ -93,12 +93,6 @@ class Freezes(Callback):
         cast(Plain, pl_module).embedding.requires_grad_(False)
 
 
-class ListsItsExperts(Plain):
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        of_each = torch.bincount(self.embedding(batch).argmax(1) % 4, minlength=4).tolist()
-        return sum(part.sum() for part in self.embedding(batch).split(of_each))  # type: ignore[return-value,no-untyped-call]
-
-
 class FindsItsExperts(Plain):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         (first,) = torch.where(self.embedding(batch).argmax(1) == 0)
@@ -191,11 +185,6 @@ class DecidesByValue(Plain):
         return loss
 
 
-class ChoosesByValue(Plain):
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return super().training_step(batch[self.embedding(batch).sum(1) > 3], batch_idx)
-
-
 class Recurrent(Plain):
     def __init__(self) -> None:
         super().__init__()
@@ -233,11 +222,6 @@ class MakesAFolder(Plain):
     def __init__(self) -> None:
         super().__init__()
         os.mkdir("made")  # noqa: PTH102 - what is meant is this very call
-
-
-class KeepsItsWeights(Plain):
-    def on_train_batch_end(self, *_: Any) -> None:
-        torch.save(self.state_dict(), "kept.pt")
 
 
 class WritesAtTheEnd(Plain):

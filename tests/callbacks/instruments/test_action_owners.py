@@ -15,15 +15,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.profilers import SimpleProfiler
-from raised import refusal
-from stored_texts import assert_stored
 from torch import Tensor
 
-from lm_profiler.callbacks import ActionsOptions, TrainingProfiler
+from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.action_owners import Owners
 from lm_profiler.record.run_record import OURS, OtherByOwner, read_run
 from lm_profiler.record.steps import read_steps
-from lm_profiler.usage_error import UsageError
 
 pytestmark = pytest.mark.usefixtures("no_rates")
 
@@ -339,8 +336,3 @@ def test_a_failure_of_ours_is_said_and_training_goes_on(tmp_path: Path) -> None:
     assert note.startswith("actions failed")
     assert "RuntimeError" in note
     assert not {"log_metrics", "save"} & vars(logger).keys()
-
-
-def test_a_negative_number_of_steps_is_refused() -> None:
-    said = refusal(UsageError, lambda: ActionsOptions(steps=-1))
-    assert_stored("callbacks/refused: negative timed steps", {"-1": said})

@@ -21,7 +21,7 @@ from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKe
 pytestmark = pytest.mark.usefixtures("no_preflight")
 
 
-SEED, ROUNDS = 20260102, 16
+SEED, ROUNDS = 20260102, 8
 TABLES = (
     [],
     ["--format", "csv"],
