@@ -46,7 +46,6 @@ def test_imports_point_down() -> None:
 
 
 PACKAGES = [path.parent for path in (ROOT / "lm_profiler").rglob("__init__.py")]
-ROOMS = [folder for folder in PACKAGES if folder.parent == ROOT / "lm_profiler"]
 
 
 @pytest.fixture(scope="module")
@@ -54,76 +53,9 @@ def graph() -> grimp.ImportGraph:
     return grimp.build_graph("lm_profiler", cache_dir=None, include_external_packages=True)
 
 
-def purpose(folder: Path) -> str:
-    """What the docstring of a package says, in one line."""
-    tree = ast.parse((folder / "__init__.py").read_text("utf-8"))
-    return " ".join((ast.get_docstring(tree) or "").split())
-
-
-@pytest.mark.parametrize("folder", PACKAGES[1:], ids=lambda folder: folder.relative_to(ROOT).as_posix())
-def test_a_package_says_what_it_is_for_and_what_it_may_use_and_what_never(folder: Path) -> None:
-    assert re.fullmatch(r"\S.*[.`] May use .+\. Never .+", purpose(folder)), purpose(folder)
-
-
-@pytest.mark.parametrize("folder", ROOMS, ids=lambda folder: folder.name)
-def test_what_a_room_says_of_its_imports_is_true(folder: Path, graph: grimp.ImportGraph) -> None:
-    may, never = re.split(r"\bNever\b", purpose(folder).split("May use", 1)[1], maxsplit=1)
-    room = f"lm_profiler.{folder.name}"
-    imported = {
-        name for module in graph.find_descendants(room) for name in graph.find_modules_directly_imported_by(module)
-    }
-    used = {re.sub(r"^lm_profiler\.", "", name).split(".")[0] for name in imported} - {folder.name}
-    ours = {other.name for other in ROOMS} & used
-    assert "everything" in may or ours <= {name.split(".")[0] for name in re.findall(r"``([a-z.]+)``", may)}
-    if "--help" not in never:
-        assert not used & set(re.findall(r"[a-z]+", never.split(".")[0].lower()))
-    if "anything else of ours" in never:
-        assert not ours
-
-
-_ANYBODYS = {f"lm_profiler.{name}" for name in ("usage_error", "torch_names", "lightning_names")}
-"""Anyone may refuse, and anyone may look up what is private to torch."""
-
-
-@pytest.mark.parametrize("folder", [f for f in PACKAGES[1:] if f not in ROOMS], ids=lambda folder: folder.name)
-def test_what_is_in_a_room_says_what_else_of_ours_it_uses(folder: Path, graph: grimp.ImportGraph) -> None:
-    """Named are rooms (``analysis``), parts of them (``analysis.trace``), and parts of its own room (``steps``)."""
-    may, never = re.split(r"\bNever\b", purpose(folder).split("May use", 1)[1], maxsplit=1)
-    room, here = folder.parent.name, f"{folder.parent.name}.{folder.name}"
-    named = set(re.findall(r"``([a-z.]+)``", may))
-    if f"what ``{room}`` may" in may:
-        above = purpose(folder.parent).split("May use", 1)[1].split("Never", 1)[0]
-        named |= set(re.findall(r"``([a-z.]+)``", above))
-    named |= {f"{room}.{name}" for name in named}
-    inside = graph.find_descendants(f"lm_profiler.{here}") | {f"lm_profiler.{here}"}
-    used = {
-        ".".join(name.split(".")[1:3])
-        for module in inside
-        for name in graph.find_modules_directly_imported_by(module) - inside
-        if name.startswith("lm_profiler.") and name not in _ANYBODYS
-    }
-    # Files that stand beside it are the room's own.
-    others = {name for name in used if not name.startswith(f"{room}.") or (folder.parent / name.split(".")[1]).is_dir()}
-    if "everything" not in may and "what a verb may" not in may:
-        assert {name for name in others if name not in named and name.split(".")[0] not in named} == set()
-    assert not {f"{room}.{name}" for name in re.findall(r"``([a-z.]+)``", never)} & used
-
-
 def test_no_import_leads_back_to_where_it_began(graph: grimp.ImportGraph) -> None:
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the modules
-
-
-TREES = {path: ast.parse(path.read_text("utf-8")) for room in PACKAGES for path in room.glob("*.py")}
-
-
-def test_no_two_classes_have_one_name() -> None:
-    at: dict[str, list[str]] = {}
-    for path, tree in TREES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and (node.name, path.parent.name) != ("Options", "verbs"):  # a verb's own
-                at.setdefault(node.name.strip("_"), []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert {name: places for name, places in at.items() if len(places) > 1} == {}
 
 
 def folder_of(module: str, packages: set[str]) -> str:
@@ -161,28 +93,6 @@ def circles(asked: dict[str, set[str]]) -> set[frozenset[str]]:
 
 def test_circles_are_seen() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {frozenset("bc")}
-
-
-def test_no_two_files_have_one_name() -> None:
-    names = [path.name for path in TREES if path.name != "__init__.py"]
-    assert {name for name in names if names.count(name) > 1} == set()
-
-
-def test_a_result_says_what_it_is_and_not_that_it_was_found() -> None:
-    names = {
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path, tree in TREES.items()
-        for node in ast.walk(tree)
-        if getattr(node, "id", getattr(node, "arg", getattr(node, "attr", ""))) == "found"
-    }
-    assert names == set()
-
-
-def test_the_linter_sees_the_linked_package() -> None:
-    code = "import grimp; print(*grimp.build_graph('lm_profiler', cache_dir=None).modules)"
-    modules = set(python(code).stdout.split())
-    files = [file for file in (ROOT / "lm_profiler" / "callbacks").glob("*.py") if file.stem != "__init__"]
-    assert {f"lm_profiler.callbacks.{file.stem}" for file in files} | {"lm_profiler.callbacks"} <= modules
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])

@@ -85,24 +85,6 @@ def test_the_loop_keeps_the_steps_of_the_other_stages(steps_of_loop: float, expe
     assert abs(steps - expected) <= 1
 
 
-def test_every_rank_asks_as_often_and_does_what_rank_0_answers() -> None:
-    answers = [3, 6, 0]
-    own_answers = []
-
-    def rank_0(own: int) -> int:
-        own_answers.append(own)
-        return answers[len(own_answers) - 1]
-
-    rule = StoppingRule(StageOptions(), rank_0)
-    asked_at = []
-    for steps in range(1, 11):
-        if steps >= rule.look_at:
-            asked_at.append(steps)
-            rule.reached(steps, [], elapsed_s=steps * 1e-3)
-    assert asked_at == [1, 4, 10]
-    assert all(own > 0 for own in own_answers)  # this rank alone would have gone on
-
-
 def loop(**limits: Any) -> Any:
     progress = SimpleNamespace(current=SimpleNamespace(ready=limits.pop("resumed_batches", 0)))
     usual = {

@@ -157,11 +157,6 @@ def test_where_a_run_is_ended_from_outside_the_record_says_how(tmp_path: Path) -
     assert improved(tmp_path / "other", Program(tmp_path / "other", patience=3)).notes == []
 
 
-def test_what_is_off_is_taken_where_somebody_accepts_it(tmp_path: Path) -> None:
-    record = improved(tmp_path / "it", Program(tmp_path / "it"), accept_numerics=True)
-    assert record.options["model.wrong"] == "true"
-
-
 def test_small_distances_of_several_winners_are_added_up(tmp_path: Path) -> None:
     """Each is within what is tolerated of the setting before it; of the first setting, the second is not."""
     record = improved(tmp_path / "it", Program(tmp_path / "it", drift=0.006))
@@ -203,13 +198,6 @@ def test_an_interrupted_search_goes_on_and_ends_as_if_nothing_had_been(tmp_path:
     assert improved(path, after) == whole
     assert {*before.ran} & {*after.ran} <= {"model.killed=true,r0"}  # what was killed from outside may run next time
     assert all(len(ran) == len({*ran}) for ran in (before.ran, after.ran))
-
-
-def test_it_ends_within_its_budget_and_names_what_it_did_not_come_to(tmp_path: Path) -> None:
-    record = improved(tmp_path / "it", Program(tmp_path / "it"), budget="12s")
-    assert record.ended == "budget"
-    assert record.left
-    assert record.elapsed_s <= 12
 
 
 def test_a_setting_is_planned_until_it_has_fitted(tmp_path: Path) -> None:

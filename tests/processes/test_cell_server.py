@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -62,15 +61,6 @@ def test_cells_run_side_by_side_and_signals_go_to_the_right_one(tmp_path: Path) 
     assert ended == {"a": -signal.SIGKILL, "b": 0}
 
 
-def test_nothing_outlives_the_client(tmp_path: Path, descendants: Callable[[], list[psutil.Process]]) -> None:
-    with CellServer(SPAWNING) as server:
-        server.start("a", SLOW, tmp_path / "a.txt", {})
-        until_it_runs(server, "a")
-        processes = descendants()
-        assert len(processes) >= 2
-    assert psutil.wait_procs(processes, timeout=60)[1] == []
-
-
 def test_a_server_that_dies_takes_its_cells_along_and_is_started_again(
     tmp_path: Path, descendants: Callable[[], list[psutil.Process]]
 ) -> None:
@@ -106,20 +96,6 @@ def test_a_cell_that_cannot_be_started_is_lost_alone(tmp_path: Path) -> None:
         assert_stored("processes/notes: a cell that cannot start", {"reason": lost.lost or ""})
         server.start("b", ["--version"], tmp_path / "b.txt", {})
         assert events_until_end(server) == [CellStarted("b"), CellEnded("b", 0)]
-
-
-def test_the_lock_is_held_until_the_program_is_gone(
-    tmp_path: Path, descendants: Callable[[], list[psutil.Process]]
-) -> None:
-    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
-    try:
-        with CellServer(SPAWNING, lock) as server:
-            server.start("a", SLOW, tmp_path / "a.txt", {})
-            until_it_runs(server, "a")
-            program = descendants()[0]
-            assert any(file.path == str(tmp_path / "lock") for file in program.open_files())
-    finally:
-        os.close(lock)
 
 
 def test_the_program_ends_by_itself_when_nobody_asks_any_more() -> None:

@@ -157,21 +157,6 @@ def test_ranks_of_a_forked_cell_run_and_go_with_it(server: CellServer, here: Pat
     assert psutil.wait_procs(ranks, timeout=60)[1] == []
 
 
-def test_cells_die_with_a_server_that_nobody_could_ask_to_kill_them(server: CellServer, here: Path) -> None:
-    output = here / "alone.txt"
-    server.start("alone", ["fit", "--config=config.yaml", "--name=alone", "--model.waits=true"], output, {})
-    while not output.exists() or "waiting" not in output.read_text():
-        server.events(0.1)
-    program = program_of(server)
-    cells = program.children()
-    program.kill()
-    assert psutil.wait_procs(cells, timeout=60)[1] == []  # before this client has noticed anything
-    (lost,) = server.events(60)
-    assert isinstance(lost, CellEnded)
-    assert (lost.cell, lost.code) == ("alone", None)
-    assert_stored("processes/notes: a server that was killed", {"reason": lost.lost or ""})
-
-
 TWO = """
 import subprocess, sys, time
 helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

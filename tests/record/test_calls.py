@@ -61,10 +61,3 @@ def test_an_unknown_sweep_is_told_the_shipped_sweeps(capsys: pytest.CaptureFixtu
 def test_a_shipped_sweep_names_shipped_configs_alone() -> None:
     for file in (CONFIGS / "sweeps").glob("*.yaml"):
         assert yaml.safe_load(file.read_text(encoding="utf-8"))["config"] in shipped_configs()
-
-
-def test_a_shipped_sweep_can_be_planned_from_any_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", "sizes", "--dry_run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 6 * 2 * 3
-    assert all("--config=small_bf16 " in line for line in lines)

@@ -1,4 +1,7 @@
-"""Files of a run that somebody changed: what is out of range is unknown or refused in words, never a traceback."""
+"""Files of a run that somebody changed: what is out of range is unknown or refused in words, never a traceback.
+
+The record and the steps are changed in cli/verbs/test_damage.py, and shown in every format there.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +68,6 @@ def mutate(text: str, seed: int) -> str:
     return json.dumps(content)
 
 
-def show_record(folder: Path) -> None:
-    record = read_run(folder)
-    end_lines(record)
-    sections(record)
-
-
 def show_evidence(folder: Path) -> None:
     record = conclude(read_evidence(folder))
     end_lines(record)
@@ -111,7 +108,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of sums beyond what a float holds
 @pytest.mark.parametrize(
     "name, show, count",
-    [("run.json", show_record, 90), (EVIDENCE_FILE, show_evidence, 40), (STATUS, show_watch, 120)],
+    [(EVIDENCE_FILE, show_evidence, 40), (STATUS, show_watch, 120)],
 )
 def test_mutated_json_is_shown_or_refused(folder: Path, name: str, show: Callable[[Path], None], count: int) -> None:
     path = folder / name
@@ -125,22 +122,6 @@ def test_mutated_json_is_shown_or_refused(folder: Path, name: str, show: Callabl
         path.write_bytes(gzip.compress(changed) if packed else changed)
 
     assert tracebacks(folder, name, write, show, count) == {}
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_mutated_steps_are_shown_or_refused(folder: Path) -> None:
-    path = folder / "steps.csv"
-    lines = path.read_text().splitlines()
-
-    def write(seed: int) -> None:
-        rng = random.Random(seed)
-        changed = [line.split(",") for line in lines]
-        for _ in range(rng.randint(1, 3)):
-            cells = changed[rng.randrange(1, len(changed))]
-            cells[rng.randrange(len(cells))] = str(rng.choice(ODD_VALUES))
-        path.write_text("\n".join(",".join(cells) for cells in changed) + "\n")
-
-    assert tracebacks(folder, "steps.csv", write, show_evidence, 40) == {}
 
 
 @pytest.mark.parametrize("written_s", [1e12, -1e13, 4e18])

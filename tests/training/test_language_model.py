@@ -134,20 +134,18 @@ def optimizer_of(trainer: Trainer) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize(
-    "precision,clip,fused,expected",
+    "optimizer,precision,clip,fused,expected",
     [
-        ("32-true", None, None, True),
-        ("32-true", 1.0, None, True),
-        ("bf16-mixed", None, None, True),
-        ("bf16-mixed", 0.0, None, True),
-        ("bf16-mixed", 1.0, None, None),
-        ("16-mixed", 1.0, None, None),
-        ("bf16-true", 1.0, None, True),
-        ("bf16-mixed", 1.0, False, None),
-        ("32-true", 1.0, True, True),
+        ("adamw", "32-true", 1.0, None, True),
+        ("adamw", "bf16-mixed", 0.0, None, True),
+        ("adamw", "bf16-mixed", 1.0, None, None),
+        ("adamw", "16-mixed", 1.0, None, None),
+        ("adamw", "bf16-mixed", 1.0, False, None),
+        ("adamw", "32-true", 1.0, True, True),
+        ("sgd", "32-true", None, None, True),
+        ("sgd", "bf16-mixed", 1.0, None, None),
     ],
 )
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_fused_is_chosen_where_lightning_allows_it(
     optimizer: Any,
     precision: str,

@@ -109,13 +109,6 @@ def test_an_evaluation_reads_weights_and_inputs(tmp_path: Path) -> None:
     }
 
 
-def test_without_a_memory_stage_they_are_of_shapes_alone(tmp_path: Path) -> None:
-    seen = run(tmp_path, gradient_clip_val=1.0)
-    alone = run(tmp_path, memory=0, gradient_clip_val=1.0)
-    assert work_of(alone) == work_of(seen)
-    assert alone.notes == []
-
-
 def test_where_nothing_but_times_is_asked_for_no_process_is_started(
     tmp_path: Path, counted_apart: CountedApart
 ) -> None:
