@@ -12,6 +12,7 @@ import pytest
 import torch
 import warm
 from known_loop import trainer_with
+from lightning.pytorch.core.optimizer import _MockOptimizer
 from raised import refusal
 from sent_steps import AsksForAFloat, DoesMore, Renamed
 from stored_texts import assert_stored
@@ -40,6 +41,18 @@ def test_a_step_has_the_work_that_paper_says(kind: type[Kind], tmp_path: Path) -
     assert (work.flops.forward, work.flops.backward, work.flops.recomputation) == module.paper(1)
     assert work.traffic is not None
     assert work.traffic.by_phase["optimizer"] == 3 * 4 * sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+def test_a_module_without_an_optimizer_has_the_same_passes_and_no_optimizer(tmp_path: Path) -> None:
+    """Attention alone learns nothing: Lightning has an optimizer without parameters for such a module."""
+    module = Contrastive()
+    trainer = trainer_with([], tmp_path)
+    trainer.strategy.connect(module)
+    trainer.strategy._lightning_module = module
+    trainer.strategy.optimizers = [_MockOptimizer()]
+    batch = without_data(next(iter(module.train_dataloader())))
+    work = count_elsewhere(trainer, "fit", batch)
+    assert (work.flops.forward, work.flops.backward, work.flops.recomputation) == module.paper(1)
 
 
 def test_work_that_may_depend_on_a_value_is_unknown(tmp_path: Path) -> None:

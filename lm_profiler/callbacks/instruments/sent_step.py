@@ -75,7 +75,10 @@ class SentStep:
         if any(hasattr(each, "device_mesh") for each in module.parameters()):
             raise UncountableError("its weights are sharded")  # a rank multiplies them whole, or its part of them
         whole = nearest(trainer.strategy) in WHOLE and verb == "fit"
-        optimizers = [SentOptimizer.of(each, device) for each in trainer.optimizers] if whole else []
+        optimizers: list[SentOptimizer] = []
+        if whole:
+            # If a module has no optimizer, Lightning gives it one that has no parameters.
+            optimizers = [SentOptimizer.of(each, device) for each in trainer.optimizers if each.param_groups]
         module, batch, optimizers = _on_meta((module, batch, optimizers))
         _undo_lightnings_compilation(module)
         batches = trainer.accumulate_grad_batches if verb == "fit" else 1
