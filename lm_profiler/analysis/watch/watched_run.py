@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,19 @@ _LONGEST_SPAN_NS = 50_000_000  # a span of this length is kept in any case
 _PAGES = 1000  # page faults that are worth being a cause: each takes a microsecond
 _LASTING_PARTS, _LASTING = 4, 3  # a cause of a level holds in at least so many of so many parts of it
 _DATA = PARTS.index("data")
+
+
+# A traced step is slow if it takes so many seconds and so many times more than the others of the same trace, which
+# tracing slows down as much.
+_TRACED_EXCESS_S, _TRACED_RATIO = 0.2, 3.0
+
+
+class TracedStep(NamedTuple):
+    """A step that was traced, so that no figure includes it."""
+
+    begin_ns: int
+    end_ns: int
+    seconds: Sequence[float]  # of each part and of the step, on the host's clock
 
 
 @dataclass(eq=False)
@@ -104,6 +117,34 @@ class WatchedRun:
         self.steps += steps
         self._slow.forget()
         self.levels.forget_unfinished()
+
+    def judge_traced(self, first_step: int, traced: Sequence[TracedStep]) -> list[WatchEvent]:
+        """Return the event of traced steps that took far longer than tracing takes; ``first_step`` is their number."""
+        if not traced:
+            return []
+        seconds = np.array([step.seconds for step in traced])
+        usual_parts_s = np.median(seconds, axis=0)
+        usual_s = max(float(usual_parts_s[-1]), self.levels.level_s or 0.0)
+        slow_steps = []
+        for index, step in enumerate(traced):
+            excess_s = float(seconds[index, -1]) - usual_s
+            if excess_s < max(_TRACED_EXCESS_S, _TRACED_RATIO * usual_s):
+                continue
+            part_excess_s = seconds[index, :-1] - usual_parts_s[:-1]
+            largest = int(part_excess_s.argmax())
+            slow_step = SlowStep(
+                step=first_step + index,
+                begin_ns=step.begin_ns,
+                end_ns=step.end_ns,
+                step_s=usual_s + excess_s,
+                usual_s=usual_s,
+                part=PARTS[largest],
+                part_s=float(seconds[index, largest]),
+                data_s=float(seconds[index, _DATA]),
+                usual_data_s=float(usual_parts_s[_DATA]),
+            )
+            slow_steps.append(slow_step)
+        return self._events(slow_steps, is_last=False)
 
     def outside(self, what: str, seconds: Sequence[float], at_s: float) -> list[WatchEvent]:
         """Take how long the last validations, checkpoints or epoch boundaries (``what``) took."""

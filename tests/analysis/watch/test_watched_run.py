@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lm_profiler.analysis.watch.ledger import CHECKPOINTS, VALIDATION, NamedSpan
-from lm_profiler.analysis.watch.watched_run import WatchedRun
+from lm_profiler.analysis.watch.watched_run import TracedStep, WatchedRun
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import StepCounters
 from lm_profiler.record.watch_files import WatchEvent, latest_events
@@ -123,3 +123,28 @@ def test_a_slow_validation_and_a_leak() -> None:
 
 def test_the_parts_of_a_step_are_those_of_the_record() -> None:
     assert len(TIMED) == len(PARTS) + 1 == len(SHARES) + 1
+
+
+@pytest.mark.parametrize("stalled", [0, 1, 2])
+def test_a_stall_in_a_traced_step_is_reported_and_what_tracing_costs_is_not(stalled: int) -> None:
+    run = WatchedRun()
+    traced_s = np.full((3, len(TIMED)), 0.005)  # traced steps of 5 ms take 40
+    traced_s[:, -1] = traced_s[:, :-1].sum(axis=1)
+    tracing_alone = [TracedStep(10**9 * index, 10**9 * index + 10**8, row) for index, row in enumerate(traced_s)]
+    assert run.judge_traced(301, tracing_alone) == []
+
+    traced_s[stalled, [PARTS.index("other"), -1]] += 1.0
+    steps = [TracedStep(2 * 10**9 * index, 2 * 10**9 * (index + 1), row) for index, row in enumerate(traced_s)]
+    run.add(np.empty((0, 2), np.int64), np.empty((0, len(TIMED))), spans=[_span(steps[stalled], "callback: Registry")])
+    (event,) = run.judge_traced(301, steps)
+    assert (event.kind, event.step, event.part, event.cause) == (
+        "slow step",
+        301 + stalled,
+        "other",
+        "callback: Registry",
+    )
+    assert event.cost_s == pytest.approx(1.0)
+
+
+def _span(step: TracedStep, name: str) -> NamedSpan:
+    return NamedSpan(step.begin_ns + 1, step.begin_ns + 10**9, name)
