@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.watch import ledger as terms
 from lm_profiler.analysis.watch.ledger import Ledger, NamedSpan
 from lm_profiler.analysis.watch.rank_reports import RankReports
-from lm_profiler.analysis.watch.watched_run import WatchedRun
+from lm_profiler.analysis.watch.watched_run import TracedStep, WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
 from lm_profiler.callbacks.instruments.tracer import Tracer
@@ -62,6 +62,7 @@ class Handed(NamedTuple):
     peak_bytes: int | None = None
     global_step: int = 0
     traced: Tracer | None = None  # a tracer that has finished a trace
+    traced_steps: Sequence[TracedStep] = ()  # its steps
 
 
 @dataclass(eq=False, slots=True)
@@ -169,6 +170,7 @@ class WatchWriter:
 
     def take(self, handed: Handed) -> None:
         """Read what was handed over, and write what it says."""
+        first_traced_step = self.run.steps + 1
         if handed.passed_over:
             self.run.skip(handed.passed_over)
         at_s, held = self._at_s(handed.now_ns), handed.held_bytes
@@ -183,6 +185,7 @@ class WatchWriter:
             where, paused_s = self._paused.pop()
             self.ledger.move(paused_s, terms.PAUSED, [where])
         events = self.run.add(ns, timed.seconds, counters, others)
+        events += self.run.judge_traced(first_traced_step, handed.traced_steps)
         for what, seconds in self.ledger.longest.items():
             events += self.run.outside(what, seconds, at_s)
         self.ledger.longest.clear()

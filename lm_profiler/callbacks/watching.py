@@ -21,7 +21,7 @@ from lightning.pytorch import Callback, Trainer
 
 from lm_profiler.analysis.watch import ledger as terms
 from lm_profiler.analysis.watch.ledger import Ledger, NamedSpan, passed
-from lm_profiler.analysis.watch.watched_run import WatchedRun
+from lm_profiler.analysis.watch.watched_run import TracedStep, WatchedRun
 from lm_profiler.callbacks.exports import metrics_of, publish
 from lm_profiler.callbacks.instruments.action_owners import owner_of
 from lm_profiler.callbacks.instruments.profiling_options import ExportOptions, TraceOptions, WatchOptions
@@ -87,6 +87,7 @@ class Watching:
     _trace_ns: int = 0
     _signalled: bool = False
     _passed_over: int = 0
+    _traced_steps: list[TracedStep] = field(default_factory=list)  # since the last hand-over
     _undo: ExitStack = field(default_factory=ExitStack)
     _unpublish: ExitStack = field(default_factory=ExitStack)
     _done: bool = False
@@ -265,7 +266,8 @@ class Watching:
         if peak is not None and held is not None:
             peak = max(peak, held)  # Linux may raise a process's peak later
         seen = (*self._reader.take(), held, peak, self.trainer.global_step)
-        return Handed(now_ns, marks, passed_over, spans, *seen, traced)
+        traced_steps, self._traced_steps = self._traced_steps, []
+        return Handed(now_ns, marks, passed_over, spans, *seen, traced, traced_steps)
 
     def _held_bytes(self) -> int | None:
         held = self._probe.held()
@@ -297,6 +299,8 @@ class Watching:
         self._tracer = None
         self._spans.append(NamedSpan(self._trace_ns, now_ns, terms.INSTRUMENTS))
         tracer.part.run(tracer.result)
+        for step in self._timeline.reading().finished:
+            self._traced_steps.append(TracedStep(step.host_ns[0], step.host_ns[-1], step.host_seconds()))
         self._timeline.restart()  # no figure includes traced steps
         self._passed_over += self._traced
         self._hand_over(self.clock(), tracer)

@@ -313,6 +313,25 @@ def test_a_trace_on_demand(by: str) -> None:
     assert read_status(folder()).steps == STEPS
 
 
+class StallingWhileTraced(Asking):
+    """Takes a second in a step that is traced."""
+
+    stalled_step: int | None = None
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        super().on_train_batch_end(trainer)
+        if torch.autograd._profiler_enabled() and self.stalled_step is None:
+            self.stalled_step = trainer.global_step
+            time.sleep(1.0)
+
+
+def test_a_stall_in_a_step_that_the_watch_traces_is_reported() -> None:
+    callback = StallingWhileTraced("file")
+    train(Path(), [callback, watcher()], max_steps=STEPS)
+    slow = [event for event in read_events(folder()) if event.kind == "slow step" and event.now > 0.9]
+    assert [(event.step, event.cause) for event in slow] == [(callback.stalled_step, "callback: StallingWhileTraced")]
+
+
 class Signalling(Callback):
     """Sends the signal at the first call of each hook, and fails in one of them."""
 
