@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import ceil, inf
 from typing import Any
 
-from lm_profiler.analysis.hardware.peak_table import ROWS
+from lm_profiler.analysis.hardware.peak_table import ROWS, Row
 from lm_profiler.analysis.hardware.roofline import Work, floor_of, matmul_dtype, rates_of
 from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.run_record import Floor, MemoryCauses, MemoryLevels, ModelFacts, Rates
@@ -80,15 +80,19 @@ class Planned:
 
         So few batches may also grow by chance, but not evenly.
         """
-        more = [after - before for before, after in pairwise(self.steps)]
-        steadily = len(more) >= _SURELY_GROWS and 0 < max(more) <= 2 * min(more)
-        return min(more) if steadily else None
+        increases = [following - step for step, following in pairwise(self.steps)]
+        if len(increases) < _SURELY_GROWS:
+            return None
+        is_even = 0 < max(increases) <= 2 * min(increases)
+        return min(increases) if is_even else None
 
     @property
     def certain(self) -> int:
         """The bytes that the step needs in any case: a compiler may keep fewer activations."""
-        causes = self.causes.get(self.phase) if self.compiled else None
-        return self.peak - (0 if causes is None else causes.activations_and_rest or 0)
+        causes = self.causes.get(self.phase)
+        if not self.compiled or causes is None:
+            return self.peak
+        return self.peak - (causes.activations_and_rest or 0)
 
 
 _SURELY_GROWS = 3  # steps one after the other that need more than the one before
@@ -99,11 +103,12 @@ def needed(peak: int, reserved: int | None) -> int:
     return max(ceil(peak / ROOM), reserved or 0)
 
 
-def fits(planned: Planned, has: int) -> bool | None:
-    """Return whether the run fits into ``has`` bytes; None if that is unknown, as when steps grow."""
-    if planned.needs <= has:
-        return True if planned.growth is None else None
-    return False if planned.certain > has else None
+def fits(planned: Planned, capacity_bytes: int) -> bool | None:
+    """Return whether the run fits into ``capacity_bytes``; None if that is unknown, as when steps grow."""
+    if planned.certain > capacity_bytes:
+        return False
+    surely_fits = planned.needs <= capacity_bytes and planned.growth is None
+    return True if surely_fits else None
 
 
 @dataclass(frozen=True)
@@ -117,15 +122,16 @@ class PlannedFloors:
 
     def of(self, phase: str) -> float | None:
         """Return the least seconds of ``phase``: at best the link is busy while the device computes."""
-        alone_s = self.by_phase[phase].seconds if phase in self.by_phase else None
-        known = [each for each in (alone_s, self.sent_s.get(phase)) if each is not None]
-        return max(known, default=None)
+        floor = self.by_phase.get(phase)
+        work_s = None if floor is None else floor.seconds
+        known_s = [seconds for seconds in (work_s, self.sent_s.get(phase)) if seconds is not None]
+        return max(known_s, default=None)
 
     @property
     def seconds(self) -> float | None:
         """Seconds of the step: the sum of the floors that are known; None where none is."""
-        known = [self.of(phase) or 0.0 for phase in {*self.by_phase, *self.sent_s}]
-        return sum(known) if any(known) else None
+        floors_s = [self.of(phase) or 0.0 for phase in {*self.by_phase, *self.sent_s}]
+        return sum(floors_s) if any(floors_s) else None
 
     @property
     def unknown(self) -> list[str]:
@@ -162,18 +168,24 @@ def planned_floors(planned: Planned, device: str, link_bytes_per_s: float | None
 
     What ranks send counts if the rate of their links is given.
     """
-    dtypes = {dtype for work in planned.work.values() for dtype in work.flops or {}}
+    dtypes: set[str] = set()
+    for work in planned.work.values():
+        dtypes.update(work.flops or {})
     rates = rates_of(device, dict.fromkeys(sorted(dtypes)), None, matmul_dtype("32", planned.float32))
-    sent_s = {phase: count / link_bytes_per_s for phase, count in planned.sent.items()} if link_bytes_per_s else {}
-    return PlannedFloors({phase: floor_of(work, rates, None) for phase, work in planned.work.items()}, rates, sent_s)
+    floors = {phase: floor_of(work, rates, None) for phase, work in planned.work.items()}
+    sent_s: dict[str, float] = {}
+    if link_bytes_per_s:
+        for phase, sent_bytes in planned.sent.items():
+            sent_s[phase] = sent_bytes / link_bytes_per_s
+    return PlannedFloors(floors, rates, sent_s)
 
 
 # the compute capability to plan for where it is unknown: libraries' workspaces are largest on it
 ANY_GPU = (9, 0)
 
-_NEAR = 0.7  # how alike two words must be (``difflib``'s ratio) for one to be proposed for the other
-
-_SHOWN = 5  # names in a message
+_LEAST_SIMILARITY = 0.7  # of two words (``difflib``'s ratio), for one to be proposed for the other
+_MOST_PROPOSED = 3
+_MOST_NAMES = 5  # in a message
 
 # words that people leave out; without them a name still means one product
 _BRANDS = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "generation", "sxm"}
@@ -194,59 +206,94 @@ class Capacity:
     gpu: tuple[int, int] | None = None  # its compute capability; None is the CPU
 
 
-def capacity(given: str) -> Capacity:
-    """Return the GPU of the table that is called ``given``, with or without its brand, or has all of its words.
+def capacity(device_name: str) -> Capacity:
+    """Return the GPU of the table that is called ``device_name``, with or without its brand, or has all of its words.
 
     Raises:
         UsageError: none is (``4090``, ``a100 80gb`` are), or several that differ in memory or speed; it names them.
     """
-    wanted = _words(given)
-    rows = {name: row for row in ROWS for name in row.names if row.gib is not None}
-    named = [name for name in rows if _words(name) - _BRANDS == wanted - _BRANDS]
-    own = wanted - _BRANDS
-    meant = named or [
-        name for name in rows if own and wanted <= _words(name) and not (_words(name) - wanted) & _OTHER_PRODUCT
-    ]
-    if len({(row.gib, row.gpu, row.tf32, row.bfloat16, row.float16) for row in map(rows.__getitem__, meant)}) > 1:
-        raise UsageError(f"device: expected one GPU, given {given[:100]!r}, which may be {_listed(meant)}")
-    if meant:
-        row = rows[meant[0]]
-        return Capacity(meant[0], int((row.gib or 0) * (1 << 30)), gpu=row.gpu)
-    alike = {name: _alike(given, name) for name in rows}
-    near = sorted((name for name in rows if alike[name] >= _NEAR), key=lambda name: -alike[name])
-    hint = f"did you mean {', '.join(near[:3])}?" if near else "or say --memory 80GiB"
-    raise UsageError(f"device: expected a GPU such as A100 80GB, given {given[:100]!r}; {hint}")
+    rows: dict[str, Row] = {}
+    for row in ROWS:
+        if row.gib is not None:
+            rows.update(dict.fromkeys(row.names, row))
+    names = _names_meant(device_name, list(rows))
+    different_gpus = {_speed_and_memory(rows[name]) for name in names}
+    if len(different_gpus) > 1:
+        raise UsageError(f"device: expected one GPU, given {device_name[:100]!r}, which may be {_enumeration(names)}")
+    if names:
+        name = names[0]
+        return Capacity(name, _bytes_of(rows[name]), gpu=rows[name].gpu)
+    hint = _similar_names_hint(device_name, list(rows))
+    raise UsageError(f"device: expected a GPU such as A100 80GB, given {device_name[:100]!r}; {hint}")
 
 
-def smallest_gpu(needs_bytes: int) -> Capacity | None:
-    """Return the GPU of the table with the least memory that is at least ``needs_bytes``; None where none has it.
+def _names_meant(device_name: str, names: Sequence[str]) -> list[str]:
+    """Return the names with the same words as ``device_name``, brands aside, or else those that have all its words."""
+    wanted = _words(device_name)
+    if not wanted - _BRANDS:
+        return []
+    same_names = [name for name in names if _words(name) - _BRANDS == wanted - _BRANDS]
+    if same_names:
+        return same_names
+    longer_names = []
+    for name in names:
+        words = _words(name)
+        is_other_product = bool((words - wanted) & _OTHER_PRODUCT)
+        if wanted <= words and not is_other_product:
+            longer_names.append(name)
+    return longer_names
+
+
+def _speed_and_memory(row: Row) -> tuple[Any, ...]:
+    return (row.gib, row.gpu, row.tf32, row.bfloat16, row.float16)
+
+
+def _bytes_of(row: Row) -> int:
+    return int((row.gib or 0) * (1 << 30))
+
+
+def _similar_names_hint(device_name: str, names: Sequence[str]) -> str:
+    similarities = {name: _similarity(device_name, name) for name in names}
+    similar_names = [name for name in names if similarities[name] >= _LEAST_SIMILARITY]
+    similar_names.sort(key=lambda name: similarities[name], reverse=True)
+    if not similar_names:
+        return "or say --memory 80GiB"
+    return f"did you mean {', '.join(similar_names[:_MOST_PROPOSED])}?"
+
+
+def smallest_gpu(needed_bytes: int) -> Capacity | None:
+    """Return the GPU of the table with the least memory that is at least ``needed_bytes``; None where none has it.
 
     Of several with equal memory it is the one that multiplies fastest in bfloat16.
     """
-    rows = [row for row in ROWS if row.gib is not None and row.gib * (1 << 30) >= needs_bytes]
+    rows = [row for row in ROWS if row.gib is not None and _bytes_of(row) >= needed_bytes]
     if not rows:
         return None
     row = min(rows, key=lambda row: (row.gib, -(row.bfloat16 or 0.0)))
-    assert row.gib is not None
-    return Capacity(row.names[0], int(row.gib * (1 << 30)), gpu=row.gpu)
+    return Capacity(row.names[0], _bytes_of(row), gpu=row.gpu)
 
 
-def _listed(names: list[str]) -> str:
-    shown = [*names[:_SHOWN], *([f"{len(names) - _SHOWN} others"] if len(names) > _SHOWN else [])]
-    return f"{', '.join(shown[:-1])} or {shown[-1]}"
+def _enumeration(names: Sequence[str]) -> str:
+    """Return the names in a sentence: ``A, B or C``; of many, the first and how many others there are."""
+    parts = list(names[:_MOST_NAMES])
+    if len(names) > _MOST_NAMES:
+        parts.append(f"{len(names) - _MOST_NAMES} others")
+    return f"{', '.join(parts[:-1])} or {parts[-1]}"
 
 
-def _alike(given: str, name: str) -> float:
-    return max(difflib.SequenceMatcher(None, given.casefold(), word).ratio() for word in _words(name))
+def _similarity(text: str, name: str) -> float:
+    """Return how similar ``text`` is to the most similar word of ``name``."""
+    return max(difflib.SequenceMatcher(None, text.casefold(), word).ratio() for word in _words(name))
 
 
 def _words(name: str) -> set[str]:
-    words = {*re.split(r"[\s_-]+", name.casefold().strip())} - {"", "nvidia"}
-    on_a_board = name in _ON_A_BOARD or any(word.startswith("sxm") for word in words)
-    return words | {"sxm"} if on_a_board else words
+    words = set(re.split(r"[\s_-]+", name.casefold().strip())) - {"", "nvidia"}
+    is_on_a_board = name in _ON_A_BOARD or any(word.startswith("sxm") for word in words)
+    return words | {"sxm"} if is_on_a_board else words
 
 
-_MOST = 12  # sizes that are tried
+_MOST_TRIALS = 12  # sizes that are tried
+_USUAL_GROWTH = 64  # where no size is known that does not fit, it is not looked for beyond this factor
 
 
 def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, int, int]:
@@ -258,26 +305,41 @@ def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, in
     both miss, so that two turns have not halved what is open, the middle and a little less than ``room`` are tried in
     turns. 0 where not even 1 fits.
     """
-    known, widths, stuck = {0: 0, begin: needed}, [inf] * 3, 0  # without a batch at least nothing is needed
-    for turn in range(_MOST):
-        fitting = sorted(n for n, bytes_ in known.items() if bytes_ <= room)
-        above = known.keys() - fitting
-        low, high = fitting[-1], min(above, default=64 * fitting[-1])
+    needs = {0: 0, begin: needed}  # bytes by size; without a batch at least nothing is needed
+    widths = [inf] * 3  # of the open interval, turn by turn
+    stuck_turns = 0
+    for turn in range(_MOST_TRIALS):
+        fitting = _fitting_sizes(needs, room)
+        too_large = needs.keys() - set(fitting)
+        low = fitting[-1]
+        high = min(too_large, default=_USUAL_GROWTH * low)
         if high - low <= 1:
             return low
-        widths.append(high - low if low and above else inf)
-        if 2 * widths[-1] > widths[-3] < inf:
-            stuck += 1
-            n = (low + high) // 2 if stuck % 2 else _meets(known, low, high, 0.998 * room)
-        elif turn % 2 or not above:  # half, where nothing fits yet: a step also has a fixed need
-            n = _meets(known, fitting[-2], low, room) if low else high // 2
-        else:
-            n = _meets(known, low, high, room)
-        n = min(max(n, low + 1), high - 1)
-        known[n] = yield n
-    return max(n for n, bytes_ in known.items() if bytes_ <= room)
+        is_open_on_both_sides = low > 0 and bool(too_large)
+        widths.append(high - low if is_open_on_both_sides else inf)
+        is_stuck = 2 * widths[-1] > widths[-3] < inf
+        if is_stuck:
+            stuck_turns += 1
+            is_turn_of_middle = stuck_turns % 2 == 1
+            size = (low + high) // 2 if is_turn_of_middle else _size_that_needs(0.998 * room, needs, low, high)
+        elif turn % 2 == 0 and too_large:
+            size = _size_that_needs(room, needs, low, high)
+        elif low > 0:
+            size = _size_that_needs(room, needs, fitting[-2], low)
+        else:  # nothing fits yet, and a step also has a fixed need
+            size = high // 2
+        size = min(max(size, low + 1), high - 1)
+        needs[size] = yield size
+    return _fitting_sizes(needs, room)[-1]
 
 
-def _meets(known: Mapping[int, int], a: int, b: int, room: float) -> int:
-    rise = known[b] - known[a]
-    return int(a + (room - known[a]) * (b - a) / rise) if rise else 64 * b
+def _fitting_sizes(needs: Mapping[int, int], room: float) -> list[int]:
+    return sorted(size for size, needed_bytes in needs.items() if needed_bytes <= room)
+
+
+def _size_that_needs(room: float, needs: Mapping[int, int], small: int, large: int) -> int:
+    """Return the size at which a line through the needs of two sizes meets ``room``."""
+    rise = needs[large] - needs[small]
+    if rise == 0:
+        return _USUAL_GROWTH * large
+    return int(small + (room - needs[small]) * (large - small) / rise)

@@ -86,7 +86,9 @@ def _main_columns() -> list[Column]:
 def _options(entries: Iterable[Entry]) -> dict[str, Column]:
     """Return the options that were set on a command line, and those that distinguish runs anyway."""
     # Options with a dot say what was run, others where files go.
-    paths = {path for entry in entries for path in entry.overrides if "." in path}
+    paths: set[str] = set()
+    for entry in entries:
+        paths.update(path for path in entry.overrides if "." in path)
     set_options = [column_by_name(path) for path in sorted(paths)]
     return {column.name: column for column in (*set_options, *COMPARED)}
 

@@ -32,7 +32,9 @@ def kernel_answers(
     nothing_was_traced = _phases_s(table, table.phases) == 0.0
     if nothing_was_traced:
         return []
-    answers = [*_forward(table, forward_s), *_largest_of_passes(table), *_beside_matmuls(table)]
+    answers = _forward(table, forward_s)
+    answers += _largest_of_passes(table)
+    answers += _beside_matmuls(table)
     products = _shares(table, "matmul")
     has_fused_attention = any("attention" in phase.kinds for phase in table.phases.values())
     if has_fused_attention:
@@ -244,8 +246,10 @@ def kernel_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]
 
 def kinds_table(table: KernelTable) -> Table:
     """Return the ms of one step by phase and kind, with their sums and their shares of the step."""
-    found_kinds = {kind for phase in table.phases.values() for kind in phase.kinds}
-    sums = {kind: kind_s(table, table.phases, kind) for kind in found_kinds}
+    sums: dict[Kind, float] = {}
+    for phase in table.phases.values():
+        for kind in phase.kinds:
+            sums[kind] = kind_s(table, table.phases, kind)
     kinds = sorted(sums, key=lambda kind: (-sums[kind], kind))
     source, idle = "operators on the host", "no operator"
     if table.source == "kernels":

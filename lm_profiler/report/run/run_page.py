@@ -47,18 +47,22 @@ def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[T
 def end_lines(record: RunRecord) -> list[str]:
     """Return the lines below the table of a run's end, without empty ones."""
     lines = [] if record.ranks is None else [step_line(record)]
-    lines += [*step_lines(record), *_rate_lines(record), *_memory_lines(record)[:1], *ranks_lines(record)]
+    lines += step_lines(record)
+    lines += _rate_lines(record)
+    lines += _memory_lines(record)[:1]
+    lines += ranks_lines(record)
     if record.shares.get("other", 0.0) >= _LEAST_OTHER:
         lines += other_lines(record)
     lines += odd_lines(record)[:1]
     lines += [f"note: {note}" for note in record.notes]
-    return [*lines, *failure_lines(record)]
+    return lines + failure_lines(record)
 
 
 def run_page(record: RunRecord, folder: Path) -> list[Table]:
     """Return everything in a run's record, in sections; what is unknown is left out."""
-    lines = [*failure_lines(record), *verdict_lines(record), *step_lines(record), *ranks_lines(record)]
-    lines += why_lines(record)
+    lines = failure_lines(record)
+    for lines_of in (verdict_lines, step_lines, ranks_lines, why_lines):
+        lines += lines_of(record)
     lines += [f"note: {note}" for note in record.notes]
     lines.append(f"folder: {relative_to_cwd(folder)}")
     rows = [line.partition(": ")[::2] for line in lines]
@@ -100,21 +104,22 @@ def summary_lines(record: RunRecord) -> list[str]:
     """Return a line each on throughput, memory, verdict, ranks, waterfall, first step, notes and failure."""
     # The table of own work has no columns for the step's spread.
     lines = [step_line(record)] if record.ranks is not None and record.time else []
-    lines += [*_rate_lines(record), *_memory_lines(record), *_planned_lines(record)]
-    lines += [*verdict_lines(record), *step_lines(record), *ranks_lines(record), *why_lines(record)]
-    lines += [*_wait_lines(record), *odd_lines(record), *other_lines(record)]
+    for lines_of in (_rate_lines, _memory_lines, _planned_lines, verdict_lines, step_lines, ranks_lines, why_lines):
+        lines += lines_of(record)
+    for lines_of in (_wait_lines, odd_lines, other_lines):
+        lines += lines_of(record)
     if record.first_step_s is not None:
         lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
     lines += findings_lines(record)
     lines += [f"note: {note}" for note in (*record.notes, *record.details)]
     if record.waterfall is not None:
         lines += [f"note: why: {note}" for note in record.waterfall.notes]
-    return [*lines, *failure_lines(record)]
+    return lines + failure_lines(record)
 
 
 def main_lines(record: RunRecord) -> list[str]:
     """Return the lines that belong beside the verdict: the rates, the memory, and who waits for whom."""
-    return [*_rate_lines(record), *_memory_lines(record)[:1], *ranks_lines(record)[:1]]
+    return _rate_lines(record) + _memory_lines(record)[:1] + ranks_lines(record)[:1]
 
 
 # -- single lines ------------------------------------------------------------------------------------------------------

@@ -152,7 +152,9 @@ def shown(figure: Quantity, record: RunRecord) -> str:
 
 def sections(record: RunRecord) -> list[Table]:
     """Return all figures of ``record``: times by phase, then a section for each group; empty ones are left out."""
-    times = [figure for title in _TIMES for figure in GROUPS[title]]
+    times: list[Quantity] = []
+    for title in _TIMES:
+        times += GROUPS[title]
     host_times = [figure for figure in times if figure.path.startswith("host_")]
     step_times = [figure for figure in times if figure not in host_times]
     tables = [replace(list_table(record, "findings"), title="What could be saved")]
@@ -219,7 +221,9 @@ def list_table(record: RunRecord, path: str) -> Table:
         return Table()
     columns = _known_columns(path, items)
     headings = headings_of(columns)
-    rows = [[_list_cell(figure, item, path) for figure in columns] for item in items[:_MOST_ROWS]]
+    rows = []
+    for item in items[:_MOST_ROWS]:
+        rows.append([_list_cell(figure, item, path) for figure in columns])
     if path in _NUMBERED:
         noun, first_number = _NUMBERED[path]
         headings = [Heading(noun, noun, figures=True), *headings]
@@ -235,7 +239,11 @@ def _known_columns(path: str, items: Sequence[Any]) -> list[Quantity]:
         return list(LISTS[path])
     # Steps show only counters of this machine, ranks only phases that occur: there 0 counts as nothing too.
     nothing = (None, 0.0) if path == "ranks.by_rank" else (None,)
-    return [figure for figure in LISTS[path] if any(figure.get(item) not in nothing for item in items)]
+    columns = []
+    for figure in LISTS[path]:
+        if any(figure.get(item) not in nothing for item in items):
+            columns.append(figure)
+    return columns
 
 
 def _list_cell(figure: Quantity, item: Any, path: str) -> TableCell:
@@ -265,7 +273,11 @@ def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> 
         family = figure.title.removesuffix(" (host)").removeprefix(_KEYS[part]).lstrip(": ")
         column = columns.setdefault(family or "mean [95 % interval]", {})
         column[part] = _rounded(figure, record) if figure.unit == "s" else figure.fit(value)
-    parts = [part for part in _KEYS if any(part in column for column in columns.values())]
-    rows = [[_KEYS[part], *(column.get(part, "") for column in columns.values())] for part in parts]
-    are_moments = any(part in MOMENTS for part in parts)
+    are_moments = False
+    rows = []
+    for part, part_title in _KEYS.items():
+        texts = [column.get(part, "") for column in columns.values()]
+        if any(texts):
+            rows.append([part_title, *texts])
+            are_moments = are_moments or part in MOMENTS
     return text_table(["moment" if are_moments else "phase", *columns], rows, title=title)

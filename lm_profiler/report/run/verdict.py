@@ -47,30 +47,34 @@ _BECAUSE = {
 
 def verdict_lines(record: RunRecord) -> list[str]:
     """Return a line on what binds the run and whether it was steady, and a line on what to do next."""
-    verdict, steadiness = record.verdict, record.steadiness
+    verdict = record.verdict
     if verdict is None:
         return []
-    said = [_bound(verdict)]
+    phrases = []
+    steadiness = record.steadiness
     if steadiness is not None:
-        said = [_words(steadiness), *contention_lines(record.contention), *said]
-        if steadiness.recompilations:
-            said.append(f"{counted(steadiness.recompilations, 'recompilation')} while measuring")
-    return [f"verdict: {'; '.join([*said, *_clock(record.telemetry)])}", f"next: {next_text(record)}"]
+        phrases.append(_words(steadiness))
+        phrases += contention_lines(record.contention)
+    phrases.append(_bound(verdict))
+    if steadiness is not None and steadiness.recompilations:
+        phrases.append(f"{counted(steadiness.recompilations, 'recompilation')} while measuring")
+    phrases += _clock(record.telemetry)
+    return [f"verdict: {'; '.join(phrases)}", f"next: {next_text(record)}"]
 
 
 def _bound(verdict: Verdict) -> str:
-    bound = "no bottleneck found"
-    if verdict.bound_by is not None:
-        may = "" if verdict.certain or verdict.or_bound_by is not None or verdict.because is None else "may be "
-        bound = f"{may}bound by {verdict.bound_by}" + (f" or {verdict.or_bound_by}" if verdict.or_bound_by else "")
+    """Return what binds the run, with the evidence."""
+    bound = _bound_words(verdict)
     if verdict.because is None:  # a record of version 0.2
-        return f"{bound if verdict.certain else 'bottleneck unknown'}: {verdict.evidence}"
+        if not verdict.certain:
+            bound = "bottleneck unknown"
+        return f"{bound}: {verdict.evidence}"
     share = "" if verdict.share is None else f"{verdict.share:.0%}"
     if verdict.share_low is not None and verdict.share_high is not None:
         share += f" [{verdict.share_low * 100:.0f}, {verdict.share_high * 100:.0f}]"
     facts = verdict.facts
-    known = facts | {"share": share, "reached": percent(facts.get("utilisation", 0.0))}
-    text = _BECAUSE.get(verdict.because, verdict.because).format_map(defaultdict(float, known))
+    texts = facts | {"share": share, "reached": percent(facts.get("utilisation", 0.0))}
+    text = _BECAUSE.get(verdict.because, verdict.because).format_map(defaultdict(float, texts))
     if verdict.because == "compute" and "utilisation" in facts:
         text += f", at {facts['utilisation']:.0%} of what the machine can reach"
     if "run_s" in facts:
@@ -80,6 +84,17 @@ def _bound(verdict: Verdict) -> str:
     if verdict.because == "host" and "idle" in facts:
         text += f", and it was idle for {facts['idle']:.0%} of the traced steps"
     return f"{bound}: {text}"
+
+
+def _bound_words(verdict: Verdict) -> str:
+    """Return "bound by …", with "may be" where a single cause is not certain."""
+    if verdict.bound_by is None:
+        return "no bottleneck found"
+    words = f"bound by {verdict.bound_by}"
+    if verdict.or_bound_by:
+        return f"{words} or {verdict.or_bound_by}"
+    is_uncertain = not verdict.certain and verdict.because is not None
+    return f"may be {words}" if is_uncertain else words
 
 
 def percent(share: float) -> str:
@@ -116,12 +131,15 @@ def step_lines(record: RunRecord) -> list[str]:
     lines = []
     phrases = [*_course(steadiness), *_kinds(steadiness)]
     if steadiness.cut:
-        shift = steadiness.bias_of_mean
-        by_mean = "" if shift is None else f", which would shift the mean by {shift:+.1%}"
-        phrases.append(f"{counted(steadiness.cut, 'more warm-up step')} left out{by_mean}")
+        phrase = f"{counted(steadiness.cut, 'more warm-up step')} left out"
+        if steadiness.bias_of_mean is not None:
+            phrase += f", which would shift the mean by {steadiness.bias_of_mean:+.1%}"
+        phrases.append(phrase)
     if phrases:
         lines.append(f"steps: {'; '.join(phrases)}")
-    return [*lines, *_parts(steadiness), *_not_seen(steadiness)]
+    lines += _parts(steadiness)
+    lines += _not_seen(steadiness)
+    return lines
 
 
 def _course(steadiness: Steadiness) -> list[str]:
@@ -168,7 +186,9 @@ def _parts(steadiness: Steadiness) -> list[str]:
 
     Parts that round to 0 are left out.
     """
-    level_s, pattern_s, odd_s = steadiness.level_s or 0.0, steadiness.pattern_s or 0.0, steadiness.odd_s or 0.0
+    level_s = steadiness.level_s or 0.0
+    pattern_s = steadiness.pattern_s or 0.0
+    odd_s = steadiness.odd_s or 0.0
     total_s = level_s + pattern_s + odd_s
     digits = digits_of(total_s)
     terms = []
@@ -208,30 +228,46 @@ def _words(steadiness: Steadiness) -> str:
 
 def odd_lines(record: RunRecord) -> list[str]:
     """Return a line for each of the three worst steps, and how many more there are."""
-    several = len(record.rank_step_s) > 1
-    told = [f"odd: {odd_text(odd, several)}" for odd in worst_first(record.odd_steps)[:_ODD_SHOWN]]
-    more = len(record.odd_steps) - _ODD_SHOWN
-    return [*told, f"odd: and {counted(more, 'more step')}"] if more > 0 else told
+    has_several_ranks = len(record.rank_step_s) > 1
+    lines = []
+    for odd in worst_first(record.odd_steps)[:_ODD_SHOWN]:
+        lines.append(f"odd: {odd_text(odd, has_several_ranks)}")
+    steps_left = len(record.odd_steps) - _ODD_SHOWN
+    if steps_left > 0:
+        lines.append(f"odd: and {counted(steps_left, 'more step')}")
+    return lines
 
 
-def odd_text(odd: OddStep, ranks: bool = False) -> str:
-    """Return how long the step took, where and why; with ``ranks`` also the rank that has the cause."""
-    excess = f"{'+' if odd.excess_s > 0 else '-'}{duration_text(abs(odd.excess_s))}"
+def odd_text(odd: OddStep, has_several_ranks: bool = False) -> str:
+    """Return how long the step took, where and why; where there are several ranks, also the rank of the cause."""
+    sign = "+" if odd.excess_s > 0 else "-"
+    excess = f"{sign}{duration_text(abs(odd.excess_s))} in {odd.part}"
     ratio = f"{odd.ratio:,.0f}" if odd.ratio >= 10 else f"{odd.ratio:.2g}"
-    text = f"step {odd.step}: {duration_text(odd.step_s)}, {ratio} x what others take, {excess} in {odd.part}"
-    on = f" on rank {odd.rank}" if ranks else ""
+    text = f"step {odd.step}: {duration_text(odd.step_s)}, {ratio} x what others take, {excess}"
+    rank = f" on rank {odd.rank}" if has_several_ranks else ""
     if odd.cause is not None and odd.cause_s is not None:
-        return f"{text}: {odd.cause}{on}, {duration_text(odd.cause_s)}"
+        return f"{text}: {odd.cause}{rank}, {duration_text(odd.cause_s)}"
     if odd.beside is None:
         return text
-    return f"{text}: no cause seen" + (f" ({odd.beside}{on})" if odd.beside else "")
+    if not odd.beside:
+        return f"{text}: no cause seen"
+    return f"{text}: no cause seen ({odd.beside}{rank})"
 
 
 def _clock(telemetry: Telemetry | None) -> list[str]:
+    """Return a phrase on a GPU whose clock was slow, or that was throttled."""
     if telemetry is None:
         return []
-    reasons = f" ({', '.join(telemetry.throttle_reasons)})" if telemetry.throttle_reasons else ""
-    several = len(telemetry.gpus) > 1
-    if telemetry.clock_share is not None and (telemetry.clock_share < _SLOW_CLOCK or reasons):
-        return [f"the {'slowest ' * several}GPU ran at {telemetry.clock_share:.0%} of its highest clock{reasons}"]
-    return [f"{'a' if several else 'the'} GPU was throttled{reasons}"] if reasons else []
+    has_several_gpus = len(telemetry.gpus) > 1
+    is_throttled = bool(telemetry.throttle_reasons)
+    reasons = ""
+    if telemetry.throttle_reasons:
+        reasons = f" ({', '.join(telemetry.throttle_reasons)})"
+    share = telemetry.clock_share
+    if share is not None and (share < _SLOW_CLOCK or is_throttled):
+        gpu = "the slowest GPU" if has_several_gpus else "the GPU"
+        return [f"{gpu} ran at {share:.0%} of its highest clock{reasons}"]
+    if is_throttled:
+        gpu = "a GPU" if has_several_gpus else "the GPU"
+        return [f"{gpu} was throttled{reasons}"]
+    return []

@@ -81,7 +81,10 @@ def title_in(fall: Waterfall, name: str) -> str:
 
 def _products_title(fall: Waterfall) -> str:
     """Return "slow matmuls", "slow convolutions" or both, by the operators that the term consists of."""
-    operators = [part.what for term in fall.terms if term.name == _PRODUCTS for part in term.contributors]
+    operators: list[str] = []
+    for term in fall.terms:
+        if term.name == _PRODUCTS:
+            operators += [part.what for part in term.contributors]
     convolutions = [operator for operator in operators if "conv" in operator]
     if not convolutions:
         return term_title(_PRODUCTS)

@@ -52,7 +52,11 @@ def _meets(entry: Entry, conditions: Sequence[Condition]) -> bool:
             wanted.setdefault(condition.column.name, []).append(condition)
         elif not condition.holds(entry):
             return False
-    return all(any(condition.holds(entry) for condition in of_one_fact) for of_one_fact in wanted.values())
+    return all(_any_holds(alternatives, entry) for alternatives in wanted.values())
+
+
+def _any_holds(conditions: Sequence[Condition], entry: Entry) -> bool:
+    return any(condition.holds(entry) for condition in conditions)
 
 
 def _condition(text: str, entries: Sequence[Entry]) -> Condition:

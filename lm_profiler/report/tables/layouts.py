@@ -57,16 +57,18 @@ def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Col
     headings = [*fact_headings, *(Heading(title, title, figures=True) for title in titles)]
 
     body = []
+    has_intervals = False
     for row_key, group in rows.items():
         row = [fact_cell(group, fact) for fact in down]
         for column_key in columns:
             row.append(value_cell(cells.get((*row_key, *column_key), ()), value))
+        has_intervals = has_intervals or any(cell.low is not None for cell in row)
         body.append(row)
 
     title = heading(value, []).title
     if any(len(group) > 1 for group in cells.values()):
         title += f": {MERGE_NOTE}"
-    elif any(cell.low is not None for row in body for cell in row):
+    elif has_intervals:
         title += ": mean [95 % interval]"
     return Table(headings, body, [title], notes(list(cells.values()), facts, [value]))
 
@@ -189,7 +191,9 @@ def wide(entries: Sequence[Entry]) -> Table:
     columns = _wide_columns(entries, [fact.name for fact in more_facts])
     words = {*_WORD_COLUMNS, *(fact.name for fact in more_facts if not heading(fact, groups).figures)}
     headings = [Heading(title, title, figures=title not in words) for title in columns]
-    body = [[cell_of(entry) for cell_of in columns.values()] for entry in entries]
+    body = []
+    for entry in entries:
+        body.append([cell_of(entry) for cell_of in columns.values()])
     return Table(headings, body, below=notes(groups, message_columns(naming_columns(groups))))
 
 
@@ -290,7 +294,11 @@ def modes(entries: Sequence[Entry]) -> Table:
     headings = [heading(fact, rows) for fact in down]
     for part, title in MODES.items():
         headings.append(Heading(f"{part}_s", f"{title} ({_STEP.shown_unit})", figures=True))
-    body = [[*(fact_cell(row, fact) for fact in down), *(_mode_cell(row, part) for part in MODES)] for row in rows]
+    body = []
+    for row in rows:
+        cells = [fact_cell(row, fact) for fact in down]
+        cells += [_mode_cell(row, part) for part in MODES]
+        body.append(cells)
     above = ["mean ± standard deviation of the steps", *shared_fact_lines(rows, [*down, *_FACTS_OF_MODES])]
     return Table(headings, body, above, notes(groups, message_columns(naming_columns(groups))))
 

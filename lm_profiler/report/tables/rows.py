@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from lm_profiler.record.entry import Entry
@@ -103,7 +104,7 @@ def _known_facts(groups: Sequence[RunGroup]) -> list[Column]:
 
 def _main_figures(groups: Sequence[RunGroup]) -> list[Column]:
     """Return the main figures; of the three readings of memory only those that these runs have."""
-    entries = [entry for group in groups for entry in group]
+    entries = list(chain.from_iterable(groups))
     allocated = COLUMNS[MEMORY["allocated_peak"].name]
     resident = COLUMNS[MEMORY["resident_peak"].name]
     memory = [peak_memory(entries)]
@@ -115,7 +116,7 @@ def _main_figures(groups: Sequence[RunGroup]) -> list[Column]:
 
 
 def _is_known(groups: Sequence[RunGroup], column: Column) -> bool:
-    return any(column.get(entry) is not None for group in groups for entry in group)
+    return any(column.get(entry) is not None for entry in chain.from_iterable(groups))
 
 
 def _is_time(column: Column) -> bool:
@@ -205,7 +206,7 @@ def _text(value: Any, column: Column) -> str:
 
 def shared_fact_lines(groups: Sequence[RunGroup], shown: Sequence[Column]) -> list[str]:
     """Return a line of the facts that are the same in all rows, and one of the facts that only some rows know."""
-    entries = [entry for group in groups for entry in group]
+    entries = list(chain.from_iterable(groups))
     runs = single_run_groups(entries)
     in_all, where_known = [], []
     for fact in _known_facts(groups):
@@ -234,7 +235,8 @@ def _unknown_figures_line(groups: Sequence[RunGroup]) -> list[str]:
 
     A time that no row has is of a phase that did not occur, and a plan that no row has was not asked for.
     """
-    has_plan = any(entry.record is not None and entry.record.planned for group in groups for entry in group)
+    entries = chain.from_iterable(groups)
+    has_plan = any(entry.record is not None and entry.record.planned for entry in entries)
     titles = []
     for figure in _main_figures(groups):
         is_unplanned = figure.name == PEAK.name and not has_plan
@@ -249,7 +251,7 @@ def _legend(groups: Sequence[RunGroup], table: Table) -> list[str]:
     """Return a line on what the figures and brackets of ``table`` are, where it has any that need one."""
     if any(len(group) > 1 for group in groups):
         return [MERGE_NOTE]
-    has_interval = any("[" in cell.text and cell.low for row in table.rows for cell in row)
+    has_interval = any("[" in cell.text and cell.low for cell in chain.from_iterable(table.rows))
     if has_interval:
         return ["[ ]: 95 % interval of the mean"]
     return []
@@ -260,11 +262,10 @@ def notes(groups: Sequence[RunGroup], naming: Sequence[Column], shown: Sequence[
 
     ``naming`` are the columns by which a note names a row, ``shown`` those of the table.
     """
-    return [
-        *_mixed_row_notes(groups, naming),
-        *_reasons(groups, naming),
-        *_unplanned_reasons(groups, shown, naming),
-    ]
+    lines = _mixed_row_notes(groups, naming)
+    lines += _reasons(groups, naming)
+    lines += _unplanned_reasons(groups, shown, naming)
+    return lines
 
 
 def _mixed_row_notes(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[str]:

@@ -226,7 +226,9 @@ def mixed_facts(group: RunGroup) -> list[str]:
     """Return the titles of facts that affect figures and in which the runs differ."""
     if len(group) < 2:
         return []
-    names = [*DIMENSIONS, *overridden_options([group]), *differing_options(group)]
+    names = list(DIMENSIONS)
+    names += overridden_options([group])
+    names += differing_options(group)
     facts = {fact.name: fact for fact in COMPARED}
     for name in names:
         fact = column(name)

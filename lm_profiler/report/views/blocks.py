@@ -85,7 +85,9 @@ def table(
     block = table_json(table)
     if is_long:
         columns = [index for index, heading in enumerate(table.headings) if heading.figures]
-        values = {str(index): [row[index].value for row in table.rows] for index in columns}
+        values = {}
+        for index in columns:
+            values[str(index)] = [row[index].value for row in table.rows]
         block |= {"kind": "long table", "values": values, "sorted_by": first_sort}
     if shades:
         block["shades"] = [list(row) for row in shades]
@@ -103,7 +105,9 @@ def table_json(table: Table) -> Json:
     In a table of facts, which has no titles, the third column says what the first means: the tip of its row.
     """
     titles = [heading.title for heading in table.headings]
-    rows = [[cell.text for cell in row] for row in table.rows]
+    rows = []
+    for cells in table.rows:
+        rows.append([cell.text for cell in cells])
     block: Json = {"kind": "table"}
     if len(titles) == _EXPLAINED and not table.titles:
         block["tips"] = [_MEANING_PLACES.get(row[-1], row[-1]) for row in rows]

@@ -52,9 +52,17 @@ MEMORY = View("memory", "Memory", blocks, missing)
 
 def _causes_at_peak(record: RunRecord) -> tuple[str, dict[str, int]]:
     """Return the phase that holds most, and the bytes of each cause in it; nothing where causes are unknown."""
-    causes = record.memory.causes if record.memory is not None else {}
-    by_phase = {phase: {name: held or 0 for name, held in of_phase} for phase, of_phase in causes.items()}
-    return max(by_phase.items(), key=lambda item: sum(item[1].values()), default=("", {}))
+    if record.memory is None:
+        return "", {}
+    largest_phase = ""
+    largest_causes: dict[str, int] = {}
+    for phase, causes in record.memory.causes.items():
+        bytes_by_cause = {name: held_bytes or 0 for name, held_bytes in causes}
+        is_larger = sum(bytes_by_cause.values()) > sum(largest_causes.values())
+        if is_larger or not largest_phase:
+            largest_phase = phase
+            largest_causes = bytes_by_cause
+    return largest_phase, largest_causes
 
 
 def _peak_card(phase: str, causes: Mapping[str, int]) -> Json:
@@ -92,10 +100,18 @@ def _chart(timeline: MemoryTimeline, most_points: int, most_bytes: int) -> Json:
     data = []
     for cause, held_bytes in curves.items():
         name = HELD.get(cause, cause)
-        trace = {"type": "scatter", "mode": "lines", "name": name, "x": places, "stackgroup": "held"}
-        trace["y"] = [round(count / scale, 4) for count in held_bytes]
-        look = {"line": {"shape": "hv", "width": 0}, "fillcolor": CAUSE_COLOURS.get(cause, PALE)}
-        data.append({**trace, **look, "hovertemplate": f"{name}: %{{y:.3f}} {unit}<extra></extra>"})
+        trace = {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "x": places,
+            "stackgroup": "held",
+            "y": [round(count / scale, 4) for count in held_bytes],
+            "line": {"shape": "hv", "width": 0},
+            "fillcolor": CAUSE_COLOURS.get(cause, PALE),
+            "hovertemplate": f"{name}: %{{y:.3f}} {unit}<extra></extra>",
+        }
+        data.append(trace)
     events = len(timeline.events)
     layout = {
         "hovermode": "x unified",
@@ -116,9 +132,18 @@ def _phase_area(phase: str, begins: int, ends: int) -> Json:
 
 def _phase_name(phase: str, begins: int, ends: int, events: int) -> Json:
     is_narrow = (ends - begins) * _CHARACTER_EVENTS < events * len(phase)
-    place = {"x": (begins + ends) / 2, "xref": "x", "y": 1, "yref": "paper", "yanchor": "bottom"}
-    look = {"xanchor": "left", "textangle": -35} if is_narrow else {"xanchor": "center", "textangle": 0}
-    return {**place, **look, "text": seen(phase), "showarrow": False, "font": {"size": 11}}
+    return {
+        "x": (begins + ends) / 2,
+        "xref": "x",
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "xanchor": "left" if is_narrow else "center",
+        "textangle": -35 if is_narrow else 0,
+        "text": seen(phase),
+        "showarrow": False,
+        "font": {"size": 11},
+    }
 
 
 def _peak_mark(timeline: MemoryTimeline, scale: int) -> Json:

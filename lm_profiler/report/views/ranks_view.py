@@ -125,15 +125,18 @@ def _by_phase(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
 
 def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
     """Return a heat map of ranks and steps."""
-    columns = [_above_median_of_fast(column) for column in zip(*(row.own_by_column_s for row in rows), strict=True)]
-    above_s = list(zip(*columns, strict=True))
-    more_ms = [[round(max(0.0, seconds) * 1e3, 4) for seconds in of_rank] for of_rank in above_s]
-    texts = [[_difference_text(row, seconds) for seconds in above_s[index]] for index, row in enumerate(rows)]
+    own_s = np.array([row.own_by_column_s for row in rows])
+    columns = [_above_median_of_fast(column.tolist()) for column in own_s.T]
+    above_s = np.array(columns).T
+    more_ms = np.round(np.maximum(above_s, 0.0) * 1e3, 4).tolist()
+    texts = []
+    for row, differences_s in zip(rows, above_s.tolist(), strict=True):
+        texts.append([_difference_text(row, seconds) for seconds in differences_s])
     several_hosts = len(ranks.hosts) > 1
     every = -(-len(rows) // _MOST_NAMED)
     named = range(0, len(rows), every)
     names = [f"{seen(rows[i].host)} · {rows[i].rank}" if several_hosts else str(rows[i].rank) for i in named]
-    most_ms = max(_FULL_ONCE * ranks.step_s * 1e3, *(max(of_rank) for of_rank in more_ms))
+    most_ms = max(_FULL_ONCE * ranks.step_s * 1e3, float(np.max(above_s)) * 1e3)
     data = {
         "type": "heatmap",
         "name": "own work",

@@ -43,7 +43,10 @@ _MOST_OWNERS = 12  # the fold with every figure has all
 def blocks(entry: Entry, limits: Limits) -> list[Json]:
     record = entry.record
     assert record is not None
-    shown = [_head(record), *_steps(entry, record, limits.steps), *_phases(record), *_more_lines(record)]
+    shown = [_head(record)]
+    shown += _steps(entry, record, limits.steps)
+    shown += _phases(record)
+    shown += _more_lines(record)
     if record.other_by_owner is not None and record.other_by_owner.actions:
         shown.append(_owners(record.other_by_owner))
     shown.append(fold("Every figure", *_figures(record)))

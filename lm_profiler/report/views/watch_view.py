@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -129,7 +130,8 @@ def _chart(points: Sequence[tuple[int, Sketch]], events: Sequence[WatchEvent], w
                 "hovertemplate": f"{name}: %{{y:.3f}} ms<extra></extra>",
             }
         )
-    longest_ms = max((value for curve in data for value in curve["y"] if value is not None), default=0.0)
+    values_ms = chain.from_iterable(curve["y"] for curve in data)
+    longest_ms = max((value for value in values_ms if value is not None), default=0.0)
     end_ms = _axis_end_ms(data[0]["y"])
     data += _event_marks(events, steps, data[0]["y"], world_size)
     y_axis: Json = {"title": {"text": "step time (ms)"}, "rangemode": "tozero"}

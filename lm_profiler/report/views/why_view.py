@@ -73,8 +73,11 @@ def _seen_phases(record: RunRecord, rungs: list[Rung], fall: Waterfall) -> list[
     bars_pieces = [rung.pieces for rung in rungs]
     bars_pieces.append(waterfall_text.of_the_step(record))
     least_s = _SEEN_SHARE * fall.step_s
-    seen = [part for part in PARTS if any(pieces.get(part, 0.0) >= least_s for pieces in bars_pieces)]
-    return [[part, PART_COLOURS[part]] for part in seen]
+    colours = []
+    for part in PARTS:
+        if any(pieces.get(part, 0.0) >= least_s for pieces in bars_pieces):
+            colours.append([part, PART_COLOURS[part]])
+    return colours
 
 
 def _term_bar(rung: Rung, fall: Waterfall, scale: float) -> Json:
