@@ -121,7 +121,11 @@ def test_report_tells_what_stands_in_them(stored: Path, version: str, capsys: py
             median_s = statistics.median(
                 float(row["step_s"]) for row in measured(stored / run)
             )  # as these versions did
-            assert row["tokens_per_s"] == pytest.approx(tokens / median_s, rel=1e-6)
+            share = 1.0
+            if row.get("tokens_per_s_bound") == "at least":  # on a busy machine what passed between steps counts
+                steps_s = record["time"]["step"]["n"] * record["time"]["step"]["mean"]
+                share = steps_s / (steps_s + record["between_steps_s"])
+            assert row["tokens_per_s"] == pytest.approx(share * tokens / median_s, rel=1e-6)
     failed = rows[f"{version}/fails/version_0"]
     assert failed["reason"].startswith("ValueError:")
 

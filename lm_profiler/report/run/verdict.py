@@ -11,6 +11,7 @@ from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.run_record import Finding, OddStep, RunRecord, Steadiness, Telemetry, Verdict, worst_first
 
 _ODD_SHOWN = 3
+_LONGER_THAN_STEP = 1.02  # what is longer by more than this includes more than the step
 _LONG_WINDOW_S = 60.0  # from then on a window is not called short
 _NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
 
@@ -117,8 +118,19 @@ def findings_lines(record: RunRecord) -> list[str]:
 
 def _what_to_do(finding: Finding, record: RunRecord) -> str:
     could = "could save" if finding.may else "saves"
-    saves = f"It {could} at most {duration_text(finding.saves_s)} ({finding.share:.0%}) of a step."
+    amount = duration_text(finding.saves_s)
+    saves = f"It {could} at most {amount} ({finding.share:.0%}) of a step."
+    if _includes_time_between(finding, record):
+        saves = f"It {could} at most {amount} per step ({finding.share:.0%} of the time)."
     return f"{remedy_of(finding, record)} {saves}"
+
+
+def _includes_time_between(finding: Finding, record: RunRecord) -> bool:
+    """Return whether the finding's share is of the step and of what passes between steps, such as validation."""
+    step = record.time.get("step")
+    if step is None or not step.mean or not finding.share:
+        return False
+    return finding.saves_s / finding.share > _LONGER_THAN_STEP * step.mean
 
 
 def step_lines(record: RunRecord) -> list[str]:

@@ -17,6 +17,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES, TOKENS_PER_S
 from lm_profiler.record.run_record import (
     MOMENTS,
+    Finding,
     OddStep,
     RunRecord,
     StepCounters,
@@ -28,7 +29,7 @@ from lm_profiler.record.run_record import (
 )
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.sections import list_table, phase_table, sections, shown
-from lm_profiler.report.run.verdict import odd_text, step_lines
+from lm_profiler.report.run.verdict import next_text, odd_text, step_lines
 from lm_profiler.report.tables.formats import lines, render
 from lm_profiler.report.tables.rows import raw_runs_table, runs_table
 
@@ -229,3 +230,15 @@ def test_a_record_that_never_had_intervals_lacks_none() -> None:
 
 def _without_ends(times: dict[str, Any]) -> dict[str, Any]:
     return {part: summary | {"mean_low": None, "mean_high": None} for part, summary in times.items()}
+
+
+@pytest.mark.parametrize(
+    "name, saves_s, share, end",
+    [
+        ("garbage", 0.005, 0.5, "It saves at most 5 ms (50%) of a step."),
+        ("validation", 0.030, 0.75, "It saves at most 30 ms per step (75% of the time)."),  # a step takes 10 ms
+    ],
+)
+def test_what_passes_between_steps_is_no_share_of_a_step(name: Any, saves_s: float, share: float, end: str) -> None:
+    record = made_record(findings=[Finding(name=name, saves_s=saves_s, share=share)])
+    assert next_text(record).endswith(end)
