@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 import yaml
 from faults import breaks
 from lightning.pytorch import LightningModule, Trainer
@@ -176,6 +177,7 @@ def test_the_check_can_be_left_out_and_asks_for_less_without_training(free: Call
 def test_what_cannot_be_planned_or_not_in_time_runs(
     module: type[LightningModule], why: str, free: Callable[[int], None]
 ) -> None:
+    warm.load_server()
     free(1)
     options = [f"--model={__name__}.{module.__name__}", "--data=null", "--stages.measure_steps=1", "--trace.steps=0"]
     assert main(["fit", *options, "--trainer.accelerator=cpu", "--check_memory=true"]) == 0

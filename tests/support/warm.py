@@ -48,6 +48,17 @@ CONTEXT.set_forkserver_preload(
 _SERVER: Any = forkserver._forkserver  # type: ignore[attr-defined]
 
 
+def load_server() -> None:
+    """Start the server and wait until it has loaded torch: fifteen seconds of CPU time, and a minute if it is busy.
+
+    Otherwise the first question of a session waits for it, within the question's own time limit.
+    """
+    process = CONTEXT.Process(target=gc.freeze)
+    with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):  # a program would be run again there
+        process.start()
+    process.join()
+
+
 def start(
     *arguments: str,
     out: Path,
