@@ -125,7 +125,7 @@ def test_report_adds_its_table_to_the_summary(
     assert len(json.loads(capsys.readouterr().out)) == 2
     summary = github["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8")
     table_lines = [line for line in summary.splitlines() if line.startswith("|")]
-    assert table_lines[0].startswith("| run ")
+    assert table_lines[0].startswith("| folder ")
     assert len(table_lines) == 4
     assert main(["report", *pair, "--github=false"]) == 0
     assert github["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8") == summary
