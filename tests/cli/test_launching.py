@@ -187,16 +187,15 @@ class Killed(Toy):
 """
 
 
-@pytest.mark.parametrize("strategy, rank", [("ddp_fork", 1), ("ddp", 1)])
-def test_a_rank_that_is_killed_is_a_failure_however_it_was_started(strategy: str, rank: int, here: Path) -> None:
-    """As the kernel does where memory runs out: nobody interrupted the run."""
+def test_a_forked_rank_that_is_killed_is_a_failure(here: Path) -> None:
+    """As the kernel does where memory runs out: nobody interrupted the run. Not forked: ``test_gather``."""
     (here / "killed.py").write_text(KILLED)
-    two, out = Started([f"--trainer.strategy={strategy}", "--trainer.devices=2"]), here / "said.txt"
-    fork = launched(two, out, "--model=killed.Killed", f"--model.rank={rank}")
+    two, out = Started(["--trainer.strategy=ddp_fork", "--trainer.devices=2"]), here / "said.txt"
+    fork = launched(two, out, "--model=killed.Killed", "--model.rank=1")
     assert end(fork) == 1, out.read_text()
     record = read_run(Path("logs/toy/version_0"))
     assert record.failure is not None
-    assert (record.status, record.failure.type, record.failure.rank) == ("failed", "RankLost", rank)
+    assert (record.status, record.failure.type, record.failure.rank) == ("failed", "RankLost", 1)
     assert "SIGKILL" in record.failure.message
 
 

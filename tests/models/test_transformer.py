@@ -57,14 +57,6 @@ def test_attention_agrees_with_the_definition(name: str, dtype: torch.dtype) -> 
     np.testing.assert_allclose(out.double().numpy(), expected, atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("name", ATTENTION)
-def test_attention_works_under_autocast(name: str) -> None:
-    qkv = inputs(torch.bfloat16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = ATTENTION[name](*qkv)
-    np.testing.assert_allclose(out.double().numpy(), reference(*(x.double().numpy() for x in qkv)), atol=2e-2)
-
-
 def test_under_autocast_math_keeps_one_array_of_scores_for_backward() -> None:
     q, k, v = (x.requires_grad_() for x in inputs(torch.float32))
     batch, heads, context, _ = SHAPE
@@ -277,9 +269,7 @@ def test_a_checkpoint_of_k_blocks_runs_each_block_once_more_and_nested_ones_more
     assert max(calls(checkpoint_every=(4, 1))) == 3
 
 
-@pytest.mark.parametrize(
-    "attention, every", [("sdpa", ()), ("math", ()), ("sdpa", (1,)), ("math", (2,)), ("sdpa", (2, 1))], ids=str
-)
+@pytest.mark.parametrize("attention, every", [("sdpa", ()), ("math", (2,)), ("sdpa", (2, 1))], ids=str)
 def test_it_compiles_as_one_graph(attention: str, every: tuple[int, ...]) -> None:
     model = build(attention=attention, checkpoint_every=every)
     expected = model(tokens())

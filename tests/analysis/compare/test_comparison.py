@@ -14,7 +14,7 @@ from compared import CONFIG, ENVIRONMENT, MODEL, entry, entry_of_steps, record, 
 from raised import refusal
 from stored_texts import assert_stored
 
-from benchmarks.simulation import HELD_OUT, TUNED, spiky
+from benchmarks.simulation import TUNED, spiky
 from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.analysis.compare.ratio import repeats_interval
 from lm_profiler.record.entry import Entry
@@ -296,14 +296,6 @@ def test_what_a_selftest_has_shown_takes_the_place_of_what_is_assumed() -> None:
     assert_stored("compare/notes: selftest", dict(zip(("assumed", "shown", "given"), said, strict=True)))
 
 
-def test_a_mean_step_that_is_slower_by_every_fifth_is_slower() -> None:
-    rng = np.random.default_rng(2)
-    a, b = ([entry_of_steps(x, TUNED["independent, 2 %"](rng, 40).times_s)] for x in "ab")
-    c = [entry_of_steps("c", HELD_OUT["every fifth +50 %"](rng, 40).times_s)]
-    assert compare(a, b, ProcessSpread(0.01, 4)).step.verdict != "SLOWER"
-    assert compare(a, c, ProcessSpread(0.01, 4)).step.verdict == "SLOWER"
-
-
 # --- what is printed
 
 
@@ -353,11 +345,6 @@ def test_one_run_against_an_equal_one_is_seldom_called_different(kind: str) -> N
 def run_of_a_process(rng: np.random.Generator, scale: float = 1.0) -> list[float]:
     """Processes differ by 2 %, as they do on machines that are shared; few steps of all are three times as long."""
     return list(scale * float(np.exp(0.02 * rng.standard_normal())) * spiky(rng, 15, share=0.002).times_s)
-
-
-def test_repeats_of_an_equal_program_are_seldom_called_different() -> None:
-    """Of more repeats and more tries, by their means alone: ``test_ratio.py``."""
-    assert called_different(run_of_a_process, run_of_a_process, 2) <= 0.05
 
 
 def test_a_real_change_is_found_with_repeats() -> None:
