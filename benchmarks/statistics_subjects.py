@@ -71,8 +71,8 @@ class Now:
 
         rule = StoppingRule(StageOptions(until_ci=target, max_steps=times.size, max_seconds=1e9), lambda more: more)
         end = 0
-        while not end or (end < times.size and not rule.reached(end, times[:end].tolist(), 1.0)):
-            end = min(rule.look_at, times.size)
+        while not end or (end < times.size and not rule.is_enough(end, times[:end].tolist(), 1.0)):
+            end = min(rule.next_check, times.size)
         return end
 
     def compares(self, a: Sequence[Times], b: Sequence[Times], equal_means: Sequence[float]) -> str:

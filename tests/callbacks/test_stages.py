@@ -48,9 +48,9 @@ def test_advance_says_when_a_stage_is_over() -> None:
 def test_a_stage_can_be_ended_early() -> None:
     schedule = StageCounter({"measure": 100, "trace": 2})
     schedule.advance()
-    assert (schedule.stage, schedule.done) == ("measure", 1)
+    assert (schedule.stage, schedule.steps_done) == ("measure", 1)
     schedule.end_stage()
-    assert (schedule.stage, schedule.done) == ("trace", 0)
+    assert (schedule.stage, schedule.steps_done) == ("trace", 0)
     schedule.end_stage()
     assert schedule.stage is None
 

@@ -37,7 +37,7 @@ def count_steps(step_s: Iterator[float], steps_of_loop: float = math.inf) -> tup
     elapsed_s = 0.0
     for steps, seconds in enumerate(step_s, start=1):
         elapsed_s += seconds
-        if steps >= rule.look_at and rule.reached(steps, [], elapsed_s):
+        if steps >= rule.next_check and rule.is_enough(steps, [], elapsed_s):
             return steps, elapsed_s
     pytest.fail("measuring never ended")
 

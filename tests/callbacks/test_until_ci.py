@@ -67,8 +67,8 @@ def test_the_interval_at_which_measuring_stops_holds_the_level_of_alike_neighbou
         times_s = level(rng, 120, rho=0.9).times_s
         rule = StoppingRule(StageOptions(until_ci=0.02, max_steps=120, max_seconds=1e9), alone)
         steps = 1
-        while steps < 120 and not rule.reached(steps, times_s[:steps].tolist(), elapsed_s=1.0):
-            steps = min(rule.look_at, 120)
+        while steps < 120 and not rule.is_enough(steps, times_s[:steps].tolist(), elapsed_s=1.0):
+            steps = min(rule.next_check, 120)
         found = fit(times_s[:steps]).level
         held.append(found.low <= 0.1 <= found.high)
     assert sum(held) >= 8  # 2 % of samples of 10 stay below it if the share is 93 %
@@ -131,7 +131,7 @@ def test_without_a_target_nobody_is_asked(tmp_path: Path) -> None:
     def never(own: int) -> int:
         pytest.fail("a collective call that the other ranks may not make")
 
-    assert StoppingRule(StageOptions(measure_steps=12), never).look_at > 10
+    assert StoppingRule(StageOptions(measure_steps=12), never).next_check > 10
     assert measured(tmp_path, StageOptions(warmup_steps=0, measure_steps=12), [10.0] * 20, never) == 12
 
 
