@@ -9,10 +9,10 @@ bounded size, checked like a file from a stranger. Whoever reaches it can send f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import count
+from itertools import chain, count
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,12 +21,12 @@ from pydantic import BaseModel, ConfigDict
 
 from lm_profiler.analysis.ranks.rank_timeline import with_waits
 from lm_profiler.callbacks.instruments.instrument import Measured
-from lm_profiler.callbacks.instruments.work import of_all_ranks
+from lm_profiler.callbacks.instruments.work import sum_over_ranks
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.device.nvml import together
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import json_of
-from lm_profiler.record.steps import UNKNOWN, StepTable, largest_peaks
+from lm_profiler.record.steps import Peaks, StepTable, largest_peaks
 from lm_profiler.record.text import ranks_text
 from lm_profiler.torch_names import DEFAULT_STORE
 
@@ -37,9 +37,10 @@ _PATIENCE_S = 60.0  # seconds to wait for what another rank sends: all do the sa
 MOST_BYTES = 8 * 1024**2 - 1024
 
 # Numbers this process's runs. All ranks begin the same runs in the same order, so that the numbers agree.
-_RUNS = count()
+_RUN_NUMBERS = count()
 
 Value = TypeVar("Value", str, int)
+Item = TypeVar("Item")
 
 
 class _Message(BaseModel):
@@ -60,9 +61,12 @@ class _Measurements(_Message):
 
 def packed(measured: Measured) -> bytes:
     """Return ``measured`` as bytes for ``unpacked``; empty where it is too large to be sent."""
-    message = _Measurements(rows=StepTable.from_rows(measured.rows), rest=replace(measured, rows=()))
+    rows = StepTable.from_rows(measured.rows)
+    message = _Measurements(rows=rows, rest=replace(measured, rows=()))
     content = json_of(message).encode()
-    return content if len(content) <= MOST_BYTES else b""
+    if len(content) > MOST_BYTES:
+        return b""
+    return content
 
 
 def unpacked(content: bytes, rank: int) -> Measured:
@@ -76,9 +80,10 @@ def unpacked(content: bytes, rank: int) -> Measured:
     message = _Measurements.model_validate_json(content)
     rows, rest = message.rows, message.rest
     # The types are checked; relations between fields, which types cannot express, are checked here.
-    lengths = {len(getattr(rows, name)) for name in rows.__dataclass_fields__}
-    others = {each.rank for each in rest.timelines} - {rank}
-    if len(lengths) > 1 or others or rest.rows or rest.ranks_heard != 1 or np.any(rows.rank != rank):
+    column_lengths = {len(getattr(rows, name)) for name in rows.__dataclass_fields__}
+    timeline_ranks = {timeline.rank for timeline in rest.timelines}
+    is_of_one_rank = rest.ranks_heard == 1 and np.all(rows.rank == rank) and timeline_ranks <= {rank}
+    if len(column_lengths) > 1 or rest.rows or not is_of_one_rank:
         raise ValueError(f"its columns differ in length, or are not of rank {rank}")
     return replace(rest, rows=rows)
 
@@ -91,20 +96,25 @@ class Exchange:
     rank: int = 0  # the rank of this process
     ranks: int = 1  # the number of ranks
     patience_s: float = _PATIENCE_S  # how long one rank waits for another
-    _run: int = field(default_factory=_RUNS.__next__)
-    _asked: Iterator[int] = field(default_factory=count)
+    _run: int = field(default_factory=_RUN_NUMBERS.__next__)
+    _question_numbers: Iterator[int] = field(default_factory=count)
 
     @staticmethod
     def of_process_group() -> Exchange:
         """Return the exchange of torch's default process group; without one, the exchange of a single process."""
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return Exchange()
         store = DEFAULT_STORE.find()()
         # Half of the group's own limit: while a rank waits longer, the others' collectives time out.
-        patience_s = min(_PATIENCE_S, store.timeout.total_seconds() / 2)
-        return Exchange(store, torch.distributed.get_rank(), torch.distributed.get_world_size(), patience_s)
+        group_limit_s = store.timeout.total_seconds()
+        return Exchange(
+            store=store,
+            rank=torch.distributed.get_rank(),
+            ranks=torch.distributed.get_world_size(),
+            patience_s=min(_PATIENCE_S, group_limit_s / 2),
+        )
 
-    def of_first(self, what: str, find: Callable[[], Value]) -> Value:
+    def from_rank_0(self, subject: str, find: Callable[[], Value]) -> Value:
         """Return on every rank what ``find`` returns on rank 0. All ranks have to ask in the same order.
 
         Raises:
@@ -112,18 +122,19 @@ class Exchange:
         """
         if self.store is None:
             return find()
-        key = self.key(what, next(self._asked))
+        key = self.key(subject, next(self._question_numbers))
         if self.rank > 0:
-            answer = _Answer.model_validate_json(self._get(key, self.patience_s))
+            content = self._get(key, self.patience_s)
+            answer = _Answer.model_validate_json(content)
             if answer.value is None:
-                raise RuntimeError(f"rank 0 has no {what}: {answer.error}")
+                raise RuntimeError(f"rank 0 has no {subject}: {answer.error}")
             return answer.value  # type: ignore[return-value]  # all ranks ask for the same
         try:
             value = find()
         except BaseException as error:  # also Ctrl-C: the other ranks wait for an answer
-            self.store.set(key, _Answer(error=said(error)).model_dump_json())
+            self._put(key, _Answer(error=said(error)))
             raise
-        self.store.set(key, _Answer(value=value).model_dump_json())
+        self._put(key, _Answer(value=value))
         return value
 
     def gather(self, measured: Measured) -> Measured:
@@ -133,56 +144,91 @@ class Exchange:
         if self.rank > 0:
             self.store.set(self.key("measured", self.rank), packed(measured))
             return measured
-        # One limit for all ranks together: one for each would add up to hours.
-        everyone, missing, unread, until = {0: measured}, [], [], time.monotonic() + self.patience_s
-        for rank in range(1, self.ranks):
-            key = self.key("measured", rank)
-            try:
-                content = self._get(key, max(until - time.monotonic(), 0.01))
-                self.store.delete_key(key)  # it may be large
-                everyone[rank] = unpacked(content, rank)
-            except RuntimeError:
-                missing.append(rank)
-            except ValueError as error:  # not from our ranks: whoever reaches the store's port can write to it
-                unread.append(f"what came as measurements of rank {rank} is not used: {said(error)}")
-        merged = merge(everyone)
-        silent = [f"{ranks_text(missing)} sent no measurements in time"] if missing else []
-        notes = [*merged.notes, *silent, *unread]
-        return replace(merged, timelines=with_waits(merged.timelines), notes=notes)
 
-    def key(self, *what: object) -> str:
+        by_rank = {0: measured}
+        silent_ranks: list[int] = []
+        problems: list[str] = []
+        # One limit for all ranks together: one for each would add up to hours.
+        deadline_s = time.monotonic() + self.patience_s
+        for rank in range(1, self.ranks):
+            seconds_left = deadline_s - time.monotonic()
+            try:
+                content = self._take(self.key("measured", rank), patience_s=max(seconds_left, 0.01))
+                by_rank[rank] = unpacked(content, rank)
+            except RuntimeError:
+                silent_ranks.append(rank)
+            except ValueError as error:  # not from our ranks: whoever reaches the store's port can write to it
+                problems.append(f"what came as measurements of rank {rank} is not used: {said(error)}")
+        if silent_ranks:
+            problems.insert(0, f"{ranks_text(silent_ranks)} sent no measurements in time")
+        merged = merge(by_rank)
+        return replace(merged, timelines=with_waits(merged.timelines), notes=[*merged.notes, *problems])
+
+    def key(self, *parts: object) -> str:
         """Return a key in the store that no other run uses."""
-        return "/".join(("lm_profiler", str(self._run), *map(str, what)))
+        names = ["lm_profiler", str(self._run)]
+        names.extend(str(part) for part in parts)
+        return "/".join(names)
+
+    def _put(self, key: str, message: _Message) -> None:
+        self.store.set(key, message.model_dump_json())
 
     def _get(self, key: str, patience_s: float) -> bytes:
         self.store.wait([key], timedelta(seconds=patience_s))
         value: bytes = self.store.get(key)
         return value
 
+    def _take(self, key: str, patience_s: float) -> bytes:
+        """Get the value of ``key`` and delete it, since it may be large."""
+        value = self._get(key, patience_s)
+        self.store.delete_key(key)
+        return value
 
-def merge(of_ranks: Mapping[int, Measured]) -> Measured:
+
+def merge(by_rank: Mapping[int, Measured]) -> Measured:
     """Merge what the ranks measured, rank 0 first. Fields that are not merged are rank 0's."""
-    measured = [*of_ranks.values()]
-    parts = [part for part in PARTS if any(part in m.part_peaks for m in measured)]
+    ranks = list(by_rank.values())
     return replace(
-        measured[0],
-        rows=StepTable.concatenate([StepTable.from_rows(m.rows) for m in measured]),
-        batch_counts=[counts for m in measured for counts in m.batch_counts],
-        ranks_heard=sum(m.ranks_heard for m in measured),
-        part_peaks={part: largest_peaks(m.part_peaks.get(part, UNKNOWN) for m in measured) for part in parts},
-        telemetry=together([m.telemetry for m in measured]),
-        cpu_uses=[use for m in measured for use in m.cpu_uses],
-        counters=[counters for m in measured for counters in m.counters],
-        seen_flops=of_all_ranks([m.seen_flops for m in measured]),
-        recompilations=sum(m.recompilations for m in measured),
-        timelines=[timeline for m in measured for timeline in m.timelines],
-        notes=_merge_notes((note, rank) for rank, m in of_ranks.items() for note in m.notes),
+        ranks[0],
+        rows=StepTable.concatenate([StepTable.from_rows(rank.rows) for rank in ranks]),
+        batch_counts=_joined(rank.batch_counts for rank in ranks),
+        ranks_heard=sum(rank.ranks_heard for rank in ranks),
+        part_peaks=_peaks_by_part([rank.part_peaks for rank in ranks]),
+        telemetry=together([rank.telemetry for rank in ranks]),
+        cpu_uses=_joined(rank.cpu_uses for rank in ranks),
+        counters=_joined(rank.counters for rank in ranks),
+        seen_flops=sum_over_ranks([rank.seen_flops for rank in ranks]),
+        recompilations=sum(rank.recompilations for rank in ranks),
+        timelines=_joined(rank.timelines for rank in ranks),
+        notes=_merged_notes({number: rank.notes for number, rank in by_rank.items()}),
     )
 
 
-def _merge_notes(notes: Iterable[tuple[str, int]]) -> list[str]:
+def _joined(parts: Iterable[Iterable[Item]]) -> list[Item]:
+    return list(chain.from_iterable(parts))
+
+
+def _peaks_by_part(ranks: Sequence[Mapping[str, Peaks]]) -> dict[str, Peaks]:
+    """Return the largest peaks of each part over all ranks that have it, in the order of the parts."""
+    by_part = {}
+    for part in PARTS:
+        peaks_of_part = [peaks[part] for peaks in ranks if part in peaks]
+        if peaks_of_part:
+            by_part[part] = largest_peaks(peaks_of_part)
+    return by_part
+
+
+def _merged_notes(by_rank: Mapping[int, Iterable[str]]) -> list[str]:
     """Return each note once, with all ranks that wrote it; a note of rank 0 alone does not name the rank."""
-    saying: dict[str, set[int]] = {}
-    for note, rank in notes:
-        saying.setdefault(note, set()).add(rank)
-    return [note if ranks == {0} else f"{ranks_text(ranks)}: {note}" for note, ranks in saying.items()]
+    writers: dict[str, set[int]] = {}
+    for rank, notes in by_rank.items():
+        for note in notes:
+            writers.setdefault(note, set()).add(rank)
+
+    merged = []
+    for note, ranks in writers.items():
+        if ranks == {0}:
+            merged.append(note)
+        else:
+            merged.append(f"{ranks_text(ranks)}: {note}")
+    return merged

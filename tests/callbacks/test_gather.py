@@ -220,7 +220,7 @@ def test_nothing_that_another_process_puts_into_the_store_is_run(tmp_path: Path)
     merged = first.gather(measured(0, 5))
     store.set(second.key("folder", 0), code)
     with pytest.raises(ValueError, match="JSON"):
-        second.of_first("folder", str)
+        second.from_rank_0("folder", str)
     assert not trace.exists()
     assert merged.ranks_heard == 1
     assert len(merged.notes) == len(measured(0, 5).notes) + 1
@@ -262,7 +262,7 @@ def test_measurements_too_large_to_be_sent_are_told_at_once() -> None:
 
 def test_what_the_first_rank_never_says_is_an_error_elsewhere() -> None:
     with pytest.raises(RuntimeError, match="imeout"):
-        Exchange(torch.distributed.HashStore(), 1, 2, patience_s=0.2).of_first("folder", str)
+        Exchange(torch.distributed.HashStore(), 1, 2, patience_s=0.2).from_rank_0("folder", str)
 
 
 def test_nobody_waits_so_long_that_the_groups_own_limit_runs_out(tmp_path: Path) -> None:

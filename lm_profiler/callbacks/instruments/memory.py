@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,6 +21,14 @@ from lm_profiler.record.run_record import MemoryCauses
 from lm_profiler.record.steps import Peaks
 
 
+class _Readers(NamedTuple):
+    """What observes the marks of the ``memory`` stage, in this order: the last resets the peak that the first reads."""
+
+    causes: HoldingsReader
+    traffic: TrafficReader
+    peaks: PartPeaks
+
+
 @dataclass(eq=False)
 class MemoryReader(Instrument):
     """Instrument that reads memory peaks between steps; in the ``memory`` stage at every mark, with their causes."""
@@ -33,24 +41,24 @@ class MemoryReader(Instrument):
     # hears of the operators of forward passes, from the instrument that counts FLOPs
     forward: ForwardTraffic = field(default_factory=ForwardTraffic)
     # in the ``memory`` stage, gets what ``TensorReporter`` reports of tensors and their causes; None: nobody needs it
-    heard: Callable[..., object] | None = None
-    storage: Callable[[Any], int] = id  # returns the identity of a storage for ``heard``
+    note_tensors: Callable[..., object] | None = None
+    storage_id: Callable[[Any], int] = id  # returns the identity of a storage for ``note_tensors``
     name = "memory"
     _set_up: MemoryCauses | None = None
-    _seen: TensorReporter | None = None
-    _readers: tuple[HoldingsReader, TrafficReader, PartPeaks] | None = None
+    _reporter: TensorReporter | None = None
+    _readers: _Readers | None = None
 
     def __post_init__(self) -> None:
         self.step_peaks = self.probe.peaks  # since the stage began; in the ``memory`` stage, those of the last step
 
     def _step_peaks(self) -> Peaks:
-        assert self._readers is not None
-        causes, traffic, parts = self._readers
-        causes.step_ended()
-        traffic.step_ended()
-        if self._seen is not None:
-            self._seen.step_ended()
-        return parts.take_step()
+        readers = self._readers
+        assert readers is not None
+        readers.causes.step_ended()
+        readers.traffic.step_ended()
+        if self._reporter is not None:
+            self._reporter.step_ended()
+        return readers.peaks.take_step()
 
     def begin(self, stage: str) -> None:
         self.probe.reset()  # each stage has its own peaks
@@ -59,33 +67,40 @@ class MemoryReader(Instrument):
             self._set_up = by_cause(self.probe.held(), holdings(module, optimizers, self.device))
         if stage != "memory":
             return
-        # In this order: the last resets the peak that the first reads.
-        peak, held = lambda: self.probe.peaks()[0], self.probe.held
-        causes = HoldingsReader(module, optimizers, peak, self.device, held, self.part)
+        causes = HoldingsReader(module, optimizers, self._allocated_peak, self.device, self.probe.held, self.part)
         traffic = TrafficReader(module, optimizers, self.device, self.timeline, causes.saved, self.forward)
-        self._readers = causes, traffic, PartPeaks(self.probe)
+        self._readers = _Readers(causes, traffic, PartPeaks(self.probe))
         causes.start()
-        if self.heard is not None:
-            self._seen = TensorReporter(module, optimizers, causes.saved, self.storage, self.heard)
-        self.observe(self.timeline, *([] if self._seen is None else [self._seen]), *self._readers)
+        observers: list[Callable[[int], object]] = [*self._readers]
+        if self.note_tensors is not None:
+            self._reporter = TensorReporter(module, optimizers, causes.saved, self.storage_id, self.note_tensors)
+            observers.insert(0, self._reporter)
+        self.observe(self.timeline, *observers)
         self.step_peaks = self._step_peaks  # swapped instead of a branch: the steps of other stages are timed
+
+    def _allocated_peak(self) -> int | None:
+        return self.probe.peaks()[0]
 
     def end(self, stage: str) -> None:
         if stage == "measure":
-            self.facts.update(allocator=allocator_facts(self.device), graph_pools=graph_pool_bytes(self.device))
-        if self._readers is None:
+            self.facts["allocator"] = allocator_facts(self.device)
+            self.facts["graph_pools"] = graph_pool_bytes(self.device)
+        readers = self._readers
+        if readers is None:
             return
-        causes, traffic, parts = self._readers
         self.discard()
-        self.facts.update(part_peaks=parts.by_part(), causes=causes.by_part(), levels=causes.levels)
-        self.facts.update(traffic=traffic.traffic, moments={"set_up": self._set_up, **causes.moments})
+        self.facts["part_peaks"] = readers.peaks.by_part()
+        self.facts["causes"] = readers.causes.by_part()
+        self.facts["levels"] = readers.causes.levels
+        self.facts["traffic"] = readers.traffic.traffic
+        self.facts["moments"] = {"set_up": self._set_up, **readers.causes.moments}
 
     def discard(self) -> None:
         if self._readers is None:
             return
         self.step_peaks = self.probe.peaks
-        causes, *_ = self._readers
         super().discard()
+        causes = self._readers.causes
         causes.stop()
         if not causes.saved.seeing:
             self._readers = None  # only now: the next call tries again what could not be undone

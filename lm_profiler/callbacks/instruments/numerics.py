@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,8 +24,8 @@ class KeptLosses(Callback):
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
-        self._kept: dict[int, list[torch.Tensor]] = {}
-        self._norms: dict[int, list[torch.Tensor]] = {}
+        self._losses = defaultdict[int, list[torch.Tensor]](list)  # by step
+        self._norms = defaultdict[int, list[torch.Tensor]](list)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._step = trainer.global_step  # kept now: the Trainer counts on before the batch ends
@@ -32,72 +33,107 @@ class KeptLosses(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if self._step >= self._steps:
+            return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if self._step < self._steps and isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            self._kept.setdefault(self._step, []).append(loss.detach().clone())
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self._losses[self._step].append(loss.detach().clone())
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        if self._step < self._steps:
-            with suppress(Exception):  # gradients may be of any kind: then the norm is unknown, and training continues
-                gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-                self._norms.setdefault(self._step, []).append(_norm(gradients))
+        if self._step >= self._steps:
+            return
+        with suppress(Exception):  # gradients may be of any kind: then the norm is unknown, and training continues
+            norm = _norm(_gradients_of(optimizer))
+            self._norms[self._step].append(norm)
 
     @property
     def losses(self) -> list[float | None]:
         """The mean loss of each step over its batches; None where it is not finite."""
         # The sum is the mean: Lightning has divided each loss by the number of batches
         # (2.6.6: ClosureResult.from_training_step_output).
-        return [_finite(torch.stack(losses).float().sum()) for losses in self._kept.values()]
+        return [_finite_or_none(torch.stack(losses).float().sum()) for losses in self._losses.values()]
 
     @property
     def gradient_norms(self) -> list[float | None]:
         """The norm of each step's gradients over all optimizers; None where it is not finite."""
-        return [_finite(torch.stack(of_optimizers).norm()) for of_optimizers in self._norms.values()]
+        return [_finite_or_none(torch.stack(norms).norm()) for norms in self._norms.values()]
 
 
-def _finite(value: torch.Tensor) -> float | None:
+def _finite_or_none(value: torch.Tensor) -> float | None:
     return float(value) if isfinite(value) else None
+
+
+def _gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    gradients = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                gradients.append(parameter.grad)
+    return gradients
 
 
 def _norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the Euclidean norm of all ``gradients`` together, on the device, so that the host does not wait for it."""
-    # In float32: squares of float16 values beyond 256 overflow.
-    values = [each.coalesce().values() if each.is_sparse else each for each in gradients]
-    norm: torch.Tensor = torch.stack([each.detach().float().norm() for each in values]).norm()
+    norms = []
+    for gradient in gradients:
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        # In float32: squares of float16 values beyond 256 overflow.
+        norms.append(values.detach().float().norm())
+    norm: torch.Tensor = torch.stack(norms).norm()
     return norm
 
 
-def on_host(batch: Any) -> Any:
-    return tree_map(lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf, batch)
+def copy_to_host(batch: Any) -> Any:
+    return tree_map(_leaf_on_host, batch)
 
 
-def numerics_facts(trainer: Trainer, verb: Verb, batch: Callable[[], Any]) -> NumericsFacts:
-    """Return what the audit finds with ``batch``, which returns the copy that ``on_host`` made; may raise any error."""
-    module, plugin = trainer.lightning_module, trainer.precision_plugin
-    first = batch()
+def _leaf_on_host(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().to("cpu", copy=True)
+    return leaf
+
+
+def numerics_facts(trainer: Trainer, verb: Verb, get_batch: Callable[[], Any]) -> NumericsFacts:
+    """Return what the audit finds; may raise any error. ``get_batch`` returns the copy that ``copy_to_host`` made."""
+    batch = get_batch()
+    module = trainer.lightning_module
+    plugin = trainer.precision_plugin
     if verb != "fit" or not module.automatic_optimization or trainer.world_size > 1:
         raise ValueError("expected a fit with automatic optimization on one device")
     scaler = getattr(plugin, "scaler", None)
-    scale, device = 1.0 if scaler is None else scaler.get_scale(), trainer.strategy.root_device
-    with _unattached(module):
-        facts = audit(module, partial(_step, STEPS[verb]), first, device, plugin.forward_context(), scale)
-    kept = [each for each in trainer.callbacks if isinstance(each, KeptLosses)]  # type: ignore[attr-defined]
-    losses = [loss for each in kept for loss in each.losses]
-    norms = [norm for each in kept for norm in each.gradient_norms]
+    scale = 1.0 if scaler is None else scaler.get_scale()
+    device = trainer.strategy.root_device
+    step = partial(_call_step, STEPS[verb])
+    with _without_trainer(module):
+        facts = audit(module, step, batch, device, plugin.forward_context(), scale)
+
+    losses: list[float | None] = []
+    norms: list[float | None] = []
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, KeptLosses):
+            losses.extend(callback.losses)
+            norms.extend(callback.gradient_norms)
     return facts.model_copy(update={"losses": losses, "gradient_norms": norms})
 
 
-def _step(name: str, module: Any, batch: Any) -> Any:
+def _call_step(name: str, module: Any, batch: Any) -> Any:
     method = getattr(module, name)
-    return method(batch, 0) if is_param_in_hook_signature(method, "batch_idx", min_args=2) else method(batch)
+    takes_index = is_param_in_hook_signature(method, "batch_idx", min_args=2)
+    if takes_index:
+        return method(batch, 0)
+    return method(batch)
 
 
 @contextmanager
-def _unattached(module: LightningModule) -> Iterator[None]:
+def _without_trainer(module: LightningModule) -> Iterator[None]:
     """Detach ``module`` and its parts from the Trainer: a copy may reach them, and its step must log nothing."""
-    attached: list[tuple[Any, Any]] = [(part, of) for part in module.modules() if (of := trainer_of(part)) is not None]
+    attached: list[tuple[Any, Any]] = []
+    for part in module.modules():
+        trainer = trainer_of(part)
+        if trainer is not None:
+            attached.append((part, trainer))
     for part, _ in attached:
         part.trainer = None
     try:

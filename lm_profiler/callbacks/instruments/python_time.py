@@ -7,8 +7,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,14 +21,18 @@ from lm_profiler.record.run_record import PythonTime
 # Most calls and returns to follow. Each costs one or two microseconds, so a step takes at most 0.4 s longer.
 MOST_EVENTS = 200_000
 
-_KEPT = 16  # most lines in the result
+_MOST_LINES = 16  # in the result
 
 # What following may cost beyond the calibrated cost, as a multiple of it: calls of an unusual kind, with cold caches.
-_MOST_BEYOND = 3.0
+_MOST_EXTRA_COST = 3.0
 
 _TRIALS = 3
 
-_INSIDE = "torch in a library"
+# activities of a line; another one is the name of a package, or of a C function
+_PYTHON = "python"  # its own code
+_OPERATORS = "torch"  # operators that it calls itself
+_INNER_OPERATORS = "torch in a library"  # operators that Python code of torch's calls
+
 Line = tuple[str, int, str]  # file, line and function
 
 
@@ -41,14 +46,24 @@ class FollowedTime:
     intervals: int = 0  # between two events, each of which holds the cost of following once
 
 
+class _Call(NamedTuple):
+    """A call that is followed: the frame whose line has its time, if any, and the activity of that line."""
+
+    owner: FrameType | None
+    activity: str
+
+
+_OUTERMOST = _Call(owner=None, activity="")  # what no call is around
+
+
 @dataclass(eq=False)
 class PythonTimes:
     """Follows calls and returns of one thread, from ``start`` to ``stop``, and subtracts the cost of following.
 
-    The time between two events goes to the program's line that runs, and to one of: ``python``, its own code;
-    ``torch``, operators that it calls itself; ``library``, Python code of torch's; another package by its name; or a C
-    function by its name. A C function may wait, so its time is read from the clock; all other time is what the thread
-    ran, which other programs cannot lengthen.
+    The time between two events goes to the program's line that runs, and to one of its activities: ``python``, its own
+    code; ``torch``, operators that it calls itself; ``library``, Python code of torch's; another package by its name;
+    or a C function by its name. A C function may wait, so its time is read from the clock; all other time is what the
+    thread ran, which other programs cannot lengthen.
     """
 
     phase: Callable[[], int]  # returns the part of the step that runs now, as an index of ``PARTS``
@@ -56,10 +71,10 @@ class PythonTimes:
     ran: Callable[[], int] = time.thread_time_ns  # returns the nanoseconds that this thread ran
     part: Guard = UNGUARDED  # guards what training calls here
     _cost: FollowingCost = field(default_factory=lambda: FollowingCost())
+    # by phase, line and activity
     _followed: dict[tuple[int, Line, str], FollowedTime] = field(default_factory=lambda: defaultdict(FollowedTime))
-    # each call's frame whose line has the time, if any, and what it is; the first stands for what no call is around
-    _stack: list[tuple[FrameType | None, str]] = field(default_factory=lambda: [(None, "")])
-    _left: int = MOST_EVENTS
+    _stack: list[_Call] = field(default_factory=lambda: [_OUTERMOST])
+    _events_left: int = MOST_EVENTS
     _last_ns: int = 0
     _last_ran_ns: int = 0
 
@@ -68,54 +83,72 @@ class PythonTimes:
         if sys.getprofile() is not None:
             return False
         self._cost = following_cost(self.clock, self.ran)
-        self._last_ns, self._last_ran_ns = self.clock(), self.ran()
+        self._last_ns = self.clock()
+        self._last_ran_ns = self.ran()
         sys.setprofile(self._event)
         return True
 
     def stop(self) -> None:
-        if getattr(sys.getprofile(), "__self__", None) is self:
+        is_following = getattr(sys.getprofile(), "__self__", None) is self
+        if is_following:
             sys.setprofile(None)
         del self._stack[1:]
 
-    def _event(self, frame: FrameType, event: str, arg: Any) -> None:
+    def _event(self, frame: FrameType, event: str, argument: Any) -> None:
         # Outside of the program's code, as in an optimizer of torch's, no clock is read: that is half of the cost.
-        owner, what = self._stack[-1]
+        owner, activity = self._stack[-1]
         if owner is not None:
-            now_ns, ran_ns = self.clock(), self.ran()
+            now_ns = self.clock()
+            ran_ns = self.ran()
         try:
             if owner is not None:
-                followed = self._followed[self.phase(), _line_of(owner), what]
+                followed = self._followed[self.phase(), _line_of(owner), activity]
                 followed.intervals += 1
                 followed.clock_ns += now_ns - self._last_ns
                 followed.ran_ns += ran_ns - self._last_ran_ns
-            if event in ("call", "c_call"):
-                self._enter(frame, arg if event == "c_call" else None)
+            if event == "call":
+                self._enter(self._call_of_python(frame))
+            elif event == "c_call":
+                self._enter(self._call_of_c(argument))
             elif len(self._stack) > 1:  # functions that were entered before the start are not on the stack
                 self._stack.pop()
-            self._left -= 1
-            if self._left <= 0:
+            self._events_left -= 1
+            if self._events_left <= 0:
                 self.stop()
-            if self._stack[-1][0] is not None:  # what passed since the reading above is the cost of following
-                self._last_ran_ns, self._last_ns = self.ran(), self.clock()
+            if self._stack[-1].owner is not None:  # what passed since the reading above is the cost of following
+                self._last_ran_ns = self.ran()
+                self._last_ns = self.clock()
         except BaseException as error:
             self.stop()
             self.part.failed(error)
 
-    def _enter(self, frame: FrameType, function: Any) -> None:
-        owner, inside = self._stack[-1]
-        if function is not None:
-            what = inside if owner is None else _name_of(function) or inside
-            if what == "torch" and inside != "python":
-                what = _INSIDE if inside == TORCH else inside
-        elif what := package_of(frame.f_code.co_filename):
-            pass
-        else:
-            what = "python"
-            if owner is None or not frame.f_code.co_name.startswith("<"):  # a lambda counts as the function it is in
-                owner = frame
-        self._stack.append((owner, what))
-        if owner is not None:
-            self._followed[self.phase(), _line_of(owner), what].calls += 1
+    def _enter(self, call: _Call) -> None:
+        self._stack.append(call)
+        if call.owner is not None:
+            self._followed[self.phase(), _line_of(call.owner), call.activity].calls += 1
+
+    def _call_of_python(self, frame: FrameType) -> _Call:
+        caller = self._stack[-1]
+        package = package_of(frame.f_code.co_filename)
+        if package:
+            return _Call(caller.owner, package)
+        is_inner_function = frame.f_code.co_name.startswith("<")  # a lambda counts as the function it is in
+        if caller.owner is not None and is_inner_function:
+            return _Call(caller.owner, _PYTHON)
+        return _Call(frame, _PYTHON)
+
+    def _call_of_c(self, function: Any) -> _Call:
+        caller = self._stack[-1]
+        if caller.owner is None:
+            return caller
+        name = _name_of(function)
+        if not name:
+            return caller
+        if name != _OPERATORS or caller.activity == _PYTHON:
+            return _Call(caller.owner, name)
+        if caller.activity == TORCH:
+            return _Call(caller.owner, _INNER_OPERATORS)
+        return caller
 
     def shares(self, untraced_s: Mapping[str, float] | None = None) -> list[PythonTime]:
         """Return the lines with most time, the longest first, without the operators that torch's own modules call.
@@ -124,33 +157,62 @@ class PythonTimes:
         together cannot take longer than that: what they take beyond it is the cost of following, event by event.
         """
         rows = []
-        beyond = self._beyond(untraced_s or {})
-        for (phase, (file, line, function), what), followed in self._followed.items():
-            cost_ns, scale = beyond.get(phase, (0.0, 1.0))
-            own_ns = self._cost.own_clock_ns(followed) if "." in what else self._cost.own_ran_ns(followed, what)
-            seconds = scale * (own_ns - cost_ns * followed.intervals) * 1e-9
-            if phase >= len(PARTS) or what == _INSIDE or seconds <= 0.0:
+        corrections = self._corrections(untraced_s or {})
+        for (phase, line, activity), followed in self._followed.items():
+            if phase >= len(PARTS) or activity == _INNER_OPERATORS:
                 continue
-            place = {"phase": PARTS[phase], "file": file, "line": line, "function": function, "what": what}
-            rows.append(PythonTime.model_validate({**place, "seconds": seconds, "calls": followed.calls}))
-        return sorted(rows, key=lambda row: -row.seconds)[:_KEPT]
+            correction = corrections.get(phase, _NO_CORRECTION)
+            own_ns = self._cost.own_ns(followed, activity) - correction.event_ns * followed.intervals
+            seconds = correction.scale * own_ns * 1e-9
+            if seconds > 0.0:
+                rows.append(_row(phase, line, activity, seconds, followed.calls))
+        rows.sort(key=attrgetter("seconds"), reverse=True)
+        return rows[:_MOST_LINES]
 
-    def _beyond(self, untraced_s: Mapping[str, float]) -> dict[int, tuple[float, float]]:
-        """Return for each phase what an event costs beyond the calibrated cost (ns), and by what to scale the rest."""
-        total_ns: defaultdict[int, float] = defaultdict(float)
+    def _corrections(self, untraced_s: Mapping[str, float]) -> dict[int, _Correction]:
+        """Return the corrections of the phases whose lines take longer together than the phase when nobody follows."""
+        ran_ns: defaultdict[int, float] = defaultdict(float)
         intervals: defaultdict[int, int] = defaultdict(int)
-        for (phase, _, what), followed in self._followed.items():
-            total_ns[phase] += max(self._cost.own_ran_ns(followed, what), 0.0)
+        for (phase, _, activity), followed in self._followed.items():
+            ran_ns[phase] += max(self._cost.own_ran_ns(followed, activity), 0.0)
             intervals[phase] += followed.intervals
-        beyond = {}
-        for phase, ran_ns in total_ns.items():
-            most_s = untraced_s.get(PARTS[phase]) if phase < len(PARTS) else None
-            if most_s is None or ran_ns <= most_s * 1e9:
+
+        corrections = {}
+        for phase, phase_ran_ns in ran_ns.items():
+            if phase >= len(PARTS) or PARTS[phase] not in untraced_s:
                 continue
-            cost_ns = min((ran_ns - most_s * 1e9) / intervals[phase], _MOST_BEYOND * self._cost.event_ran_ns)
-            rest_ns = ran_ns - cost_ns * intervals[phase]
-            beyond[phase] = cost_ns, min(most_s * 1e9 / max(rest_ns, 1.0), 1.0)
-        return beyond
+            most_ns = untraced_s[PARTS[phase]] * 1e9
+            if phase_ran_ns <= most_ns:
+                continue
+            excess_ns = (phase_ran_ns - most_ns) / intervals[phase]
+            event_ns = min(excess_ns, _MOST_EXTRA_COST * self._cost.event_ran_ns)
+            rest_ns = phase_ran_ns - event_ns * intervals[phase]
+            scale = min(most_ns / max(rest_ns, 1.0), 1.0)
+            corrections[phase] = _Correction(event_ns, scale)
+        return corrections
+
+
+class _Correction(NamedTuple):
+    """What an event costs beyond the calibrated cost, and by what the rest of the time is scaled."""
+
+    event_ns: float
+    scale: float
+
+
+_NO_CORRECTION = _Correction(event_ns=0.0, scale=1.0)
+
+
+def _row(phase: int, line: Line, activity: str, seconds: float, calls: int) -> PythonTime:
+    file, number, function = line
+    return PythonTime(
+        phase=PARTS[phase],
+        file=file,
+        line=number,
+        function=function,
+        what=activity,
+        seconds=seconds,
+        calls=calls,
+    )
 
 
 @dataclass(frozen=True)
@@ -161,13 +223,20 @@ class FollowingCost:
     event_ran_ns: float = 0.0
     slower: float = 1.0  # Python 3.11 leaves its faster instructions while a thread is followed
 
-    def own_clock_ns(self, followed: FollowedTime) -> float:
-        return followed.clock_ns - self.event_ns * followed.intervals
+    def own_ns(self, followed: FollowedTime, activity: str) -> float:
+        """Return the time of a line without the cost of following."""
+        may_wait = "." in activity  # a C function, by its name
+        if may_wait:
+            return followed.clock_ns - self.event_ns * followed.intervals
+        return self.own_ran_ns(followed, activity)
 
-    def own_ran_ns(self, followed: FollowedTime, what: str) -> float:
+    def own_ran_ns(self, followed: FollowedTime, activity: str) -> float:
+        """Return how long the thread ran in a line, without the cost of following."""
         own_ns = followed.ran_ns - self.event_ran_ns * followed.intervals
-        is_c_function = "." in what or what in ("torch", _INSIDE)
-        return own_ns if is_c_function else own_ns / self.slower
+        is_c_function = "." in activity or activity in (_OPERATORS, _INNER_OPERATORS)
+        if is_c_function:
+            return own_ns
+        return own_ns / self.slower
 
 
 def following_cost(clock: Callable[[], int], ran: Callable[[], int]) -> FollowingCost:
@@ -176,50 +245,73 @@ def following_cost(clock: Callable[[], int], ran: Callable[[], int]) -> Followin
     Reading the clocks is the least of it. The interpreter makes a frame object and a call for each event, which calls
     of small functions show; and it runs the code in between slower, which a loop without calls shows.
     """
-    reading_ns = _reading_cost_ns(clock, ran)
-    loop_ns, loop_intervals = _followed_ns(_loop, clock, ran)
-    loop_ns -= loop_intervals * reading_ns[1]
-    slower = max(loop_ns / max(_untraced_ns(_loop, ran), 1), 1.0)
-    followed_ns, intervals = _followed_ns(_small_calls, clock, ran)
-    event_ran_ns = (followed_ns - slower * _untraced_ns(_small_calls, ran)) / max(intervals, 1)
-    event_ran_ns = max(event_ran_ns, reading_ns[1])
-    return FollowingCost(reading_ns[0] + event_ran_ns - reading_ns[1], event_ran_ns, slower)
+    reading = _reading_cost(clock, ran)
+
+    loop = _followed_trial(_loop, clock, ran)
+    loop_ns = loop.ran_ns - loop.intervals * reading.ran_ns
+    untraced_loop_ns = max(_untraced_ns(_loop, ran), 1)
+    slower = max(loop_ns / untraced_loop_ns, 1.0)
+
+    calls = _followed_trial(_small_calls, clock, ran)
+    calls_cost_ns = calls.ran_ns - slower * _untraced_ns(_small_calls, ran)
+    event_ran_ns = max(calls_cost_ns / max(calls.intervals, 1), reading.ran_ns)
+    beside_reading_ns = event_ran_ns - reading.ran_ns
+    return FollowingCost(reading.clock_ns + beside_reading_ns, event_ran_ns, slower)
 
 
 def _untraced_ns(work: Callable[[], object], ran: Callable[[], int]) -> int:
     """Return the least time that the thread runs in ``work``."""
     times_ns = []
     for _ in range(_TRIALS):
-        began_ns = ran()
+        begin_ns = ran()
         work()
-        times_ns.append(ran() - began_ns)
+        times_ns.append(ran() - begin_ns)
     return min(times_ns)
 
 
-def _followed_ns(work: Callable[[], object], clock: Callable[[], int], ran: Callable[[], int]) -> tuple[float, int]:
-    """Return the same while it is followed, of what lies between events, and between how many."""
-    times_ns = []
+class _FollowedTrial(NamedTuple):
+    """How long the thread ran between the events of a trial, and the number of intervals between them."""
+
+    ran_ns: int
+    intervals: int
+
+
+def _followed_trial(work: Callable[[], object], clock: Callable[[], int], ran: Callable[[], int]) -> _FollowedTrial:
+    """Return the trial with the least time that the thread runs in ``work`` while it is followed."""
+    trials = []
     for _ in range(_TRIALS):
-        trial = PythonTimes(lambda: 0, clock, ran)
-        trial._stack = [(sys._getframe(), "python")]
-        trial._last_ns, trial._last_ran_ns = clock(), ran()
-        sys.setprofile(trial._event)
+        times = PythonTimes(lambda: 0, clock, ran)
+        times._stack = [_Call(sys._getframe(), _PYTHON)]
+        times._last_ns = clock()
+        times._last_ran_ns = ran()
+        sys.setprofile(times._event)
         work()
         sys.setprofile(None)
-        ran_ns = sum(followed.ran_ns for followed in trial._followed.values())
-        times_ns.append((ran_ns, sum(followed.intervals for followed in trial._followed.values())))
-    return min(times_ns)
+        followed = times._followed.values()
+        ran_ns = sum(line.ran_ns for line in followed)
+        intervals = sum(line.intervals for line in followed)
+        trials.append(_FollowedTrial(ran_ns, intervals))
+    return min(trials)
 
 
-def _reading_cost_ns(clock: Callable[[], int], ran: Callable[[], int]) -> tuple[float, float]:
-    """Return the same of reading the clocks alone: the median over calls that take some 20 ns themselves."""
-    read_ns: list[tuple[int, int, int, int]] = []
-    sys.setprofile(lambda *_: read_ns.append((clock(), ran(), ran(), clock())))
+class _ReadingCost(NamedTuple):
+    """What reading the clocks alone takes, by each clock."""
+
+    clock_ns: float
+    ran_ns: float
+
+
+def _reading_cost(clock: Callable[[], int], ran: Callable[[], int]) -> _ReadingCost:
+    """Return the median cost over calls that take some 20 ns themselves."""
+    readings: list[tuple[int, int, int, int]] = []
+    sys.setprofile(lambda *_: readings.append((clock(), ran(), ran(), clock())))
     for _ in range(200):
         len("")
     sys.setprofile(None)
-    now_ns, now_ran_ns, last_ran_ns, last_ns = np.array(read_ns).T
-    return float(np.median(now_ns[1:] - last_ns[:-1])), float(np.median(now_ran_ns[1:] - last_ran_ns[:-1]))
+    begin_ns, begin_ran_ns, end_ran_ns, end_ns = np.array(readings).T
+    between_ns = begin_ns[1:] - end_ns[:-1]
+    between_ran_ns = begin_ran_ns[1:] - end_ran_ns[:-1]
+    return _ReadingCost(float(np.median(between_ns)), float(np.median(between_ran_ns)))
 
 
 def _loop() -> None:
@@ -238,21 +330,27 @@ def _small_calls() -> None:
         _returned(number)
 
 
-def _returned(value: int, *, is_kept: bool = True) -> int:
-    return value if is_kept else 0
+def _returned(value: int, *, unchanged: bool = True) -> int:
+    return value if unchanged else 0
 
 
 def _line_of(frame: FrameType) -> Line:
     code = frame.f_code
-    name = code.co_qualname if sys.version_info >= (3, 11) else code.co_name
-    return code.co_filename, frame.f_lineno or code.co_firstlineno, name
+    function = code.co_name
+    if sys.version_info >= (3, 11):
+        function = code.co_qualname
+    return code.co_filename, frame.f_lineno or code.co_firstlineno, function
 
 
 def _name_of(function: Any) -> str:
     """Return ``torch`` for operators and tensor methods, a name like ``time.sleep``, or nothing for builtins."""
     owner = getattr(function, "__self__", None)
-    module = getattr(function, "__module__", None) or getattr(type(owner), "__module__", "") or ""
-    if "torch" in (module.partition(".")[0], type(owner).__module__.partition(".")[0]):
-        return "torch"
-    name = str(getattr(function, "__qualname__", None) or getattr(function, "__name__", "?"))
-    return "" if module in ("builtins", "") else f"{module}.{name}"
+    owner_module = type(owner).__module__
+    module = getattr(function, "__module__", None) or owner_module or ""
+    packages = (module.partition(".")[0], owner_module.partition(".")[0])
+    if "torch" in packages:
+        return _OPERATORS
+    if module in ("builtins", ""):
+        return ""
+    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", "?")
+    return f"{module}.{name}"

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from sys import intern
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, Collective, RankTimeline, comes_ns
+from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, Collective, Instants, RankTimeline, comes_ns
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.tape import StepMarks
@@ -34,7 +34,7 @@ from lm_profiler.record.quantities import counted
 # most collectives whose arrivals a rank sends, at 25 bytes each: 1,024 ranks then send half a gigabyte together
 MOST_CALLS = 20_000
 
-_FULL = 0.75  # share of the flight recorder's ring buffer that may fill up before it is read
+_SHARE_UNTIL_READ = 0.75  # of the flight recorder's ring buffer that may fill up before it is read
 
 STEPS = 6  # steps of the ``collectives`` stage
 
@@ -51,27 +51,31 @@ class RanksWatch(Instrument):
     arrivals: Arrivals | None  # reads the flight recorder; None where this torch has none
     rank: int  # the rank of this process
     # returns the module that trains, as its strategy wrapped it; called when the steps are over
-    wrapped: Callable[[], object] = lambda: None
+    wrapped_module: Callable[[], object] = lambda: None
     name: str = "who waits for whom"
     stage: ClassVar[str] = "measure"  # the stage whose steps it keeps
     _steps: list[int] = field(default_factory=list)
     _marks: list[StepMarks] = field(default_factory=list)
-    _since: int | None = None
-    _due: int = 1
+    _has_begun: bool = False
+    _steps_at_read: int = 0  # steps that had ended when the recorder was last read
+    _next_read: int = 1  # the step after which it is read again
 
     def begin(self, stage: str) -> None:
-        if self.arrivals is not None and self._since is None:
-            self._since = 0
+        if self.arrivals is not None and not self._has_begun:
+            self._has_begun = True
             self.arrivals.drain()  # calls before the first step belong to none
 
     def look(self, steps: int) -> None:
-        """Read the recorder where it could overflow before the next look; ``steps`` have ended, warm-up or measured."""
-        if self.arrivals is None or steps < self._due:
+        """Read the recorder if it could overflow before the next look; ``steps`` have ended, warm-up or measured."""
+        if self.arrivals is None or steps < self._next_read:
             return
-        fresh = self.arrivals.drain()
-        a_step = max(fresh / max(steps - (self._since or 0), 1), 1e-3)
+        new_entries = self.arrivals.drain()
+        new_steps = max(steps - self._steps_at_read, 1)
+        entries_per_step = max(new_entries / new_steps, 1e-3)
         # The rest is left for steps with more calls, and for validation. Reading the whole ring takes some 15 ms.
-        self._since, self._due = steps, steps + max(int(self.arrivals.capacity * _FULL / a_step), 1)
+        steps_until_read = int(self.arrivals.capacity * _SHARE_UNTIL_READ / entries_per_step)
+        self._steps_at_read = steps
+        self._next_read = steps + max(steps_until_read, 1)
 
     def keep(self, stage: str, step: int, marks: StepMarks) -> None:
         """Keep the marks of a step of ``stage``."""
@@ -84,15 +88,16 @@ class RanksWatch(Instrument):
             return
         if self.arrivals is not None:
             self._drain(self.arrivals)
-        why_not = self._why_not()
-        if why_not is None and self.arrivals is not None:
+        problem = self._problem()
+        if problem is None and self.arrivals is not None:
             timeline = self._timeline(self.arrivals)
-            if not self._calls_amid_backward(timeline):
+            if not self._calls_within_backward(timeline):
                 self.facts["timelines"] = [timeline]
                 return
-            why_not = "the module calls its own collectives during backward, which look the same as DDP's"
-        if self.rank == 0 or (self.arrivals is not None and (self.arrivals.lost or self.arrivals.clock_was_set)):
-            self.part.tell(f"{UNKNOWN_WAITS}: {why_not}")  # rank 0 reports the reasons that all ranks share
+            problem = "the module calls its own collectives during backward, which look the same as DDP's"
+        is_own_problem = self.arrivals is not None and (self.arrivals.lost or self.arrivals.clock_was_set)
+        if self.rank == 0 or is_own_problem:  # rank 0 reports the problems that all ranks share
+            self.part.tell(f"{UNKNOWN_WAITS}: {problem}")
 
     def _drain(self, arrivals: Arrivals) -> None:
         arrivals.drain()
@@ -100,20 +105,27 @@ class RanksWatch(Instrument):
     def _timeline(self, arrivals: Arrivals) -> RankTimeline:
         return timeline_of(self.rank, self._steps, self._marks, arrivals)
 
-    def _calls_amid_backward(self, timeline: RankTimeline) -> bool:
+    def _calls_within_backward(self, timeline: RankTimeline) -> bool:
         """Return whether a backward has more calls than DDP makes, whose last call alone is waited for."""
-        most = most_reductions(self.wrapped())
-        mark = np.searchsorted(timeline.host_ns, timeline.arrivals_ns, "right") - 1
-        amid = mark[(mark >= 0) & (timeline.codes[mark] == BACKWARD)]
-        return most is not None and int(np.bincount(amid).max(initial=0)) > most
+        most_calls = most_reductions(self.wrapped_module())
+        if most_calls is None:
+            return False
+        mark_of_call = np.searchsorted(timeline.host_ns, timeline.arrivals_ns, "right") - 1
+        mark_of_call = mark_of_call[mark_of_call >= 0]
+        is_in_backward = timeline.codes[mark_of_call] == BACKWARD
+        calls_by_mark = np.bincount(mark_of_call[is_in_backward])
+        return int(calls_by_mark.max(initial=0)) > most_calls
 
-    def _why_not(self) -> str | None:
+    def _problem(self) -> str | None:
+        """Return why nobody can be told to wait for another rank; None if the calls are known."""
         arrivals = self.arrivals
         if arrivals is None:
             return "this torch has no flight recorder"
         if arrivals.lost:
-            holds = counted(arrivals.capacity, "call")
-            return f"a step makes more than the {holds} that torch's recorder holds: set TORCH_FR_BUFFER_SIZE to more"
+            capacity = counted(arrivals.capacity, "call")
+            return (
+                f"a step makes more than the {capacity} that torch's recorder holds: set TORCH_FR_BUFFER_SIZE to more"
+            )
         if arrivals.clock_was_set:
             return "this machine's clock was set while steps were measured"
         if arrivals.capacity == 0 or arrivals.newest_record < 0:  # no entry at all, not even of DDP's first broadcast
@@ -124,40 +136,59 @@ class RanksWatch(Instrument):
 
 
 def timeline_of(rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arrivals: Arrivals) -> RankTimeline:
-    """Return what ``rank`` did in ``steps``, with its ``arrivals`` from the last one before; of many steps the last."""
-    at_ns = np.array(arrivals.at_ns, dtype=np.int64)
-    until = int(np.searchsorted(at_ns, marks[-1].host_ns[-1], "right"))
-    before = np.searchsorted(at_ns, [each.host_ns[0] for each in marks])
-    few = min(int(np.searchsorted(before, until - MOST_CALLS)), len(marks) - 1)
-    since, marks = max(int(before[few]) - 1, 0), marks[few:]
-    return RankTimeline(
-        rank,
-        socket.gethostname(),
-        np.array(steps[few:], dtype=np.int64),
-        np.cumsum([0, *(len(each.codes) for each in marks)], dtype=np.int64),
-        np.array([code for each in marks for code in each.codes], dtype=np.uint8),
-        np.array([at for each in marks for at in each.host_ns], dtype=np.int64),
-        at_ns[since:until],
+    """Return what ``rank`` did in ``steps``, with its ``arrivals`` from the last one before.
+
+    Of many steps it has the last ones, so that ``MOST_CALLS`` are enough.
+    """
+    arrivals_ns = np.array(arrivals.at_ns, dtype=np.int64)
+    steps_begin_ns = [step_marks.host_ns[0] for step_marks in marks]
+    steps_end_ns = marks[-1].host_ns[-1]
+    calls_before_step = np.searchsorted(arrivals_ns, steps_begin_ns)
+    calls_end = int(np.searchsorted(arrivals_ns, steps_end_ns, "right"))
+    oldest_step = int(np.searchsorted(calls_before_step, calls_end - MOST_CALLS))
+    oldest_step = min(oldest_step, len(marks) - 1)
+    calls_begin = max(int(calls_before_step[oldest_step]) - 1, 0)
+
+    mark_counts = [0]
+    codes: list[int] = []
+    host_ns: list[int] = []
+    for step_marks in marks[oldest_step:]:
+        mark_counts.append(len(step_marks.codes))
+        codes.extend(step_marks.codes)
+        host_ns.extend(step_marks.host_ns)
+    collectives = []
+    for call in arrivals.calls[calls_begin:calls_end]:
         # Names are interned, so that thousands of equal names are one string.
-        [Collective(intern(call.group), call.number, intern(call.name)) for call in arrivals.calls[since:until]],
-        clock_id(),
+        collectives.append(Collective(intern(call.group), call.number, intern(call.name)))
+    return RankTimeline(
+        rank=rank,
+        host=socket.gethostname(),
+        steps=np.array(steps[oldest_step:], dtype=np.int64),
+        first=np.cumsum(mark_counts, dtype=np.int64),
+        codes=np.array(codes, dtype=np.uint8),
+        host_ns=np.array(host_ns, dtype=np.int64),
+        arrivals_ns=arrivals_ns[calls_begin:calls_end],
+        collectives=collectives,
+        clock=clock_name(),
     )
 
 
-def clock_id() -> str:
+def clock_name() -> str:
     """Return the name of this process's monotonic clock; the same clock has the same name in other containers too."""
-    with suppress(OSError):
-        # A time namespace may have its own offset (time_namespaces(7)).
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/time').readlink()}"
-    return socket.gethostname()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        time_namespace = Path("/proc/self/ns/time").readlink()  # may have its own offset (time_namespaces(7))
+    except OSError:
+        return socket.gethostname()
+    return f"{boot} {time_namespace}"
 
 
 class _StreamWait(NamedTuple):
     """A wait of the computing stream: when the host asked for it, its span, and the call that it counts as."""
 
-    at_ns: int
-    since_ns: int
-    until_ns: int
+    asked_ns: int
+    begin_ns: int
+    end_ns: int
     call: CollectiveCall
 
 
@@ -174,55 +205,75 @@ class StreamRanksWatch(RanksWatch):
 
     stream: EventStream | None = None  # the device's clock
     waits: StreamWaits | None = None  # records the waits of the computing stream
-    _on_stream: list[StepMarks] = field(default_factory=list)
-    _stood: list[_StreamWait] = field(default_factory=list)
+    _stream_marks: list[StepMarks] = field(default_factory=list)
+    _stream_waits: list[_StreamWait] = field(default_factory=list)
     stage: ClassVar[str] = "collectives"
 
     def begin(self, stage: str) -> None:
-        if stage == self.stage and self.arrivals is not None:
-            time_collectives()
-            self.arrivals.drain()
-            if self.waits is not None:
-                self._undo.callback(self.waits.stop)
-                self.waits.start()
+        if stage != self.stage or self.arrivals is None:
+            return
+        time_collectives()
+        self.arrivals.drain()
+        if self.waits is not None:
+            self._undo.callback(self.waits.stop)
+            self.waits.start()
 
     def look(self, steps: int) -> None:
         """Do nothing: the ring buffer is read when the stage is over."""
 
     def keep(self, stage: str, step: int, marks: StepMarks) -> None:
-        if stage == self.stage and self.stream is not None:
-            on_stream = self._on_stream_ns(self.stream, marks)
-            if on_stream is not None:
-                super().keep(stage, step, marks)
-                self._on_stream.append(replace(marks, host_ns=on_stream, instants=[]))
-                self._stood += self._waits_in(self.stream, step, marks, on_stream[0])
+        if stage != self.stage or self.stream is None:
+            return
+        stream_ns = self._stream_instants_ns(self.stream, marks)
+        if stream_ns is None:
+            return
+        super().keep(stage, step, marks)
+        self._stream_marks.append(replace(marks, host_ns=stream_ns, instants=[]))
+        self._stream_waits += self._waits_in(self.stream, step, marks, stream_ns[0])
 
     def end(self, stage: str) -> None:
         if stage == self.stage:
             self.discard()
         super().end(stage)
 
-    def _on_stream_ns(self, stream: EventStream, marks: StepMarks) -> list[int] | None:
+    def _stream_instants_ns(self, stream: EventStream, marks: StepMarks) -> list[int] | None:
         """Return the step's marks on the stream; None where one of them cannot be read."""
-        since = [stream.seconds(marks.instants[0], instant) for instant in marks.instants[1:]]
-        known = [round(seconds * 1e9) for seconds in since if seconds is not None]
-        # The host may be ahead by more than a step: a step cannot begin before the last one ended on the stream.
-        begins = max(marks.host_ns[0], self._on_stream[-1].host_ns[-1] if self._on_stream else 0)
-        return [begins + ns for ns in (0, *known)] if len(known) == len(since) else None
+        step_begin_ns = marks.host_ns[0]
+        if self._stream_marks:
+            # The host may be ahead by more than a step: a step cannot begin before the last one ended on the stream.
+            step_begin_ns = max(step_begin_ns, self._stream_marks[-1].host_ns[-1])
+        instants_ns = [step_begin_ns]
+        for instant in marks.instants[1:]:
+            seconds = stream.seconds(marks.instants[0], instant)
+            if seconds is None:
+                return None
+            instants_ns.append(step_begin_ns + round(seconds * 1e9))
+        return instants_ns
 
-    def _waits_in(self, stream: EventStream, step: int, marks: StepMarks, begins: int) -> list[_StreamWait]:
-        """Return the computing stream's waits in ``step``, which begins at ``begins``; empty if one is unreadable."""
-        stood = list[_StreamWait]()
-        for stand in [] if self.waits is None else self.waits.stands:
-            if not marks.host_ns[0] <= stand.at_ns < marks.host_ns[-1]:
+    def _waits_in(self, stream: EventStream, step: int, marks: StepMarks, step_begin_ns: int) -> list[_StreamWait]:
+        """Return the computing stream's waits in ``step``; empty if one is unreadable."""
+        if self.waits is None:
+            return []
+        stream_waits: list[_StreamWait] = []
+        for stand in self.waits.stands:
+            is_in_step = marks.host_ns[0] <= stand.at_ns < marks.host_ns[-1]
+            if not is_in_step:
                 continue
-            since, until = (stream.seconds(marks.instants[0], at) for at in (stand.begin, stand.end))
-            if since is None or until is None:
+            begin_s = stream.seconds(marks.instants[0], stand.begin)
+            end_s = stream.seconds(marks.instants[0], stand.end)
+            if begin_s is None or end_s is None:
                 return []
-            since_ns, until_ns = begins + round(since * 1e9), begins + round(until * 1e9)
-            call = CollectiveCall(f"streams, step {step}", len(stood), "wait_event", 0, until_ns - since_ns)
-            stood.append(_StreamWait(stand.at_ns, since_ns, until_ns, call))
-        return stood
+            begin_ns = step_begin_ns + round(begin_s * 1e9)
+            end_ns = step_begin_ns + round(end_s * 1e9)
+            call = CollectiveCall(
+                group=f"streams, step {step}",
+                number=len(stream_waits),
+                name="wait_event",
+                wall_ns=0,
+                duration_ns=end_ns - begin_ns,
+            )
+            stream_waits.append(_StreamWait(stand.at_ns, begin_ns, end_ns, call))
+        return stream_waits
 
     def _drain(self, arrivals: Arrivals) -> None:
         drain_timed(arrivals)
@@ -230,27 +281,52 @@ class StreamRanksWatch(RanksWatch):
     def _with_stream_waits(self, arrivals: Arrivals) -> Arrivals:
         """Return ``arrivals`` with the computing stream's waits in place of calls on other streams."""
         calls = list(zip(arrivals.at_ns, arrivals.calls, strict=True))
-        if self.waits is not None and self._stood:
+        if self.waits is not None and self._stream_waits:
             calls = [(at_ns, call) for at_ns, call in calls if not self.waits.is_on_other_stream(at_ns)]
-        if len(calls) == len(arrivals.calls):
-            self._stood.clear()
-        calls = sorted(calls + [(each.at_ns, each.call) for each in self._stood], key=lambda each: each[0])
+        if len(calls) == len(arrivals.calls):  # no call is on another stream
+            self._stream_waits.clear()
+        calls += [(wait.asked_ns, wait.call) for wait in self._stream_waits]
+        calls.sort(key=itemgetter(0))
         return replace(arrivals, at_ns=[at_ns for at_ns, _ in calls], calls=[call for _, call in calls])
 
     def _timeline(self, arrivals: Arrivals) -> RankTimeline:
         arrivals = self._with_stream_waits(arrivals)
-        on_host = timeline_of(self.rank, self._steps, self._marks, arrivals)
-        on_stream = timeline_of(self.rank, self._steps, self._on_stream, arrivals)
-        took = {(c.group, c.number): -1 if c.duration_ns is None else c.duration_ns for c in arrivals.calls}
-        took_ns = np.array([took[c.group, c.number] for c in on_host.collectives], dtype=np.int64)
-        # Gradients that are reduced during backward have their own stream.
-        behind = reduces_in_backward(self.wrapped()) & (on_host.codes == BACKWARD)
+        host = timeline_of(self.rank, self._steps, self._marks, arrivals)
+        stream = timeline_of(self.rank, self._steps, self._stream_marks, arrivals)
+        durations_ns = self._durations_ns(arrivals, host.collectives)
+
         # Instants that are known on both clocks: the marks, and the waits of the stream.
-        host_ns = np.concatenate([on_host.host_ns, *([each.at_ns, each.at_ns + 1] for each in self._stood)])
-        stream_ns = np.concatenate([on_stream.host_ns, *([each.since_ns, each.until_ns] for each in self._stood)])
-        behind = np.concatenate([behind, np.zeros(2 * len(self._stood), dtype=bool)])
-        order = np.argsort(host_ns, kind="stable")
-        calls_ns, took_there = on_host.arrivals_ns, np.maximum(took_ns, 0)
-        comes = comes_ns(calls_ns, took_there, host_ns[order], stream_ns[order], behind[order])
-        zero = on_stream.host_ns[0]  # waits are measured, so the ranks' instants need only an order
-        return replace(on_host, host_ns=on_stream.host_ns - zero, arrivals_ns=comes - zero, waited_ns=took_ns)
+        host_ns = [host.host_ns]
+        stream_ns = [stream.host_ns]
+        for wait in self._stream_waits:
+            host_ns.append(np.array([wait.asked_ns, wait.asked_ns + 1]))
+            stream_ns.append(np.array([wait.begin_ns, wait.end_ns]))
+        # Gradients that are reduced during backward have their own stream.
+        works_beside_calls = np.zeros(len(host.codes) + 2 * len(self._stream_waits), dtype=bool)
+        if reduces_in_backward(self.wrapped_module()):
+            works_beside_calls[: len(host.codes)] = host.codes == BACKWARD
+
+        all_host_ns = np.concatenate(host_ns)
+        order = np.argsort(all_host_ns, kind="stable")
+        arrivals_ns = comes_ns(
+            host.arrivals_ns,
+            np.maximum(durations_ns, 0),
+            all_host_ns[order],
+            np.concatenate(stream_ns)[order],
+            works_beside_calls[order],
+        )
+        zero_ns = stream.host_ns[0]  # waits are measured, so the ranks' instants need only an order
+        return replace(
+            host,
+            host_ns=stream.host_ns - zero_ns,
+            arrivals_ns=arrivals_ns - zero_ns,
+            waited_ns=durations_ns,
+        )
+
+    def _durations_ns(self, arrivals: Arrivals, collectives: Sequence[Collective]) -> Instants:
+        """Return how long each of ``collectives`` took; -1 where that is unknown."""
+        duration_of: dict[tuple[str, int], int] = {}
+        for call in arrivals.calls:
+            duration_of[call.group, call.number] = -1 if call.duration_ns is None else call.duration_ns
+        durations_ns = [duration_of[collective.group, collective.number] for collective in collectives]
+        return np.array(durations_ns, dtype=np.int64)

@@ -16,7 +16,7 @@ from lm_profiler.lightning_names import COMBINED, FETCHER
 from lm_profiler.measure.boundary import Guard, say
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.measure.counts.step_reader import StepReader, ready_batches, step_counters
-from lm_profiler.measure.counts.syncs import sync_detector_of
+from lm_profiler.measure.counts.syncs import SyncDetector, sync_detector_of
 from lm_profiler.measure.device.contention import cpu_reading, cpu_use_since
 from lm_profiler.measure.device.nvml import TelemetrySampler
 from lm_profiler.measure.memory.history import memory_history_of
@@ -45,9 +45,11 @@ class StepWatch(Instrument):
         reader = self.reader
         if not reader.raw:
             return {}
-        gpu = None if self.sampler is None else self.sampler.during
-        asked = (reader.raw, reader.collections, reader.compilations, self.rank, gpu, self.saved_ns)
-        return {"counters": step_counters(*asked)}
+        gpu_readings = None if self.sampler is None else self.sampler.during
+        counters = step_counters(
+            reader.raw, reader.collections, reader.compilations, self.rank, gpu_readings, self.saved_ns
+        )
+        return {"counters": counters}
 
     def start(self) -> None:
         self.reader.start()
@@ -70,20 +72,48 @@ def watches_of(
 
     The allocator's history is written to ``history``, with the marks that ``mark_log`` has of that time.
     """
-    compiled = lambda before: {"recompilations": recompilations() - before}  # noqa: E731
-    watches = [Watch("recompilations", "measure", recompilations, compiled)]
-    if (detector := sync_detector_of(device)) is not None:
-        waits, end = detector.begin, detector.end
-        watches.append(Watch("waits for the device", "memory", waits, lambda _: {"syncs": end()}, end))
+    watches = [_recompilations_watch()]
+    detector = sync_detector_of(device)
+    if detector is not None:
+        watches.append(_syncs_watch(detector))
     if history is not None:
         watches.append(history_watch(device, history, mark_log))
     if sampler is not None:
-        stop = sampler.stop
-        watches.append(Watch("telemetry", "measure", sampler.start, lambda _: {"telemetry": stop()}, stop))
+        watches.append(_telemetry_watch(sampler))
     # This one begins last and ends first: it counts the CPU time of all that runs in between.
+    watches.append(_contention_watch(sampler))
+    return watches
+
+
+def _recompilations_watch() -> Watch:
+    def facts(count_before: int) -> Mapping[str, Any]:
+        return {"recompilations": recompilations() - count_before}
+
+    return Watch("recompilations", "measure", lambda: recompilations(), facts)
+
+
+def _syncs_watch(detector: SyncDetector) -> Watch:
+    def facts(_: object) -> Mapping[str, Any]:
+        return {"syncs": detector.end()}
+
+    return Watch("waits for the device", "memory", detector.begin, facts, detector.end)
+
+
+def _telemetry_watch(sampler: TelemetrySampler) -> Watch:
+    def facts(_: object) -> Mapping[str, Any]:
+        return {"telemetry": sampler.stop()}
+
+    return Watch("telemetry", "measure", sampler.start, facts, sampler.stop)
+
+
+def _contention_watch(sampler: TelemetrySampler | None) -> Watch:
     gpu = None if sampler is None else sampler.gpu
-    used = lambda begun: {"cpu_uses": cpu_use_since(begun[0], begun[1], gpu)}  # noqa: E731
-    return [*watches, Watch("contention", "measure", lambda: (cpu_reading(), time.time()), used)]
+
+    def facts(begin: tuple[Any, float]) -> Mapping[str, Any]:
+        reading, began_s = begin
+        return {"cpu_uses": cpu_use_since(reading, began_s, gpu)}
+
+    return Watch("contention", "measure", lambda: (cpu_reading(), time.time()), facts)
 
 
 def profiler_range() -> Watch:
@@ -103,25 +133,37 @@ def profiler_range() -> Watch:
 def loader_watch(trainer: Trainer) -> Watch:
     """Return the watch that counts how many batches the loader's workers have prefetched; unknown for several."""
 
-    def ready() -> int | None:
+    def count_ready() -> int | None:
         iterators = _loader_iterators(trainer)
-        loader = trainer.train_dataloader
-        return ready_batches(iterators[0], getattr(loader, "num_workers", None)) if len(iterators) == 1 else None
+        if len(iterators) != 1:
+            return None
+        return ready_batches(iterators[0], getattr(trainer.train_dataloader, "num_workers", None))
 
-    def facts(before: int | None) -> Mapping[str, Any]:
+    def facts(ready_before: int | None) -> Mapping[str, Any]:
         loader = trainer.train_dataloader
-        workers, each = (getattr(loader, name, None) for name in ("num_workers", "prefetch_factor"))
-        ahead = workers * (each or 0) if isinstance(workers, int) else None
-        return {"loader": LoaderFacts(workers=workers, ahead=ahead, ready_before=before, ready_after=ready())}
+        workers = getattr(loader, "num_workers", None)
+        most_ready: int | None = None
+        if isinstance(workers, int):
+            batches_per_worker = getattr(loader, "prefetch_factor", None) or 0
+            most_ready = workers * batches_per_worker
+        loader_facts = LoaderFacts(
+            workers=workers, ahead=most_ready, ready_before=ready_before, ready_after=count_ready()
+        )
+        return {"loader": loader_facts}
 
-    return Watch("prefetched batches", "measure", ready, facts)
+    return Watch("prefetched batches", "measure", count_ready, facts)
 
 
 def _loader_iterators(trainer: Trainer) -> list[Iterator[Any]]:
     """Return the loader's iterators in Lightning's loop (2.6: FitLoop, CombinedLoader), if there are any."""
-    fetcher = FETCHER.get(trainer.fit_loop)
-    combined = None if fetcher is None else COMBINED.get(fetcher.combined_loader)
-    return [] if combined is None else combined.iterators
+    fetcher = FETCHER.of(trainer.fit_loop)
+    if fetcher is None:
+        return []
+    combined = COMBINED.of(fetcher.combined_loader)
+    if combined is None:
+        return []
+    iterators: list[Iterator[Any]] = combined.iterators
+    return iterators
 
 
 def history_watch(device: torch.device, path: Path, mark_log: MarkLog | None = None) -> Watch:

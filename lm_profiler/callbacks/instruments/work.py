@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,19 +54,19 @@ class FlopsWatch(Instrument):
 
     def start(self) -> None:
         # Functions that were compiled belong to no module, so any compilation counts.
-        if recompilations() > 0 or is_compiled_in(self.module()):
+        is_compiled = recompilations() > 0 or is_compiled_in(self.module())
+        if is_compiled:
             self.facts["seen_flops"] = SeenFlops(unknown="the step is compiled", compiled=True)
-        # Torch keeps no list of its graphs, so all objects are looked through. By type(), since isinstance would ask
-        # each object for its `__class__`, which runs foreign code where the object is a proxy.
-        elif torch.cuda.is_initialized() and any(issubclass(type(o), torch.cuda.CUDAGraph) for o in gc.get_objects()):
-            why = "the step may replay CUDA graphs, whose FLOPs cannot be counted"
-            self.facts["seen_flops"] = SeenFlops(unknown=why)
+        elif _has_cuda_graphs():
+            reason = "the step may replay CUDA graphs, whose FLOPs cannot be counted"
+            self.facts["seen_flops"] = SeenFlops(unknown=reason)
         else:
             self._step = StepFlops(self.timeline, self.forward)
             self.observe(self.timeline, self._step)
 
     def result(self) -> Mapping[str, Any]:
-        if (step := self._step) is None:
+        step = self._step
+        if step is None:
             return {}
         self.discard()
         try:
@@ -81,39 +81,69 @@ class FlopsWatch(Instrument):
             self._step = None  # only now: what could not be undone is tried again by the next call
 
 
-def of_all_ranks(seen: Sequence[SeenFlops]) -> SeenFlops:
+def _has_cuda_graphs() -> bool:
+    """Return whether any CUDA graph exists. Torch keeps no list of its graphs, so all objects are looked through."""
+    if not torch.cuda.is_initialized():
+        return False
+    # By type(), since isinstance would ask each object for its `__class__`, which runs foreign code where the object is
+    # a proxy.
+    return any(issubclass(type(candidate), torch.cuda.CUDAGraph) for candidate in gc.get_objects())
+
+
+def sum_over_ranks(ranks: Sequence[SeenFlops]) -> SeenFlops:
     """Return the sum of what all ranks counted, with the dtypes of rank 0; unknown where one of them does not know."""
-    known = [rank.flops for rank in seen if rank.flops is not None]
-    if len(known) < len(seen):
-        return next(rank for rank in seen if rank.flops is None)
-    return SeenFlops(_flops(lambda kind: sum(getattr(flops, kind) for flops in known)), by_dtype=seen[0].by_dtype)
+    flops: list[Flops] = []
+    for rank in ranks:
+        if rank.flops is None:
+            return rank
+        flops.append(rank.flops)
+    total = Flops(
+        forward=sum(rank.forward for rank in flops),
+        backward=sum(rank.backward for rank in flops),
+        recomputation=sum(rank.recomputation for rank in flops),
+    )
+    return SeenFlops(total, by_dtype=ranks[0].by_dtype)
 
 
 def batches_per_step(trainer: Trainer, verb: Verb) -> int:
     """Return how many batches a step has, on all ranks together."""
-    return (trainer.accumulate_grad_batches if verb == "fit" else 1) * trainer.world_size
+    batches_of_rank = trainer.accumulate_grad_batches if verb == "fit" else 1
+    return batches_of_rank * trainer.world_size
 
 
-def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: Callable[[], Any]) -> StepWork:
+def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, get_batch: Callable[[], Any]) -> StepWork:
     """Return the work of one step: from the ``steps`` that were observed, or else from one on shapes alone.
 
     Both give the same result, but another process takes seconds, while what all ranks have ``seen`` costs nothing more.
-    ``batch`` returns the first batch, as ``without_data`` made it. Raises UncountableError where it is unknown.
+    ``get_batch`` returns the first batch, as ``without_data`` made it.
+
+    Raises:
+        UncountableError: the work is unknown.
     """
     if seen.unknown is not None and not seen.compiled:
         raise UncountableError(seen.unknown)
     if seen.flops is not None and steps:
-        per_step = {work: {name: round(n / steps) for name, n in of.items()} for work, of in seen.by_dtype.items()}
-        return StepWork(seen.flops.times(1 / steps), per_step)
-    counted = count_elsewhere(trainer, verb, batch())
+        return StepWork(seen.flops.times(1 / steps), _per_step(seen.by_dtype, steps))
+
+    counted = count_elsewhere(trainer, verb, get_batch())
     assert counted.traffic is not None
-    by_phase: dict[str, int | None] = dict(counted.traffic.by_phase)
-    compiled = recompilations() > 0 or is_compiled_in(trainer.lightning_module)
-    if compiled or trainer.strategy.root_device.type != "cpu":
+    bytes_by_phase: dict[str, int | None] = dict(counted.traffic.by_phase)
+    is_compiled = recompilations() > 0 or is_compiled_in(trainer.lightning_module)
+    if is_compiled or trainer.strategy.root_device.type != "cpu":
         # A copy on the CPU does not show what another device's kernels, or a compiler, keep for backward.
-        by_phase |= {phase: None for phase in ("forward", "backward") if phase in by_phase}
-    flops = _flops(lambda kind: getattr(counted.flops, kind) * trainer.world_size)
-    return StepWork(flops, counted.by_dtype, counted.traffic._replace(by_phase=by_phase))
+        for phase in ("forward", "backward"):
+            if phase in bytes_by_phase:
+                bytes_by_phase[phase] = None
+    traffic = counted.traffic._replace(by_phase=bytes_by_phase)
+    return StepWork(counted.flops.times(trainer.world_size), counted.by_dtype, traffic)
+
+
+def _per_step(by_dtype: Mapping[str, Mapping[str, int]], steps: int) -> dict[str, dict[str, int]]:
+    """Return the FLOPs of a mean step, given those of all ``steps`` together."""
+    per_step: dict[str, dict[str, int]] = {}
+    for work, flops_by_dtype in by_dtype.items():
+        per_step[work] = {dtype: round(flops / steps) for dtype, flops in flops_by_dtype.items()}
+    return per_step
 
 
 def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any) -> StepWork:
@@ -123,22 +153,19 @@ def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any) -> StepWork:
         UncountableError: the step cannot be sent, run or counted there.
     """
     try:
-        sent = SentStep.of(trainer, verb, batch).pickled()
+        pickled_step = SentStep.of(trainer, verb, batch).pickled()
     except UncopyableError as error:
         raise UncountableError(str(error)) from None
     # By name, because `rehearse` is a layer above, and this process need not load it.
-    find = NamedCall("lm_profiler.rehearse.sent.count", (sent,))
+    count = Named("lm_profiler.rehearse.sent.count", (pickled_step,))
+    child: Child[StepWork | str] = Child(count, LIMIT_S, fresh=True, limit_bytes=LIMIT_BYTES)
     try:
-        answer: StepWork | str = Child(find, LIMIT_S, fresh=True, limit_bytes=LIMIT_BYTES).answer()
+        answer = child.answer()
     except NoAnswer as error:
         raise UncountableError(f"on a copy without data: {error}") from None
     if isinstance(answer, str):
         raise UncountableError(answer)
     return answer
-
-
-def _flops(of: Callable[[str], int]) -> Flops:
-    return Flops(forward=of("forward"), backward=of("backward"), recomputation=of("recomputation"))
 
 
 def phase_work(
@@ -149,44 +176,71 @@ def phase_work(
     ``traffic`` is what a step of the memory stage moved; without such a step, the traffic of ``work`` counts.
     ``batch_bytes`` are those of all batches of a step on one rank.
     """
-    on_shapes = None if work is None else work.traffic
-    if (known := traffic or on_shapes) is None:
+    traffic_on_shapes = None if work is None else work.traffic
+    known_traffic = traffic or traffic_on_shapes
+    if known_traffic is None:
         return {}
-    moved: dict[str, int | None] = dict(known.by_phase)
-    moved["forward"] = _forward_bytes(traffic, on_shapes, batch_bytes)
-    if "clip" in moved and trainer.lightning_module.automatic_optimization and not trainer.gradient_clip_val:
+    moved_bytes = dict(known_traffic.by_phase)
+    moved_bytes["forward"] = _forward_bytes(traffic, traffic_on_shapes, batch_bytes)
+    if "clip" in moved_bytes and trainer.lightning_module.automatic_optimization and not trainer.gradient_clip_val:
         # An overridden hook decides how to clip, without the Trainer's limit.
-        moved["clip"] = None if overrides(trainer.lightning_module, "configure_gradient_clipping") else 0
-    # A rank's own tensors do not show what no single rank holds whole. An optimizer may update only a part of its
-    # parameters, as torch's ZeroRedundancyOptimizer does.
-    strategy = nearest(trainer.strategy)
-    if strategy not in WHOLE or any(hasattr(each, "consolidate_state_dict") for each in trainer.optimizers):
-        own = _FROM_SHARDS if strategy in _SHARDED else ()
-        moved = {phase: count if phase in own else None for phase, count in moved.items()}
-    if len(trainer.optimizers) > 1:  # unknown: which of them a step updates
-        moved = {phase: count if phase == "forward" else None for phase, count in moved.items()}
-    of = {} if work is None else work.by_dtype
-    # Backward recomputes what activation checkpointing did not keep.
-    backward = Counter(of.get("backward", {})) + Counter(of.get("recomputation", {}))
-    flops: dict[str, Mapping[str, int] | None] = {"forward": of.get("forward", {}), "backward": backward}
-    if work is None:
-        flops = {"forward": None, "backward": None}
-    phases = {phase: Work(flops.get(phase, {}), count) for phase, count in moved.items()}
+        may_clip = overrides(trainer.lightning_module, "configure_gradient_clipping")
+        moved_bytes["clip"] = None if may_clip else 0
+    known_phases = _phases_of_known_bytes(trainer, moved_bytes)
+    flops = _flops_by_phase(work)
+    phases = {}
+    for phase, phase_bytes in moved_bytes.items():
+        known_bytes = phase_bytes if phase in known_phases else None
+        phases[phase] = Work(flops.get(phase, {}), known_bytes)
     if trainer.strategy.root_device.type != "cpu":
         phases["transfer"] = Work({}, batch_bytes, on_the_bus=True)
     return phases
+
+
+def _phases_of_known_bytes(trainer: Trainer, phases: Iterable[str]) -> set[str]:
+    """Return those of ``phases`` whose bytes this rank's own tensors show."""
+    known_phases = set(phases)
+    # A rank's own tensors do not show what no single rank holds whole. An optimizer may update only a part of its
+    # parameters, as torch's ZeroRedundancyOptimizer does.
+    strategy = nearest(trainer.strategy)
+    has_partial_optimizer = any(hasattr(optimizer, "consolidate_state_dict") for optimizer in trainer.optimizers)
+    if strategy not in WHOLE or has_partial_optimizer:
+        own_phases = _FROM_SHARDS if strategy in _SHARDED else ()
+        known_phases &= {*own_phases}
+    if len(trainer.optimizers) > 1:  # unknown: which of them a step updates
+        known_phases &= {"forward"}
+    return known_phases
+
+
+def _flops_by_phase(work: StepWork | None) -> dict[str, Mapping[str, int] | None]:
+    """Return the FLOPs of forward and backward, by dtype; None where they are unknown."""
+    if work is None:
+        return {"forward": None, "backward": None}
+    forward = work.by_dtype.get("forward", {})
+    # Backward recomputes what activation checkpointing did not keep.
+    backward = Counter(work.by_dtype.get("backward", {})) + Counter(work.by_dtype.get("recomputation", {}))
+    return {"forward": forward, "backward": backward}
 
 
 def bytes_of_batch(batch: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
-def _forward_bytes(seen: StepTraffic | None, on_shapes: StepTraffic | None, batch_bytes: int | None) -> int | None:
-    known = seen or on_shapes
-    written, read = (None, None) if known is None else (known.by_phase.get("forward", 0), known.forward_read)
-    if seen is not None and read is None:
-        if written is not None:
-            # The step is compiled. What autograd saved includes the batch, which forward did not write.
-            written = None if batch_bytes is None else max(written - batch_bytes, 0)
-        read = None if on_shapes is None else on_shapes.forward_read
-    return None if read is None or written is None else read + written
+def _forward_bytes(
+    traffic: StepTraffic | None, traffic_on_shapes: StepTraffic | None, batch_bytes: int | None
+) -> int | None:
+    """Return what forward reads and writes: in a step that ran, else on shapes alone."""
+    known_traffic = traffic or traffic_on_shapes
+    if known_traffic is None:
+        return None
+    written_bytes = known_traffic.by_phase.get("forward", 0)
+    read_bytes = known_traffic.forward_read
+    is_compiled = traffic is not None and read_bytes is None
+    if is_compiled:
+        # What autograd saved includes the batch, which forward did not write.
+        if written_bytes is not None:
+            written_bytes = None if batch_bytes is None else max(written_bytes - batch_bytes, 0)
+        read_bytes = None if traffic_on_shapes is None else traffic_on_shapes.forward_read
+    if read_bytes is None or written_bytes is None:
+        return None
+    return read_bytes + written_bytes

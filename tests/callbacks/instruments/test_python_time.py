@@ -178,7 +178,7 @@ def test_another_profiler_is_left_alone() -> None:
 
 
 def test_after_the_most_events_nothing_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = PythonTimes(lambda: FORWARD, time.perf_counter_ns, _left=10)
+    times = PythonTimes(lambda: FORWARD, time.perf_counter_ns, _events_left=10)
     times.start()
     nested()
     assert sys.getprofile() is None

@@ -166,7 +166,7 @@ def test_a_module_that_calls_collectives_of_its_own_amid_backward_makes_the_wait
     """Ten in each step, all amid its backward; without them DDP has one for each bucket."""
     for buckets, known in ((9, True), (8, False)):
         rank, wrapped = Rank(400), Wrapped(buckets)
-        rank.watch.rank, rank.watch.wrapped = 0, lambda wrapped=wrapped: wrapped  # type: ignore[misc]
+        rank.watch.rank, rank.watch.wrapped_module = 0, lambda wrapped=wrapped: wrapped  # type: ignore[misc]
         rank.train([10] * 8)
         assert bool(rank.watch.facts) is known
         assert len(rank.told) == (not known)
