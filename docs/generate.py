@@ -255,7 +255,7 @@ WAY = (
     ("RunRecord", "lm_profiler.record.run_record:RunRecord", "every figure, in run.json"),
     (
         "write_run",
-        "lm_profiler.callbacks.run_finisher:write_run",
+        "lm_profiler.callbacks.run_files:write_run",
         "when the loop ends, and once with everything",
     ),
     ("show", "lm_profiler.report.run.run_page:end_tables", "terminal, tables, pictures, pages: from the record alone"),

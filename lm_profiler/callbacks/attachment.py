@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +28,8 @@ from lm_profiler.callbacks.loop_length import fewest_steps_left
 from lm_profiler.callbacks.marks.batches import BatchCounts
 from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
-from lm_profiler.callbacks.run_finisher import RunFinisher, run_folder, snapshot_file
+from lm_profiler.callbacks.run_files import run_folder, snapshot_file
+from lm_profiler.callbacks.run_finisher import RunFinisher
 from lm_profiler.callbacks.session import Instruments, Session
 from lm_profiler.callbacks.stages import Progress, StageCounter, StoppingRule
 from lm_profiler.callbacks.watching import Watching
@@ -97,7 +97,7 @@ class Attachment:
         trainer, options, ending, exchange = self.trainer, self.options, self.ending, self.ending.exchange
         launch = options.launch
         folder = run_folder(options.log_dir / launch.name, launch.folder, exchange, self.report)
-        ending.folder = folder
+        ending.files.folder = folder
         self._begin_files(folder)  # before the instruments, which may fail: a killed run must have a record
         stream = stream_of(trainer.strategy.root_device)
         timeline = Timeline(options.clock, stream, self.part)
@@ -106,7 +106,7 @@ class Attachment:
             timeline.observers += (Guard("trace.nvtx", self.report).guard(ranges),)
         self._stopping = StoppingRule(
             options.stages,
-            lambda own: exchange.of_first("answer", lambda: own),
+            lambda own: exchange.from_rank_0("answer", lambda: own),
             steps_of_loop=self._most_measured_steps(),
         )
         loader = trainer.train_dataloader if options.verb == "fit" else None
@@ -120,7 +120,7 @@ class Attachment:
             rank=trainer.global_rank,
             stopping=self._stopping,
             report=self.report,
-            keep_rows=partial(append_steps, rank_file(folder, trainer.global_rank)),
+            append_rows=partial(append_steps, rank_file(folder, trainer.global_rank)),
             counts=BatchCounts(trainer.lightning_module, combined, self.report, getattr(loader, "batch_size", None)),
             is_manual=options.verb == "fit" and not trainer.lightning_module.automatic_optimization,
         )
@@ -154,18 +154,18 @@ class Attachment:
 
     def end_evaluation(self) -> None:
         """Record an evaluation: its loop is over."""
-        if self.options.verb == "fit" or self.ending.over:
+        if self.options.verb == "fit" or self.ending.is_over:
             return
         if self.phases is not None:
             self.part.run(self.phases.close_step)
-        self.ending.early()
+        self.ending.finished_early()
 
     def died(self, exception: BaseException) -> None:
         """Record a run that ``exception`` ended."""
         if not self.begun:
             if self.ending.exchange.rank > 0:  # begin() would wait for rank 0's folder while rank 0 waits for this rank
-                self.ending.over = True
-                self.ending.take_out()
+                self.ending.is_over = True
+                self.ending.restore_trainer()
                 return
             self.part.run(self.begin)
         phase, step, session = "other", 1, self.ending.session
@@ -173,7 +173,7 @@ class Attachment:
             phase = phase_of(exception, session.timeline, session.steps)
             self.part.run(self.phases.close_step)  # a step that was complete before the error counts
             step = session.steps + 1
-        if not self.ending.over:  # closing the last step may have finished the run
+        if not self.ending.is_over:  # closing the last step may have finished the run
             self.ending.died(exception, phase, step)
 
     def end(self) -> None:
@@ -181,13 +181,13 @@ class Attachment:
         if not self.begun and is_a(sys.exc_info()[1], TUNER_EXIT.name):
             # A Tuner ends its own fit before the loop begins (2.6.6: _TunerExitException).
             self.is_search = True
-            self.ending.over = True
+            self.ending.is_over = True
             return
-        if not self.ending.over:
+        if not self.ending.is_over:
             if not self.begun:
                 self.part.run(self.start)
-            self.ending.early()  # Lightning calls no end hook for a loop without work
-        self.ending.take_out()
+            self.ending.finished_early()  # Lightning calls no end hook for a loop without work
+        self.ending.restore_trainer()
 
     def _instruments(self, timeline: Timeline, stream: EventStream | None, folder: Path) -> Instruments:
         trainer, options = self.trainer, self.options
@@ -260,12 +260,12 @@ class Attachment:
         Returns what marks the rest of training, if it is watched.
         """
         session, ending = self.ending.session, self.ending
-        ending.finish("ok")
+        ending.finished()
         watching = self.watching
-        may_watch = ending.process == os.getpid() and not self.part.out
-        if watching is not None and ending.folder is not None and session is not None and may_watch:
+        may_watch = not ending.is_forked_copy and not self.part.out
+        if watching is not None and ending.files.folder is not None and session is not None and may_watch:
             watching.trackers = ending.trackers
-            watching.part.run(watching.start, ending.folder, session, ending.record, self.options.export)
+            watching.part.run(watching.start, ending.files.folder, session, ending.record, self.options.export)
             if self.phases is not None:  # the stages' profiler entered the epoch that runs now
                 self.phases.leave_epoch = watching.leave_epoch  # type: ignore[method-assign]
             return watching.phases
@@ -278,4 +278,4 @@ class Attachment:
         measured = steps["measure"] - (left - later)
         if self._stopping is None or left <= later or measured < 1:
             return left
-        return later if self._stopping.follow(measured) else left
+        return later if self._stopping.follow_rank_0(measured) else left

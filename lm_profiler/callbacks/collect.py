@@ -19,7 +19,7 @@ from lm_profiler.analysis.steps.summaries import mean_counts
 from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.callbacks.instruments.instrument import Measured
-from lm_profiler.callbacks.instruments.numerics import numerics_facts, on_host
+from lm_profiler.callbacks.instruments.numerics import copy_to_host, numerics_facts
 from lm_profiler.callbacks.instruments.profiling_options import TIMED_STEPS, ProfilingOptions
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.tracer import TRACED, Tracer
@@ -46,49 +46,46 @@ class Collector:
 
     trainer: Trainer  # the Trainer of the run
     options: ProfilingOptions  # the options of the run
-    seen: bool = False  # whether the first batch was seen; only its shapes are kept, and a copy for the audit
+    has_batch: bool = False  # whether a batch is remembered; only its shapes are kept, and a copy for the audit
     _shapes: Future[Any] = field(default_factory=Future)
     _copy: Future[Any] = field(default_factory=Future)
 
-    def see(self, batch: Any) -> None:
+    def remember(self, batch: Any) -> None:
         """Remember ``batch``, which may be of any type: an error is raised where the batch is asked for."""
-        self.seen = True
-        looks = [(self._shapes, without_data), *([(self._copy, on_host)] if self.options.numerics.audit else [])]
-        for kept, look in looks:
-            try:
-                kept.set_result(look(batch))
-            except Exception as error:
-                kept.set_exception(error)
+        self.has_batch = True
+        _set_result(self._shapes, without_data, batch)
+        if self.options.numerics.audit:
+            _set_result(self._copy, copy_to_host, batch)
 
     def evidence(self, measured: Measured, status: Status, failure: Failure | None = None) -> Evidence:
-        """Return what was ``measured``, with what Trainer and machine say; what they cannot say becomes a note."""
-        trainer, notes = self.trainer, list(measured.notes)
-        parameters = trainer.lightning_module.parameters()
-        device, world_size = trainer.strategy.root_device, trainer.world_size
-        known = {each.name: getattr(measured, each.name) for each in fields(Evidence)} | self.options.launch.facts()
-        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
-        asks: dict[str, Callable[[], Any]] = {
-            "model": lambda: model_facts(trainer),
-            "environment": lambda: environment(device, world_size),
-            "contention": lambda: contention(measured.cpu_uses),
-            "settings": lambda: switches(trainer),
-            "lists": lambda: lists_of(each for each in parameters if each.requires_grad),
-        }
-        asked = {name: try_or_note(name, ask, notes) for name, ask in asks.items()}
-        plain = {
-            "verb": self.options.verb,
-            "status": status,
-            "failure": failure,
-            "steps_planned": self._steps_planned(measured),
-            "world_size": world_size,
-            "accumulate_grad_batches": trainer.accumulate_grad_batches,
-            "precision": str(trainer.precision),
-            "reduces_in_backward": reduces_in_backward(trainer.strategy.model),
-            "multiprocessors": processors,
-            "peak_flops_per_s": self.options.peak_flops_per_s,
-            "notes": notes,
-        }
-        return Evidence(**known | asked | plain)
+        """Return what was ``measured``, with what Trainer and machine are; what is unknown of them becomes a note."""
+        trainer = self.trainer
+        device = trainer.strategy.root_device
+        world_size = trainer.world_size
+        multiprocessors = None
+        if device.type == "cuda":
+            multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        notes = list(measured.notes)
+        return replace(
+            _without_own_fields(measured),
+            **self.options.launch.facts(),
+            verb=self.options.verb,
+            status=status,
+            failure=failure,
+            steps_planned=self._steps_planned(measured),
+            world_size=world_size,
+            accumulate_grad_batches=trainer.accumulate_grad_batches,
+            precision=str(trainer.precision),
+            reduces_in_backward=reduces_in_backward(trainer.strategy.model),
+            multiprocessors=multiprocessors,
+            peak_flops_per_s=self.options.peak_flops_per_s,
+            model=try_or_note("model", lambda: model_facts(trainer), notes),
+            environment=try_or_note("environment", lambda: environment(device, world_size), notes),
+            contention=try_or_note("contention", lambda: contention(measured.cpu_uses), notes),
+            settings=try_or_note("settings", lambda: switches(trainer), notes),
+            lists=try_or_note("lists", lambda: lists_of(_trained_parameters(trainer)), notes),
+            notes=notes,
+        )
 
     def _steps_planned(self, measured: Measured) -> Mapping[str, int]:
         """Return the planned steps of each stage: of the measured ones, whose number time decides, the fewest."""
@@ -99,45 +96,60 @@ class Collector:
 
     def look_back(self, evidence: Evidence, measured: Measured, tracer: Tracer) -> Evidence:
         """Return ``evidence`` with FLOPs, rates of the machine, kernels and numerics; for rank 0, after all timing."""
-        trainer, notes = self.trainer, list(evidence.notes)
-        device, verb = trainer.strategy.root_device, self.options.verb
-        ran = try_or_note("trace", lambda: tracer.work(notes), notes)
-        kernels = try_or_note("kernels", lambda: tracer.kernels(ran), notes)
-        traced = None if ran is None else try_or_note("waterfall", lambda: traced_of(ran), notes)
-        notes += without_kernels(device, kernels)
-        work = try_or_note("FLOPs", lambda: self._work(measured, notes), notes)
-        phases = try_or_note("floors", lambda: self._phases(measured, work), notes) or {}
-        by_dtype = sum((Counter(of) for of in work.by_dtype.values()), Counter[str]()) if work is not None else {}
-        known = replace(evidence, by_dtype=by_dtype, work=phases, kernels=kernels, traced=traced)
-        timed = any(row.stage == "measure" for row in measured.rows) and not trainer.fast_dev_run  # type: ignore[attr-defined]
-        numerics, ceilings = None, dict[str, float | None]()
-        for name in _matmul_dtypes(known, device) if timed else ():
-            factors = getattr(torch, name)
-            ceilings[name] = try_or_note("ceiling", lambda: known_ceiling(device, factors, notes.append), notes)  # noqa: B023
-        copied = None
-        if timed and (phases or traced is not None):  # otherwise nothing is compared with that rate
-            copied = try_or_note("bandwidth", lambda: known_copy_rate(device), notes)
+        notes = list(evidence.notes)
+        evidence = self._with_trace(evidence, tracer, notes)
+        work = try_or_note("FLOPs", lambda: self._step_work(measured, notes), notes)
+        evidence = self._with_work(evidence, measured, work, notes)
+        was_timed = any(row.stage == "measure" for row in measured.rows)
+        if was_timed and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            evidence = self._with_rates(evidence, notes)
         if self.options.numerics.audit:
-            numerics = try_or_note(
-                "numerics", lambda: numerics_facts(trainer, verb, partial(self._copy.result, 0)), notes
-            )
+            copy = partial(self._copy.result, 0)
+            audit = partial(numerics_facts, self.trainer, self.options.verb, copy)
+            evidence = replace(evidence, numerics=try_or_note("numerics", audit, notes))
+        duration_s = self.options.launch.facts()["duration_s"]
+        return replace(evidence, duration_s=duration_s, notes=notes)
+
+    def _with_trace(self, evidence: Evidence, tracer: Tracer, notes: list[str]) -> Evidence:
+        """Return ``evidence`` with the kernels of the trace, and with what its waterfall is made of."""
+        traced_work = try_or_note("trace", lambda: tracer.work(notes), notes)
+        kernels = try_or_note("kernels", lambda: tracer.kernels(traced_work), notes)
+        traced = None
+        if traced_work is not None:
+            traced = try_or_note("waterfall", lambda: traced_of(traced_work), notes)
+        notes += without_kernels(self.trainer.strategy.root_device, kernels)
+        return replace(evidence, kernels=kernels, traced=traced)
+
+    def _with_work(self, evidence: Evidence, measured: Measured, work: StepWork | None, notes: list[str]) -> Evidence:
+        """Return ``evidence`` with the ``work`` of a step, by phase too, and with the batches that it is of."""
+        by_phase = try_or_note("floors", lambda: self._work_by_phase(measured, work), notes) or {}
+        flops = None
+        by_dtype = Counter[str]()
+        if work is not None:
+            flops = work.flops
+            for flops_by_dtype in work.by_dtype.values():
+                by_dtype.update(flops_by_dtype)
         counts = mean_counts(measured.batch_counts, _counted_steps(measured))
         batches, elements = counts.batches, counts.elements
         if measured.seen_flops.flops is None or batches is None:
             # FLOPs are then those of a copy, with all batches of a step.
-            batches = batches_per_step(trainer, verb)
+            batches = batches_per_step(self.trainer, self.options.verb)
             elements = self._elements_of(batches)
         return replace(
-            known,
-            duration_s=self.options.launch.facts()["duration_s"],
-            flops=None if work is None else work.flops,
-            work_batches=batches,
-            work_elements=elements,
-            ceilings=ceilings,
-            copied_bytes_per_s=copied,
-            numerics=numerics,
-            notes=notes,
+            evidence, flops=flops, by_dtype=by_dtype, work=by_phase, work_batches=batches, work_elements=elements
         )
+
+    def _with_rates(self, evidence: Evidence, notes: list[str]) -> Evidence:
+        """Return ``evidence`` with what the machine reaches, as far as anything is compared with it."""
+        device = self.trainer.strategy.root_device
+        ceilings = dict[str, float | None]()
+        for dtype in _matmul_dtypes(evidence, device):
+            find = partial(known_ceiling, device, getattr(torch, dtype), notes.append)
+            ceilings[dtype] = try_or_note("ceiling", find, notes)
+        copied_bytes_per_s = None
+        if evidence.work or evidence.traced is not None:
+            copied_bytes_per_s = try_or_note("bandwidth", lambda: known_copy_rate(device), notes)
+        return replace(evidence, ceilings=ceilings, copied_bytes_per_s=copied_bytes_per_s)
 
     def _elements_of(self, batches: int) -> int | None:
         """Return the elements of ``batches`` that are like the first one; None where its shapes are unknown."""
@@ -145,9 +157,11 @@ class Collector:
             elements = Elements()(self._shapes.result(0))
         except Exception:  # the batch's type has no shapes that can be kept
             return None
-        return None if elements is None else elements * batches
+        if elements is None:
+            return None
+        return elements * batches
 
-    def _phases(self, measured: Measured, work: StepWork | None) -> dict[str, Work]:
+    def _work_by_phase(self, measured: Measured, work: StepWork | None) -> dict[str, Work]:
         trainer = self.trainer
         try:
             batches = batches_per_step(trainer, self.options.verb) // trainer.world_size
@@ -156,34 +170,62 @@ class Collector:
             batch_bytes = None
         return phase_work(trainer, work, measured.traffic, batch_bytes)
 
-    def _work(self, measured: Measured, notes: list[str]) -> StepWork | None:
-        steps = len(_counted_steps(measured))
-        if not steps and (measured.steps_planned.get("memory") or not measured.steps_planned.get("trace")):
-            return None  # the run ended before; or only times are asked for, and another process takes seconds
+    def _step_work(self, measured: Measured, notes: list[str]) -> StepWork | None:
+        counted_steps = len(_counted_steps(measured))
+        has_memory_stage = bool(measured.steps_planned.get("memory"))
+        has_trace_stage = bool(measured.steps_planned.get("trace"))
+        run_ended_before = counted_steps == 0 and has_memory_stage
+        only_times_are_wanted = counted_steps == 0 and not has_trace_stage  # counting takes another process seconds
+        if run_ended_before or only_times_are_wanted:
+            return None
         try:
             shapes = partial(self._shapes.result, 0)
-            return step_work(self.trainer, self.options.verb, measured.seen_flops, steps, shapes)
+            return step_work(self.trainer, self.options.verb, measured.seen_flops, counted_steps, shapes)
         except UncountableError as unknown:
-            planned = measured.steps_planned.get("memory")
-            remedy = "" if planned else "; --memory.steps=1 counts those of a step that runs"
-            notes.append(f"FLOPs unknown: {unknown}{remedy}")
+            note = f"FLOPs unknown: {unknown}"
+            if not has_memory_stage:
+                note += "; --memory.steps=1 counts those of a step that runs"
+            notes.append(note)
             return None
+
+
+def _set_result(future: Future[Any], make: Callable[[Any], Any], batch: Any) -> None:
+    """Keep in ``future`` what ``make`` returns of ``batch``, or the error that it raises."""
+    try:
+        future.set_result(make(batch))
+    except Exception as error:
+        future.set_exception(error)
+
+
+def _without_own_fields(measured: Measured) -> Evidence:
+    """Return ``measured`` without the fields that only the merging of ranks and this module need."""
+    return Evidence(**{entry.name: getattr(measured, entry.name) for entry in fields(Evidence)})
+
+
+def _trained_parameters(trainer: Trainer) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in trainer.lightning_module.parameters() if parameter.requires_grad]
 
 
 def _matmul_dtypes(evidence: Evidence, device: torch.device) -> list[str]:
     """Return torch's names of the dtypes of all matmuls: the dtype of the run, and the dtypes that were seen."""
-    dtype = matmul_dtype(main_precision(evidence), float32_matmul_precision(device.type))
-    run = [] if dtype is None else [torch_name(dtype)]
-    return list(dict.fromkeys([*run, *(name for work in evidence.work.values() for name in work.flops or {})]))
+    names: list[str] = []
+    run_dtype = matmul_dtype(main_precision(evidence), float32_matmul_precision(device.type))
+    if run_dtype is not None:
+        names.append(torch_name(run_dtype))
+    for work in evidence.work.values():
+        names.extend(work.flops or {})
+    return list(dict.fromkeys(names))
 
 
 def without_kernels(device: torch.device, kernels: KernelTable | None) -> list[str]:
     """Return the note that a trace of ``device`` shows only the host; empty where it shows kernels."""
     if kernels is None or kernels.source == "kernels" or device.type not in TRACED:
         return []
-    driver = f"the driver of this {device.type} device does not permit profiling"
-    text = f"the trace has PyTorch's operators but no kernels: {driver} "
-    return [text + "(on NVIDIA: NVreg_RestrictProfilingToAdminUsers=0, or CAP_SYS_ADMIN)"]
+    note = (
+        f"the trace has PyTorch's operators but no kernels: the driver of this {device.type} device does not permit "
+        "profiling (on NVIDIA: NVreg_RestrictProfilingToAdminUsers=0, or CAP_SYS_ADMIN)"
+    )
+    return [note]
 
 
 def _counted_steps(measured: Measured) -> list[int]:
@@ -193,15 +235,17 @@ def _counted_steps(measured: Measured) -> list[int]:
 def model_facts(trainer: Trainer) -> ModelFacts:
     module = trainer.lightning_module
     parameters = list(module.parameters())
+    tensors = [*parameters, *module.buffers()]
     # Compared by id: tied weights are one tensor, which counts once.
-    embeddings = {id(m.weight) for m in module.modules() if type(m).__name__ == "Embedding"}
-    total = sum(p.numel() for p in parameters)
+    embeddings = {id(part.weight) for part in module.modules() if type(part).__name__ == "Embedding"}
+    in_embeddings = [parameter for parameter in parameters if id(parameter) in embeddings]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     return ModelFacts(
         class_path=f"{type(module).__module__}.{type(module).__qualname__}",
-        parameters=total,
-        parameters_without_embedding=total - sum(p.numel() for p in parameters if id(p) in embeddings),
-        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        bytes=sum(t.numel() * t.element_size() for t in (*parameters, *module.buffers())),
+        parameters=_elements(parameters),
+        parameters_without_embedding=_elements(parameters) - _elements(in_embeddings),
+        trainable_parameters=_elements(trained),
+        bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         precision=str(trainer.precision),
         optimizers=[type(optimizer).__name__.lstrip("_") for optimizer in trainer.optimizers],
         accumulate_grad_batches=trainer.accumulate_grad_batches,
@@ -209,49 +253,86 @@ def model_facts(trainer: Trainer) -> ModelFacts:
     )
 
 
+def _elements(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
 def switches(trainer: Trainer) -> Settings:
     """Return what is switched on, and what the machine has; ``conclude`` adds what the figures say."""
-    loaders = (trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders, trainer.predict_dataloaders)
-    loader: Any = next((each for each in loaders if each is not None), None)
-    loader = loader[0] if isinstance(loader, (list, tuple)) and loader else loader
+    loader = _loader_of(trainer)
     device = trainer.strategy.root_device
-    units, profiler = matrix_units(device), type(trainer.profiler).__name__  # type: ignore[attr-defined]
+    units = matrix_units(device)
+    uses_tf32 = None
+    if units.tf32:
+        uses_tf32 = float32_matmul_precision() != "highest"
+    pins_memory = None
+    if device.type == "cuda":
+        pins_memory = getattr(loader, "pin_memory", None)
+    profiler: str | None = type(trainer.profiler).__name__  # type: ignore[attr-defined]
+    if profiler == _NO_PROFILER:
+        profiler = None
     return Settings(
         precision=str(trainer.precision),
-        tf32=float32_matmul_precision() != "highest" if units.tf32 else None,
+        tf32=uses_tf32,
         half_precision=units.half_precision,
         compiled=is_compiled_in(trainer.lightning_module),
         num_workers=getattr(loader, "num_workers", None),
         persistent_workers=getattr(loader, "persistent_workers", None),
         # Each device of this machine has a process, whose loader has its own workers.
         cores=max(cpu_cores() // max(trainer.num_devices, 1), 1),
-        pin_memory=getattr(loader, "pin_memory", None) if device.type == "cuda" else None,
+        pin_memory=pins_memory,
         fused_optimizer=_are_fused(trainer),
-        weight_by_weight=any(
-            group.get("foreach") is False and not group.get("fused")
-            for optimizer in trainer.optimizers
-            for group in optimizer.param_groups
-        ),
+        weight_by_weight=_updates_weight_by_weight(trainer),
         anomalies=torch.is_anomaly_enabled(),
-        profiler=None if profiler == _NO_PROFILER else profiler,
+        profiler=profiler,
     )
+
+
+def _loader_of(trainer: Trainer) -> Any:
+    """Return the loader that runs, or the first of several."""
+    loaders = (trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders, trainer.predict_dataloaders)
+    for loader in loaders:
+        if loader is None:
+            continue
+        is_several = isinstance(loader, (list, tuple)) and len(loader) > 0
+        return loader[0] if is_several else loader
+    return None
+
+
+def _updates_weight_by_weight(trainer: Trainer) -> bool:
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            if group.get("foreach") is False and not group.get("fused"):
+                return True
+    return False
 
 
 def _are_fused(trainer: Trainer) -> bool | None:
     """Return whether all optimizers are fused; None where one cannot be, or there is none."""
     optimizers = trainer.optimizers
-    if not optimizers or any("fused" not in optimizer.defaults for optimizer in optimizers):
+    can_be_fused = all("fused" in optimizer.defaults for optimizer in optimizers)
+    if not optimizers or not can_be_fused:
         return None
     if all(optimizer.defaults["fused"] for optimizer in optimizers):
         return True
     # Lightning cannot clip for a fused optimizer then (2.6.6: MixedPrecision.clip_gradients).
     clips = trainer.gradient_clip_val and is_a(trainer.precision_plugin, "MixedPrecision")
-    refused = any(optimizer.defaults.get(name) for optimizer in optimizers for name in ("foreach", "differentiable"))
-    return None if clips or refused or trainer.strategy.root_device.type not in FUSED_DEVICES else False
+    if clips or trainer.strategy.root_device.type not in FUSED_DEVICES:
+        return None
+    for optimizer in optimizers:
+        refuses = optimizer.defaults.get("foreach") or optimizer.defaults.get("differentiable")
+        if refuses:
+            return None
+    return False
 
 
 def lists_of(parameters: Iterable[Any]) -> Lists:
     """Return the size of the tensor lists that an optimizer of ``parameters`` updates: this rank's part of them."""
-    local = [parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in parameters]
-    items = {tensor.element_size() for tensor in local}
-    return Lists(sum(tensor.numel() for tensor in local), items.pop() if len(items) == 1 else None)
+    local_parts = []
+    for parameter in parameters:
+        is_sharded = hasattr(parameter, "to_local")
+        local_parts.append(parameter.to_local() if is_sharded else parameter)
+    element_bytes = {tensor.element_size() for tensor in local_parts}
+    if len(element_bytes) != 1:
+        return Lists(_elements(local_parts), item=None)
+    return Lists(_elements(local_parts), item=element_bytes.pop())

@@ -6,7 +6,6 @@ microseconds per step, whatever it does.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -125,9 +124,9 @@ class TrainingProfiler(Callback):
         Raises:
             AttributeError: there is none yet.
         """
-        if self._last is None or self._last.folder is None:
+        if self._last is None or self._last.files.folder is None:
             raise AttributeError("the run has no folder yet")
-        return self._last.folder
+        return self._last.files.folder
 
     def launched(self, **known: Any) -> None:
         """Add ``known`` facts about how the next run is started: fields of its ``Launch``."""
@@ -162,8 +161,8 @@ class TrainingProfiler(Callback):
             part.run(lambda: setattr(SIGNALS.get(trainer), SIGTERM_HANDLER.name, _pass_over))
         # Two guards: the profiler may fail while a record can still be written, and writing the record may fail too.
         run.part = Guard("the profiler", run.report, run.leave)
-        ending = run.ending = RunFinisher(trainer, options, run.part, self._take_out, run.report, run.notes)
-        ending.part = Guard("the record", run.report, ending.abandon)
+        ending = run.ending = RunFinisher(trainer, options, run.part, self._restore_trainer, run.report, run.notes)
+        ending.part = Guard("the record", run.report, ending.recording_failed)
         self._run = None
         if run.part.run(verb_of, trainer, otherwise=options.verb) == options.verb:
             self._run, self._last = run, ending
@@ -211,12 +210,12 @@ class TrainingProfiler(Callback):
                 is_over = False
             if is_over:
                 raise StopIteration
-        if run is None or (ending := run.ending).over or (session := ending.session) is None or run.part.out:
+        if run is None or (ending := run.ending).is_over or (session := ending.session) is None or run.part.out:
             return
         try:  # written out, because this runs in every timed step
             session.counts.add(batch)
-            if not ending.collector.seen:
-                ending.collector.see(batch)
+            if not ending.collector.has_batch:
+                ending.collector.remember(batch)
         except BaseException as error:
             run.part.failed(error)
 
@@ -228,7 +227,7 @@ class TrainingProfiler(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None:
-            self._run.ending.part.run(self._run.ending.early)
+            self._run.ending.part.run(self._run.ending.finished_early)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None:
@@ -237,15 +236,15 @@ class TrainingProfiler(Callback):
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if (run := self._run) is None or run.ending.process != os.getpid():
+        if (run := self._run) is None or run.ending.is_forked_copy:
             return
         if run.watching is not None:
             run.watching.part.run(run.watching.end, exception)
-        if not run.ending.over:
+        if not run.ending.is_over:
             run.ending.part.run(run.died, exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if (run := self._run) is not None and run.ending.process == os.getpid():
+        if (run := self._run) is not None and not run.ending.is_forked_copy:
             if run.watching is not None:
                 run.watching.part.run(run.watching.end)
             run.ending.part.run(run.end)
@@ -254,7 +253,7 @@ class TrainingProfiler(Callback):
             # Restored once more: a run may end before on_fit_start.
             trainer.fit_loop.epoch_loop.max_steps = run.max_steps
 
-    def _take_out(self) -> None:
+    def _restore_trainer(self) -> None:
         """Restore the Trainer; the rest of training has no overhead."""
         if self._run is not None and self._run.phases is not None:
             self._run.phases.restore()

@@ -109,7 +109,7 @@ def test_no_fault_in_any_function_reaches_the_training(
     assert_same_weights(module, plain)
     # Of what is called while the loop runs every third; of what is found out when it has ended, inside of one part,
     # every twenty-fourth.
-    ended = [code.co_name for code, _ in calls].index("_record")
+    ended = [code.co_name for code, _ in calls].index("_record_finished")
     faults = [(place, 1) for number, place in enumerate(calls) if number % (3 if number <= ended else 24) == 0]
     if make is Manual:  # beside what the automatic one has been through
         known = places(lambda: train(tmp_path / "automatic", [profiler()]))
@@ -192,7 +192,7 @@ def test_a_rank_without_instruments_answers_when_all_are_asked() -> None:
         return next(answers)
 
     stopping = StoppingRule(StageOptions(until_ci=0.1), of_rank_0)
-    assert [stopping.follow(steps) for steps in range(1, 8)] == [False] * 4 + [True] * 3
+    assert [stopping.follow_rank_0(steps) for steps in range(1, 8)] == [False] * 4 + [True] * 3
     assert said == [0, 0]  # asked after steps 1 and 5 alone, as everybody
 
 

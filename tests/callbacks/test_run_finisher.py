@@ -10,7 +10,8 @@ import pytest
 
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
-from lm_profiler.callbacks.run_finisher import collector_paused, second_place, with_rows_left_behind
+from lm_profiler.callbacks.run_files import make_temporary_folder, with_rows_left_behind
+from lm_profiler.callbacks.run_finisher import collector_paused
 from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.steps import StepRow, append_steps, begin_rows, rank_file
 
@@ -24,7 +25,7 @@ def test_the_second_place_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.Mo
     guessed.mkdir(parents=True)
     (guessed / "version_0").symlink_to(precious)
     told: list[str] = []
-    places = [second_place(name, told.append) for name in ("group/fit", "group/fit", "x" * 300)]
+    places = [make_temporary_folder(name, told.append) for name in ("group/fit", "group/fit", "x" * 300)]
     assert len(set(places)) == 3
     for place in places:
         assert place.parent == tmp_path

@@ -239,7 +239,7 @@ FAILING = {
     "collect.known_copy_rate": "bandwidth unknown",
     "collect.model_facts": "model unknown",
     "collect.environment": "environment unknown",
-    "run_finisher.scalars": "scalars in TensorBoard unknown",
+    "run_files.scalars": "scalars in TensorBoard unknown",
     "instruments.watches.recompilations": "recompilations failed",
 }
 """What reads something beside the times, and how the note begins when it fails."""

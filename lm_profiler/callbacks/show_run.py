@@ -1,0 +1,63 @@
+"""Shows a run that is recorded: TensorBoard's HPARAMS and TEXT, the trackers that were asked for, and the table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning.pytorch import Trainer
+
+from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
+from lm_profiler.callbacks.trackers import Tracker, facts, figures, results
+from lm_profiler.measure.boundary import Guard, put
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.run_record import RunRecord
+from lm_profiler.report.run.run_page import end_tables
+from lm_profiler.report.tables.formats import render
+from lm_profiler.tensorboard.summary import write_hparams
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run whose ``record`` is in ``folder``. A part that cannot be shown is reported, and the rest is shown."""
+
+    folder: Path
+    record: RunRecord
+    options: ProfilingOptions
+    report: Callable[[str], object]  # gets a note of a problem
+
+    def show_in_tensorboard(self) -> None:
+        entry = Entry(self.folder, self.record)
+        Guard("HPARAMS in TensorBoard", self.report, outcome="cannot be written").run(write_hparams, entry)
+
+    def show_table(self) -> None:
+        if not self.options.quiet:
+            Guard("the table", self.report).run(self._print_table)
+
+    def _print_table(self) -> None:
+        """Print the table in one call, so that nothing else is printed between its lines."""
+        tables = end_tables(self.record, self.folder, self.options.verbose)
+        stream = sys.stderr if self.options.launch.added else sys.stdout
+        put(stream, render(tables, "terminal", stream))
+
+    def send_to_trackers(self, trainer: Trainer, trace: Path) -> Sequence[Tracker]:
+        """Send figures, facts and files, such as ``trace``, to the Trainer's loggers if asked for; return those."""
+        if not self.options.export.trackers:
+            return ()
+        return Guard("the trackers", self.report).run(self._send, trainer, trace, otherwise=())
+
+    def _send(self, trainer: Trainer, trace: Path) -> Sequence[Tracker]:
+        trackers = [Tracker(logger, self.report) for logger in trainer.loggers]
+        if not trackers:
+            self.report("export.trackers: the Trainer has no logger")
+            return ()
+        files: list[Path] = []
+        takes_files = any(tracker.send_files for tracker in trackers)
+        if takes_files:
+            files = results(self.folder, trace, self.report)
+        values = figures(self.record, self.options.export.trackers)
+        for tracker in trackers:
+            tracker.send(values, trainer.global_step, files, facts(self.record))
+        return trackers
