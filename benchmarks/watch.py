@@ -204,7 +204,7 @@ def one_stall(rng: np.random.Generator) -> tuple[Any, list[WatchEvent]]:
                 writer.take(Handed(now_ns, timeline.take()))
         for _ in range(100):
             now_ns += 1_000_000_000
-            writer._look_for_stall()
+            writer._check_for_stall()
         return ("stall", where, None), read_events(Path(name))
 
 

@@ -1,4 +1,4 @@
-"""Writes what a watched run leaves, in a thread beside training: reads the tape, calls the analysis, keeps files."""
+"""The thread of a watched run beside training: reads the tape, calls the analysis, has files written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lm_profiler.analysis.watch import ledger as terms
 from lm_profiler.analysis.watch.ledger import Ledger, NamedSpan
@@ -25,7 +24,9 @@ from lm_profiler.analysis.watch.watched_run import TracedStep, WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
 from lm_profiler.callbacks.instruments.tracer import Tracer
-from lm_profiler.measure.boundary import said, try_or_note
+from lm_profiler.callbacks.watch_output import WatchOutput
+from lm_profiler.callbacks.watch_traces import TraceRequests
+from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.clocks.tape import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.collective_calls import flight_recorder, pending
@@ -34,18 +35,16 @@ from lm_profiler.measure.counts.step_reader import GarbageCollection, Raw, ReadG
 from lm_profiler.measure.device.ceilings import usable_bytes
 from lm_profiler.measure.user_code import package_of
 from lm_profiler.record import watch_files as files
-from lm_profiler.record.files import Part, read_part
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import RecordError, StepCounters
-from lm_profiler.record.watch_files import EVENTS, STEPS, WAITING_PHASES, WINDOWS, WatchEvent, WatchWindow, process_name
+from lm_profiler.record.watch_files import STEPS, WAITING_PHASES, WatchEvent, WatchWindow, process_name
 
-_WINDOW = 1000  # the fewest steps of a window
-_LAST_BYTES = 16 * 2**20  # size of the last steps in full: 160,000 to 320,000 of them
-_MOST_LINES = 10_000  # lines that wait in memory while the disk is full
-_RANKS_S = 30.0  # between two looks at the other ranks' reports
+_COMPARE_RANKS_NS = 30 * 1_000_000_000  # between two looks at the other ranks' reports
+_WAKE_UP_S = 1.0  # how long the thread sleeps if nothing is handed over
 _PAUSE_S = 5.0  # if this thread wakes up this much late, the process did not run
 _STALL_S, _STALL_STEPS = 60.0, 20.0  # a step is stalled after a minute, and after twenty times the usual step
-_DAY_S = 86_400.0
+_STALL_REPEATS = 3.0  # where a stall ended by itself, as in a slow validation, the next must take so much longer
+_END_S = 30.0  # how long the end of training waits for this thread
 
 
 class Handed(NamedTuple):
@@ -65,18 +64,25 @@ class Handed(NamedTuple):
     traced_steps: Sequence[TracedStep] = ()  # its steps
 
 
+class RunningSpan(NamedTuple):
+    """A named span that runs: when it began, and its name."""
+
+    begin_ns: int
+    name: str
+
+
 @dataclass(eq=False, slots=True)
 class TrainingPosition:
     """Where training stands beside the marks: read by the watch's thread when nothing is handed over."""
 
-    within: list[tuple[int, str]] = field(default_factory=list)  # the named spans that run, the innermost last
+    spans: list[RunningSpan] = field(default_factory=list)  # those that run, the innermost last
     alive_ns: int = 0  # when a span without a mark last ended, such as a batch of validation
     thread: int = field(default_factory=get_ident)  # the one that trains
 
 
 @dataclass(eq=False)
 class WatchWriter:
-    """Reads and writes in its own thread. Training calls ``put``, and traces as many steps as ``asked``."""
+    """Reads and writes in its own thread. Training calls ``put``, and traces the steps of ``traces``."""
 
     folder: Path  # the folder of the run
     rank: int
@@ -93,348 +99,343 @@ class WatchWriter:
     publish: Callable[[], object] | None = None  # writes the metrics' file
     gpu: ReadGpu | None = None  # reads clock and throttle reasons of the rank's GPU
     cpu_clock: Callable[[], float] = time.process_time  # the process's CPU seconds
-    asked: int = 0
     error: str | None = None  # the type of the error that ended the fit
+    traces: TraceRequests = field(init=False)
+    output: WatchOutput = field(init=False)
+    # windows that training has not sent to the trackers yet, each with its global_step
+    complete: deque[tuple[WatchWindow, int]] = field(default_factory=partial(deque, maxlen=9))
     _queue: SimpleQueue[Handed | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
-    _window: WatchWindow | None = None
-    complete: deque[tuple[WatchWindow, int]] = field(default_factory=partial(deque, maxlen=9))  # with global_step
-    _last: Handed = Handed(0)  # noqa: RUF009 - a tuple
+    _newest: Handed = Handed(0)  # noqa: RUF009 - a tuple
     _unread: list[Reading] = field(default_factory=list)
     _last_raw: list[Raw] = field(default_factory=list)
-    _lines: dict[str, list[Part]] = field(default_factory=lambda: {EVENTS: [], WINDOWS: []})
-    _looked_ns: int = 0
     _ranks: RankReports = field(default_factory=RankReports)
-    _repeated: int | None = None
-    _timed: int = 0
-    _seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(TIMED)))
-    _stalled: str = ""  # where
+    _compared_ns: int = 0  # when the ranks' reports were last read
+    _repeated_steps: int | None = None
+    _stalled_in: str = ""  # where training stalls now
     _stalled_waiting_s: float = 0.0  # booked as stalled in phases in which ranks wait, and not compared with ranks yet
-    _paused: list[tuple[str, float]] = field(default_factory=list)  # terms of the ledger that pauses were in
-    _longest_s: dict[str, float] = field(default_factory=dict)  # longest stall that ended, by place
-    _why: WatchEvent | None = None  # the event because of which the next trace is taken
-    _traces_ns: deque[int] = field(default_factory=deque)  # when automatic traces of the last day were taken
-    _trace_bytes: int = 0
-    _traced_events: dict[tuple[str, int, float], str] = field(default_factory=dict)  # the trace that each one caused
-    _full: bool = False  # whether a failed write was reported
+    _pauses: list[tuple[str, float]] = field(default_factory=list)  # terms of the ledger that pauses were in, seconds
+    _longest_stall_s: dict[str, float] = field(default_factory=dict)  # that ended, by place
 
     def __post_init__(self) -> None:
         self._reader = ChunkReader(self.timeline.stream)
-        self.part, self.clock = self.timeline.part, self.timeline.clock
+        self.part = self.timeline.part
+        self.clock = self.timeline.clock
+        self.traces = TraceRequests(self.folder, self.rank, self.options, self.report)
+        self.output = WatchOutput(self.folder, self.rank, self.report)
         self._process = process_name()
 
     def start(self) -> None:
-        self._last = Handed(self.clock())
-        self._looked_ns = self._last.now_ns
-        self._repeated = files.steps_repeated(self.folder, self.resumed_at)
+        self._newest = Handed(self.clock())
+        self._compared_ns = self._newest.now_ns
+        self._repeated_steps = files.steps_repeated(self.folder, self.resumed_at)
         self._thread = Thread(target=self.part.run, args=(self._loop,), name="lm_profiler watch", daemon=True)
         self._thread.start()
 
     def put(self, handed: Handed) -> None:
         self._queue.put(handed)
 
-    def end(self, last: Handed) -> None:
-        """Write the rest, and the last status."""
-        self._queue.put(last)
-        self._queue.put(None)
-        if self._thread is not None:
-            self._thread.join(timeout=30.0)
-        if not self.part.out and not (self._thread is not None and self._thread.is_alive()):
-            self._status(last.now_ns)
-            self._keep_events(self.run.finish())
-            self._look_at_ranks(last.now_ns, last=True)
-            self.ledger.close(last.now_ns)
-            self._end_window()
-            self._flush()
-            self.ledger.until(now_ns := self.clock(), terms.INSTRUMENTS)
-            self._status(now_ns, ended=True)
-
     def stop(self) -> None:
         self._queue.put(None)
 
+    def end(self, last: Handed) -> None:
+        """Write the rest, and the last status."""
+        self.put(last)
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(timeout=_END_S)
+            if self._thread.is_alive():
+                return
+        if self.part.out:
+            return
+        self._write_status(last.now_ns)
+        self._add_events(self.run.finish())
+        self._compare_ranks(last.now_ns, last=True)
+        self.ledger.close(last.now_ns)
+        self._complete_window(self.output.end_window())
+        self.output.write_lines()
+        now_ns = self.clock()
+        self.ledger.until(now_ns, terms.INSTRUMENTS)
+        self._write_status(now_ns, has_ended=True)
+
     def _loop(self) -> None:
         while True:
-            handed, asked_ns, cpu_s = None, self.clock(), self.cpu_clock()
+            asleep_since_ns = self.clock()
+            cpu_s = self.cpu_clock()
+            handed: Handed | None = None
             with suppress(Empty):
-                handed = self._queue.get(timeout=1.0)
+                handed = self._queue.get(timeout=_WAKE_UP_S)
                 if handed is None:
                     return
-            self._look_for_pause(asked_ns, cpu_s)
+            self._check_for_pause(asleep_since_ns, cpu_s)
             if handed is None:
-                self._look_for_stall()
+                self._check_for_stall()
             else:
                 self.take(handed)
-            self._look_for_request()
-            if (now_ns := self.clock()) - self._looked_ns >= _RANKS_S * 1e9:
-                self._look_at_ranks(now_ns)
+            self.traces.read_request()
+            now_ns = self.clock()
+            if now_ns - self._compared_ns >= _COMPARE_RANKS_NS:
+                self._compare_ranks(now_ns)
 
     def take(self, handed: Handed) -> None:
-        """Read what was handed over, and write what it says."""
+        """Read what was handed over, and write what follows from it."""
         first_traced_step = self.run.steps + 1
         if handed.passed_over:
             self.run.skip(handed.passed_over)
-        at_s, held = self._at_s(handed.now_ns), handed.held_bytes
         timed = self._reader.read(handed.marks)
-        ns = np.column_stack([timed.begin_ns, timed.end_ns])
-        first = self.run.steps + 1
-        self.ledger.add(*timed[:3], handed.spans)
-        others = [span for span in handed.spans if span.ns and span.what != terms.INSTRUMENTS]
-        counters = self._counters(first, timed, handed)
-        self.ledger.move(sum(each.compile_s or 0.0 for each in counters), terms.COMPILING, terms.COMPILED_IN)
-        while self._paused:
-            where, paused_s = self._paused.pop()
-            self.ledger.move(paused_s, terms.PAUSED, [where])
-        events = self.run.add(ns, timed.seconds, counters, others)
-        events += self.run.judge_traced(first_traced_step, handed.traced_steps)
-        for what, seconds in self.ledger.longest.items():
-            events += self.run.outside(what, seconds, at_s)
-        self.ledger.longest.clear()
+        first_step = self.run.steps + 1
+        self.ledger.add(timed.begin_ns, timed.end_ns, timed.host_s, handed.spans)
+        counters = self._counters(first_step, timed, handed)
+        self._book_known_causes(counters)
+        events = self._conclude(timed, counters, handed, first_traced_step)
         if self.metrics is not None:
-            self.metrics.add(timed, held)
-        if held is not None:
-            events += self.run.held(at_s, held, partial(usable_bytes, self.device))
-        if self._stalled:
-            self._longest_s[self._stalled] = (handed.now_ns - self._last.now_ns) * 1e-9
-            if self._stalled in PARTS:
-                self._book_stall(timed)
-        for event in self._keep_events(events):
-            self._ask_for_trace(event, handed.now_ns)
+            self.metrics.add(timed, handed.held_bytes)
+        if self._stalled_in:
+            self._end_stall(timed, handed.now_ns)
+        for event in self._add_events(events):
+            self.traces.consider(event, handed.now_ns)
         if handed.traced is not None:
             self._keep_trace(handed.traced)
-        self._last, self._stalled = handed._replace(marks=()), ""
-        self._keep(first, ns, timed.seconds, handed)
-        self._status(handed.now_ns)  # as often as rows: it takes 0.3 ms of this thread
-        self._flush()
+        self._newest = handed._replace(marks=())
+        self._keep_steps(first_step, timed, handed)
+        self._write_status(handed.now_ns)  # as often as rows: it takes 0.3 ms of this thread
+        self.output.write_lines()
 
-    def _keep_events(self, events: Sequence[WatchEvent]) -> list[WatchEvent]:
+    def _book_known_causes(self, counters: Sequence[StepCounters]) -> None:
+        """Move the time of compilations and of pauses from the parts of steps to terms of their own."""
+        compile_s = sum(step.compile_s or 0.0 for step in counters)
+        self.ledger.move(compile_s, terms.COMPILING, terms.COMPILED_IN)
+        while self._pauses:
+            term, paused_s = self._pauses.pop()
+            self.ledger.move(paused_s, terms.PAUSED, [term])
+
+    def _conclude(
+        self, timed: TimedSteps, counters: Sequence[StepCounters], handed: Handed, first_traced_step: int
+    ) -> list[WatchEvent]:
+        """Return what the analysis finds in the steps, in what passed outside of them, and in memory."""
+        instants_ns = np.column_stack([timed.begin_ns, timed.end_ns])
+        spans = [span for span in handed.spans if span.ns and span.what != terms.INSTRUMENTS]
+        events = self.run.add(instants_ns, timed.seconds, counters, spans)
+        events += self.run.judge_traced(first_traced_step, handed.traced_steps)
+        at_s = self._seconds_since_1970(handed.now_ns)
+        for term, seconds in self.ledger.longest.items():
+            events += self.run.outside(term, seconds, at_s)
+        self.ledger.longest.clear()
+        if handed.held_bytes is not None:
+            events += self.run.held(at_s, handed.held_bytes, partial(usable_bytes, self.device))
+        return events
+
+    def _add_events(self, events: Sequence[WatchEvent]) -> list[WatchEvent]:
         """Keep events to be written, with this rank, and with the trace that an earlier line of them names."""
-        kept = []
+        complete = []
         for event in events:
-            trace = self._traced_events.get((event.kind, event.step, event.at_s))
-            kept.append(event.model_copy(update={"rank": self.rank, "trace": trace}))
-        self._lines[EVENTS] += kept
-        return kept
+            changes = {"rank": self.rank, "trace": self.traces.file_of(event)}
+            complete.append(event.model_copy(update=changes))
+        self.output.add_events(complete)
+        return complete
 
-    def _at_s(self, ns: int) -> float:
+    def _seconds_since_1970(self, ns: int) -> float:
         return self.run.epoch_s + ns * 1e-9
 
-    def _file(self, name: str) -> Path:
-        return self.folder / files.rank_file_name(name, self.rank)
-
-    def _counters(self, first: int, timed: TimedSteps, handed: Handed) -> list[StepCounters]:
+    def _counters(self, first_step: int, timed: TimedSteps, handed: Handed) -> list[StepCounters]:
         """Return the counters of the steps that are timed by now, each since the reading before it."""
         self._unread += handed.readings
-        end = first + len(timed.begin_ns)
+        end_step = first_step + len(timed.begin_ns)
         raw = self._last_raw
         for reading in self._unread:
-            if first <= reading.step < end:
-                index = reading.step - first
+            if first_step <= reading.step < end_step:
+                index = reading.step - first_step
                 begin_ns, end_ns = int(timed.begin_ns[index]), int(timed.end_ns[index])
                 raw.append(Raw(reading.step, begin_ns, end_ns, reading.usage, reading.thread, reading.allocator))
-        self._unread = [reading for reading in self._unread if reading.step >= end]
+        self._unread = [reading for reading in self._unread if reading.step >= end_step]
         self._last_raw = raw[-1:]
         return step_counters(raw, handed.collections, handed.compilations, self.rank, self.gpu)
 
-    def _ask_for_trace(self, event: WatchEvent, now_ns: int) -> None:
-        """Have the next steps traced after a change of level or a slow step that repeats, where the budget allows."""
-        is_new_level = event.kind == "level" and not event.withdrawn
-        is_repeated = event.kind == "slow step" and event.times > 1
-        was_traced = (event.kind, event.step, event.at_s) in self._traced_events
-        if was_traced or not (is_new_level or is_repeated):
-            return
-        options, taken_ns = self.options, self._traces_ns
-        while taken_ns and now_ns - taken_ns[0] > _DAY_S * 1e9:
-            taken_ns.popleft()
-        rested = not taken_ns or now_ns - taken_ns[-1] >= options.cooldown_s * 1e9
-        few = len(taken_ns) < options.traces_per_day and self._trace_bytes < options.trace_mib * 2**20
-        if options.traces and rested and few and not self.asked:
-            taken_ns.append(now_ns)
-            self._why, self.asked = event, 2
-
     def _keep_trace(self, tracer: Tracer) -> None:
-        """Make the table of a trace; where an event was its cause, write that event again with the trace."""
-        path, why = tracer.path, self._why
-        self._why = None
-        if not path.exists():
+        cause = self.traces.finish(tracer)
+        if cause is not None:  # written again with the trace
+            self._add_events([cause])
+
+    def _keep_steps(self, first_step: int, timed: TimedSteps, handed: Handed) -> None:
+        """Write the steps as rows, and each thousand or more of them as a window."""
+        count = len(timed.begin_ns)
+        if count == 0:
             return
-        tracer.part.run(lambda: tracer.kernels(tracer.work([])))
-        if why is not None:
-            self._trace_bytes += path.stat().st_size
-            self._traced_events[why.kind, why.step, why.at_s] = path.name
-            self._lines[EVENTS].append(why.model_copy(update={"rank": self.rank, "trace": path.name}))
+        self.output.add_steps(first_step, timed.begin_ns, timed.seconds)
+        sketches = {}
+        for index, part in enumerate(TIMED):
+            if timed.seconds[:, index].any():
+                sketches[part] = files.Sketch.from_seconds(timed.seconds[:, index])
+        steps = WatchWindow(
+            first_step=first_step,
+            steps=count,
+            began_s=self._seconds_since_1970(int(timed.begin_ns[0])),
+            seconds=sketches,
+            held_bytes=handed.held_bytes,
+            peak_bytes=handed.peak_bytes,
+        )
+        self._complete_window(self.output.add_to_window(steps))
 
-    def _where(self) -> str:
+    def _complete_window(self, window: WatchWindow | None) -> None:
+        if window is not None:
+            self.complete.append((window, self._newest.global_step))
+
+    # -- pauses and stalls
+
+    def _place_name(self) -> str:
         """Return the innermost name of what training does now."""
-        if within := self.place.within[-1:]:
-            return within[0][1]
+        spans = self.place.spans[-1:]  # a copy, since training changes the list
+        if spans:
+            return spans[0].name
         reading = self.timeline.peek()
-        if (part := reading.stack[-1]) < len(PARTS):
-            return PARTS[part] if reading.running else terms.EPOCH_TURN
-        return terms.VALIDATION
+        part = reading.stack[-1]
+        if part >= len(PARTS):
+            return terms.VALIDATION
+        if not reading.running:
+            return terms.EPOCH_TURN
+        return PARTS[part]
 
-    def _look_for_pause(self, asked_ns: int, cpu_s: float) -> None:
+    def _check_for_pause(self, asleep_since_ns: int, cpu_s: float) -> None:
         """Report that the process as a whole was stopped, as by SIGSTOP or a machine that sleeps.
 
-        This thread asked at ``asked_ns`` to be woken after a second, when the process had used ``cpu_s`` of CPU time.
+        This thread slept since ``asleep_since_ns`` and was to be woken after a second; when it fell asleep, the process
+        had used ``cpu_s`` of CPU time.
         """
         now_ns = self.clock()
-        seconds = (now_ns - asked_ns) * 1e-9 - 1.0
-        if seconds < _PAUSE_S or self.cpu_clock() - cpu_s > seconds / 2:  # only this thread did not run
+        late_s = (now_ns - asleep_since_ns) * 1e-9 - _WAKE_UP_S
+        used_s = self.cpu_clock() - cpu_s
+        if late_s < _PAUSE_S or used_s > late_s / 2:  # in the latter case only this thread did not run
             return
-        where = self._where()
-        self._paused.append((f"{STEPS}{where}" if where in PARTS else where, seconds))
+        place = self._place_name()
+        term = f"{STEPS}{place}" if place in PARTS else place
+        self._pauses.append((term, late_s))
         self.place.alive_ns = now_ns  # no stall
-        self._tell_stall(where, seconds, "the process was stopped")
+        self._report_stall(place, late_s, "the process was stopped")
 
-    def _look_for_stall(self) -> None:
+    def _check_for_stall(self) -> None:
         """Report where training stands if nothing has begun or ended there for long."""
-        now_ns, place = self.clock(), self.place
-        self._status(now_ns)
-        signs_ns = [self._last.now_ns, self.timeline.last_ns, place.alive_ns, *(at for at, _ in place.within[-1:])]
-        quiet_s, where = (now_ns - max(signs_ns)) * 1e-9, self._where()
-        # Where a stall ended by itself before, as in a slow validation, the next must take three times as long.
-        least_s = (_STALL_S, _STALL_STEPS * (self.run.levels.level_s or 0.0), 3.0 * self._longest_s.get(where, 0.0))
-        if self._stalled or quiet_s < max(least_s):
+        now_ns = self.clock()
+        self._write_status(now_ns)
+        quiet_s = (now_ns - self._last_sign_of_life_ns()) * 1e-9
+        place = self._place_name()
+        usual_step_s = self.run.levels.level_s or 0.0
+        earlier_stall_s = self._longest_stall_s.get(place, 0.0)
+        least_s = max(_STALL_S, _STALL_STEPS * usual_step_s, _STALL_REPEATS * earlier_stall_s)
+        if self._stalled_in or quiet_s < least_s:
             return
-        self._stalled = where
-        dump = flight_recorder(self.device.type) if self.world_size > 1 else None
-        waits = None if dump is None else try_or_note("flight recorder", lambda: pending(dump()), [])
-        self._tell_stall(where, quiet_s, ", ".join(filter(None, (self._line(), waits))) or None)
+        self._stalled_in = place
+        causes = [cause for cause in (self._running_line(), self._pending_collectives()) if cause]
+        self._report_stall(place, quiet_s, ", ".join(causes) or None)
 
-    def _tell_stall(self, where: str, seconds: float, cause: str | None) -> None:
-        stands = {"at_s": self._at_s(self.clock()), "kind": "stall", "part": where, "now": seconds, "cause": cause}
-        self._lines[EVENTS].append(WatchEvent.model_validate({"rank": self.rank, "step": self.run.steps + 1, **stands}))
-        self._flush()
+    def _last_sign_of_life_ns(self) -> int:
+        signs_ns = [self._newest.now_ns, self.timeline.last_ns, self.place.alive_ns]
+        signs_ns.extend(span.begin_ns for span in self.place.spans[-1:])
+        return max(signs_ns)
 
-    def _line(self) -> str | None:
+    def _pending_collectives(self) -> str | None:
+        """Return the collective calls that have not ended, if torch's flight recorder knows of any."""
+        if self.world_size == 1:
+            return None
+        dump = flight_recorder(self.device.type)
+        if dump is None:
+            return None
+        return try_or_note("flight recorder", lambda: pending(dump()), [])
+
+    def _report_stall(self, place: str, seconds: float, cause: str | None) -> None:
+        event = WatchEvent(
+            at_s=self._seconds_since_1970(self.clock()),
+            rank=self.rank,
+            step=self.run.steps + 1,
+            kind="stall",
+            part=place,
+            now=seconds,
+            cause=cause,
+        )
+        self.output.add_events([event])
+        self.output.write_lines()
+
+    def _running_line(self) -> str | None:
         """Return the line of the program that runs, and the function that it waits in."""
-        frame = innermost = sys._current_frames().get(self.place.thread)
+        innermost = sys._current_frames().get(self.place.thread)
+        frame = innermost
         while frame is not None and package_of(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is None or innermost is None:
             return None
-        waits = "" if frame is innermost else f", in {innermost.f_code.co_name}"
-        return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}{waits}"
+        line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        if frame is innermost:
+            return line
+        return f"{line}, in {innermost.f_code.co_name}"
+
+    def _end_stall(self, timed: TimedSteps, now_ns: int) -> None:
+        """Note how long the stall took; if it was in a step, book what that took beyond the usual as a stall."""
+        self._longest_stall_s[self._stalled_in] = (now_ns - self._newest.now_ns) * 1e-9
+        if self._stalled_in in PARTS and len(timed.host_s) > 0:
+            self._book_stall(timed)
+        self._stalled_in = ""
 
     def _book_stall(self, timed: TimedSteps) -> None:
-        """Book what a stalled step took beyond the usual as a stall."""
-        if not len(timed.host_s):
-            return
-        at = int(timed.host_s[:, -1].argmax())
-        part = int(timed.host_s[at, :-1].argmax())
-        excess_s = max(float(timed.host_s[at, part]) - (self.run.levels.level_s or 0.0), 0.0)
+        step = int(timed.host_s[:, -1].argmax())
+        code = int(timed.host_s[step, :-1].argmax())
+        part_s = float(timed.host_s[step, code])
+        usual_step_s = self.run.levels.level_s or 0.0
+        excess_s = max(part_s - usual_step_s, 0.0)
         self.ledger.seconds[terms.STALLED] += excess_s
-        self.ledger.seconds[f"{STEPS}{PARTS[part]}"] -= excess_s
-        if PARTS[part] in WAITING_PHASES:
+        self.ledger.seconds[f"{STEPS}{PARTS[code]}"] -= excess_s
+        if PARTS[code] in WAITING_PHASES:
             self._stalled_waiting_s += excess_s
 
-    def _look_at_ranks(self, now_ns: int, last: bool = False) -> None:
+    # -- the other ranks, and the status
+
+    def _compare_ranks(self, now_ns: int, last: bool = False) -> None:
         """On rank 0, read the ranks' reports: who is late, who is silent. An unreadable report is skipped."""
-        self._looked_ns = now_ns
-        if self.rank or self.world_size < 2:
+        self._compared_ns = now_ns
+        if self.rank > 0 or self.world_size == 1:
             return
         reports = {}
         for rank in files.watched_ranks(self.folder):
             with suppress(RecordError, OSError):
                 reports[rank] = files.read_status(self.folder, rank)
-        self._lines[EVENTS] += self._ranks.look(self._at_s(now_ns), reports, last)
+        self.output.add_events(self._ranks.look(self._seconds_since_1970(now_ns), reports, last))
         # What rank 0 waited in a stalled step is booked as stalled already; each second is booked once.
         booked_s = min(self._stalled_waiting_s, self._ranks.waited_s)
         self._stalled_waiting_s -= booked_s
         waited_s = self._ranks.waited_s - booked_s
         self.ledger.move(waited_s, terms.WAITING, [f"{STEPS}{part}" for part in WAITING_PHASES])
         self._ranks.waited_s = 0.0
-        self._flush()
+        self.output.write_lines()
 
-    def _look_for_request(self) -> None:
-        path = files.request_file(self.folder, self.rank)
-        if not path.exists():
-            return
-        with suppress(OSError):
-            request = None
-            try:
-                request = read_part(path, files.TraceRequest, "a request for a trace")
-            except RecordError as error:
-                self.report(str(error))  # `trace` replaces the file as a whole, so this is not a half-written one
-            path.unlink(missing_ok=True)
-            if self.options.traces and request is not None:
-                self._why, self.asked = None, min(max(request.steps, 1), files.MOST_TRACED)
-
-    def _keep(self, first: int, ns: NDArray[np.int64], seconds: NDArray[np.float64], handed: Handed) -> None:
-        """Write the steps as rows, and each thousand or more of them as a window."""
-        if not len(ns):
-            return
-        rows = np.empty(len(ns), files.STEP_ROW)
-        rows["step"], rows["begin_ns"], rows["seconds"] = np.arange(first, first + len(ns)), ns[:, 0], seconds
-        self._timed += len(ns)
-        self._seconds += np.nan_to_num(seconds).sum(axis=0)
-        self._write(partial(files.append_last_steps, self._file(files.LAST_STEPS), rows, _LAST_BYTES))
-        sketches = {}
-        for index, part in enumerate(TIMED):
-            if seconds[:, index].any():
-                sketches[part] = files.Sketch.from_seconds(seconds[:, index])
-        window = WatchWindow(
-            first_step=first,
-            steps=len(ns),
-            began_s=self._at_s(int(ns[0, 0])),
-            seconds=sketches,
-            held_bytes=handed.held_bytes,
-            peak_bytes=handed.peak_bytes,
-        )
-        self._window = window if self._window is None else self._window.merge(window)
-        if self._window.steps >= _WINDOW:
-            self._end_window()
-
-    def _end_window(self) -> None:
-        window, self._window = self._window, None
-        if window is not None:
-            self._lines[WINDOWS].append(window)
-            self.complete.append((window, self._last.global_step))
-
-    def _status(self, now_ns: int, ended: bool = False) -> None:
-        went = self.ledger.terms(now_ns)
-        if not ended:  # the step that runs is in no term yet
-            went.pop(terms.UNEXPLAINED)
+    def _write_status(self, now_ns: int, has_ended: bool = False) -> None:
+        ledger = self.ledger.terms(now_ns)
+        if has_ended:
+            phase = ""
+            wall_s = (now_ns - self.ledger.began_ns) * 1e-9
+        else:
+            phase = self._place_name()
+            ledger.pop(terms.UNEXPLAINED)  # the step that runs is in no term yet
+            wall_s = sum(ledger.values())
         status = files.WatchStatus(
             rank=self.rank,
             world_size=self.world_size,
             process=self._process,
-            began_s=self._at_s(self.ledger.began_ns),
-            written_s=self._at_s(now_ns),
-            ended=ended,
+            began_s=self._seconds_since_1970(self.ledger.began_ns),
+            written_s=self._seconds_since_1970(now_ns),
+            ended=has_ended,
             error=self.error,
             steps=self.run.steps,
-            phase="" if ended else self._where(),
-            ledger=went,
-            wall_s=(now_ns - self.ledger.began_ns) * 1e-9 if ended else sum(went.values()),
-            window=self._window,
-            held_bytes=self._last.held_bytes,
+            phase=phase,
+            ledger=ledger,
+            wall_s=wall_s,
+            window=self.output.window,
+            held_bytes=self._newest.held_bytes,
             traces=self.options.traces,
-            timed=self._timed,
-            seconds=dict(zip(TIMED, self._seconds.tolist(), strict=True)),
+            timed=self.output.timed_steps,
+            seconds=dict(zip(TIMED, self.output.seconds.tolist(), strict=True)),
             silent=self._ranks.silent,
-            global_step=self._last.global_step,
+            global_step=self._newest.global_step,
             resumed_at=self.resumed_at,
-            repeated=self._repeated,
+            repeated=self._repeated_steps,
         )
-        self._write(lambda: status.write(self._file(files.STATUS)))
+        self.output.write_status(status)
         if self.publish is not None:
-            self._write(self.publish)
-
-    def _flush(self) -> None:
-        """Write the lines that wait, as far as the disk takes them."""
-        for name, lines in self._lines.items():
-            if lines and self._write(partial(files.append_lines, self._file(name), lines)):
-                lines.clear()
-            del lines[:-_MOST_LINES]
-
-    def _write(self, write: Callable[[], object]) -> bool:
-        """Return whether ``write`` could: a full disk may have room again, so it is reported once and tried again."""
-        try:
-            write()
-        except OSError as error:
-            if not self._full:
-                self._full = True
-                self.report(f"watch files cannot be written, and are kept as far as memory allows: {said(error)}")
-            return False
-        return True
+            self.output.try_to_write(self.publish)

@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from lightning.pytorch import Callback, Trainer
 
 from lm_profiler.analysis.watch import ledger as terms
@@ -32,28 +34,29 @@ from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.trackers import Tracker, window_figures
-from lm_profiler.callbacks.watch_writer import Handed, TrainingPosition, WatchWriter
+from lm_profiler.callbacks.watch_writer import Handed, RunningSpan, TrainingPosition, WatchWriter
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import compilations
-from lm_profiler.measure.counts.step_reader import StepReader, disjoint
+from lm_profiler.measure.counts.step_reader import ReadGpu, StepReader, disjoint
 from lm_profiler.measure.device.nvml import TelemetrySampler, gpu_of
 from lm_profiler.measure.memory.peaks import Probe, probe_of
-from lm_profiler.record.parts import PARTS, TIMED
+from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import LIGHTNING, OURS, RunRecord
 from lm_profiler.record.watch_files import STEPS
 
-# least nanoseconds between two hand-overs, and between two readings of counters, which take some microseconds
-_HAND_NS, _READ_NS = 1_000_000_000, 5_000_000
+# least nanoseconds between two hand-overs, and between two readings of counters, which take some microseconds each
+_HAND_OVER_NS, _READ_NS = 1_000_000_000, 5_000_000
 # the least nanoseconds between two steps that are noted as our own: a note for each step would fill memory
-_NAMED_NS = 5_000
+_LEAST_OWN_NS = 5_000
 
 # between two samples of the GPU, and how many are kept: the counters of a second's steps are made within seconds
 _SAMPLE_S, _SAMPLES = 0.5, 1000
+_STEPS_OF_SIGNAL = 2  # that are traced when the signal comes
 _ENDLESS = 1 << 60  # steps that are left: training ends by itself, the watch does not end it
 _STATM = "/proc/self/statm"
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(eq=False, repr=False)  # no repr: Python shows a signal handler's object, also half made
@@ -71,181 +74,237 @@ class Watching:
     resumed_at: int = 0  # the Trainer's count of steps when the loop began
     trackers: Sequence[Tracker] = ()  # get the figures of each window
     ledger: Ledger = field(init=False)
+    place: TrainingPosition = field(default_factory=TrainingPosition)
     _timeline: Timeline = field(init=False)
     _phases: PhaseProfiler = field(init=False)
     _reader: StepReader = field(init=False)
     _probe: Probe = field(init=False)
-    _user: object = None
+    _users_profiler: object = None
     _writer: WatchWriter | None = None
-    _spans: list[NamedSpan] = field(default_factory=list)
-    place: TrainingPosition = field(default_factory=TrainingPosition)
-    _validated_ns: int = 0
-    _hand_ns: int = 0
-    _read_ns: int = 0
+    _spans: list[NamedSpan] = field(default_factory=list)  # since the last hand-over
+    _last_validation_ns: int = 0  # when the last validation ended
+    _next_hand_over_ns: int = 0
+    _next_reading_ns: int = 0
     _tracer: Tracer | None = None
-    _traced: int = 0
-    _trace_ns: int = 0
-    _signalled: bool = False
-    _passed_over: int = 0
+    _steps_of_trace: int = 0  # that were traced so far
     _traced_steps: list[TracedStep] = field(default_factory=list)  # since the last hand-over
+    _trace_began_ns: int = 0
+    _trace_is_signalled: bool = False
+    _steps_passed_over: int = 0  # since the last hand-over, because they were traced
     _undo: ExitStack = field(default_factory=ExitStack)
     _unpublish: ExitStack = field(default_factory=ExitStack)
-    _done: bool = False
+    _has_ended: bool = False
 
     def __post_init__(self) -> None:
         self.part = Guard("watch", self.report, self._leave)
         self.ledger = Ledger(self.began_ns)
 
-    def passed(self, what: str) -> None:
-        """Note that ``what`` is over, which began when the noted span before it ended; only before the first step."""
-        if self._writer is None and not self._done:
+    def passed(self, term: str) -> None:
+        """Note that ``term`` is over, which began when the noted span before it ended; only before the first step."""
+        if self._writer is None and not self._has_ended:
             self._listen()
-            self.ledger.until(self.clock(), what)
+            self.ledger.until(self.clock(), term)
 
     def _listen(self) -> None:
         """Handle the signal, which would otherwise end the process, after Lightning has saved the old handler."""
-        if self.options.signal and threading.current_thread() is threading.main_thread():
-            before = signal.getsignal(signal.SIGUSR1)
-            if before != self._asked_by_signal:
-                signal.signal(signal.SIGUSR1, self._asked_by_signal)
-                self._undo.callback(self._listen_no_more, before)
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if not self.options.signal or not is_main_thread:
+            return
+        old_handler = signal.getsignal(signal.SIGUSR1)
+        if old_handler == self._signal_came:
+            return
+        signal.signal(signal.SIGUSR1, self._signal_came)
+        self._undo.callback(self._stop_listening, old_handler)
 
-    def _listen_no_more(self, before: Any) -> None:
-        if signal.getsignal(signal.SIGUSR1) == self._asked_by_signal:  # Lightning may have restored it
-            signal.signal(signal.SIGUSR1, before)
+    def _stop_listening(self, old_handler: Any) -> None:
+        if signal.getsignal(signal.SIGUSR1) == self._signal_came:  # Lightning may have restored it
+            signal.signal(signal.SIGUSR1, old_handler)
 
-    def _asked_by_signal(self, signum: int, frame: object) -> None:
+    def _signal_came(self, signum: int, frame: object) -> None:
         """Ask for a trace; a signal may come at any line, so nothing else happens here."""
-        self._signalled = self.options.traces
+        self._trace_is_signalled = self.options.traces
 
     def timed(self, step_ended: Callable[[], int]) -> Callable[[], int]:
         """Return the stages' ``step_ended``, whose time is noted as our own."""
 
-        def noted() -> int:
-            began_ns = self.clock()
+        def timed_step_ended() -> int:
+            begin_ns = self.clock()
             try:
                 return step_ended()
             finally:
-                self._spans.append(NamedSpan(began_ns, self.clock(), terms.INSTRUMENTS))
+                self._add_own_span(begin_ns, self.clock())
 
-        return noted
+        return timed_step_ended
+
+    def _add_own_span(self, begin_ns: int, end_ns: int) -> None:
+        self._spans.append(NamedSpan(begin_ns, end_ns, terms.INSTRUMENTS))
 
     def start(self, folder: Path, stages: Session, record: RunRecord | None, export: ExportOptions) -> None:
         """Begin to watch, between two steps, after the ``stages`` have ended and left a ``record``."""
         epoch_s = time.time() - self.clock() * 1e-9
         self._book_stages(stages, epoch_s)
-        trainer, device, rank = self.trainer, self.trainer.strategy.root_device, self.trainer.global_rank
         self.steps = len(stages.rows)
-        self._timeline = timeline = Timeline(self.clock, stream_of(device), self.part)
-        self._probe = probe = probe_of(device)
-        self._reader = StepReader(self.clock, partial(getattr, probe, "counts"), probe.usage)
+        device = self.trainer.strategy.root_device
+        self._timeline = Timeline(self.clock, stream_of(device), self.part)
+        self._start_reader(device)
+        self._writer = self._make_writer(folder, stages, record, export, epoch_s)
+        self._mark()
+        self._writer.start()
+        self._add_own_span(self.ledger.last_ns, self.clock())
+
+    def _start_reader(self, device: torch.device) -> None:
+        self._probe = probe_of(device)
+        read_allocator = partial(getattr, self._probe, "counts")
+        self._reader = StepReader(self.clock, read_allocator, self._probe.usage)
         self._reader.start()
         self._undo.callback(self._reader.stop)
+
+    def _make_writer(
+        self, folder: Path, stages: Session, record: RunRecord | None, export: ExportOptions, epoch_s: float
+    ) -> WatchWriter:
+        trainer = self.trainer
+        device = trainer.strategy.root_device
         run = WatchedRun(getattr(trainer.train_dataloader, "num_workers", None), epoch_s)
         run.skip(self.steps)
-        metrics, write = None, None
+        writer = WatchWriter(
+            folder=folder,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            timeline=self._timeline,
+            run=run,
+            ledger=self.ledger,
+            options=self.options,
+            report=self.report,
+            device=device,
+            place=self.place,
+            resumed_at=self.resumed_at,
+            gpu=self._start_sampler(device),
+        )
         if export.monitoring:
-            metrics = metrics_of(folder, rank, stages.rows, record, epoch_s)
+            writer.metrics = metrics_of(folder, trainer.global_rank, stages.rows, record, epoch_s)
             part = Guard("export", self.report)
-            write = part.run(publish, metrics, export, rank, trainer.local_rank, self._unpublish)
+            writer.publish = part.run(
+                publish, writer.metrics, export, trainer.global_rank, trainer.local_rank, self._unpublish
+            )
+        return writer
+
+    def _start_sampler(self, device: torch.device) -> ReadGpu | None:
+        """Sample the GPU's clock from now on; return what reads the samples, or None without a GPU."""
         gpu = gpu_of(device)
-        sampler = None if gpu is None else TelemetrySampler(gpu, _SAMPLE_S, lambda: self.clock() * 1e-9, _SAMPLES)
-        if sampler is not None:
-            sampler.start()
-            self._undo.callback(sampler.stop)
-        self._writer = WatchWriter(
-            folder, rank, trainer.world_size, timeline, run, self.ledger, self.options, self.report, device,
-            self.place, self.resumed_at, metrics, write, None if sampler is None else sampler.during,
-        )  # fmt: skip
-        self._user = trainer.profiler  # type: ignore[attr-defined]
-        self._phases = PhaseProfiler(trainer, timeline, _ENDLESS, self._step_ended, self.callback)
+        if gpu is None:
+            return None
+        sampler = TelemetrySampler(gpu, _SAMPLE_S, lambda: self.clock() * 1e-9, _SAMPLES)
+        sampler.start()
+        self._undo.callback(sampler.stop)
+        return sampler.during
+
+    def _mark(self) -> None:
+        """Begin to take marks, and to name what passes outside of phases."""
+        trainer = self.trainer
+        self._users_profiler = trainer.profiler  # type: ignore[attr-defined]
+        self._phases = PhaseProfiler(trainer, self._timeline, _ENDLESS, self._step_ended, self.callback)
         self._phases.install()
-        self._phases.surround(lambda name, span: self.part.run(self._named, name, span, otherwise=span))
+        self._phases.surround(lambda name, span: self.part.run(self._named_span, name, span, otherwise=span))
         self._phases.mark_optimizers()
         for logger in trainer.loggers:
-            for name in ("log_metrics", "save"):
+            for method in ("log_metrics", "save"):
                 with suppress(AttributeError):
-                    bracket(logger, name, _TimedByName(self, terms.LOGGERS), self.part, self._undo)
-        self._writer.start()
-        self._spans.append(NamedSpan(self.ledger.last_ns, self.clock(), terms.INSTRUMENTS))
+                    bracket(logger, method, _TimedByName(self, terms.LOGGERS), self.part, self._undo)
 
     @property
     def phases(self) -> PhaseProfiler | None:
         """What marks the watched steps; None where the watch could not begin."""
-        return None if self.part.out else self._phases
+        if self.part.out:
+            return None
+        return self._phases
 
     def leave_epoch(self) -> None:
         self.part.run(lambda: self._phases.leave_epoch())
 
     def _book_stages(self, stages: Session, epoch_s: float) -> None:
         """Book the stages like all other steps, the first one apart, and their end as our own."""
-        others = passed(stages.timeline.went_outside, stages.timeline.saved)
-        spans, self._spans = sorted([*self._spans, *others], key=lambda span: span.end_ns), []
-        begin_ns, end_ns = np.array(stages.instants_ns, np.int64).reshape(-1, 2).T
-        host_s = np.array([row.host_seconds for row in stages.rows]).reshape(-1, len(TIMED))
-        spans = [span for span in spans if span.begin_ns < max(end_ns, default=0)]  # the rest is in the stages' end
-        self.ledger.add(begin_ns, end_ns, host_s, spans)
-        if len(host_s):
-            self.ledger.longest.clear()
-            for part, seconds in zip(PARTS, host_s[0].tolist(), strict=False):
-                self.ledger.seconds[f"{STEPS}{part}"] -= seconds
-                self.ledger.seconds[terms.FIRST_STEP] += seconds
-            compiled = disjoint(compilations(epoch_s + float(begin_ns[0]) * 1e-9) or ())
-            self.ledger.move(
-                sum(each.ended_s - each.began_s for each in compiled),
-                terms.COMPILING,
-                [*terms.COMPILED_IN, terms.FIRST_STEP],
-            )
+        spans = [*self._spans, *passed(stages.timeline.went_outside, stages.timeline.saved)]
+        spans.sort(key=attrgetter("end_ns"))
+        self._spans = []
+        if stages.rows:
+            begin_ns, end_ns = np.array(stages.instants_ns, np.int64).T
+            host_s = np.array([row.host_seconds for row in stages.rows])
+            last_end_ns = int(end_ns.max())
+            spans = [span for span in spans if span.begin_ns < last_end_ns]  # the rest is in the stages' end
+            self.ledger.add(begin_ns, end_ns, host_s, spans)
+            self._book_first_step(host_s[0].tolist(), epoch_s + float(begin_ns[0]) * 1e-9)
         self.passed(terms.INSTRUMENTS)
 
-    def _named(self, action_name: str, span: Marked) -> Marked:
+    def _book_first_step(self, host_s: Sequence[float], began_s: float) -> None:
+        """Move the first step from the parts of steps to a term of its own, and what compiled since then to another."""
+        self.ledger.longest.clear()
+        for part, seconds in zip(PARTS, host_s, strict=False):
+            self.ledger.seconds[f"{STEPS}{part}"] -= seconds
+            self.ledger.seconds[terms.FIRST_STEP] += seconds
+        compiled = disjoint(compilations(began_s) or ())
+        compiled_s = sum(compilation.ended_s - compilation.began_s for compilation in compiled)
+        self.ledger.move(compiled_s, terms.COMPILING, [*terms.COMPILED_IN, terms.FIRST_STEP])
+
+    def _named_span(self, action_name: str, span: Marked) -> Marked:
         """Return the span of an action; hooks, checkpoints and validation have a name."""
         if action_name == "save_checkpoint":
             return _TimedByName(self, terms.CHECKPOINTS)
-        if action_name.startswith("[Strategy]") and action_name.endswith(".on_validation_end"):
-            return _Then(self, span, self._validated)
-        if action_name.startswith("[Strategy]") and action_name.endswith(".validation_step"):
-            return _Then(self, span, lambda: setattr(self.place, "alive_ns", self.clock()))
-        owner = owner_of(action_name, self.trainer, self.callback)
+        is_strategys = action_name.startswith("[Strategy]")
+        if is_strategys and action_name.endswith(".on_validation_end"):
+            return _CallsAfterwards(self, span, self._validation_ended)
+        if is_strategys and action_name.endswith(".validation_step"):
+            return _CallsAfterwards(self, span, self._show_life)
+        owner, hook = owner_of(action_name, self.trainer, self.callback)
+        is_users_hook = owner not in (LIGHTNING, OURS, "") and hook.startswith("on_")
         has_phase = span is not NOTHING and not isinstance(span, EpochHook)
-        if owner[0] in (LIGHTNING, OURS, "") or not owner[1].startswith("on_") or has_phase:
+        if not is_users_hook or has_phase:
             return span
         kind = "callback" if action_name.startswith("[Callback]") else "hooks"
-        return _TimedByName(self, f"{kind}: {owner[0]}")
+        return _TimedByName(self, f"{kind}: {owner}")
 
-    def _validated(self) -> None:
+    def _show_life(self) -> None:
+        self.place.alive_ns = self.clock()
+
+    def _validation_ended(self) -> None:
         """Add the span of a validation, whose last action is over; it begins where the loop left the step."""
-        went = (at for at, what in self._timeline.went_outside if what == terms.VALIDATION)
-        if (began := next((at for at in went if at > self._validated_ns), None)) is not None:
-            self._validated_ns = self.clock()
-            self._spans.append(NamedSpan(began, self._validated_ns, terms.VALIDATION))
+        for left_ns, reason in self._timeline.went_outside:
+            if reason == terms.VALIDATION and left_ns > self._last_validation_ns:
+                self._last_validation_ns = self.clock()
+                self._spans.append(NamedSpan(left_ns, self._last_validation_ns, terms.VALIDATION))
+                return
 
     def _step_ended(self) -> int:
         """Count a step; called in every step, so it only compares two clocks."""
         self.steps += 1
         now_ns = self.clock()
-        if now_ns >= self._read_ns:
-            self._read_ns = now_ns + _READ_NS
+        if now_ns >= self._next_reading_ns:
+            self._next_reading_ns = now_ns + _READ_NS
             self._reader.read(self.steps)
         if self._tracer is not None:
-            self._trace_on(now_ns)
-        elif now_ns >= self._hand_ns:
+            self._continue_trace(self._tracer, now_ns)
+        elif now_ns >= self._next_hand_over_ns:
             self._hand_over(now_ns)
-        if self._tracer is None and (ended_ns := self.clock()) - now_ns >= _NAMED_NS:
-            self._spans.append(NamedSpan(now_ns, ended_ns, terms.INSTRUMENTS))
+        if self._tracer is None:
+            end_ns = self.clock()
+            if end_ns - now_ns >= _LEAST_OWN_NS:
+                self._add_own_span(now_ns, end_ns)
         return _ENDLESS
 
     def _hand_over(self, now_ns: int, traced: Tracer | None = None) -> None:
         writer = self._writer
         assert writer is not None
-        self._hand_ns = now_ns + _HAND_NS
+        self._next_hand_over_ns = now_ns + _HAND_OVER_NS
         writer.put(self._handed(now_ns, traced))
-        self._track(writer)
-        asked, writer.asked, self._signalled = writer.asked or 2 * self._signalled, 0, False
-        if asked:
-            self._trace(asked, now_ns)
+        self._send_windows(writer)
+        steps_to_trace = writer.traces.take()
+        if steps_to_trace == 0 and self._trace_is_signalled:
+            steps_to_trace = _STEPS_OF_SIGNAL
+        self._trace_is_signalled = False
+        if steps_to_trace > 0:
+            self._begin_trace(writer, steps_to_trace, now_ns)
 
-    def _track(self, writer: WatchWriter) -> None:
+    def _send_windows(self, writer: WatchWriter) -> None:
+        """Send the windows that are complete to the trackers."""
         while writer.complete:
             window, step = writer.complete.popleft()
             values = window_figures(window)
@@ -253,79 +312,112 @@ class Watching:
                 tracker.send(values, step)
 
     def _handed(self, now_ns: int, traced: Tracer | None = None) -> Handed:
+        """Return what happened since the last hand-over."""
         timeline = self._timeline
         marks = timeline.take()
-        spans, self._spans = [*self._spans, *passed(timeline.went_outside)], []
+        spans = [*self._spans, *passed(timeline.went_outside)]
+        self._spans = []
         timeline.went_outside.clear()
         timeline.saved.clear()
         timeline.hooks.clear()
-        passed_over, self._passed_over = self._passed_over, 0
-        held, (allocated, _, resident) = self._held_bytes(), self._probe.peaks()
-        self._probe.usage()  # discards the reading that belongs to the process's peak: steps read their own
-        peak = resident if allocated is None else allocated
-        if peak is not None and held is not None:
-            peak = max(peak, held)  # Linux may raise a process's peak later
-        seen = (*self._reader.take(), held, peak, self.trainer.global_step)
-        traced_steps, self._traced_steps = self._traced_steps, []
-        return Handed(now_ns, marks, passed_over, spans, *seen, traced, traced_steps)
+        steps_passed_over = self._steps_passed_over
+        self._steps_passed_over = 0
+        held_bytes = self._held_bytes()
+        peak_bytes = self._peak_bytes(held_bytes)
+        traced_steps = self._traced_steps
+        self._traced_steps = []
+        readings, collections, compiled = self._reader.take()
+        return Handed(
+            now_ns=now_ns,
+            marks=marks,
+            passed_over=steps_passed_over,
+            spans=spans,
+            readings=readings,
+            collections=collections,
+            compilations=compiled,
+            held_bytes=held_bytes,
+            peak_bytes=peak_bytes,
+            global_step=self.trainer.global_step,
+            traced=traced,
+            traced_steps=traced_steps,
+        )
 
     def _held_bytes(self) -> int | None:
-        held = self._probe.held()
-        if held is None:
-            with suppress(OSError, ValueError), open(_STATM) as file:  # noqa: PTH123 - half the time of Path.read_text
-                return int(file.read().split()[1]) * _PAGE
-        return held
+        """Return the bytes that the device holds; without a device, the process's resident memory."""
+        held_bytes = self._probe.held()
+        if held_bytes is not None:
+            return held_bytes
+        with suppress(OSError, ValueError), open(_STATM) as file:  # noqa: PTH123 - half the time of Path.read_text
+            pages = int(file.read().split()[1])
+            return pages * _PAGE_BYTES
+        return None
 
-    def _trace(self, steps: int, now_ns: int) -> None:
+    def _peak_bytes(self, held_bytes: int | None) -> int | None:
+        allocated_bytes, _, resident_bytes = self._probe.peaks()
+        self._probe.usage()  # discards the reading that belongs to the process's peak: steps read their own
+        peak_bytes = resident_bytes if allocated_bytes is None else allocated_bytes
+        if peak_bytes is None or held_bytes is None:
+            return peak_bytes
+        return max(peak_bytes, held_bytes)  # Linux may raise a process's peak later
+
+    def _begin_trace(self, writer: WatchWriter, steps: int, now_ns: int) -> None:
         """Trace the next ``steps`` whole steps, after one in which torch's profiler warms up."""
-        trainer, writer = self.trainer, self._writer
-        assert writer is not None
+        trainer = self.trainer
         tracer = Tracer(
-            TraceOptions(steps=steps), trainer.strategy.root_device, self._timeline, writer.folder, writer.rank,
-            lambda: trainer.lightning_module, is_a(self._user, "PyTorchProfiler"), f".step{self.steps + 2}",
-        )  # fmt: skip
+            options=TraceOptions(steps=steps),
+            device=trainer.strategy.root_device,
+            timeline=self._timeline,
+            folder=writer.folder,
+            rank=writer.rank,
+            module=lambda: trainer.lightning_module,
+            taken=is_a(self._users_profiler, "PyTorchProfiler"),
+            label=f".step{self.steps + 2}",
+        )
         tracer.part = Guard("a trace on demand", self.report, tracer.discard)
         tracer.part.run(tracer.start)
-        self._tracer, self._traced, self._trace_ns = tracer, 0, now_ns
+        self._tracer = tracer
+        self._steps_of_trace = 0
+        self._trace_began_ns = now_ns
 
-    def _trace_on(self, now_ns: int) -> None:
+    def _continue_trace(self, tracer: Tracer, now_ns: int) -> None:
         """Continue a trace after each of its steps, and end it after the last."""
-        tracer = self._tracer
-        assert tracer is not None
-        self._traced += 1
-        if self._traced <= tracer.options.steps and not tracer.part.out:
+        self._steps_of_trace += 1
+        if self._steps_of_trace <= tracer.options.steps and not tracer.part.out:
             tracer.part.run(tracer.step)
             return
         self._tracer = None
-        self._spans.append(NamedSpan(self._trace_ns, now_ns, terms.INSTRUMENTS))
+        self._add_own_span(self._trace_began_ns, now_ns)
         tracer.part.run(tracer.result)
         for step in self._timeline.reading().finished:
             self._traced_steps.append(TracedStep(step.host_ns[0], step.host_ns[-1], step.host_seconds()))
         self._timeline.restart()  # no figure includes traced steps
-        self._passed_over += self._traced
+        self._steps_passed_over += self._steps_of_trace
         self._hand_over(self.clock(), tracer)
 
     def end(self, error: BaseException | None = None) -> None:
         """Write the rest, as the fit is over, or as ``error`` ended it."""
-        if self._done:
+        if self._has_ended:
             return
-        self._done = True
-        if (writer := self._writer) is None:
+        self._has_ended = True
+        writer = self._writer
+        if writer is None:
             self._undo.close()
             return
-        writer.error = None if error is None else type(error).__name__
+        if error is not None:
+            writer.error = type(error).__name__
         self.part.run(lambda: self._phases.close_step())
         if self._tracer is not None:
             self._tracer.part.run(self._tracer.discard)
-        handed = None if self.part.out else self.part.run(self._handed, self.clock())
+        last = self.part.run(lambda: self._handed(self.clock()))
         self._restore()
-        if handed is not None:
-            self.part.run(writer.end, handed)
-            self.part.run(self._track, writer)
+        if last is not None:
+            self.part.run(writer.end, last)
+            self.part.run(self._send_windows, writer)
         self.part.run(self._unpublish.close)
 
     def _restore(self) -> None:
-        if hasattr(self, "_phases"):
+        has_marks = hasattr(self, "_phases")
+        if has_marks:
             self._phases.restore()
             self._timeline.stop()
         self._undo.close()
@@ -343,35 +435,36 @@ class _TimedByName:
     """The context of something with a name: adds its span when it is over. It can be entered again where it nests."""
 
     watching: Watching
-    what: str
+    name: str
 
     def __enter__(self) -> None:
         watching = self.watching
         try:
-            watching.place.within.append((watching.clock(), self.what))
+            watching.place.spans.append(RunningSpan(watching.clock(), self.name))
         except BaseException as error:
             watching.part.failed(error)
 
     def __exit__(self, *_: object) -> None:
         watching = self.watching
         try:
-            if within := watching.place.within:
-                watching._spans.append(NamedSpan(within.pop()[0], watching.clock(), self.what))
+            if watching.place.spans:
+                begin_ns = watching.place.spans.pop().begin_ns
+                watching._spans.append(NamedSpan(begin_ns, watching.clock(), self.name))
         except BaseException as error:
             watching.part.failed(error)
 
 
 @dataclass(eq=False, slots=True)
-class _Then:
-    """The context of an action that calls ``over`` once it has ended."""
+class _CallsAfterwards:
+    """The context of an action that calls ``call`` once it has ended."""
 
     watching: Watching
     span: Marked
-    over: Callable[[], object]
+    call: Callable[[], object]
 
     def __enter__(self) -> None:
         self.span.__enter__()
 
-    def __exit__(self, *given: Any) -> None:
-        self.span.__exit__(*given)
-        self.watching.part.run(self.over)
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        self.span.__exit__(kind, value, traceback)
+        self.watching.part.run(self.call)

@@ -23,4 +23,4 @@ def counted_apart(monkeypatch: pytest.MonkeyPatch) -> CountedApart:
 @pytest.fixture
 def hands_over_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hand a watched run over after every millisecond, so that short runs do all that long ones do."""
-    monkeypatch.setattr("lm_profiler.callbacks.watching._HAND_NS", 1_000_000)
+    monkeypatch.setattr("lm_profiler.callbacks.watching._HAND_OVER_NS", 1_000_000)

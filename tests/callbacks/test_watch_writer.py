@@ -13,7 +13,7 @@ from stored_texts import assert_stored
 from lm_profiler.analysis.watch.ledger import EPOCH_TURN, VALIDATION, Ledger
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks import WatchOptions, watch_writer
-from lm_profiler.callbacks.watch_writer import Handed, TrainingPosition, WatchWriter
+from lm_profiler.callbacks.watch_writer import Handed, RunningSpan, TrainingPosition, WatchWriter
 from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.step_reader import Reading
@@ -33,13 +33,13 @@ class Standing(WatchWriter):
             folder, 5, 8, timeline, WatchedRun(), Ledger(0), WatchOptions(), print, torch.device("cpu"),
             place=TrainingPosition(), cpu_clock=lambda: cpu_s,
         )  # fmt: skip
-        self._last = Handed(S)
+        self._newest = Handed(S)
 
     def wait(self, seconds: int, meanwhile: Callable[[], object] = lambda: None) -> list[WatchEvent]:
         for _ in range(seconds):
             self.now_ns += S
             meanwhile()
-            self._look_for_stall()
+            self._check_for_stall()
         return read_events(self.folder)
 
     def marks(self, *codes: int) -> None:
@@ -58,7 +58,10 @@ def in_validation(writer: Standing) -> None:
 
 def in_a_checkpoint(writer: Standing) -> None:
     in_backward(writer)
-    writer.place.within += [(writer.now_ns, "callback: ModelCheckpoint"), (writer.now_ns, "checkpoints")]
+    writer.place.spans += [
+        RunningSpan(writer.now_ns, "callback: ModelCheckpoint"),
+        RunningSpan(writer.now_ns, "checkpoints"),
+    ]
 
 
 def between_epochs(writer: Standing) -> None:
@@ -98,7 +101,7 @@ def test_where_it_went_on_by_itself_it_has_to_take_three_times_as_long(tmp_path:
     writer = Standing(tmp_path)
     in_a_checkpoint(writer)
     assert len(writer.wait(100)) == 1
-    writer.place.within.clear()
+    writer.place.spans.clear()
     writer.take(Handed(writer.now_ns))
     in_a_checkpoint(writer)
     assert len(writer.wait(299)) == 1
@@ -126,7 +129,7 @@ def test_a_stall_in_which_a_rank_waits_for_another_is_booked_once(tmp_path: Path
     writer.take(Handed(writer.now_ns, writer.timeline.take()))
     writer._ranks.waited_s = 92.0
     writer.rank, writer.world_size = 0, 2
-    writer._look_at_ranks(writer.now_ns)
+    writer._compare_ranks(writer.now_ns)
     ledger = writer.ledger.seconds
     assert ledger["stalled"] == pytest.approx(90.0)
     assert ledger["waiting for ranks"] == pytest.approx(2.0)
@@ -137,7 +140,7 @@ def test_a_pause_of_the_process_is_told_and_has_its_term(tmp_path: Path) -> None
     writer = Standing(tmp_path, cpu_s=3.0)
     in_backward(writer)
     asked_ns, writer.now_ns = writer.now_ns, writer.now_ns + 31 * S
-    writer._look_for_pause(asked_ns, 1.0)  # two seconds of work
+    writer._check_for_pause(asked_ns, 1.0)  # two seconds of work
     (event,) = writer.wait(50)
     assert (event.kind, event.part, event.now) == ("stall", "backward", pytest.approx(30.0))
     assert event.cause == "the process was stopped"
@@ -152,7 +155,7 @@ def test_a_thread_that_had_to_wait_is_no_pause(seconds: int, cpu_s: float, tmp_p
     writer = Standing(tmp_path, cpu_s)
     in_backward(writer)
     asked_ns, writer.now_ns = writer.now_ns, writer.now_ns + seconds * S
-    writer._look_for_pause(asked_ns, 0.0)
+    writer._check_for_pause(asked_ns, 0.0)
     assert read_events(tmp_path) == []
 
 

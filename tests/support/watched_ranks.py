@@ -54,7 +54,7 @@ class Began(Callback):
 def fitted(rank: int) -> float:
     """Seconds that the fit took."""
     warnings.simplefilter("ignore")
-    watching._HAND_NS, watch_writer._RANKS_S = 1_000_000, 0.2
+    watching._HAND_OVER_NS, watch_writer._COMPARE_RANKS_NS = 1_000_000, 200_000_000
     profiler = TrainingProfiler(
         StageOptions(warmup_steps=1, measure_steps=3), MemoryOptions(steps=0), TraceOptions(steps=0),
         actions=ActionsOptions(steps=0), quiet=True, watch=WatchOptions(), log_dir=Path(sys.argv[1]),

@@ -46,14 +46,14 @@ class FollowedTime:
     intervals: int = 0  # between two events, each of which holds the cost of following once
 
 
-class _Call(NamedTuple):
+class _FollowedCall(NamedTuple):
     """A call that is followed: the frame whose line has its time, if any, and the activity of that line."""
 
     owner: FrameType | None
     activity: str
 
 
-_OUTERMOST = _Call(owner=None, activity="")  # what no call is around
+_OUTERMOST = _FollowedCall(owner=None, activity="")  # what no call is around
 
 
 @dataclass(eq=False)
@@ -73,7 +73,7 @@ class PythonTimes:
     _cost: FollowingCost = field(default_factory=lambda: FollowingCost())
     # by phase, line and activity
     _followed: dict[tuple[int, Line, str], FollowedTime] = field(default_factory=lambda: defaultdict(FollowedTime))
-    _stack: list[_Call] = field(default_factory=lambda: [_OUTERMOST])
+    _stack: list[_FollowedCall] = field(default_factory=lambda: [_OUTERMOST])
     _events_left: int = MOST_EVENTS
     _last_ns: int = 0
     _last_ran_ns: int = 0
@@ -122,22 +122,22 @@ class PythonTimes:
             self.stop()
             self.part.failed(error)
 
-    def _enter(self, call: _Call) -> None:
+    def _enter(self, call: _FollowedCall) -> None:
         self._stack.append(call)
         if call.owner is not None:
             self._followed[self.phase(), _line_of(call.owner), call.activity].calls += 1
 
-    def _call_of_python(self, frame: FrameType) -> _Call:
+    def _call_of_python(self, frame: FrameType) -> _FollowedCall:
         caller = self._stack[-1]
         package = package_of(frame.f_code.co_filename)
         if package:
-            return _Call(caller.owner, package)
+            return _FollowedCall(caller.owner, package)
         is_inner_function = frame.f_code.co_name.startswith("<")  # a lambda counts as the function it is in
         if caller.owner is not None and is_inner_function:
-            return _Call(caller.owner, _PYTHON)
-        return _Call(frame, _PYTHON)
+            return _FollowedCall(caller.owner, _PYTHON)
+        return _FollowedCall(frame, _PYTHON)
 
-    def _call_of_c(self, function: Any) -> _Call:
+    def _call_of_c(self, function: Any) -> _FollowedCall:
         caller = self._stack[-1]
         if caller.owner is None:
             return caller
@@ -145,9 +145,9 @@ class PythonTimes:
         if not name:
             return caller
         if name != _OPERATORS or caller.activity == _PYTHON:
-            return _Call(caller.owner, name)
+            return _FollowedCall(caller.owner, name)
         if caller.activity == TORCH:
-            return _Call(caller.owner, _INNER_OPERATORS)
+            return _FollowedCall(caller.owner, _INNER_OPERATORS)
         return caller
 
     def shares(self, untraced_s: Mapping[str, float] | None = None) -> list[PythonTime]:
@@ -281,7 +281,7 @@ def _followed_trial(work: Callable[[], object], clock: Callable[[], int], ran: C
     trials = []
     for _ in range(_TRIALS):
         times = PythonTimes(lambda: 0, clock, ran)
-        times._stack = [_Call(sys._getframe(), _PYTHON)]
+        times._stack = [_FollowedCall(sys._getframe(), _PYTHON)]
         times._last_ns = clock()
         times._last_ran_ns = ran()
         sys.setprofile(times._event)

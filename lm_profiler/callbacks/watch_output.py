@@ -1,0 +1,89 @@
+"""The files of a watched run, as its thread writes them: events, windows, the last steps and the status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_profiler.measure.boundary import said
+from lm_profiler.record import watch_files as files
+from lm_profiler.record.files import Part
+from lm_profiler.record.parts import TIMED
+from lm_profiler.record.watch_files import EVENTS, WINDOWS, WatchEvent, WatchStatus, WatchWindow
+
+_STEPS_OF_WINDOW = 1000  # at least
+_LAST_STEPS_BYTES = 16 * 2**20  # size of the last steps in full: 160,000 to 320,000 of them
+_MOST_LINES = 10_000  # lines that wait in memory while the disk is full
+
+
+@dataclass(eq=False)
+class WatchOutput:
+    """Writes the files of one rank. Lines wait in memory while the disk takes none."""
+
+    folder: Path  # the folder of the run
+    rank: int
+    report: Callable[[str], object]  # gets a note of a problem
+    window: WatchWindow | None = None  # the steps that no complete window has yet
+    timed_steps: int = 0
+    seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(TIMED)))  # of all timed steps, by part
+    _lines: dict[str, list[Part]] = field(default_factory=lambda: {EVENTS: [], WINDOWS: []})
+    _was_reported: bool = False  # whether a failed write was reported
+
+    def add_events(self, events: Sequence[WatchEvent]) -> None:
+        self._lines[EVENTS] += events
+
+    def add_steps(self, first_step: int, begin_ns: NDArray[np.int64], seconds: NDArray[np.float64]) -> None:
+        """Write steps as rows, and add them to the sums."""
+        count = len(begin_ns)
+        rows = np.empty(count, files.STEP_ROW)
+        rows["step"] = np.arange(first_step, first_step + count)
+        rows["begin_ns"] = begin_ns
+        rows["seconds"] = seconds
+        self.timed_steps += count
+        self.seconds += np.nan_to_num(seconds).sum(axis=0)
+        path = self._file(files.LAST_STEPS)
+        self.try_to_write(partial(files.append_last_steps, path, rows, _LAST_STEPS_BYTES))
+
+    def add_to_window(self, steps: WatchWindow) -> WatchWindow | None:
+        """Add ``steps`` to the window that grows; return the window if it is complete."""
+        self.window = steps if self.window is None else self.window.merge(steps)
+        if self.window.steps < _STEPS_OF_WINDOW:
+            return None
+        return self.end_window()
+
+    def end_window(self) -> WatchWindow | None:
+        """Return the window that grew, which is written next; None if no step is in it."""
+        window = self.window
+        self.window = None
+        if window is not None:
+            self._lines[WINDOWS].append(window)
+        return window
+
+    def write_lines(self) -> None:
+        """Write the lines that wait, as far as the disk takes them."""
+        for name, lines in self._lines.items():
+            if lines and self.try_to_write(partial(files.append_lines, self._file(name), lines)):
+                lines.clear()
+            del lines[:-_MOST_LINES]
+
+    def write_status(self, status: WatchStatus) -> None:
+        self.try_to_write(lambda: status.write(self._file(files.STATUS)))
+
+    def try_to_write(self, write: Callable[[], object]) -> bool:
+        """Return whether ``write`` could: a full disk may have room again, so it is reported once and tried again."""
+        try:
+            write()
+        except OSError as error:
+            if not self._was_reported:
+                self._was_reported = True
+                self.report(f"watch files cannot be written, and are kept as far as memory allows: {said(error)}")
+            return False
+        return True
+
+    def _file(self, name: str) -> Path:
+        return self.folder / files.rank_file_name(name, self.rank)

@@ -1,0 +1,101 @@
+"""Decides when steps of a watched run are traced: on request, or because of an event, within a budget."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
+from lm_profiler.callbacks.instruments.tracer import Tracer
+from lm_profiler.record import watch_files as files
+from lm_profiler.record.files import read_part
+from lm_profiler.record.run_record import RecordError
+from lm_profiler.record.watch_files import WatchEvent
+
+_DAY_NS = 86_400 * 1_000_000_000
+_STEPS_OF_EVENT = 2  # that are traced because of an event
+
+_EventKey = tuple[str, int, float]  # what is the same in all lines of one event
+
+
+@dataclass(eq=False)
+class TraceRequests:
+    """Tells training how many steps to trace next, and which event each trace belongs to."""
+
+    folder: Path  # the folder of the run
+    rank: int
+    options: WatchOptions  # how many traces may be taken
+    report: Callable[[str], object]  # gets a note of a problem
+    steps: int = 0  # steps that training shall trace next; 0: none
+    _cause: WatchEvent | None = None  # the event because of which the next trace is taken
+    _automatic_ns: deque[int] = field(default_factory=deque)  # when automatic traces of the last day were requested
+    _automatic_bytes: int = 0
+    _files: dict[_EventKey, str] = field(default_factory=dict)  # the trace that each event caused
+
+    def take(self) -> int:
+        """Return how many steps to trace next, and forget it."""
+        steps = self.steps
+        self.steps = 0
+        return steps
+
+    def file_of(self, event: WatchEvent) -> str | None:
+        """Return the name of the trace that an earlier line of ``event`` caused."""
+        return self._files.get(_key(event))
+
+    def consider(self, event: WatchEvent, now_ns: int) -> None:
+        """Request a trace after a change of level or a slow step that repeats, where the budget allows."""
+        is_new_level = event.kind == "level" and not event.withdrawn
+        is_repeated = event.kind == "slow step" and event.times > 1
+        was_traced = _key(event) in self._files
+        if was_traced or not (is_new_level or is_repeated):
+            return
+        if self.options.traces and self.steps == 0 and self._budget_allows(now_ns):
+            self._automatic_ns.append(now_ns)
+            self._cause = event
+            self.steps = _STEPS_OF_EVENT
+
+    def _budget_allows(self, now_ns: int) -> bool:
+        taken_ns = self._automatic_ns
+        while taken_ns and now_ns - taken_ns[0] > _DAY_NS:
+            taken_ns.popleft()
+        if len(taken_ns) >= self.options.traces_per_day:
+            return False
+        if self._automatic_bytes >= self.options.trace_mib * 2**20:
+            return False
+        return not taken_ns or now_ns - taken_ns[-1] >= self.options.cooldown_s * 1e9
+
+    def read_request(self) -> None:
+        """Read the file with which a user requests a trace, if there is one."""
+        path = files.request_file(self.folder, self.rank)
+        if not path.exists():
+            return
+        with suppress(OSError):
+            request = None
+            try:
+                request = read_part(path, files.TraceRequest, "a request for a trace")
+            except RecordError as error:
+                self.report(str(error))  # `trace` replaces the file as a whole, so this is not a half-written one
+            path.unlink(missing_ok=True)
+            if self.options.traces and request is not None:
+                self._cause = None
+                self.steps = min(max(request.steps, 1), files.MOST_TRACED)
+
+    def finish(self, tracer: Tracer) -> WatchEvent | None:
+        """Make the table of a finished trace; return the event that caused it, with the trace's name."""
+        cause = self._cause
+        self._cause = None
+        if not tracer.path.exists():
+            return None
+        tracer.part.run(lambda: tracer.kernels(tracer.work([])))
+        if cause is None:
+            return None
+        self._automatic_bytes += tracer.path.stat().st_size
+        self._files[_key(cause)] = tracer.path.name
+        return cause
+
+
+def _key(event: WatchEvent) -> _EventKey:
+    return event.kind, event.step, event.at_s
