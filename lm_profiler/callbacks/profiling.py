@@ -160,7 +160,7 @@ class TrainingProfiler(Callback):
             part = Guard("keeping Lightning's broadcast out of signal handlers", run.report)
             part.run(lambda: setattr(SIGNALS.get(trainer), SIGTERM_HANDLER.name, _pass_over))
         # Two guards: the profiler may fail while a record can still be written, and writing the record may fail too.
-        run.part = Guard("the profiler", run.report, run.leave)
+        run.part = Guard("the profiler", run.report, run.only_count)
         ending = run.ending = RunFinisher(trainer, options, run.part, self._restore_trainer, run.report, run.notes)
         ending.part = Guard("the record", run.report, ending.recording_failed)
         self._run = None
@@ -181,7 +181,7 @@ class TrainingProfiler(Callback):
 
     def _loop_starts(self, verb: Verb, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the run here and not earlier: a Tuner's trials of a batch size or learning rate are not part of it."""
-        if (run := self._run) is not None and verb == self._options.verb and not run.begun:
+        if (run := self._run) is not None and verb == self._options.verb and not run.has_begun:
             run.part.run(run.start)
 
     on_train_start = partialmethod(_loop_starts, "fit")
