@@ -53,15 +53,21 @@ class Entry:
 
     @property
     def name(self) -> str:
-        return self.cell.id if self.cell is not None else self.record.name if self.record is not None else "unknown"
+        if self.cell is not None:
+            return self.cell.id
+        if self.record is not None:
+            return self.record.name
+        return "unknown"
 
     @property
     def status(self) -> str:
         # The sweep's status goes first: a run that was stopped at its time limit calls itself interrupted.
         if self.outcome is not None:
-            lost = self.outcome.run is not None and self.record is None
-            return "missing" if lost else self.outcome.status
-        return self.record.status if self.record is not None else "not run"
+            run_is_gone = self.outcome.run is not None and self.record is None
+            return "missing" if run_is_gone else self.outcome.status
+        if self.record is not None:
+            return self.record.status
+        return "not run"
 
     @property
     def reason(self) -> str | None:
@@ -69,45 +75,57 @@ class Entry:
             return self.outcome.reason
         if self.status == "unfinished":
             return UNFINISHED
-        failure = self.record.failure if self.record is not None else None
-        if failure is not None and self.status == "refused":  # the exception's type would only repeat that
+        if self.record is None or self.record.failure is None:
+            return None
+        failure = self.record.failure
+        if self.status == "refused":  # the exception's type would only repeat that
             return "; ".join(failure.message.splitlines())
-        return None if failure is None else f"{failure.type}: {failure.message}".removesuffix(": ")
+        return f"{failure.type}: {failure.message}".removesuffix(": ")
 
     @property
     def overrides(self) -> Mapping[str, str]:
         """The swept options of a cell; for a run without a sweep, the options of its command line."""
         if self.cell is not None:
             return {name: mask_option(name, value) for name, value in self.cell.overrides.items()}
-        return self.record.overrides if self.record is not None else {}
+        if self.record is not None:
+            return self.record.overrides
+        return {}
 
     def option(self, path: str) -> Any:
         """Return the option ``path`` of the resolved config; for a cell without a run, the sweep's or a sibling's."""
         if self.config is not None:
-            return _at(self.config, path)
+            return _config_value(self.config, path)
         if path in self.overrides:
-            return _typed(self.overrides[path])
-        return None if self.sibling is None or path in self.sibling.overrides else self.sibling.option(path)
+            return _parsed(self.overrides[path])
+        if self.sibling is None or path in self.sibling.overrides:
+            return None
+        return self.sibling.option(path)
 
     @property
     def verb(self) -> str | None:
         if self.record is not None:
             return self.record.verb
-        return self.cell.arguments[0] if self.cell is not None and self.cell.arguments else None
+        if self.cell is not None and self.cell.arguments:
+            return self.cell.arguments[0]
+        return None
 
     @property
     def environment(self) -> Environment | None:
-        own = self.record.environment if self.record is not None else None
-        return own if own is not None or self.sibling is None else self.sibling.environment
+        if self.record is not None and self.record.environment is not None:
+            return self.record.environment
+        if self.sibling is not None:
+            return self.sibling.environment
+        return None
 
     @property
     def config(self) -> dict[str, Any] | None:
-        return self.record.config if self.record is not None else None
+        return None if self.record is None else self.record.config
 
     @property
     def shows_steps(self) -> bool:
         """Whether its steps can be shown: it succeeded, or has not ended and has times."""
-        return self.status in ("ok", "unfinished") and self.record is not None and bool(self.record.time)
+        has_times = self.record is not None and bool(self.record.time)
+        return has_times and self.status in ("ok", "unfinished")
 
     @cached_property
     def rows(self) -> StepTable:
@@ -119,30 +137,43 @@ class Entry:
 
 def machine_of(entries: Iterable[Entry]) -> Environment | None:
     """Return the first known machine of ``entries``; None if none is known."""
-    return next((machine for entry in entries if (machine := entry.environment) is not None), None)
+    for entry in entries:
+        if entry.environment is not None:
+            return entry.environment
+    return None
 
 
-def _at(config: Mapping[str, Any], path: str) -> Any:
+def _config_value(config: Mapping[str, Any], path: str) -> Any:
+    """Return the option ``path`` of ``config``; of a class its name, None where there is no such option."""
     value: Any = config
     for key in path.split("."):
         if not isinstance(value, Mapping):
             return None
-        inner = value.get("init_args")  # a class with arguments, as jsonargparse writes it
-        value = value.get(key, inner.get(key) if isinstance(inner, Mapping) else None)
+        arguments = value.get("init_args")  # of a class, as jsonargparse writes it
+        if key in value:
+            value = value[key]
+        elif isinstance(arguments, Mapping):
+            value = arguments.get(key)
+        else:
+            return None
     if isinstance(value, Mapping) and "class_path" in value:
         # Lightning's own classes go by their short names: DDPStrategy.
         return re.sub(r"^lightning\..*\.", "", str(value["class_path"]))
     return value
 
 
-def _typed(given: str) -> Any:
+def _parsed(text: str) -> Any:
+    """Return the value that ``text`` stands for on a command line; text that is no JSON stays text."""
+    if text.lower() in ("true", "false", "null"):
+        text = text.lower()
     try:
-        return json.loads(given.lower() if given.lower() in ("true", "false", "null") else given)
+        return json.loads(text)
     except ValueError:
-        return given
+        return text
 
 
-_LEFT_BY_A_RUN = (STEPS_FILE, COLUMNS_FILE, "config.yaml")
+# files of a run that a killed process leaves without a record
+_FILES_BESIDE_RECORD = (STEPS_FILE, COLUMNS_FILE, "config.yaml")
 
 
 @dataclass(frozen=True)
@@ -157,7 +188,7 @@ class Collection:
 
 def unreadable(entries: Iterable[Entry]) -> list[str]:
     """Return a line for each run that finished steps but whose ``steps.csv`` is unreadable: no picture shows it."""
-    problems = list[str]()
+    problems: list[str] = []
     for entry in entries:
         if entry.record is not None and any(entry.record.steps.values()):
             none_if_unreadable(getattr, entry, "rows", problems=problems)
@@ -173,9 +204,10 @@ def collect(paths: Iterable[Path]) -> Collection:
         if not search.add_cell(path):
             search.walk(path)
     for link in search.links:
-        if any((link / name).exists() for name in (PLAN_FILE, "run.json")) and search.first_time(link):
+        leads_to_runs = (link / PLAN_FILE).exists() or (link / "run.json").exists()
+        if leads_to_runs and search.is_first_visit(link):
             search.collection.problems.append(f"{link}: is a link, and links are not followed; give {link.resolve()}")
-    search.collection.entries[:] = search.in_order_of_sweeps()
+    search.collection.entries[:] = search.entries_in_order()
     return search.collection
 
 
@@ -185,9 +217,10 @@ class _Search:
     def __init__(self) -> None:
         self.collection = Collection()
         self._problems = self.collection.problems
-        self._read = partial(none_if_unreadable, problems=self._problems)
+        # calls a function that reads a file; returns None if the file is unreadable, which is added to the problems
+        self._read_or_note = partial(none_if_unreadable, problems=self._problems)
         self.links: list[Path] = []
-        self._seen: set[str] = set()
+        self._visited_paths: set[str] = set()
         self._plans: dict[Path, SweepPlan | None] = {}  # of sweeps whose cells are given one by one
 
     def add_cell(self, path: Path) -> bool:
@@ -213,21 +246,26 @@ class _Search:
         is_another_run = path.name != cell_id and path != run
         if is_another_run:  # an earlier version in the cell's folder
             return False
-        if self.first_time(run or sweep / cell_id):
-            record = None if run is None else self._read(read_run, run)
-            self.collection.entries.append(Entry(run or sweep / cell_id, record, cells[0], outcome, sweep))
+        self._add_entry(sweep, cells[0], outcome, run)
         return True
 
-    def in_order_of_sweeps(self) -> list[Entry]:
+    def _add_entry(self, sweep: Path, cell: Cell, outcome: CellOutcome | None, run: Path | None) -> None:
+        """Add a cell, with its run if it left one, unless it was visited already."""
+        folder = sweep / cell.id if run is None else run
+        if self.is_first_visit(folder):
+            record = None if run is None else self._read_or_note(read_run, run)
+            self.collection.entries.append(Entry(folder, record, cell, outcome, sweep))
+
+    def entries_in_order(self) -> list[Entry]:
         """Return the entries; cells that were given one by one stand together, in the order of their sweep."""
         entries: list[Entry] = []
-        done: set[Path] = set()
+        done_sweeps: set[Path] = set()
         for entry in self.collection.entries:
             plan = None if entry.sweep is None else self._plans.get(entry.sweep)
             if entry.sweep is None or plan is None:
                 entries.append(entry)
-            elif entry.sweep not in done:
-                done.add(entry.sweep)
+            elif entry.sweep not in done_sweeps:
+                done_sweeps.add(entry.sweep)
                 entries += self._cells_in_order(entry.sweep, plan)
         return entries
 
@@ -238,75 +276,103 @@ class _Search:
     def walk(self, top: Path) -> None:
         """Add all runs, sweeps and searches below ``top``; a folder that is one of them is not searched further."""
 
-        def no_folder(error: OSError) -> None:
+        def note_error(error: OSError) -> None:
             self._problems.append(f"{error.filename}: cannot be read: {error.strerror}")
 
-        for here, folders, files in os.walk(top, onerror=no_folder):
-            folder = Path(here)
-            folders.sort(key=_by_number)
-            searched = IMPROVE_FILE in files and self.first_time(folder / IMPROVE_FILE)
-            if searched and (record := self._read(read_improve, folder)) is not None:
-                self.collection.searches[folder] = record
+        for path, folders, files in os.walk(top, onerror=note_error):
+            folder = Path(path)
+            folders.sort(key=_natural_key)
+            if IMPROVE_FILE in files:
+                self._add_search(folder)
             if PLAN_FILE in files:
-                if not self.first_time(folder) or self._sweep(folder):
+                cells_are_known = self._add_sweep(folder)
+                if cells_are_known:
                     folders.clear()
-            elif "run.json" in (*files, *folders):  # a folder of that name is reported as unreadable
+            elif "run.json" in files or "run.json" in folders:  # a folder of that name is reported as unreadable
                 folders.clear()
-                if self.first_time(folder) and (run := self._read(read_run, folder)) is not None:
-                    self.collection.entries.append(Entry(folder, run))
-            elif any(name in files for name in _LEFT_BY_A_RUN):
+                self._add_run(folder)
+            elif any(name in files for name in _FILES_BESIDE_RECORD):
                 folders.clear()
-                if self.first_time(folder):
+                if self.is_first_visit(folder):
                     self._problems.append(f"{folder}: no run.json: the run was killed, or is still running")
             else:
-                self.links += [link for name in (*folders, *files) if (link := folder / name).is_symlink()]
+                children = [folder / name for name in (*folders, *files)]
+                self.links += [child for child in children if child.is_symlink()]
 
-    def _sweep(self, folder: Path) -> bool:
+    def _add_search(self, folder: Path) -> None:
+        if self.is_first_visit(folder / IMPROVE_FILE):
+            record = self._read_or_note(read_improve, folder)
+            if record is not None:
+                self.collection.searches[folder] = record
+
+    def _add_run(self, folder: Path) -> None:
+        if self.is_first_visit(folder):
+            record = self._read_or_note(read_run, folder)
+            if record is not None:
+                self.collection.entries.append(Entry(folder, record))
+
+    def _add_sweep(self, folder: Path) -> bool:
         """Add the cells of a sweep; return False if its plan is unreadable: its runs are then found like any others."""
-        if (plan := self._read(read_plan, folder)) is None:
+        if not self.is_first_visit(folder):
+            return True
+        plan = self._read_or_note(read_plan, folder)
+        if plan is None:
             return False
-        entries, outcomes = [], read_outcomes(folder)
+        number_before = len(self.collection.entries)
+        outcomes = read_outcomes(folder)
         for cell in plan.cells:
             outcome = outcomes.get(cell.id)
-            if outcome is None and (left := folder / cell.id / OUTCOME_FILE).exists():
-                self._problems.append(f"{left}: cannot be read; the cell counts as not run")
-            run = _run_of(folder / cell.id, outcome)
-            if self.first_time(run or folder / cell.id):
-                record = self._read(read_run, run) if run else None
-                entries.append(Entry(run or folder / cell.id, record, cell, outcome, folder))
-        self.collection.entries.extend(_with_siblings(entries))
+            outcome_file = folder / cell.id / OUTCOME_FILE
+            if outcome is None and outcome_file.exists():
+                self._problems.append(f"{outcome_file}: cannot be read; the cell counts as not run")
+            self._add_entry(folder, cell, outcome, _run_of(folder / cell.id, outcome))
+        cells = self.collection.entries[number_before:]
+        self.collection.entries[number_before:] = _with_siblings(cells)
         return True
 
-    def first_time(self, folder: Path) -> bool:
-        """Return whether ``folder`` was not seen yet, by whatever name."""
-        real = os.path.realpath(folder)
-        new = real not in self._seen
-        self._seen.add(real)
-        return new
+    def is_first_visit(self, path: Path) -> bool:
+        """Return whether ``path`` was not visited yet, by whatever name, and note the visit."""
+        real_path = os.path.realpath(path)
+        if real_path in self._visited_paths:
+            return False
+        self._visited_paths.add(real_path)
+        return True
 
 
-def _run_of(cell: Path, outcome: CellOutcome | None) -> Path | None:
+def _run_of(cell_folder: Path, outcome: CellOutcome | None) -> Path | None:
     """Return the folder of a cell's run: as its outcome says, or the run that it has begun; None if it left none."""
     if outcome is None:
-        return _begun(cell)
+        return _latest_run(cell_folder)
     if not outcome.run:
         return None
-    return cell.parent / outcome.run
+    return cell_folder.parent / outcome.run
 
 
-def _begun(cell: Path) -> Path | None:
-    runs = [path.parent for path in cell.glob("version_*/run.json") if not path.parent.is_symlink()]
-    return max(runs, key=lambda run: _by_number(run.name), default=None)
+def _latest_run(cell_folder: Path) -> Path | None:
+    runs = [path.parent for path in cell_folder.glob("version_*/run.json")]
+    own_runs = [run for run in runs if not run.is_symlink()]
+    return max(own_runs, key=lambda run: _natural_key(run.name), default=None)
 
 
-def _by_number(name: str) -> list[str | int]:
-    return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+)", name))]
+def _natural_key(name: str) -> list[str | int]:
+    """Return a sort key that compares the numbers in names as numbers: ``version_2`` is before ``version_10``."""
+    key: list[str | int] = []
+    for index, piece in enumerate(re.split(r"(\d+)", name)):
+        is_number = index % 2 == 1  # the pieces between numbers are text, also where they are empty
+        key.append(int(piece) if is_number else piece)
+    return key
 
 
 def _with_siblings(cells: list[Entry]) -> list[Entry]:
-    knowing = [cell for cell in cells if cell.environment is not None and cell.config is not None]
+    """Return the cells of a sweep; those without a config or a machine get a sibling that has both."""
+    siblings = []
+    devices = set()
+    for cell in cells:
+        if cell.environment is not None and cell.config is not None:
+            siblings.append(cell)
+            devices.add(cell.environment.device_name)
     # In a sweep over devices no sibling says where a cell would have run.
-    if len({cell.environment.device_name for cell in knowing if cell.environment is not None}) != 1:
+    if len(devices) != 1:
         return cells
-    known = set(map(id, knowing))
-    return [cell if id(cell) in known else replace(cell, sibling=knowing[0]) for cell in cells]
+    sibling_ids = {id(cell) for cell in siblings}
+    return [cell if id(cell) in sibling_ids else replace(cell, sibling=siblings[0]) for cell in cells]

@@ -8,39 +8,49 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 from pydantic_core import PydanticUndefined
 
-# Units by name: as stored, as shown, the factor between the two, and the most decimals. ``bytes`` are
-# each shown in a fitting unit. ``text`` is not a figure but what a reader needs with one: a source, a reason.
-UNITS: dict[str, tuple[str, str, float, int]] = {
-    "ms": ("s", "ms", 1e3, 3),
-    "s": ("s", "s", 1.0, 2),
-    "GiB": ("bytes", "GiB", 2.0**-30, 3),
-    "MiB": ("bytes", "MiB", 2.0**-20, 3),
-    "KiB": ("bytes", "KiB", 2.0**-10, 3),
-    "MB": ("bytes", "MB", 1e-6, 3),
-    "bytes": ("bytes", "", 1.0, 0),
-    "%": ("1", "%", 100.0, 1),
-    "x": ("1", "x", 1.0, 2),
-    "ppm": ("1", "ppm", 1e6, 1),
-    "count": ("1", "", 1.0, 0),
-    "number": ("1", "", 1.0, 3),
-    "loss": ("1", "", 1.0, 6),
-    "error": ("1", "%", 100.0, 4),
-    "tokens/s": ("1/s", "tokens/s", 1.0, 0),
-    "samples/s": ("1/s", "samples/s", 1.0, 1),
-    "GFLOP": ("FLOP", "GFLOP", 1e-9, 3),
-    "TFLOP/s": ("FLOP/s", "TFLOP/s", 1e-12, 3),
-    "GB/s": ("bytes/s", "GB/s", 1e-9, 1),
-    "GB/s of a link": ("bytes/s", "GB/s", 1e-9, 3),
-    "MHz": ("Hz", "MHz", 1e-6, 0),
-    "W": ("W", "W", 1.0, 1),
-    "J": ("J", "J", 1.0, 4),
-    "°C": ("°C", "°C", 1.0, 0),
-    "text": ("text", "", 1.0, 0),
+
+class Unit(NamedTuple):
+    """How the values of a kind of figure are stored and shown."""
+
+    stored: str
+    shown: str
+    scale: float  # from the stored to the shown unit
+    digits: int  # the most decimals
+
+
+# By kind of figure. Each of ``bytes`` is shown in a fitting unit. ``text`` is not a figure but what a reader needs with
+# one: a source, a reason.
+UNITS = {
+    "ms": Unit("s", "ms", 1e3, 3),
+    "s": Unit("s", "s", 1.0, 2),
+    "GiB": Unit("bytes", "GiB", 2.0**-30, 3),
+    "MiB": Unit("bytes", "MiB", 2.0**-20, 3),
+    "KiB": Unit("bytes", "KiB", 2.0**-10, 3),
+    "MB": Unit("bytes", "MB", 1e-6, 3),
+    "bytes": Unit("bytes", "", 1.0, 0),
+    "%": Unit("1", "%", 100.0, 1),
+    "x": Unit("1", "x", 1.0, 2),
+    "ppm": Unit("1", "ppm", 1e6, 1),
+    "count": Unit("1", "", 1.0, 0),
+    "number": Unit("1", "", 1.0, 3),
+    "loss": Unit("1", "", 1.0, 6),
+    "error": Unit("1", "%", 100.0, 4),
+    "tokens/s": Unit("1/s", "tokens/s", 1.0, 0),
+    "samples/s": Unit("1/s", "samples/s", 1.0, 1),
+    "GFLOP": Unit("FLOP", "GFLOP", 1e-9, 3),
+    "TFLOP/s": Unit("FLOP/s", "TFLOP/s", 1e-12, 3),
+    "GB/s": Unit("bytes/s", "GB/s", 1e-9, 1),
+    "GB/s of a link": Unit("bytes/s", "GB/s", 1e-9, 3),
+    "MHz": Unit("Hz", "MHz", 1e-6, 0),
+    "W": Unit("W", "W", 1.0, 1),
+    "J": Unit("J", "J", 1.0, 4),
+    "°C": Unit("°C", "°C", 1.0, 0),
+    "text": Unit("text", "", 1.0, 0),
 }
 
 # stands where an interval would stand that would reach farther than the figure itself
@@ -49,8 +59,11 @@ TOO_FEW_STEPS = "too few steps"
 # stands before a rate of a busy machine, and in the column ``<name>_bound`` of files for programs
 AT_LEAST = "at least"
 
-_BINARY = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
-_DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6))
+_BINARY_UNITS = {"TiB": 2.0**40, "GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10}
+_DECIMAL_PREFIXES = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6}
+
+
+Keys = Iterable[str] | Mapping[str, str]  # keys of a mapping, perhaps each with its word
 
 
 class Place(IntEnum):
@@ -77,8 +90,8 @@ class Figure:
     _: KW_ONLY
     path: str = ""  # its place in its file, which the registry fills in; empty for a computed value
     compute: Callable[[Any], Any] | None = None  # reads it from a record, if its path is not enough
-    # the keys of a mapping of numbers that are figures, perhaps each with its word
-    keys: Iterable[str] | Mapping[str, str] = ()
+    # the keys of a mapping of numbers that are figures
+    keys: Keys = ()
     interval_ends: tuple[str, str] | None = None  # the neighbouring fields with the ends of its 95 % interval
     # whether it is a rate over the step's time; its interval is then that of the step, inverted
     goes_by_step: bool = False
@@ -87,31 +100,34 @@ class Figure:
     run_tag: str | None = None  # the tag of a run's value among TensorBoard's HPARAMS
     group: str = ""  # the section that shows it, if not that of its part
     # the word in ``name`` and ``meaning`` that distinguishes the members of a family, such as the phase
-    of: str | None = None
+    member: str | None = None
 
     def __call__(self, schema: dict[str, Any]) -> None:
         """Describe the field in the published ``schema``; pydantic calls this as ``json_schema_extra``."""
         # A meaning with a placeholder belongs to a part with several places, and fits none of them without its word.
-        if "{" not in self.meaning:
-            text = self.meaning.replace("PHASE", "the phase")
-            schema.setdefault("description", text if self.unit in ("1", "text") else f"{text} ({self.unit})")
+        if "{" in self.meaning:
+            return
+        text = self.meaning.replace("PHASE", "the phase")
+        if self.unit not in ("1", "text"):
+            text += f" ({self.unit})"
+        schema.setdefault("description", text)
 
-    # the four entries of its row in ``UNITS``: as stored, as shown, the factor between the two, decimals
     @property
     def unit(self) -> str:
-        return UNITS[self.kind][0]
+        """The unit of stored values."""
+        return UNITS[self.kind].stored
 
     @property
     def shown_unit(self) -> str:
-        return UNITS[self.kind][1]
+        return UNITS[self.kind].shown
 
     @property
     def scale(self) -> float:
-        return UNITS[self.kind][2]
+        return UNITS[self.kind].scale
 
     @property
     def digits(self) -> int:
-        return UNITS[self.kind][3]
+        return UNITS[self.kind].digits
 
     @property
     def is_text(self) -> bool:
@@ -122,29 +138,40 @@ class Figure:
     def heading(self) -> str:
         """The title with its unit, ``step (ms)``; a title that already names the unit stays as it is."""
         unit = self.shown_unit
-        has = re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", self.title)
-        return self.title if not unit or has else f"{self.title} ({unit})"
+        title_names_unit = re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", self.title)
+        if not unit or title_names_unit:
+            return self.title
+        return f"{self.title} ({unit})"
+
+    # -- values --------------------------------------------------------------------------------------------------------
 
     @cached_property
     def get(self) -> Callable[[Any], Any]:
         """A function that returns its value in a record, or in a row of its list, in SI; None where it is unknown."""
-        return self.compute or at(self.path)
-
-    @cached_property
-    def _ends(self) -> list[Callable[[Any], Any]]:
-        above = self.path.rpartition(".")[0]
-        return [at(f"{above}.{end}".lstrip(".")) for end in self.interval_ends or ()]
+        return self.compute or getter(self.path)
 
     def interval(self, record: Any) -> tuple[float, float] | None:
         """Return its 95 % interval (low, high) in ``record``; None where it has none."""
-        if not (self._ends or self.goes_by_step) or (value := self.get(record)) is None:
-            return None
         if self.goes_by_step:
-            step = record.time.get("step")
-            ends = (None, None) if step is None or not step.mean else (step.mean_high, step.mean_low)
-            return (value * step.mean / ends[0], value * step.mean / ends[1]) if all(ends) else None
-        low, high = (end(record) for end in self._ends)
-        return None if low is None or high is None else (low, high)
+            return _interval_by_step(self.get(record), record)
+        if self._end_getters is None or self.get(record) is None:
+            return None
+        get_low, get_high = self._end_getters
+        low, high = get_low(record), get_high(record)
+        if low is None or high is None:
+            return None
+        return low, high
+
+    @cached_property
+    def _end_getters(self) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
+        """Functions that return the two ends of its interval in a record."""
+        if self.interval_ends is None:
+            return None
+        low_name, high_name = self.interval_ends
+        parent = self.path.rpartition(".")[0]
+        if not parent:
+            return getter(low_name), getter(high_name)
+        return getter(f"{parent}.{low_name}"), getter(f"{parent}.{high_name}")
 
     def lacks_interval(self, record: Any) -> bool:
         """Return whether ``record`` has the figure without its interval, because its steps are too few or too unlike.
@@ -158,29 +185,45 @@ class Figure:
             return step is not None and "mean_low" in step.model_fields_set
         if not self.interval_ends:
             return False
-        part = at(self.path.rpartition(".")[0])(record)
+        parent_path = self.path.rpartition(".")[0]
+        part = getter(parent_path)(record)
         return part is not None and self.interval_ends[0] in part.model_fields_set
+
+    # -- texts ---------------------------------------------------------------------------------------------------------
 
     def show(self, value: Any, unit: bool = True, digits: int | None = None) -> str:
         """Return ``value`` (SI) for people, ``unknown`` for None; ``digits`` is the number of decimals."""
         if value is None:
             return "unknown"
         if self.is_text:
-            return value if isinstance(value, str) else ", ".join(map(str, value)) or "none"
+            return _text_or_list(value)
         if self.kind == "bytes":
             return bytes_text(value)
-        number = f"{value * self.scale:,.{self.digits if digits is None else digits}f}"
-        return f"{number} {self.shown_unit}" if unit and self.shown_unit else number
+        decimals = self.digits if digits is None else digits
+        number = f"{value * self.scale:,.{decimals}f}"
+        if unit and self.shown_unit:
+            return f"{number} {self.shown_unit}"
+        return number
 
     def rounded(self, value: float, low: float | None = None, high: float | None = None) -> str:
         """Return ``value`` to four significant digits, its interval to as many decimals, without the unit."""
+        digits = self._digits_for(value)
+        text = self.show(value, unit=False, digits=digits)
+        if low is None or high is None:
+            return text
+        low_text = self.show(low, unit=False, digits=digits)
+        high_text = self.show(high, unit=False, digits=digits)
+        return f"{text} [{low_text}, {high_text}]"
+
+    def _digits_for(self, value: float) -> int:
+        """Return how many decimals show ``value`` with four significant digits, within the most decimals."""
         shown = abs(value * self.scale)
-        places = 3 - math.floor(math.log10(shown)) if shown else self.digits
+        if shown == 0:
+            return self.digits
+        decimals = 3 - math.floor(math.log10(shown))
         # For a small model, settings that differ by 1 % differ in the fifth digit of a GiB.
         most = 6 if self.kind == "GiB" and shown < 0.1 else self.digits
-        digits = max(0, min(most, places))
-        text, *ends = (self.show(x, unit=False, digits=digits) for x in (value, low, high) if x is not None)
-        return f"{text} [{', '.join(ends)}]" if len(ends) == 2 else text
+        return max(0, min(most, decimals))
 
     def fit(self, value: Any) -> str:
         """Return ``value`` in the unit that fits it best, if no column needs the same unit in all rows."""
@@ -190,7 +233,23 @@ class Figure:
             return bytes_text(value)
         if self.unit.startswith("FLOP"):
             return with_prefix(value, self.unit)
-        return f"{value:,.4g} {self.shown_unit}" if self.unit in ("J", "W") else self.show(value)
+        if self.unit in ("J", "W"):
+            return f"{value:,.4g} {self.shown_unit}"
+        return self.show(value)
+
+
+def _interval_by_step(rate: float | None, record: Any) -> tuple[float, float] | None:
+    """Return the interval of a rate over the step's time: that of the step, inverted."""
+    step = record.time.get("step")
+    if rate is None or step is None or not step.mean or not step.mean_low or not step.mean_high:
+        return None
+    return rate * step.mean / step.mean_high, rate * step.mean / step.mean_low
+
+
+def _text_or_list(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return ", ".join(str(word) for word in value) or "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +257,8 @@ class Within:
     """How the figures of a part are named and shown in the field that holds it, once or by key."""
 
     group: str = ""  # the section that shows them
-    # the keys of a mapping of parts that are shown, perhaps each with its word
-    keys: Iterable[str] | Mapping[str, str] = ()
+    # the keys of a mapping of parts that are shown
+    keys: Keys = ()
     # a template; ``{name}``, ``{title}`` and ``{meaning}`` stand for the part's own, here and in the next two
     name: str = "{name}"
     title: str = "{title}"
@@ -212,32 +271,43 @@ class Within:
         """Leave ``schema`` as it is: the part describes itself."""
 
 
-def figure(title: str, unit: str, meaning: str, name: str = "", **more: Any) -> Any:
-    """Return a field of a record that is a ``Figure``; its default is given as in pydantic's ``Field``."""
-    defaults, ends = _default(more), more.pop("interval", None)
-    return Field(**defaults, json_schema_extra=Figure(title, unit, meaning, name, interval_ends=ends, **more))
+def figure(title: str, unit: str, meaning: str, name: str = "", **options: Any) -> Any:
+    """Return a field of a record that is a ``Figure``; its default is given as in pydantic's ``Field``.
+
+    ``options`` are further fields of the figure; ``interval`` stands for its ``interval_ends``.
+    """
+    default = _take_default(options)
+    interval_ends = options.pop("interval", None)
+    return Field(
+        **default, json_schema_extra=Figure(title, unit, meaning, name, interval_ends=interval_ends, **options)
+    )
 
 
-def within(**more: Any) -> Any:
+def within(**options: Any) -> Any:
     """Return a field of a record that holds a part, as ``Within`` says; its default is given as in pydantic's."""
-    return Field(**_default(more), json_schema_extra=Within(**more))
+    default = _take_default(options)
+    return Field(**default, json_schema_extra=Within(**options))
 
 
-def _default(more: dict[str, Any]) -> dict[str, Any]:
-    given: dict[str, Any] = {key: more.pop(key) for key in ("default", "default_factory") if key in more}
-    return given or {"default": PydanticUndefined}
+def _take_default(options: dict[str, Any]) -> dict[str, Any]:
+    """Remove the default from ``options`` and return it for pydantic's ``Field``; without one a field is required."""
+    for name in ("default", "default_factory"):
+        if name in options:
+            return {name: options.pop(name)}
+    return {"default": PydanticUndefined}
 
 
-def at(path: str) -> Callable[[Any], Any]:
+def getter(path: str) -> Callable[[Any], Any]:
     """Return a function that reads ``path`` from a record; None where a part on the way is missing."""
-    keys = path.split(".") if path else []
+    names = path.split(".") if path else []
 
     def get(record: Any) -> Any:
-        for key in keys:
-            record = record.get(key) if isinstance(record, dict) else getattr(record, key)
-            if record is None:
+        value = record
+        for name in names:
+            value = value.get(name) if isinstance(value, dict) else getattr(value, name)
+            if value is None:
                 return None
-        return record
+        return value
 
     return get
 
@@ -247,21 +317,38 @@ def in_fitting_unit(quantity: Figure, values: Iterable[float]) -> Figure:
     largest = max(values, default=0.0)
     if quantity.kind != "GiB" or largest >= 2**30:
         return quantity
-    return replace(quantity, kind="MiB" if largest >= 2**20 else "KiB")
+    if largest >= 2**20:
+        return replace(quantity, kind="MiB")
+    return replace(quantity, kind="KiB")
+
+
+# -- values without a figure -------------------------------------------------------------------------------------------
 
 
 def counted(count: int, noun: str) -> str:
     """Return ``count`` and its noun: ``1 step``, ``2 steps``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    if count == 1:
+        return f"{count:,} {noun}"
+    return f"{count:,} {noun}s"
 
 
 def bytes_text(count: float) -> str:
     """Return bytes with three significant digits, in the largest unit that gives at least 0.5."""
-    unit, size = next(((unit, size) for unit, size in _BINARY if abs(count) >= size / 2), ("B", 1.0))
-    shown = count / size
+    for unit, size in _BINARY_UNITS.items():
+        if abs(count) >= size / 2:
+            shown = count / size
+            return f"{shown:,.{_decimals(shown)}f} {unit}"
+    return f"{count:,.0f} B"
+
+
+def _decimals(shown: float) -> int:
+    """Return how many decimals show a number from 0.5 on with three significant digits."""
     # At 9.995 and 99.95, rounding adds a digit before the point.
-    digits = 0 if size == 1 or abs(shown) >= 99.95 else 1 if abs(shown) >= 9.995 else 2
-    return f"{shown:,.{digits}f} {unit}"
+    if abs(shown) >= 99.95:
+        return 0
+    if abs(shown) >= 9.995:
+        return 1
+    return 2
 
 
 def duration_text(seconds: float) -> str:
@@ -270,13 +357,17 @@ def duration_text(seconds: float) -> str:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 90.0:
         return f"{seconds:.1f} s"
-    return f"{seconds / 60.0:.3g} min" if seconds < 5400.0 else f"{seconds / 3600.0:,.3g} h"
+    if seconds < 5400.0:
+        return f"{seconds / 60.0:.3g} min"
+    return f"{seconds / 3600.0:,.3g} h"
 
 
 def with_prefix(value: float, unit: str) -> str:
     """Return three significant digits and the prefix that fits: ``196 GFLOP/s``."""
-    prefix, size = next(((prefix, size) for prefix, size in _DECIMAL if value >= size), ("", 1.0))
-    return f"{value / size:.3g} {prefix}{unit}"
+    for prefix, size in _DECIMAL_PREFIXES.items():
+        if value >= size:
+            return f"{value / size:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
 
 
 _MS = Figure("", "ms", "")
@@ -284,14 +375,17 @@ _MS = Figure("", "ms", "")
 
 def digits_of(step_s: float) -> int:
     """Return how many decimals show this step in ms with four significant digits."""
-    return len(_MS.rounded(step_s).partition(".")[2])
+    decimals = _MS.rounded(step_s).partition(".")[2]
+    return len(decimals)
 
 
 def ms_text(seconds: float, digits: int | None = None) -> str:
     """Return a time in ms without its unit; with ``digits`` decimals, or with four significant digits."""
-    digits = digits_of(seconds) if digits is None else digits
+    if digits is None:
+        digits = digits_of(seconds)
     # Adding 0.0 turns -0.0 into 0.0: a value that rounds to 0 has no sign.
-    return _MS.show(round(seconds, digits + 3) + 0.0, unit=False, digits=digits)
+    rounded_s = round(seconds, digits + 3) + 0.0
+    return _MS.show(rounded_s, unit=False, digits=digits)
 
 
 def is_zero_text(text: str) -> bool:
@@ -301,4 +395,6 @@ def is_zero_text(text: str) -> bool:
 
 def share_text(share: float | None) -> str:
     """Return a share in per cent with one decimal; empty if it is unknown."""
-    return "" if share is None else f"{share:.1%}"
+    if share is None:
+        return ""
+    return f"{share:.1%}"

@@ -78,7 +78,7 @@ def _main_columns() -> list[Column]:
     main = []
     for column in COLUMNS.values():
         is_fact = column.quantity is None
-        if is_fact or (column.place <= Place.FILE and column.quantity is not None and column.quantity.of is None):
+        if is_fact or (column.place <= Place.FILE and column.quantity is not None and column.quantity.member is None):
             main.append(column)
     return main
 

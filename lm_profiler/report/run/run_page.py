@@ -130,14 +130,14 @@ def _memory_lines(record: RunRecord) -> list[str]:
     peaks = [f"{figure.title} {figure.fit(figure.get(record))}" for figure in _known(MEMORY.values(), record)]
     allocated = [figure for figure in GROUPS["Memory by phase"] if figure.path.endswith("allocated_peak")]
     by_phase = [figure for figure in allocated if figure.get(record)]
-    phase_peaks = [f"{TIMES[str(figure.of)].title} {figure.fit(figure.get(record))}" for figure in by_phase]
+    phase_peaks = [f"{TIMES[str(figure.member)].title} {figure.fit(figure.get(record))}" for figure in by_phase]
     phase, place = "backward", "held by the step"
     if by_phase:
         largest = max(by_phase, key=lambda figure: figure.get(record))
-        phase, place = str(largest.of), f"at the peak, in {largest.of}"
+        phase, place = str(largest.member), f"at the peak, in {largest.member}"
     causes = []
     for figure in GROUPS["Memory by cause"]:
-        if figure.of == phase and figure.get(record):
+        if figure.member == phase and figure.get(record):
             cause = figure.title.partition(": ")[2]
             causes.append(f"{cause} {figure.fit(figure.get(record))}")
     lines = {"": peaks, "peak by phase: ": phase_peaks, f"{place}: ": causes}

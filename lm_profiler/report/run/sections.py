@@ -170,8 +170,8 @@ def sections(record: RunRecord) -> list[Table]:
 
 def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[Table]:
     """Return the tables of one group: its facts with their meanings, its lists, and its families."""
-    single_figures = [figure for figure in group if figure.of is None]
-    family_figures = [figure for figure in group if figure.of is not None]
+    single_figures = [figure for figure in group if figure.member is None]
+    family_figures = [figure for figure in group if figure.member is not None]
     tables = [known_table(record, single_figures, _word_rows(record, title))]
     tables += [list_table(record, path) for path in _LISTS.get(title, ())]
     tables.append(_families(record, family_figures))
@@ -265,7 +265,7 @@ def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> 
     """Return a row for each part, or moment, and a column for each family of ``group``, where they are known."""
     columns: dict[str, dict[str, str]] = {}
     for figure in group:
-        part = figure.of or figure.path.split(".")[1]
+        part = figure.member or figure.path.split(".")[1]
         value = figure.get(record)
         is_nothing = not value and figure.shown_unit  # no time and no memory are left out
         if value is None or is_nothing:
