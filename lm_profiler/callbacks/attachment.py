@@ -312,8 +312,8 @@ class Attachment:
             sum(self._steps.values()),
             step_ended,
             self.callback,
-            follow=lambda left: following.run(self._follow_rank_0, left, otherwise=left),
-            done=partial(self.ending.part.run, self._stages_are_over),
+            follow=lambda steps_left: following.run(self._follow_rank_0, steps_left, otherwise=steps_left),
+            stages_ended=partial(self.ending.part.run, self._stages_are_over),
             ends=self.options.stages.stop_when_done,
             on_no_step=self._report_no_step,
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lm_profiler.callbacks.instruments.profiling_options import ExportOptions
 from lm_profiler.measure.clocks.tape import TimedSteps
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.quantities import QUANTITIES
+from lm_profiler.record.quantities import MFU, TIMES
 from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.steps import StepRow
 from lm_profiler.record.watch_files import rank_file_name
@@ -27,6 +27,20 @@ if TYPE_CHECKING:
 
 # upper ends of the histogram's buckets: four a decade, from 1 ms to 100 s
 _EDGES_S = 1e-3 * 10.0 ** (np.arange(21) / 4)
+
+
+class _Totals(NamedTuple):
+    """The sums of the steps up to now, as one request gets them."""
+
+    counts: NDArray[np.int64]  # of the steps in each bucket
+    seconds: list[float]  # of each part
+    memory_bytes: dict[str, int]  # by kind: held now, and at most
+    last_ns: int | None  # when the last step ended
+    recent_mean_s: float | None  # of the last steps
+
+    @property
+    def steps(self) -> int:
+        return int(self.counts.sum())
 
 
 @dataclass(eq=False)
@@ -41,89 +55,147 @@ class RunMetrics:
     _counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(_EDGES_S) + 1, np.int64))
     _sums_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(PARTS) + 1))
     _last_ns: int | None = None
-    _mean_s: float | None = None
-    _bytes: dict[str, int] = field(default_factory=dict)
+    _recent_mean_s: float | None = None
+    _memory_bytes: dict[str, int] = field(default_factory=dict)
 
     def add(self, steps: TimedSteps, held_bytes: int | None) -> None:
         seconds = np.nan_to_num(steps.seconds)
         with self._lock:
             if held_bytes is not None:
-                self._bytes = {"held": held_bytes, "peak": max(held_bytes, self._bytes.get("peak", 0))}
-            if len(seconds):
-                at = np.searchsorted(_EDGES_S, seconds[:, -1])
-                self._counts += np.bincount(at, minlength=len(self._counts))
+                peak_bytes = max(held_bytes, self._memory_bytes.get("peak", 0))
+                self._memory_bytes = {"held": held_bytes, "peak": peak_bytes}
+            if len(seconds) > 0:
+                step_s = seconds[:, -1]
+                buckets = np.searchsorted(_EDGES_S, step_s)
+                self._counts += np.bincount(buckets, minlength=len(self._counts))
                 self._sums_s += seconds.sum(axis=0)
-                self._last_ns, self._mean_s = int(steps.end_ns[-1]), float(seconds[:, -1].mean())
+                self._last_ns = int(steps.end_ns[-1])
+                self._recent_mean_s = float(step_s.mean())
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; ``prometheus_client`` calls this for each request."""
-        from prometheus_client import core
+        totals = self._totals()
+        yield self._step_metric(totals)
+        yield self._phase_metric(totals)
+        if self.tokens_per_step is not None:
+            yield self._token_metric(totals.steps * self.tokens_per_step)
+        yield self._memory_metric(totals.memory_bytes)
+        mfu: float | None = None
+        if self.mfu_seconds is not None and totals.recent_mean_s:
+            mfu = self.mfu_seconds / totals.recent_mean_s
+        yield self._gauge("lm_profiler_mfu_ratio", "Model FLOPs utilization of the last steps.", mfu)
+        last_s: float | None = None
+        if totals.last_ns is not None:
+            last_s = self.epoch_s + totals.last_ns * 1e-9
+        name = "lm_profiler_last_step_timestamp_seconds"
+        yield self._gauge(name, "When the last step ended, since 1970.", last_s)
+
+    def _totals(self) -> _Totals:
+        with self._lock:
+            return _Totals(
+                counts=self._counts.copy(),
+                seconds=self._sums_s.tolist(),
+                memory_bytes=dict(self._memory_bytes),
+                last_ns=self._last_ns,
+                recent_mean_s=self._recent_mean_s,
+            )
+
+    @property
+    def _label_values(self) -> list[str]:
+        return list(self.labels.values())
+
+    def _step_metric(self, totals: _Totals) -> Metric:
+        from prometheus_client.core import HistogramMetricFamily
+
+        edges = [f"{edge:.4g}" for edge in _EDGES_S]
+        counts_up_to_edge = np.cumsum(totals.counts).tolist()
+        buckets = list(zip([*edges, "+Inf"], counts_up_to_edge, strict=True))
+        metric = HistogramMetricFamily(
+            "lm_profiler_step_seconds", "Duration of a training step.", labels=list(self.labels)
+        )
+        metric.add_metric(self._label_values, buckets, totals.seconds[-1])
+        return metric
+
+    def _phase_metric(self, totals: _Totals) -> Metric:
         from prometheus_client.metrics_core import SummaryMetricFamily
 
-        with self._lock:
-            counts, sums_s, held = self._counts.copy(), self._sums_s.tolist(), dict(self._bytes)
-            last_ns, mean_s = self._last_ns, self._mean_s
-        names, values, steps = list(self.labels), list(self.labels.values()), int(counts.sum())
-        edges = [*(f"{edge:.4g}" for edge in _EDGES_S), "+Inf"]
-        step = core.HistogramMetricFamily("lm_profiler_step_seconds", "Duration of a training step.", labels=names)
-        step.add_metric(values, list(zip(edges, np.cumsum(counts).tolist(), strict=True)), sums_s[-1])
-        yield step
-        meaning = "Duration of a phase of a training step."
-        phase = SummaryMetricFamily("lm_profiler_phase_seconds", meaning, labels=[*names, "phase"])
-        for part, seconds in zip(PARTS, sums_s, strict=False):
-            phase.add_metric([*values, part], steps, seconds)
-        yield phase
-        if self.tokens_per_step is not None:
-            tokens = core.CounterMetricFamily("lm_profiler_tokens", "Tokens that were trained on.", labels=names)
-            tokens.add_metric(values, steps * self.tokens_per_step)
-            yield tokens
-        mfu = self.mfu_seconds / mean_s if self.mfu_seconds is not None and mean_s else None
-        ended_s = None if last_ns is None else self.epoch_s + last_ns * 1e-9
-        gauges: dict[tuple[str, ...], Mapping[Any, float | None]] = {
-            ("lm_profiler_memory_bytes", "Memory in use between two steps, now and at most.", "kind"): held,
-            ("lm_profiler_mfu_ratio", "Model FLOPs utilization of the last steps."): {(): mfu},
-            ("lm_profiler_last_step_timestamp_seconds", "When the last step ended, since 1970."): {(): ended_s},
-        }
-        for (name, meaning, *kinds), known in gauges.items():
-            gauge = core.GaugeMetricFamily(name, meaning, labels=[*names, *kinds])
-            for kind, value in known.items():
-                if value is not None:
-                    gauge.add_metric([*values, *([kind] if kind else [])], value)
-            yield gauge
+        metric = SummaryMetricFamily(
+            "lm_profiler_phase_seconds", "Duration of a phase of a training step.", labels=[*self.labels, "phase"]
+        )
+        for part, seconds in zip(PARTS, totals.seconds, strict=False):
+            metric.add_metric([*self._label_values, part], totals.steps, seconds)
+        return metric
+
+    def _token_metric(self, tokens: float) -> Metric:
+        from prometheus_client.core import CounterMetricFamily
+
+        metric = CounterMetricFamily("lm_profiler_tokens", "Tokens that were trained on.", labels=list(self.labels))
+        metric.add_metric(self._label_values, tokens)
+        return metric
+
+    def _memory_metric(self, memory_bytes: Mapping[str, int]) -> Metric:
+        from prometheus_client.core import GaugeMetricFamily
+
+        metric = GaugeMetricFamily(
+            "lm_profiler_memory_bytes",
+            "Memory in use between two steps, now and at most.",
+            labels=[*self.labels, "kind"],
+        )
+        for kind, kind_bytes in memory_bytes.items():
+            metric.add_metric([*self._label_values, kind], kind_bytes)
+        return metric
+
+    def _gauge(self, name: str, meaning: str, value: float | None) -> Metric:
+        """Return a metric with one value; without a sample where that is unknown."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        metric = GaugeMetricFamily(name, meaning, labels=list(self.labels))
+        if value is not None:
+            metric.add_metric(self._label_values, value)
+        return metric
 
 
 def metrics_of(
     folder: Path, rank: int, rows: Sequence[StepRow], record: RunRecord | None, epoch_s: float
 ) -> RunMetrics:
+    """Return the metrics of a run in ``folder``, whose stages left ``rows`` and, on rank 0, a ``record``."""
     tokens = [row.tokens for row in rows if row.stage == "measure" and row.tokens is not None]
-    mfu, step_s = (None if record is None else QUANTITIES[name].get(record) for name in ("mfu", "step_s"))
-    return RunMetrics(
-        {"rank": str(rank), "host": platform.node(), "run": f"{folder.parent.name}/{folder.name}"},
-        sum(tokens) / len(tokens) if tokens else None,
-        mfu * step_s if mfu and step_s else None,
-        epoch_s,
-    )
+    tokens_per_step: float | None = None
+    if tokens:
+        tokens_per_step = sum(tokens) / len(tokens)
+    mfu_seconds: float | None = None
+    if record is not None:
+        mfu = MFU.get(record)
+        step_s = TIMES["step"].get(record)
+        if mfu and step_s:
+            mfu_seconds = mfu * step_s
+    labels = {"rank": str(rank), "host": platform.node(), "run": f"{folder.parent.name}/{folder.name}"}
+    return RunMetrics(labels, tokens_per_step, mfu_seconds, epoch_s)
 
 
 def publish(
     metrics: RunMetrics, options: ExportOptions, rank: int, local_rank: int, undo: ExitStack
 ) -> Callable[[], object] | None:
-    """Publish ``metrics`` as ``options`` say until ``undo`` is closed; return what writes the file, if there is one."""
-    write: Callable[[], object] | None = None
-    if options.prometheus is not None or options.textfile is not None:
-        from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
+    """Publish ``metrics`` as ``options`` ask for it, until ``undo`` is closed.
 
-        registry = CollectorRegistry()
-        registry.register(metrics)
-        if options.prometheus is not None:
-            host, port = options.address()
-            server, thread = start_http_server(port + local_rank, host, registry)
-            undo.callback(thread.join, 5.0)
-            undo.callback(server.server_close)
-            undo.callback(server.shutdown)
-        if options.textfile is not None:
-            path = Path(options.textfile).absolute()
-            path = path.with_name(rank_file_name(path.name, rank))
-            write = partial(write_to_textfile, str(path), registry)
-            write()
+    Returns what writes the file again, if there is a file.
+    """
+    if not options.monitoring:
+        return None
+    from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
+
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    if options.prometheus is not None:
+        host, port = options.address()
+        server, thread = start_http_server(port + local_rank, host, registry)
+        undo.callback(thread.join, 5.0)
+        undo.callback(server.server_close)
+        undo.callback(server.shutdown)
+    if options.textfile is None:
+        return None
+    path = Path(options.textfile).absolute()
+    path = path.with_name(rank_file_name(path.name, rank))
+    write = partial(write_to_textfile, str(path), registry)
+    write()
     return write

@@ -38,27 +38,31 @@ def status_of(error: BaseException) -> Status:
     """Return ``oom``, ``interrupted`` or ``failed``."""
     if isinstance(error, KeyboardInterrupt) or is_a(error, "SIGTERMException"):
         return "interrupted"
-    return "oom" if is_out_of_memory(error) else "failed"
+    if is_out_of_memory(error):
+        return "oom"
+    return "failed"
 
 
 def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
     """Return the phase in which the run died after ``steps`` steps: also ``setup``, and ``other`` between phases."""
-    known = timeline.reading()
-    if steps == 0 and not known.running:
+    reading = timeline.reading()
+    if steps == 0 and not reading.running:
         return "setup"
     # The timeline has left "data" by then: Lightning's fetcher ends its action before it lets the error through
     # (2.6.6).
     if any(is_fetch(frame) for frame, _ in walk_tb(error.__traceback__)):
         return "data"
-    code = known.failed_in if known.failed_in is not None else known.stack[-1]
-    return PARTS[code] if code < len(PARTS) else "other"
+    code = reading.stack[-1] if reading.failed_in is None else reading.failed_in
+    if code < len(PARTS):
+        return PARTS[code]
+    return "other"
 
 
 def failure_of(error: BaseException, phase: str, step: int | None, device: torch.device | None = None) -> Failure:
     """Return the failure for the record, with the cause where ``device`` ran out of memory."""
     return Failure(
         phase=phase,
-        step=step if phase != "setup" else None,
+        step=None if phase == "setup" else step,
         type=type(error).__name__,
         message=first_line(error),
         out_of_memory=None if device is None else oom_cause(error, device),
@@ -79,10 +83,11 @@ _GROUP_FAILED = re.compile(
     r"remote (server|process)|TCPStore|wait timeout after|Watchdog",
 )
 
-# seconds to wait for other ranks' ends: where another rank failed first, it has left its end by now; where a signal
-# ended this rank, the others may be in the middle of a long operation
-_PATIENCE_S, _SIGNALLED_S = 2.0, 8.0
-_LOOK_S = 0.1  # seconds between two looks
+# seconds to wait for other ranks' ends if another rank failed first: it has left its end by now
+_PATIENCE_S = 2.0
+# and if a signal ended this rank: the others may be in the middle of a long operation
+_PATIENCE_AFTER_SIGNAL_S = 8.0
+_CHECK_EVERY_S = 0.1
 
 
 def is_of_the_group(error: BaseException) -> bool:
@@ -94,21 +99,37 @@ def is_of_the_group(error: BaseException) -> bool:
 
 def codes_of(trainer: Any) -> dict[int, int | None]:
     """Return the exit codes of the ranks that this process started as commands; None for one that still runs."""
-    started = enumerate(getattr(trainer.strategy.launcher, "procs", []), 1)
-    return {trainer.global_rank + n: process.poll() for n, process in started if hasattr(process, "poll")}
+    processes = getattr(trainer.strategy.launcher, "procs", [])
+    codes = {}
+    for rank, process in enumerate(processes, start=trainer.global_rank + 1):
+        if hasattr(process, "poll"):
+            codes[rank] = process.poll()
+    return codes
 
 
 def ends_of_ranks(
-    own: RankEnd, folder: Path, ranks: int, codes: Callable[[], Mapping[int, int | None]], pause: Any = time.sleep
+    own_end: RankEnd,
+    folder: Path,
+    ranks: int,
+    codes: Callable[[], Mapping[int, int | None]],
+    pause: Callable[[float], object] = time.sleep,
 ) -> dict[int, RankEnd]:
-    """Return the ends that ranks left, when all have or after some seconds; at once where ``own`` came first."""
-    patience_s = _PATIENCE_S if own.followed else _SIGNALLED_S if own.is_signalled and not codes() else 0.0
-    ends = {own.failure.rank or 0: own}
+    """Return the ends that ranks left, when all have or after some seconds; at once where ``own_end`` came first.
+
+    ``codes`` returns the exit codes of the ranks that this process started.
+    """
+    patience_s = 0.0
+    if own_end.followed:
+        patience_s = _PATIENCE_S
+    elif own_end.is_signalled and not codes():
+        patience_s = _PATIENCE_AFTER_SIGNAL_S
+    ends = {own_end.failure.rank or 0: own_end}
     with suppress(KeyboardInterrupt):  # whoever started the ranks ends them all; report what is known by then
-        for look in range(round(patience_s / _LOOK_S), -1, -1):
-            gone = {rank for rank, code in codes().items() if code is not None}  # a dead rank leaves no end
-            ends = read_ends(folder) | ends
-            if not look or len(ends.keys() | gone) >= ranks:
+        for pauses_left in range(round(patience_s / _CHECK_EVERY_S), -1, -1):
+            dead_ranks = {rank for rank, code in codes().items() if code is not None}  # a dead rank leaves no end
+            ends = {**read_ends(folder), **ends}
+            ended_ranks = ends.keys() | dead_ranks
+            if pauses_left == 0 or len(ended_ranks) >= ranks:
                 break
-            pause(_LOOK_S)
+            pause(_CHECK_EVERY_S)
     return ends

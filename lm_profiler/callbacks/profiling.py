@@ -86,36 +86,42 @@ class TrainingProfiler(Callback):
         watch: WatchOptions | bool = False,
     ) -> None:
         stages = stages or StageOptions()
+        watch_options: WatchOptions | None = None
+        if watch:
+            stages = stages.for_watched_run()
+            watch_options = WatchOptions() if watch is True else watch
         self._options = ProfilingOptions(
-            stages.for_watched_run() if watch else stages,
-            actions or ActionsOptions(),
-            memory or MemoryOptions(),
-            trace or TraceOptions(),
-            launch or Launch(),
-            peak_flops_per_s,
-            clock,
-            quiet,
-            verbose,
-            numerics or NumericsOptions(),
-            verb,
-            Path(log_dir),
-            export or ExportOptions(),
-            WatchOptions() if watch is True else watch or None,
+            stages=stages,
+            actions=actions or ActionsOptions(),
+            memory=memory or MemoryOptions(),
+            trace=trace or TraceOptions(),
+            launch=launch or Launch(),
+            peak_flops_per_s=peak_flops_per_s,
+            clock=clock,
+            quiet=quiet,
+            verbose=verbose,
+            numerics=numerics or NumericsOptions(),
+            verb=verb,
+            log_dir=Path(log_dir),
+            export=export or ExportOptions(),
+            watch=watch_options,
         )
         self._options.check()
         self._run: Attachment | None = None
-        self._last: RunFinisher | None = None
+        self._last_ending: RunFinisher | None = None
         # decides whether a Trainer is profiled, where Lightning added the callback to every Trainer of a program
         self.admits: Admits | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the options alone: a copy or a pickle can profile its own run, and knows nothing of this one."""
-        return {"_options": self._options, "_run": None, "_last": None, "admits": self.admits}
+        return {"_options": self._options, "_run": None, "_last_ending": None, "admits": self.admits}
 
     @property
     def record(self) -> RunRecord | None:
         """The record of the last run; None before it is written."""
-        return None if self._last is None else self._last.record
+        if self._last_ending is None:
+            return None
+        return self._last_ending.record
 
     @property
     def folder(self) -> Path:
@@ -124,13 +130,13 @@ class TrainingProfiler(Callback):
         Raises:
             AttributeError: there is none yet.
         """
-        if self._last is None or self._last.files.folder is None:
+        if self._last_ending is None or self._last_ending.files.folder is None:
             raise AttributeError("the run has no folder yet")
-        return self._last.files.folder
+        return self._last_ending.files.folder
 
-    def launched(self, **known: Any) -> None:
-        """Add ``known`` facts about how the next run is started: fields of its ``Launch``."""
-        launch = replace(self._options.launch, **known)
+    def launched(self, **facts: Any) -> None:
+        """Add ``facts`` about how the next run is started: fields of its ``Launch``."""
+        launch = replace(self._options.launch, **facts)
         self._options = replace(self._options, launch=launch)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -147,8 +153,9 @@ class TrainingProfiler(Callback):
             return
         if trainer.barebones:
             raise MisconfigurationException("lm_profiler cannot profile under Trainer(barebones=True): leave it out")
-        profilers = [each for each in trainer.callbacks if isinstance(each, TrainingProfiler)]  # type: ignore[attr-defined]
-        if sum(each.admits is None for each in profilers) > 1:
+        profilers = [callback for callback in trainer.callbacks if isinstance(callback, TrainingProfiler)]  # type: ignore[attr-defined]
+        programs_own = [profiler for profiler in profilers if profiler.admits is None]
+        if len(programs_own) > 1:
             raise MisconfigurationException("expected one TrainingProfiler in a Trainer, given more")
         if options.memory.history:
             history_watch(trainer.strategy.root_device, Path())  # refuses a device that keeps no history
@@ -161,27 +168,30 @@ class TrainingProfiler(Callback):
             part.run(lambda: setattr(SIGNALS.get(trainer), SIGTERM_HANDLER.name, _pass_over))
         # Two guards: the profiler may fail while a record can still be written, and writing the record may fail too.
         run.part = Guard("the profiler", run.report, run.only_count)
-        ending = run.ending = RunFinisher(trainer, options, run.part, self._restore_trainer, run.report, run.notes)
+        ending = RunFinisher(trainer, options, run.part, self._restore_trainer, run.report, run.notes)
         ending.part = Guard("the record", run.report, ending.recording_failed)
+        run.ending = ending
         self._run = None
         if run.part.run(verb_of, trainer, otherwise=options.verb) == options.verb:
-            self._run, self._last = run, ending
+            self._run = run
+            self._last_ending = ending
             run.part.run(run.prepare, began_ns)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None:
             trainer.fit_loop.epoch_loop.max_steps = self._run.max_steps
 
-    def _passed(self, what: str, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _passed(self, term: str, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None and self._run.watching is not None:
-            self._run.watching.part.run(self._run.watching.passed, what)
+            self._run.watching.part.run(self._run.watching.passed, term)
 
     on_sanity_check_start = partialmethod(_passed, "set-up")
     on_sanity_check_end = partialmethod(_passed, "sanity check")
 
     def _loop_starts(self, verb: Verb, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the run here and not earlier: a Tuner's trials of a batch size or learning rate are not part of it."""
-        if (run := self._run) is not None and verb == self._options.verb and not run.has_begun:
+        run = self._run
+        if run is not None and verb == self._options.verb and not run.has_begun:
             run.part.run(run.start)
 
     on_train_start = partialmethod(_loop_starts, "fit")
@@ -210,7 +220,11 @@ class TrainingProfiler(Callback):
                 is_over = False
             if is_over:
                 raise StopIteration
-        if run is None or (ending := run.ending).is_over or (session := ending.session) is None or run.part.out:
+        if run is None:
+            return
+        ending = run.ending
+        session = ending.session
+        if ending.is_over or session is None or run.part.out:
             return
         try:  # written out, because this runs in every timed step
             session.counts.add(batch)
@@ -236,7 +250,8 @@ class TrainingProfiler(Callback):
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if (run := self._run) is None or run.ending.is_forked_copy:
+        run = self._run
+        if run is None or run.ending.is_forked_copy:
             return
         if run.watching is not None:
             run.watching.part.run(run.watching.end, exception)
@@ -244,14 +259,16 @@ class TrainingProfiler(Callback):
             run.ending.part.run(run.died, exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if (run := self._run) is not None and not run.ending.is_forked_copy:
-            if run.watching is not None:
-                run.watching.part.run(run.watching.end)
-            run.ending.part.run(run.end)
-            if run.is_search and self.admits is not None:
-                run.ending.part.run(self.admits.release)
-            # Restored once more: a run may end before on_fit_start.
-            trainer.fit_loop.epoch_loop.max_steps = run.max_steps
+        run = self._run
+        if run is None or run.ending.is_forked_copy:
+            return
+        if run.watching is not None:
+            run.watching.part.run(run.watching.end)
+        run.ending.part.run(run.end)
+        if run.is_search and self.admits is not None:
+            run.ending.part.run(self.admits.release)
+        # Restored once more: a run may end before on_fit_start.
+        trainer.fit_loop.epoch_loop.max_steps = run.max_steps
 
     def _restore_trainer(self) -> None:
         """Restore the Trainer; the rest of training has no overhead."""
@@ -267,4 +284,7 @@ def _pass_over(signum: int, frame: object) -> None:
 
 # Hooks of a profiler that is done, as None, which Lightning skips: it stays in the user's list of callbacks.
 # ``on_exception`` stays, because writing the record may be interrupted.
-_NO_HOOKS = dict.fromkeys(h for h in vars(TrainingProfiler) if h.startswith("on_") and h != "on_exception")
+_NO_HOOKS: dict[str, None] = {}
+for _name in vars(TrainingProfiler):
+    if _name.startswith("on_") and _name != "on_exception":
+        _NO_HOOKS[_name] = None

@@ -31,7 +31,7 @@ from lm_profiler.usage_error import expect
 _numbers = count(1)  # the numbers of the Trainers of this process
 
 # the number of the Trainer that was admitted in this process, where the program's processes share no folder
-_first: int | None = None
+_admitted_number: int | None = None
 
 _refusal_is_reported = False  # whether a line said that further runs of the program are not profiled
 
@@ -73,44 +73,55 @@ def profiling_callbacks(
     Raises:
         ValueError: a number of steps is negative, or nothing is to be measured.
     """
-    given = locals()
-    for option in ("warmup_steps", "measure_steps", "trace_steps", "memory_steps", "action_steps"):
-        is_left_out = option == "measure_steps" and measure_steps is None
-        expect(is_left_out or isinstance(given[option], int), option, "a whole number", given[option])
-    stop = verb == "fit" if stop_when_done is None else stop_when_done
-    return [
-        TrainingProfiler(
-            StageOptions(warmup_steps=warmup_steps, measure_steps=measure_steps, stop_when_done=stop),
-            MemoryOptions(steps=memory_steps),
-            TraceOptions(steps=trace_steps),
-            Launch(name=name),
-            verb=verb,
-            verbose=verbose,
-            log_dir=log_dir,
-            actions=ActionsOptions(steps=action_steps),
-            export=ExportOptions(trackers=export_trackers),
-            watch=watch,
-        )
-    ]
+    steps = {
+        "warmup_steps": warmup_steps,
+        "trace_steps": trace_steps,
+        "memory_steps": memory_steps,
+        "action_steps": action_steps,
+    }
+    if measure_steps is not None:
+        steps["measure_steps"] = measure_steps
+    for option, number in steps.items():
+        expect(isinstance(number, int), option, "a whole number", number)
+    if stop_when_done is None:
+        stop_when_done = verb == "fit"
+    profiler = TrainingProfiler(
+        StageOptions(warmup_steps=warmup_steps, measure_steps=measure_steps, stop_when_done=stop_when_done),
+        MemoryOptions(steps=memory_steps),
+        TraceOptions(steps=trace_steps),
+        Launch(name=name),
+        verb=verb,
+        verbose=verbose,
+        log_dir=log_dir,
+        actions=ActionsOptions(steps=action_steps),
+        export=ExportOptions(trackers=export_trackers),
+        watch=watch,
+    )
+    return [profiler]
 
 
-def admitted_callbacks(asked: str) -> list[Callback]:
+def admitted_callbacks(request: str) -> list[Callback]:
     """Return the callback for the next Trainer of this process, which Lightning adds to each.
 
-    ``asked`` is a JSON object: ``options`` of ``profiling_callbacks``, and the ``command``, the number of the
+    ``request`` is a JSON object: ``options`` of ``profiling_callbacks``, and the ``command``, the number of the
     ``trainer`` and the folder of ``claims``, each of which may be missing; or ``1`` for none of them.
     """
-    asked_well = asked.strip() == "1" or asked.lstrip().startswith("{")
-    expect(asked_well, VARIABLE, "1, 0 or the JSON object that `lm_profiler run` sets", asked)
-    given: dict[str, Any] = {} if asked.strip() == "1" else json.loads(asked)
-    claims = None if given.get("claims") is None else Path(given["claims"])
+    has_no_details = request.strip() == "1"
+    is_valid = has_no_details or request.lstrip().startswith("{")
+    expect(is_valid, VARIABLE, "1, 0 or the JSON object that `lm_profiler run` sets", request)
+    details: dict[str, Any] = {}
+    if not has_no_details:
+        details = json.loads(request)
+    claims: Path | None = None
+    if details.get("claims") is not None:
+        claims = Path(details["claims"])
     number = next(_numbers)
-    options = {"stop_when_done": False, **given.get("options", {})}
+    options = {"stop_when_done": False, **details.get("options", {})}
     profilers = profiling_callbacks(**options)
     for profiler in profilers:
         assert isinstance(profiler, TrainingProfiler)
-        profiler.launched(command=given.get("command", ""), added=True)
-        profiler.admits = Admission(number, given.get("trainer"), options.get("verb", "fit"), claims)
+        profiler.launched(command=details.get("command", ""), added=True)
+        profiler.admits = Admission(number, details.get("trainer"), options.get("verb", "fit"), claims)
     return profilers
 
 
@@ -119,25 +130,25 @@ class Admission:
     """Admits one Trainer of the program, and only once: returns whether one that is about to run is profiled."""
 
     number: int  # which Trainer of its process this is, from 1
-    wanted: int | None  # the number of the Trainer to profile; None for the first that runs ``verb``
+    wanted_number: int | None  # of the Trainer to profile; None for the first that runs ``verb``
     verb: Verb  # what is profiled
     # A folder that the processes of this node share; None if the program was started by hand. With it the ranks agree
     # which Trainer is the first, because a spawned rank has seen only its own Trainer.
     claims: Path | None
-    _used: bool = False
+    _is_used: bool = False
 
     def __call__(self, trainer: Trainer) -> bool:
-        is_wanted = verb_of(trainer) == self.verb and self.wanted in (None, self.number)
-        if trainer.barebones or not is_wanted:
+        is_wanted_number = self.wanted_number is None or self.wanted_number == self.number
+        if trainer.barebones or verb_of(trainer) != self.verb or not is_wanted_number:
             return False
-        profilers = [each for each in trainer.callbacks if isinstance(each, TrainingProfiler)]  # type: ignore[attr-defined]
-        program_has_own = any(each.admits is None for each in profilers)
-        if self._used or not self._claim():
+        profilers = [callback for callback in trainer.callbacks if isinstance(callback, TrainingProfiler)]  # type: ignore[attr-defined]
+        program_has_own = any(profiler.admits is None for profiler in profilers)
+        if self._is_used or not self._claim():
             if trainer.is_global_zero and not program_has_own:
                 self._report_refusal()
             return False
-        self._used = True
-        return not program_has_own
+        self._is_used = True
+        return not program_has_own  # which has priority
 
     def _report_refusal(self) -> None:
         """Print, once per process, that further runs of the verb are not profiled."""
@@ -145,15 +156,15 @@ class Admission:
         if _refusal_is_reported:
             return
         _refusal_is_reported = True
-        other = "`lm_profiler run --trainer=2` profiles that of its second Trainer"
-        say(f"only the first {self.verb} of a program is profiled; {other}")
+        hint = "`lm_profiler run --trainer=2` profiles that of its second Trainer"
+        say(f"only the first {self.verb} of a program is profiled; {hint}")
 
     def release(self) -> None:
         """Take the admission back: a Tuner searched, and the fit after that is the one to profile."""
-        global _first
-        self._used = False
-        if _first == self.number:
-            _first = None
+        global _admitted_number
+        self._is_used = False
+        if _admitted_number == self.number:
+            _admitted_number = None
         if self.claims is None:
             return
         claim = self.claims / CLAIMED
@@ -164,7 +175,7 @@ class Admission:
 
     def _claim(self) -> bool:
         """Return whether no other Trainer of the program has been admitted."""
-        global _first
+        global _admitted_number
         try:
             if self.claims is None or not self.claims.is_dir():
                 raise FileNotFoundError
@@ -173,5 +184,6 @@ class Admission:
                 claim.symlink_to(str(self.number))  # creating a link is atomic
             return claim.readlink() == Path(str(self.number))
         except OSError:  # another node, or a program that was started by hand: each process for itself
-            _first = _first or self.number
-            return _first == self.number
+            if _admitted_number is None:
+                _admitted_number = self.number
+            return _admitted_number == self.number

@@ -58,12 +58,12 @@ def window_figures(window: WatchWindow) -> dict[str, float]:
     return values
 
 
-def _to_mlflow(logger: Any, files: Sequence[Path]) -> None:
+def _send_to_mlflow(logger: Any, files: Sequence[Path]) -> None:
     for path in files:
         logger.experiment.log_artifact(logger.run_id, str(path), "lm_profiler")
 
 
-def _to_wandb(logger: Any, files: Sequence[Path]) -> None:
+def _send_to_wandb(logger: Any, files: Sequence[Path]) -> None:
     from wandb import Artifact
 
     artifact = Artifact(f"lm_profiler-{logger.experiment.id}", type="profile")
@@ -72,13 +72,13 @@ def _to_wandb(logger: Any, files: Sequence[Path]) -> None:
     logger.experiment.log_artifact(artifact)
 
 
-def _to_comet(logger: Any, files: Sequence[Path]) -> None:
+def _send_to_comet(logger: Any, files: Sequence[Path]) -> None:
     for path in files:
         logger.experiment.log_asset(str(path), path.name)
 
 
 # how a logger takes files, by its class name, which is the same in both of Lightning's namespaces
-_FILES = {"MLFlowLogger": _to_mlflow, "WandbLogger": _to_wandb, "CometLogger": _to_comet}
+_FILE_SENDERS = {"MLFlowLogger": _send_to_mlflow, "WandbLogger": _send_to_wandb, "CometLogger": _send_to_comet}
 
 
 class Tracker:
@@ -87,12 +87,19 @@ class Tracker:
     def __init__(self, logger: Any, report: Callable[[str], object]) -> None:
         kind = type(logger)
         self._part = Guard(kind.__name__, report, outcome="did not take the results")
-        names = [base.__name__ for base in kind.__mro__]
-        self.send_files = next((_FILES[name] for name in names if name in _FILES), None)
+        class_names = [base.__name__ for base in kind.__mro__]
+        # sends files to the logger; None if it takes none
+        self.send_files: Callable[[Any, Sequence[Path]], None] | None = None
+        for class_name in class_names:
+            if class_name in _FILE_SENDERS:
+                self.send_files = _FILE_SENDERS[class_name]
+                break
         # TensorBoard's logger would add a scalar of its own to them, ``hp_metric``; the run's folder has them for it.
-        self._takes_facts = "TensorBoardLogger" not in names
+        self._takes_facts = "TensorBoardLogger" not in class_names
         # The unwrapped methods: a watched run later wraps the logger's to time them, and our calls must not count.
-        self._logger, self._log, self._save = logger, logger.log_metrics, logger.save
+        self._logger = logger
+        self._log = logger.log_metrics
+        self._save = logger.save
 
     def send(
         self,
@@ -113,7 +120,8 @@ class Tracker:
                 self._logger.log_hyperparams(dict(facts))
             self._save()
             if self.send_files is not None:
-                self.send_files(self._logger, [path for path in files if path.stat().st_size <= _MOST_BYTES])
+                small_files = [path for path in files if path.stat().st_size <= _MOST_BYTES]
+                self.send_files(self._logger, small_files)
 
         thread = Thread(target=self._part.run, args=(send,), name="lm_profiler export", daemon=True)
         thread.start()

@@ -31,7 +31,7 @@ class Tuned(BoringModel):
 def test_the_fit_after_a_tuners_search_is_profiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, alone: bool
 ) -> None:
-    monkeypatch.setattr(shortcut, "_first", None)
+    monkeypatch.setattr(shortcut, "_admitted_number", None)
     claims = tmp_path / "claims"
     claims.mkdir()
     steps = {"warmup_steps": 1, "measure_steps": 3, "trace_steps": 0, "memory_steps": 0, "action_steps": 0}

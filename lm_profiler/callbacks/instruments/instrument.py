@@ -78,9 +78,9 @@ class Instrument:
 
     def observe(self, timeline: Timeline, *observers: Callable[[int], object]) -> None:
         """Call ``observers`` at each mark until the instrument is discarded."""
-        guarded = tuple(self.part.guard(each) for each in observers)
-        self._undo.callback(timeline.unobserve, *guarded)
-        timeline.observers += guarded
+        guarded_observers = tuple(self.part.guard(observer) for observer in observers)
+        self._undo.callback(timeline.unobserve, *guarded_observers)
+        timeline.observers += guarded_observers
 
 
 class Watch(Instrument):
@@ -94,14 +94,17 @@ class Watch(Instrument):
         result: Callable[[Any], Mapping[str, Any]],
         stop: Callable[[], object] = lambda: None,  # ends the work without a result; may be called twice
     ) -> None:
-        self.name, self.stage = name, stage  # type: ignore[misc]  # the others' is the class's
-        self._start, self._result, self._stop = start, result, stop
+        self.name = name
+        self.stage = stage  # type: ignore[misc]  # that of other instruments is their class's
+        self._start = start
+        self._result = result
+        self._stop = stop
 
     def start(self) -> None:
-        self._began = self._start()
+        self._start_value = self._start()
 
     def result(self) -> Mapping[str, Any]:
-        return self._result(self._began)
+        return self._result(self._start_value)
 
     def discard(self) -> None:
         self._stop()

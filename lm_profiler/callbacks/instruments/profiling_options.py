@@ -139,8 +139,8 @@ class TraceOptions:
     def __post_init__(self) -> None:
         expect(self.steps >= 0, "trace.steps", "0 or more", self.steps)
         for name in ("nvtx", "cuda_profiler_range"):
-            there = not getattr(self, name) or torch.cuda.is_available()
-            expect(there, f"trace.{name}", "a CUDA device or no such option", None)
+            is_possible = not getattr(self, name) or torch.cuda.is_available()
+            expect(is_possible, f"trace.{name}", "a CUDA device or no such option", None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,30 +191,34 @@ class ExportOptions:
     def address(self) -> tuple[str, int]:
         """Return the host and the port of ``prometheus``; raises UsageError where it is no address."""
         host, _, port = str(self.prometheus).rpartition(":")
-        good = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
-        expect(good, "export.prometheus", "[HOST:]PORT, as 9464", self.prometheus)
+        is_port = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
+        expect(is_port, "export.prometheus", "[HOST:]PORT, as 9464", self.prometheus)
         return host or "127.0.0.1", int(port)
 
-    def check(self, watched: bool) -> None:
+    def check(self, is_watched: bool) -> None:
         """Raise UsageError where there is nothing to publish, or nowhere to, and MissingExtra without the library."""
         if not self.monitoring:
             return
-        if not watched:
+        if not is_watched:
             raise UsageError("export: expected --watch=true with prometheus or textfile, given a run without it")
         require("prometheus_client", "export.prometheus" if self.textfile is None else "export.textfile")
-        if (file := self.textfile) is not None:
-            good = os.access(Path(file).absolute().parent, os.W_OK) and not Path(file).is_dir()
-            expect(good, "export.textfile", "a file in a folder that can be written to", file)
-        if self.prometheus is None:
-            return
-        host, port = self.address()
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as asked:
-            asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
-            try:
-                asked.bind((host.strip("[]"), port))
-            except OSError as error:
-                why = f"{host}:{port} ({error.strerror or error})"
-                raise UsageError(f"export.prometheus: expected an address that is free, given {why}") from None
+        if self.textfile is not None:
+            path = Path(self.textfile)
+            is_writable = os.access(path.absolute().parent, os.W_OK) and not path.is_dir()
+            expect(is_writable, "export.textfile", "a file in a folder that can be written to", self.textfile)
+        if self.prometheus is not None:
+            _check_that_address_is_free(*self.address())
+
+
+def _check_that_address_is_free(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
+        try:
+            listener.bind((host.strip("[]"), port))
+        except OSError as error:
+            address = f"{host}:{port} ({error.strerror or error})"
+            raise UsageError(f"export.prometheus: expected an address that is free, given {address}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,10 +241,10 @@ class WatchOptions:
 
     def check(self) -> None:
         """Raise UsageError for a budget that is not positive; a parser that tries several types would swallow it."""
-        off = "; watch.traces=false leaves traces out"
-        expect(self.traces_per_day > 0, "watch.traces_per_day", f"1 or more{off}", self.traces_per_day)
-        expect(self.trace_mib > 0, "watch.trace_mib", f"a positive number{off}", self.trace_mib)
-        expect(self.cooldown_s > 0, "watch.cooldown_s", f"a positive number{off}", self.cooldown_s)
+        hint = "; watch.traces=false leaves traces out"
+        expect(self.traces_per_day > 0, "watch.traces_per_day", f"1 or more{hint}", self.traces_per_day)
+        expect(self.trace_mib > 0, "watch.trace_mib", f"a positive number{hint}", self.trace_mib)
+        expect(self.cooldown_s > 0, "watch.cooldown_s", f"a positive number{hint}", self.cooldown_s)
 
 
 @dataclass(frozen=True)
@@ -263,9 +267,16 @@ class Launch:
 
     def facts(self) -> dict[str, Any]:
         """Return the record's fields about the start; the duration is up to now."""
-        started = datetime.fromtimestamp(self.started, timezone.utc).isoformat(timespec="seconds")
-        given = {name: getattr(self, name) for name in ("name", "command", "overrides", "config", "planned")}
-        return {**given, "started": started, "duration_s": max(time.time() - self.started, 0.0)}
+        started = datetime.fromtimestamp(self.started, timezone.utc)
+        return {
+            "name": self.name,
+            "command": self.command,
+            "overrides": self.overrides,
+            "config": self.config,
+            "planned": self.planned,
+            "started": started.isoformat(timespec="seconds"),
+            "duration_s": max(time.time() - self.started, 0.0),
+        }
 
 
 @dataclass(frozen=True)
@@ -289,24 +300,28 @@ class ProfilingOptions:
 
     def check(self) -> None:
         """Raise UsageError where the options do not go together, or nothing is to be measured or watched."""
-        watched = self.watch is not None
+        is_watched = self.watch is not None
         expect_one_of(get_args(Verb), "verb", self.verb)
         if self.watch is not None:
             expect(isinstance(self.watch, WatchOptions), "watch", "True, False or WatchOptions", self.watch)
             expect(self.verb == "fit", "watch", "a fit, or no such option", self.verb)
             self.watch.check()
-        some = self.stages.planned_steps > 0 or (watched and self.stages.warmup_steps > 0)
-        expect(some, "stages.measure_steps", "1 or more, or 0 with watch and a step of warm-up", 0)
-        self.export.check(watched)
+        can_be_watched = is_watched and self.stages.warmup_steps > 0
+        has_work = self.stages.planned_steps > 0 or can_be_watched
+        expect(has_work, "stages.measure_steps", "1 or more, or 0 with watch and a step of warm-up", 0)
+        self.export.check(is_watched)
         check_folder_name(self.launch.name, self.log_dir)
 
     def steps(self, collectives: int = 0) -> dict[str, int]:
         """Return the steps of each stage, in their order; ``collectives`` is how many the stage of that name has."""
-        return {
-            "warmup": self.stages.warmup_steps,
-            "measure": self.stages.planned_steps,
-            **({"collectives": collectives} if collectives else {}),
-            "actions": self.actions.steps + 1 if self.actions.steps else 0,  # the last step is followed line by line
-            "memory": self.memory.steps,
-            "trace": self.trace.steps + 1 if self.trace.steps else 0,  # the first step is the profiler's warm-up
-        }
+        steps = {"warmup": self.stages.warmup_steps, "measure": self.stages.planned_steps}
+        if collectives > 0:
+            steps["collectives"] = collectives
+        steps["actions"] = 0
+        if self.actions.steps > 0:
+            steps["actions"] = self.actions.steps + 1  # the last step is followed line by line
+        steps["memory"] = self.memory.steps
+        steps["trace"] = 0
+        if self.trace.steps > 0:
+            steps["trace"] = self.trace.steps + 1  # the first step is the profiler's warm-up
+        return steps

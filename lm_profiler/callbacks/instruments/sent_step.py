@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from lm_profiler.record.run_record import Verb
 from lm_profiler.torch_names import tree_leaves, tree_map
 
 _META = torch.device("meta")
-_PLAIN = (bool, int, float, str)
+_PLAIN_TYPES = (bool, int, float, str)
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 _COMPILER_FILE = str(Path(torch.__file__).parent / "_dynamo" / "eval_frame.py")  # of a compiled function's wrapper
 _MOST_VALUES = 1 << 18  # elements of a tensor beside the step, up to which its values are sent too
@@ -42,13 +43,22 @@ class SentOptimizer:
         """Return the groups of ``optimizer``; raises UncountableError where it may run the step several times."""
         if "max_eval" in optimizer.defaults:  # LBFGS
             raise UncountableError(f"{type(optimizer).__name__} runs a step several times")
-        # Options that are not plain values, such as a learning rate in a tensor, do not change what a step moves.
-        groups = [
-            {name: value for name, value in group.items() if name == "params" or isinstance(value, _PLAIN)}
-            for group in optimizer.param_groups
-        ]
-        states = [tree_leaves(optimizer.state.get(each, {})) for group in groups for each in group["params"]]
-        return cls(groups, [[s for s in each if isinstance(s, Tensor) and s.device == device] for each in states])
+        groups = []
+        states = []
+        for group in optimizer.param_groups:
+            groups.append(_plain_options(group))
+            for parameter in group["params"]:
+                leaves = tree_leaves(optimizer.state.get(parameter, {}))
+                states.append([leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.device == device])
+        return cls(groups, states)
+
+
+def _plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a group and its plain options.
+
+    Others, such as a learning rate in a tensor, do not change what a step moves.
+    """
+    return {name: value for name, value in group.items() if name == "params" or isinstance(value, _PLAIN_TYPES)}
 
 
 @dataclass(frozen=True)
@@ -71,18 +81,26 @@ class SentStep:
             UncountableError: it is unknown what one rank multiplies, or how often.
             UncopyableError: a part of the module has no shape, or belongs to one process alone.
         """
-        module, device = trainer.lightning_module, trainer.strategy.root_device
-        if any(hasattr(each, "device_mesh") for each in module.parameters()):
+        module = trainer.lightning_module
+        device = trainer.strategy.root_device
+        if any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
             raise UncountableError("its weights are sharded")  # a rank multiplies them whole, or its part of them
-        whole = nearest(trainer.strategy) in WHOLE and verb == "fit"
         optimizers: list[SentOptimizer] = []
-        if whole:
+        if verb == "fit" and nearest(trainer.strategy) in WHOLE:
             # If a module has no optimizer, Lightning gives it one that has no parameters.
-            optimizers = [SentOptimizer.of(each, device) for each in trainer.optimizers if each.param_groups]
-        module, batch, optimizers = _on_meta((module, batch, optimizers))
+            used_optimizers = [optimizer for optimizer in trainer.optimizers if optimizer.param_groups]
+            optimizers = [SentOptimizer.of(optimizer, device) for optimizer in used_optimizers]
+        module, batch, optimizers = _copy_to_meta((module, batch, optimizers))
         _undo_lightnings_compilation(module)
-        batches = trainer.accumulate_grad_batches if verb == "fit" else 1
-        return cls(module, batch, verb, batches, str(trainer.precision), device.type == "cpu", optimizers)
+        return cls(
+            module=module,
+            batch=batch,
+            verb=verb,
+            batches=trainer.accumulate_grad_batches if verb == "fit" else 1,
+            precision=str(trainer.precision),
+            on_cpu=device.type == "cpu",
+            optimizers=optimizers,
+        )
 
     def pickled(self) -> bytes:
         """Return the step for a process that cannot import what the program's own script defines.
@@ -93,13 +111,13 @@ class SentStep:
         Raises:
             UncountableError: a part of the step, or of what its code uses, belongs to this process alone.
         """
-        told = io.BytesIO()
+        stream = io.BytesIO()
         try:
-            _StepPickler(told).dump(self)
+            _StepPickler(stream).dump(self)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise UncountableError(f"it cannot be sent to another process: {reason}") from None
-        return told.getvalue()
+        return stream.getvalue()
 
 
 class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -109,15 +127,16 @@ class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
     """
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, FunctionType) and value.__code__.co_filename == _COMPILER_FILE:
-            return _itself, (inspect.unwrap(value, stop=_is_not_the_compilers),)
+        if isinstance(value, FunctionType) and _is_compilers(value):
+            function = inspect.unwrap(value, stop=_is_not_compilers)
+            return _return_unchanged, (function,)
         if isinstance(value, torch.device):
             return torch.device, ("cpu",)
-        if type(value) is Tensor and value.device != _META and value.layout is torch.strided:
-            if value.numel() > _MOST_VALUES:
-                return _uninitialized, (tuple(value.shape), value.stride(), value.dtype)
-            if value.device.type != "cpu":
-                return _itself, (value.detach().cpu(),)
+        has_data = type(value) is Tensor and value.device != _META and value.layout is torch.strided
+        if has_data and value.numel() > _MOST_VALUES:
+            return _uninitialized, (tuple(value.shape), value.stride(), value.dtype)
+        if has_data and value.device.type != "cpu":
+            return _return_unchanged, (value.detach().cpu(),)
         return super().reducer_override(value)
 
 
@@ -125,11 +144,17 @@ def _uninitialized(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch
     return torch.empty_strided(shape, stride, dtype=dtype)
 
 
-def _is_not_the_compilers(function: Any) -> bool:
-    return getattr(getattr(function, "__code__", None), "co_filename", None) != _COMPILER_FILE
+def _is_compilers(function: Any) -> bool:
+    """Return whether ``function`` is the wrapper of a compiled function."""
+    code = getattr(function, "__code__", None)
+    return getattr(code, "co_filename", None) == _COMPILER_FILE
 
 
-def _itself(value: Any) -> Any:
+def _is_not_compilers(function: Any) -> bool:
+    return not _is_compilers(function)
+
+
+def _return_unchanged(value: Any) -> Any:
     return value
 
 
@@ -150,8 +175,9 @@ def without_data(batch: Any) -> Any:
     return tree_map(_shape_of_leaf, batch)
 
 
-def _on_meta(value: Any) -> Any:
-    return ModuleCopy(partial(shape_of, device=_META), _META)(value)
+def _copy_to_meta(value: Any) -> Any:
+    copy = ModuleCopy(partial(shape_of, device=_META), _META)
+    return copy(value)
 
 
 def shape_of(tensor: Tensor, device: torch.device) -> Tensor:
@@ -162,11 +188,11 @@ def shape_of(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _shape_of_leaf(leaf: Any) -> Any:
-    if leaf is None or isinstance(leaf, (*_PLAIN, bytes)):
+    if leaf is None or isinstance(leaf, (*_PLAIN_TYPES, bytes)):
         return leaf
     if isinstance(leaf, Tensor):
         return leaf.to("meta")
-    shape = _on_meta(leaf)
+    shape = _copy_to_meta(leaf)
     if shape is leaf:
         raise UncountableError(f"a batch that holds a {type(leaf).__name__} cannot be described")
     return shape

@@ -72,12 +72,12 @@ class PhaseRanges:
 
     def __call__(self, code: int) -> None:
         self._close_those_opened_in(self._depth)
-        is_inside_another = len(self._open) > 0
-        if is_inside_another and self._open[-1].code == code:
+        has_outer_range = len(self._open) > 0
+        if has_outer_range and self._open[-1].code == code:
             return
         if code in _RANGES:
             self._push(_RANGES[code])
-        elif is_inside_another:
+        elif has_outer_range:
             self._push(NO_PHASE)
         else:
             return
@@ -166,11 +166,14 @@ class ModuleRanges:
 
 def _callable_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield path and module of all modules below ``module`` that have their own forward pass, each once."""
-    left_alone = {inside for part in module.modules() if is_compiled(part) for inside in part.modules()}
-    for path, part in module.named_modules(memo=left_alone):
-        # A ModuleList, for one, is never called.
-        if path and type(part).forward is not nn.Module.forward:
-            yield _WRAPPERS.sub("", path), part
+    compiled_modules: set[nn.Module] = set()
+    for submodule in module.modules():
+        if is_compiled(submodule):
+            compiled_modules.update(submodule.modules())
+    for path, submodule in module.named_modules(memo=compiled_modules):
+        is_called = type(submodule).forward is not nn.Module.forward  # a ModuleList, for one, is never called
+        if path and is_called:
+            yield _WRAPPERS.sub("", path), submodule
 
 
 def is_session_taken() -> bool:
@@ -184,9 +187,9 @@ def is_session_taken() -> bool:
 
 
 def _is_open(session: autograd_profiler.profile) -> bool:
-    has_begun = session.enabled and session.entered
-    has_ended = session.kineto_results is not None
-    return has_begun and not has_ended
+    was_entered = session.enabled and session.entered
+    has_results = session.kineto_results is not None
+    return was_entered and not has_results
 
 
 @dataclass(eq=False)
@@ -297,17 +300,18 @@ class Tracer(Instrument):
         self.path.parent.mkdir(exist_ok=True)
         # In a temporary folder, which is removed with all that is in it: torch writes a second file beside the one that
         # it is given, and leaves it there when the disk is full.
-        with TemporaryDirectory(dir=self.path.parent, prefix=".writing-", ignore_cleanup_errors=True) as own:
-            plain, aside = Path(own, "trace.json"), Path(own, self.path.name)
-            running.export_chrome_trace(str(plain))
+        with TemporaryDirectory(dir=self.path.parent, prefix=".writing-", ignore_cleanup_errors=True) as folder:
+            plain_file = Path(folder, "trace.json")
+            compressed_file = Path(folder, self.path.name)
+            running.export_chrome_trace(str(plain_file))
             # It holds all events, 3 kB each, and would live until the next garbage collection, being in a cycle.
             running.profiler = None
             with suppress(AttributeError):  # not glibc, which keeps freed memory: 150 MB after 60,000 events
                 ctypes.CDLL(None).malloc_trim(0)
             # Compressed here, at a level that takes a tenth of torch's time; the file is a third larger.
-            with plain.open("rb") as source, gzip.open(aside, "wb", compresslevel=3) as target:
+            with plain_file.open("rb") as source, gzip.open(compressed_file, "wb", compresslevel=3) as target:
                 shutil.copyfileobj(source, target)
-            aside.replace(self.path)
+            compressed_file.replace(self.path)
         return {}
 
     def work(self, notes: list[str]) -> TracedWork | None:

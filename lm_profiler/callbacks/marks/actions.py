@@ -91,16 +91,16 @@ class EpochHook(Nothing):
 
     timeline: Timeline
     name: str
-    _began_ns: int = 0
+    _begin_ns: int = 0
 
     def __enter__(self) -> None:  # type: ignore[override]
-        self._began_ns = self.timeline.part.run(self.timeline.clock, otherwise=0)
+        self._begin_ns = self.timeline.part.run(self.timeline.clock, otherwise=0)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         self.timeline.part.run(self._note)
 
     def _note(self) -> None:
-        self.timeline.hooks.append((self._began_ns, self.timeline.clock(), self.name))
+        self.timeline.hooks.append((self._begin_ns, self.timeline.clock(), self.name))
 
 
 class LastSpan(Span):
@@ -158,16 +158,16 @@ class Epoch(Nothing):
 
 
 @dataclass(eq=False)
-class Both(AbstractContextManager[Any]):
+class InsideUsers(AbstractContextManager[Any]):
     """A span inside the user's own profiler, so that the profiler's cost is outside the phase."""
 
     user: AbstractContextManager[Any]
     span: Marked
 
     def __enter__(self) -> Any:
-        entered = self.user.__enter__()
+        value = self.user.__enter__()
         self.span.__enter__()
-        return entered
+        return value
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         try:
@@ -186,29 +186,35 @@ class Actions(dict[str, Marked]):
         super().__init__()
         self._trainer = trainer
         self._timeline = timeline
-        self._around: Callable[[str, Marked], Marked] | None = None
+        self._surrounding: Callable[[str, Marked], Marked] | None = None
         verb = verb_of(trainer)
-        fitting = verb == "fit"
-        automatic = fitting and trainer.lightning_module.automatic_optimization
+        is_fit = verb == "fit"
+        is_automatic = is_fit and trainer.lightning_module.automatic_optimization
         forward = f"[Strategy].{STEPS[verb]}"
+        if is_automatic:
+            forward_span = Span(timeline, at.FORWARD)
+            step_end = "[LightningModule].optimizer_step"
+        else:
+            forward_span = LastSpan(timeline, at.FORWARD, loop)
+            step_end = forward
+        # The actions that counting steps needs: where a step is done, and where the loop ends.
+        self._counting_actions = (step_end, "run_training_epoch")
         self._spans: dict[str, Marked] = {
-            forward: Span(timeline, at.FORWARD) if automatic else LastSpan(timeline, at.FORWARD, loop),
+            forward: forward_span,
             "[Strategy].batch_to_device": Span(timeline, at.TRANSFER),
             "[Strategy].backward": Span(timeline, at.BACKWARD),
         }
-        # The actions that counting steps needs: where a step is done, and where the loop ends.
-        self._counting = ("[LightningModule].optimizer_step" if automatic else forward, "run_training_epoch")
-        if fitting:
+        if is_fit:
             # Validation during training belongs to no step; the loop resumes when it asks for a batch.
-            outside = Action(timeline, partial(timeline.go_outside, VALIDATION))
+            validation = Action(timeline, partial(timeline.go_outside, VALIDATION))
             self._spans |= {
                 "run_training_epoch": Epoch(loop, timeline.part),
                 "save_checkpoint": Saved(timeline),
                 "[LightningModule].optimizer_zero_grad": Span(timeline, at.ZERO_GRAD),
                 "[LightningModule].configure_gradient_clipping": Span(timeline, at.CLIP),
                 "[LightningModule].optimizer_step": OptimizerStep(timeline, loop),
-                "[LightningModule].on_validation_model_zero_grad": outside,
-                "[LightningModule].on_validation_model_eval": outside,
+                "[LightningModule].on_validation_model_zero_grad": validation,
+                "[LightningModule].on_validation_model_eval": validation,
             }
 
     def __missing__(self, action_name: str) -> Marked:
@@ -218,19 +224,21 @@ class Actions(dict[str, Marked]):
         kind = _CLASS.sub("].", action_name)
         span = part.run(self._span, action_name, kind) or NOTHING
         if part.out:  # the timeline has stopped: spans only count steps
-            span = self._spans[kind] if kind in self._counting else NOTHING
-        if self._around is not None:
-            span = self._around(action_name, span)
+            span = self._spans[kind] if kind in self._counting_actions else NOTHING
+        if self._surrounding is not None:
+            span = self._surrounding(action_name, span)
         self[action_name] = span
         return span
 
-    def surround(self, around: Callable[[str, Marked], Marked] | None) -> None:
-        """Let ``around`` make the span of each action from now on; None gives the plain span back."""
-        self._around = around
-        known = list(self) if around is not None else []  # made now, so that the first step is not slower
+    def surround(self, surrounding: Callable[[str, Marked], Marked] | None) -> None:
+        """Let ``surrounding`` make the span of each action from now on; None gives the plain span back."""
+        self._surrounding = surrounding
+        action_names = list(self)
         self.clear()
-        for name in known:
-            self[name]
+        if surrounding is None:
+            return
+        for action_name in action_names:  # made now, so that the first step is not slower
+            self[action_name]
 
     def _span(self, action_name: str, kind: str) -> Marked | None:
         """Return the span of ``[Owner]Class.hook``, whose short name is ``kind``; None where the action is ignored."""
@@ -238,12 +246,22 @@ class Actions(dict[str, Marked]):
         if hook in _HOOKS_INSIDE:
             return Span(self._timeline, at.OTHER) if self._is_users(owner, action_name, hook) else None
         if hook in _EPOCH_HOOKS and self._is_users(owner, action_name, hook):
-            named = candidates(self._trainer, owner, action_name, hook)[0]
-            return EpochHook(self._timeline, f"{type(named).__name__}.{hook}")
+            owning_object = candidates(self._trainer, owner, action_name, hook)[0]
+            return EpochHook(self._timeline, f"{type(owning_object).__name__}.{hook}")
         return self._spans.get(kind)
 
     def _is_users(self, owner: str, action_name: str, hook: str) -> bool:
-        return any(overrides(each, hook) for each in candidates(self._trainer, owner, action_name, hook))
+        """Return whether the user's program has code in the ``hook``."""
+        owning_objects = candidates(self._trainer, owner, action_name, hook)
+        return any(overrides(owning_object, hook) for owning_object in owning_objects)
+
+
+# the attribute of the Trainer that has the owner of an action, unless that is a callback
+_OWNER_ATTRIBUTES = {
+    "[LightningModule]": "lightning_module",
+    "[LightningDataModule]": "datamodule",
+    "[Strategy]": "strategy",
+}
 
 
 def candidates(trainer: Any, owner: str, action_name: str, hook: str) -> list[object]:
@@ -251,5 +269,6 @@ def candidates(trainer: Any, owner: str, action_name: str, hook: str) -> list[ob
     if owner == "[Callback]":
         key = action_name[len(owner) : -len(hook) - 1]
         return [callback for callback in trainer.callbacks if callback.state_key == key]
-    alone = {"[LightningModule]": "lightning_module", "[LightningDataModule]": "datamodule", "[Strategy]": "strategy"}
-    return [getattr(trainer, alone[owner], None)] if owner in alone else []
+    if owner not in _OWNER_ATTRIBUTES:
+        return []
+    return [getattr(trainer, _OWNER_ATTRIBUTES[owner], None)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from lm_profiler.measure.boundary import Guard, say
 from lm_profiler.torch_names import tree_leaves
 
-_NAMED = "input_ids"  # the name that tokenizers and collators of transformers give token ids
+_TOKEN_IDS = "input_ids"  # the name that tokenizers and collators of transformers give token ids
 
 _Path = tuple[Any, ...]  # the keys that lead to a tensor in a batch
 
@@ -32,11 +32,13 @@ class BatchCounts:
         report: Callable[[str], object] = say,
         batch_size: int | None = None,
     ) -> None:
-        self._of_tokens, self._of_samples = Guard("tokens_in", report), Guard("samples", report)
-        self._tokens_in = self._of_tokens.run(Tokens, module)
-        self._samples_in: Samples | None = Samples(combined, batch_size)
-        self._of_elements = Guard("elements of batches", report)
-        self._elements_in: Elements | None = Elements()
+        self._tokens_part = Guard("tokens_in", report)
+        self._samples_part = Guard("samples", report)
+        self._elements_part = Guard("elements of batches", report)
+        # None once one of them failed
+        self._count_tokens: Tokens | None = self._tokens_part.run(Tokens, module)
+        self._count_samples: Samples | None = Samples(combined, batch_size)
+        self._count_elements: Elements | None = Elements()
         self.batches = 0
         self.tokens: int | None = None
         self.samples: int | None = 0
@@ -45,37 +47,47 @@ class BatchCounts:
     def add(self, batch: Any) -> None:
         """Count ``batch``. It runs in every timed step, so Guard.run is written out: each frame takes 0.1 us."""
         self.batches += 1
-        if self._tokens_in is not None:
+        if self._count_tokens is not None:
             try:
-                tokens = self._tokens_in(batch)
+                tokens = self._count_tokens(batch)
                 self.tokens = None if tokens is None else (self.tokens or 0) + tokens
             except BaseException as error:
-                self._of_tokens.failed(error)
-                self._tokens_in = self.tokens = None
-        if self._samples_in is not None:
-            try:
-                samples, before = self._samples_in(batch), self.samples
-                self.samples = None if samples is None or before is None else before + samples
-            except BaseException as error:
-                self._of_samples.failed(error)
-                self._samples_in = self.samples = None
+                self._tokens_part.failed(error)
+                self._count_tokens = None
+                self.tokens = None
 
-        if self._elements_in is not None:
+        if self._count_samples is not None:
             try:
-                elements, elements_before = self._elements_in(batch), self.elements
-                is_unknown = elements is None or elements_before is None
-                self.elements = None if is_unknown else elements_before + elements  # type: ignore[operator]
+                samples = self._count_samples(batch)
+                if samples is None or self.samples is None:
+                    self.samples = None
+                else:
+                    self.samples += samples
             except BaseException as error:
-                self._of_elements.failed(error)
-                self._elements_in = self.elements = None
+                self._samples_part.failed(error)
+                self._count_samples = None
+                self.samples = None
+
+        if self._count_elements is not None:
+            try:
+                elements = self._count_elements(batch)
+                if elements is None or self.elements is None:
+                    self.elements = None
+                else:
+                    self.elements += elements
+            except BaseException as error:
+                self._elements_part.failed(error)
+                self._count_elements = None
+                self.elements = None
 
     def take(self) -> tuple[int, int | None, int | None, int | None]:
         """Return batches, tokens, samples and elements of the step that ended, and start again from zero."""
-        taken = self.batches, self.tokens, self.samples, self.elements
-        self.batches, self.tokens = 0, None
-        self.samples = None if self._samples_in is None else 0
-        self.elements = None if self._elements_in is None else 0
-        return taken
+        counts = self.batches, self.tokens, self.samples, self.elements
+        self.batches = 0
+        self.tokens = None
+        self.samples = None if self._count_samples is None else 0
+        self.elements = None if self._count_elements is None else 0
+        return counts
 
 
 class Tokens:
@@ -90,17 +102,20 @@ class Tokens:
 
     def __call__(self, batch: Any) -> int | None:
         """Return the tokens of ``batch``; raises if ``tokens_in`` gives no count."""
-        if self._tokens_in is None:
-            kind = _kind(batch)
-            paths = self._paths_by_kind.get(kind)
-            if paths is None:  # only once a kind: walking through every batch would cost more than all marks
-                paths = [path for path, _ in _tensors(batch) if path[-1:] == (_NAMED,)]
-                self._paths_by_kind[kind] = paths
-            return sum(reduce(getitem, path, batch).numel() for path in paths) if paths else None
-        tokens = index(self._tokens_in(batch))
-        if tokens < 0:
-            raise ValueError(f"expected a number of tokens, given {tokens}")
-        return tokens
+        if self._tokens_in is not None:
+            tokens = index(self._tokens_in(batch))
+            if tokens < 0:
+                raise ValueError(f"expected a number of tokens, given {tokens}")
+            return tokens
+
+        kind = _kind(batch)
+        paths = self._paths_by_kind.get(kind)
+        if paths is None:  # only once per kind: walking through every batch would cost more than all marks
+            paths = [path for path, _ in _tensors(batch) if path[-1:] == (_TOKEN_IDS,)]
+            self._paths_by_kind[kind] = paths
+        if not paths:
+            return None
+        return sum(reduce(getitem, path, batch).numel() for path in paths)
 
 
 class Samples:
@@ -114,23 +129,31 @@ class Samples:
     def __init__(self, combined: bool, batch_size: int | None = None) -> None:
         self._combined = combined
         self._batch_size = batch_size
-        self._counts: dict[Any, Callable[[Any], int | None]] = {}  # by the kind of a loader's batch
+        self._counters_by_kind: dict[Any, Callable[[Any], int | None]] = {}
 
     def __call__(self, batch: Any) -> int | None:
-        parts = [part for _, part in _parts(batch)] if self._combined else [batch]
-        total = None
-        for part in parts:
-            if part is None:  # a loader is exhausted
+        if not self._combined:
+            return self._count(batch)
+        total: int | None = None
+        for _, loader_batch in _entries(batch):
+            if loader_batch is None:  # a loader is exhausted
                 continue
-            kind = _kind(part)
-            count = self._counts.get(kind)
-            if count is None:
-                count = self._counts[kind] = _count_of(part, self._batch_size)
-            samples = count(part)
+            samples = self._count(loader_batch)
             if samples is None:
                 return None
-            total = samples if total is None else total + samples
+            total = (total or 0) + samples
         return total
+
+    def _count(self, batch: Any) -> int | None:
+        """Return the samples of the batch of one loader."""
+        if batch is None:
+            return None
+        kind = _kind(batch)
+        count = self._counters_by_kind.get(kind)
+        if count is None:
+            count = _sample_counter(batch, self._batch_size)
+            self._counters_by_kind[kind] = count
+        return count(batch)
 
 
 class Elements:
@@ -166,43 +189,52 @@ def _kind(part: Any) -> Any:
     return type(part)
 
 
-def _parts(batch: Any) -> list[tuple[Any, Any]]:
+def _entries(batch: Any) -> list[tuple[Any, Any]]:
+    """Return the keys and values of a mapping, or the indices and items of a list; empty for anything else."""
     if isinstance(batch, Mapping):
         return list(batch.items())
-    return list(enumerate(batch)) if isinstance(batch, (list, tuple)) else []
+    if isinstance(batch, (list, tuple)):
+        return list(enumerate(batch))
+    return []
 
 
 def _tensors(part: Any, path: _Path = ()) -> Iterator[tuple[_Path, Tensor]]:
+    """Yield the tensors in ``part``, which is at ``path`` in its batch, and their paths."""
     if isinstance(part, Tensor):
         yield path, part
-    for key, inner in _parts(part):
-        yield from _tensors(inner, (*path, key))
+    for key, inner_part in _entries(part):
+        yield from _tensors(inner_part, (*path, key))
 
 
-def _count_of(part: Any, batch_size: int | None) -> Callable[[Any], int | None]:
-    """Return a function that counts the samples of a batch like ``part``."""
-    if _own_count(part) is not None:
+def _sample_counter(batch: Any, batch_size: int | None) -> Callable[[Any], int | None]:
+    """Return a function that counts the samples of batches like ``batch``."""
+    if _own_count(batch) is not None:
         return _own_count
-    with_paths = [(path, tensor) for path, tensor in _tensors(part) if tensor.ndim]
-    leaves = [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor) and leaf.ndim]
-    tensors = [*(tensor for _, tensor in with_paths), *leaves]
-    if not with_paths or len({tensor.shape[0] for tensor in tensors}) != 1:
-        return lambda part: None
-    path, tensor = with_paths[0]
+    with_paths = [(path, tensor) for path, tensor in _tensors(batch) if tensor.ndim > 0]
+    tensors = [tensor for _, tensor in with_paths]
+    tensors += [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 0]
+    first_lengths = {tensor.shape[0] for tensor in tensors}
+    if not with_paths or len(first_lengths) != 1:
+        return _unknown_count
     is_time_first = (
         batch_size is not None
-        and tensor.shape[0] != batch_size
-        and all(leaf.ndim > 1 and leaf.shape[1] == batch_size for leaf in tensors)
+        and batch_size not in first_lengths
+        and all(tensor.ndim > 1 and tensor.shape[1] == batch_size for tensor in tensors)
     )
     dimension = 1 if is_time_first else 0
+    path, _ = with_paths[0]
 
-    def count(part: Any) -> int | None:
+    def count(batch: Any) -> int | None:
         try:
-            return int(reduce(getitem, path, part).shape[dimension])
+            return int(reduce(getitem, path, batch).shape[dimension])
         except (AttributeError, IndexError, KeyError, TypeError):  # not like the first batch of its kind
             return None
 
     return count
+
+
+def _unknown_count(batch: Any) -> None:
+    """Return None: the samples of such a batch are unknown."""
 
 
 def _own_count(batch: Any) -> int | None:
@@ -210,9 +242,10 @@ def _own_count(batch: Any) -> int | None:
     if isinstance(batch, (Tensor, dict, list, tuple)):
         return None
     for name in ("num_graphs", "batch_size"):
-        given = getattr(batch, name, None)
-        if isinstance(given, torch.Size):
-            return prod(given) if given else None
-        if isinstance(given, int) and not isinstance(given, bool) and given > 0:
-            return given
+        count = getattr(batch, name, None)
+        if isinstance(count, torch.Size):
+            return prod(count) if count else None
+        is_number = isinstance(count, int) and not isinstance(count, bool)
+        if is_number and count > 0:
+            return count
     return None

@@ -31,17 +31,20 @@ def verb_of(trainer: Any) -> Verb:
 
 def is_a(thing: object, name: str) -> bool:
     """Return whether Lightning's class ``name`` is the class of ``thing`` or one of its bases."""
-    return any(_is(kind, name) for kind in type(thing).__mro__)
+    return any(_is_lightnings(kind, name) for kind in type(thing).__mro__)
 
 
 def is_exactly(thing: object, name: str) -> bool:
     """Return whether the class of ``thing`` is Lightning's class ``name`` itself, not a class derived from it."""
-    return _is(type(thing), name)
+    return _is_lightnings(type(thing), name)
 
 
 def nearest(thing: object) -> str:
     """Return the name of the Lightning class that the class of ``thing`` is or derives from; empty for none."""
-    return next((kind.__name__ for kind in type(thing).__mro__ if _is(kind, kind.__name__)), "")
+    for kind in type(thing).__mro__:
+        if _is_lightnings(kind, kind.__name__):
+            return kind.__name__
+    return ""
 
 
 def trainer_of(module: object) -> Any:
@@ -64,5 +67,6 @@ def is_fetch(frame: FrameType) -> bool:
     return frame.f_code.co_name == "__next__" and frame.f_globals.get("__name__", "").endswith(".loops.fetchers")
 
 
-def _is(kind: type, name: str) -> bool:
-    return kind.__name__ == name and kind.__module__.partition(".")[0] in _PACKAGES
+def _is_lightnings(kind: type, name: str) -> bool:
+    package = kind.__module__.partition(".")[0]
+    return kind.__name__ == name and package in _PACKAGES

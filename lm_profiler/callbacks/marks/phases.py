@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lm_profiler.analysis.watch.ledger import EPOCH
-from lm_profiler.callbacks.marks.actions import NOTHING, Actions, Both
+from lm_profiler.callbacks.marks.actions import NOTHING, Actions, InsideUsers
 from lm_profiler.callbacks.marks.namespaces import is_exactly, verb_of
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.marks.users_profiler import ProfilerMarks, ProfilerMethods
@@ -21,7 +21,8 @@ from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.torch_names import PrivateName
 
-_DRY = 1000  # after this many steps' worth of batches without a step, the loader has nothing to train on
+# after this many steps' worth of batches without a step, the loader has nothing to train on
+_MOST_STEPS_WITHOUT_ONE = 1000
 
 
 @dataclass(eq=False, repr=False)
@@ -34,16 +35,16 @@ class PhaseProfiler:
 
     trainer: Any  # Lightning sets some of its attributes where no type checker looks
     timeline: Timeline  # takes the marks
-    left: int  # steps until the stages are done
+    steps_left: int  # until the stages are done
     step_ended: Callable[[], int]  # called between a step and the next; returns how many are left
     # whose run this is; while the Trainer does not have it (a Tuner tries a learning rate), nothing is marked
     callback: object
     # returns the other ranks' count of steps left, given this rank's, where the instruments failed; does not raise
-    follow: Callable[[int], int] = lambda left: left
+    follow: Callable[[int], int] = lambda steps_left: steps_left
     # called when none is left; returns whoever marks the rest of training, if anybody does; does not raise
-    done: Callable[[], PhaseProfiler | None] = lambda: None
+    stages_ended: Callable[[], PhaseProfiler | None] = lambda: None
     ends: bool = False  # whether the loop ends then: StopIteration looks like the end of its data
-    on_no_step: Callable[[str], object] = lambda what: None  # gets what had no step, where the loop would never end
+    on_no_step: Callable[[str], object] = lambda place: None  # gets what had no step, where the loop would never end
     step_done: bool = False
     is_sure: bool = False
     cut: bool = False
@@ -56,7 +57,7 @@ class PhaseProfiler:
     def __post_init__(self) -> None:
         trainer = self.trainer
         self._part = self.timeline.part
-        self._left_at_epoch_start = self.left
+        self._steps_left_at_epoch_start = self.steps_left
         self._steps_before = trainer.global_step
         verb = verb_of(trainer)
         self._fetch = fetch_action(trainer, verb)
@@ -101,7 +102,9 @@ class PhaseProfiler:
         assert self.users is not None
         span = self._spans[action_name]
         users = self.users.profile(action_name)
-        return users if span is NOTHING else Both(users, span)
+        if span is NOTHING:
+            return users
+        return InsideUsers(users, span)
 
     def start(self, action_name: str) -> None:
         if self.users is not None:  # before our mark, so that its cost is in no phase that begins here
@@ -114,21 +117,21 @@ class PhaseProfiler:
             if self._part.run(self._is_loop_endless, otherwise=False):
                 self.cut = True
                 raise StopIteration
-        elif self.left > 0:
+        elif self.steps_left > 0:
             # Guard.run and close_step, written out: three frames fewer per step.
             self.step_done = False
             self.is_sure = True
             self._batches_without_step = 0
             part = self._part
-            left = self.left - 1
+            steps_left = self.steps_left - 1
             if not part.out:
                 try:
                     timeline.note((at.END, timeline.clock()))
-                    left = self.step_ended()
+                    steps_left = self.step_ended()
                 except BaseException as error:
                     part.failed(error)
-            self.left = self.follow(left) if part.out else left
-            if self.left <= 0:
+            self.steps_left = self.follow(steps_left) if part.out else steps_left
+            if self.steps_left <= 0:
                 successor = self._end_stages()
                 if successor is None:
                     return
@@ -151,15 +154,15 @@ class PhaseProfiler:
     def _is_loop_endless(self) -> bool:
         """Count one more batch without a step; report a fit without any limit in which no step will come."""
         self._batches_without_step += 1
-        most = _DRY * self.trainer.accumulate_grad_batches
-        if self._batches_without_step <= most or not self._has_no_limit():
+        most_batches = _MOST_STEPS_WITHOUT_ONE * self.trainer.accumulate_grad_batches
+        if self._batches_without_step <= most_batches or not self._has_no_limit():
             return False
         self.on_no_step(f"{self._batches_without_step:,} batches in a row")
         return True
 
     def _end_stages(self) -> PhaseProfiler | None:
         """End the stages where the loop asks for a batch; return who marks from here on, or raise StopIteration."""
-        successor = self.done()
+        successor = self.stages_ended()
         if not self.ends:
             return successor
         self.cut = True
@@ -171,7 +174,7 @@ class PhaseProfiler:
 
     def close_step(self) -> None:
         """End the step if it is done, as the loop is left; otherwise the step waits until the loop resumes."""
-        if self.left <= 0:
+        if self.steps_left <= 0:
             return  # the stages ended within this step, for example where it asks for its batch itself
         if not self.step_done:
             self.timeline.go_outside()
@@ -179,12 +182,12 @@ class PhaseProfiler:
         self.step_done = False
         self.is_sure = True
         self._batches_without_step = 0
-        self.left = self._part.run(self._end_step, otherwise=self.left - 1)
+        self.steps_left = self._part.run(self._end_step, otherwise=self.steps_left - 1)
         if self._part.out:
-            self.left = self.follow(self.left)
-        if self.left > 0:
+            self.steps_left = self.follow(self.steps_left)
+        if self.steps_left > 0:
             return
-        self.done()
+        self.stages_ended()
         if self.ends and self._fitting:  # the epoch ends too, in the usual way
             self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
 
@@ -198,12 +201,12 @@ class PhaseProfiler:
         Without the actions no step would ever be counted, and the loop would not end.
         """
         absent = self._absent_action()
-        if absent is None or self.left <= 0:
+        if absent is None or self.steps_left <= 0:
             return False
         self.is_sure = True
-        self.left = 0
+        self.steps_left = 0
         self._part.failed(absent.missing())
-        self.done()
+        self.stages_ended()
         if self.ends:
             self.cut = True
             self._leave()
@@ -226,10 +229,10 @@ class PhaseProfiler:
     def enter_epoch(self) -> None:
         """Note that an epoch begins; in a trial fit of the Tuner, mark nothing until it ends."""
         self._in_epoch = True
-        self._left_at_epoch_start = self.left
+        self._steps_left_at_epoch_start = self.steps_left
         self.timeline.went_outside.append((self.timeline.clock(), EPOCH))
-        is_ours = any(callback is self.callback for callback in self.trainer.callbacks)
-        if self._marks.are_put and not is_ours:
+        is_own_fit = any(callback is self.callback for callback in self.trainer.callbacks)
+        if self._marks.are_put and not is_own_fit:
             self._marks.remove()
             self._stands_aside = True
 
@@ -243,7 +246,7 @@ class PhaseProfiler:
             self._marks.put()
             return
         self.close_step()
-        epoch_had_a_step = self.left != self._left_at_epoch_start
+        epoch_had_a_step = self.steps_left != self._steps_left_at_epoch_start
         if epoch_had_a_step or not self._has_no_limit() or self.cut:
             return
         self.cut = True

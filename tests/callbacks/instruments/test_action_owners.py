@@ -295,7 +295,7 @@ def test_nothing_of_the_trainer_is_wrapped_before_the_stage_or_after_it(tmp_path
                 name for thing in things for name in vars(thing) if callable(getattr(type(thing), name, 0))
             }
             profile: Any = trainer.profiler.profile  # type: ignore[attr-defined]
-            seen[batch_idx] |= {type(span).__name__ for span in profile.__self__.values()} & {"Owned"}
+            seen[batch_idx] |= {type(span).__name__ for span in profile.__self__.values()} & {"OwnedSpan"}
 
     profiler = instruments(1, 3, memory=1, actions=2)
     profiled_fit(KnownModule(), tmp_path, callbacks=[Looks()], profiler=profiler, logger=CSVLogger(tmp_path))

@@ -187,7 +187,7 @@ def test_own_profiler_and_barebones_go_first(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_the_process_decides_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(import_module("lm_profiler.callbacks.shortcut"), "_first", None)
+    monkeypatch.setattr(import_module("lm_profiler.callbacks.shortcut"), "_admitted_number", None)
     first, second = (Admission(number, None, "fit", tmp_path / "gone") for number in (4, 5))
     assert first(of())
     assert not second(of())
@@ -204,4 +204,4 @@ def test_options_of_the_variable_are_those_of_the_callback() -> None:
     [made] = admitted_callbacks('{"options": {"name": "night", "log_dir": "/x", "verb": "test"}, "trainer": 3}')
     assert isinstance(made, TrainingProfiler)
     assert made.admits is not None
-    assert (made.admits.wanted, made.admits.verb) == (3, "test")
+    assert (made.admits.wanted_number, made.admits.verb) == (3, "test")
