@@ -31,7 +31,7 @@ from lm_profiler.cli.trainer_cli import (
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.environment import float32_matmul_precision
 from lm_profiler.measure.device.nvml import compute_capability
-from lm_profiler.measure.fake.values import TAKEN_FOR_ONE
+from lm_profiler.measure.fake.values import LINES_THAT_GOT_ONE
 from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.processes.child import Child, NoAnswer, Unfit
 from lm_profiler.record.figure import bytes_text
@@ -138,7 +138,7 @@ def rehearse(
         largest_unknown=None if largest else failure,
         steps=[step.peak for step in rehearsal.observed_steps],
         reserved=rehearsal.observed_steps[-1].reserved,
-        taken_for_one=[*TAKEN_FOR_ONE],
+        taken_for_one=[*LINES_THAT_GOT_ONE],
         buckets=rehearsal.bucket_bytes,
         ranks=strategy.ranks,
         sent=_scaled_bytes_sent(cli, strategy, step.sent),

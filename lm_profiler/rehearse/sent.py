@@ -20,7 +20,7 @@ from lm_profiler.callbacks.instruments.work import StepWork
 from lm_profiler.measure.copies.module_copies import ModuleCopy
 from lm_profiler.measure.counts.flops import UncountableError
 from lm_profiler.measure.counts.traffic import StepTraffic
-from lm_profiler.measure.fake.values import TAKEN_FOR_ONE
+from lm_profiler.measure.fake.values import LINES_THAT_GOT_ONE
 from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.rehearse.loop import Rehearsal, SilentLogger, StepObservers, reason_of
 from lm_profiler.rehearse.strategies import AS_WIDE, CPU, FakeDevice
@@ -46,8 +46,8 @@ def count(pickled_step: bytes) -> StepWork | str:
         return str(error)
     except Exception as error:
         return f"on a copy without data the step fails: {reason_of(error)}"
-    if TAKEN_FOR_ONE:
-        line = next(iter(TAKEN_FOR_ONE))
+    if LINES_THAT_GOT_ONE:
+        line = next(iter(LINES_THAT_GOT_ONE))
         return f"on a copy without data its work may depend on a value ({line})"
     return work
 

@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import cache
 from math import prod
 from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 import torch
@@ -49,11 +50,11 @@ class UncountableError(Exception):
 # Operators of distributed torch, which communicate and multiply nothing.
 _PARALLEL = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp")
 _TORCHS_OWN = frozenset(("aten", "prim", "prims", "profiler", "higher_order", *_PARALLEL))
-# namespaces whose operators are known: those that multiply have a formula or are in ``_UNKNOWN``
-_KNOWN = {*_TORCHS_OWN, "torchvision", "torchaudio", "torch_scatter", "torch_cluster"} - {"higher_order"}
+# namespaces whose operators are known: those that multiply have a formula or are in ``_OPERATORS_WITHOUT_FORMULA``
+_KNOWN_NAMESPACES = {*_TORCHS_OWN, "torchvision", "torchaudio", "torch_scatter", "torch_cluster"} - {"higher_order"}
 
 # operators that multiply, and have no formula in torch or here
-_UNKNOWN = {
+_OPERATORS_WITHOUT_FORMULA = {
     *("aten::_int_mm", "aten::_trilinear", "aten::_foreach_mm", "aten::conv_tbc", "aten::_mixed_dtypes_linear"),
     *("aten::hspmm", "aten::sparse_sampled_addmm", "aten::_sparse_sparse_matmul", "aten::_sparse_mm_reduce_impl"),
     *("aten::_sparse_semi_structured_linear", "aten::_sparse_semi_structured_mm"),
@@ -69,15 +70,19 @@ _OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class of operators with a sch
 
 def formula_of(operator: Any) -> Formula | None:
     """Return the formula of ``operator``; None where it multiplies nothing. Raises UncountableError."""
-    name = operator.name().partition(".")[0] if isinstance(operator, _OVERLOAD) else f"higher_order::{operator}"
+    name = f"higher_order::{operator}"
+    if isinstance(operator, _OVERLOAD):
+        name = operator.name().partition(".")[0]
     namespace, _, base = name.partition("::")
-    plain = None  # ``addmm`` for ``addmm_``, which does the same in place
-    if namespace == "aten" and base.endswith("_") and not base.startswith("__"):
-        plain = getattr(torch.ops.aten, base[:-1], None)
-    for packet in (getattr(operator, "overloadpacket", operator), plain):
-        if packet is not None and (formula := _OURS.get(packet) or flop_registry.get(packet)):
+    packets = [getattr(operator, "overloadpacket", operator)]
+    works_in_place = namespace == "aten" and base.endswith("_") and not base.startswith("__")
+    if works_in_place:  # ``addmm_`` has the formula of ``addmm``
+        packets.append(getattr(torch.ops.aten, base[:-1], None))
+    for packet in packets:
+        formula = _FORMULAS.get(packet) or flop_registry.get(packet)
+        if formula is not None:
             return formula
-    if namespace in _KNOWN and name not in _UNKNOWN:
+    if namespace in _KNOWN_NAMESPACES and name not in _OPERATORS_WITHOUT_FORMULA:
         return None
     raise UncountableError(f"{name} has no formula; torch.utils.flop_counter.register_flop_formula gives it one")
 
@@ -89,14 +94,16 @@ def _matmul(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
     """
     columns = right.shape[-1] if right.ndim > 1 else 1
     if left.layout is not torch.strided:
-        return 2 * _stored(left) * columns
+        return 2 * _stored_elements(left) * columns
     if right.layout is not torch.strided:
-        return 2 * _stored(right) * left.shape[0]
-    groups = left.shape[0] if left.ndim == right.ndim == 3 else 1
+        return 2 * _stored_elements(right) * left.shape[0]
+    are_both_batched = left.ndim == 3 and right.ndim == 3
+    groups = left.shape[0] if are_both_batched else 1
     return 2 * groups * prod(left.shape[-2:]) * columns
 
 
-def _stored(factor: Tensor) -> int:
+def _stored_elements(factor: Tensor) -> int:
+    """Return how many elements a sparse matrix stores."""
     if factor.layout is torch.sparse_coo:
         return int(factor.coalesce().values().shape[0])
     if factor.layout in (torch.sparse_csr, torch.sparse_csc):
@@ -113,18 +120,24 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, *
     # The gradients of input and weight are each as much work as the convolution itself; torch's own formula counts
     # grouped ones too high. ``rest``: the bias' sizes, stride, padding, dilation, whether it is transposed, …, and
     # which gradients are wanted.
-    of_input, of_weight, _ = map(int, rest[7])  # the bias' gradient is a sum
-    return (of_input + of_weight) * _convolution_flops(x.shape, weight, grad.shape, rest[4])
+    wants_input, wants_weight, _ = rest[7]  # the bias' gradient is a sum
+    gradients = int(wants_input) + int(wants_weight)
+    return gradients * _convolution_flops(x.shape, weight, grad.shape, rest[4])
 
 
-def _convolution_flops(x: Sequence[int], weight: Tensor, out: Sequence[int], transposed: bool) -> int:
+def _convolution_flops(
+    input_shape: Sequence[int], weight: Tensor, output_shape: Sequence[int], is_transposed: bool
+) -> int:
     """Count one multiply-add for each weight and output position; input positions where it is transposed."""
-    return 2 * weight.numel() * x[0] * prod((x if transposed else out)[2:])
+    shape = input_shape if is_transposed else output_shape
+    positions = prod(shape[2:])
+    return 2 * weight.numel() * input_shape[0] * positions
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
     # Two matmuls: the scores of queries and keys, and the weighted sums of values.
-    return 2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+    scores = prod(query.shape[:-1]) * key.shape[-2]
+    return 2 * scores * (query.shape[-1] + value.shape[-1])
 
 
 def _backward_of(name: str, inputs: int) -> Formula:
@@ -146,10 +159,12 @@ def _multi_head_attention(
     query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, *weights: Any, **__: Any
 ) -> int:
     """Count the fused ``nn.MultiheadAttention`` of evaluation: four projections, scores and weighted sums."""
-    queries, keys = _lengths(query), _lengths(key)
-    projections: int = 2 * width * width * (2 * sum(queries) + sum(keys) + sum(_lengths(value)))
-    pairs: int = sum(length * other for length, other in zip(queries, keys, strict=True))
-    return projections + 4 * width * pairs
+    query_lengths = _lengths(query)
+    key_lengths = _lengths(key)
+    # of queries and results, of keys, and of values
+    projected_rows = 2 * sum(query_lengths) + sum(key_lengths) + sum(_lengths(value))
+    pairs = sum(queries * keys for queries, keys in zip(query_lengths, key_lengths, strict=True))
+    return 2 * width * width * projected_rows + 4 * width * pairs
 
 
 def _encoder_layer(x: Tensor, width: int, heads: int, *weights: Any, **__: Any) -> int:
@@ -158,8 +173,10 @@ def _encoder_layer(x: Tensor, width: int, heads: int, *weights: Any, **__: Any) 
     ``weights`` are those of queries, keys and values, of the projection, three options, the norms' four, and then
     weight and bias of the two layers of the feed-forward block.
     """
-    first_layer, second_layer = weights[11], weights[13]
-    feed_forward: int = 2 * sum(_lengths(x)) * (first_layer.numel() + second_layer.numel())
+    first_layer: Tensor = weights[11]
+    second_layer: Tensor = weights[13]
+    rows = sum(_lengths(x))
+    feed_forward = 2 * rows * (first_layer.numel() + second_layer.numel())
     return _multi_head_attention(x, x, x, width, heads) + feed_forward
 
 
@@ -178,13 +195,26 @@ def _recurrent(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
     return 2 * prod(x.shape[:-1]) * sum(weight.numel() for weight in weights if weight.ndim == 2)
 
 
-def _after_first(formula: Formula) -> Formula:
-    """Return ``formula`` without the first argument, a bias or a gradient."""
-    return lambda _, *args, **kwargs: formula(*args, **kwargs)
+def _euclidean_distance(left: Tensor, right: Tensor, **_: Any) -> int:
+    return 2 * prod(left.shape) * right.shape[-2]
 
 
-def _twice(formula: Formula) -> Formula:
-    return lambda *args, **kwargs: 2 * formula(*args, **kwargs)
+def _skip_argument(formula: Formula) -> Formula:
+    """Return ``formula`` for an operator that has an argument before those of ``formula``: a bias or a gradient."""
+
+    def formula_of_rest(_: Any, *args: Any, **kwargs: Any) -> int:
+        return formula(*args, **kwargs)
+
+    return formula_of_rest
+
+
+def _double(formula: Formula) -> Formula:
+    """Return a formula for twice the work of ``formula``."""
+
+    def doubled_formula(*args: Any, **kwargs: Any) -> int:
+        return 2 * formula(*args, **kwargs)
+
+    return doubled_formula
 
 
 # Torch's registry has most of them; here are those that it lacks, or counts otherwise than the convention above.
@@ -194,30 +224,41 @@ _SCALED_OR_GROUPED = ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v
 _BIASED = ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation", "_sparse_addmm")
 _BY_NAME: dict[str, Formula] = {
     **dict.fromkeys((*_SCALED_OR_GROUPED, "mm", "bmm", "mv", "dot", "vdot"), _matmul),
-    **dict.fromkeys(_BIASED, _after_first(_matmul)),
-    "_euclidean_dist": lambda left, right, **_: 2 * prod(left.shape) * right.shape[-2],
+    **dict.fromkeys(_BIASED, _skip_argument(_matmul)),
+    "_euclidean_dist": _euclidean_distance,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(_FUSED, _attention),
-    **dict.fromkeys([f"{name}_backward" for name in _FUSED], _after_first(_twice(_attention))),
+    **dict.fromkeys([f"{name}_backward" for name in _FUSED], _skip_argument(_double(_attention))),
     "_flash_attention_backward": _backward_of("_flash_attention_forward", inputs=3),
     "_efficient_attention_backward": _backward_of("_efficient_attention_forward", inputs=4),
     "_native_multi_head_attention": _multi_head_attention,
     "_transformer_encoder_layer_fwd": _encoder_layer,
     "mkldnn_rnn_layer": _recurrent_layer,
-    "mkldnn_rnn_layer_backward": _twice(_recurrent_layer),
+    "mkldnn_rnn_layer_backward": _double(_recurrent_layer),
     **dict.fromkeys(("_cudnn_rnn", "miopen_rnn"), _recurrent),
-    **dict.fromkeys(("_cudnn_rnn_backward", "miopen_rnn_backward"), _twice(_recurrent)),
+    **dict.fromkeys(("_cudnn_rnn_backward", "miopen_rnn_backward"), _double(_recurrent)),
 }
-_OURS: dict[Any, Formula] = {
-    **{getattr(torch.ops.aten, name): formula for name, formula in _BY_NAME.items() if hasattr(torch.ops.aten, name)},
-    # Known by name: importing them would import torch's compiler.
-    **{operator: _twice(_attention) for operator in flop_registry if str(operator) == "flex_attention_backward"},
-}
+
+
+def _formulas() -> dict[Any, Formula]:
+    """Return our formulas by operator, of those operators that this torch has."""
+    formulas: dict[Any, Formula] = {}
+    for name, formula in _BY_NAME.items():
+        operator = getattr(torch.ops.aten, name, None)
+        if operator is not None:
+            formulas[operator] = formula
+    for operator in flop_registry:
+        if str(operator) == "flex_attention_backward":  # by its name: importing it would import torch's compiler
+            formulas[operator] = _double(_attention)
+    return formulas
+
+
+_FORMULAS = _formulas()
 
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _SHAPES_ALONE = FAKES.path.rpartition(".")[0]  # fake tensors', on which torch also tries operators to infer shapes
-_PLAIN = Tensor.__torch_dispatch__
+_PLAIN_DISPATCH = Tensor.__torch_dispatch__
 
 
 class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
@@ -251,47 +292,55 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         """Return what was counted so far; raises UncountableError where an operator ran whose work is unknown."""
         if self.unknown is not None:
             raise UncountableError(self.unknown)
-        forward, backward, again = (sum(self.by_dtype().get(work, {}).values()) for work in WORK)
-        return Flops(forward=forward, backward=backward, recomputation=again)
+        flops_by_work = dict.fromkeys(WORK, 0)
+        for (work, _), flops in self._flops.items():
+            flops_by_work[work] += flops
+        return Flops(**flops_by_work)
 
     def by_dtype(self) -> dict[str, dict[str, int]]:
-        counted: dict[str, dict[str, int]] = {}
+        """Return what was counted so far, by the kind of ``WORK`` and the dtype of the factors."""
+        flops_by_work: dict[str, dict[str, int]] = {}
         for (work, dtype), flops in self._flops.items():
-            counted.setdefault(work, {})[dtype] = flops
-        return counted
+            flops_by_work.setdefault(work, {})[dtype] = flops
+        return flops_by_work
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, counted, composite = kwargs or {}, False, False
-        around: AbstractContextManager[Any] = nullcontext()
+        kwargs = kwargs or {}
+        is_counted = False
+        is_composite = False
+        autocast: AbstractContextManager[Any] = nullcontext()
         try:  # This asks classes of the user, which may raise anything.
-            own = [kind for kind in types if kind.__torch_dispatch__ is not _PLAIN]
-            shapes_alone = any(str(kind.__module__).startswith(_SHAPES_ALONE) for kind in own)
-            if own and not shapes_alone:
+            subclasses = [kind for kind in types if kind.__torch_dispatch__ is not _PLAIN_DISPATCH]
+            has_shapes_alone = any(str(kind.__module__).startswith(_SHAPES_ALONE) for kind in subclasses)
+            if subclasses and not has_shapes_alone:
                 return NotImplemented  # its tensors wrap others, whose operators arrive here one by one
-            composite = not shapes_alone and self._is_composite(func)
+            is_composite = not has_shapes_alone and self._is_composite(func)
             # ``prim`` has queries, such as the device of a fake tensor.
-            counted = self.counting and func.namespace != "prim" and shapes_alone <= self._on_shapes
-            if not composite and func.namespace not in _TORCHS_OWN:
-                around = _autocast_of_caller()
+            is_query = func.namespace == "prim"
+            is_of_step = self._on_shapes or not has_shapes_alone
+            is_counted = self.counting and not is_query and is_of_step
+            if not is_composite and func.namespace not in _TORCHS_OWN:
+                autocast = _autocast_of_caller()
         except BaseException as error:
             self._lose(func, error)
-        if composite:
+        if is_composite:
             with enable_reentrant_dispatch(), self:  # so that its parts run under autocast, as without this mode
                 return func.decompose(*args, **kwargs)
-        with around:
+        with autocast:
             result = func(*args, **kwargs)
-        if counted:
+        if is_counted:
             try:
-                self._see(func, args, kwargs, result)
+                self._count(func, args, kwargs, result)
             except BaseException as error:
                 self._lose(func, error)
         return result
 
-    def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if self.unknown is None:
             try:
                 formula = self._formula_of(func)
-                if formula is not None and (flops := formula(*args, **kwargs, out_val=result)):
+                flops = 0 if formula is None else formula(*args, **kwargs, out_val=result)
+                if flops:
                     self._flops[_work(self._thread), _dtype(args, kwargs)] += flops
             except BaseException as error:
                 self._lose(func, error)
@@ -307,21 +356,25 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         """Make the count unknown: an error of counting must not reach the step."""
         if comes_from_outside(error):
             raise error
-        self.unknown = str(error) if isinstance(error, UncountableError) else f"{func}: {said(error)}"
+        if isinstance(error, UncountableError):
+            self.unknown = str(error)
+        else:
+            self.unknown = f"{func}: {said(error)}"
 
 
 def _dtype(args: Any, kwargs: Any) -> str:
-    first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-    return str(first.dtype).removeprefix("torch.")
+    """Return the name of the dtype of the first tensor."""
+    tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    return str(next(tensors).dtype).removeprefix("torch.")
 
 
 def _is_composite(func: Any) -> bool:
     """Return whether ``func`` consists of other operators on every device; under inference mode they arrive whole."""
     if not isinstance(func, _OVERLOAD):
         return False
-    keys: Any = ("CompositeImplicitAutograd", "CPU", "CUDA")
-    composite, cpu, cuda = (func.has_kernel_for_dispatch_key(key) for key in keys)
-    return bool(composite and not cpu and not cuda)
+    has_parts: bool = func.has_kernel_for_dispatch_key("CompositeImplicitAutograd")
+    has_kernel = func.has_kernel_for_dispatch_key("CPU") or func.has_kernel_for_dispatch_key("CUDA")
+    return has_parts and not has_kernel
 
 
 def _autocast_of_caller() -> AbstractContextManager[Any]:
@@ -329,11 +382,14 @@ def _autocast_of_caller() -> AbstractContextManager[Any]:
 
     A user's custom operator may call others, which must run as they would without this mode.
     """
+    dtypes: dict[str, torch.dtype] = {}
     with enable_reentrant_dispatch():
-        on = [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        for device_type in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device_type):
+                dtypes[device_type] = torch.get_autocast_dtype(device_type)
     stack = ExitStack()
-    for kind, dtype in on:
-        stack.enter_context(torch.autocast(kind, dtype, cache_enabled=torch.is_autocast_cache_enabled()))
+    for device_type, dtype in dtypes.items():
+        stack.enter_context(torch.autocast(device_type, dtype, cache_enabled=torch.is_autocast_cache_enabled()))
     return stack
 
 
@@ -345,17 +401,29 @@ def _work(caller: int) -> str:
     """
     if GRAPH_TASK.find()() == -1:
         return "forward"
-    checkpointed = engine = None
+    is_checkpointed = False
+    engine: FrameType | None = None
     for frame, _ in walk_stack(sys._getframe(1)):
         if frame.f_code in _ENGINE:
             engine = frame
             break
-        checkpointed = checkpointed or frame.f_code.co_filename == checkpoint.__file__
+        if frame.f_code.co_filename == checkpoint.__file__:
+            is_checkpointed = True
     if engine is None:  # a thread of autograd's own
-        callers = walk_stack(sys._current_frames()[caller])
-        engine = next((frame for frame, _ in callers if frame.f_code in _ENGINE), None)
-    differentiated = engine is not None and engine.f_locals["create_graph"]
-    return "recomputation" if checkpointed or (torch.is_grad_enabled() and not differentiated) else "backward"
+        engine = _engine_in(sys._current_frames()[caller])
+    will_be_differentiated = engine is not None and engine.f_locals["create_graph"]
+    has_unexpected_gradients = torch.is_grad_enabled() and not will_be_differentiated
+    if is_checkpointed or has_unexpected_gradients:
+        return "recomputation"
+    return "backward"
+
+
+def _engine_in(innermost: FrameType) -> FrameType | None:
+    """Return the frame that called autograd's engine, from ``innermost`` outwards; None if there is none."""
+    for frame, _ in walk_stack(innermost):
+        if frame.f_code in _ENGINE:
+            return frame
+    return None
 
 
 class StepFlops:
@@ -369,27 +437,29 @@ class StepFlops:
     def __init__(self, timeline: Timeline, traffic: ForwardTraffic | None = None, on_shapes: bool = False) -> None:
         self._timeline = timeline
         self._counter = FlopCounter(traffic, on_shapes)
-        self.flops, self.by_dtype = self._counter.flops, self._counter.by_dtype
+        self.flops = self._counter.flops
+        self.by_dtype = self._counter.by_dtype
         self._traffic = traffic
-        self._entered = self._in_forward = False
+        self._is_entered = False
+        self._is_in_forward = False
         self._constructor = ExitStack()
 
     def __call__(self, code: int) -> None:
         stack = self._timeline.stack
         self._counter.counting = stack[-1] in (FORWARD, BACKWARD)
-        forward = FORWARD in stack
-        if forward and not self._in_forward and self._traffic is not None:
+        is_in_forward = FORWARD in stack
+        if is_in_forward and not self._is_in_forward and self._traffic is not None:
             self._traffic.begin()
-        self._in_forward = forward
-        self._enter(FORWARD in stack or BACKWARD in stack)
+        self._is_in_forward = is_in_forward
+        self._enter_or_leave(is_in_forward or BACKWARD in stack)
 
     def stop(self) -> None:
-        self._enter(False)
+        self._enter_or_leave(False)
 
-    def _enter(self, wanted: bool) -> None:
-        if wanted == self._entered:
+    def _enter_or_leave(self, is_wanted: bool) -> None:
+        if is_wanted == self._is_entered:
             return
-        if wanted:
+        if is_wanted:
             self._constructor.enter_context(_constructed_without(self._counter))
             self._counter.__enter__()
         elif MODE_STACK.find()()[-1:] == [self._counter]:
@@ -398,7 +468,7 @@ class StepFlops:
         else:  # the step left its own mode behind, on top of ours: ours leaves when that mode has left
             self._counter.counting = False
             return
-        self._entered = wanted
+        self._is_entered = is_wanted
 
 
 @contextmanager
@@ -409,12 +479,13 @@ def _constructed_without(mode: FlopCounter) -> Iterator[None]:
     subclass from it: ``class Own(torch.Tensor)``, made by ``Own(tensor)``, would raise (``THPVariable_NewWithVar`` in
     torch's ``python_variable.cpp``). A constructor runs no matmul, so nothing is lost.
     """
-    innermost = MODE_STACK.find()
-    replaced, construct = vars(Tensor).get("__new__"), Tensor.__new__
+    mode_stack = MODE_STACK.find()
+    replaced = vars(Tensor).get("__new__")
+    construct = Tensor.__new__
 
-    def new(kind: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    def construct_without_mode(kind: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
         # Not under a Guard: all that could fail in here is torch's.
-        if innermost()[-1:] != [mode]:
+        if mode_stack()[-1:] != [mode]:
             return construct(kind, *args, **kwargs)
         mode.__exit__(None, None, None)
         try:
@@ -422,7 +493,7 @@ def _constructed_without(mode: FlopCounter) -> Iterator[None]:
         finally:
             mode.__enter__()
 
-    type.__setattr__(Tensor, "__new__", staticmethod(new))
+    type.__setattr__(Tensor, "__new__", staticmethod(construct_without_mode))
     try:
         yield
     finally:

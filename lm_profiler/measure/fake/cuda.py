@@ -17,20 +17,26 @@ from torch.overrides import TorchFunctionMode
 
 from lm_profiler.torch_names import tree_map
 
-_LOW = (torch.bfloat16, torch.float16)
+_HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 # functions that autocast computes in float32 on CUDA, but mostly in the given dtype on the CPU (``AT_FORALL_FP32`` and
 # the lists after it in torch's ATen/autocast_mode.h, and functions that are built from these); rare ones are left out
-_ALWAYS = frozenset({
+_IN_FLOAT32_OF_ALL_RELEASES = frozenset({
     "binary_cross_entropy_with_logits", "cdist", "cosine_similarity", "cumprod", "cumsum", "exp", "expm1",
     "group_norm", "interpolate", "kl_div", "l1_loss", "layer_norm", "linalg_vector_norm", "log", "log1p",
     "log_softmax", "mse_loss", "nll_loss", "norm", "normalize", "pow", "prod", "reciprocal", "rsqrt", "smooth_l1_loss",
     "softmax", "softmin", "softplus", "sum", "__pow__", "__rdiv__", "__rpow__", "__rtruediv__",
 })  # fmt: skip
-_BY_RELEASE = ("huber_loss", "logsumexp", "rms_norm")  # torch 2.11 leaves the last one unchanged
-_IN_FLOAT32 = _ALWAYS | {
-    name for name in _BY_RELEASE if getattr(torch.ops.aten, name).default.has_kernel_for_dispatch_key("AutocastCUDA")
-}
+_IN_FLOAT32_OF_SOME_RELEASES = ("huber_loss", "logsumexp", "rms_norm")  # torch 2.11 leaves the last one unchanged
+
+
+def _is_in_autocast(name: str) -> bool:
+    """Return whether this torch's autocast on CUDA changes the operator ``name``."""
+    operator = getattr(torch.ops.aten, name).default
+    return bool(operator.has_kernel_for_dispatch_key("AutocastCUDA"))
+
+
+_IN_FLOAT32 = _IN_FLOAT32_OF_ALL_RELEASES.union(filter(_is_in_autocast, _IN_FLOAT32_OF_SOME_RELEASES))
 
 
 class KernelsOfCuda(TorchFunctionMode):
@@ -53,13 +59,17 @@ class KernelsOfCuda(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
         if name in _IN_FLOAT32 and torch.is_autocast_enabled("cpu"):
-            args, kwargs = tree_map(_float32, (args, kwargs))
+            args, kwargs = tree_map(_to_float32, (args, kwargs))
         kernel = self._fused.get(name)
         if kernel is not None:
-            return kernel(func, *[kwargs.pop(first) for first in ("input",) if first in kwargs], *args, **kwargs)
-        if not isinstance(func, FunctionType) or not (func.__globals__ is vars(F) or func in _BACKWARD):
+            if "input" in kwargs:  # by its name in torch, which the kernels here do not have
+                args = (kwargs.pop("input"), *args)
+            return kernel(func, *args, **kwargs)
+        calls_other_functions = isinstance(func, FunctionType) and (func.__globals__ is vars(F) or func in _BACKWARD)
+        if not calls_other_functions:
             return func(*args, **kwargs)
         # Torch has left this mode. ``F.multi_head_attention_forward`` calls functions that need it, and so does
         # recomputation in a backward pass, which has to meet the same kernels as the forward pass.
@@ -74,15 +84,20 @@ _BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 def _without_mode_checks(func: FunctionType) -> Callable[..., Any]:
     """Return ``func`` of torch without its check for modes, which would send the call back here."""
     checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    without = {**func.__globals__, **dict.fromkeys(checks, lambda *tensors: False)}
-    copy = FunctionType(func.__code__, without, func.__name__, func.__defaults__, func.__closure__)
+    names = {**func.__globals__, **dict.fromkeys(checks, _answer_no)}
+    copy = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
 
 
-def _float32(value: Any) -> Any:
-    low = isinstance(value, Tensor) and value.dtype in _LOW
-    return value.float() if low else value
+def _answer_no(*tensors: object) -> bool:
+    return False
+
+
+def _to_float32(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dtype in _HALF_PRECISION:
+        return value.float()
+    return value
 
 
 def _rms_norm(
@@ -103,12 +118,14 @@ def _rms_norm(
 
 
 def _dropout(
-    func: Callable[..., Tensor], x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **given: Any
+    func: Callable[..., Tensor], x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **options: Any
 ) -> Tensor:
     """Call ``native_dropout``, whose mask takes a byte per element, as on CUDA; the CPU's has the input's dtype."""
-    training = given.get("train", training)  # the name in torch.dropout
-    if inplace or not training or not 0 < p < 1:
-        return func(x, p, training, **({"inplace": True} if inplace else {}))
+    training = options.get("train", training)  # the name in torch.dropout
+    if inplace:
+        return func(x, p, training, inplace=True)
+    if not training or not 0 < p < 1:
+        return func(x, p, training)
     return torch.native_dropout(x, p, True)[0]
 
 
@@ -118,13 +135,14 @@ def _cross_entropy(func: Callable[..., Tensor], x: Tensor, target: Tensor, *args
     ``cross_entropy_loss`` is not in CUDA's autocast list: it calls ``log_softmax`` for the dtype that it was given.
     Only ``nll_loss`` is in the list, and takes a copy in float32.
     """
-    if not torch.is_autocast_enabled("cpu") or x.dtype not in _LOW:
+    if not torch.is_autocast_enabled("cpu") or x.dtype not in _HALF_PRECISION:
         return func(x, target, *args, **kwargs)
     if target.is_floating_point() or kwargs.pop("label_smoothing", 0.0):
         return func(x.float(), target, *args, **kwargs)
     with torch.autocast("cpu", enabled=False):
-        logs = F.log_softmax(x, 0 if x.dim() == 1 else 1)
-        return F.nll_loss(logs.float(), target, *args, **kwargs)
+        class_dimension = 0 if x.dim() == 1 else 1
+        log_probabilities = F.log_softmax(x, class_dimension)
+        return F.nll_loss(log_probabilities.float(), target, *args, **kwargs)
 
 
 _AMPERE = (8, 0)
@@ -140,7 +158,7 @@ def _attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    **given: Any,
+    **options: Any,
 ) -> Tensor:
     """Call the attention kernel that CUDA would choose (ATen/native/transformers/cuda/sdp_utils.cpp).
 
@@ -150,24 +168,40 @@ def _attention(
     result. Where no fused kernel can run, or may, the scores are stored.
     """
     if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = (x.to(dtype) if x.is_floating_point() else x for x in (query, key, value))
+        query = _to_autocast_dtype(query)
+        key = _to_autocast_dtype(key)
+        value = _to_autocast_dtype(value)
     if attn_mask is not None:  # a boolean mask is converted to numbers
         attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
-    aten, cuda = torch.ops.aten, torch.backends.cuda
-    half, fused = query.dtype in _LOW, query.dim() == 4 and query.shape[-1] <= _LARGEST_HEAD
-    scale, grouped, masked = given.get("scale"), given.get("enable_gqa", False), (attn_mask, True, dropout_p, is_causal)
-    cudnn = gpu[0] in (9, 10) and cuda.cudnn_sdp_enabled()
-    flash = gpu >= _AMPERE and cuda.flash_sdp_enabled()
-    efficient = cuda.mem_efficient_sdp_enabled() and (gpu >= _AMPERE or query.dtype != torch.bfloat16)
-    if fused and half and attn_mask is None and (cudnn or flash):
+    aten = torch.ops.aten
+    switches = torch.backends.cuda
+    scale = options.get("scale")
+    is_grouped = options.get("enable_gqa", False)
+    mask_arguments = (attn_mask, True, dropout_p, is_causal)
+    is_half = query.dtype in _HALF_PRECISION
+    has_fused_shape = query.dim() == 4 and query.shape[-1] <= _LARGEST_HEAD
+
+    has_cudnn = gpu[0] in (9, 10) and switches.cudnn_sdp_enabled()
+    has_flash = gpu >= _AMPERE and switches.flash_sdp_enabled()
+    takes_dtype = is_half or query.dtype == torch.float32
+    if gpu < _AMPERE and query.dtype == torch.bfloat16:
+        takes_dtype = False
+    has_efficient = switches.mem_efficient_sdp_enabled() and takes_dtype and not is_grouped
+
+    if has_fused_shape and is_half and attn_mask is None and (has_cudnn or has_flash):
         result = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
-    elif fused and half and cudnn:
-        result = aten._scaled_dot_product_cudnn_attention(query, key, value, *masked, False, scale=scale)
-    elif fused and efficient and query.dtype in (*_LOW, torch.float32) and not grouped:
-        result = aten._scaled_dot_product_efficient_attention(query, key, value, *masked, scale=scale)
+    elif has_fused_shape and is_half and has_cudnn:
+        result = aten._scaled_dot_product_cudnn_attention(query, key, value, *mask_arguments, False, scale=scale)
+    elif has_fused_shape and has_efficient:
+        result = aten._scaled_dot_product_efficient_attention(query, key, value, *mask_arguments, scale=scale)
     else:
         result = aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=grouped
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=is_grouped
         )
     return cast(Tensor, result[0])
+
+
+def _to_autocast_dtype(tensor: Tensor) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.to(torch.get_autocast_dtype("cpu"))

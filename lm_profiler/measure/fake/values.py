@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 else:
     FakeTensor = FAKES.as_base("FakeTensor")
 
-MOST = 1 << 18  # most elements of a tensor whose value is kept
+MOST_ELEMENTS = 1 << 18  # of a tensor whose value is kept
 
 # lines that called ``float`` on an unknown number, in the order of their calls; the values are not used
-TAKEN_FOR_ONE: dict[str, None] = {}
+LINES_THAT_GOT_ONE: dict[str, None] = {}
 
 _OVERLOAD = type(torch.ops.aten.add.Tensor)
 
@@ -50,7 +50,7 @@ class Unknown:
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]
 
-    def __format__(self, how: str) -> str:
+    def __format__(self, format_spec: str) -> str:
         return "unknown"
 
     def __repr__(self) -> str:
@@ -69,7 +69,8 @@ class Unknown:
         frame = sys._getframe(1)
         while frame.f_back is not None and package_of(frame.f_code.co_filename) in (TORCH, OURS):
             frame = frame.f_back
-        TAKEN_FOR_ONE[f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"] = None  # noqa: PTH119
+        file_name = os.path.basename(frame.f_code.co_filename)  # noqa: PTH119
+        LINES_THAT_GOT_ONE[f"{file_name}, line {frame.f_lineno}"] = None
         return 1.0
 
     __bool__ = __int__ = __index__ = __complex__ = _refuse
@@ -78,20 +79,24 @@ class Unknown:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run ``func`` with 1.0 in place of unknowns: the result has the same size, and its value is forgotten."""
-        args, kwargs = tree_map(lambda leaf: 1.0 if isinstance(leaf, Unknown) else leaf, (args, kwargs or {}))
+        args, kwargs = tree_map(_one_if_unknown, (args, kwargs or {}))
         try:
-            made = func(*args, **kwargs)
+            result = func(*args, **kwargs)
         except TypeError:  # ``func`` takes whole numbers, for a size
             raise DependsOnValues from None
-        for leaf in tree_leaves(made):
+        for leaf in tree_leaves(result):
             mode = getattr(leaf, "fake_mode", None)
             if mode is not None:
                 mode.forget(leaf)
-        return made
+        return result
 
 
-def _operator(self: Unknown, other: Any, *_: Any) -> Any:
-    return self if isinstance(other, (Number, Unknown)) else NotImplemented
+def _one_if_unknown(leaf: Any) -> Any:
+    return 1.0 if isinstance(leaf, Unknown) else leaf
+
+
+def _operator(self: Unknown, operand: Any, *_: Any) -> Any:
+    return self if isinstance(operand, (Number, Unknown)) else NotImplemented
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod"):
@@ -106,11 +111,12 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        FAKES.find().CONSTANT_NUMEL_LIMIT = MOST
+        FAKES.find().CONSTANT_NUMEL_LIMIT = MOST_ELEMENTS
 
-    def known(self, value: Tensor) -> FakeTensor:
-        known: FakeTensor = self.fake_tensor_converter.from_real_tensor(self, value, make_constant=True)
-        return known
+    def with_value(self, tensor: Tensor) -> FakeTensor:
+        """Return a fake tensor that has the value of a real one."""
+        fake: FakeTensor = self.fake_tensor_converter.from_real_tensor(self, tensor, make_constant=True)
+        return fake
 
     def forget(self, value: Any) -> None:
         """Make the values of all tensors in ``value``, and of tensors that share their storage, unknown."""
@@ -124,44 +130,49 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
         # Queries, as of a device or a size, are two thirds of all calls, so they come first.
         if not isinstance(func, _OVERLOAD) or func.namespace == "prim":
             return super().dispatch(func, types, args, kwargs)
-        if any(type(each) is Tensor for each in _tensors((*args, *kwargs.values()))):
-            args, kwargs = tree_map(self._with_value, (args, kwargs))
-        made = super().dispatch(func, types, args, kwargs)
+        if any(type(tensor) is Tensor for tensor in _tensors((*args, *kwargs.values()))):
+            args, kwargs = tree_map(self._fake_if_small, (args, kwargs))
+        result = super().dispatch(func, types, args, kwargs)
         name = func.__name__
-        if isinstance(made, FakeTensor):
-            if made.layout is torch.sparse_coo:
+        if isinstance(result, FakeTensor):
+            if result.layout is torch.sparse_coo:
                 raise DependsOnValues  # the number of rows that it stores
             if "empty" in name:
-                self.forget(made)
-            elif made.constant is None and _is_small(made) and not [*_tensors((*args, *kwargs.values()))]:
-                with NO_MODES.find()():  # made only of numbers
-                    return self.known(func(*args, **kwargs))
+                self.forget(result)
+            elif result.constant is None and _can_have_value(result):
+                is_made_of_numbers = not [*_tensors((*args, *kwargs.values()))]
+                if is_made_of_numbers:
+                    with NO_MODES.find()():
+                        return self.with_value(func(*args, **kwargs))
         if "batch_norm" in name:  # updates running statistics, which most schemas do not declare
             self.forget((args, kwargs))
         elif args and isinstance(args[0], (list, tuple)) and name.partition(".")[0].endswith("_"):
             # Writes to lists of tensors; torch forgets only single tensors.
             written = args[:1] if "foreach" in name else args
             fakes = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
-            if any(leaf.constant is None for leaf in fakes):
+            if any(fake.constant is None for fake in fakes):
                 self.forget(written)
-        return made
+        return result
 
-    def _with_value(self, given: Any) -> Any:
+    def _fake_if_small(self, argument: Any) -> Any:
         """Replace a small real tensor, such as data that a module keeps, by a fake one with its value."""
-        plain = type(given) is Tensor and not given.is_quantized and not given.requires_grad
-        return self.known(given) if plain and _is_small(given) else given
+        is_plain = type(argument) is Tensor and not argument.is_quantized and not argument.requires_grad
+        if is_plain and _can_have_value(argument):
+            return self.with_value(argument)
+        return argument
 
 
-def _tensors(given: Sequence[Any]) -> Iterator[Tensor]:
-    for each in given:
-        if isinstance(each, Tensor):
-            yield each
-        elif isinstance(each, (list, tuple)):
-            yield from _tensors(each)
+def _tensors(arguments: Sequence[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among ``arguments`` and in lists among them."""
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors(argument)
 
 
-def _is_small(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.numel() <= MOST and tensor.layout is torch.strided
+def _can_have_value(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.numel() <= MOST_ELEMENTS and tensor.layout is torch.strided
 
 
 def answer_with_unknown() -> None:
@@ -179,10 +190,11 @@ def answer_with_unknown() -> None:
         setattr(builtins, choose.__name__, _choosing_with_unknown(choose))
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _making_from_unknown(getattr(torch, name)))
-    for name, answer in (("isnan", False), ("isinf", False), ("isfinite", True)):
-        taken = _always_finite(answer, getattr(torch, name))
-        setattr(torch, name, taken)
-        setattr(FakeTensor, name, taken)
+    answers_if_finite = {"isnan": False, "isinf": False, "isfinite": True}
+    for name, answer in answers_if_finite.items():
+        check = _always_finite(answer, getattr(torch, name))
+        setattr(torch, name, check)
+        setattr(FakeTensor, name, check)
         setattr(math, name, _always_finite(answer, getattr(math, name)))
 
 
@@ -193,14 +205,16 @@ def _item(tensor: Tensor) -> Any:
         return Unknown()
 
 
-def _format(tensor: Tensor, how: str) -> str:
-    return format(tensor.item(), how) if tensor.dim() == 0 else repr(tensor)
+def _format(tensor: Tensor, format_spec: str) -> str:
+    if tensor.dim() == 0:
+        return format(tensor.item(), format_spec)
+    return repr(tensor)
 
 
 def _numpy(tensor: Tensor, *, force: bool = False) -> Any:
     if isinstance(tensor, FakeTensor) and tensor.constant is not None:
         return Tensor.numpy(tensor.constant, force=force)
-    if tensor.numel() > MOST:
+    if tensor.numel() > MOST_ELEMENTS:
         raise DependsOnValues
     return np.full(tuple(tensor.shape), Unknown(), dtype=object)
 
@@ -208,40 +222,41 @@ def _numpy(tensor: Tensor, *, force: bool = False) -> Any:
 def _choosing_with_unknown(choose: Callable[..., Any]) -> Callable[..., Any]:
     """Replace ``choose`` (``max`` or ``min``): if one of the numbers is unknown, so is the result."""
 
-    def chosen(*given: Any, **kwargs: Any) -> Any:
+    def choose_or_unknown(*args: Any, **kwargs: Any) -> Any:
         try:
-            return choose(*given, **kwargs)
+            return choose(*args, **kwargs)
         except DependsOnValues:
-            among = given if len(given) > 1 else given[0]
-            if isinstance(among, (list, tuple)) and all(isinstance(each, (Number, Unknown)) for each in among):
+            values = args if len(args) > 1 else args[0]
+            is_sequence = isinstance(values, (list, tuple))
+            if is_sequence and all(isinstance(value, (Number, Unknown)) for value in values):
                 return Unknown()
             raise
 
-    return chosen
+    return choose_or_unknown
 
 
 def _making_from_unknown(make: Callable[..., Any]) -> Callable[..., Any]:
     """Replace ``make``, which makes a tensor from numbers: some of them may be unknown."""
 
-    def made(data: Any, *args: Any, **kwargs: Any) -> Any:
-        among = tree_leaves(data) if isinstance(data, (list, tuple)) else [data]
-        if any(isinstance(leaf, Unknown) for leaf in among):
+    def make_or_forget(data: Any, *args: Any, **kwargs: Any) -> Any:
+        values = tree_leaves(data) if isinstance(data, (list, tuple)) else [data]
+        if any(isinstance(value, Unknown) for value in values):
             return Unknown.__torch_function__(make, (), (data, *args), kwargs)
         return make(data, *args, **kwargs)
 
-    return made
+    return make_or_forget
 
 
-def _always_finite(answer: bool, ask: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``ask`` (``isnan`` and the like): a planned run is assumed to stay finite."""
+def _always_finite(answer: bool, check: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace ``check`` (``isnan`` and the like): a planned run is assumed to stay finite."""
 
-    def taken(given: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(given, Unknown):
+    def check_or_assume(value: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(value, Unknown):
             return answer
-        unknown = isinstance(given, FakeTensor) and given.constant is None and not given.fake_mode.in_kernel_invocation
-        if not unknown:  # also where torch itself asks, to infer a shape
-            return ask(given, *args, **kwargs)
-        with given.fake_mode:
-            return torch.full(given.shape, answer, dtype=torch.bool, device=given.device)
+        is_unknown = isinstance(value, FakeTensor) and value.constant is None
+        if not is_unknown or value.fake_mode.in_kernel_invocation:  # in the latter case torch infers a shape
+            return check(value, *args, **kwargs)
+        with value.fake_mode:
+            return torch.full(value.shape, answer, dtype=torch.bool, device=value.device)
 
-    return taken
+    return check_or_assume

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from lm_profiler.measure.fake.cuda import KernelsOfCuda
 from lm_profiler.measure.fake.live import LiveBytes, Uncounted
-from lm_profiler.measure.fake.values import MOST, KnownValues, answer_with_unknown
+from lm_profiler.measure.fake.values import MOST_ELEMENTS, KnownValues, answer_with_unknown
 from lm_profiler.torch_names import APPLY, DYNAMO, FAKES, tree_map
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ class FakeWorld:
             if leaf.layout is not torch.strided:
                 raise Uncounted(f"a batch holds a tensor of {leaf.layout}, whose bytes its shape does not tell")
             shape = tuple(resize(leaf.shape))
-            has_value = math.prod(shape) <= MOST and 0 not in leaf.stride() and not leaf.requires_grad
+            has_value = math.prod(shape) <= MOST_ELEMENTS and 0 not in leaf.stride() and not leaf.requires_grad
             if has_value:
-                return self.mode.known(_repeated(leaf, shape))
+                return self.mode.with_value(_repeated(leaf, shape))
             stored_shape = list(shape)
             if self.gpu is None:
                 # Expanded dimensions take no memory until a copy to a GPU.
