@@ -18,7 +18,7 @@ from lm_profiler.cli.call_checks import check_config, check_option
 from lm_profiler.cli.option_errors import check_dashes
 from lm_profiler.cli.options import Option, is_text, options_in, read_config
 from lm_profiler.record.calls import config_file, shipped_configs
-from lm_profiler.record.text import without
+from lm_profiler.record.text import text_without_keys
 from lm_profiler.usage_error import UsageError
 
 # the classes that are used where the call names none
@@ -141,7 +141,7 @@ class Call:
         replaced = set(self._replaced_sections(leave_out_data))
         for config in self._configs:
             has_replaced = replaced & config.content.keys()
-            text = without(config.node, replaced) if has_replaced else config.word
+            text = text_without_keys(config.node, replaced) if has_replaced else config.word
             if text.strip() != "{}":
                 arguments.append(f"--config={text}")
 

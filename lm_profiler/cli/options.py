@@ -25,7 +25,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_loader
 from lm_profiler.cli.option_errors import check_dashes, explain, nearest, unknown_option
 from lm_profiler.record.calls import command_line, config_file, shipped_configs
 from lm_profiler.record.secrets import mask_line
-from lm_profiler.record.text import YamlTextError, compose, read_text, text_of, without
+from lm_profiler.record.text import YamlTextError, compose, read_text, text_of, text_without_keys
 from lm_profiler.usage_error import UsageError, expect
 
 UNLIMITED = sys.maxsize  # the number of values of an option that takes any number of them
@@ -328,7 +328,7 @@ class OptionsReader(Generic[T]):
                 if not value:
                     raise UsageError(f"{option}.{key}: expected a value, given none")
             mappings[option] = values
-        text = without(node, {*mappings})
+        text = text_without_keys(node, {*mappings})
         if text.strip() == "{}":
             return []
         return [f"--{self._file_option}={text}"]

@@ -221,9 +221,10 @@ class Figure:
         if shown == 0:
             return self.digits
         decimals = 3 - math.floor(math.log10(shown))
-        # For a small model, settings that differ by 1 % differ in the fifth digit of a GiB.
-        most = 6 if self.kind == "GiB" and shown < 0.1 else self.digits
-        return max(0, min(most, decimals))
+        most_decimals = self.digits
+        if self.kind == "GiB" and shown < 0.1:
+            most_decimals = 6  # for a small model, settings that differ by 1 % differ in the fifth digit of a GiB
+        return max(0, min(most_decimals, decimals))
 
     def fit(self, value: Any) -> str:
         """Return ``value`` in the unit that fits it best, if no column needs the same unit in all rows."""

@@ -38,9 +38,14 @@ class Failure(Part):
     @property
     def where(self) -> str:
         """The place in words: ``backward of step 5 on rank 1 (its host)``; the phase alone where no more is known."""
-        host = f" ({self.host})" if self.host else ""
-        rank = f" on rank {self.rank}{host}" if self.rank is not None else ""
-        return self.phase + (f" of step {self.step}" if self.step is not None else "") + rank
+        place = self.phase
+        if self.step is not None:
+            place += f" of step {self.step}"
+        if self.rank is not None:
+            place += f" on rank {self.rank}"
+            if self.host:
+                place += f" ({self.host})"
+        return place
 
 
 class NumericsKind(Part):

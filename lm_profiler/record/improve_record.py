@@ -118,14 +118,14 @@ class ImproveRecord(Part):
         """The step before the first accepted change, and after each; empty if none was accepted."""
         points: list[WayPoint] = []
         for change in self.tried:
-            if change.accepted and change.a_s is not None and change.b_s is not None:
-                if not points:
-                    points.append(WayPoint("first setting", change.a_s))
-                # The largest saving gives the shortest step, so the ends of the interval swap.
-                low_s, high_s = (
-                    None if saved_s is None else change.a_s - saved_s for saved_s in (change.high_s, change.low_s)
-                )
-                points.append(WayPoint(change.name, change.b_s, low_s, high_s))
+            if not change.accepted or change.a_s is None or change.b_s is None:
+                continue
+            if not points:
+                points.append(WayPoint("first setting", change.a_s))
+            # The largest saving gives the shortest step, so the ends of the interval swap.
+            low_s = None if change.high_s is None else change.a_s - change.high_s
+            high_s = None if change.low_s is None else change.a_s - change.low_s
+            points.append(WayPoint(change.name, change.b_s, low_s, high_s))
         return points
 
 

@@ -92,8 +92,12 @@ class Flops(Part):
         return self.model + self.recomputation
 
     def times(self, factor: float) -> Flops:
-        own = ((name, getattr(self, name)) for name in ("forward", "backward", "recomputation"))
-        return self.model_copy(update={name: round(count * factor) for name, count in own})
+        changes = {
+            "forward": round(self.forward * factor),
+            "backward": round(self.backward * factor),
+            "recomputation": round(self.recomputation * factor),
+        }
+        return self.model_copy(update=changes)
 
 
 class Utilisation(Part):
@@ -203,12 +207,17 @@ class Rates(Part):
 
     def flops_per_s(self, dtype: str) -> float | None:
         """Return the rate of matmuls of ``dtype``, such as "bfloat16"; None where it is unknown."""
-        return next((rate.flops_per_s for rate in self.flops if rate.dtype == dtype), None)
+        for rate in self.flops:
+            if rate.dtype == dtype:
+                return rate.flops_per_s
+        return None
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
-HOW_HELD = "`allocator`: all tensors of the device; `counted`: parameters, gradients, states, buffers, saved tensors"
+LEVEL_SOURCES = (
+    "`allocator`: all tensors of the device; `counted`: parameters, gradients, states, buffers, saved tensors"
+)
 
 
 class MemoryReading(Part):
@@ -296,27 +305,33 @@ class MemoryFacts(Part):
     )  # fmt: skip
     held: MemoryLevels | None = within(
         name="held_{name}_bytes", title="held: {title}", meaning="bytes held when {title}",
-        instead={"source": Figure("source of held", "text", HOW_HELD, "held_source")}, default=None,
+        instead={"source": Figure("source of held", "text", LEVEL_SOURCES, "held_source")}, default=None,
     )  # fmt: skip
     allocator: AllocatorReading | None = within(group="Allocator", default=None)
 
     @property
     def saved_bytes(self) -> Annotated[int | None, SAVED]:
         """The bytes held after forward, minus those held before it."""
-        return None if self.held is None else _less(self.held.forward, self.held.start)
+        if self.held is None:
+            return None
+        return _growth(self.held.start, self.held.forward)
 
     @property
     def backward_added_bytes(self) -> Annotated[int | None, ADDED]:
         """The bytes held after backward, minus those held before it."""
-        return None if self.held is None else _less(self.held.backward, self.held.forward)
+        if self.held is None:
+            return None
+        return _growth(self.held.forward, self.held.backward)
 
 
 SAVED = Figure("saved for backward", "GiB", "bytes that forward leaves for backward")
 ADDED = Figure("added by backward", "GiB", "what backward added: gradients, minus what was saved for it")
 
 
-def _less(after: int | None, before: int | None) -> int | None:
-    return None if after is None or before is None else after - before
+def _growth(begin_bytes: int | None, end_bytes: int | None) -> int | None:
+    if begin_bytes is None or end_bytes is None:
+        return None
+    return end_bytes - begin_bytes
 
 
 PEAK = Figure("planned peak", "GiB", "most bytes at one time, rehearsed", "planned_peak_bytes", place=Place.TABLE)
@@ -340,7 +355,8 @@ class PlannedMemory(Part):
     )  # fmt: skip
     held: MemoryLevels | None = within(
         name="planned_{name}_held_bytes", title="planned: {title}", meaning="bytes that would be held when {title}",
-        instead={"source": Figure("source of planned levels", "text", HOW_HELD, "planned_held_source")}, default=None,
+        instead={"source": Figure("source of planned levels", "text", LEVEL_SOURCES, "planned_held_source")},
+        default=None,
     )  # fmt: skip
     reserved: int | None = figure(
         "planned reserved", "GiB",

@@ -18,7 +18,7 @@ from lm_profiler.record.run_record import MemoryCauses, Newer, Part, json_of, re
 # recomputed by checkpointing; ``workspaces`` are cuBLAS's; the rest is freed within its phase, or is the batch. The
 # last three add up to ``MemoryCauses.activations_and_rest``.
 _CAUSES = ("parameters", "gradients", "optimizer_states", "buffers", "workspaces", "activations", "rest")
-HELD = {cause: cause.replace("_", " ") for cause in _CAUSES}
+CAUSE_TITLES = {cause: cause.replace("_", " ") for cause in _CAUSES}
 
 # sources of timelines, with their titles
 SOURCES = {"planned": "planned, rehearsed without data", "measured": "measured, from the allocator's history"}
@@ -59,12 +59,12 @@ class MemoryTimeline(Part):
     set_up: dict[str, int] | None = None  # bytes of each cause before the first step, once model and optimizers exist
 
     @model_validator(mode="after")
-    def _whole(self) -> MemoryTimeline:
-        cause_numbers, event_counts = range(len(self.causes)), range(len(self.events) + 1)
-        are_causes_known = all(cause in cause_numbers for cause, _ in self.events)
+    def _check_numbers(self) -> MemoryTimeline:
+        are_causes_known = all(0 <= cause < len(self.causes) for cause, _ in self.events)
         if len(self.start) != len(self.causes) or not are_causes_known:
             raise ValueError(f"events: expected causes among {self.causes}, and a start for each")
-        if not all(events_before in event_counts for _, events_before in self.phases):
+        are_phases_known = all(0 <= events_before <= len(self.events) for _, events_before in self.phases)
+        if not are_phases_known:
             raise ValueError(f"phases: expected them among {len(self.events)} events")
         return self
 
@@ -82,7 +82,7 @@ class MemoryTimeline(Part):
     def peak(self) -> int:
         return max(self.totals)
 
-    def held_after(self, events: int) -> dict[str, int]:
+    def bytes_after(self, events: int) -> dict[str, int]:
         """Return the bytes of each cause after a number of events."""
         held_bytes = list(self.start)
         for cause, change in self.events[:events]:
@@ -104,18 +104,18 @@ class MemoryTimeline(Part):
         if not optimizer_phases:
             return moments
 
-        first, last = optimizer_phases[0], optimizer_phases[-1]
-        _, events_before = self.phases[first]
+        _, events_before = self.phases[optimizer_phases[0]]
         events_after = len(self.events)
-        if last + 1 < len(self.phases):
-            _, events_after = self.phases[last + 1]
-        moments["before_optimizer"] = _memory_causes(self.held_after(events_before))
-        moments["after_optimizer"] = _memory_causes(self.held_after(events_after))
+        next_phase = optimizer_phases[-1] + 1
+        if next_phase < len(self.phases):
+            _, events_after = self.phases[next_phase]
+        moments["before_optimizer"] = _memory_causes(self.bytes_after(events_before))
+        moments["after_optimizer"] = _memory_causes(self.bytes_after(events_after))
         return moments
 
-    def curves(self, most: int = 4000) -> tuple[list[int], Mapping[str, list[int]]]:
-        """Return at most ``most`` places on the axis of events, and the bytes of each cause there."""
-        width = ceil(len(self.totals) / most)
+    def curves(self, most_places: int = 4000) -> tuple[list[int], Mapping[str, list[int]]]:
+        """Return at most ``most_places`` places on the axis of events, and the bytes of each cause there."""
+        width = ceil(len(self.totals) / most_places)
         places = []
         for begin in range(0, len(self.totals), width):  # of each stretch the place with most bytes
             end = min(begin + width, len(self.totals))
@@ -131,16 +131,18 @@ class MemoryTimeline(Part):
 
     def shaded(self) -> list[tuple[str, int, int]]:
         """Return each phase that has events, with the places where it begins and ends; neighbours are joined."""
-        shaded: list[tuple[str, int, int]] = []
-        ends = [begin for _, begin in self.phases[1:]] + [len(self.events)]
-        for (phase, begin), end in zip(self.phases, ends, strict=True):
+        stretches: list[tuple[str, int, int]] = []
+        phase_ends = [begin for _, begin in self.phases[1:]] + [len(self.events)]
+        for (phase, begin), end in zip(self.phases, phase_ends, strict=True):
             if begin == end or phase == "other":
                 continue
-            continues_last = bool(shaded) and shaded[-1][0] == phase and shaded[-1][2] == begin
-            if continues_last:
-                _, begin, _ = shaded.pop()
-            shaded.append((phase, begin, end))
-        return shaded
+            if stretches:
+                previous_phase, previous_begin, previous_end = stretches[-1]
+                if previous_phase == phase and previous_end == begin:
+                    begin = previous_begin
+                    stretches.pop()
+            stretches.append((phase, begin, end))
+        return stretches
 
 
 def _memory_causes(held_bytes: Mapping[str, int]) -> MemoryCauses:

@@ -126,7 +126,7 @@ WAITING = Figure(
     "waiting", "ms", "how long the mean rank waits for others in a step", place=Place.TABLE, run_tag="waiting_ms"
 )
 OWN_WORK = Figure("own work", "ms", "how long the mean rank works in a step, without waiting")
-HEARD = Figure("ranks heard", "count", "ranks whose waiting is known", "ranks_heard")
+RANKS_HEARD = Figure("ranks heard", "count", "ranks whose waiting is known", "ranks_heard")
 HOSTS = Figure("hosts", "count", "machines that the ranks ran on", "hosts")
 
 
@@ -188,7 +188,7 @@ class Ranks(Part):
     notes: list[str] = Field(default_factory=list)
 
     @property
-    def heard(self) -> Annotated[int, HEARD]:
+    def heard(self) -> Annotated[int, RANKS_HEARD]:
         """The number of ranks that reported their arrivals."""
         return sum(map(len, self.hosts.values()))
 

@@ -203,8 +203,11 @@ class OwnedTime(Part):
     @property
     def name(self) -> str:
         """The action with its owner: ``LearningRateMonitor.on_train_batch_start``, ``Lightning's loop``."""
-        between = "" if not self.owner else "'s " if self.owner in (LIGHTNING, OURS) else "."
-        return self.owner + between + self.action
+        if not self.owner:
+            return self.action
+        if self.owner in (LIGHTNING, OURS):
+            return f"{self.owner}'s {self.action}"
+        return f"{self.owner}.{self.action}"
 
 
 class PythonTime(Part):
@@ -406,26 +409,31 @@ class RunRecord(Part):
         steadiness = content.get("steadiness") if isinstance(content, dict) else None
         if not isinstance(steadiness, dict) or steadiness.get("first") is None or "first_step" in steadiness:
             return content
-        before = content.get("steps", {}).get("warmup", 0)
-        levels = [_renumbered(level, before) for level in steadiness.get("levels", [])]
-        return {
-            **content,
-            "steadiness": {**_renumbered(steadiness, before), "first_step": before + 1, "levels": levels},
-        }
+        warmup_steps = content.get("steps", {}).get("warmup", 0)
+        renumbered = _renumbered(steadiness, offset=warmup_steps)
+        renumbered["first_step"] = warmup_steps + 1
+        renumbered["levels"] = [_renumbered(level, offset=warmup_steps) for level in steadiness.get("levels", [])]
+        return {**content, "steadiness": renumbered}
 
     @field_validator("time", "host_time")
     @classmethod
-    def _whole(cls, times: dict[str, TimeSummary]) -> dict[str, TimeSummary]:
+    def _check_parts(cls, times: dict[str, TimeSummary]) -> dict[str, TimeSummary]:
         # A run that died before its first measured step has no times at all; readers index the others by any part.
-        if times and (missing := missing_parts(times)):
+        if not times:
+            return times
+        missing = missing_parts(times)
+        if missing:
             raise ValueError(f"has no {', '.join(missing)}")
         return times
 
 
-def _renumbered(content: dict[str, Any], by: int) -> dict[str, Any]:
-    """Return a level, or the course, whose first and last steps have numbers larger by ``by``."""
-    numbers = {name: content[name] + by for name in ("first", "last") if content.get(name) is not None}
-    return {**content, **numbers}
+def _renumbered(content: dict[str, Any], offset: int) -> dict[str, Any]:
+    """Return a level, or the course, whose first and last steps have numbers larger by ``offset``."""
+    renumbered = dict(content)
+    for name in ("first", "last"):
+        if content.get(name) is not None:
+            renumbered[name] = content[name] + offset
+    return renumbered
 
 
 def read_run(folder: Path) -> RunRecord:

@@ -14,8 +14,10 @@ def printable(text: str, keep: str = "\n\t") -> str:
         return text
     characters = []
     for character in text:
-        is_kept = character.isprintable() or character in keep
-        characters.append(character if is_kept else ascii(character)[1:-1])
+        if character.isprintable() or character in keep:
+            characters.append(character)
+        else:
+            characters.append(ascii(character)[1:-1])
     return "".join(characters)
 
 
@@ -24,12 +26,12 @@ def well_formed(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def shortened(name: str, most: int = 48) -> str:
+def shortened(name: str, most_characters: int = 48) -> str:
     """Return the end of a long ``name``, its most telling part, so that labels leave room for a picture."""
-    if len(name) <= most:
+    if len(name) <= most_characters:
         return name
-    head = most // 3
-    tail = most - head - 1
+    head = most_characters // 3
+    tail = most_characters - head - 1
     return f"{name[:head]}…{name[-tail:]}"
 
 
@@ -91,53 +93,60 @@ def compose(text: str) -> yaml.Node | None:
     except YamlTextError:
         raise
     except _ERRORS as error:
-        mark, why = (getattr(error, name, None) for name in ("problem_mark", "problem"))
-        where = "" if mark is None else f" at line {mark.line + 1}"
-        why = why or (str(error).splitlines() or ["it cannot be read"])[0][:200]
-        raise YamlTextError(f"is not YAML{where}: {why}") from None
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f" at line {mark.line + 1}"
+        lines = str(error).splitlines() or ["it cannot be read"]
+        problem = getattr(error, "problem", None) or lines[0][:200]
+        raise YamlTextError(f"is not YAML{place}: {problem}") from None
 
 
 def text_of(node: yaml.Node) -> str:
     """Return a value for a command line: a scalar as written, anything else in one line of YAML."""
     if isinstance(node, yaml.ScalarNode):
         return "null" if node.tag == _NULL else str(node.value)
-    return str(yaml.serialize(_flow(node), width=10**6)).strip()
+    _set_flow_style(node)
+    return str(yaml.serialize(node, width=10**6)).strip()
 
 
-def _flow(node: yaml.Node) -> yaml.Node:
-    if isinstance(node, yaml.CollectionNode):
+def _set_flow_style(node: yaml.Node) -> None:
+    """Have ``node`` and all nodes in it written in one line."""
+    if isinstance(node, yaml.MappingNode):
         node.flow_style = True
-        for child in node.value:
-            for part in child if isinstance(child, tuple) else (child,):
-                _flow(part)
-    return node
+        for key, value in node.value:
+            _set_flow_style(key)
+            _set_flow_style(value)
+    elif isinstance(node, yaml.SequenceNode):
+        node.flow_style = True
+        for item in node.value:
+            _set_flow_style(item)
 
 
-def without(node: yaml.Node, keys: set[str]) -> str:
+def text_without_keys(node: yaml.Node, keys: set[str]) -> str:
     """Return the text of the mapping ``node`` without some of its keys; other scalars stay as written."""
-    kept = [(key, value) for key, value in node.value if key.value not in keys]
-    return str(yaml.serialize(yaml.MappingNode(node.tag, kept)))
+    entries = [(key, value) for key, value in node.value if key.value not in keys]
+    return str(yaml.serialize(yaml.MappingNode(node.tag, entries)))
 
 
 def check_size(text: str) -> None:
     """Raise before a few lines of aliases become millions of values, or never end."""
-    sizes: dict[str, int] = {}
-    within: list[tuple[str | None, int]] = []
+    sizes: dict[str, int] = {}  # how many values each anchor stands for
+    open_collections: list[tuple[str | None, int]] = []  # the anchor, and how many values came before it
     total = 0
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = within.pop()
-            sizes[anchor or ""] = total - before
+            anchor, total_before = open_collections.pop()
+            sizes[anchor or ""] = total - total_before
         elif isinstance(event, yaml.AliasEvent):
-            if any(anchor == event.anchor for anchor, _ in within):
+            if any(anchor == event.anchor for anchor, _ in open_collections):
                 raise YamlTextError(f"contains itself, at *{event.anchor}")
             total += sizes.get(event.anchor or "", 1)
         elif isinstance(event, yaml.NodeEvent):
             if isinstance(event, yaml.CollectionStartEvent):
-                within.append((event.anchor, total))
+                open_collections.append((event.anchor, total))
             total += 1
         if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:
             raise YamlTextError("has a value with the character 0 in it")
-        if len(within) > DEEPEST or total > MOST_NODES:
-            most = f"{DEEPEST} levels" if len(within) > DEEPEST else f"{MOST_NODES:,} values"
-            raise YamlTextError(f"has more than {most}")
+        if len(open_collections) > DEEPEST:
+            raise YamlTextError(f"has more than {DEEPEST} levels")
+        if total > MOST_NODES:
+            raise YamlTextError(f"has more than {MOST_NODES:,} values")

@@ -19,7 +19,7 @@ def test_the_curve_adds_up_and_keeps_its_peak_when_thinned() -> None:
     assert [sum(at) for at in zip(*curves.values(), strict=True)] == timeline.totals
     assert places == [*range(7)]
     assert "buffers" not in curves  # what is never held has no area
-    places, curves = timeline.curves(most=3)
+    places, curves = timeline.curves(most_places=3)
     assert len(places) <= 3
     assert max(sum(at) for at in zip(*curves.values(), strict=True)) == 700
 

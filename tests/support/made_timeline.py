@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lm_profiler.record.memory_timeline import HELD, Allocation, MemoryTimeline
+from lm_profiler.record.memory_timeline import CAUSE_TITLES, Allocation, MemoryTimeline
 
-PARAMETERS, GRADIENTS, ACTIVATIONS = (list(HELD).index(of) for of in ("parameters", "gradients", "activations"))
+PARAMETERS, GRADIENTS, ACTIVATIONS = (list(CAUSE_TITLES).index(of) for of in ("parameters", "gradients", "activations"))
 
 
 def made_timeline(**changed: Any) -> MemoryTimeline:
@@ -14,8 +14,8 @@ def made_timeline(**changed: Any) -> MemoryTimeline:
     largest = {"shape": [3, 25], "dtype": "float32", "name": "aten.mm.default", "module": "head", "line": "model.py:7"}
     of: dict[str, Any] = {
         "source": "planned",
-        "causes": [*HELD],
-        "start": [100 if number == PARAMETERS else 0 for number in range(len(HELD))],
+        "causes": [*CAUSE_TITLES],
+        "start": [100 if number == PARAMETERS else 0 for number in range(len(CAUSE_TITLES))],
         "phases": [("data", 0), ("forward", 0), ("other", 2), ("backward", 3), ("optimizer", 6), ("other", 6)],
         "events": [
             *((ACTIVATIONS, 200), (ACTIVATIONS, 300), (ACTIVATIONS, -100)),

@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 from lm_profiler.measure.clocks.tape import BACKWARD, END, FORWARD, OPTIMIZER, OTHER
 from lm_profiler.measure.memory.causes import pieces
 from lm_profiler.measure.user_code import OURS, package_of
-from lm_profiler.record.memory_timeline import HELD, Allocation, MemoryTimeline
+from lm_profiler.record.memory_timeline import CAUSE_TITLES, Allocation, MemoryTimeline
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.text import short_path
 
-_CAUSES = tuple(HELD)
+_CAUSES = tuple(CAUSE_TITLES)
 _LISTED = 10  # the allocations that a timeline lists
 
 

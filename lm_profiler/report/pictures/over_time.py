@@ -12,7 +12,7 @@ from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import TracedWork, gaps_between, traced_work, union_of
 from lm_profiler.analysis.trace.trace_file import trace_events
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.memory_timeline import HELD, SOURCES, Allocation, MemoryTimeline
+from lm_profiler.record.memory_timeline import CAUSE_TITLES, SOURCES, Allocation, MemoryTimeline
 from lm_profiler.record.quantities import PARTS, bytes_text
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures.drawing import (
@@ -66,7 +66,9 @@ def memory_timelines(timelines: Mapping[str, MemoryTimeline]) -> Figure:
         axes.set_xlabel("allocations and frees of one step, in their order")
         _list_largest(axes_below, timeline)
     panels[0][0].set_ylabel(f"bytes in use ({unit})")
-    entries = [(HELD.get(cause, cause), colour) for cause, colour in CAUSE_COLOURS.items() if cause in drawn_causes]
+    entries = [
+        (CAUSE_TITLES.get(cause, cause), colour) for cause, colour in CAUSE_COLOURS.items() if cause in drawn_causes
+    ]
     add_legend(figure, entries)
     return figure
 
@@ -135,7 +137,7 @@ def _list_largest(axes: Axes, timeline: MemoryTimeline) -> None:
     axes.axis("off")
     _write_row(axes, 0, ["at the peak", "cause", "shape, dtype", "made by"], fontweight="bold")
     for number, allocation in enumerate(timeline.largest, 1):
-        cause = HELD.get(allocation.cause, allocation.cause)
+        cause = CAUSE_TITLES.get(allocation.cause, allocation.cause)
         maker = shortened(made_by(allocation), 58)
         _write_row(axes, number, [bytes_text(allocation.bytes), cause, _shape_text(allocation), maker])
 

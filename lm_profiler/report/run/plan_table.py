@@ -8,7 +8,7 @@ from typing import Any
 from lm_profiler.analysis.plan.planned import Capacity, Planned, PlannedFloors, fits, smallest_gpu
 from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.record.figure import bytes_text, ms_text, with_prefix
-from lm_profiler.record.memory_timeline import HELD, SOURCES, Allocation, MemoryTimeline
+from lm_profiler.record.memory_timeline import CAUSE_TITLES, SOURCES, Allocation, MemoryTimeline
 from lm_profiler.record.quantities import CAUSES, FLOOR, PARTS, PLANNED_COLUMNS, REMEDY_COLUMNS, Quantity
 from lm_profiler.record.run_record import MOMENTS
 from lm_profiler.report.run.sections import floor_texts
@@ -261,7 +261,7 @@ def _allocation_table(allocations: Sequence[Allocation], above: list[str], below
         texts = (
             bytes_text(allocation.bytes),
             f"{allocation.count:,}",
-            HELD.get(allocation.cause, allocation.cause),
+            CAUSE_TITLES.get(allocation.cause, allocation.cause),
             "" if allocation.shape is None else _shape_text(allocation),
             allocation.dtype or "",
             made_by(allocation),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.figure import share_text
-from lm_profiler.record.memory_timeline import HELD, SOURCES, MemoryTimeline, read_timelines, timeline_file
+from lm_profiler.record.memory_timeline import CAUSE_TITLES, SOURCES, MemoryTimeline, read_timelines, timeline_file
 from lm_profiler.record.quantities import CAUSES, bytes_text
 from lm_profiler.record.run_record import RunRecord
 from lm_profiler.report.pictures.drawing import CAUSE_COLOURS, PALE, PART_COLOURS
@@ -99,7 +99,7 @@ def _chart(timeline: MemoryTimeline, most_points: int, most_bytes: int) -> Json:
     places, curves = timeline.curves(most_points)
     data = []
     for cause, held_bytes in curves.items():
-        name = HELD.get(cause, cause)
+        name = CAUSE_TITLES.get(cause, cause)
         trace = {
             "type": "scatter",
             "mode": "lines",

@@ -6,7 +6,7 @@ import pytest
 from made_timeline import made_timeline
 from matplotlib.colors import to_hex
 
-from lm_profiler.record.memory_timeline import HELD
+from lm_profiler.record.memory_timeline import CAUSE_TITLES
 from lm_profiler.report.pictures.drawing import CAUSE_COLOURS
 from lm_profiler.report.pictures.over_time import memory_timelines, titled_timelines
 from lm_profiler.usage_error import UsageError
@@ -28,7 +28,7 @@ def test_causes_phases_the_peak_and_what_is_alive_there_are_drawn() -> None:
 
 
 def test_two_stand_side_by_side_to_one_scale() -> None:
-    half = made_timeline(source="measured", start=[50, *[0] * (len(HELD) - 1)])
+    half = made_timeline(source="measured", start=[50, *[0] * (len(CAUSE_TITLES) - 1)])
     figure = memory_timelines(titled_timelines([made_timeline(), half], "logs/a"))
     left, right = figure.axes[:2]
     assert left.get_ylim() == right.get_ylim()
