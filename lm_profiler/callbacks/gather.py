@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from lm_profiler.analysis.ranks.rank_timeline import with_waits
 from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.work import sum_over_ranks
-from lm_profiler.measure.boundary import said
+from lm_profiler.measure.boundary import error_text
 from lm_profiler.measure.device.nvml import together
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import json_of
@@ -132,7 +132,7 @@ class Exchange:
         try:
             value = find()
         except BaseException as error:  # also Ctrl-C: the other ranks wait for an answer
-            self._put(key, _Answer(error=said(error)))
+            self._put(key, _Answer(error=error_text(error)))
             raise
         self._put(key, _Answer(value=value))
         return value
@@ -158,7 +158,7 @@ class Exchange:
             except RuntimeError:
                 silent_ranks.append(rank)
             except ValueError as error:  # not from our ranks: whoever reaches the store's port can write to it
-                problems.append(f"what came as measurements of rank {rank} is not used: {said(error)}")
+                problems.append(f"what came as measurements of rank {rank} is not used: {error_text(error)}")
         if silent_ranks:
             problems.insert(0, f"{ranks_text(silent_ranks)} sent no measurements in time")
         merged = merge(by_rank)

@@ -11,7 +11,7 @@ from lm_profiler.analysis.conclude import RunSteps, conclude
 from lm_profiler.analysis.evidence import Evidence, write_evidence
 from lm_profiler.analysis.steps.summaries import ideal_step_s, scalars
 from lm_profiler.callbacks.gather import Exchange
-from lm_profiler.measure.boundary import Guard, said, try_or_note
+from lm_profiler.measure.boundary import Guard, error_text, try_or_note
 from lm_profiler.record.files import claim_run_dir
 from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.steps import join_rank_files, write_rows
@@ -60,7 +60,7 @@ class RunFiles:
 
     def _write_elsewhere(self, error: OSError, evidence: Evidence) -> Evidence:
         """Write the rows and run.json into a temporary folder, which becomes the run's folder."""
-        problem = f"{self.folder} cannot be written to: {said(error)}"
+        problem = f"{self.folder} cannot be written to: {error_text(error)}"
         self.report(problem)
         folder = make_temporary_folder(self.name, self.report)
         notes = [*evidence.notes, f"the record is in {folder}: {problem}"]

@@ -37,7 +37,7 @@ from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.show_run import RecordedRun
 from lm_profiler.callbacks.trackers import Tracker
 from lm_profiler.lightning_names import OBSERVED, OBSERVER
-from lm_profiler.measure.boundary import UNGUARDED, Guard, said, try_or_note
+from lm_profiler.measure.boundary import UNGUARDED, Guard, error_text, try_or_note
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.rank_ends import RankEnd, end_file, end_of_loop, first_end, read_ends
@@ -246,7 +246,7 @@ class RunFinisher:
             evidence = self.collector.evidence(measured, "failed", failure_of(error, "instruments", None))
             if self.record is not None:  # the run itself went well, and its record is there
                 evidence = replace(evidence, status=self.record.status, failure=self.record.failure)
-            self.files.write(replace(evidence, notes=[*evidence.notes, f"not complete: {said(error)}"]))
+            self.files.write(replace(evidence, notes=[*evidence.notes, f"not complete: {error_text(error)}"]))
         self.is_over = True
 
     # -- what they share

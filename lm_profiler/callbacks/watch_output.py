@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.measure.boundary import said
+from lm_profiler.measure.boundary import error_text
 from lm_profiler.record import watch_files as files
 from lm_profiler.record.files import Part
 from lm_profiler.record.parts import TIMED
@@ -81,7 +81,7 @@ class WatchOutput:
         except OSError as error:
             if not self._was_reported:
                 self._was_reported = True
-                self.report(f"watch files cannot be written, and are kept as far as memory allows: {said(error)}")
+                self.report(f"watch files cannot be written, and are kept as far as memory allows: {error_text(error)}")
             return False
         return True
 

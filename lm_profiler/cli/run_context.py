@@ -29,7 +29,7 @@ from lm_profiler.callbacks.instruments.profiling_options import Launch
 from lm_profiler.cli.endings import handled, terminate
 from lm_profiler.cli.surroundings import quiet
 from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_METHOD
-from lm_profiler.measure.boundary import first_line, said, say, try_or_note
+from lm_profiler.measure.boundary import error_text, first_line, say, try_or_note
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import claim_run_dir, none_if_unreadable, relative_to_cwd, write_whole
@@ -177,11 +177,11 @@ class RunContext:
             self._record(status_of(error), _failure(error))
         if record is None or record.failure is None:  # otherwise the table at the run's end has printed it
             if rank:
-                say(f"rank {rank} failed: {said(error)}")
+                say(f"rank {rank} failed: {error_text(error)}")
             elif record is None:
-                say(f"failed in setup: {said(error)}")
+                say(f"failed in setup: {error_text(error)}")
             else:
-                say(f"failed: {said(error)}")
+                say(f"failed: {error_text(error)}")
         self._write_traceback(error, rank)
         was_interrupted = record is not None and record.status == "interrupted"
         return INTERRUPTED if was_interrupted else FAILED

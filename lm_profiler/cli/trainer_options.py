@@ -31,7 +31,7 @@ from lm_profiler.cli.option_errors import explain
 from lm_profiler.cli.run_context import local_rank
 from lm_profiler.cli.trainer_help import FIRST_OPTIONS
 from lm_profiler.lightning_names import LIGHTNINGS, RUN_VERB
-from lm_profiler.measure.boundary import said, say
+from lm_profiler.measure.boundary import error_text, say
 from lm_profiler.record.calls import shipped_configs
 from lm_profiler.record.run_record import Verb
 from lm_profiler.training import FakeTokens, LanguageModel
@@ -265,7 +265,7 @@ def _import_class(path: str, key: str) -> type | None:
             return None
         raise UsageError(
             f"{key}: expected a class that can be imported, given {path!r}, whose module does not import\n"
-            f"{_place(error)}: {said(error)}"
+            f"{_place(error)}: {error_text(error)}"
         ) from error
     is_right_class = isinstance(named_class, type) and issubclass(named_class, _BASES[key])
     return named_class if is_right_class else None

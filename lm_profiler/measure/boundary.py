@@ -25,7 +25,7 @@ from lm_profiler.torch_names import NameMissing
 Result = TypeVar("Result")
 
 _FAILED = "failed and was taken out"
-_LINE = 300  # the most characters of an error's message that are shown
+_MOST_CHARACTERS = 300  # of an error's message that are shown
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class Guard:
     """
 
     name: str  # the instrument's name in the message
-    tell: Callable[[str], object]  # gets the message that it failed and why, once
+    report: Callable[[str], object]  # gets the message that it failed and why, once
     leave: Callable[[], object] = lambda: None  # undoes what the instrument did to training's objects
     outcome: str = _FAILED  # what the message says happened
     out: bool = field(default=False, init=False)  # whether it failed
@@ -49,12 +49,16 @@ class Guard:
             raise error
         if self.out:
             return
-        self.out, self.error = True, error
-        missing = isinstance(error, NameMissing) and self.outcome == _FAILED
-        text = f"{self.name} {'left out' if missing else self.outcome}: {said(error)}"
-        if (another := self.undo()) is not None:
-            text += f"; taking it out failed: {said(another)}"
-        self.tell(text)
+        self.out = True
+        self.error = error
+        outcome = self.outcome
+        if outcome == _FAILED and isinstance(error, NameMissing):
+            outcome = "left out"
+        message = f"{self.name} {outcome}: {error_text(error)}"
+        undo_error = self.undo()
+        if undo_error is not None:
+            message += f"; taking it out failed: {error_text(undo_error)}"
+        self.report(message)
 
     def undo(self) -> BaseException | None:
         try:
@@ -65,10 +69,10 @@ class Guard:
             return error
         return None
 
-    def leave_out(self, why: str) -> None:
+    def leave_out(self, reason: str) -> None:
         """Leave the instrument out, since it would harm what it observes."""
         self.out = True
-        self.tell(f"{self.name} left out: {why}")
+        self.report(f"{self.name} left out: {reason}")
 
     @overload
     def run(self, call: Callable[..., Result], *args: Any, otherwise: Result) -> Result: ...
@@ -89,12 +93,12 @@ class Guard:
         return Hook(self, call)
 
 
-def try_or_note(what: str, look: Callable[[], Result], notes: list[str]) -> Result | None:
-    """Return what ``look`` returns; where it raises, return None and note that ``what`` is unknown and why.
+def try_or_note(subject: str, find: Callable[[], Result], notes: list[str]) -> Result | None:
+    """Return what ``find`` returns; where it raises, return None and note that the ``subject`` is unknown and why.
 
     Any error counts: user code (module, loader, logger) or a driver runs in there, and the run itself succeeded.
     """
-    return Guard(what, notes.append, outcome="unknown").run(look)
+    return Guard(subject, notes.append, outcome="unknown").run(find)
 
 
 @dataclass(eq=False, slots=True)
@@ -127,9 +131,9 @@ UNGUARDED = _Unguarded("", str)
 
 def comes_from_outside(error: BaseException) -> bool:
     """Return whether ``error`` is Ctrl-C, or was raised in a signal handler, which may run at any line."""
-    return isinstance(error, KeyboardInterrupt) or any(
-        _handles_a_signal(frame) for frame, _ in walk_tb(error.__traceback__)
-    )
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    return any(_handles_a_signal(frame) for frame, _ in walk_tb(error.__traceback__))
 
 
 def _handles_a_signal(frame: FrameType) -> bool:
@@ -139,36 +143,62 @@ def _handles_a_signal(frame: FrameType) -> bool:
     frame too, but no number before it. ``signal.getsignal`` cannot tell: a handler may be an object, be called by
     another handler, or have been replaced.
     """
+    caller = frame.f_back
+    if caller is None:
+        return False
+    for argument, next_argument in pairwise(_arguments_of(frame)):
+        if isinstance(argument, int) and next_argument is caller:
+            return True
+    return False
+
+
+def _arguments_of(frame: FrameType) -> list[object]:
+    """Return the arguments of the call that ``frame`` runs; those of ``*args`` one by one."""
     code = frame.f_code
-    count = code.co_argcount + bool(code.co_flags & CO_VARARGS) + code.co_kwonlyargcount
-    given = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
-    flat = [each for arg in given for each in (arg if type(arg) is tuple else (arg,))]
-    return frame.f_back is not None and any(
-        isinstance(number, int) and each is frame.f_back for number, each in pairwise(flat)
-    )
+    count = code.co_argcount + code.co_kwonlyargcount
+    if code.co_flags & CO_VARARGS:
+        count += 1
+    arguments: list[object] = []
+    for name in code.co_varnames[:count]:
+        argument = frame.f_locals.get(name)
+        if type(argument) is tuple:
+            arguments.extend(argument)
+        else:
+            arguments.append(argument)
+    return arguments
 
 
 def message_of(error: BaseException) -> str:
     """Return the exception's message as valid text, also where its ``__str__`` raises."""
     try:
         return well_formed(str(error))
-    except BaseException as another:
-        if comes_from_outside(another):
+    except BaseException as text_error:
+        if comes_from_outside(text_error):
             raise
-        return f"its message cannot be read: {type(another).__name__}"
+        return f"its message cannot be read: {type(text_error).__name__}"
 
 
 def first_line(error: BaseException) -> str:
-    line = next(iter(mask_text(message_of(error)).strip().splitlines()), "")
-    return line if len(line) <= _LINE else f"{line[:_LINE].rpartition(' ')[0] or line[: _LINE - 1]}…"
+    """Return the first line of the error's message, without secrets, cut between words where it is too long."""
+    lines = mask_text(message_of(error)).strip().splitlines()
+    if not lines:
+        return ""
+    line = lines[0]
+    if len(line) <= _MOST_CHARACTERS:
+        return line
+    whole_words = line[:_MOST_CHARACTERS].rpartition(" ")[0]
+    shortened = whole_words or line[: _MOST_CHARACTERS - 1]
+    return f"{shortened}…"
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the error's type and message in one line."""
     message = first_line(error)
     if isinstance(error, NameMissing):
         return message
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    if not message:
+        return type(error).__name__
+    return f"{type(error).__name__}: {message}"
 
 
 def say(text: str) -> None:
@@ -187,12 +217,14 @@ def put(stream: TextIO | None, text: str) -> None:
     """
     if stream is None:
         return
-    signs = text.encode(getattr(stream, "encoding", None) or "utf-8", "backslashreplace")
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    content = text.encode(encoding, "backslashreplace")
     stream.flush()
     if type(stream) is not TextIOWrapper:  # a notebook's stream, or a user's own class
-        stream.write(signs.decode(getattr(stream, "encoding", None) or "utf-8"))
+        stream.write(content.decode(encoding))
         stream.flush()
         return
     # Written without the buffer; a pipe may take only a part at a time.
-    while signs:
-        signs = signs[os.write(stream.fileno(), signs) :]
+    while content:
+        written_bytes = os.write(stream.fileno(), content)
+        content = content[written_bytes:]

@@ -29,7 +29,7 @@ from lm_profiler.analysis.plan.planned import Planned, needed
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.work import StepWork, phase_work
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
-from lm_profiler.measure.boundary import said
+from lm_profiler.measure.boundary import error_text
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flops import StepFlops, UncountableError
 from lm_profiler.measure.counts.traffic import ForwardTraffic
@@ -354,7 +354,7 @@ def reason_of(error: Exception) -> str:
         return f"{error}{line}"
     if isinstance(error, Uncounted):
         return str(error)
-    return f"{said(error)}{line}"
+    return f"{error_text(error)}{line}"
 
 
 def _user_line_of(error: Exception) -> str:

@@ -97,7 +97,7 @@ class RanksWatch(Instrument):
             problem = "the module calls its own collectives during backward, which look the same as DDP's"
         is_own_problem = self.arrivals is not None and (self.arrivals.lost or self.arrivals.clock_was_set)
         if self.rank == 0 or is_own_problem:  # rank 0 reports the problems that all ranks share
-            self.part.tell(f"{UNKNOWN_WAITS}: {problem}")
+            self.part.report(f"{UNKNOWN_WAITS}: {problem}")
 
     def _drain(self, arrivals: Arrivals) -> None:
         arrivals.drain()

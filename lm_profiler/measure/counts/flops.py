@@ -32,7 +32,7 @@ from torch.overrides import enable_reentrant_dispatch
 from torch.utils import checkpoint
 from torch.utils.flop_counter import flop_registry
 
-from lm_profiler.measure.boundary import comes_from_outside, said
+from lm_profiler.measure.boundary import comes_from_outside, error_text
 from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.traffic import ForwardTraffic
@@ -359,7 +359,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         if isinstance(error, UncountableError):
             self.unknown = str(error)
         else:
-            self.unknown = f"{func}: {said(error)}"
+            self.unknown = f"{func}: {error_text(error)}"
 
 
 def _dtype(args: Any, kwargs: Any) -> str:

@@ -45,7 +45,10 @@ def environment(device: torch.device, world_size: int) -> Environment:
 
 
 def cpu_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,10 @@ def matrix_units(device: torch.device) -> MatrixUnits:
         return MatrixUnits()
     capability = torch.cuda.get_device_capability(device)
     if capability >= (8, 0):
-        return MatrixUnits(True, "bf16-mixed")
-    return MatrixUnits(False, "16-mixed" if capability >= (7, 0) else None)
+        return MatrixUnits(tf32=True, half_precision="bf16-mixed")
+    if capability >= (7, 0):
+        return MatrixUnits(half_precision="16-mixed")
+    return MatrixUnits()
 
 
 def device_name(device: torch.device) -> str:
@@ -79,7 +84,9 @@ def device_name(device: torch.device) -> str:
     if device.type == "mps":
         return str(torch.backends.mps.get_name())
     module = torch.get_device_module(device)
-    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
+    if hasattr(module, "get_device_name"):
+        return str(module.get_device_name(device))
+    return device.type
 
 
 @cache  # it reads the file system; a run asks twice, and imported packages do not change
@@ -127,17 +134,17 @@ def git_commit() -> str | None:
     """Return the commit of the current folder, with ``-dirty`` behind it where files were changed; None without git."""
     command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return result.stdout.strip() or None
 
 
 # git takes some 20 ms, and the running code is the imported one: later commits do not matter.
 _commit_of_process = cache(git_commit)
 
 # values of the older setting by those of the newer one
-_WORDS = {"ieee": "highest", "none": "highest", "tf32": "high", "bf16": "medium"}
+_OLDER_WORDS = {"ieee": "highest", "none": "highest", "tf32": "high", "bf16": "medium"}
 
 
 def float32_matmul_precision(device_type: str = "cuda") -> str:
@@ -146,12 +153,12 @@ def float32_matmul_precision(device_type: str = "cuda") -> str:
     ``torch.get_float32_matmul_precision()`` raises once the setting that torch 2.9 introduced was used
     (``torch.backends.cuda.matmul.fp32_precision``); then that one is read. "unknown" if its word is new.
     """
-    told = _told(torch.get_float32_matmul_precision)
-    if told is not None:
-        return told
+    precision = _older_setting(torch.get_float32_matmul_precision)
+    if precision is not None:
+        return precision
     backends: Any = torch.backends  # which torch types in part
-    products = backends.mkldnn.matmul if device_type == "cpu" else backends.cuda.matmul
-    return _WORDS.get(products.fp32_precision, "unknown")
+    library = backends.mkldnn if device_type == "cpu" else backends.cuda
+    return _OLDER_WORDS.get(library.matmul.fp32_precision, "unknown")
 
 
 @contextmanager
@@ -160,8 +167,9 @@ def exact_float32() -> Iterator[None]:
     libraries: Any = torch.backends  # which torch types in part
     cuda, cudnn, mkldnn = libraries.cuda, libraries.cudnn, libraries.mkldnn
     operators = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
-    products, convolutions = _told(torch.get_float32_matmul_precision), _told(lambda: cudnn.allow_tf32)
-    each = [operator.fp32_precision for operator in operators]
+    matmul_precision = _older_setting(torch.get_float32_matmul_precision)
+    allows_tf32 = _older_setting(lambda: cudnn.allow_tf32)
+    precisions = [operator.fp32_precision for operator in operators]
     torch.set_float32_matmul_precision("highest")
     cudnn.allow_tf32 = False
     for operator in operators:
@@ -169,17 +177,17 @@ def exact_float32() -> Iterator[None]:
     try:
         yield
     finally:
-        if products is not None:
-            torch.set_float32_matmul_precision(products)
-        if convolutions is not None:
-            cudnn.allow_tf32 = convolutions
-        for operator, before in zip(operators, each, strict=True):
-            operator.fp32_precision = before
+        if matmul_precision is not None:
+            torch.set_float32_matmul_precision(matmul_precision)
+        if allows_tf32 is not None:
+            cudnn.allow_tf32 = allows_tf32
+        for operator, precision in zip(operators, precisions, strict=True):
+            operator.fp32_precision = precision
 
 
-def _told(switch: Callable[[], _T]) -> _T | None:
+def _older_setting(read: Callable[[], _T]) -> _T | None:
     """Return the value of an older setting; None where the newer one was used, as the older one then raises."""
     try:
-        return switch()
+        return read()
     except RuntimeError:
         return None
