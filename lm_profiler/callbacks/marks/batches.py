@@ -115,7 +115,8 @@ class Tokens:
             self._paths_by_kind[kind] = paths
         if not paths:
             return None
-        return sum(reduce(getitem, path, batch).numel() for path in paths)
+        count: int = sum(reduce(getitem, path, batch).numel() for path in paths)
+        return count
 
 
 class Samples:
@@ -245,7 +246,6 @@ def _own_count(batch: Any) -> int | None:
         count = getattr(batch, name, None)
         if isinstance(count, torch.Size):
             return prod(count) if count else None
-        is_number = isinstance(count, int) and not isinstance(count, bool)
-        if is_number and count > 0:
+        if isinstance(count, int) and not isinstance(count, bool) and count > 0:
             return count
     return None

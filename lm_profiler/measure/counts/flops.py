@@ -295,7 +295,11 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         flops_by_work = dict.fromkeys(WORK, 0)
         for (work, _), flops in self._flops.items():
             flops_by_work[work] += flops
-        return Flops(**flops_by_work)
+        return Flops(
+            forward=flops_by_work["forward"],
+            backward=flops_by_work["backward"],
+            recomputation=flops_by_work["recomputation"],
+        )
 
     def by_dtype(self) -> dict[str, dict[str, int]]:
         """Return what was counted so far, by the kind of ``WORK`` and the dtype of the factors."""
@@ -372,9 +376,9 @@ def _is_composite(func: Any) -> bool:
     """Return whether ``func`` consists of other operators on every device; under inference mode they arrive whole."""
     if not isinstance(func, _OVERLOAD):
         return False
-    has_parts: bool = func.has_kernel_for_dispatch_key("CompositeImplicitAutograd")
-    has_kernel = func.has_kernel_for_dispatch_key("CPU") or func.has_kernel_for_dispatch_key("CUDA")
-    return has_parts and not has_kernel
+    has_kernel: Callable[[Any], bool] = func.has_kernel_for_dispatch_key
+    has_kernel_of_device = has_kernel("CPU") or has_kernel("CUDA")
+    return has_kernel("CompositeImplicitAutograd") and not has_kernel_of_device
 
 
 def _autocast_of_caller() -> AbstractContextManager[Any]:
