@@ -14,7 +14,7 @@ from lm_profiler.record.text import (
     compose,
     printable,
     ranks_text,
-    without,
+    text_without_keys,
 )
 
 
@@ -53,7 +53,7 @@ def test_aliases_count_as_often_as_they_repeat_a_value() -> None:
 def test_keys_are_taken_out_and_other_values_stay_as_they_were_written() -> None:
     node = compose("a: 1\nb: {c: 010, d: on, e: 1e-3, f: '1'}\n")
     assert isinstance(node, yaml.MappingNode)
-    assert without(node, {"a"}) == "b: {c: 010, d: on, e: 1e-3, f: '1'}\n"
+    assert text_without_keys(node, {"a"}) == "b: {c: 010, d: on, e: 1e-3, f: '1'}\n"
 
 
 def test_what_is_no_yaml_is_not_too_large() -> None:
