@@ -72,11 +72,11 @@ def made_snapshot() -> dict[str, Any]:
 def test_a_history_is_told_by_cause_with_the_lines_that_asked(mark_log: MarkLog) -> None:
     timeline = timeline_from_snapshot(made_snapshot(), 0, mark_log)
     held = dict.fromkeys(timeline.causes, 0)
-    assert timeline.held_after(0) == held | {"parameters": 1024, "optimizer_states": 1024}
+    assert timeline.bytes_after(0) == held | {"parameters": 1024, "optimizer_states": 1024}
     assert timeline.totals == [2048, 3072, 7168, 3072, 4096, 3072]  # whole blocks of 512 bytes
     assert timeline.peak == 7168
-    assert timeline.held_after(timeline.peak_at)["rest"] == 4096
-    assert timeline.held_after(5) == held | {"parameters": 1024, "optimizer_states": 1024, "gradients": 1024}
+    assert timeline.bytes_after(timeline.peak_at)["rest"] == 4096
+    assert timeline.bytes_after(5) == held | {"parameters": 1024, "optimizer_states": 1024, "gradients": 1024}
     assert timeline.shaded() == [("forward", 0, 3), ("backward", 3, 5)]
     scratch, *others = timeline.largest
     hidden = next(of for of in others if of.cause == "activations")
