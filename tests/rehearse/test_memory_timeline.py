@@ -55,9 +55,9 @@ def test_the_bytes_of_a_two_layer_mlp_are_those_computed_by_hand(planned: Any) -
     none = dict.fromkeys(timeline.causes, 0)
     steps = 2 * 4  # Adam counts steps in a number for each weight
     at_rest = {"parameters": WEIGHTS, "gradients": WEIGHTS, "optimizer_states": 2 * WEIGHTS + steps}
-    assert timeline.held_after(0) == none | at_rest
+    assert timeline.bytes_after(0) == none | at_rest
     begins = dict(reversed(timeline.phases))
-    after_forward = timeline.held_after(begins["zero_grad"])
+    after_forward = timeline.bytes_after(begins["zero_grad"])
     # Backward needs the batch, and the output of relu; the product before it is gone. The rest is the loss.
     assert after_forward["activations"] == HIDDEN + BATCH
     assert 0 < after_forward["rest"] <= 4 * 4
@@ -95,7 +95,7 @@ def test_the_curve_of_a_gpu_reaches_the_planned_peak_and_balances() -> None:
     assert timeline is not None
     assert timeline.peak == plan.peak
     assert min(min(curve) for curve in timeline.curves()[1].values()) >= 0  # no cause is freed more than it was made
-    at_peak = timeline.held_after(timeline.peak_at)
+    at_peak = timeline.bytes_after(timeline.peak_at)
     assert sum(at_peak.values()) == plan.peak
     assert at_peak["workspaces"] == plan.workspaces
     rest = at_peak["workspaces"] + at_peak["activations"] + at_peak["rest"]

@@ -152,136 +152,6 @@ def owner_of(action_name: str, trainer: Any, callback: Callback) -> Owner:
     return Owner(LIGHTNING, hook)
 
 
-@dataclass
-class _PhaseUse:
-    """What the thread did in one phase, over all timed steps."""
-
-    wall_ns: int = 0
-    ran_ns: int = 0
-    no_cpu_ns: int = 0
-
-
-class _StepShares(NamedTuple):
-    """The time and the calls of each owner in one step."""
-
-    ns: dict[Owner, int]
-    calls: dict[Owner, int]
-
-
-@dataclass(eq=False)
-class OwnersWatch(Instrument):
-    """Instrument that divides the time of ``other`` among the loop's actions."""
-
-    trainer: Any  # the Trainer of the run
-    timeline: Timeline  # its marks tell when ``other`` runs
-    # returns what marks the actions of the Trainer's profiler; called once it does
-    profiler: Callable[[], PhaseProfiler | None]
-    callback: Callback  # ours, whose time is named separately
-    steps: int  # number of steps that are timed by action; in one more, the program's lines are timed
-    name = "actions"
-    stage = "actions"
-    _owners: Owners | None = None
-
-    def start(self) -> None:
-        profiler = self.profiler()
-        if profiler is None:
-            return
-        owners = Owners(self.timeline, self.steps, part=self.part)
-        self._owners = owners
-        if not is_compiled_in(self.trainer.lightning_module):  # a compiled step runs hardly any Python
-            owners.python_times = PythonTimes(lambda: owners.code, self.timeline.clock, part=self.part)
-            self._undo.callback(owners.python_times.stop)
-        self.observe(self.timeline, owners.observe)
-        for call in self._calls_without_action(profiler):
-            # Another version may lack a method, or an object refuse attributes: its time is then the loop's.
-            with suppress(AttributeError):
-                bracket(call.receiver, call.method, OwnedSpan(owners, call.owner), self.part, self._undo)
-        self._undo.callback(profiler.surround, None)
-        profiler.surround(self._owned_span)
-
-    def result(self) -> Mapping[str, Any]:
-        owners = self._owners
-        if owners is None:
-            return {}
-        self.discard()
-        thread_use = owners.thread_use()
-        facts: dict[str, Any] = {"other_by_owner": owners.shares(), "thread_use": thread_use}
-        if owners.python_times is not None:
-            ran_s = {phase: use.ran_s for phase, use in thread_use.items()}
-            facts["python_times"] = owners.python_times.shares(ran_s)
-        return facts
-
-    def _owned_span(self, action_name: str, span: Marked) -> Marked:
-        is_phase = isinstance(span, Span) and span._code != at.OTHER
-        if is_phase or isinstance(span, Epoch):
-            return span  # phases keep their own time, and an epoch takes none within a step
-        assert self._owners is not None
-        owner = self.part.run(owner_of, action_name, self.trainer, self.callback)
-        if owner is None:
-            return span
-        inner_span = None if span is NOTHING else span
-        loop = span.loop if isinstance(span, OptimizerStep) else None
-        return OwnedSpan(self._owners, owner, inner_span, loop)
-
-    def _calls_without_action(self, profiler: PhaseProfiler) -> Iterator[_OwnedCall]:
-        """Yield what Lightning calls without an action around it."""
-        trainer = self.trainer
-        for method in _METRIC_METHODS:
-            yield _OwnedCall(LOGGING.get_or(trainer), method, _LOGGED_METRICS)
-        loop = getattr(trainer.fit_loop, "epoch_loop", None)
-        yield _OwnedCall(loop, SIGTERM_FLAG.name, Owner(LIGHTNING, "SIGTERM flag"))
-        yield _OwnedCall(loop, "update_lr_schedulers", Owner(LIGHTNING, "learning-rate schedulers"))
-        for logger in trainer.loggers:
-            for method in ("log_metrics", "save"):
-                yield _OwnedCall(logger, method, Owner(type(logger).__name__, method))
-        if profiler.users is not None:
-            for method in ("start", "stop"):
-                yield _OwnedCall(profiler.users, method, Owner(type(trainer.profiler).__name__, method))
-
-
-class _OwnedCall(NamedTuple):
-    """A method whose calls belong to an owner."""
-
-    receiver: object
-    method: str
-    owner: Owner
-
-
-def owner_of(action_name: str, trainer: Any, callback: Callback) -> Owner:
-    """Return the class whose code runs in an action, and its hook; ``callback`` is ours."""
-    match = _HOOK_ACTION.fullmatch(action_name)
-    if match is None:
-        class_name = LIGHTNING if action_name in _LIGHTNING_ACTIONS else ""
-        return Owner(class_name, action_name)
-    kind, _, hook = match.groups()
-    owners_of_hook = candidates(trainer, kind, action_name, hook)
-    if any(owner is callback for owner in owners_of_hook):
-        return Owner(OURS, hook)
-    if any(overrides(owner, hook) for owner in owners_of_hook):
-        return Owner(type(owners_of_hook[0]).__name__, hook)
-    if hook == _SCHEDULER_HOOK:  # what takes time there is the scheduler, and the functions that it calls
-        return Owner(_scheduler_name(trainer), "step")
-    if hook.startswith("on_"):
-        return _EMPTY_HOOKS
-    return Owner(LIGHTNING, hook)
-
-
-@dataclass
-class _PhaseUse:
-    """What the thread did in one phase, over all timed steps."""
-
-    wall_ns: int = 0
-    ran_ns: int = 0
-    no_cpu_ns: int = 0
-
-
-class _StepShares(NamedTuple):
-    """The time and the calls of each owner in one step."""
-
-    ns: dict[Owner, int]
-    calls: dict[Owner, int]
-
-
 def _scheduler_name(trainer: Any) -> str:
     """Return the class of the learning-rate scheduler, or the classes of several."""
     names: list[str] = []
@@ -290,6 +160,22 @@ def _scheduler_name(trainer: Any) -> str:
         if name not in names:
             names.append(name)
     return "/".join(names) or LIGHTNING
+
+
+@dataclass
+class _PhaseUse:
+    """What the thread did in one phase, over all timed steps."""
+
+    wall_ns: int = 0
+    ran_ns: int = 0
+    no_cpu_ns: int = 0
+
+
+class _StepShares(NamedTuple):
+    """The time and the calls of each owner in one step."""
+
+    ns: dict[Owner, int]
+    calls: dict[Owner, int]
 
 
 @dataclass(eq=False)

@@ -156,10 +156,10 @@ def loader_watch(trainer: Trainer) -> Watch:
 
 def _loader_iterators(trainer: Trainer) -> list[Iterator[Any]]:
     """Return the loader's iterators in Lightning's loop (2.6: FitLoop, CombinedLoader), if there are any."""
-    fetcher = FETCHER.of(trainer.fit_loop)
+    fetcher = FETCHER.get(trainer.fit_loop)
     if fetcher is None:
         return []
-    combined = COMBINED.of(fetcher.combined_loader)
+    combined = COMBINED.get(fetcher.combined_loader)
     if combined is None:
         return []
     iterators: list[Iterator[Any]] = combined.iterators

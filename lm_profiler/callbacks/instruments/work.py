@@ -157,7 +157,7 @@ def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any) -> StepWork:
     except UncopyableError as error:
         raise UncountableError(str(error)) from None
     # By name, because `rehearse` is a layer above, and this process need not load it.
-    count = Named("lm_profiler.rehearse.sent.count", (pickled_step,))
+    count = NamedCall("lm_profiler.rehearse.sent.count", (pickled_step,))
     child: Child[StepWork | str] = Child(count, LIMIT_S, fresh=True, limit_bytes=LIMIT_BYTES)
     try:
         answer = child.answer()
