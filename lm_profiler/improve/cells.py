@@ -83,9 +83,12 @@ class CellCalls:
         # Sorted, so that a setting has one name whatever the order of its options.
         options = dict(sorted(options.items()))
         cell_id = f"{_setting_name(options)},{suffix}"
-        all_options = {**instruments} | options
-        words = [f"--{name}={text}" for name, text in all_options.items()]
-        arguments = [*self.call, *words, f"--log_dir={self.folder}", f"--name={cell_id}"]
+        all_options = dict(instruments)
+        all_options.update(options)
+        arguments = list(self.call)
+        for name, text in all_options.items():
+            arguments.append(f"--{name}={text}")
+        arguments += [f"--log_dir={self.folder}", f"--name={cell_id}"]
         overrides = dict(options)
         if "numerics.losses" in instruments:
             overrides["numerics.audit"] = "true"

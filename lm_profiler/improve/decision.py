@@ -187,13 +187,17 @@ def repeated_interval(
 def gain(ratios: Sequence[float], spread: float, errors: float = 0.0) -> float:
     """Return by how much B looks faster than ``MARGIN``, in logarithms, minus this many standard ``errors``."""
     logs = np.log(finite(ratios))
-    return math.log1p(-MARGIN) - float(logs.mean()) - errors * _standard_error(logs, spread)
+    faster_than_margin = math.log1p(-MARGIN) - float(logs.mean())
+    return faster_than_margin - errors * _standard_error(logs, spread)
 
 
 def is_hopeless(ratios: Sequence[float], spread: float) -> bool:
     """Return whether to give up: at a look after the first, B very likely does not save ``MARGIN``."""
     is_later_look = len(ratios) in LOOKS[1:]
-    return is_later_look and gain(ratios, spread, errors=-_HOPELESS_ERRORS) < 0.0
+    if not is_later_look:
+        return False
+    largest_likely_gain = gain(ratios, spread, errors=-_HOPELESS_ERRORS)
+    return largest_likely_gain < 0.0
 
 
 @lru_cache(maxsize=64)

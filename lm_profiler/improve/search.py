@@ -377,8 +377,9 @@ def _by_ceiling(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """Sort by the largest ceiling of each group, the simplest of a group first: if it fails, so do the others."""
     largest_s: dict[str, float] = {}
     for candidate in candidates:
-        ceiling_s = -math.inf if candidate.ceiling_s is None else candidate.ceiling_s
-        largest_s[candidate.group] = max(largest_s.get(candidate.group, -math.inf), ceiling_s)
+        largest_so_far_s = largest_s.setdefault(candidate.group, -math.inf)
+        if candidate.ceiling_s is not None:
+            largest_s[candidate.group] = max(largest_so_far_s, candidate.ceiling_s)
 
     def order(candidate: Candidate) -> tuple[float, int]:
         return -largest_s[candidate.group], len(candidate.options)

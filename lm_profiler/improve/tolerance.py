@@ -141,7 +141,9 @@ def _loss_pairs(a: RunRecord, b: RunRecord) -> list[tuple[float, float]]:
     for loss_a, loss_b in zip(_losses(a), _losses(b), strict=False):
         if loss_a is None:
             continue
-        pairs.append((loss_a, inf if loss_b is None else loss_b))
+        if loss_b is None:
+            loss_b = inf
+        pairs.append((loss_a, loss_b))
     return pairs
 
 
@@ -151,11 +153,15 @@ def _chance_distance(pairs: Sequence[tuple[float, float]]) -> float:
     Another number of workers, or another kernel, draws other random numbers: single steps are then off in both
     directions. A real error goes in one direction, so its steps scatter by less than their mean.
     """
-    distances = [(loss_b - loss_a) / abs(loss_a) for loss_a, loss_b in pairs if loss_a and loss_b < inf]
-    if len(distances) < 2:
+    distances = []
+    for loss_a, loss_b in pairs:
+        if loss_a != 0.0 and loss_b < inf:
+            distances.append((loss_b - loss_a) / abs(loss_a))
+    steps = len(distances)
+    if steps < 2:
         return 0.0
-    standard_error = stdev(distances) / sqrt(len(distances))
-    return standard_error * student(len(distances) - 1.0, 0.95)
+    standard_error = stdev(distances) / sqrt(steps)
+    return standard_error * student(steps - 1.0, 0.95)
 
 
 def _losses(run: RunRecord) -> Sequence[float | None]:

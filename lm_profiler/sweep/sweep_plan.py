@@ -150,7 +150,8 @@ class SweepRequest:
         in_list: set[str] = set()
         for entry in self.list:
             in_list.update(entry)
-        for name in (*self.grid, *sorted(in_list)):
+        swept_options = [*self.grid, *sorted(in_list)]
+        for name in swept_options:
             if not _OPTION.fullmatch(name):
                 raise UsageError(f"{name[:100]!r}: expected an option such as model.size, given another name")
             if name in ("name", "log_dir"):
@@ -185,9 +186,15 @@ def plan_of(request: SweepRequest, texts: Mapping[str, str]) -> SweepPlan:
             cell_id = _cell_id(point_name, repeat, request.repeats)
             arguments = _arguments(request, point, copies, cell_id)
             cells.append(Cell(id=cell_id, overrides=point, repeat=repeat, arguments=arguments))
-    configs = {name: texts[path] for path, name in copy_names.items()}
-    config_texts = [texts[path] for path in request.configs]
-    return made_plan(request.name, request.command, config_texts, configs, cells, request.verb, request.seed)
+    return made_plan(
+        request.name,
+        request.command,
+        texts=[texts[path] for path in request.configs],
+        configs={name: texts[path] for path, name in copy_names.items()},
+        cells=cells,
+        verb=request.verb,
+        seed=request.seed,
+    )
 
 
 def _cell_id(point_name: str, repeat: int, repeats: int) -> str:
@@ -213,16 +220,14 @@ def made_plan(
     digest = None
     if texts:
         digest = hashlib.sha256("".join(texts).encode()).hexdigest()
-    return SweepPlan.model_validate(
-        {
-            "name": name,
-            "command": command,
-            "verb": verb,
-            "seed": seed,
-            "config_sha256": digest,
-            "configs": configs,
-            "cells": cells,
-        }
+    return SweepPlan(
+        name=name,
+        command=command,
+        verb=verb,
+        seed=seed,
+        config_sha256=digest,
+        configs=dict(configs),
+        cells=list(cells),
     )
 
 
