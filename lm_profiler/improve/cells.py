@@ -80,6 +80,10 @@ class CellCalls:
         return {"stages.warmup_steps": str(steps)}
 
     def _cell(self, options: Mapping[str, str], suffix: str, instruments: Mapping[str, str], number: int = 0) -> Cell:
+        """Return the ``number``-th cell that runs the setting ``options`` with the options of ``instruments``.
+
+        ``suffix`` distinguishes the ids of a setting's cells.
+        """
         # Sorted, so that a setting has one name whatever the order of its options.
         options = dict(sorted(options.items()))
         cell_id = f"{_setting_name(options)},{suffix}"
@@ -90,7 +94,8 @@ class CellCalls:
             arguments.append(f"--{name}={text}")
         arguments += [f"--log_dir={self.folder}", f"--name={cell_id}"]
         overrides = dict(options)
-        if "numerics.losses" in instruments:
+        is_numerics_check = "numerics.losses" in instruments
+        if is_numerics_check:  # its overrides differ from those of the cells that time the same setting
             overrides["numerics.audit"] = "true"
         return Cell(id=cell_id, overrides=overrides, repeat=number, arguments=arguments)
 
@@ -132,19 +137,23 @@ class FinishedCell:
         return self.outcome.reason or "no reason given"
 
     def timed_run(self, first_record: RunRecord) -> TimedRun:
-        """Return the result of the run, its step scaled to the samples or tokens of the first setting's step."""
-        out_of_memory = self.outcome.status in ("oom", "interrupted")
-        unfinished = TimedRun(None, self.took_s, was_cut=self.was_cut, out_of_memory=out_of_memory)
+        """Return the result of the run, its step scaled to the samples or tokens of the first setting's step.
+
+        A run that was refused or failed has no step.
+        """
+        # A process that was killed may have been killed for lack of memory.
+        may_lack_memory = self.outcome.status in ("oom", "interrupted")
+        without_step = TimedRun(None, self.took_s, was_cut=self.was_cut, may_lack_memory=may_lack_memory)
         if self.outcome.status == "refused":
-            return replace(unfinished, refusal=self._reason)
+            return replace(without_step, refusal=self._reason)
         try:
             record = self.record
-            step_s = self._step_s(first_record)
+            step_s = self._scaled_step_s(first_record)
         except NoSteps as error:
-            return replace(unfinished, failure=str(error))
-        return replace(unfinished, step_s=step_s, peak_bytes=_peak_bytes(record))
+            return replace(without_step, failure=str(error))
+        return replace(without_step, step_s=step_s, peak_bytes=_peak_bytes(record))
 
-    def _step_s(self, first_record: RunRecord) -> float:
+    def _scaled_step_s(self, first_record: RunRecord) -> float:
         # The mean: batches of several workers come in bursts, so a median does not show the rate.
         step_s = comparable_step_s(self.entry)
         if step_s is None:

@@ -32,7 +32,7 @@ class TimedRun:
     refusal: str | None = None  # why it was not started: what the hardware lacks, or what would not fit
     peak_bytes: int | None = None
     was_cut: bool = False  # whether the end of the budget cut it, which says nothing about the setting
-    out_of_memory: bool = False  # whether it may have failed for lack of memory: it reported that, or was killed
+    may_lack_memory: bool = False  # whether it may have failed for lack of memory: it reported that, or was killed
 
 
 @dataclass(frozen=True)

@@ -22,20 +22,23 @@ def paired_changes(
     looks: tuple[int, ...],
     same_within: float,
 ) -> list[PartChange]:
-    """Return the rows that may decide, with intervals that miss the truth at any of ``looks`` in a share ``error``.
+    """Return the changes from A to B that decide which side is faster.
 
-    On a calm machine it is the step; on a busy one what waiting for a CPU does not stretch, as ``compare`` has it. If
-    that is unknown it is the step there too: a neighbour is as likely beside A as beside B, so turns are fair.
+    On a quiet machine the step decides. On a busy one, what waiting for a CPU does not lengthen decides, as in
+    ``compare``; if that is unknown, the step does: A and B ran in turns, so other programs slow both alike.
+
+    Intervals are corrected for repeated checks: the probability that any of them misses the true value at any of the
+    ``looks`` (numbers of pairs) is at most ``error``.
     """
     side_a, side_b = read_side("A", a), read_side("B", b)
     sides = SidePair(side_a, side_b, machine_spread, same_within)
-    rows = []
+    changes = []
     if sides.is_busy:
-        rows = sides.work_changes(CONFIDENCE)
-    if not rows:
-        rows = [sides.part_change("step", CONFIDENCE)]
-    error_per_row = error / len(rows)
-    return [_with_paired_interval(row, sides, error_per_row, machine_spread, looks) for row in rows]
+        changes = sides.work_changes(CONFIDENCE)
+    if not changes:
+        changes = [sides.part_change("step", CONFIDENCE)]
+    error_per_change = error / len(changes)
+    return [_with_paired_interval(row, sides, error_per_change, machine_spread, looks) for row in changes]
 
 
 def _with_paired_interval(

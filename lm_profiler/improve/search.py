@@ -74,28 +74,35 @@ class Searcher:
         accept_numerics: bool = False,
         machine_spread: ProcessSpread = ASSUMED_SPREAD,
     ) -> None:
+        # What the caller chose.
         self.candidates = _by_ceiling(candidates)
-        self.untried = list(self.candidates)  # candidates that wait for a turn, in order; at the end, those without one
-        # the first setting's own run, before any comparison; None until it has ended
-        self.first_run: TimedRun | None = None
-        self.options: Mapping[str, str] = {}  # accepted options, besides those of the first setting
-        self.tried: list[PairedComparison] = []  # comparisons in order; some may be under way
-        # the final setting compared with the first again; None if nothing was accepted or the budget ran out
-        self.final: PairedComparison | None = None
-        self.spent_s = 0.0
-        # None while it runs; ``done``: all was tried; ``failed``: the first setting does not run
-        self.outcome: Ended | None = None
         self.budget_s = budget_s
         self.time = time
         self.check_numbers = check
         self.accept_numerics = accept_numerics
         self.machine_spread = machine_spread
-        self.kept_changes: dict[str, Candidate] = {}  # the accepted candidate of each group
-        self.runs: dict[frozenset[tuple[str, str]], list[TimedRun]] = {}  # of each setting
-        self.reserved_s = 0.0  # for the last comparison
-        self.proof_counts: dict[str, int] = {}  # how many proofs of a candidate were begun
-        self.had_a_turn: set[str] = set()  # names of candidates that wait for no first turn
-        self.shrunk_to = 1.0  # the step, as a share of that when candidates were last rejected
+
+        # The result so far.
+        # the first setting's own run, before any comparison; None until it has ended
+        self.first_run: TimedRun | None = None
+        self.options: Mapping[str, str] = {}  # accepted options, besides those of the first setting
+        self.tried: list[PairedComparison] = []  # comparisons in order; some may be under way
+        self.untried = list(self.candidates)  # candidates without a comparison, in order
+        # the final setting compared with the first again; None if nothing was accepted or the budget ran out
+        self.final: PairedComparison | None = None
+        self.spent_s = 0.0  # seconds of the budget
+        # None while the search runs; ``done``: all was tried; ``failed``: the first setting does not run
+        self.outcome: Ended | None = None
+
+        # What decides the next run.
+        self.kept_changes: dict[str, Candidate] = {}  # the accepted candidate, by group
+        self.runs: dict[frozenset[tuple[str, str]], list[TimedRun]] = {}  # by the options of a setting
+        self.reserved_s = 0.0  # seconds of the budget that are kept for the final comparison
+        self.proof_counts: dict[str, int] = {}  # how many proofs were begun, by the candidate's name
+        # names of the candidates that had their first turn; reset when accepted changes shrink the step enough
+        self.had_first_turn: set[str] = set()
+        # the step as a share of the step when ``had_first_turn`` was last reset
+        self.step_share = 1.0
 
     def improve(self) -> Ended:
         """Search until nothing is left to try, or the budget ends."""
@@ -134,7 +141,7 @@ class Searcher:
             waiting = self.waiting()
             if waiting:
                 candidate = waiting[0]
-                self.had_a_turn.add(candidate.name)
+                self.had_first_turn.add(candidate.name)
                 half = self.pairs_left() // 2
                 self.prove(self.on_top(candidate), more_pairs=max(FIRST_PAIRS, half))
                 continue
@@ -159,7 +166,7 @@ class Searcher:
         kept_changes = list(self.kept_changes.values())
         waiting = []
         for candidate in self.candidates:
-            if candidate.name not in self.had_a_turn and candidate not in kept_changes:
+            if candidate.name not in self.had_first_turn and candidate not in kept_changes:
                 waiting.append(candidate)
         return waiting
 
@@ -183,7 +190,7 @@ class Searcher:
             if not earlier.b:
                 continue
             latest_run = earlier.b[-1]
-            has_failed = latest_run.failure is not None and not latest_run.out_of_memory
+            has_failed = latest_run.failure is not None and not latest_run.may_lack_memory
             is_part = earlier.candidate.options.items() < options
             if has_failed and is_part:
                 return earlier.candidate
@@ -242,11 +249,13 @@ class Searcher:
         self.kept_changes.pop(candidate.group, None)
         self.kept_changes[candidate.group] = candidate  # last: if two set an option, the later one counts
         self.options = proof.b_options
-        self.shrunk_to *= proof.ratio
-        if self.shrunk_to >= _RETRY_SHARE:
+        self.step_share *= proof.ratio
+        if self.step_share >= _RETRY_SHARE:
             return
-        self.shrunk_to = 1.0
-        self.had_a_turn = {comparison.name for comparison in self.latest_comparisons() if self.is_settled(comparison)}
+        self.step_share = 1.0
+        self.had_first_turn = {
+            comparison.name for comparison in self.latest_comparisons() if self.is_settled(comparison)
+        }
 
     def is_settled(self, comparison: PairedComparison) -> bool:
         """Whether no other setting would change its verdict."""

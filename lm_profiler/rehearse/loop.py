@@ -228,6 +228,11 @@ class RehearsedSizes(Rehearsal):
     has_observed_all: bool = False  # whether all required steps were observed
 
     def _steps(self) -> Iterator[None]:
+        yield from self._steps_of_first_size()
+        yield from self._steps_of_further_sizes()
+
+    def _steps_of_first_size(self) -> Iterator[None]:
+        """Observe steps phase by phase, as many as are needed."""
         self._strategy.size = next(self.sizes)
         deadline = self.clock() + self.enough_s
         while self._needs_more_steps(deadline):
@@ -236,21 +241,27 @@ class RehearsedSizes(Rehearsal):
             self.observed_steps.append(self._observed_step(observers))
         self.has_observed_all = True
 
+    def _steps_of_further_sizes(self) -> Iterator[None]:
+        """Run steps of each further size that ``sizes`` yields; send it the bytes that the steps before needed."""
         peaks = [step.peak for step in self.observed_steps]
         peaks_are_equal = len(set(peaks)) == 1
         steps_of_size = 1 if peaks_are_equal else len(peaks)
         peak_bytes = max(peaks)
         live = self.world.live
-        with suppress(StopIteration):  # of the sizes
-            while True:
-                _, reserved_bytes, *_ = live.peaks()
-                self._strategy.size = self.sizes.send(needed(peak_bytes, reserved_bytes))
-                live.give_back_unused()
-                peak_bytes = 0
-                for _ in range(steps_of_size):
-                    live.reset()
-                    yield
-                    peak_bytes = max(peak_bytes, live.peaks()[0] or 0)
+        while True:
+            _, reserved_bytes, *_ = live.peaks()
+            try:
+                next_size = self.sizes.send(needed(peak_bytes, reserved_bytes))
+            except StopIteration:  # no further size is asked for
+                return
+            self._strategy.size = next_size
+            live.give_back_unused()
+            peak_bytes = 0
+            for _ in range(steps_of_size):
+                live.reset()
+                yield
+                step_peak_bytes, *_ = live.peaks()
+                peak_bytes = max(peak_bytes, step_peak_bytes or 0)
 
     def _needs_more_steps(self, deadline: float) -> bool:
         steps = len(self.observed_steps)

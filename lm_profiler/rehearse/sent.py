@@ -35,7 +35,10 @@ _SET_UP_HOOKS = ("setup", "teardown", "prepare_data", "configure_model", "config
 
 
 def count(pickled_step: bytes) -> StepWork | str:
-    """Return the work of the step on one rank, or why it is unknown. Only for a separate process (``prepare``)."""
+    """Return the work of the step on one rank, or a sentence on why it is unknown.
+
+    Call it in a process of its own: ``prepare`` replaces code of torch for the rest of the process.
+    """
     step: SentStep = pickle.loads(pickled_step)
     prepare(None)
     if not step.on_cpu:  # otherwise torch's unfused attention would compute half precision in float32
@@ -47,8 +50,8 @@ def count(pickled_step: bytes) -> StepWork | str:
     except Exception as error:
         return f"on a copy without data the step fails: {reason_of(error)}"
     if LINES_THAT_GOT_ONE:
-        line = next(iter(LINES_THAT_GOT_ONE))
-        return f"on a copy without data its work may depend on a value ({line})"
+        first_line = next(iter(LINES_THAT_GOT_ONE))
+        return f"on a copy without data its work may depend on a value ({first_line})"
     return work
 
 
@@ -57,7 +60,7 @@ def _rehearse(step: SentStep) -> StepWork:
     with world.inside():
         fake = ModuleCopy(partial(shape_of, device=CPU), CPU)
         module, batch, optimizers = fake((step.module, step.batch, step.optimizers))
-    _keep_to_the_step(module, [_MotionlessOptimizer(optimizer) for optimizer in optimizers])
+    _disable_hooks(module, [_MotionlessOptimizer(optimizer) for optimizer in optimizers])
 
     dtypes: dict[str, str] = {}
     if step.precision in AS_WIDE:
@@ -140,18 +143,21 @@ class _SentBatches(FakeDevice):
         return self._batch
 
 
-def _keep_to_the_step(module: LightningModule, optimizers: list[Optimizer]) -> None:
-    """Have ``module`` use ``optimizers``, and disable its hooks outside of steps."""
+def _disable_hooks(module: LightningModule, optimizers: list[Optimizer]) -> None:
+    """Disable the ``on_…`` and set-up hooks of ``module``, and have it return ``optimizers``.
+
+    ``on_…_model_…`` stay, such as ``on_validation_model_eval``: they prepare the module for its steps.
+    """
     for name in dir(LightningModule):
-        is_hook_outside_of_steps = name.startswith("on_") and "_model_" not in name
-        if is_hook_outside_of_steps:
-            vars(module)[name] = _nothing
+        prepares_module = "_model_" in name
+        if name.startswith("on_") and not prepares_module:
+            vars(module)[name] = _do_nothing
     for name in _SET_UP_HOOKS:
-        vars(module)[name] = _nothing
+        vars(module)[name] = _do_nothing
     vars(module)["configure_optimizers"] = lambda: optimizers or None
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _do_nothing(*_: Any, **__: Any) -> None:
     pass
 
 

@@ -315,7 +315,10 @@ def fake_strategy(options: Mapping[str, Any], make: Callable[[], Any], world: Fa
 
 
 def _fake_rank(strategy_class: type[Strategy], strategy: Any, options: Mapping[str, Any], world: FakeWorld) -> Strategy:
-    """Return a fake strategy of ``strategy``'s own class; ``strategy`` is the object or its registered name."""
+    """Return a copy of ``strategy`` that runs as rank 0 on fake tensors; its class is derived from the strategy's own.
+
+    ``strategy`` is the object or its registered name.
+    """
     if issubclass(strategy_class, DeepSpeedStrategy):
         raise Uncounted(f"{strategy_class.__name__} splits the module by its own engine, which takes no fake tensors")
     devices = options.get("devices")
@@ -325,7 +328,7 @@ def _fake_rank(strategy_class: type[Strategy], strategy: Any, options: Mapping[s
     if isinstance(strategy, str):
         strategy = StrategyRegistry.get(strategy)
     fake_class = type(strategy_class.__name__, (FakeRank, type(strategy)), {})
-    fake: Any = object.__new__(fake_class)
+    fake: Any = object.__new__(fake_class)  # not constructed: it takes over the attributes of ``strategy``
     vars(fake).update(vars(strategy), world=world, ranks=devices_in(options))
     fake.cluster_environment = RankZero()
     fake.parallel_devices = [CPU] * (fake.ranks // _nodes_in(options))

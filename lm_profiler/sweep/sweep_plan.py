@@ -335,12 +335,18 @@ def _distinguishing_options(points: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def safe_name(text: str, options: Mapping[str, str]) -> str:
-    """Return ``text`` as a name that any file system accepts, with a digest of ``options`` if it had to change."""
+    """Return ``text`` as a name that any file system accepts.
+
+    A text that is too long, has other characters or capital letters gets a digest of ``options``: some file systems
+    take names that differ in case for one name.
+    """
     plain = re.sub(r"[^A-Za-z0-9._+=,-]+", "-", text)
-    is_usable = plain == text.lower() and len(text) <= _LONGEST_ID
-    if is_usable:
-        return text
-    return _with_digest(plain, options)
+    has_other_characters = plain != text
+    has_capitals = text != text.lower()
+    is_too_long = len(text) > _LONGEST_ID
+    if has_other_characters or has_capitals or is_too_long:
+        return _with_digest(plain, options)
+    return text
 
 
 def _with_digest(name: str, options: Mapping[str, str]) -> str:

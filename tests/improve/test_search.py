@@ -230,27 +230,27 @@ def test_what_fails_or_is_refused_costs_one_run_and_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "out_of_memory, expected",
+    "may_lack_memory, expected",
     [
         (False, [("compile=1", "FAILED", 1), ("compile=1, mode=2", "REFUSED", 0), ("other=1", "FASTER", 2)]),
         (True, [("compile=1", "FAILED", 1), ("compile=1, mode=2", "FASTER", 2), ("other=1", "FASTER", 2)]),
     ],
 )
 def test_what_contains_a_change_that_failed_is_not_tried_unless_memory_was_short(
-    out_of_memory: bool, expected: list[tuple[str, str, int]]
+    may_lack_memory: bool, expected: list[tuple[str, str, int]]
 ) -> None:
     answers = program({"compile=1": 0.5, "mode=2": 0.9, "other=1": 0.7})
 
     def answer(asked: Question) -> TimedRun | NumericsCheck:
         if getattr(asked, "options", None) == {"compile": "1"}:
-            return TimedRun(None, 10.0, failure="the compiler raised", out_of_memory=out_of_memory)
+            return TimedRun(None, 10.0, failure="the compiler raised", may_lack_memory=may_lack_memory)
         return answers(asked)
 
     modes = Candidate("compile=1, mode=2", {"compile": "1", "mode": "2"}, "compile", ceiling_s=0.9)
     end = searched([modes, *values("compile=1", "other=1", ceilings=[0.5, 0.7])], answer)
 
     assert [(one.candidate and one.candidate.name, one.verdict, len(one.b)) for one in end.tried] == expected
-    if not out_of_memory:
+    if not may_lack_memory:
         assert end.tried[1].reason == "compile=1 FAILED"
 
 

@@ -124,7 +124,7 @@ def _search(
     except NoSteps as error:
         return _record_failure(cells, account, baseline, error)
 
-    changes = _changes(request, baseline, baseline_run)
+    changes = _changes_to_try(request, baseline, baseline_run)
     notes = [f"in the first setting's own run, {line}" for line in contention_lines(baseline_run.contention)]
     if baseline_run.loader is None or baseline_run.loader.used_up is None:
         notes.append(_UNKNOWN_PREFETCH)
@@ -148,22 +148,25 @@ def _record_failure(cells: Cells, account: Account, baseline: FinishedCell, erro
     return record
 
 
-def _changes(request: ImproveRequest, baseline: FinishedCell, baseline_run: RunRecord) -> list[Candidate]:
-    """Return the changes, those of ``--try`` before ours, with refused ones marked."""
-    our_changes = open_candidates(baseline.entry, request.global_batch == "free")
-    requested = requested_candidates(request.try_, our_changes, baseline.entry.option)
+def _changes_to_try(request: ImproveRequest, baseline: FinishedCell, baseline_run: RunRecord) -> list[Candidate]:
+    """Return the changes of ``--try``, then those that the baseline run suggests. Some have ``refused`` set.
+
+    A suggestion for an option that ``--try`` names is left out, except a refused one: its reason is reported.
+    """
+    suggested = open_candidates(baseline.entry, free_batch=request.global_batch == "free")
+    requested = requested_candidates(request.try_, suggested, baseline.entry.option)
     if request.only:
         return requested
     requested_options: set[str] = set()
     for change in requested:
         requested_options |= change.options.keys() & request.try_.keys()
-    others: list[Candidate] = []
-    for change in our_changes:
-        is_requested = not requested_options.isdisjoint(change.options)
-        if change.refused or not is_requested:
-            others.append(change)
+    other_suggestions: list[Candidate] = []
+    for change in suggested:
+        changes_requested_option = not requested_options.isdisjoint(change.options)
+        if change.refused or not changes_requested_option:
+            other_suggestions.append(change)
     step_s = baseline_run.time["step"].mean
-    return [*requested, *refuse_small(others, step_s, MARGIN)]
+    return [*requested, *refuse_small(other_suggestions, step_s, MARGIN)]
 
 
 def _print_end(

@@ -56,31 +56,34 @@ def write_page(collection: Collection, path: Path, table: Table | None = None) -
     write_whole(path, "\n".join(_document(collection, table)))
 
 
-def _document(collection: Collection, given: Table | None) -> Iterator[str]:
-    own = f"{script()}\nshowPage();\n"
+def _document(collection: Collection, top_table: Table | None) -> Iterator[str]:
+    """Yield the parts of the HTML file: head, compressed data (Plotly and the answers to routes), and our script."""
+    page_script = f"{script()}\nshowPage();\n"
     plotly = _plotly()
-    policy = _POLICY.format(scripts=digests([own.encode(), plotly]))
+    policy = _POLICY.format(scripts=digests([page_script.encode(), plotly]))
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     yield '<meta name="viewport" content="width=device-width">\n<title>lm_profiler: runs</title>'
     yield f"<style>\n{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>\n</head>\n<body>"
     yield "<noscript>This page needs its own scripts to show the runs: allow them.</noscript>"
     yield _packed("plotly", plotly)
-    for route, answer in _answers(collection, given).items():
-        ordered = _by_block(answer) if route in VIEWS else answer
-        content = json.dumps(_rounded(ordered), default=str, separators=(",", ":"))
+    for route, answer in _answers(collection, top_table).items():
+        is_by_run = route in VIEWS
+        if is_by_run:
+            answer = _by_block(answer)
+        content = json.dumps(_rounded(answer), default=str, separators=(",", ":"))
         yield _packed(route, content.encode())
-    yield f"<script>{own}</script>"
+    yield f"<script>{page_script}</script>"
     yield "</body>\n</html>\n"
 
 
-def _answers(collection: Collection, given: Table | None) -> dict[str, Any]:
+def _answers(collection: Collection, top_table: Table | None) -> dict[str, Any]:
     """Return the answer to each route that the script asks for; answers about runs are keyed by run name."""
     runs, searches = _by_name(collection)
     listed = listing(runs, searches, "this page", page_views(), collection.problems)
     recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
     limits = _limits(len(recorded))
-    answers: dict[str, Any] = {"runs": listed | {"given": _given_blocks(given)}}
+    answers: dict[str, Any] = {"runs": listed | {"given": _top_blocks(top_table)}}
     for route, view in VIEWS.items():
         answers[route] = {name: view.answer(entry, limits) for name, entry in recorded.items()}
     for name in list(recorded)[_KERNEL_RUNS:]:
@@ -105,12 +108,13 @@ def _limits(run_count: int) -> Limits:
     return Limits(steps, points, watch_points=points, kernel_rows=max(_LEAST, _ALL_KERNELS // share))
 
 
-def _given_blocks(given: Table | None) -> list[Json]:
-    """Return the table that was asked for by itself, to stand above the runs."""
-    if given is None or not (given.headings or given.above or given.below):
+def _top_blocks(top_table: Table | None) -> list[Json]:
+    """Return the blocks above the runs: the table that the user asked for; none if it is empty."""
+    if top_table is None or not (top_table.headings or top_table.above or top_table.below):
         return []
-    title = given.title or ("Table" if given.headings else "Notes")
-    return [card(title, *table(replace(given, title=""), is_long=True))]
+    default_title = "Table" if top_table.headings else "Notes"
+    title = top_table.title or default_title
+    return [card(title, *table(replace(top_table, title=""), is_long=True))]
 
 
 def _by_name(collection: Collection) -> tuple[dict[str, Entry], dict[str, ImproveRecord]]:
