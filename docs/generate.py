@@ -178,7 +178,7 @@ def rooms_table(floors: list[list[str]], imports: Mapping[tuple[str, str], int])
             below = ", ".join(sorted(other for room, other in imports if room == name)) or "nothing of ours"
             rows += [(str(floor), f"**{name}**", _purpose(_file(name)), below)]
             rows += [("", f"{name}/{folder.name}", _purpose(folder), "") for folder in _inner(name)]
-    return table(("floor", "room", "what it is for", "imports from"), rows)
+    return table(("floor", "package", "what it is for", "imports from"), rows)
 
 
 def _file(room: str) -> Path:
