@@ -1,4 +1,4 @@
-"""What ``import lm_profiler`` offers: a run, a table, a comparison and a plan that show themselves in a notebook."""
+"""The API of ``import lm_profiler``: a run, a table, a comparison and a plan that a notebook displays."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Shown:
 
 @dataclass(frozen=True, repr=False)
 class LoadedRun(Shown):
-    """The record of a run; its figures, such as ``step_s``, are attributes as well, None where they are unknown."""
+    """The record of a run; its figures, such as ``step_s``, are attributes as well, None if they are unknown."""
 
     folder: Path
 

@@ -32,7 +32,7 @@ class PrivateName:
     library: str = "torch"
 
     def find(self) -> Any:
-        """Return the module, or the module's attribute, of this name; raises NameMissing where there is none."""
+        """Return the module, or the module's attribute, of this name; raises NameMissing if there is none."""
         try:
             return _find(self.path)
         except AttributeError:
@@ -45,7 +45,7 @@ class PrivateName:
             return otherwise
 
     def get(self, thing: Any) -> Any:
-        """Return this attribute of ``thing``; raises NameMissing where it lacks it."""
+        """Return this attribute of ``thing``; raises NameMissing if it lacks it."""
         try:
             return look_up(thing, self.name, self.path)
         except AttributeError:

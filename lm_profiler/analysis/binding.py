@@ -1,4 +1,4 @@
-"""What binds a run: the first cause that its figures support, with its share of the step and how sure that is."""
+"""Finds the bottleneck of a run: the first cause that its figures support, with its share of the step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BETWEEN_STEPS_FINDINGS = ("validation", "checkpoint", "epoch", *_LOADER_FINDING
 
 @dataclass(frozen=True)
 class RunFacts(StepCosts):
-    """What a run's record, its steps and its trace show."""
+    """Facts about a run from its record, its steps and its trace."""
 
     rows: Sequence[StepRow]  # the measured steps, each the mean over the ranks, with the device's time
     model: StepModel  # of these
@@ -72,7 +72,7 @@ class RunFacts(StepCosts):
 
     @property
     def idle_share(self) -> float | None:
-        """The share of the traced steps in which the device had nothing to do; None where none was traced."""
+        """The share of the traced steps in which the device had nothing to do; None if none was traced."""
         kernels = self.kernels
         if kernels is None or kernels.source != "kernels" or not kernels.window_s:
             return None
@@ -83,10 +83,10 @@ _Check = Callable[[RunFacts], Verdict | None]
 
 
 def binding(run: RunFacts) -> Verdict | None:
-    """Return what binds the run; None where no step was measured.
+    """Return what binds the run; None if no step was measured.
 
-    A device that waits for data or for the host says nothing about its arithmetic, and one that communicates or waits
-    for memory does not profit from more FLOP/s. Ranks that wait for a straggler say nothing about themselves. So causes
+    A device that waits for data or for the host shows nothing about its arithmetic, and one that communicates or waits
+    for memory does not profit from more FLOP/s. The times of ranks that wait for a straggler mean nothing. So causes
     are checked in this order. On a busy machine, causes that it distorts are left out.
     """
     if not run.rows or run.step_s <= 0.0:

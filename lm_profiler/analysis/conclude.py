@@ -151,7 +151,7 @@ class RunSteps:
 
     @cached_property
     def work(self) -> tuple[Flops | None, Mapping[str, Work]]:
-        """The work of a mean measured step. Where that is not as large as the counted one, bytes are unknown."""
+        """The work of a mean measured step. If its size differs from that of the counted batch, bytes are unknown."""
         evidence = self.evidence
         scale = self.work_scale
         if scale == 1.0:
@@ -169,7 +169,7 @@ class RunSteps:
 
     @property
     def work_scale(self) -> float:
-        """The size of a mean measured step over that of the step whose work was counted; 1 where it is unknown.
+        """The size of a mean measured step over that of the step whose work was counted; 1 if it is unknown.
 
         The size is the number of elements of the batches, or else of batches: work is proportional to the number of
         samples, and but for attention to the length of sequences.
@@ -202,7 +202,7 @@ class RunSteps:
 
 
 def main_precision(evidence: Evidence) -> str:
-    """Return Lightning's name of the precision of most FLOPs: a module may enter autocast by itself."""
+    """Return Lightning's name of the most used precision, by FLOPs: a module may enter autocast by itself."""
     main_dtype = _main_dtype(evidence)
     if main_dtype is None:
         return evidence.precision
@@ -210,7 +210,7 @@ def main_precision(evidence: Evidence) -> str:
 
 
 def _main_dtype(evidence: Evidence) -> str | None:
-    """Return torch's name of the dtype of most FLOPs; None where none were counted."""
+    """Return torch's name of the dtype of most FLOPs; None if none were counted."""
     flops_by_dtype = evidence.by_dtype
     if not any(flops_by_dtype.values()):
         return None
@@ -309,7 +309,7 @@ def _check_of_level(run: RunSteps, record: RunRecord, notes: list[str]) -> Field
 def _loader(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the loader with the share of the time in which its workers were awake; unknown of several ranks.
 
-    What the processes of this run used beyond the one that trains is the workers'.
+    CPU time of this run's processes, except the one that trains, is the workers'.
     """
     evidence = run.evidence
     loader = evidence.loader
@@ -354,20 +354,17 @@ def _lasting_step(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     mean_s = fmean(row.time("step") for row in steps)
     lasting_s = lasting_step_s(mean_s, len(steps), batches, loader)
     measured_batches = round(len(steps) * batches)
-    prefetched = (
-        f"{loader.used_up} of the {measured_batches} batches that were measured had been made before "
-        "by the loader's workers"
-    )
+    prefetched = f"{loader.used_up} of the {measured_batches} measured batches were prefetched by the loader's workers"
     if lasting_s is None:
         notes.append(
-            f"{prefetched}: how long a step takes in the long run is unknown, too few batches were made meanwhile"
+            f"{prefetched}: the long-run time of a step is unknown, because too few batches were loaded meanwhile"
         )
         return {}
     measured_s = step.mean or mean_s
     if lasting_s <= measured_s:
         return {}
     longer = f"in the long run a step takes about {duration_text(lasting_s)}, not {duration_text(measured_s)}"
-    notes.append(f"{prefetched}: {longer}; throughput, verdict and advice are of the long run")
+    notes.append(f"{prefetched}: {longer}; throughput, verdict and advice use the long-run time")
     figures: Fields = {"lasting_step_s": lasting_s}
     if record.throughput is not None:
         figures["throughput"] = slower_throughput(record.throughput, measured_s / lasting_s)
@@ -491,7 +488,7 @@ def _waterfall(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 
 
 def waterfall_of(evidence: Evidence, record: RunRecord, devices: int) -> Waterfall | None:
-    """Return where the mean step went, on one of ``devices``; None where FLOPs, peak or trace are unknown."""
+    """Return where the mean step went, on one of ``devices``; None if FLOPs, peak or trace are unknown."""
     traced = evidence.traced
     use = record.utilisation
     times = record.time.get("step")
@@ -591,7 +588,7 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
 
 @dataclass(frozen=True)
 class Change:
-    """A change of ``field``, a dotted path in the record; None where the old or the new record lacks it."""
+    """A change of ``field``, a dotted path in the record; None if the old or the new record lacks it."""
 
     field: str
     before: Any
@@ -655,7 +652,7 @@ def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
     if record.status == "unfinished":
         reason = f"unfinished: {UNFINISHED}"
     measured_steps = counted(concluded.steps.get("measure", 0), "measured step")
-    note = f"{reason}; known are the {measured_steps} that it finished"
+    note = f"{reason}; the figures use the {measured_steps} that it finished"
     ranks = np.unique(rows.rank).tolist()
     if len(ranks) > 1:
         note += f" of {ranks_text(ranks)}, whose steps are here"

@@ -1,4 +1,4 @@
-"""What a run, or a window of a run, leaves to conclude from: plain data, stored in a file.
+"""The evidence of a run, or of a window of a run, from which its record is concluded: plain data, stored in a file.
 
 ``callbacks.collect`` makes it, ``analysis.conclude`` makes a record of it. It stands here and not beside the record,
 because the arithmetic defines the types of what it holds: timelines of ranks, delays, pieces of a trace.
@@ -64,7 +64,7 @@ _UNTYPED = Annotated[Any, SkipValidation]
 class Evidence:
     """Everything that a run left, for all ranks. Times in seconds, memory in bytes; None is unknown.
 
-    A field that the record has by the same name goes there as it is; ``RunRecord`` says what it means.
+    A field that the record has by the same name goes there as it is; ``RunRecord`` documents its meaning.
     """
 
     name: str = "lm_profiler"
@@ -148,7 +148,7 @@ def write_evidence(folder: Path, evidence: Evidence) -> None:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """Return the evidence of the run in ``folder``, with its rows and what its trace says.
+    """Return the evidence of the run in ``folder``, with its rows and the contents of its trace.
 
     Raises:
         RecordError: there is none, or a file of it is damaged or foreign.
@@ -185,13 +185,13 @@ def _read_file(path: Path) -> Evidence:
             raise RecordError(f"{path}: expected {MOST_BYTES >> 20} MiB at most")
         return _adapter().validate_json(content)
     except FileNotFoundError:
-        raise RecordError(f"{path}: is not there: the run was made before 0.3, or was killed") from None
+        raise RecordError(f"{path}: does not exist: a version before 0.3 wrote the run, or it was killed") from None
     except (OSError, EOFError, zlib.error, ValidationError) as error:
-        raise RecordError(f"{path}: is no evidence of a run: {str(error).splitlines()[0]}") from None
+        raise RecordError(f"{path}: is not the evidence of a run: {str(error).splitlines()[0]}") from None
 
 
 def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:
-    """Return what the trace in ``path`` says; nothing where there is none, or none with a whole step."""
+    """Return the contents of the trace in ``path``; nothing if there is no trace, or none with a whole step."""
     try:
         work = work_of(path)
     except (OSError, ValueError) as error:

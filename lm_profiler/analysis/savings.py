@@ -1,8 +1,8 @@
-"""What takes time that could be saved: a function per finding, from a run's record to findings, the likeliest first.
+"""Finds time that could be saved: a function per finding, from a run's record to findings, the likeliest first.
 
 Each finding has the most time that it could save per step. Times are means, on a busy machine too: what happens in one
 step of five, or between steps, costs its share of every step, and other programs can fake no count, no owner and no
-sleep. What they do distort is left out, or reported with "may".
+sleep. Figures that they do distort are left out, or reported with "may".
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class StepCosts:
 
     @cached_property
     def hidden_wait_s(self) -> float:
-        """How much longer than the measured step a step takes once no prefetched batches are left."""
+        """The additional time of a step, compared with the measured one, once no prefetched batches are left."""
         step = self.record.time.get("step")
         lasting_s = self.record.lasting_step_s
         if step is None or step.mean is None or lasting_s is None:
@@ -85,7 +85,7 @@ class StepCosts:
 
     @cached_property
     def outside_steps(self) -> Sequence[OutsideSteps]:
-        """What passed beside the phases: in the whole run, or between the measured steps in a record before 0.3."""
+        """The time outside the phases: in the whole run, or between the measured steps in a record before 0.3."""
         if self.record.outside:
             return self.record.outside
         steps = max(self.record.steps.get("measure", 0), 1)
@@ -139,8 +139,8 @@ class StepCosts:
     def regular_s(self, part: str, clock: str = "host_time") -> float:
         """Return the seconds of ``part`` in a regular step.
 
-        On a busy machine a short part takes long only if another program has the CPU: its mean says nothing, its median
-        does. Use it only of parts that do the same in each step.
+        On a busy machine a short part takes long only if another program has the CPU: its mean shows nothing, its
+        median does. Use it only of parts that do the same in each step.
         """
         summary = getattr(self.record, clock).get(part)
         if summary is None or summary.mean is None:
@@ -154,7 +154,7 @@ class StepCosts:
         return sum(passed.per_step_s for passed in self.outside_steps if passed.what == event)
 
     def term_s(self, *names: str) -> float:
-        """Return the seconds of these terms of the waterfall; 0 where there is none."""
+        """Return the seconds of these terms of the waterfall; 0 if there is none."""
         waterfall = self.record.waterfall
         if waterfall is None:
             return 0.0
@@ -404,7 +404,7 @@ def _python_finding(costs: StepCosts, rows: Sequence[PythonTime]) -> Finding:
 
 
 def _may_wait(row: PythonTime) -> bool:
-    """Return whether ``row`` is a C function, such as ``time.sleep``: it may wait, and its CPU time says little."""
+    """Return whether ``row`` is a C function, such as ``time.sleep``: it may wait, and its CPU time shows little."""
     return "." in row.what
 
 

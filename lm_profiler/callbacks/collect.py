@@ -152,7 +152,7 @@ class Collector:
         return replace(evidence, ceilings=ceilings, copied_bytes_per_s=copied_bytes_per_s)
 
     def _elements_of(self, batches: int) -> int | None:
-        """Return the elements of ``batches`` that are like the first one; None where its shapes are unknown."""
+        """Return the elements of ``batches`` that are like the first one; None if its shapes are unknown."""
         try:
             elements = Elements()(self._shapes.result(0))
         except Exception:  # the batch's type has no shapes that can be kept
@@ -184,7 +184,7 @@ class Collector:
         except UncountableError as unknown:
             note = f"FLOPs unknown: {unknown}"
             if not has_memory_stage:
-                note += "; --memory.steps=1 counts those of a step that runs"
+                note += "; --memory.steps=1 counts them in a real step"
             notes.append(note)
             return None
 
@@ -218,7 +218,7 @@ def _matmul_dtypes(evidence: Evidence, device: torch.device) -> list[str]:
 
 
 def without_kernels(device: torch.device, kernels: KernelTable | None) -> list[str]:
-    """Return the note that a trace of ``device`` shows only the host; empty where it shows kernels."""
+    """Return the note that a trace of ``device`` shows only the host; empty if it shows kernels."""
     if kernels is None or kernels.source == "kernels" or device.type not in TRACED:
         return []
     note = (
@@ -258,7 +258,7 @@ def _elements(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def switches(trainer: Trainer) -> Settings:
-    """Return what is switched on, and what the machine has; ``conclude`` adds what the figures say."""
+    """Return what is switched on, and what the machine has; ``conclude`` adds what follows from the figures."""
     loader = _loader_of(trainer)
     device = trainer.strategy.root_device
     units = matrix_units(device)
@@ -308,7 +308,7 @@ def _updates_weight_by_weight(trainer: Trainer) -> bool:
 
 
 def _are_fused(trainer: Trainer) -> bool | None:
-    """Return whether all optimizers are fused; None where one cannot be, or there is none."""
+    """Return whether all optimizers are fused; None if one cannot be, or there is none."""
     optimizers = trainer.optimizers
     can_be_fused = all("fused" in optimizer.defaults for optimizer in optimizers)
     if not optimizers or not can_be_fused:

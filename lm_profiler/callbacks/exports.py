@@ -146,7 +146,7 @@ class RunMetrics:
         return metric
 
     def _gauge(self, name: str, meaning: str, value: float | None) -> Metric:
-        """Return a metric with one value; without a sample where that is unknown."""
+        """Return a metric with one value; without a sample if that is unknown."""
         from prometheus_client.core import GaugeMetricFamily
 
         metric = GaugeMetricFamily(name, meaning, labels=list(self.labels))

@@ -29,8 +29,8 @@ NO_STEP = Failure(
     phase="data",
     step=None,
     type="NoStep",
-    message="expected at least one step, given none: the loader is empty or ran dry, every batch was skipped, "
-    "or the Trainer was told to run none",
+    message="expected at least one step, given none: the loader is empty or exhausted, every batch was skipped, "
+    "or the Trainer is set to run none",
 )
 
 
@@ -91,7 +91,7 @@ _CHECK_EVERY_S = 0.1
 
 
 def is_of_the_group(error: BaseException) -> bool:
-    """Return whether ``error`` says only that another rank is gone or did not come, and not why."""
+    """Return whether ``error`` reports only that another rank is gone or did not arrive, without the reason."""
     if type(error).__name__.startswith("Dist"):  # torch's own: DistBackendError, DistNetworkError, …
         return True
     return isinstance(error, (RuntimeError, OSError)) and _GROUP_FAILED.search(message_of(error)) is not None
@@ -114,7 +114,7 @@ def ends_of_ranks(
     codes: Callable[[], Mapping[int, int | None]],
     pause: Callable[[float], object] = time.sleep,
 ) -> dict[int, RankEnd]:
-    """Return the ends that ranks left, when all have or after some seconds; at once where ``own_end`` came first.
+    """Return the ends that ranks left, when all have or after some seconds; at once if ``own_end`` came first.
 
     ``codes`` returns the exit codes of the ranks that this process started.
     """

@@ -1,9 +1,9 @@
-"""What the ranks send each other, and the merging of what they measured.
+"""Exchanges data between ranks, and merges their measurements.
 
 Nothing here is a collective call: every rank must keep the order of training's collectives, and a rank whose
 instruments failed would leave the others waiting for ever. The store in which torch's process group was set up has no
 order, and every wait has an end. It listens without a password: its content is JSON of declared types and of
-bounded size, checked like a file from a stranger. Whoever reaches it can send figures, but no code.
+bounded size, checked like a file from a stranger. A process that can reach it can send figures, but no code.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Message(BaseModel):
 
 
 class _Answer(_Message):
-    """What rank 0 found out for all ranks, or why it could not."""
+    """The result of rank 0 for all ranks, or the reason why there is none."""
 
     value: str | int | None = None
     error: str | None = None
@@ -60,7 +60,7 @@ class _Measurements(_Message):
 
 
 def packed(measured: Measured) -> bytes:
-    """Return ``measured`` as bytes for ``unpacked``; empty where it is too large to be sent."""
+    """Return ``measured`` as bytes for ``unpacked``; empty if it is too large to be sent."""
     rows = StepTable.from_rows(measured.rows)
     message = _Measurements(rows=rows, rest=replace(measured, rows=()))
     content = json_of(message).encode()
@@ -92,7 +92,7 @@ def unpacked(content: bytes, rank: int) -> Measured:
 class Exchange:
     """Passes data between the ranks of a run, each of which must make one; a single process gets its own data back."""
 
-    store: Any = None  # the store that all ranks see; None where this process is alone
+    store: Any = None  # the store that all ranks see; None if this process is alone
     rank: int = 0  # the rank of this process
     ranks: int = 1  # the number of ranks
     patience_s: float = _PATIENCE_S  # how long one rank waits for another
@@ -158,7 +158,7 @@ class Exchange:
             except RuntimeError:
                 silent_ranks.append(rank)
             except ValueError as error:  # not from our ranks: whoever reaches the store's port can write to it
-                problems.append(f"what came as measurements of rank {rank} is not used: {error_text(error)}")
+                problems.append(f"the measurements of rank {rank} are invalid and not used: {error_text(error)}")
         if silent_ranks:
             problems.insert(0, f"{ranks_text(silent_ranks)} sent no measurements in time")
         merged = merge(by_rank)

@@ -1,4 +1,4 @@
-"""How many steps a Trainer's loop has left, as far as its limits say."""
+"""The number of steps that a Trainer's loop has left, as far as its limits determine it."""
 
 from __future__ import annotations
 

@@ -57,13 +57,13 @@ class TrainingProfiler(Callback):
         peak_flops_per_s: dense peak of one device, instead of the built-in table's.
         clock: the host's clock in nanoseconds.
         quiet: print neither progress nor the table.
-        verbose: print all that is known below the table, as ``lm_profiler report`` of the run does.
-        numerics: what the precision does to the numbers.
+        verbose: print all figures below the table, as ``lm_profiler report`` of the run does.
+        numerics: compare the numerical results of the precision with float32.
         verb: what is profiled: ``fit``, ``validate``, ``test`` or ``predict``.
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
-        actions: who uses the time that no phase covers.
-        export: where the results go beside the run's own folder.
-        watch: keep the marks until training ends, and tell when and why it gets slower; the fit is then not ended.
+        actions: measure which code uses the time outside all phases.
+        export: other places than the run's own folder to which the results go.
+        watch: keep measuring until training ends, and report when and why it gets slower; the fit is then not ended.
 
     ``record`` holds the run's record once it is written, ``folder`` its folder.
     """

@@ -28,7 +28,7 @@ class RunFiles:
     record: RunRecord | None = None  # what was last written there
 
     def folder_or_new(self) -> Path:
-        """Return the run's folder; where there is none, make one in the temporary folder."""
+        """Return the run's folder; if there is none, make one in the temporary folder."""
         if self.folder is None:
             self.folder = make_temporary_folder(self.name, self.report)
         return self.folder

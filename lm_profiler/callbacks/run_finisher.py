@@ -227,7 +227,7 @@ class RunFinisher:
             note = f"no steps of {ranks_text(missing)}"
             left_a_file = {*missing} <= {*rank_files(folder)}
             if not left_a_file:
-                note += f"; what they left may be in {folder} on their host"
+                note += f"; their files may be in {folder} on their host"
             notes.append(note)
         return replace(evidence, rows=rows, status=cause.status, failure=cause.failure, notes=notes)
 

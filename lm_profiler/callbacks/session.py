@@ -41,8 +41,8 @@ _MOST_RECOMPILATIONS = 3  # that a note names
 _CHECKPOINT, _INSTRUMENTS = "checkpoint", "instruments"  # what may pass between steps, beside VALIDATION and EPOCH
 
 _UNSEEN_BACKWARD = (
-    "no backward pass was seen: the program calls neither manual_backward nor loss.backward(). What computes its "
-    "gradients, such as torch.autograd.grad, counts as the phase that calls it, mostly forward"
+    "no backward pass was seen: the program calls neither manual_backward nor loss.backward(). Code that computes "
+    "its gradients, such as torch.autograd.grad, counts as the phase that calls it, usually forward"
 )
 
 
@@ -427,4 +427,4 @@ def _graph_pools_note(graph_pools_bytes: int | None) -> list[str]:
     if graph_pools_bytes is None:
         return []
     reserved = f"{bytes_text(graph_pools_bytes)} of the reserved memory belong only to them, or to a MemPool"
-    return [f"no peak of allocated memory includes what CUDA graphs use when replayed: {reserved}"]
+    return [f"peaks of allocated memory exclude the memory of replayed CUDA graphs: {reserved}"]

@@ -57,18 +57,18 @@ def profiling_callbacks(
         measure_steps: steps to measure. If not given, at least 40 steps and 10 s, but at most a minute (10 steps if
             they take longer) and no more steps than the loop has for all stages.
         trace_steps: steps to trace with torch.profiler afterwards; 0 for none.
-        memory_steps: steps in which memory is read phase by phase, and FLOPs are counted; with 0 they are counted on
-            shapes alone when the run is over, which takes some seconds; without ``trace_steps`` too, they are not.
-        stop_when_done: end the run then; otherwise it continues without the instruments. If not given, a fit ends
-            and an evaluation continues: if cut, its results would come from the first batches only.
-        name: of the run.
-        verb: what to profile: ``fit``, ``validate``, ``test`` or ``predict``; the Trainer's other verbs are left alone.
+        memory_steps: steps in which memory is measured by phase, and FLOPs are counted. With 0 FLOPs are counted from
+            shapes alone when the run is over, which takes some seconds; if ``trace_steps`` is 0 too, they are not.
+        stop_when_done: end the run after the stages; otherwise it continues without the instruments. If not given, a
+            fit ends and an evaluation continues: if it were cut short, its results would cover only the first batches.
+        name: name of the run.
+        verb: what to profile: ``fit``, ``validate``, ``test`` or ``predict``. Other verbs are not profiled.
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
         action_steps: steps in which each action of the loop is timed by its name; 0 for none.
-        verbose: print all that is known at the end, not only what matters most.
+        verbose: print all figures at the end, not only the most important ones.
         export_trackers: log the figures of the usual table to the Trainer's own loggers, as ``lm_profiler/<name>``,
             after the stages; ``"all"`` logs all figures.
-        watch: keep the marks when the stages are done, until training ends, and tell when and why it gets slower.
+        watch: keep measuring after the stages until training ends, and report when and why it gets slower.
 
     Raises:
         ValueError: a number of steps is negative, or nothing is to be measured.

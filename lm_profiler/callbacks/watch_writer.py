@@ -48,7 +48,7 @@ _END_S = 30.0  # how long the end of training waits for this thread
 
 
 class Handed(NamedTuple):
-    """What training hands over between two steps, about once a second."""
+    """The data that training hands over between two steps, about once per second."""
 
     now_ns: int
     marks: Sequence[Any] = ()
@@ -73,7 +73,7 @@ class RunningSpan(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class TrainingPosition:
-    """Where training stands beside the marks: read by the watch's thread when nothing is handed over."""
+    """The current position of training, beside the marks; the watch's thread reads it when nothing is handed over."""
 
     spans: list[RunningSpan] = field(default_factory=list)  # those that run, the innermost last
     alive_ns: int = 0  # when a span without a mark last ended, such as a batch of validation

@@ -213,7 +213,7 @@ class Watching:
 
     @property
     def phases(self) -> PhaseProfiler | None:
-        """What marks the watched steps; None where the watch could not begin."""
+        """The marker of the watched steps; None if the watch could not begin."""
         if self.part.out:
             return None
         return self._phases

@@ -1,6 +1,6 @@
 """Read a call of a Trainer's verb as it was written: its config files, once, and the classes that it names.
 
-Where a line names another class than a file, jsonargparse keeps the file's options whose names both classes have.
+If a line names another class than a file, jsonargparse keeps the file's options whose names both classes have.
 So the file's section for it is left out. This module imports no torch, so that a wrong file is reported at once.
 """
 
@@ -161,7 +161,7 @@ class Call:
             replacement = self.class_path(key)
             if key == "data" and leave_out_data:
                 replacement = f"{self.class_path('model')}'s own"
-            lines.append(f"{key}: {replacement} takes the place of {file}'s, whose options are left out")
+            lines.append(f"{key}: {replacement} replaces the class of {file}, whose options are ignored")
         return lines
 
     def _replaced_sections(self, leave_out_data: bool) -> list[str]:
@@ -194,7 +194,7 @@ class Call:
         return DEFAULT_CLASSES[key]
 
     def _class_on_line(self, key: str) -> str | None:
-        """Return the class that the line names last; None where it names none."""
+        """Return the class that the line names last; None if it names none."""
         for option in reversed(self.line):
             if option.name in (key, f"{key}.class_path") and _is_class_path(option.value):
                 return option.value

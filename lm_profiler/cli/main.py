@@ -19,21 +19,21 @@ from lm_profiler.usage_error import NEEDS_POSIX, UsageError
 # that it shares with another verb: its options, its examples, and the function that runs it.
 VERBS = {
     "fit": "profile training steps",
-    "validate": "profile the forward pass alone, under no_grad",
+    "validate": "profile only the forward pass, under no_grad",
     "test": "profile test steps",
     "predict": "profile prediction steps",
     "run": "profile your own program unchanged: lm_profiler run -- python train.py",
     "sweep": "run every combination of some options: sizes, precisions, lengths, repeats",
     "improve": "try changes that may be faster, and prove which are",
-    "plan": "what memory a run would need, on any GPU, before it runs",
-    "report": "tables, plots and pages of any runs",
-    "watch": "show a running training: where its time goes, and what happened to it",
-    "trace": "ask a watched training for a trace of its next steps",
-    "compare": "is B faster than A?",
-    "ab": "run two trees of a repository in turns, until it is clear which is faster",
-    "numerics": "what low precision does to a sum",
-    "collectives": "how fast this machine's processes exchange data",
-    "selftest": "how far this machine's figures can be trusted",
+    "plan": "predict the memory that a run needs, on any GPU, before it starts",
+    "report": "print and write tables, plots and pages of any runs",
+    "watch": "show a running training: where its time goes, and its events",
+    "trace": "request a trace of the next steps from a watched training",
+    "compare": "compare runs: is B faster than A?",
+    "ab": "run two trees of a repository alternately, until it is clear which is faster",
+    "numerics": "show how low precision changes a sum",
+    "collectives": "measure how fast processes of this machine exchange data",
+    "selftest": "measure how far equal runs differ on this machine",
 }
 
 _SHARED = {"numerics": "selftest", "trace": "watch"}

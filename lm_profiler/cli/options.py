@@ -48,7 +48,7 @@ class Option(NamedTuple):
 
     @property
     def value(self) -> str:
-        """The first value, or an empty text where there is none."""
+        """The first value, or an empty text if there is none."""
         return self.values[0] if self.values else ""
 
 
@@ -228,7 +228,7 @@ class OptionsReader(Generic[T]):
         parser._option_string_actions[f"--{option}"] = action
 
     def _type_hint(self, name: str) -> Any:
-        """Return the type of the option ``name``'s value; None where there is no such option."""
+        """Return the type of the option ``name``'s value; None if there is no such option."""
         option, dot, key = name.partition(".")
         type_hint = self._types.get(option)
         if _is_container(type_hint, Mapping) and key:
@@ -255,7 +255,7 @@ class OptionsReader(Generic[T]):
         program = list(arguments[index + 1 :])
         if not program:
             example = f"`lm_profiler {self._verb} -- {self._program_example}`"
-            raise UsageError(f"{self._verb}: expected -- and what to run, such as {example}, given none")
+            raise UsageError(f"{self._verb}: expected -- and a command, such as {example}, given none")
         return arguments[:index], program
 
     def _classify_words(self, arguments: Sequence[str]) -> _Line:
@@ -399,7 +399,7 @@ def _parse_texts(text: str) -> Any:
 
 
 def _texts_in(node: yaml.Node) -> Any:
-    """Return a mapping or list of texts, or one text; None for ``null``. What is in a list in a list is one text."""
+    """Return a mapping or list of texts, or one text; None for ``null``. A nested list is one text."""
     if isinstance(node, yaml.MappingNode):
         return {key_node.value: _texts_in(value_node) for key_node, value_node in node.value}
     if isinstance(node, yaml.SequenceNode):

@@ -40,7 +40,7 @@ def plan_ahead(cli: ProfilerCLI) -> None:
 
 
 def _refused_by_estimate(cli: ProfilerCLI) -> str | None:
-    """Return why our own module cannot fit whatever its batch is, None where it may. The record gets the refusal."""
+    """Return why our own module cannot fit whatever its batch is, None if it may. The record gets the refusal."""
     if not cli.is_ours:
         return None
     available = free_bytes_per_replica(cli.trainer)

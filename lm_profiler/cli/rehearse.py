@@ -165,7 +165,7 @@ def _run(cli: ProfilerCLI, rehearsal: RehearsedSizes) -> str | None:
             raise original from original.__cause__
         failure = reason_of(original)
     if not rehearsal.observed_steps:
-        raise UsageError("data: expected batches for two steps, given fewer")
+        raise UsageError("data: the loader has fewer batches than two steps need")
     return failure
 
 

@@ -60,7 +60,7 @@ def local_rank() -> int:
 
 
 class RunContext:
-    """What the command line knows of a run, which may fail before it begins. Nothing is on disk before ``begin``."""
+    """The command line's data about a run, which may fail before it begins. Nothing is on disk before ``begin``."""
 
     def __init__(self, verb: Verb, launch: Launch, log_dir: str) -> None:
         self.verb = verb
@@ -88,8 +88,7 @@ class RunContext:
         except OSError as error:
             self._remove_new_folders()
             raise UsageError(
-                f"log_dir: expected a folder that can be written to, given {self._parent} ({error.strerror}); "
-                "name another with --log_dir"
+                f"log_dir: cannot write to {self._parent} ({error.strerror}); choose another folder with --log_dir"
             ) from None
 
     def _begin_without_trainer(self) -> None:

@@ -114,4 +114,4 @@ def check_port() -> int:
 def warn_of_shared_cores(processes: int, cores: int, activity: str) -> None:
     """Print a line if there are more ``processes`` computing on the CPU than ``cores``."""
     if processes > cores:
-        say(f"{processes} processes share {cores} cores: they take turns, which counts as time of {activity}")
+        say(f"{processes} processes share {cores} cores: waiting for a core counts as time of {activity}")

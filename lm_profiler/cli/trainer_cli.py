@@ -336,7 +336,7 @@ def trainer_error(error: Exception, options: Mapping[str, Any]) -> UsageError:
 
 
 def check_launch(trainer: Trainer) -> None:
-    """Raise UsageError where the number of launched processes is not the number that this Trainer expects.
+    """Raise UsageError if the number of launched processes is not the number that this Trainer expects.
 
     Lightning does not check this in time: two processes under torchrun with ``devices=1`` become two separate runs.
     """

@@ -1,4 +1,4 @@
-"""What ``fit --help`` prints: the most used options. This module imports no torch, which takes seconds."""
+"""The text of ``fit --help``: the most used options. This module imports no torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ the run:
   --config                         file of options, or a name such as demo
   --name                           name of the run
   --log_dir                        folder of all runs
-  --verbose                        print all that is known at the end
-  --watch                          keep watching until training ends
+  --verbose                        print all figures at the end
+  --watch                          keep measuring until training ends
   --check_memory                   refuse a run that cannot fit
   --print_config                   print all settings, and run nothing
 
 stages:
   --stages.warmup_steps            steps before the measured ones
   --stages.measure_steps           steps to measure (default: 40 and 10 s)
-  --stages.until_ci                or until the interval is this narrow
+  --stages.until_ci                or measure until the interval is this narrow
   --trace.steps                    steps that torch's profiler traces
-  --memory.steps                   steps in which memory is read
+  --memory.steps                   steps in which memory is measured
   --actions.steps                  steps in which each action is timed
 
 model and data:
@@ -34,9 +34,9 @@ model and data:
   --model.compile                  with torch.compile
   --torch.compile                  torch.compile for any module
   --data                           class path of any LightningDataModule
-  --data.batch_size                samples in a batch
-  --data.context_length            tokens in a sample
-  --data.num_workers               processes that make batches
+  --data.batch_size                samples per batch
+  --data.context_length            tokens per sample
+  --data.num_workers               processes that load batches
   --loader.num_workers             the same for any data
 
 trainer:
@@ -44,7 +44,7 @@ trainer:
   --trainer.accelerator            cpu, gpu, …
   --trainer.devices                how many, or which
   --trainer.strategy               ddp, fsdp, …
-  --trainer.accumulate_grad_batches  batches to an optimizer step
+  --trainer.accumulate_grad_batches  batches per optimizer step
   --trainer.gradient_clip_val      largest norm of the gradients
 """
 

@@ -104,7 +104,7 @@ class _RunOptions:
         check_memory: Rehearse the run before it is built, on tensors without data, and refuse a run that cannot fit;
             the module's code runs once more. If not given, refuse only a run of our own module whose weights, gradients
             and optimizer states alone are too large. If false, refuse none.
-        peak_tflops: Dense peak of one device in TFLOP/s, where the built-in table does not know it.
+        peak_tflops: Dense peak of one device in TFLOP/s, if the built-in table does not have it.
     """
 
     name: str | None = None
@@ -164,7 +164,7 @@ class OptionsCLI(LightningCLI):
                     f"A YAML file of options, or one that comes with the package: {', '.join(shipped_configs())}."
                 )
         parser.add_class_arguments(_RunOptions, as_group=False)
-        text = "Print all that is known at the end, as lm_profiler report of the run does."
+        text = "Print all figures at the end, as `lm_profiler report` of the run does."
         parser.add_argument("--verbose", action=ActionYesNo, nargs="?", help=text)
         for key, options_class in (INSTRUMENTS | _OFFERED).items():
             parser.add_class_arguments(options_class, key)
@@ -189,7 +189,7 @@ class OptionsCLI(LightningCLI):
                 raise UsageError(f"{key}: expected options, given {section!r}; leave it out")
 
     def _check_required(self, classes: Mapping[str, type]) -> None:
-        """Raise UsageError where the call gives no value to a parameter of model or data that has no default.
+        """Raise UsageError if the call gives no value to a parameter of model or data that has no default.
 
         jsonargparse would pass None, because the class is the default of its option.
         """
@@ -219,13 +219,11 @@ class OptionsCLI(LightningCLI):
         path = str(options.get("ckpt_path") or "best")
         is_local_file = path not in _CHECKPOINT_WORDS and ":" not in path
         if is_local_file and not Path(path).exists():
-            raise UsageError(f"ckpt_path: expected a checkpoint, given {path[:200]}, which is not there")
+            raise UsageError(f"ckpt_path: {path[:200]} does not exist; give the file of a checkpoint")
         try:
             super()._parse_ckpt_path()
         except (UnpicklingError, RuntimeError, EOFError):
-            raise UsageError(
-                f"ckpt_path: expected a checkpoint, given {path}, which torch.save did not write"
-            ) from None
+            raise UsageError(f"ckpt_path: {path} is not a checkpoint: torch.save did not write it") from None
 
 
 def required_parameters(cls: type) -> list[str]:
@@ -264,8 +262,7 @@ def _import_class(path: str, key: str) -> type | None:
         if is_no_module:
             return None
         raise UsageError(
-            f"{key}: expected a class that can be imported, given {path!r}, whose module does not import\n"
-            f"{_place(error)}: {error_text(error)}"
+            f"{key}: the module of {path!r} cannot be imported\n{_place(error)}: {error_text(error)}"
         ) from error
     is_right_class = isinstance(named_class, type) and issubclass(named_class, _BASES[key])
     return named_class if is_right_class else None

@@ -175,7 +175,7 @@ def _peak_bytes(record: RunRecord) -> int | None:
 
 
 class Interrupted(Exception):
-    """A user interrupted the search, or a run was ended from outside, in which case the message says how."""
+    """A user interrupted the search, or a run was ended from outside, in which case the message reports how."""
 
 
 class Cells:

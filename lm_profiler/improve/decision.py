@@ -39,7 +39,7 @@ class TimedRun:
 class NumericsCheck:
     """Whether a winner still computes the same."""
 
-    is_tolerated: bool | None  # whether all errors are within the tolerance; None where that is unknown
+    is_tolerated: bool | None  # whether all errors are within the tolerance; None if that is unknown
     took_s: float = 0.0  # seconds of the budget that it took
     # distance of the mean loss of the first steps, over the same batches and seed, as a share
     loss_error: float | None = None

@@ -1,4 +1,4 @@
-"""What `improve` tries next: a search that asks for runs and for checks of numbers, and ends with its result.
+"""The search of `improve`: it requests runs and numerical checks, and ends with its result.
 
 It has no clock and no randomness, so the same answers give the same search again: a search that was killed continues
 when it gets its former answers again.

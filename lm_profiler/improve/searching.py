@@ -138,7 +138,7 @@ def _final(comparison: PairedComparison) -> Final | None:
 
 
 def _median_peak_bytes(runs: Sequence[TimedRun]) -> int | None:
-    """Return the median of the runs' peak bytes; None where none is known."""
+    """Return the median of the runs' peak bytes; None if none is known."""
     peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
     if not peaks:
         return None

@@ -188,7 +188,7 @@ def _step_limits(a: RunRecord, b: RunRecord, has_same_batches: bool) -> list[_Li
 
 
 def _largest_distance(a: Sequence[float | None], b: Sequence[float | None]) -> float | None:
-    """Return the largest distance of a value of b from that of a, as a share; None where steps cannot be paired."""
+    """Return the largest distance of a value of b from that of a, as a share; None if steps cannot be paired."""
     if not a or len(a) != len(b):
         return None
     largest = 0.0

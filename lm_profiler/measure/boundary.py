@@ -57,7 +57,7 @@ class Guard:
         message = f"{self.name} {outcome}: {error_text(error)}"
         undo_error = self.undo()
         if undo_error is not None:
-            message += f"; taking it out failed: {error_text(undo_error)}"
+            message += f"; disabling it failed: {error_text(undo_error)}"
         self.report(message)
 
     def undo(self) -> BaseException | None:
@@ -140,7 +140,7 @@ def _handles_a_signal(frame: FrameType) -> bool:
     """Return whether ``frame`` is the call of a signal handler.
 
     Python calls a handler with a number and the interrupted frame, which is the handler's caller. A tracer gets that
-    frame too, but no number before it. ``signal.getsignal`` cannot tell: a handler may be an object, be called by
+    frame too, but no number before it. ``signal.getsignal`` cannot help: a handler may be an object, be called by
     another handler, or have been replaced.
     """
     caller = frame.f_back
@@ -211,7 +211,7 @@ def say(text: str) -> None:
 
 
 def put(stream: TextIO | None, text: str) -> None:
-    """Write ``text`` at once, escaping what the encoding lacks; raises OSError, or ValueError where it is closed.
+    """Write ``text`` at once, escaping what the encoding lacks; raises OSError, or ValueError if it is closed.
 
     Nothing stays in the stream's buffer, where it would fail once more when the program ends.
     """

@@ -107,7 +107,7 @@ def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[CollectiveCall
 
 
 def pending(entries: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the oldest of ``entries`` that has not ended, as in ``gloo:broadcast number 7``; None where all have."""
+    """Return the oldest of ``entries`` that has not ended, as in ``gloo:broadcast number 7``; None if all have."""
     for entry in entries:
         has_ended = entry.get("retired", True)
         if not has_ended:
@@ -130,7 +130,7 @@ def wall_ahead_ns(clock: Callable[[], int], wall: Callable[[], int] = time.time_
 
 
 class _ClockReading(NamedTuple):
-    """How far the wall clock is ahead of the host's clock at an instant of the latter."""
+    """The difference between the wall clock and the host's clock, at an instant of the latter."""
 
     at_ns: int
     ahead_ns: int
@@ -195,7 +195,7 @@ def drain_timed(arrivals: Arrivals, sleep: Callable[[float], object] = time.slee
 def reduces_in_backward(wrapped: object) -> bool:
     """Return whether gradients are exchanged during backward, so that ranks wait only for the last exchange.
 
-    So DDP does. A wrapper that says when it finishes may say otherwise (``training.data_parallel``).
+    So DDP does. A wrapper that reports when it finishes may override this (``training.data_parallel``).
     """
     if isinstance(wrapped, DistributedDataParallel):
         return True
@@ -205,7 +205,7 @@ def reduces_in_backward(wrapped: object) -> bool:
 def most_reductions(wrapped: object) -> int | None:
     """Return how many all-reduces DDP calls in a backward at most: one for each of its buckets.
 
-    None where ``wrapped`` is no DDP, or has a communication hook of the user's, which may call anything.
+    None if ``wrapped`` is no DDP, or has a communication hook of the user's, which may call anything.
     """
     if not isinstance(wrapped, DistributedDataParallel):
         return None
@@ -238,7 +238,7 @@ class StreamWaits:
     """Notes every wait of the current stream for another one from ``start`` to ``stop``, at two events each.
 
     FSDP issues its collectives early, on its own streams, and has the computing stream wait where it needs the
-    results. The duration of a collective says little about that wait: two that queue behind each other both take long,
+    results. The duration of a collective hardly shows that wait: two that queue behind each other both take long,
     while the computing stream is busy.
 
     ``record`` returns an instant of the current stream, ``clock`` is the host's of the marks.

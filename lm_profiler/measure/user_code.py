@@ -48,7 +48,7 @@ def package_of(file: str) -> str:
 
 
 def user_line(innermost: FrameType, frameworks: bool = False) -> tuple[str, int, str] | None:
-    """Return file, number and function of the innermost line of the program's code; None where there is none.
+    """Return file, number and function of the innermost line of the program's code; None if there is none.
 
     With ``frameworks``, a framework's own line counts where it acts by itself. The search stops at a Lightning loop:
     beyond it the program's next line is the call of ``fit``, which says nothing.

@@ -110,7 +110,7 @@ class Child(Generic[Answer]):
             self.end()
 
     def answer(self) -> Answer:
-        """Wait for the result of ``find``, and end the child; raises NoAnswer where there is none."""
+        """Wait for the result of ``find``, and end the child; raises NoAnswer if there is none."""
         kind, answer = self._receive()
         if kind == "unfit":
             self._begin(fresh=True)

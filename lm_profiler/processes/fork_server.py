@@ -109,7 +109,7 @@ class CellServer:
     def events(self, timeout_s: float | None) -> list[CellStarted | CellEnded]:
         """Return what has happened; wait for an event, ``timeout_s`` at most.
 
-        Raises ServerError where the program died before it was ready.
+        Raises ServerError if the program died before it was ready.
         """
         if self._process is None or not self._link.poll(timeout_s):
             return []

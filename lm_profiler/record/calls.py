@@ -1,4 +1,4 @@
-"""How a call is written, its exit codes, and what it needs: shipped configs, and extras of the package."""
+"""The text of a call, its exit codes, and its requirements: shipped configs, and extras of the package."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def machine_of(entries: Iterable[Entry]) -> Environment | None:
 
 
 def _config_value(config: Mapping[str, Any], path: str) -> Any:
-    """Return the option ``path`` of ``config``; of a class its name, None where there is no such option."""
+    """Return the option ``path`` of ``config``; of a class its name, None if there is no such option."""
     value: Any = config
     for key in path.split("."):
         if not isinstance(value, Mapping):
@@ -340,7 +340,7 @@ class _Search:
 
 
 def _run_of(cell_folder: Path, outcome: CellOutcome | None) -> Path | None:
-    """Return the folder of a cell's run: as its outcome says, or the run that it has begun; None if it left none."""
+    """Return the folder of a cell's run: that of its outcome, or of the run that it has begun; None if it left none."""
     if outcome is None:
         return _latest_run(cell_folder)
     if not outcome.run:

@@ -96,7 +96,7 @@ class Figure:
     # whether it is a rate over the step's time; its interval is then that of the step, inverted
     goes_by_step: bool = False
     place: Place = Place.FILE
-    tag: str | None = None  # the TensorBoard tag of its value in each step; None where steps have no such value
+    tag: str | None = None  # the TensorBoard tag of its value in each step; None if steps have no such value
     run_tag: str | None = None  # the tag of a run's value among TensorBoard's HPARAMS
     group: str = ""  # the section that shows it, if not that of its part
     # the word in ``name`` and ``meaning`` that distinguishes the members of a family, such as the phase
@@ -147,11 +147,11 @@ class Figure:
 
     @cached_property
     def get(self) -> Callable[[Any], Any]:
-        """A function that returns its value in a record, or in a row of its list, in SI; None where it is unknown."""
+        """A function that returns its value in a record, or in a row of its list, in SI; None if it is unknown."""
         return self.compute or getter(self.path)
 
     def interval(self, record: Any) -> tuple[float, float] | None:
-        """Return its 95 % interval (low, high) in ``record``; None where it has none."""
+        """Return its 95 % interval (low, high) in ``record``; None if it has none."""
         if self.goes_by_step:
             return _interval_by_step(self.get(record), record)
         if self._end_getters is None or self.get(record) is None:
@@ -285,7 +285,7 @@ def figure(title: str, unit: str, meaning: str, name: str = "", **options: Any) 
 
 
 def within(**options: Any) -> Any:
-    """Return a field of a record that holds a part, as ``Within`` says; its default is given as in pydantic's."""
+    """Return a field of a record that holds a part, as ``Within`` describes; its default is passed as to pydantic's."""
     default = _take_default(options)
     return Field(**default, json_schema_extra=Within(**options))
 
@@ -299,7 +299,7 @@ def _take_default(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def getter(path: str) -> Callable[[Any], Any]:
-    """Return a function that reads ``path`` from a record; None where a part on the way is missing."""
+    """Return a function that reads ``path`` from a record; None if a part on the way is missing."""
     names = path.split(".") if path else []
 
     def get(record: Any) -> Any:

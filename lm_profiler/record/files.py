@@ -202,7 +202,7 @@ def read_part(path: Path, form: type[P], description: str) -> P:
 
 
 def none_if_unreadable(read: Callable[..., T], *arguments: Any, problems: list[str] | None = None) -> T | None:
-    """Return what ``read`` returns; None where it raises RecordError, whose message is then added to ``problems``."""
+    """Return what ``read`` returns; None if it raises RecordError, whose message is then added to ``problems``."""
     try:
         return read(*arguments)
     except RecordError as error:

@@ -12,13 +12,15 @@ from lm_profiler.record.parts import PARTS
 
 
 class OutOfMemory(Part):
-    """The figures of an out-of-memory error, in bytes, exact to its two decimals; None if it does not report one."""
+    """The figures of an out-of-memory error, in bytes, precise to two decimals; None if it does not report one."""
 
     requested: int | None = figure("requested", "GiB", "asked for, as the error reports", "oom_requested_bytes")
     free: int | None = figure("free", "GiB", "free on the device, as the error reports", "oom_free_bytes")
     total: int | None = figure("total", "GiB", "the device's memory, as the error reports", "oom_total_bytes")
     allocated: int | None = figure("allocated", "GiB", "in use by tensors, as the error reports", "oom_allocated_bytes")
-    fragmented: int | None = figure("fragmented", "GiB", "reserved, not in use, as it reports", "oom_fragmented_bytes")
+    fragmented: int | None = figure(
+        "fragmented", "GiB", "reserved but not in use, as the error reports", "oom_fragmented_bytes"
+    )
     allowed: int | None = figure("allowed", "GiB", "a limit set below the device's memory", "oom_allowed_bytes")
 
 
@@ -37,7 +39,7 @@ class Failure(Part):
 
     @property
     def where(self) -> str:
-        """The place in words: ``backward of step 5 on rank 1 (its host)``; the phase alone where no more is known."""
+        """The place in words: ``backward of step 5 on rank 1 (its host)``; the phase alone if no more is known."""
         place = self.phase
         if self.step is not None:
             place += f" of step {self.step}"
@@ -118,17 +120,17 @@ FindingName = Literal[
 class Finding(Part):
     """Something that takes time that could be saved, and the code that it is in."""
 
-    name: Annotated[FindingName, Newer] = figure("finding", "text", "what takes time that could be saved")
-    saves_s: float = figure("could save at most", "ms", "of a step and what follows it", interval=("low_s", "high_s"))
-    share: float = figure("share", "%", "of the step that this is")
-    low_s: float | None = figure("from", "ms", "lower end of the 95 % interval of what it could save", default=None)
+    name: Annotated[FindingName, Newer] = figure("finding", "text", "cause of time that could be saved")
+    saves_s: float = figure("could save at most", "ms", "of a step and the time after it", interval=("low_s", "high_s"))
+    share: float = figure("share", "%", "share of the step")
+    low_s: float | None = figure("from", "ms", "lower end of the 95 % interval of the possible saving", default=None)
     high_s: float | None = figure("to", "ms", "upper end of that interval", default=None)
     may: bool = False  # whether a change helps is not known without trying it
     phase: str | None = figure("phase", "text", "where in the step", default=None)
     owner: str | None = figure("owner", "text", "whose code", default=None)
     file: str | None = figure("file", "text", "of that code", default=None)
     line: int | None = figure("line", "count", "its number", default=None)
-    what: str | None = figure("what", "text", "what the time is spent in", default=None)
+    what: str | None = figure("what", "text", "kind of activity", default=None)
     facts: dict[str, float] = Field(default_factory=dict)  # the figures of its sentence
 
 
@@ -143,10 +145,10 @@ class Contributor(Part):
     """A part of a term's time, with phrases in ``detail`` separated by "; "; None is unknown, or none."""
 
     module: str | None = figure("module", "text", "path, with * for the indices of equal layers")
-    what: str = figure("what", "text", "operator or kernel, or in words")
+    what: str = figure("what", "text", "operator or kernel, or a description")
     count: float = figure("times", "count", "how often in a step")
     seconds: float = figure("time", "ms", "of one step")
-    detail: str | None = figure("detail", "text", "why it took so long, where that is known", default=None)
+    detail: str | None = figure("detail", "text", "reason why it took so long, if known", default=None)
 
 
 class Term(Part):
@@ -156,9 +158,9 @@ class Term(Part):
     """
 
     name: Annotated[TermName, Newer] = figure("term", "text", "a step of the waterfall")
-    seconds: float = figure("time", "ms", "what it adds to the step")
-    low_s: float | None = figure("from", "ms", "least that one of the traced steps alone gives", default=None)
-    high_s: float | None = figure("to", "ms", "most that one of the traced steps alone gives", default=None)
+    seconds: float = figure("time", "ms", "time that it adds to the step")
+    low_s: float | None = figure("from", "ms", "smallest value from a single traced step", default=None)
+    high_s: float | None = figure("to", "ms", "largest value from a single traced step", default=None)
     at_most_s: float | None = figure("could save at most", "ms", "ceiling of a saving, never a gain", default=None)
     phases: dict[str, float] = figure("{key}", "ms", "of which in {key}", keys=PARTS, default_factory=dict)
     contributors: list[Contributor] = Field(default_factory=list)
@@ -176,12 +178,12 @@ class Waterfall(Part):
     source: Annotated[Literal["kernels", "operators"], Newer] = figure(
         "terms are of", "text", "kernels of the device, or operators"
     )
-    peak_flops_per_s: float = figure("peak", "TFLOP/s", "FLOP/s of a device that the ideal is at")
+    peak_flops_per_s: float = figure("peak", "TFLOP/s", "FLOP/s per device with which the ideal is computed")
     peak_source: str = figure("source of the peak", "text", "where that peak is from")
     bandwidth_bytes_per_s: float | None = figure("bandwidth", "GB/s", "bytes/s that a device can move")
     bandwidth_source: str | None = figure("source of the bandwidth", "text", "where it is from")
-    clock_share: float | None = figure("clock held", "%", "SM clock over the one that the peak is of")
-    traced_steps: int | None = figure("steps traced", "count", "whose terms are told", default=None)
+    clock_share: float | None = figure("clock held", "%", "SM clock over the clock of the stated peak")
+    traced_steps: int | None = figure("steps traced", "count", "traced steps from which the terms come", default=None)
     terms: list[Term]
     notes: list[str] = Field(default_factory=list)
 

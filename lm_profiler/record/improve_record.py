@@ -32,7 +32,7 @@ Positive = Annotated[float, Field(gt=0)]
 class Numerics(Part):
     """How much a change alters the numbers, with the same batches and seed. None is unknown; norms are Euclidean."""
 
-    loss: float | None = figure("loss off by", "error", "of the mean loss of the first steps without it", "loss_off")
+    loss: float | None = figure("loss off by", "error", "difference of the mean loss of the first steps", "loss_off")
     gradients: float | None = figure("gradients off by", "error", "norm of the difference / norm", "gradients_off")
     within: bool | None  # whether both are within the tolerance
 
@@ -43,10 +43,10 @@ class Tried(Part):
     Times are scaled to the first setting's tokens or samples. The interval of ``saved_s`` holds at any stop.
     """
 
-    name: str = figure("change", "text", "what the call gets more")
+    name: str = figure("change", "text", "options that are added to the call")
     options: dict[str, str]  # the options of the change, by name without the dashes
-    may_change: str | None = figure("may change", "text", "what of the results it may change", default=None)
-    ceiling_s: float | None = figure("at most", "ms", "that it could save, as the first run tells", default=None)
+    may_change: str | None = figure("may change", "text", "results that it may change", default=None)
+    ceiling_s: float | None = figure("at most", "ms", "the most that it could save, by the first run", default=None)
     pairs: int = figure("pairs", "count", "of processes that were compared", default=0)
     a_s: Positive | None = figure("step without", "ms", "without it: geometric mean of processes", default=None)
     b_s: Positive | None = figure("step with", "ms", "with it: geometric mean of processes", default=None)
@@ -61,7 +61,7 @@ class Tried(Part):
     # None while it is being compared
     verdict: Annotated[TriedVerdict, Newer] | None = figure("verdict", "text", "and whether it was kept", default=None)
     accepted: bool = False
-    why: str | None = figure("why", "text", "of a verdict that does not say it alone", default=None)
+    why: str | None = figure("why", "text", "reason, if the verdict alone does not give it", default=None)
 
     @property
     def needs_more_pairs(self) -> bool:
@@ -72,7 +72,7 @@ class Tried(Part):
 class Final(Part):
     """The final setting compared with the first, in fresh pairs of processes that no choice depends on."""
 
-    pairs: int = figure("last pairs", "count", "of processes that nothing was chosen by", "final_pairs")
+    pairs: int = figure("last pairs", "count", "pairs of processes that played no part in the choice", "final_pairs")
     first_s: Positive = figure("first step", "ms", "of the first setting: geometric mean of processes", "final_first_s")
     final_s: Positive = figure("final step", "ms", "of the final setting: geometric mean of processes")
     ratio: Positive = figure("times as fast", "x", "first step over final step, with its interval", "final_ratio")
@@ -110,7 +110,7 @@ class ImproveRecord(Part):
     left: list[str] = Field(default_factory=list)  # the names of changes that were not tried
     # None if nothing was accepted, the budget ended before, or too few of its runs succeeded
     final: Final | None = None
-    runs: int = figure("runs", "count", "processes that were asked for", default=0)
+    runs: int = figure("runs", "count", "processes that were started", default=0)
     notes: list[str] = Field(default_factory=list)  # what a reader must know before using the figures
 
     @property

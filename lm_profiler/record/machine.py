@@ -33,7 +33,7 @@ class Settings(Part):
 
     precision: str | None = None  # Lightning's, or the half precision of most matmuls
     tf32: bool | None = None  # whether float32 matmuls may use it; None also where the device has none
-    # the mixed precision that the device has matrix units for; None where it has none
+    # the mixed precision that the device has matrix units for; None if it has none
     half_precision: str | None = None
     compiled: bool | None = None
     num_workers: int | None = None
@@ -60,12 +60,14 @@ class ModelFacts(Part):
 
     class_path: str
     parameters: int = figure("parameters", "count", "parameters of the module")
-    parameters_without_embedding: int | None = figure("without embedding", "count", "parameters but the embedding's")
+    parameters_without_embedding: int | None = figure(
+        "without embedding", "count", "parameters without those of the embedding"
+    )
     trainable_parameters: int = figure("trainable parameters", "count", "parameters that get gradients")
     bytes: int = figure("parameters and buffers", "GiB", "bytes of parameters and buffers", "model_bytes")
     precision: str
     optimizers: list[str]
-    accumulate_grad_batches: int = figure("batches a step", "count", "batches whose gradients are accumulated")
+    accumulate_grad_batches: int = figure("batches per step", "count", "batches whose gradients are accumulated")
     compiled: bool | None = None
 
 
@@ -79,7 +81,7 @@ class Flops(Part):
 
     forward: int = figure("forward work", "GFLOP", "FLOPs of a step's forward, all ranks", "forward_flops")
     backward: int = figure("backward work", "GFLOP", "FLOPs of a step's backward, all ranks", "backward_flops")
-    recomputation: int = figure("recomputed work", "GFLOP", "FLOPs done again, all ranks", "recomputation_flops")
+    recomputation: int = figure("recomputed work", "GFLOP", "repeated FLOPs, all ranks", "recomputation_flops")
     causal_attention: Annotated[Literal["full"], Newer] = "full"
 
     @property
@@ -122,7 +124,9 @@ class GpuSharing(Part):
     """Other processes on the run's GPU, as its driver reports them. None is unknown."""
 
     processes: int = figure("other processes on the GPU", "count", "at the end of the measured steps", "gpu_others")
-    utilisation: float | None = figure("GPU use of others", "%", "time their kernels ran", "gpu_others_utilisation")
+    utilisation: float | None = figure(
+        "GPU use of others", "%", "share of the time in which their kernels ran", "gpu_others_utilisation"
+    )
     memory_bytes: int | None = figure("GPU memory of others", "GiB", "that other processes hold", "gpu_others_bytes")
 
 
@@ -157,14 +161,20 @@ class Telemetry(Part):
 class Contention(Part):
     """Other load on the run's CPUs over the measured steps: ``not_had``, and its evidence. None is unknown."""
 
-    not_had: float | None = figure("CPU time taken", "%", "share of the CPU time needed that something else took")
+    not_had: float | None = figure("CPU time taken", "%", "share of the needed CPU time that other programs took")
     had_s: float = figure("CPU time of the run", "s", "CPU time of the run's own processes", "cpu_had_s")
     others_s: float | None = figure("CPU time of other processes", "s", "of all other processes", "cpu_others_s")
     stolen_s: float = figure("CPU time stolen", "s", "CPU time that a hypervisor took", "cpu_stolen_s")
     throttled_s: float | None = figure("CPU time throttled", "s", "kept from the run by the cgroup", "cpu_throttled_s")
-    waited_s: float | None = figure("waited for a CPU", "s", "how long threads were ready, without one", "cpu_waited_s")
-    pressure: float | None = figure("CPU pressure", "%", "share of time that something waited for one", "cpu_pressure")
-    involuntary_switches: int | None = figure("involuntary switches", "count", "CPUs lost that were still wanted")
+    waited_s: float | None = figure(
+        "waited for a CPU", "s", "time for which threads were ready without a CPU", "cpu_waited_s"
+    )
+    pressure: float | None = figure(
+        "CPU pressure", "%", "share of the time in which a process waited for a CPU", "cpu_pressure"
+    )
+    involuntary_switches: int | None = figure(
+        "involuntary switches", "count", "times that a thread lost its CPU while it could run"
+    )
     wall_s: float = figure("observed for", "s", "time that these figures span", "contention_wall_s")
     cpus: int = figure("CPUs", "count", "CPUs that the run may use")
     gpu: GpuSharing | None = None
@@ -181,9 +191,9 @@ class Sync(Part):
 
     file: str = figure("file", "text", "of the line that made the host wait for the device")
     line: int = figure("line", "count", "its number")
-    function: str = figure("function", "text", "what it is in")
+    function: str = figure("function", "text", "the function that contains it")
     count: int = figure("times", "count", "how often it made the host wait")
-    call: str = figure("call", "text", "what waits")
+    call: str = figure("call", "text", "the call that waits")
 
 
 class FlopRate(Part):
@@ -206,7 +216,7 @@ class Rates(Part):
     copied_bytes_per_s: float | None = figure("measured copy rate", "GB/s", "of a copy after the run", default=None)
 
     def flops_per_s(self, dtype: str) -> float | None:
-        """Return the rate of matmuls of ``dtype``, such as "bfloat16"; None where it is unknown."""
+        """Return the rate of matmuls of ``dtype``, such as "bfloat16"; None if it is unknown."""
         for rate in self.flops:
             if rate.dtype == dtype:
                 return rate.flops_per_s
@@ -263,7 +273,9 @@ class AllocatorReading(Part):
     requested_peak: int | None = figure(
         "requested", "GiB", "the same, not rounded up to blocks", "allocator_requested_peak_bytes", default=None
     )
-    active_peak: int | None = figure("in use", "GiB", "with what a stream still uses", "allocator_active_peak_bytes")
+    active_peak: int | None = figure(
+        "in use", "GiB", "including blocks that a stream still uses", "allocator_active_peak_bytes"
+    )
     reserved_peak: int | None = figure("reserved", "GiB", "most taken from the device", "allocator_reserved_peak_bytes")
     inactive_split_peak: int | None = figure(
         "inactive split", "GiB", "free in blocks partly in use", "allocator_inactive_split_peak_bytes"
@@ -325,7 +337,7 @@ class MemoryFacts(Part):
 
 
 SAVED = Figure("saved for backward", "GiB", "bytes that forward leaves for backward")
-ADDED = Figure("added by backward", "GiB", "what backward added: gradients, minus what was saved for it")
+ADDED = Figure("added by backward", "GiB", "bytes added by backward: gradients, minus the tensors saved for it")
 
 
 def _growth(begin_bytes: int | None, end_bytes: int | None) -> int | None:
@@ -360,12 +372,14 @@ class PlannedMemory(Part):
     )  # fmt: skip
     reserved: int | None = figure(
         "planned reserved", "GiB",
-        "what a GPU's allocator would reserve, gaps between blocks included, if memory is not short",
+        "memory that a GPU's allocator would reserve, including gaps between blocks, if enough is free",
         "planned_reserved_bytes", default=None,
     )  # fmt: skip
     available: int | None = figure("free before the run", "GiB", "for one replica", "available_bytes", default=None)
     compiled: bool = False
-    unknown: str | None = figure("not planned", "text", "why it was not rehearsed", "planned_unknown", default=None)
+    unknown: str | None = figure(
+        "not planned", "text", "reason why it was not rehearsed", "planned_unknown", default=None
+    )
 
     @property
     def phase(self) -> Annotated[str | None, PHASE]:

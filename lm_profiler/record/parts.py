@@ -15,14 +15,14 @@ TIMED = (*PARTS, "step")  # the times that ``steps.csv`` has of each step
 
 # the meaning of every time of a run
 MEANINGS = {
-    "data": "the loop asks for a batch, until it has it",
+    "data": "from the request for a batch until the loop has it",
     "transfer": "the batch goes to the device",
     "forward": "training_step (or validation_step, test_step, predict_step)",
     "zero_grad": "gradients are cleared",
     "backward": "backward, without the hooks around it",
     "clip": "gradient clipping",
     "optimizer": "the optimizer's own arithmetic",
-    "other": "what no phase covers: hooks, loggers, schedulers, the loop itself",
+    "other": "everything outside the phases: hooks, loggers, schedulers, the loop itself",
     "step": "from asking for the step's first batch to asking for the next step's",
     "forward_backward": "forward and backward added up within each step",
 }

@@ -25,7 +25,7 @@ _LEAST_STD = 0.005
 
 @dataclass(frozen=True)
 class ProcessSpread:
-    """How processes of one program differ on a machine: the std of the logarithm of their mean steps."""
+    """The spread of processes of one program on a machine: the std of the logarithm of their mean steps."""
 
     std: float
     freedom: float = math.inf  # number of processes beyond the first that have shown it; infinite if it is assumed
@@ -37,13 +37,13 @@ class ProcessSpread:
 
     @property
     def text(self) -> str:
-        """How far equal processes differ, and how that is known."""
+        """The spread of equal processes, and its source."""
         size = f"equal processes differ by {self.std:.1%} (std)"
         if self.is_set_by_user:
-            return f"{size}, as --spread says"
+            return f"{size}, set with --spread"
         if self.is_learned:
-            return f"{size}, as selftest has seen on this machine; --spread overrides it"
-        return f"{size}, which is assumed: lm_profiler selftest measures it here, --spread overrides it"
+            return f"{size}, measured by selftest on this machine; --spread overrides it"
+        return f"{size}, by assumption; `lm_profiler selftest` measures the spread, --spread overrides it"
 
 
 # used until equal runs on this machine have shown it (``selftest``): single runs then detect no change below 15 %

@@ -120,7 +120,7 @@ def _spread(times: str, part: str, name: str) -> Figure:
     )
 
 
-# times on the device's stream, or on the host's clock where there is no device; a run's are means over its steps
+# times on the device's stream, or on the host's clock if there is no device; a run's are means over its steps
 TIMES = {part: _mean_time("time", part) for part in MEANINGS}
 HOST_TIMES = {part: _mean_time("host_time", part) for part in MEANINGS}  # times on the host's clock
 
@@ -130,15 +130,15 @@ HOST_TIMES = {part: _mean_time("host_time", part) for part in MEANINGS}  # times
 TERMS = {
     "ideal": ("ideal", "the model's FLOPs at the peak"),
     "clock": ("lower clock", "excess time of the model's FLOPs at the clock that the device held"),
-    "slow_products": ("slow matmuls", "what matrix products and fused attention take beyond the ideal at that clock"),
-    "recomputation": ("recomputation", "what activation checkpointing recomputes"),
+    "slow_products": ("slow matmuls", "time of matrix products and fused attention beyond the ideal at that clock"),
+    "recomputation": ("recomputation", "recomputation by activation checkpointing"),
     "bandwidth": ("memory traffic", "memory-bound kernels, if they moved their bytes at the full bandwidth"),
-    "beyond_bandwidth": ("beyond bandwidth", "what memory-bound kernels take longer than at the full bandwidth"),
+    "beyond_bandwidth": ("beyond bandwidth", "additional time of memory-bound kernels"),
     "communication": ("communication", "communication that no other kernel hides"),
-    "waiting": ("waiting for ranks", "waiting for other ranks; only mending those ranks saves it"),
+    "waiting": ("waiting for ranks", "waiting for other ranks; only fixing those ranks saves it"),
     "gaps": ("gaps", "nothing ran: waiting for the host, or at a synchronization"),
     "input": ("input", "waiting for data and its transfer"),
-    "unexplained": ("unexplained", "what is left of the step"),
+    "unexplained": ("unexplained", "the rest of the step"),
 }
 
 
@@ -253,7 +253,7 @@ def _computed_figures() -> Iterator[Figure]:
     )  # fmt: skip
     yield Figure("GPUs", "count", _CARDS, "gpus", group="GPU", compute=_gpu_count)
     yield Figure(
-        "lines that synchronize", "count", "lines that made the host wait for the device, in the memory stage",
+        "lines that synchronize", "count", "lines at which the host waited for the device, in the memory stage",
         "sync_lines", group="Synchronization", compute=_sync_line_count,
     )  # fmt: skip
     yield Figure(
@@ -381,11 +381,16 @@ PLANNED_COLUMNS = (
 
 # the columns of a plan's table of settings that would need less
 REMEDY_COLUMNS = (
-    _column("needs", "needs", "bytes", "memory that surely suffices: the peak and a ninth of it, or what is reserved"),
-    replace(FLOOR, meaning="least time of the step: the sum of its phases' floors that are known"),
+    _column(
+        "needs",
+        "needs",
+        "bytes",
+        "memory that is certainly enough: the peak plus a ninth, or the reserved memory if that is more",
+    ),
+    replace(FLOOR, meaning="least time of the step: the sum of the known floors of its phases"),
     _column("fits", "verdict", "text", "whether it fits into the device"),
-    _column("changes", "may change", "text", "what it may change in training"),
-    _column("words", "with", "text", "options to be added to the call"),
+    _column("changes", "may change", "text", "effect on training"),
+    _column("words", "with", "text", "options to add to the call"),
 )
 
 _TRIED = {column.name: column for column in FIGURES[ImproveRecord]["tried"]}
@@ -397,7 +402,7 @@ def _without_and_with(name: str) -> str:
     return f"without → with the change: {quantity}"
 
 
-_NUMERICS = "loss and gradients, and whether that is too much; only what is faster is checked"
+_NUMERICS = "loss and gradients, and whether the difference is too large; only faster settings are checked"
 # the columns of the table of `improve`: a row for each change, which shows values without and with it
 TRIED_COLUMNS = (
     _TRIED["name"],

@@ -129,7 +129,7 @@ def _end_of_lost(lost_ranks: Sequence[int], codes: Mapping[int, int | None], nea
 def how_it_ended(code: int | None) -> str:
     """Return in words how a process ended, from its exit code; None: it runs."""
     if code is None:
-        return "hangs, or was not reached by what ended the others"
+        return "hangs, or did not receive the signal that ended the others"
     if code == 0:
         return "had no step left to do while the others had: do the ranks' loaders differ in length?"
     if code > 0:

@@ -20,7 +20,7 @@ FindingKind = Literal["straggler", "several", "host", "turns", "equal", "unsure"
 
 
 class RankSpread(Part):
-    """How the seconds of a phase differ over all ranks."""
+    """The spread of a phase's seconds over all ranks."""
 
     least_s: float = figure("least (ms)", "ms", "least of all ranks")
     median_s: float = figure("median (ms)", "ms", "of the median rank")
@@ -68,7 +68,7 @@ class SlowRank(Part):
     high_s: float | None = figure("longer by, high", "ms", "an end of its 95 % interval")
     certain: bool
     """Whether neither chance nor, on a shared machine, other programs explain it."""
-    cause: str | None = figure("cause", "text", "what its counters show that it does meanwhile", default=None)
+    cause: str | None = figure("cause", "text", "its activity in that time, from its counters", default=None)
     first_step: int = figure("from step", "count", "the first step in which it is slow")
     last_step: int = figure("to step", "count", "the last step in which it is slow")
 
@@ -89,20 +89,22 @@ class RankFinding(Part):
         "slow host", "text", "its host, or the host whose ranks the others wait for", "slow_host", default=None
     )
     phase: str | None = figure("slow phase", "text", "the phase that takes longer there", "slow_phase", default=None)
-    cause: str | None = figure("cause", "text", "what the slow ranks do meanwhile", "slow_rank_cause", default=None)
+    cause: str | None = figure(
+        "cause", "text", "activity of the slow ranks in that time", "slow_rank_cause", default=None
+    )
     excess_s: float | None = figure(
         "longer by", "ms", "excess time of that phase over the other ranks", "slow_by_s", default=None
     )
     saves_s: float | None = figure(
-        "mending it saves", "ms",
-        "by how much a step would be shorter if that phase took as long as on the others, with its 95 % interval",
+        "fixing it saves", "ms",
+        "time per step that is saved if that phase takes as long as on the others, with its 95 % interval",
         "mending_saves_s", interval=("low_s", "high_s"), default=None,
     )  # fmt: skip
     low_s: float | None = figure(
-        "mending saves, low", "ms", "an end of that interval", "mending_saves_low_s", default=None
+        "fixing saves, low", "ms", "an end of that interval", "mending_saves_low_s", default=None
     )
     high_s: float | None = figure(
-        "mending saves, high", "ms", "an end of that interval", "mending_saves_high_s", default=None
+        "fixing saves, high", "ms", "an end of that interval", "mending_saves_high_s", default=None
     )
     last_in: int | None = figure(
         "last in", "count", "steps in which the others waited for it longest", "slow_in_steps", default=None

@@ -19,7 +19,7 @@ from lm_profiler.record.rank_facts import *
 
 
 class TimeSummary(Part):
-    """Statistics of one part over the measured steps, in seconds; None where there are too few steps.
+    """Statistics of one part over the measured steps, in seconds; None if there are too few steps.
 
     The 95 % interval of the mean allows for autocorrelated steps; records of version 0.2 have none.
     """
@@ -70,7 +70,7 @@ class StepPattern(Part):
 class StepKind(Part):
     """A kind of steps that is rarer than the others and has no order, such as steps with long batches."""
 
-    share: float = figure("share of the steps", "%", "how many of the steps are of a rarer kind", "kind_share")
+    share: float = figure("share of the steps", "%", "share of the steps that are of a rarer kind", "kind_share")
     ratio: float = figure("ratio", "x", "mean of the kind over the level", "kind_ratio")
 
 
@@ -91,8 +91,8 @@ class Steadiness(Part):
     level_low_s: float | None = None
     level_high_s: float | None = None
     known_to: float | None = figure("level known to", "%", "half the 95 % interval of the level, over it", default=None)
-    pattern_s: float | None = figure("pattern", "ms", "what the pattern adds to the mean step", default=None)
-    odd_s: float | None = figure("cost of odd steps", "ms", "what odd steps add to the mean step", default=None)
+    pattern_s: float | None = figure("pattern", "ms", "time that the pattern adds to the mean step", default=None)
+    odd_s: float | None = figure("cost of odd steps", "ms", "time that odd steps add to the mean step", default=None)
     pattern: StepPattern | None = None
     rise: float | None = figure("rise", "%", "of a trend: the last step's level over the first's, less 1", default=None)
     kinds: list[StepKind] = Field(default_factory=list)  # beside the most frequent one
@@ -124,9 +124,9 @@ class OddStep(Part):
     ratio: float = figure("ratio", "x", "over the time that the other steps predict")
     part: str = figure("part", "text", "the part that differed most from its own level")
     excess_s: float = figure("excess", "ms", "by how much that part differed")
-    cause: str | None = figure("cause", "text", "what explains at least half of the excess", default=None)
+    cause: str | None = figure("cause", "text", "the cause of at least half of the excess", default=None)
     cause_s: float | None = figure("explained", "ms", "the excess that the cause explains", default=None)
-    beside: str | None = figure("no cause, but", "text", "what differs although no cause is found", default=None)
+    beside: str | None = figure("no cause, but", "text", "counters that differ, if no cause is found", default=None)
     rank: int | None = figure("rank", "count", "the rank that has the cause", default=None)
 
 
@@ -138,12 +138,14 @@ def worst_first(odd: Iterable[OddStep]) -> list[OddStep]:
 class StepCounters(Part):
     """The counters of one measured step of one rank, including the ``between_s`` before it. None is unknown."""
 
-    step: int | None = figure("step", "count", "an odd step; none: the median of all", default=None)
+    step: int | None = figure(
+        "step", "count", "number of the odd step; empty for the median of all steps", default=None
+    )
     rank: int = figure("rank", "count", "the rank of these counters", default=0)
     wall_s: float | None = figure("time", "ms", "of the step, on the host", default=None)
     between_s: float | None = figure("before", "ms", "time between the previous step and this one", default=None)
     gc_s: float | None = figure("garbage", "ms", "in collections of garbage", default=None)
-    gc_own_s: float | None = figure("own garbage", "ms", "of it, brought about by this profiler", default=None)
+    gc_own_s: float | None = figure("own garbage", "ms", "part of it that this profiler caused", default=None)
     gc_generation: int | None = figure("generation", "count", "of the longest collection", default=None)
     compile_s: float | None = figure("compiling", "ms", "in torch.compile", default=None)
     compiled: str | None = figure("compiled", "text", "what was compiled, and why", default=None)
@@ -152,24 +154,28 @@ class StepCounters(Part):
     asleep_s: float | None = figure("asleep", "ms", "the training thread was neither running nor ready", default=None)
     cpu_s: float | None = figure("CPU", "ms", "CPU time of the process", default=None)
     system_s: float | None = figure("kernel", "ms", "CPU time in the kernel", default=None)
-    fault_s: float | None = figure("faults", "ms", "the most that page faults took", default=None)
+    fault_s: float | None = figure("faults", "ms", "upper bound of the time of page faults", default=None)
     minor_faults: float | None = figure("minor faults", "count", "pages of memory mapped", default=None)
     major_faults: float | None = figure("major faults", "count", "pages read from a disk", default=None)
     voluntary_switches: float | None = figure("switches", "count", "times that a thread waited", default=None)
-    involuntary_switches: float | None = figure("involuntary", "count", "CPUs lost, still wanted", default=None)
+    involuntary_switches: float | None = figure(
+        "involuntary", "count", "times that a thread lost its CPU while it could run", default=None
+    )
     alloc_retries: float | None = figure("retries", "count", "of the allocator, which freed its cache", default=None)
     new_segments: float | None = figure("segments", "count", "that the allocator asked the driver for", default=None)
     sm_clock_hz: float | None = figure("SM clock", "MHz", "of the GPU, during the step", default=None)
-    throttled: list[str] | None = figure("throttled", "text", "what held that clock back", default=None)
+    throttled: list[str] | None = figure("throttled", "text", "the reason for a lower clock", default=None)
 
 
 class LoaderFacts(Part):
     """Rank 0's loader; if fewer batches are ready at the end than before, the steps used up prefetched ones."""
 
-    workers: int | None = figure("workers of the loader", "count", "processes that make batches", "loader_workers")
-    ahead: int | None = figure("batches prefetched at most", "count", "by its workers if none is taken", "loader_ahead")
-    ready_before: int | None = figure("batches ready at first", "count", "made and not taken as measuring began")
-    ready_after: int | None = figure("batches ready at last", "count", "made and not taken as measuring ended")
+    workers: int | None = figure("workers of the loader", "count", "processes that load batches", "loader_workers")
+    ahead: int | None = figure(
+        "batches prefetched at most", "count", "by its workers, if the loop takes none", "loader_ahead"
+    )
+    ready_before: int | None = figure("batches ready at first", "count", "loaded but not used when measuring began")
+    ready_after: int | None = figure("batches ready at last", "count", "loaded but not used when measuring ended")
     awake_share: float | None = figure(
         "workers awake", "%", "share of the time in which a worker computed, or was ready to", default=None
     )
@@ -195,7 +201,7 @@ class OwnedTime(Part):
 
     owner: str = figure("owner", "text", "whose code ran: a class, Lightning, or lm_profiler")
     action: str = figure("action", "text", "hook, method, or a word for several")
-    seconds: float = figure("time", "ms", "of a mean step, without other actions inside of it")
+    seconds: float = figure("time", "ms", "per mean step, without other actions inside it")
     calls: float = figure("calls", "number", "in a mean step")
     in_steps: int = figure("in steps", "count", "number of steps timed by action in which it took time")
     least_s: float | None = figure("at least", "ms", "in the step where it took least, over their share", default=None)
@@ -216,9 +222,9 @@ class PythonTime(Part):
     phase: str = figure("phase", "text", "where in the step")
     file: str = figure("file", "text", "of the program")
     line: int = figure("line", "count", "its number")
-    function: str = figure("function", "text", "what it is in")
-    what: str = figure("what", "text", "what the time went to: python, torch, library, a package, or a C function")
-    seconds: float = figure("time", "ms", "of the line's own, in one step")
+    function: str = figure("function", "text", "the function that contains it")
+    what: str = figure("what", "text", "kind of code: python, torch, library, a package, or a C function")
+    seconds: float = figure("time", "ms", "time of the line itself, in one step")
     calls: int = figure("calls", "count", "how often it was entered in that step")
 
 
@@ -237,12 +243,12 @@ TRAIN_DATALOADER = "train_dataloader"
 
 
 class OutsideSteps(Part):
-    """What passed beside the phases from the first step of the run to its last one, in all stages."""
+    """Time outside the phases, from the first step of the run to the last, in all stages."""
 
-    what: str = figure("beside the phases", "text", "what passed, in all stages")
+    what: str = figure("beside the phases", "text", "activity outside the phases, in all stages")
     seconds: float = figure("time", "ms", "total time")
     times: int = figure("times", "count", "how often")
-    per_step_s: float = figure("per step", "ms", "of a mean step, by how often it comes in the long run")
+    per_step_s: float = figure("per step", "ms", "per mean step, at its long-run frequency")
     in_step: bool = False  # whether the step's time includes it
     owner: str | None = figure("owner", "text", "the class and hook that took the time", default=None)
 
@@ -331,7 +337,7 @@ class RunRecord(Part):
         group="Shares of the typical step", default_factory=dict,
     )  # fmt: skip
     odd_steps: list[OddStep] = Field(default_factory=list)
-    # first the usual counters, then those of each odd step on the rank that it names; empty where no step is odd
+    # first the usual counters, then those of each odd step on the rank that it names; empty if no step is odd
     step_counters: list[StepCounters] = Field(default_factory=list)
     # median step of each rank; the summaries are of each step's mean over the ranks
     rank_step_s: list[float] = figure("median step", "ms", "median step of each rank", default_factory=list)
@@ -352,7 +358,7 @@ class RunRecord(Part):
     telemetry: machine.Telemetry | None = within(group="GPU", default=None)
     contention: machine.Contention | None = within(group="What else used the machine", default=None)
     syncs: list[machine.Sync] | None = None  # None if nothing waits for a device, or waits were not searched for
-    # None where no step was timed action by action
+    # None if no step was timed action by action
     other_by_owner: OtherByOwner | None = within(group="Other, by its owner", default=None)
     # what rank 0's training thread did in each phase of those steps; empty if the system does not report it
     thread_use: dict[str, ThreadUse] = within(
@@ -361,7 +367,7 @@ class RunRecord(Part):
     )  # fmt: skip
     # the program's lines with most of the time outside of torch, in one step of rank 0
     python_times: list[PythonTime] = Field(default_factory=list)
-    numerics: NumericsFacts | None = within(group="Numerics", default=None)  # None where the precision was not audited
+    numerics: NumericsFacts | None = within(group="Numerics", default=None)  # None if the precision was not audited
     settings: machine.Settings | None = None
     # the mean of each counter over the measured steps of rank 0
     mean_counters: StepCounters | None = within(
@@ -371,7 +377,7 @@ class RunRecord(Part):
     # what takes time that could be saved, the most likely saving first
     findings: list[Finding] = Field(default_factory=list)
     verdict: Verdict | None = within(group="How it ended", default=None)
-    # None where no peak is known, or no step was traced
+    # None if no peak is known, or no step was traced
     waterfall: Waterfall | None = within(group="Waterfall", name="waterfall_{name}", default=None)
     # None for a single rank, or if it is unknown who waited for whom; ``notes`` say why
     ranks: Ranks | None = within(group="Ranks", default=None)
@@ -387,7 +393,7 @@ class RunRecord(Part):
 
     @property
     def contended(self) -> bool:
-        """Whether other programs used the machine: times are then upper bounds, and utilisation says nothing."""
+        """Whether other programs used the machine: times are then upper bounds, and utilisation means nothing."""
         return self.contention is not None and self.contention.shared
 
     @property

@@ -69,7 +69,7 @@ class StepRow:
     rank: int = 0
 
     def time(self, part: str, clock: str = "device") -> float:
-        """Return the seconds of ``part`` on a clock; ValueError where the device's time is unknown."""
+        """Return the seconds of ``part`` on a clock; ValueError if the device's time is unknown."""
         seconds = self.seconds if clock == "device" else self.host_seconds
         if seconds is None:
             raise ValueError(f"step {self.step}: the device's time is unknown")

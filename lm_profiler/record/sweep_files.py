@@ -57,7 +57,7 @@ def read_plan(folder: Path) -> SweepPlan:
 
 
 def read_outcome(folder: Path, cell_id: str) -> CellOutcome | None:
-    """Return how one cell of the sweep in ``folder`` ended; None where it has no outcome that can be read."""
+    """Return how one cell of the sweep in ``folder`` ended; None if it has no outcome that can be read."""
     return none_if_unreadable(read_part, folder / cell_id / OUTCOME_FILE, CellOutcome, "a cell's outcome")
 
 

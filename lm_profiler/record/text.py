@@ -84,7 +84,7 @@ def read_text(path: Path) -> str:
 
 
 def compose(text: str) -> yaml.Node | None:
-    """Return the nodes of ``text``, whose scalars stay text; None if there are none."""
+    """Return the YAML nodes of ``text``, with scalars as text; None if there are none."""
     try:
         check_size(text)
         node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)

@@ -165,7 +165,7 @@ class WatchEvent(Part):
 
 
 class WatchStatus(Part):
-    """What a rank does now, and where the time of the fit went so far."""
+    """The current activity of a rank, and where the time of the fit went so far."""
 
     schema_version: Literal[1] = 1
     rank: int = 0

@@ -151,7 +151,7 @@ class Rehearsal(Callback):
     world: FakeWorld  # the fake tensors, among which the module was made
     # the first exception: Lightning then tears down what it has not set up yet, which may raise another
     first_error: BaseException | None = None
-    bucket_bytes: int | None = None  # bytes of DDP's buckets; None where there are none
+    bucket_bytes: int | None = None  # bytes of DDP's buckets; None if there are none
     _fake_context: ExitStack = field(default_factory=ExitStack)  # entered while a batch runs
     _steps_left: int = 1 << 20  # more than ``_steps`` ever asks for
 
@@ -282,7 +282,7 @@ class RehearsedSizes(Rehearsal):
         live = self.world.live
         is_on_cpu = self.world.gpu is None
         if is_on_cpu and live.convolution_bytes > _SURE_FACTOR * max(peaks.values()):
-            raise Uncounted("what the CPU's kernels of convolutions hold amid their work is unknown")
+            raise Uncounted("the temporary memory of the CPU's convolution kernels is unknown")
 
         work = None
         with suppress(UncountableError):

@@ -50,7 +50,7 @@ SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)  # strategies
 
 @dataclass(frozen=True)
 class Size:
-    """The factors by which a batch's rows and columns are multiplied; columns only where they are a context."""
+    """The factors by which a batch's rows and columns are multiplied; columns only if they are a context."""
 
     batch: float = 1.0
     context: float = 1.0
@@ -74,7 +74,7 @@ class FakeDevice:
     ranks = 1  # the number of ranks; this is rank 0
     size = Size()
     rows = 1  # rehearsed rows for each row of a real batch
-    samples: int | None = None  # samples in a batch of the run; None where that is unknown
+    samples: int | None = None  # samples in a batch of the run; None if that is unknown
     batch_bytes = 0  # bytes of the last batch
 
     def model_to_device(self) -> None:

@@ -173,11 +173,11 @@ class Schedule:
 class ProcessEnd:
     """How a cell's process ended."""
 
-    code: int | None  # the exit code, negative for the signal that killed the process; None where it is unknown
+    code: int | None  # the exit code, negative for the signal that killed the process; None if it is unknown
     duration_s: float  # seconds from its start to its end
     timeout_s: float | None = None  # the time limit at which it was stopped; None if it was not
     memory_kills: int = 0  # processes on this machine that the OOM killer ended meanwhile
-    lost_reason: str | None = None  # why the exit code is unknown; None where it is known
+    lost_reason: str | None = None  # why the exit code is unknown; None if it is known
 
     @property
     def is_stopped(self) -> bool:
@@ -244,7 +244,7 @@ def _failure_text(record: RunRecord) -> str | None:
 
 
 def _place_text(record: RunRecord | None) -> str:
-    """Return where in the run its process was stopped, to be put after a reason; empty where it is unknown."""
+    """Return where in the run its process was stopped, to be put after a reason; empty if it is unknown."""
     if record is None:
         return "; left no record"
     if record.failure is None:
@@ -277,7 +277,7 @@ def last_lines(output: Path) -> list[str]:
 
 
 def memory_kills() -> int:
-    """Return how many processes this system's OOM killer has ended; 0 where that is unknown."""
+    """Return how many processes this system's OOM killer has ended; 0 if that is unknown."""
     try:
         lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -106,10 +106,7 @@ class SweepFolder:
             if _try_to_lock(self.lock) and not self._conflicting_sweep_runs():
                 return
             sleep(_LOCK_PAUSE_S)
-        raise UsageError(
-            f"name: expected a sweep that is not running, given {self.path}, where one is; "
-            "wait for it, or name another with --name"
-        )
+        raise UsageError(f"name: a sweep is running in {self.path}; wait for it, or choose another name with --name")
 
     def _conflicting_sweep_runs(self) -> bool:
         """Return whether another sweep runs in this folder; parts of the same count as this one may."""

@@ -70,7 +70,7 @@ class SweepRequest:
         name: Name of the sweep; if not given, the file's.
         log_dir: Folder of all runs.
         devices: GPUs as in CUDA_VISIBLE_DEVICES, each with one cell at a time; [0,1],[2,3] are two pairs.
-        part: Run a part of the cells, such as 2/8: in a job array, say, each task runs its own.
+        part: Run a part of the cells, such as 2/8: in a job array, for example, each task runs its own part.
         dry_run: Print the cells' calls, one per line, and run none.
         format: terminal, or json, with progress on stderr.
         command: The whole call.
@@ -232,7 +232,7 @@ def made_plan(
 
 
 def _points(request: SweepRequest) -> list[dict[str, str]]:
-    """Return the options of each cell, or raise UsageError where there are too many, or one twice."""
+    """Return the options of each cell, or raise UsageError if there are too many, or one twice."""
     entries = request.list or [{}]
     grid_points = math.prod(len(values) for values in request.grid.values())
     count = request.repeats * len(entries) * grid_points

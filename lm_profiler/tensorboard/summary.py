@@ -1,6 +1,6 @@
 """TensorBoard's view of a run besides its steps: HPARAMS, and the summary under TEXT.
 
-Written with TensorBoard's own pieces, without torch, so that a cell that never began can be written too.
+Written with TensorBoard's own classes, without torch, so that it also works for a cell that never began.
 """
 
 from __future__ import annotations

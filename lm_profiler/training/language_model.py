@@ -253,7 +253,7 @@ class LanguageModel(LightningModule):
     def _is_attached(self) -> bool:
         try:
             return self.trainer is not None
-        except RuntimeError:  # what Lightning raises where there is no Trainer
+        except RuntimeError:  # what Lightning raises if there is no Trainer
             return False
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -16,7 +16,7 @@ from lm_profiler.usage_error import UsageError, expect
 
 @dataclass(frozen=True, kw_only=True)
 class TorchOptions:
-    """What torch offers any module.
+    """Options of torch for any module.
 
     Args:
         compile: Compile the parts of the module with torch.compile.
@@ -29,7 +29,7 @@ class TorchOptions:
     float32_matmul_precision: Literal["highest", "high", "medium"] | None = None
 
     def apply(self, module: nn.Module) -> None:
-        """Apply the options to this process and to ``module``, or raise UsageError where nothing can be compiled."""
+        """Apply the options to this process and to ``module``, or raise UsageError if nothing can be compiled."""
         if self.float32_matmul_precision is not None:
             torch.set_float32_matmul_precision(self.float32_matmul_precision)
         if not self.compile:
@@ -68,7 +68,7 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """What a DataLoader offers any data; options that are not given stay as in the data.
+    """Options of a DataLoader for any data; options that are not given stay as in the data.
 
     Args:
         num_workers: Processes that make batches; 0 makes them in the training process.

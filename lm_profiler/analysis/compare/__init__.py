@@ -1,4 +1,4 @@
-"""Is B faster than A? What differs, by how much, and how sure that is.
+"""Is B faster than A? Compares runs: the differences, their size, and their uncertainty.
 
 May use what ``analysis`` may, ``hardware`` and ``steps``. Never prints.
 """

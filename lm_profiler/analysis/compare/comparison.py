@@ -1,7 +1,7 @@
 """Two sets of runs side by side, as data: is B faster than A, in which phases, and does it need more memory?
 
-If other programs took CPU time from a run, its times are upper bounds, and they are not compared. What decides then is
-what waiting for a CPU does not stretch: the step without that waiting, and the CPU time of the process.
+If other programs took CPU time from a run, its times are upper bounds, and they are not compared. Two figures that
+waiting for a CPU does not lengthen decide then: the step without that waiting, and the CPU time of the process.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PartChange:
     b_s: float
     difference_s: float
     of_step: float | None  # the difference as a share of A's step
-    interval: RatioInterval | None  # B over A; None where nothing can be said
+    interval: RatioInterval | None  # B over A; None if nothing can be said
     verdict: PartVerdict
 
 
@@ -104,7 +104,7 @@ class Comparison:
 
     a: list[str]  # the folders of A's runs
     b: list[str]
-    unlike: list[Difference]  # why the sides did not do the same work; empty where they may be compared
+    unlike: list[Difference]  # why the sides did not do the same work; empty if they may be compared
     config: list[Difference]  # what else differs
     environment: list[Difference] | None  # None: unknown
     step: PartChange  # UNCLEAR if the machine was busy, whatever its interval: times are then upper bounds
@@ -228,7 +228,7 @@ class SidePair:
 
     @property
     def assumption(self) -> str | None:
-        """What one run a side takes for granted; None if the runs show it themselves."""
+        """The assumption that one run per side needs; None if the runs show the spread themselves."""
         if not self.is_single:
             return None
         if self.is_busy:
@@ -266,8 +266,8 @@ class SidePair:
     def work_changes(self, confidence: float) -> list[PartChange]:
         """Return what waiting for a CPU does not stretch, as far as all runs know it.
 
-        The intervals of two rows hold together. Of one thread CPU time shows nothing that the first row lacks, and it
-        says nothing if more processes or threads share the work on one side. Nothing of this helps if others used the
+        The intervals of two rows hold together. For one thread, CPU time shows nothing beyond the first row. It means
+        nothing if more processes or threads share the work on one side. Nothing of this helps if others used the
         GPU.
         """
         if any(used_gpu_of_others(run) for run in (*self.a.runs, *self.b.runs)):
@@ -422,8 +422,8 @@ def _busy_notes(pair: SidePair, work: Sequence[PartChange]) -> list[str]:
     if not pair.is_busy:
         return []
     if work:
-        return ["the machine was busy: times are upper bounds; what waiting for a CPU does not stretch decides"]
-    return ["the machine was busy: times are upper bounds, and nothing is known that its load does not stretch"]
+        return ["the machine was busy: times are upper bounds; figures without waiting for a CPU decide"]
+    return ["the machine was busy: times are upper bounds, and no figure without the effect of its load is known"]
 
 
 def _notes_on_runs(a: Side, b: Side) -> list[str]:
@@ -433,13 +433,11 @@ def _notes_on_runs(a: Side, b: Side) -> list[str]:
     if runs_a == runs_b == 1:
         return []
     if runs_a == 1:
-        notes.append("A is a single run: taken to scatter as the other side's do")
+        notes.append("A is a single run: its scatter is assumed to equal that of B")
     elif runs_b == 1:
-        notes.append("B is a single run: taken to scatter as the other side's do")
+        notes.append("B is a single run: its scatter is assumed to equal that of A")
     elif min(runs_a, runs_b) == 2:
-        notes.append(
-            "two runs say little about how runs scatter: with three a side intervals are several times narrower"
-        )
+        notes.append("two runs hardly show how runs scatter: with three per side intervals are several times narrower")
     began_a = [run.record.started for run in a.runs]
     began_b = [run.record.started for run in b.runs]
     if max(began_a) < min(began_b) or max(began_b) < min(began_a):

@@ -1,4 +1,4 @@
-"""How two runs differ: in the work they did, in their configs, in what they ran on."""
+"""Lists the differences between two runs: in their work, their configs, and their machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOLERANCE = 0.01  # batches of text vary in tokens from run to run
 
 @dataclass(frozen=True)
 class Difference:
-    """The values of ``path`` on either side; None where that side does not have it."""
+    """The values of ``path`` on either side; None if that side does not have it."""
 
     path: str
     a: Any

@@ -72,7 +72,7 @@ def repeats_interval(
 ) -> RatioInterval | None:
     """Return the ratio of geometric means, B over A, of one figure per run, with Student's t interval of logarithms.
 
-    Two or three runs say little about how runs differ: Student's quantile knows that, a bootstrap of so few does not
+    Two or three runs hardly show how runs differ: Student's quantile knows that, a bootstrap of so few does not
     (Georges et al., OOPSLA 2007, section 3). Both sides are taken to scatter alike, which lets a side with a single run
     borrow from the other, and holds the stated share of false alarms for any numbers of runs; Welch's interval does not
     where one side has two. ``bias`` is as in ``single_interval``, which also says when there is no interval; nor is

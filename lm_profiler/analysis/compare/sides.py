@@ -163,7 +163,7 @@ def mean_over_levels(model: StepModel, seconds: Series) -> Interval | None:
 
 @dataclass(frozen=True)
 class Side:
-    """One run or its repeats. ``notes`` say what a reader must know of them."""
+    """One run or its repeats. ``notes`` are what a reader must know about them."""
 
     runs: list[Run]
     notes: list[str]
@@ -248,7 +248,7 @@ def comparable_step_s(entry: Entry) -> float | None:
 
 
 def used_gpu_of_others(run: Run) -> bool:
-    """Whether other processes used the run's GPU, so that waiting for it says nothing."""
+    """Whether other processes used the run's GPU, so that waiting for it shows nothing."""
     contention = run.record.contention
     if contention is None or contention.gpu is None:
         return False
@@ -349,7 +349,7 @@ def _course(run: Run) -> str:
     texts = [f"{ms_text(model.levels[0])} ms"]
     for edge, level_s in zip(model.edges[1:-1], model.levels[1:], strict=True):
         texts.append(f"{ms_text(level_s)} ms from step {run.steps[edge].step} on")
-    return f" (it took {', '.join(texts)}; the mean of all of it is compared)"
+    return f" (it took {', '.join(texts)}; the mean over all steps is compared)"
 
 
 def _waited_for(ranks: Ranks) -> str:
@@ -375,6 +375,6 @@ def _as_repeat(first: Run, other: Run) -> list[str]:
         raise UsageError(
             f"{other.folder}: expected a repeat of {first.folder}, "
             f"given {difference.path} {difference.b} instead of {difference.a}\n"
-            "the runs of a side are repeats of one another; of a sweep, give one cell's folder"
+            "the runs of a side must be repeats of one another; for a sweep, give the folder of one cell"
         )
     return [difference.path for difference in in_environment(first.record, other.record) or ()]

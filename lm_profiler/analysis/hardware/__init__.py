@@ -1,4 +1,4 @@
-"""How close to the hardware: peaks with their sources, utilisation, what binds a step, what to try.
+"""Compares a run with the limits of its hardware: peaks with their sources, and utilisation.
 
 May use what ``analysis`` may. Never guesses: a device that no datasheet names has no peak.
 """

@@ -15,7 +15,7 @@ from typing import NamedTuple
 class Row(NamedTuple):
     """Names as the driver reports them, memory in GiB, compute capability; source, dense TFLOP/s by dtype, GB/s (10^9).
 
-    None is unknown. Where the chip has no TF32 mode, float32 stays float32: its figure stands in both places. The
+    None is unknown. If the chip has no TF32 mode, float32 stays float32, and both columns have the same figure. The
     bandwidth is of the same source, unless ``memory_source`` names another.
 
     The capability is of NVIDIA's page "CUDA GPU Compute Capability"; AMD's as torch gives its gfx number: there a run

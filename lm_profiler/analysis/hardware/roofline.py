@@ -1,8 +1,9 @@
-"""What the hardware can do at best, how much of it a step uses, the floor of each phase, and what else ran there.
+"""The limits of the hardware, the share of them that a step uses, the floor of each phase, and other programs on the
+machine.
 
 A device is looked up by the whole of the name that its driver reports, or not at all. A near miss ("NVIDIA H100 PCIe"
-for "NVIDIA H100 80GB HBM3", a MIG slice for the whole GPU) would be a figure that is wrong by a factor. Where no
-datasheet says anything, what the machine was measured to do stands in its place.
+for "NVIDIA H100 80GB HBM3", a MIG slice for the whole GPU) would be a figure that is wrong by a factor. If no
+datasheet has a figure, the rate that was measured on the machine replaces it.
 
 A phase's floor is the larger of its FLOPs at the peak and its bytes at the bandwidth: the roofline model (Williams,
 Waterman and Patterson 2009) with the phase as its kernel, and with the bytes that have to move at least.
@@ -62,13 +63,13 @@ class Work:
 
 
 def bandwidth(device_name: str) -> Rate | None:
-    """Return the memory bandwidth of a device; None where unknown."""
+    """Return the memory bandwidth of a device; None if unknown."""
     row = _BY_NAME.get(_normalised(device_name))
     return None if row is None or row.memory is None else Rate(row.memory * 1e9, row.memory_source or row.source)
 
 
 def peak(device_name: str, dtype: Dtype) -> Rate | None:
-    """Return the dense peak for matrix products in ``dtype``; None where nothing is published."""
+    """Return the dense peak for matrix products in ``dtype``; None if nothing is published."""
     row = _BY_NAME.get(_normalised(device_name))
     teraflops: float | None = getattr(row, dtype, None)
     return None if row is None or teraflops is None else Rate(teraflops * 1e12, row.source)
@@ -83,7 +84,7 @@ _BY_NAME = {_normalised(name): row for row in ROWS for name in row.names}
 
 
 def matmul_dtype(precision: str, float32_matmul_precision: str = "highest") -> Dtype | None:
-    """Return the dtype in which a Lightning ``precision`` multiplies matrices; None where no peak is tabulated for it.
+    """Return the dtype in which a Lightning ``precision`` multiplies matrices; None if no peak is tabulated for it.
 
     ``float32_matmul_precision`` is torch's: "high" and "medium" let float32 products run in TF32.
     """
@@ -105,7 +106,7 @@ def rates_of(
     float32_as: Dtype | None = "float32",
     given: Mapping[str, float] | None = None,
 ) -> Rates:
-    """Return the rates of a device: what the user says (``given``), else the datasheet, else what was measured.
+    """Return the rates of a device: the user's (``given``), else the datasheet's, else the measured ones.
 
     ``measured`` and ``given`` are FLOP/s by torch's names of dtypes; ``float32_as`` is how float32 products run.
     """
@@ -128,7 +129,7 @@ def rates_of(
 
 
 def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:
-    """FLOP/s of all that is multiplied, each dtype at its own rate; the usual one where a rate is unknown."""
+    """FLOP/s of all matrix products, each dtype at its own rate; the usual rate if a dtype's is unknown."""
     flops: Counter[str] = Counter()
     for floor in floors:
         flops.update(floor.flops)
@@ -167,7 +168,7 @@ def share_of_peak(
     """Return MFU or HFU, by which FLOPs are counted (Chowdhery et al. 2022, "PaLM", appendix B).
 
     FLOPs are of one step over all ``devices``: what the model needs (MFU), or with them what activation checkpointing
-    computes again (HFU). The peak is of one device. None where any figure is unknown.
+    computes again (HFU). The peak is of one device. None if any figure is unknown.
     """
     if flops_per_step is None or step_s is None or peak_flops_per_s is None:
         return None
@@ -204,7 +205,7 @@ def judge_utilisation(
 
 
 def per_second(count: float | None, step_s: float | None) -> float | None:
-    """Return ``count`` of a step, over all devices, per second; None where either is unknown."""
+    """Return ``count`` of a step, over all devices, per second; None if either is unknown."""
     return None if count is None or step_s is None else count / step_s
 
 
@@ -241,12 +242,12 @@ def beaten_floors(work: Mapping[str, Work], rates: Rates, took_s: Mapping[str, f
     at = [f"{with_prefix(rate.flops_per_s, 'FLOP/s')} in {rate.dtype} ({rate.source})" for rate in rates.flops]
     if rates.bytes_per_s:
         at.append(f"{with_prefix(rates.bytes_per_s, 'B/s')} ({rates.bytes_source})")
-    why = f"took less than their FLOPs or bytes take at {', '.join(at)}: bytes lie in caches, or a rate is too low"
+    why = f"took less time than their FLOPs or bytes need at {', '.join(at)}: bytes are in caches, or a rate is too low"
     return [f"unknown floors: {', '.join(beaten)} {why}"] if beaten else []
 
 
 def _compute_s(flops: Mapping[str, int] | None, rates: Rates) -> float | None:
-    """Return seconds of matmuls run one after the other; None where FLOPs or rate of a dtype are unknown."""
+    """Return seconds of matmuls run one after the other; None if FLOPs or rate of a dtype are unknown."""
     if flops is None:
         return None
     seconds = 0.0

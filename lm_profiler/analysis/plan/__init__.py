@@ -1,4 +1,4 @@
-"""What a run would need before it runs, and what a device has.
+"""The memory that a run needs, before it runs, and the memory that a device has.
 
 May use ``record`` and the tables of ``hardware``. Never rehearses a step itself.
 """

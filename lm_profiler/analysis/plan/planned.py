@@ -1,4 +1,4 @@
-"""What a run needs on one device, as its step was rehearsed; how much a GPU has; and whether that fits."""
+"""The memory that a run needs on one device, by a rehearsal of its step; a GPU's memory; whether the run fits."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Planned:
 
     peaks: Mapping[str, int]  # the most bytes in use at one time
     causes: Mapping[str, MemoryCauses]  # what each peak consisted of
-    batch: int | None = None  # samples in a batch; None where that is unknown
-    context: int | None = None  # tokens in a sequence; None where that is unknown, or cannot be changed
-    # the largest batch, or context, that fits: 0 where none does, None where it was not looked for
+    batch: int | None = None  # samples in a batch; None if that is unknown
+    context: int | None = None  # tokens in a sequence; None if that is unknown, or cannot be changed
+    # the largest batch, or context, that fits: 0 if none does, None if it was not looked for
     largest: int | None = None
     compiled: bool = False  # whether the run would be compiled: its step was rehearsed uncompiled
     work: Mapping[str, Work] = field(default_factory=dict)  # what each phase has to do at least
@@ -59,7 +59,7 @@ class Planned:
     ranks: int = 1  # the number of ranks of the run; rank 0 was rehearsed
     # bytes that the collectives of each phase put on a rank's link
     sent: Mapping[str, int] = field(default_factory=dict)
-    split_by: str | None = None  # the strategy that splits the module over the ranks; None where each holds all of it
+    split_by: str | None = None  # the strategy that splits the module over the ranks; None if each holds all of it
     timeline: MemoryTimeline | None = None  # every allocation of the step
 
     @property
@@ -117,7 +117,7 @@ class PlannedFloors:
 
     by_phase: dict[str, Floor]
     rates: Rates
-    # seconds for which a phase's collectives keep a rank's link busy; empty where its rate is not stated
+    # seconds for which a phase's collectives keep a rank's link busy; empty if its rate is not stated
     sent_s: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, phase: str) -> float | None:
@@ -129,7 +129,7 @@ class PlannedFloors:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of the step: the sum of the floors that are known; None where none is."""
+        """Seconds of the step: the sum of the floors that are known; None if none is."""
         floors_s = [self.of(phase) or 0.0 for phase in {*self.by_phase, *self.sent_s}]
         return sum(floors_s) if any(floors_s) else None
 
@@ -152,21 +152,21 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the verb ``plan`` answers for one device."""
+    """The result of the verb ``plan`` for one device."""
 
     planned: Planned
     device: Capacity
     fits: bool | None  # None if that is unknown, as when steps grow
     needs_bytes: int  # the least that surely holds the run
     largest_context: int | None  # the largest context that fits; ``planned.largest`` is the largest batch
-    floor_s: float | None  # of the step; None where no peaks of the device are known
+    floor_s: float | None  # of the step; None if no peaks of the device are known
     smaller: Sequence[Alternative]  # settings that would need less, if the run may not fit
 
 
 def planned_floors(planned: Planned, device: str, link_bytes_per_s: float | None = None) -> PlannedFloors:
     """Return the floors of ``planned`` on the GPU of that name, as far as the table of peaks knows it.
 
-    What ranks send counts if the rate of their links is given.
+    Communication counts if the rate of the links is given.
     """
     dtypes: set[str] = set()
     for work in planned.work.values():
@@ -180,7 +180,7 @@ def planned_floors(planned: Planned, device: str, link_bytes_per_s: float | None
     return PlannedFloors(floors, rates, sent_s)
 
 
-# the compute capability to plan for where it is unknown: libraries' workspaces are largest on it
+# the compute capability to plan for if it is unknown: libraries' workspaces are largest on it
 ANY_GPU = (9, 0)
 
 _LEAST_SIMILARITY = 0.7  # of two words (``difflib``'s ratio), for one to be proposed for the other
@@ -262,9 +262,9 @@ def _similar_names_hint(device_name: str, names: Sequence[str]) -> str:
 
 
 def smallest_gpu(needed_bytes: int) -> Capacity | None:
-    """Return the GPU of the table with the least memory that is at least ``needed_bytes``; None where none has it.
+    """Return the GPU of the table with the least memory that is at least ``needed_bytes``; None if none has it.
 
-    Of several with equal memory it is the one that multiplies fastest in bfloat16.
+    Of several GPUs with equal memory, it is the one with the highest bfloat16 peak.
     """
     rows = [row for row in ROWS if row.gib is not None and _bytes_of(row) >= needed_bytes]
     if not rows:
@@ -303,7 +303,7 @@ def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, in
     grows in proportion, or as a square. So a line through two sizes that fit meets ``room`` too late, and one through a
     size that fits and one that does not, too early: from both sides the search closes in. Where blocks of memory make
     both miss, so that two turns have not halved what is open, the middle and a little less than ``room`` are tried in
-    turns. 0 where not even 1 fits.
+    turns. 0 if not even 1 fits.
     """
     needs = {0: 0, begin: needed}  # bytes by size; without a batch at least nothing is needed
     widths = [inf] * 3  # of the open interval, turn by turn

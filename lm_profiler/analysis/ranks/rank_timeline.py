@@ -1,4 +1,4 @@
-"""What one rank reports about its measured steps: its marks, and when it arrived at each collective.
+"""The data that one rank sends about its measured steps: its marks, and its arrival at each collective.
 
 For collectives on a device's stream, the functions at the end return when the stream arrives, and how long it waits.
 """
@@ -123,7 +123,7 @@ def with_waits(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
 
     The waits in a collective are unknown unless all of its ranks timed it.
     """
-    least_ns: dict[tuple[str, int], int] = {}  # -1 where a rank did not time the call
+    least_ns: dict[tuple[str, int], int] = {}  # -1 if a rank did not time the call
     for timeline in timelines:
         for key, duration_ns in _durations_ns(timeline):
             least_ns[key] = min(least_ns.get(key, duration_ns), duration_ns)
@@ -142,7 +142,7 @@ def with_waits(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
 
 
 def _durations_ns(timeline: RankTimeline) -> Iterator[tuple[tuple[str, int], int]]:
-    """Yield group and number of each call, with its duration; nothing where the rank timed none."""
+    """Yield group and number of each call, with its duration; nothing if the rank timed none."""
     if timeline.waited_ns is None:
         return
     for call, duration_ns in zip(timeline.collectives, timeline.waited_ns.tolist(), strict=True):
@@ -159,7 +159,7 @@ def comes_ns(
 
     Args:
         called_ns: when the host made each call, in order.
-        took_ns: how long each takes on its stream; 0 where that is not known.
+        took_ns: how long each takes on its stream; 0 if that is not known.
         host_ns: the marks between parts, as the host made them.
         stream_ns: the same marks, as the stream came to them.
         behind: for each mark, whether the rank's own work continues beside the calls of that part (DDP's backward).

@@ -1,4 +1,4 @@
-"""The record's part on ranks, from what all of them say."""
+"""The record's part on ranks, from the data of all of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ranks_of(
     contention: Contention | None = None,
     counters: Sequence[StepCounters] = (),
 ) -> Ranks | None:
-    """Return who worked and who waited; None where fewer than two ranks report it, or they have no step in common.
+    """Return who worked and who waited; None if fewer than two ranks report it, or they have no step in common.
 
     Args:
         timelines: of the ranks that have one.
@@ -87,7 +87,7 @@ def ranks_of(
     if missing:
         notes.append(
             f"{missing} of {world} ranks did not report their arrivals, or used another clock: "
-            "nobody is seen to wait for them"
+            "waiting for them is unknown"
         )
     has_rank_0 = numbers[0] == 0
     waiting_of_rank_0_s = _by_part(waiting_s[0]) if has_rank_0 else None
@@ -123,10 +123,11 @@ def _ranks_to_show(own_s: Seconds) -> list[int]:
 
 
 def communication_figures(traced: Traced | None, waiting_s: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Return the fields of ``Ranks`` on communication, from traced steps; none where nothing is known.
+    """Return the fields of ``Ranks`` on communication, from traced steps; none if nothing is known.
 
-    A trace shows one rank, which may wait for ``waiting_s`` in each phase: it cannot tell communication from
-    waiting. Exposed communication is reported only for a device: on the CPU the calls return at once, and the wait
+    A trace shows one rank, which may wait for ``waiting_s`` in each phase: it does not distinguish communication
+    from waiting. Exposed communication is reported only for a device: on the CPU the calls return at once, and the
+    wait
     is in no operator.
     """
     if traced is None:
@@ -150,7 +151,7 @@ def communication_figures(traced: Traced | None, waiting_s: Mapping[str, float] 
     for phase, phase_ns in exposed_ns.items():
         waited_s = 0.0 if waiting_s is None else waiting_s.get(phase, 0.0)
         exposed_s[phase] = max(phase_ns * 1e-9 / traced.steps - waited_s, 0.0)
-    waiting_words = "waiting included" if waiting_s is None else "less what that rank waits"
+    waiting_words = "waiting included" if waiting_s is None else "minus the waiting of that rank"
     fields["exposed_s"] = exposed_s
     fields["exposed_source"] = f"rank 0's trace of {counted(traced.steps, 'step')}, {waiting_words}"
     return fields

@@ -1,4 +1,4 @@
-"""Why a rank is slower than the others: which of its counters explains what it takes longer."""
+"""Finds why a rank is slower than the others: the counter that explains its excess time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class RankCause:
-    """What explains a rank's excess time, and how many seconds of the mean step it explains."""
+    """The cause of a rank's excess time, and the seconds of the mean step that it explains."""
 
     words: str
     seconds: float
@@ -38,7 +38,7 @@ class CountersByRank:
         self._by_rank: Mapping[int, list[StepCounters]] = by_rank
 
     def mean_s(self, rank: int, field_name: str) -> float | None:
-        """Return the mean of a counter over the steps of ``rank``; None where no step has it."""
+        """Return the mean of a counter over the steps of ``rank``; None if no step has it."""
         readings = [getattr(reading, field_name) for reading in self._by_rank.get(rank, [])]
         seconds = [reading for reading in readings if reading is not None]
         if not seconds:
@@ -46,7 +46,7 @@ class CountersByRank:
         return fmean(seconds)
 
     def excess_s(self, rank: int, others: Sequence[int], field_name: str) -> float:
-        """Return by how much a counter of ``rank`` exceeds the mean of the ``others``; 0 where it is unknown."""
+        """Return by how much a counter of ``rank`` exceeds the mean of the ``others``; 0 if it is unknown."""
         own_s = self.mean_s(rank, field_name)
         others_s = [self.mean_s(other, field_name) for other in others if other != rank]
         seconds = [other_s for other_s in others_s if other_s is not None]

@@ -1,7 +1,7 @@
 """Own work and waiting of each rank, by step and part; and how much shorter a step is if slow ranks are like others.
 
-A collective that all ranks wait in releases them when the last has come. What a rank does between two releases is its
-own work, and the rank with most of it decides how long that takes: the run lasts as long as the sum of these maxima.
+A collective that all ranks wait in releases them when the last has come. The work of a rank between two releases is its
+own work. The rank with most own work determines the duration, so the run lasts as long as the sum of these maxima.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def shared_calls(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> 
 
 
 def _measured_waits(timeline: RankTimeline) -> Instants:
-    """Return how long the rank waited in each of its calls; -1 where that was not measured."""
+    """Return how long the rank waited in each of its calls; -1 if that was not measured."""
     if timeline.waited_ns is None:
         return np.full(len(timeline.collectives), -1)
     return timeline.waited_ns

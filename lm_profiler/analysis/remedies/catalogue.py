@@ -60,7 +60,7 @@ def lower_precision(run: FirstRun) -> Iterator[Candidate]:
     refused = ""
     # An unknown device is tried: the runs themselves show what it multiplies faster.
     if not run.settings.half_precision and not run.has_device:
-        refused = "this hardware multiplies no half precision faster"
+        refused = "half precision is not faster on this hardware"
     ceiling_s = run.phases_s(*_MATMUL_PHASES)
     yield faster({_PRECISION: precision}, group=_PRECISION, ceiling_s=ceiling_s, may_change=may_change, refused=refused)
 
@@ -169,7 +169,7 @@ def add_workers(run: FirstRun) -> Iterator[Candidate]:
         refused = ""
         cores = run.settings.cores
         if cores and count > WORKERS_PER_CORE * cores:
-            refused = f"there are {cores} cores for them"
+            refused = f"too many workers for {cores} cores"
         options = {option: str(count)}
         yield faster(options, group="num_workers", ceiling_s=ceiling_s, may_change=BY_WORKERS, refused=refused)
 
@@ -273,7 +273,7 @@ def shorter_context(planned: Planned, largest_context: int | None) -> Iterator[S
 
 
 def _place(finding: Finding) -> str:
-    """Return ``Model.forward (model.py:12)``; empty where the finding names no owner."""
+    """Return ``Model.forward (model.py:12)``; empty if the finding names no owner."""
     owner = finding.owner or ""
     if not finding.file:
         return owner
@@ -284,20 +284,20 @@ def _place(finding: Finding) -> str:
 def _ranks_text(finding: RankFinding) -> str:
     if finding.kind == "turns":
         if finding.phase in _MATMUL_PHASES:
-            return "Give all ranks batches of like length (bucket or pack them)."
-        return "Find what stops one rank at a time: late batches, logging, checkpoints, other programs."
+            return "Give all ranks batches of similar length (bucket or pack them)."
+        return "Find out what delays one rank at a time: late batches, logging, checkpoints, other programs."
     is_between_steps = finding.phase == RANK_PARTS[-1]
     if is_between_steps:
-        return "See what the slow ranks do between steps: validation, checkpoints, logging, a new epoch's loader."
+        return "Check what the slow ranks do between steps: validation, checkpoints, logging, a new loader per epoch."
     if finding.kind == "several":
-        ranks = "these ranks have"
+        ranks = "these ranks"
     elif finding.kind == "host":
-        ranks = f"host {finding.host} has"
+        ranks = f"host {finding.host}"
     else:
-        ranks = f"rank {finding.rank} (host {finding.host}) has"
+        ranks = f"rank {finding.rank} (host {finding.host})"
     if finding.phase in ("data", "transfer"):
-        return f"See what {ranks} for data: a slower disk or network, fewer cores for the loader, longer samples."
-    return f"See what {ranks} that the others have not: other programs, a lower clock, fewer cores, longer batches."
+        return f"Compare the data of {ranks} with the others: disk, network, cores for the loader, length of samples."
+    return f"Compare {ranks} with the others: other programs, clock, number of cores, length of batches."
 
 
 def _precision_text(finding: Finding, settings: Settings) -> str:
@@ -322,7 +322,7 @@ def _input_text(finding: Finding, settings: Settings) -> str:
         return f"Raise num_workers from {workers} to {wanted_workers}{waits}, or {prepare}."
 
     if not gains_by_worker:
-        why = "a worker takes as long to hand a batch over"
+        why = "a worker needs as long to transfer a batch"
     elif workers >= cores and finding.facts.get("waits"):
         why = f"there are {workers} workers, and each of them waits most of the time"
     elif workers >= cores:
@@ -341,15 +341,15 @@ def _transfer_text(finding: Finding, settings: Settings) -> str:
 
 def _reload_text(finding: Finding, settings: Settings) -> str:
     hook = finding.owner or "train_dataloader"
-    return f"Make the loader once: {hook} is called at each new epoch (reload_dataloaders_every_n_epochs)."
+    return f"Create the loader only once: {hook} is called in every epoch (reload_dataloaders_every_n_epochs)."
 
 
 def _owner_text(finding: Finding, settings: Settings) -> str:
-    return f"Do less in {_place(finding)}, or do it in fewer steps."
+    return f"Do less in {_place(finding)}, or do it less often."
 
 
 def _logging_text(finding: Finding, settings: Settings) -> str:
-    return f"Log in fewer steps, as by `if batch_idx % 50 == 0`: {_place(finding)}."
+    return f"Log less often, for example `if batch_idx % 50 == 0`: {_place(finding)}."
 
 
 def _odd_steps_text(finding: Finding, settings: Settings) -> str:
@@ -360,28 +360,28 @@ def _odd_steps_text(finding: Finding, settings: Settings) -> str:
     if finding.what:
         longest += f", {finding.what}"
     if count == 1:
-        return f"Find what {finding.phase} did in one slow step: {longest}."
-    return f"Find what {finding.phase} does in {counted(count, 'slow step')}: {longest}."
+        return f"Find out what {finding.phase} did in one slow step: {longest}."
+    return f"Find out what {finding.phase} does in {counted(count, 'slow step')}: {longest}."
 
 
 def _sleep_text(finding: Finding, settings: Settings) -> str:
     if not finding.owner:
-        return f"Find what {finding.phase} waits for without computing: sleep, I/O or a lock."
-    return f"Take the wait out of {finding.phase}: {_place(finding)} waits in {finding.what} without computing."
+        return f"Find out what {finding.phase} waits for without computing: sleep, I/O or a lock."
+    return f"Remove the wait from {finding.phase}: {_place(finding)} waits in {finding.what} without computing."
 
 
 def _python_text(finding: Finding, settings: Settings) -> str:
     place = _place(finding)
     if finding.what == "torch":
         calls = finding.facts.get("calls", 0.0)
-        return f"Use fewer, larger operators in {place}: it calls torch {calls:,.0f} times a step."
+        return f"Use fewer, larger operators in {place}: it calls torch {calls:,.0f} times per step."
     code = "Python" if finding.what == "python" else finding.what
     return f"Move {code} out of {finding.phase}: {place}."
 
 
 def _pattern_text(finding: Finding, settings: Settings) -> str:
     period = int(finding.facts.get("every", 0.0))
-    sentence = f"See what {finding.phase} does every {period} steps"
+    sentence = f"Find out what {finding.phase} does every {period} steps"
     if finding.phase == "other":
         sentence += f": --actions.steps={period + 1} names its owner"
     return f"{sentence}."
@@ -407,7 +407,7 @@ def _small_batch_text(finding: Finding, settings: Settings) -> str:
     memory_is_full = settings.memory_free_share is not None and settings.memory_free_share < 0.1
     if memory_is_full:
         return f"Memory is full: accumulate gradients over more batches{size}."
-    return f"Try a larger batch{size}: much of the step takes as long whatever the batch is."
+    return f"Try a larger batch{size}: much of the step time does not depend on the batch size."
 
 
 def _profiler_text(finding: Finding, settings: Settings) -> str:
@@ -472,10 +472,10 @@ REMEDIES: Sequence[Remedy] = (
     ),
     Remedy("input", _input_text, likely_share=0.9, bounds=("input",), candidates=add_workers),
     Remedy("transfer", _transfer_text, likely_share=0.6, bounds=("input",), candidates=pin_memory),
-    Remedy("clip", "Clip gradients with foreach operators, or see whether they have to be clipped.", likely_share=0.5),
+    Remedy("clip", "Clip gradients with foreach operators, or check whether clipping is necessary.", likely_share=0.5),
     Remedy(
         "anomalies",
-        "Switch off the search for anomalies (detect_anomaly): it checks every gradient.",
+        "Switch off anomaly detection (detect_anomaly): it checks every gradient.",
         likely_share=0.5,
         candidates=switch_option(
             "trainer.detect_anomaly", from_value=True, to_value="false", phases=_MATMUL_PHASES, may_change=None
@@ -487,7 +487,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("ranks", likely_share=0.9),  # the record's own finding about ranks has the sentence
     Remedy("validation", "Validate less often, or on fewer batches (val_check_interval, limit_val_batches)."),
     Remedy("checkpoint", "Save checkpoints less often (every_n_train_steps), or asynchronously (AsyncCheckpointIO)."),
-    Remedy("epoch", "Make epochs longer: their end and beginning take time."),
+    Remedy("epoch", "Make epochs longer: the epoch boundary takes time."),
     Remedy(
         "worker_start",
         "Keep the loader's workers from epoch to epoch (persistent_workers=True), or make epochs longer: new workers "
@@ -502,9 +502,9 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("odd_steps", _odd_steps_text, likely_share=0.7),
     Remedy(
         "garbage",
-        "Collect garbage less often: gc.freeze() after set-up, or gc.disable() with a gc.collect() now and then.",
+        "Collect garbage less often: gc.freeze() after set-up, or gc.disable() with an occasional gc.collect().",
     ),
-    Remedy("compilation", "Keep shapes equal, or compile with dynamic=True: torch.compile compiles again and again."),
+    Remedy("compilation", "Keep shapes equal, or compile with dynamic=True: torch.compile recompiles repeatedly."),
     Remedy("profiler", _profiler_text, likely_share=0.5),
     Remedy(
         "sync",
@@ -514,7 +514,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("double", "Train in float32: float64 takes at least twice as long.", likely_share=0.5),
     Remedy(
         "communication",
-        "Try a larger batch: gradients are exchanged once a step, however many samples it has.",
+        "Try a larger batch: gradients are exchanged once per step, whatever the batch size.",
         likely_share=0.4,
     ),
 )
@@ -523,7 +523,7 @@ _BY_NAME = {remedy.name: remedy for remedy in REMEDIES}
 
 
 def likely_share(finding: Finding) -> float:
-    """Return how much of what is possible the remedy of ``finding`` usually saves."""
+    """Return the share of the possible saving that the remedy of ``finding`` usually achieves."""
     remedy = _BY_NAME.get(finding.name)
     if remedy is None:
         return 1.0
@@ -539,7 +539,7 @@ def remedy_of(finding: Finding, record: RunRecord) -> str:
         return _ranks_text(record.ranks.finding)
     remedy = _BY_NAME.get(finding.name)
     if remedy is None or not remedy.sentence:
-        return f"See {finding.name.replace('_', ' ')}."
+        return f"Check {finding.name.replace('_', ' ')}."
     if isinstance(remedy.sentence, str):
         return remedy.sentence
     return remedy.sentence(finding, record.settings or Settings())

@@ -11,17 +11,17 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import Bound, Finding, RunRecord, Settings
 
 # What a remedy may change in training. The part before a colon is the short form, for tables of a plan.
-ORDER = "rounding: sums are taken in another order"
-TF32 = "rounding: factors of float32 products have 11 bits"
+ORDER = "rounding: sums are computed in another order"
+TF32 = "rounding: float32 products round their factors to 11 bits"
 BFLOAT16 = "rounding: activations and products are in bfloat16"
 FLOAT16 = "rounding: activations and products are in float16"
 WEIGHTS = "rounding (also of weights): weights are in bfloat16 too"
-PER_BATCH = "statistics over a batch: what is computed over one, such as batch norm"
+PER_BATCH = "statistics over a batch: batch norm, for example"
 BY_WORKERS = "the batches, where workers share an iterable data set"
-OTHER_BATCH = "the samples of a step: the global batch is another one"
+OTHER_BATCH = "the samples of a step: the global batch changes"
 OTHER_OPTIMIZER = "the optimizer"
 OTHER_CONTEXT = "the context"
-UNKNOWN = "an option that was asked for: what else it changes is not known"
+UNKNOWN = "an option of yours: its other effects are unknown"
 
 # the effects of what a plan offers, the least first
 LEAST_FIRST = (None, ORDER, PER_BATCH, BFLOAT16, WEIGHTS, OTHER_BATCH, OTHER_OPTIMIZER, OTHER_CONTEXT)
@@ -44,7 +44,7 @@ class FirstRun:
         return self.record.settings or Settings()
 
     def option(self, path: str) -> Any:
-        """Return the value of the option ``path``, such as ``data.batch_size``; None where the run has none."""
+        """Return the value of the option ``path``, such as ``data.batch_size``; None if the run has none."""
         return self.entry.option(path)
 
     def first_existing(self, *paths: str) -> str | None:

@@ -44,7 +44,7 @@ def level_check_note(model: StepModel, measured: Sequence[StepRow], later: Seque
     direction = "more" if share > 0.0 else "less"
     times = f"{duration_text(usual_s * (1.0 + share))}, not {duration_text(usual_s)}"
     steps = f"the {counted(len(later), 'step')} after the measured ones take {abs(share):.0%} {direction} ({times})"
-    return [f"{steps}: the level may not last; measure longer, or use watch"]
+    return [f"{steps}: the level may change; measure longer, or use watch"]
 
 
 def _predicted_s(model: StepModel, indices: Series) -> Series:

@@ -1,4 +1,4 @@
-"""Why a step was slow: which of the counters that are read between steps explains what it took beyond the others."""
+"""Finds why a step was slow: the counter, read between steps, that explains its excess over the other steps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _RankReadings:
     data_s: dict[int, float]  # by step: how long the loop waited for its batch, on the host
 
     def excess(self, name: str, step: int) -> float:
-        """Return by how much ``name`` is more than usual in ``step``; 0 where that is unknown."""
+        """Return by how much ``name`` is more than usual in ``step``; 0 if that is unknown."""
         value = getattr(self.counters[step], name)
         usual_value = getattr(self.usual, name)
         if value is None or usual_value is None:
@@ -70,7 +70,7 @@ class _RankReadings:
         return max(self.excess(name, step) - between_steps_s, 0.0)
 
     def data_excess_s(self, step: int) -> float:
-        """Return how much longer than usual ``step`` waited for its batch; 0 where that is unknown."""
+        """Return how much longer than usual ``step`` waited for its batch; 0 if that is unknown."""
         if step not in self.data_s:
             return 0.0
         usual_s = median(self.data_s.values())
@@ -182,7 +182,7 @@ def _largest(counters: Sequence[StepCounters], name: str) -> StepCounters:
 
 
 def _averaged(counters: Sequence[StepCounters], average: Callable[[list[Any]], Any]) -> StepCounters:
-    """Return the ``average`` of each figure over readings of one rank; None where no reading has it."""
+    """Return the ``average`` of each figure over readings of one rank; None if no reading has it."""
     figures: dict[str, Any] = {}
     for name in _FIGURES:
         values = [getattr(reading, name) for reading in counters]
@@ -199,7 +199,7 @@ def has_own_finding(cause: str | None) -> bool:
 def _explained(odd: OddStep, ranks: dict[int, _RankReadings], workers: int | None) -> OddStep:
     """Return ``odd`` with the cause that explains half of its excess; without one, with the counters that differ.
 
-    Of several ranks, that one counts whose cause explains most. A step that is faster than the others stays as it is:
+    With several ranks, the cause that explains most counts. A step that is faster than the others stays as it is:
     nothing happened to it.
     """
     usual_s = odd.step_s / odd.ratio if odd.ratio else odd.step_s

@@ -1,4 +1,4 @@
-"""What a list of step times shows: where they lie, how they spread, how well their mean is known.
+"""Statistics of step times: their location, their spread, and the uncertainty of their mean.
 
 Everything takes seconds and returns seconds; shares (cv, half widths) are plain ratios.
 """
@@ -104,7 +104,7 @@ def ar1_means(y: Series) -> tuple[Series, Series, Series]:
 
 
 def poisson_factors(events: float) -> tuple[float, float]:
-    """Return the 95 % interval of a rate by which ``events`` were counted, as factors of the estimate.
+    """Return the 95 % interval of the rate of ``events`` that were counted, as factors of the estimated rate.
 
     The score interval (Garwood's exact one is a little wider): one event has a rate between 0.18 and 5.7 times as high.
     """
@@ -176,7 +176,7 @@ def _tick_of(ordered: Series, lower: Series) -> float:
 def hampel(values: Series) -> tuple[Series, NDArray[np.bool_]]:
     """Return ``values`` with those far from the median of the five around them moved there, and which (Hampel 1974).
 
-    How far is measured by the differences of neighbours, which neither a change of level nor a spike makes larger.
+    The scale is the differences of neighbours, which neither a change of level nor a spike makes larger.
     """
     if values.size < _HAMPEL_NEIGHBOURS:
         return values, np.zeros(values.size, bool)

@@ -1,4 +1,4 @@
-"""Kinds of steps: a share of the steps takes another time, and which ones has no order (buckets of lengths, say).
+"""Kinds of steps: a share of the steps takes another time, in random order (buckets of lengths, for example).
 
 Such steps are no change of level and no pattern, although a few of them may come together by chance.
 """

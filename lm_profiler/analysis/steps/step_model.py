@@ -147,7 +147,7 @@ class StepModel:
 
     @property
     def extra(self) -> float:
-        """What the step that differs most by the pattern takes beyond the level, a share of it; 0 without one."""
+        """The largest excess of a step of the pattern over the level, as a share of the level; 0 without a pattern."""
         means = self._class_means(self.seconds)  # without odd steps, of which one would pass for its whole phase
         base = means.pop(0, 0.0)
         if base <= 0.0 or not means:
@@ -180,7 +180,7 @@ class StepModel:
     def interval_of(self, values: Series) -> Interval | None:
         """The mean of any series of the same steps over the stretch, with its interval; None of fewer than three.
 
-        Noise is that of even steps about the trend and their own phase of the pattern. How often odd steps come is as
+        Noise is that of even steps about the trend and their own phase of the pattern. The rate of odd steps is as
         uncertain as a count of events. The two are combined as Zou & Donner do (2008, Statistics in Medicine 27:1693).
         """
         even = self._even_interval(values)
@@ -210,7 +210,7 @@ class StepModel:
 
     @cached_property
     def _class_shares(self) -> dict[int, float]:
-        """The share of a period that each class has; of the classes that occur in the stretch."""
+        """The share of each class in a period, for the classes that occur in the stretch."""
         present = np.unique(self._in_stretch(self._classes)).tolist()
         slow = len(self.slow)
         every = self.pattern.every if self.pattern else 1

@@ -1,4 +1,4 @@
-"""What repeats in a series: every p-th value is higher, two levels in turn, or a saw-tooth."""
+"""Finds a repeating pattern in a series: every p-th value is higher, two levels alternate, or a saw-tooth."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
 
     Epoch folding: for every period the phases are split into two classes, the one with most phases being the base. The
     split counts by the square of its t statistic, less what choosing it among all splits and periods gains by chance.
-    What a split leaves is split again, so that a saw-tooth has as many levels as it needs.
+    The parts of a split are split again, so that a saw-tooth gets as many levels as it needs.
     """
     longest = min(residuals.size // _REPEATS, _LONGEST_PERIOD)
     splits = [_best_split(residuals, period) for period in range(2, longest + 1)]

@@ -80,7 +80,7 @@ def rank_medians(rows: Sequence[StepRow]) -> list[float]:
 
 
 def ideal_step_s(record: RunRecord) -> float | None:
-    """Return how long a step would take at the device's peak: what MFU is a share of. None where the MFU is unknown."""
+    """Return how long a step would take at the device's peak: what MFU is a share of. None if the MFU is unknown."""
     step_s = record.time["step"].mean
     if record.utilisation is None or record.utilisation.mfu is None or step_s is None:
         return None
@@ -201,7 +201,7 @@ class MeanCounts(NamedTuple):
 
 
 def mean_counts(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> MeanCounts:
-    """Return the mean over ``steps`` of the counts of all ``ranks``. Unknown where it is for one step of one rank."""
+    """Return the mean over ``steps`` of the counts of all ``ranks``. Unknown if it is for one step of one rank."""
     if not (ranks and all(ranks) and len(steps)):
         return MeanCounts()
     means = np.zeros(3)
@@ -274,8 +274,8 @@ def changed_batches_note(counts: Sequence[BatchCount], last_step: int, mean: flo
     if len(numbers) < 2 or mean is None:
         return []
     changed_step = next(count.step for count in known_counts if count.batches != known_counts[0].batches)
-    steps = f"a step takes {min(numbers)} to {max(numbers)} batches, from step {changed_step} on other than before"
-    return [f"{steps}: throughput and FLOPs are of {mean:.3g} batches a step"]
+    steps = f"a step takes {min(numbers)} to {max(numbers)} batches, and the number changes at step {changed_step}"
+    return [f"{steps}: throughput and FLOPs use {mean:.3g} batches per step"]
 
 
 def lasting_step_s(mean_s: float, steps: int, batches: float, loader: LoaderFacts | None) -> float | None:
@@ -297,7 +297,7 @@ def lasting_step_s(mean_s: float, steps: int, batches: float, loader: LoaderFact
 
 
 def _half_made(loader: LoaderFacts, ready: int | None) -> float:
-    """Return half the number of batches that are being made: none where the queue is full."""
+    """Return half the number of batches that are being made: none if the queue is full."""
     free_places = max((loader.ahead or 0) - (ready or 0), 0)
     batches = min(loader.workers or 0, free_places)
     return batches / 2.0

@@ -50,7 +50,7 @@ class _Sum:
 
 
 class _RowKey(NamedTuple):
-    """What all calls of a row of the table share: the fields of ``KernelRow`` of the same names."""
+    """The key of a row of the table: the fields of ``KernelRow`` with the same names."""
 
     phase: str
     kind: Kind
@@ -200,7 +200,7 @@ class CollectiveTime(NamedTuple):
 
 @dataclass(frozen=True)
 class Communication:
-    """What a rank's traced ``steps`` spent in collectives, waiting included: in all (some overlap), and by name."""
+    """The time of collectives in a rank's traced ``steps``, waiting included: in total (some overlap), and by name."""
 
     steps: int
     ns: int
@@ -210,7 +210,7 @@ class Communication:
 
 
 def communication_of(work: TracedWork) -> Communication | None:
-    """Return the communication of ``work``; None where there is none."""
+    """Return the communication of ``work``; None if there is none."""
     calls = collective_calls(work)
     if not calls:
         return None

@@ -1,4 +1,4 @@
-"""What a kernel or an operator does, told by its name."""
+"""The kind of a kernel or an operator, derived from its name."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ _PYTHON_ARGUMENTS = re.compile(r"_object_at_|_tensorptr|_(Copy|MMA)Atom|_Tiled")
 
 @lru_cache(maxsize=4096)
 def kernel_kind(name: str, operator: str | None = None) -> Kind:
-    """Return the kind of what runs on the device under ``name``; where that says nothing, of what launched it."""
+    """Return the kind of the kernel ``name``; if the name is unknown, that of the operator that launched it."""
     kind = _first(_KERNELS, _called(name))
     return operator_kind(operator) if kind == "other" and operator is not None else kind
 

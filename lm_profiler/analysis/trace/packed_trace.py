@@ -73,7 +73,7 @@ class PackedTrace:
     number; -1, which stands for none, finds the None at their end.
 
     Raises:
-        ValueError: the trace holds steps of several processes, whose events cannot be told apart.
+        ValueError: the trace holds steps of several processes, whose events cannot be distinguished.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
@@ -394,7 +394,7 @@ def _length_of(event: Mapping[str, Any]) -> int:
 
 
 def _time_in(event: Mapping[str, Any], field_name: str) -> float | None:
-    """Return a time of ``event`` in microseconds; None where it has none that is possible."""
+    """Return a time of ``event`` in microseconds; None if it has none that is possible."""
     microseconds = event.get(field_name)
     if not isinstance(microseconds, (int, float)) or isinstance(microseconds, bool):
         return None
@@ -404,7 +404,7 @@ def _time_in(event: Mapping[str, Any], field_name: str) -> float | None:
 
 
 def _number_in(correlation: Any) -> int:
-    """Return a correlation or the number of a link, signed in 64 bits; -1 where it is none. Some tools write text."""
+    """Return a correlation or the number of a link, signed in 64 bits; -1 if it is none. Some tools write text."""
     if isinstance(correlation, str) and correlation.isdecimal():
         correlation = int(correlation)
     if not isinstance(correlation, int) or isinstance(correlation, bool) or not -(2**63) <= correlation < 2**64:

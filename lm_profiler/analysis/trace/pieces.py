@@ -1,4 +1,4 @@
-"""What ran in traced steps, piece by piece, from one walk over the trace; and what pieces cover together, and leave.
+"""The pieces of work in traced steps, from one walk over the trace; the time that they cover together, and the gaps.
 
 Times are integers of nanoseconds.
 """
@@ -68,7 +68,7 @@ class TracedWork:
 
     packed: PackedTrace
     pieces: list[Piece]
-    launches: list[DriverCall]  # all calls of the driver; none where the device is the CPU
+    launches: list[DriverCall]  # all calls of the driver; none if the device is the CPU
     begin: int
     end: int
 
@@ -113,7 +113,7 @@ def traced_work(packed: PackedTrace) -> TracedWork:
 
 
 def work_of(path: Path) -> TracedWork | None:
-    """Return what ran in the steps of the trace in ``path``; None where there is none, or none with a whole step."""
+    """Return what ran in the steps of the trace in ``path``; None if there is none, or none with a whole step."""
     if not path.exists():
         return None
     packed = PackedTrace(trace_events(path))
@@ -234,7 +234,7 @@ def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -
 def shared_out(starts: Sequence[int], ends: Sequence[int], ranks: Sequence[int], begin: int, end: int) -> Times:
     """Return how much of the time from ``begin`` to ``end`` is each interval's own, in nanoseconds.
 
-    What several cover is the one's of the lowest rank; among equals, the one's that began first.
+    Time that several cover belongs to the one of the lowest rank; among equals, to the one that began first.
     """
     start = np.clip(np.asarray(starts, dtype=np.int64), begin, end)
     stop = np.clip(np.asarray(ends, dtype=np.int64), begin, end)

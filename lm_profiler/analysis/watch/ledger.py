@@ -1,4 +1,4 @@
-"""Where the wall time of a whole fit went, in terms that add up to it."""
+"""Divides the wall time of a whole fit into terms that add up to it."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class LevelFollower:
     _recent_seconds: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, len(TIMED))))
     _blocks: list[StepBlock] = field(default_factory=list)
     _level_begin: int = 0  # index of the first block of the current level
-    # of each block: the square of its difference from the one before it; unknown where a new level begins
+    # of each block: the square of its difference from the one before it; unknown if a new level begins
     _squares: list[float] = field(default_factory=list)
     _last_changes: deque[LevelChange] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _reported: deque[LevelChange] = field(default_factory=lambda: deque(maxlen=4 * _REMEMBERED))

@@ -30,7 +30,7 @@ class _HeardReport(NamedTuple):
 
 
 class _Lateness(NamedTuple):
-    """In how many comparisons in a row a rank was late in one phase, and what that cost the others."""
+    """The number of consecutive comparisons in which a rank was late in one phase, and the waiting of the others."""
 
     times: int
     cost_s: float
@@ -92,7 +92,7 @@ class RankReports:
         )
 
     def _compare(self, now_s: float, reports: Mapping[int, WatchStatus], fewest_steps: int) -> list[WatchEvent]:
-        """Return who has been late in the steps since the last comparison, once all ranks have enough of them."""
+        """Return the ranks that were late since the last comparison, once all ranks have enough steps."""
         times = self._times_since_last_comparison(reports)
         if len(times.ranks) < 2 or min(times.steps) < fewest_steps:
             return []

@@ -312,7 +312,7 @@ class SlowStepGroups:
     def _stands_out(self, group: SlowStepGroup, at_s: float) -> bool:
         """Return whether a group costs much of the last minute, and more than all other groups without a cause.
 
-        What delays any phase alike is the machine, not the program.
+        A cause that delays all phases alike is the machine, not the program.
         """
         if not group.costs_much_recently(at_s):
             return False

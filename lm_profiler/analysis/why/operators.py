@@ -40,12 +40,12 @@ class Operand(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The bytes; 0 where unknown."""
+        """The bytes; 0 if unknown."""
         return self.elements * (self.item or 0)
 
 
 class Lists(NamedTuple):
-    """What a trace does not hold about tensors in a list: their type, and for more than 30 also their elements."""
+    """Facts about tensors in a list that a trace lacks: their types, and for more than 30 also their elements."""
 
     elements: int | None = None
     item: int | None = None

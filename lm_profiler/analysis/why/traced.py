@@ -1,4 +1,4 @@
-"""Where the time of traced steps went: every nanosecond of their window belongs to one piece or one gap."""
+"""Divides the time of traced steps: every nanosecond of their window belongs to one piece or one gap."""
 
 from __future__ import annotations
 

@@ -91,9 +91,9 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
             scaled = [(piece, own_ns * available_s / busy_s) for piece, own_ns in traced.pieces]
         traced = replace(traced, pieces=scaled, gaps=[])
     if excess >= _NOTED:
-        ceilings = ", and no ceilings are told" if is_unlike else ""
+        ceilings = ", and no ceilings are shown" if is_unlike else ""
         notes.append(
-            f"what ran in the traced steps took {ms(busy_s - available_s)} ({excess:.0%} of the step) longer than in "
+            f"the work in the traced steps took {ms(busy_s - available_s)} ({excess:.0%} of the step) longer than in "
             f"the measured ones: terms are scaled down to these{ceilings}"
         )
 
@@ -121,8 +121,8 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     if step.ideal_s > ideal_s:
         notes.append(
             f"the model's FLOPs take {ms(step.ideal_s)} at the peak, but its products took {ms(ideal_s)}: fused causal "
-            "attention does half of what is counted, some products have no kernel of a known name, or the peak is not "
-            "this device's"
+            "attention does half of the counted FLOPs, some products have kernels with unknown names, or the peak is "
+            "not that of this device"
         )
     beyond_ideal_s = products_s - repeated_s - ideal_s
     clock_s = 0.0
@@ -161,9 +161,11 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
         beyond.append((piece, own_ns - floor_ns))
     unknown_s = unknown_ns * 1e-9 / traced.steps
     if step.rates.bytes_per_s is None:
-        notes.append("the memory bandwidth of this device is unknown: memory-bound kernels count as beyond it whole")
+        notes.append(
+            "the memory bandwidth of this device is unknown: all time of memory-bound kernels counts as beyond it"
+        )
     elif unknown_s >= _NOTED * step.step_s:
-        notes.append(f"of what is beyond the bandwidth, {ms(unknown_s)} are {_things(traced)} whose bytes are unknown")
+        notes.append(f"of the time beyond the bandwidth, {ms(unknown_s)} are {_things(traced)} whose bytes are unknown")
     return [
         _term("bandwidth", _seconds_of_step(at_bandwidth, traced), at_bandwidth, traced),
         _term("beyond_bandwidth", _seconds_of_step(beyond, traced), beyond, traced),
@@ -322,7 +324,7 @@ def _things(traced: Traced) -> str:
 
 
 class _ContributorKey(NamedTuple):
-    """What the pieces of a contributor share: a module, or outside of modules a phase and an operator or kernel.
+    """The key of a contributor: a module, or outside of modules a phase and an operator or kernel.
 
     Work outside of modules is listed separately: an optimizer, a loss that the LightningModule computes.
     """

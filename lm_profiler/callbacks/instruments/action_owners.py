@@ -1,6 +1,6 @@
 """The ``actions`` stage: divides the time that no phase covers among the loop's actions, which run inside each other.
 
-Time is cut at the timeline's own marks, so the shares add up. The facts also say how long the thread ran in each phase.
+Time is cut at the timeline's own marks, so the shares add up. The facts also contain the thread's time in each phase.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class Owners:
         self._calls.clear()
 
     def thread_use(self) -> dict[str, ThreadUse]:
-        """Return what the thread did in each phase of a mean step; empty where the system does not report it."""
+        """Return what the thread did in each phase of a mean step; empty if the system does not report it."""
         ns_to_mean_s = 1e-9 / max(len(self._steps), 1)
         use_by_phase = {}
         for code, use in sorted(self._use_of_phase.items()):
@@ -271,7 +271,7 @@ class Owners:
         return use_by_phase
 
     def shares(self) -> OtherByOwner | None:
-        """Return the shares of a mean step, over the steps that ended; None where none did."""
+        """Return the shares of a mean step, over the steps that ended; None if none did."""
         if not self.timeline.reading().running:
             self._end_step()
         if not self._steps:

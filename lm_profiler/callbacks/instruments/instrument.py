@@ -18,10 +18,10 @@ from lm_profiler.record.run_record import Flops
 
 @dataclass(frozen=True)
 class SeenFlops:
-    """What was counted in all steps of the ``memory`` stage together."""
+    """Counts over all steps of the ``memory`` stage together."""
 
     flops: Flops | None = None
-    unknown: str | None = None  # why FLOPs are unknown; None where no step of that stage ran
+    unknown: str | None = None  # why FLOPs are unknown; None if no step of that stage ran
     compiled: bool = False  # whether the step is compiled, and FLOPs have to be counted on a copy
     # FLOPs of one rank, by the work and the dtype of the factors
     by_dtype: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class SeenFlops:
 
 @dataclass(frozen=True)
 class Measured(Evidence):
-    """What one rank measured, or all of them merged: the evidence before Trainer and machine are asked."""
+    """The measurements of one rank, or of all ranks merged: evidence without the facts about Trainer and machine."""
 
     traffic: StepTraffic | None = None  # bytes that a step of the memory stage moved
     cpu_uses: Sequence[CpuUse] = ()  # CPU use on each rank that can read it

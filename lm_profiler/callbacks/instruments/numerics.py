@@ -50,14 +50,14 @@ class KeptLosses(Callback):
 
     @property
     def losses(self) -> list[float | None]:
-        """The mean loss of each step over its batches; None where it is not finite."""
+        """The mean loss of each step over its batches; None if it is not finite."""
         # The sum is the mean: Lightning has divided each loss by the number of batches
         # (2.6.6: ClosureResult.from_training_step_output).
         return [_finite_or_none(torch.stack(losses).float().sum()) for losses in self._losses.values()]
 
     @property
     def gradient_norms(self) -> list[float | None]:
-        """The norm of each step's gradients over all optimizers; None where it is not finite."""
+        """The norm of each step's gradients over all optimizers; None if it is not finite."""
         return [_finite_or_none(torch.stack(norms).norm()) for norms in self._norms.values()]
 
 

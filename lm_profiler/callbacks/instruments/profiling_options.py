@@ -30,13 +30,13 @@ class StageOptions:
 
     Args:
         warmup_steps: Steps before the measured ones; recorded, never summarised.
-        measure_steps: Steps to measure; 0 where a run is only watched. If not given, at least 40 steps and 10 s, but
+        measure_steps: Steps to measure; 0 if a run is only watched. If not given, at least 40 steps and 10 s, but
             at most a minute (10 steps if they take longer) and no more steps than the loop has for all stages; 40 steps
             where the rest of training is watched.
         until_ci: Instead of measure_steps, measure until the 95 % interval of the step's level is within this share on
             both sides of it, such as 0.005: after at least 10 steps, checked again after each quarter more.
-        max_steps: Most steps to measure under until_ci.
-        max_seconds: Most seconds to measure under until_ci.
+        max_steps: Maximum number of steps to measure with until_ci.
+        max_seconds: Maximum seconds to measure with until_ci.
         stop_when_done: End the run when the stages are done. Otherwise training continues without the instruments.
     """
 
@@ -52,7 +52,7 @@ class StageOptions:
         if self.measure_steps is not None:
             expect(self.measure_steps >= 0, "stages.measure_steps", "0 or more", self.measure_steps)
         if self.until_ci is not None:
-            share = f"a share from {FINEST_TARGET}, the finest that one process can promise, to under 1"
+            share = f"a share from {FINEST_TARGET}, the finest that one process can reach, to below 1"
             expect(FINEST_TARGET <= self.until_ci < 1, "stages.until_ci", share, self.until_ci)
         expect(self.max_steps >= FEWEST_STEPS, "stages.max_steps", f"{FEWEST_STEPS} or more", self.max_steps)
         expect(self.max_seconds > 0, "stages.max_seconds", "a positive number", self.max_seconds)
@@ -79,12 +79,12 @@ class StageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ActionsOptions:
-    """Who uses the time that no phase covers.
+    """Measure which code uses the time outside all phases.
 
     Args:
         steps: Steps after the measured ones in which every action of the loop is timed by name; they are in no other
-            figure. What happens every 50th step, such as logging, is seen in 50 steps. With 0 no owner is known. One
-            more step follows the program's Python line by line.
+            figure. Code that runs every 50th step, such as logging, is seen only in 50 steps. With 0 the owners are
+            unknown. In one more step the program's Python is traced line by line.
     """
 
     steps: int = 3
@@ -95,12 +95,12 @@ class ActionsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions:
-    """Peak memory by phase and by cause.
+    """Measure peak memory by phase and by cause.
 
     Args:
         steps: Steps after the measured ones in which memory is read at every mark, and FLOPs are counted; they are not
-            timed. With 0, FLOPs are counted on shapes alone when the run is over, which takes some seconds; with
-            trace.steps=0 too, they are not.
+            timed. With 0, FLOPs are counted from shapes alone when the run is over, which takes some seconds; if
+            trace.steps is 0 too, they are not counted.
         history: Record the allocator's history in those steps (CUDA), as memory_snapshot.pickle for memory_viz.
     """
 
@@ -110,12 +110,12 @@ class MemoryOptions:
     def __post_init__(self) -> None:
         expect(self.steps >= 0, "memory.steps", "0 or more", self.steps)
         expect(self.steps > 0 or not self.history, "memory.steps", "1 or more with memory.history", self.steps)
-        expect(not self.history or torch.cuda.is_available(), "memory.history", "a CUDA device or no such option", None)
+        expect(not self.history or torch.cuda.is_available(), "memory.history", "a CUDA device", None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """The PyTorch profiler's trace.
+    """Record a trace with the PyTorch profiler.
 
     Args:
         steps: Steps to trace, after all timed steps; one more runs before them, in which the profiler warms up.
@@ -123,10 +123,10 @@ class TraceOptions:
         record_shapes: Keep the operators' input shapes, from which the waterfall computes bytes and FLOPs.
         with_stack: Keep the Python stacks (large).
         profile_memory: Keep allocations (large).
-        nvtx: Mark the phases of every step as NVTX ranges, for Nsight Systems; for our own model with attention=math
-            also its scores, softmax and values.
+        nvtx: Mark the phases of every step as NVTX ranges, for Nsight Systems; for the built-in model with
+            attention=math also its scores, softmax and values.
         cuda_profiler_range: Call cudaProfilerStart before the first measured step and cudaProfilerStop after the last,
-            so that nsys profile --capture-range=cudaProfilerApi records these steps alone.
+            so that nsys profile --capture-range=cudaProfilerApi records only these steps.
     """
 
     steps: int = 2
@@ -140,19 +140,19 @@ class TraceOptions:
         expect(self.steps >= 0, "trace.steps", "0 or more", self.steps)
         for name in ("nvtx", "cuda_profiler_range"):
             is_possible = not getattr(self, name) or torch.cuda.is_available()
-            expect(is_possible, f"trace.{name}", "a CUDA device or no such option", None)
+            expect(is_possible, f"trace.{name}", "a CUDA device", None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumericsOptions:
-    """What the precision does to the numbers.
+    """Compare the numerical results of the precision with float32.
 
     Args:
-        audit: After the run, put its first batch through copies of the model, in its precision and in float32: which
-            dtypes parameters, outputs and gradients have, and how far loss, logits and gradients are off. Takes two
-            steps, and the memory of a second model and its gradients.
-        losses: Keep losses and gradient norms of this many first steps too. It adds a callback: leave it out
-            where steps are timed.
+        audit: After the run, pass its first batch through copies of the model, in its precision and in float32. Record
+            the dtypes of parameters, outputs and gradients, and how far loss, logits and gradients differ. This takes
+            two steps, and the memory of a second model and its gradients.
+        losses: Keep losses and gradient norms of this many first steps too. This adds a callback, so do not use it if
+            the step times matter.
     """
 
     audit: bool = False
@@ -167,13 +167,13 @@ TrackedFigures = bool | Literal["all"]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Where the results go beside the run's own folder.
+    """Send the results to other places than the run's own folder.
 
     Args:
         trackers: Log the figures of the usual table to each logger of the Trainer, as lm_profiler/<name> in SI units,
             when the stages are over, and facts of the run as hyperparameters: TensorBoard, CSV, W&B, MLflow, Comet or
-            any other. Those that take files get the page and the trace too; a watched run logs the mean times of every
-            thousand steps. all logs every figure of run.json.
+            any other. Loggers that accept files get the page and the trace too; a watched run logs the mean times of
+            every thousand steps. all logs every figure of run.json.
         prometheus: While a run is watched, serve its metrics at [HOST:]PORT, on 127.0.0.1 if no host is named; each
             process of a node takes the next port.
         textfile: While a run is watched, write its metrics to this file, for node_exporter's textfile collector.
@@ -189,14 +189,14 @@ class ExportOptions:
         return self.prometheus is not None or self.textfile is not None
 
     def address(self) -> tuple[str, int]:
-        """Return the host and the port of ``prometheus``; raises UsageError where it is no address."""
+        """Return the host and the port of ``prometheus``; raises UsageError if it is no address."""
         host, _, port = str(self.prometheus).rpartition(":")
         is_port = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
-        expect(is_port, "export.prometheus", "[HOST:]PORT, as 9464", self.prometheus)
+        expect(is_port, "export.prometheus", "[HOST:]PORT, such as 9464", self.prometheus)
         return host or "127.0.0.1", int(port)
 
     def check(self, is_watched: bool) -> None:
-        """Raise UsageError where there is nothing to publish, or nowhere to, and MissingExtra without the library."""
+        """Raise UsageError if there is nothing to publish, or nowhere to, and MissingExtra without the library."""
         if not self.monitoring:
             return
         if not is_watched:
@@ -223,13 +223,13 @@ def _check_that_address_is_free(host: str, port: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions:
-    """The instruments stay until training ends, and say when and why it gets slower.
+    """Keep measuring until training ends, and report when and why it gets slower.
 
     Args:
         traces: Whether steps are traced: on demand, after a change of level, and where a slow step's cause repeats.
-        traces_per_day: Most automatic traces per day.
-        trace_mib: Most MiB of all automatic traces together.
-        cooldown_s: Least seconds between two automatic traces.
+        traces_per_day: Maximum number of automatic traces per day.
+        trace_mib: Maximum MiB of all automatic traces together.
+        cooldown_s: Minimum seconds between two automatic traces.
         signal: Trace two steps when SIGUSR1 comes; SLURM and Lightning may use it otherwise.
     """
 
@@ -281,7 +281,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class ProfilingOptions:
-    """The options of a ``TrainingProfiler``, whose docstring says what each means."""
+    """The options of a ``TrainingProfiler``; its docstring explains each of them."""
 
     stages: StageOptions
     actions: ActionsOptions
@@ -299,16 +299,16 @@ class ProfilingOptions:
     watch: WatchOptions | None = None
 
     def check(self) -> None:
-        """Raise UsageError where the options do not go together, or nothing is to be measured or watched."""
+        """Raise UsageError if the options do not go together, or nothing is to be measured or watched."""
         is_watched = self.watch is not None
         expect_one_of(get_args(Verb), "verb", self.verb)
         if self.watch is not None:
             expect(isinstance(self.watch, WatchOptions), "watch", "True, False or WatchOptions", self.watch)
-            expect(self.verb == "fit", "watch", "a fit, or no such option", self.verb)
+            expect(self.verb == "fit", "watch", "a fit", self.verb)
             self.watch.check()
         can_be_watched = is_watched and self.stages.warmup_steps > 0
         has_work = self.stages.planned_steps > 0 or can_be_watched
-        expect(has_work, "stages.measure_steps", "1 or more, or 0 with watch and a step of warm-up", 0)
+        expect(has_work, "stages.measure_steps", "1 or more, or 0 with watch and a warm-up step", 0)
         self.export.check(is_watched)
         check_folder_name(self.launch.name, self.log_dir)
 

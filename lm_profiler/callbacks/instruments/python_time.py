@@ -79,7 +79,7 @@ class PythonTimes:
     _last_ran_ns: int = 0
 
     def start(self) -> bool:
-        """Start to follow; returns False where another profiler already follows this thread."""
+        """Start to follow; returns False if another profiler already follows this thread."""
         if sys.getprofile() is not None:
             return False
         self._cost = following_cost(self.clock, self.ran)
@@ -232,7 +232,7 @@ def _row(phase: int, line: Line, activity: str, seconds: float, calls: int) -> P
 
 @dataclass(frozen=True)
 class FollowingCost:
-    """What following costs: from one event to the next, by each clock, and by what factor Python runs slower."""
+    """The cost of tracing Python: per event, on each clock, and the factor by which Python runs slower."""
 
     event_ns: float = 0.0
     event_ran_ns: float = 0.0
@@ -257,7 +257,8 @@ class FollowingCost:
 def following_cost(clock: Callable[[], int], ran: Callable[[], int]) -> FollowingCost:
     """Measure what following costs on this thread.
 
-    Reading the clocks is the least of it. The interpreter makes a frame object and a call for each event, which calls
+    Reading the clocks is the smallest part of this cost. The interpreter makes a frame object and a call for each
+    event, which calls
     of small functions show; and it runs the code in between slower, which a loop without calls shows.
     """
     reading = _reading_cost(clock, ran)

@@ -48,7 +48,7 @@ class RanksWatch(Instrument):
     The recorder is a ring buffer, so it is read between steps, before it overwrites what was not read.
     """
 
-    arrivals: Arrivals | None  # reads the flight recorder; None where this torch has none
+    arrivals: Arrivals | None  # reads the flight recorder; None if this torch has none
     rank: int  # the rank of this process
     # returns the module that trains, as its strategy wrapped it; called when the steps are over
     wrapped_module: Callable[[], object] = lambda: None
@@ -237,7 +237,7 @@ class StreamRanksWatch(RanksWatch):
         super().end(stage)
 
     def _stream_instants_ns(self, stream: EventStream, marks: StepMarks) -> list[int] | None:
-        """Return the step's marks on the stream; None where one of them cannot be read."""
+        """Return the step's marks on the stream; None if one of them cannot be read."""
         step_begin_ns = marks.host_ns[0]
         if self._stream_marks:
             # The host may be ahead by more than a step: a step cannot begin before the last one ended on the stream.
@@ -324,7 +324,7 @@ class StreamRanksWatch(RanksWatch):
         )
 
     def _durations_ns(self, arrivals: Arrivals, collectives: Sequence[Collective]) -> Instants:
-        """Return how long each of ``collectives`` took; -1 where that is unknown."""
+        """Return how long each of ``collectives`` took; -1 if that is unknown."""
         duration_of: dict[tuple[str, int], int] = {}
         for call in arrivals.calls:
             duration_of[call.group, call.number] = -1 if call.duration_ns is None else call.duration_ns

@@ -40,7 +40,7 @@ class SentOptimizer:
 
     @classmethod
     def of(cls, optimizer: Optimizer, device: torch.device) -> SentOptimizer:
-        """Return the groups of ``optimizer``; raises UncountableError where it may run the step several times."""
+        """Return the groups of ``optimizer``; raises UncountableError if it may run the step several times."""
         if "max_eval" in optimizer.defaults:  # LBFGS
             raise UncountableError(f"{type(optimizer).__name__} runs a step several times")
         groups = []
@@ -71,7 +71,7 @@ class SentStep:
     batches: int  # batches of one optimizer step on one rank
     precision: str  # Lightning's name of the precision
     on_cpu: bool  # whether the device is the CPU; on others, fused attention multiplies in the dtype of its inputs
-    optimizers: list[SentOptimizer]  # the optimizers of the module; empty where they hold shards of its parameters
+    optimizers: list[SentOptimizer]  # the optimizers of the module; empty if they hold shards of its parameters
 
     @classmethod
     def of(cls, trainer: Trainer, verb: Verb, batch: Any) -> SentStep:
@@ -171,7 +171,7 @@ def _undo_lightnings_compilation(module: LightningModule) -> None:
 
 
 def without_data(batch: Any) -> Any:
-    """Return ``batch`` with tensors that have shapes and no data; raises UncountableError where that is impossible."""
+    """Return ``batch`` with tensors that have shapes and no data; raises UncountableError if that is impossible."""
     return tree_map(_shape_of_leaf, batch)
 
 

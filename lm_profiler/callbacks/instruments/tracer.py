@@ -59,7 +59,7 @@ class PhaseRanges:
     """Observer of marks that puts each phase into a range. It may run in timed steps: no context managers.
 
     Torch has a range of its own around every optimizer step, and ranges must nest. ``enter_optimizer_step`` and
-    ``leave_optimizer_step`` say when it opens and closes, if they are called. A range that is open when it opens stays
+    ``leave_optimizer_step`` open and close it, if they are called. A range that is open when it opens stays
     open until it has closed, and has the ranges of what runs meanwhile inside it, also that of no phase.
     """
 
@@ -218,7 +218,7 @@ class Tracer(Instrument):
     def start(self) -> None:
         if self.taken or is_session_taken():
             # torch has one session a process: a second one would end the user's, or the process.
-            self.part.leave_out("torch.profiler already runs in this process, which can have one session only")
+            self.part.leave_out("torch.profiler is already running in this process, and only one session is possible")
             return
         activities = [ProfilerActivity.CPU]
         if self.device.type in TRACED:
@@ -281,7 +281,7 @@ class Tracer(Instrument):
         if self._profile is None:
             return
         self.discard()
-        self.part.leave_out("another session of torch.profiler began, and a process can have one only")
+        self.part.leave_out("another session of torch.profiler began, and only one session is possible")
 
     def step(self) -> None:
         """Tell the profiler that a step of the stage has ended and another follows."""
@@ -319,7 +319,7 @@ class Tracer(Instrument):
         work = work_of(self.path)
         if work is None:
             if self.path.exists():
-                notes.append("no kernels, no waterfall: the run ended before a traced step was over")
+                notes.append("no kernels and no waterfall: the run ended before a traced step was complete")
             return None
         for damage, events in work.packed.left_out.items():
             notes.append(f"trace: {counted(events, 'event')} {damage} left out")

@@ -174,7 +174,7 @@ def history_watch(device: torch.device, path: Path, mark_log: MarkLog | None = N
     """
     history = memory_history_of(device)
     if history is None:
-        raise UsageError(f"memory.history: expected a CUDA device or no such option, given {device.type}")
+        raise UsageError(f"memory.history: expected a CUDA device, given {device.type}")
 
     def facts(_: object) -> Mapping[str, Any]:
         try:

@@ -91,7 +91,7 @@ def _has_cuda_graphs() -> bool:
 
 
 def sum_over_ranks(ranks: Sequence[SeenFlops]) -> SeenFlops:
-    """Return the sum of what all ranks counted, with the dtypes of rank 0; unknown where one of them does not know."""
+    """Return the sum of what all ranks counted, with the dtypes of rank 0; unknown if one of them does not know."""
     flops: list[Flops] = []
     for rank in ranks:
         if rank.flops is None:
@@ -213,7 +213,7 @@ def _phases_of_known_bytes(trainer: Trainer, phases: Iterable[str]) -> set[str]:
 
 
 def _flops_by_phase(work: StepWork | None) -> dict[str, Mapping[str, int] | None]:
-    """Return the FLOPs of forward and backward, by dtype; None where they are unknown."""
+    """Return the FLOPs of forward and backward, by dtype; None if they are unknown."""
     if work is None:
         return {"forward": None, "backward": None}
     forward = work.by_dtype.get("forward", {})

@@ -121,7 +121,7 @@ class LastSpan(Span):
 
 @dataclass(eq=False)
 class OptimizerStep(Nothing):
-    """Lightning's whole optimizer step, closure included. Where it ends, the step's work is done."""
+    """Lightning's whole optimizer step, closure included. When it ends, the step's work is done."""
 
     timeline: Timeline
     loop: Loop
@@ -241,7 +241,7 @@ class Actions(dict[str, Marked]):
             self[action_name]
 
     def _span(self, action_name: str, kind: str) -> Marked | None:
-        """Return the span of ``[Owner]Class.hook``, whose short name is ``kind``; None where the action is ignored."""
+        """Return the span of ``[Owner]Class.hook``, whose short name is ``kind``; None if the action is ignored."""
         owner, _, hook = kind.partition(".")
         if hook in _HOOKS_INSIDE:
             return Span(self._timeline, at.OTHER) if self._is_users(owner, action_name, hook) else None

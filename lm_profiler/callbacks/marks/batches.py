@@ -22,7 +22,7 @@ _Path = tuple[Any, ...]  # the keys that lead to a tensor in a batch
 class BatchCounts:
     """Adds up the batches of the running step, their tokens and samples; a count that fails is unknown from then on.
 
-    ``combined`` says that a batch holds one batch of each of several loaders; ``batch_size`` is that of a single one.
+    ``combined`` is true if a batch holds one batch from each of several loaders; ``batch_size`` is that of one loader.
     """
 
     def __init__(

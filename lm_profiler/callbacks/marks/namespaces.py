@@ -48,7 +48,7 @@ def nearest(thing: object) -> str:
 
 
 def trainer_of(module: object) -> Any:
-    """Return the Trainer of a LightningModule; None where it has none, and for any other module."""
+    """Return the Trainer of a LightningModule; None if it has none, and for any other module."""
     if not is_a(module, "LightningModule"):
         return None
     try:

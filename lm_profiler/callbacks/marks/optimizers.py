@@ -78,7 +78,7 @@ class OnThisThread(AbstractContextManager[None]):
 def bracket(owner: Any, name: str, context: AbstractContextManager[None], part: Guard, undo: ExitStack) -> None:
     """Have each call of ``owner.name`` run inside ``context``, guarded by ``part``, until ``undo`` is closed.
 
-    Raises AttributeError where ``owner`` has no such method, or does not let it be replaced.
+    Raises AttributeError if ``owner`` has no such method, or does not let it be replaced.
     """
     _replace(owner, name, _Bracketed(owner, name, context, part), undo)
 

@@ -66,7 +66,7 @@ class PhaseProfiler:
         self._spans = Actions(trainer, self.timeline, self)
         self.surround = self._spans.surround
         self._marks = ProfilerMarks(trainer.profiler)
-        # the methods of the user's profiler; None where the user has none
+        # the methods of the user's profiler; None if the user has none
         self.users: ProfilerMethods | None = self._marks.users
         # Called thirty times a step: a built-in method saves ten microseconds of Python frames.
         profile: Callable[[str], AbstractContextManager[Any]] = self._spans.__getitem__
@@ -222,7 +222,7 @@ class PhaseProfiler:
         return None
 
     def _leave(self) -> None:
-        """End the loop if no epoch's context is open; an open one raises StopIteration where it is ``cut``."""
+        """End the loop if no epoch's context is open; an open one raises StopIteration if it is ``cut``."""
         if self._fitting and not self._in_epoch:  # this version of Lightning names its epochs differently
             self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
 

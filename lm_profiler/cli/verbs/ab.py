@@ -47,7 +47,7 @@ for example:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ComparisonOptions):
-    """Run a verb in trees A and B, in turns and each time in a fresh process, until B is FASTER, SLOWER or SAME.
+    """Run a verb in trees A and B, alternately and each time in a fresh process, until B is FASTER, SLOWER or SAME.
 
     A tree is a folder, or `git:REF` for a commit of this repository, in a worktree that is removed afterwards. After
     -- comes a call of lm_profiler: `fit`, `validate`, or `run` with your own program.
@@ -123,8 +123,8 @@ def _compare_pairs(pairs: Pairs, same_within: float) -> Comparison:
         detectable = minimum_detectable_effect(decision.interval)
     notes = [
         *comparison.notes,
-        f"{pairs.end_reason}; the interval of what decides holds at all looks together",
-        f"{spread.text}; the pairs themselves count for more",
+        f"{pairs.end_reason}; the interval of the deciding figure is corrected for repeated checks",
+        f"{spread.text}; the pairs have more weight",
     ]
     return replace(
         comparison,
@@ -158,11 +158,11 @@ def _new_folder(preferred: Path) -> Path:
 
 def _advice(decision: PartChange, pairs: int) -> str:
     if decision.interval is None:
-        return "give it a larger --budget"
+        return "use a larger --budget"
     needed = pairs_needed(decision.interval, pairs)
     if needed > AB_LOOKS[-1]:
-        return f"about {needed:,} pairs like these would make it clear: measure longer (--stages.until_ci=0.005)"
-    return f"about {needed} pairs would make it clear: give it a larger --budget"
+        return f"about {needed:,} pairs like these would give a clear result: measure longer (--stages.until_ci=0.005)"
+    return f"about {needed} pairs would give a clear result: use a larger --budget"
 
 
 @dataclass
@@ -205,7 +205,7 @@ def run_in_turns(
     for number in range(AB_LOOKS[-1]):
         spent_s = clock() - start_s
         if number >= _FEWEST_PAIRS and spent_s + spent_s / number > budget_s:
-            pairs.end_reason = f"the budget ended it after {number} pairs"
+            pairs.end_reason = f"the budget ended after {number} pairs"
             return pairs
         order = "ab" if number % 2 else "ba"
         for side in order:

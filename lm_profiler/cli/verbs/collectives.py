@@ -42,7 +42,8 @@ class Options:
     Args:
         ops: all_reduce, all_gather, reduce_scatter, broadcast; if not given, all of them.
         sizes: Sizes such as 1MB or 64MiB, the sum over all processes, as nccl-tests counts them.
-        processes: How many processes; each of several numbers makes a group. If not given, 2, or one for each GPU.
+        processes: Number of processes; several numbers run one group after another. If not given, 2, or one for each
+        GPU.
         backend: gloo (on the CPU), nccl (a GPU for each process); if not given, what the machine has.
         repeats: Most repeats of a row.
         budget_s: Seconds that a row may take; six repeats are made in any case.
@@ -86,7 +87,7 @@ def run(options: Options) -> int:
     except RankFailed as error:
         message = str(error)
         if rows:
-            message += "; the table has what was measured before"
+            message += "; the table shows the results before that"
         say(message)
         code = FAILED
     finally:

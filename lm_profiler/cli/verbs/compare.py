@@ -1,4 +1,4 @@
-"""The verb ``compare``: is B faster than A, by runs that exist? What ``ab`` shares with it: options and output."""
+"""The verb ``compare``: is B faster than A, by runs that exist? Options and output are shared with ``ab``."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _FAILING = {None: (), "slower": ("SLOWER",), "unclear": ("SLOWER", "UNCLEAR")}
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonOptions:
-    """What is taken for granted of a comparison, and how it is written.
+    """The assumptions of a comparison, and its output.
 
     Args:
-        fail_on: Exit with 1 where B is SLOWER; with unclear, where it is UNCLEAR as well.
-        spread: By how much equal processes differ (std, as a share, such as 0.03). If not given, what selftest has
+        fail_on: Exit with 1 if B is SLOWER; with unclear, also if it is UNCLEAR.
+        spread: Spread of equal processes (std, as a share, such as 0.03). If not given, what selftest has
             seen on this machine, or else 0.05.
-        same_within: B is SAME where any difference is below this share.
+        same_within: B is SAME if any difference is below this share.
         format: terminal, markdown, json; or for CI services bmf (Bencher), github-action-benchmark or junit.
         github: Append a summary and the outputs verdict, ratio, low and high to the files that GitHub's variables name,
             and print an annotation. If not given, only if GITHUB_STEP_SUMMARY is set.
@@ -105,13 +105,13 @@ class Options(ComparisonOptions):
     """Compare B with A: the step, its phases, tokens/s and memory.
 
     Each has a ratio, its interval, and a word: FASTER, SLOWER, SAME or UNCLEAR. Several runs on a side are repeats.
-    Where other programs used the machine, times are upper bounds: then CPU time and waiting decide, or it is UNCLEAR.
+    If other programs used the machine, times are upper bounds: then CPU time and waiting decide, or it is UNCLEAR.
 
     Args:
         config: A YAML file of these options.
         folders: Two folders, A and B, each of a run, its repeats, or a sweep's cell.
-        a: The runs of A, where they lie in several folders.
-        b: The runs of B, where they lie in several folders.
+        a: The runs of A, if they are in several folders.
+        b: The runs of B, if they are in several folders.
         unlike: Also compare runs that do different work.
     """
 

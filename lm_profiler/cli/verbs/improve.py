@@ -42,8 +42,8 @@ for example:
   lm_profiler improve --config demo --try.data.num_workers 0,2 --budget 2m"""
 
 _UNKNOWN_PREFETCH = (
-    "how many batches are made ahead is not known, for the loader is not one DataLoader of torch: "
-    "a gain may come from batches that were made before the measured steps"
+    "the number of prefetched batches is unknown, because the loader is not a single DataLoader of torch: "
+    "a gain may come from batches that were prepared before the measured steps"
 )
 _NO_TIME = "the first setting's own run did not end within the budget, and no change can be judged without it"
 # A run's time limit: the larger of this multiple of the first setting's own run, which includes the trace, and this
@@ -53,7 +53,7 @@ _EXIT_CODES = {"interrupted": INTERRUPTED, "failed": FAILED}  # by how a search 
 
 
 def run(request: ImproveRequest) -> int:
-    """Improve a run and return the exit code: 1 where the first setting does not run."""
+    """Improve a run and return the exit code: 1 if the first setting does not run."""
     plan, calls = _plan(request)
     try:
         with SweepFolder(request.folder, plan, grows=True) as folder:
@@ -93,7 +93,7 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
                 baseline = cells.result(calls.baseline())
                 enough_s = baseline.took_s * (1 + FEWEST_RUNS)
                 if request.budget_s < enough_s:
-                    say(f"budget: may be too short to try anything; --budget={math.ceil(enough_s)}s is enough for one")
+                    say(f"budget: may be too short for any change; --budget={math.ceil(enough_s)}s is enough for one")
                 cells.limit_s = max(_LIMIT_IN_BUDGETS * request.budget_s, _LIMIT_IN_RUNS * baseline.took_s)
                 record = _search(request, cells, calls, baseline, display)
             except Interrupted as error:  # in the first setting's own run

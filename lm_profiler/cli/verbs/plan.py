@@ -68,7 +68,7 @@ _MAX_BYTES = 1 << 50  # the largest ``--memory`` that is accepted: 1024 TiB, a h
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Print the memory that each phase of a training step would take, and the largest batch and context that fit.
+    """Print the memory that each phase of a training step needs, and the largest batch and context that fit.
 
     Nothing is trained, and no GPU is needed: the step is rehearsed on tensors without data.
 
@@ -95,7 +95,7 @@ class Options:
 
     def __post_init__(self) -> None:
         is_valid = self.bandwidth is None or 0 < self.bandwidth < math.inf
-        expect(is_valid, "bandwidth", "bytes a second, such as 450e9", self.bandwidth)
+        expect(is_valid, "bandwidth", "bytes per second, such as 450e9", self.bandwidth)
         expect(self.plot in (None, TIMELINE), "plot", TIMELINE, self.plot)
         tables_file = self.output if self.plot is None else None
         object.__setattr__(self, "format", choose_answer_format(self.format, tables_file))
@@ -108,7 +108,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print or write the plan; return the exit code: 1 where ``fit`` would refuse the run, or it cannot be planned."""
+    """Print or write the plan; return the exit code: 1 if ``fit`` would refuse the run, or it cannot be planned."""
     file = options.output if options.plot is None else None
     tables = list[Table]()
     # On a terminal each table is shown as soon as it is known: remedies take a while.

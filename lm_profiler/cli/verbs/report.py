@@ -64,7 +64,7 @@ Content = TypeVar("Content")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Tables of runs, of folders of runs and of sweeps, in any mix.
+    """Print tables of runs, of folders of runs and of sweeps, in any mix.
 
     A sweep's repeats share a row; a single run is shown as a page of all its figures, unless an option asks for a
     table. CSV, JSON and Parquet carry SI values and every fact; the others are for people.
@@ -72,23 +72,24 @@ class Options:
     Args:
         config: A YAML file of these options.
         runs: Folders of runs or sweeps, or a folder above them.
-        where: Use only runs with these facts, such as verb=fit,size=small; != excludes. Of one fact several values may
-            be given, as in size=small,size=large.
+        where: Use only runs for which all of these hold, such as verb=fit,size=small; != excludes. Several values for
+            one name are alternatives, as in size=small,size=large.
         columns: Facts and figures by name, or options such as data.batch_size; `help` lists the names.
         group_by: One row for all runs that have these facts in common; `folder` gives each run its own.
-        pivot: Two facts, one down and one across; several with commas between.
-        value: What a pivot shows; if not given, step_s.
+        pivot: Two facts, one for the rows and one for the columns; several, separated by commas.
+        value: The figure that a pivot shows; if not given, step_s.
         layout: A table as in published reports. blocks: each step, then forward and backward. wide: one wide row per
-            run, means and standard deviations. devices: sizes down, devices across. modes: forward alone, forward +
+            run, means and standard deviations. devices: sizes down, devices across. modes: forward only, forward +
             backward, full step. warmups: a row for each pass and warm-up.
         warmup: Leave out this many first steps of each run instead of its own warm-up; several numbers give a row each.
         steps: Use this many steps of each run, and leave out runs with fewer.
-        kernels: The kernels that took the device's time, from the trace of each run.
+        kernels: Print the kernels that took the device's time, from the trace of each run.
         again: Conclude again, by this version's rules, from each run's evidence, and show what differs from its record.
-        allocations: The largest allocations at the peak of one step, tensors saved for backward, and three moments.
+        allocations: Print the largest allocations at the peak of one step, tensors saved for backward, and the memory
+            at three moments.
         plot: phases, memory, memory_timeline, attention, tokens, mfu or overlap; with --output FILE.svg, .png, .pdf or
             .html.
-        by: What a plot is drawn against.
+        by: The horizontal axis of a plot.
         format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, by output's suffix; for
             CI services bmf (Bencher), github-action-benchmark or junit.
         github: Append the tables to the file that GitHub's variable names, for the page of a job; if not given, only if
@@ -148,11 +149,13 @@ class Options:
         if self.plot and self.output is None:
             raise UsageError("plot: expected --output FILE, given none; end it with .svg, .png, .pdf or .html")
         if self.plot and self.format is not None:
-            raise UsageError("format: expected none with --plot, whose FILE's suffix says it; leave it out")
+            raise UsageError(
+                "format: not allowed with --plot, because the suffix of FILE sets the format; leave it out"
+            )
 
 
 def run(options: Options) -> int:
-    """Print or write what is asked for and return the exit code: 1 where none of the runs can be shown."""
+    """Print or write what is asked for and return the exit code: 1 if none of the runs can be shown."""
     if options.columns == ["help"]:
         write(Collection(), column_tables(), "terminal", None)
         return OK
@@ -302,7 +305,7 @@ def _read_all(
 
 
 def _table_of_runs(entries: Sequence[Entry], options: Options, format_name: str, problems: list[str]) -> Table | None:
-    """Return the table of ``entries``, None where none can be used; ``problems`` gets those that cannot."""
+    """Return the table of ``entries``, None if none can be used; ``problems`` gets those that cannot."""
     warmups: Sequence[int] = options.warmup
     if not warmups and options.layout == "warmups":
         warmups = WARMUPS
@@ -364,7 +367,7 @@ def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
 
 
 def _read_first_kernels(folder: Path) -> KernelTable | None:
-    """Return the table of kernels of the first rank that was traced; None where none was."""
+    """Return the table of kernels of the first rank that was traced; None if none was."""
     for file in kernel_files(folder):
         return read_kernels(file)
     return None
@@ -422,7 +425,7 @@ def _headed(tables: Sequence[Table], lines: Sequence[str]) -> list[Table]:
 
 
 def _flat_table(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """Return the rows of all runs as one table for programs; no table where there are none."""
+    """Return the rows of all runs as one table for programs; no table if there are none."""
     if not rows:
         return []
     headings = [Heading(name, name) for name in rows[0]]

@@ -34,16 +34,16 @@ _NOT_PASSED = ("trainer", "program", "command")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Run a program that makes a Lightning Trainer, and profile that Trainer. The program itself is not changed.
+    """Run a program that creates a Lightning Trainer, and profile that Trainer. The program itself is not changed.
 
-    It trains on when the profiler is done. The profiler's own lines go to stderr. The program's Python needs this
-    package.
+    It continues training when the profiler is done. The profiler's own lines go to stderr. The program's Python needs
+    this package.
 
     Args:
         warmup_steps: Steps before the measured ones.
         measure_steps: Steps to measure.
         trace_steps: Steps to trace with torch.profiler; 0 for none.
-        memory_steps: Steps in which memory is read phase by phase; 0 for none.
+        memory_steps: Steps in which memory is measured by phase; 0 for none.
         action_steps: Steps in which each action of the loop is timed by its name; 0 for none.
         name: Name of the run.
         log_dir: Folder of all runs; this one's is <name>/version_<n> below it.
@@ -51,7 +51,7 @@ class Options:
         trainer: Which Trainer of the program, from 1; if not given, the first that runs the verb.
         watch: Keep watching until training ends, and report when and why it gets slower.
         export_trackers: Log the figures to the Trainer's own loggers too, when the stages are over; all logs every one.
-        verbose: Print all that is known at the end, not only what matters most.
+        verbose: Print all figures at the end, not only the most important ones.
     """
 
     warmup_steps: int = 5
@@ -131,7 +131,7 @@ def _watch_for_end(claims: Path, options: Options) -> None:
         was_started = claims.is_dir()
         if was_started and not os.path.lexists(claims / CLAIMED):
             number = "" if options.trainer is None else f" with the number {options.trainer}"
-            reason = f"no Lightning Trainer{number} ran {options.verb}, or its Python lacks lm_profiler"
+            reason = f"no Lightning Trainer{number} ran {options.verb}, or its Python does not have lm_profiler"
             say(f"{reason}: nothing was profiled")
         shutil.rmtree(claims, ignore_errors=True)
     finally:

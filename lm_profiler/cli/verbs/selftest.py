@@ -85,7 +85,7 @@ def run(options: Options) -> int:
 
 @dataclass(frozen=True)
 class SelfTest:
-    """How far equal runs differ on a machine."""
+    """Measures how far equal runs differ on a machine."""
 
     device: str
     verb: str
@@ -137,7 +137,7 @@ def report_lines(test: SelfTest) -> list[str]:
         spread += f"; {test.kept.std:.1%} with earlier self-tests"
     use = "kept for compare and improve"
     if test.busy:
-        use = "not kept, for other programs used the machine; repeat it while the machine is quiet"
+        use = "not kept, because other programs used the machine; repeat it on an idle machine"
     lines.append(f"  processes differ by {spread}: {use}")
     line = f"  smallest change that one run against one can detect: {test.detectable[1]:.1%}"
     lines.append(f"{line}; three against three: {test.detectable[3]:.1%}")
@@ -173,10 +173,10 @@ _ADDEND, _TIMES = 0.01, 1000
 
 @dataclass(frozen=True, kw_only=True)
 class SumsOptions:
-    """Add 0.01 a thousand times in float32, in float16, in bfloat16, and mixed, and say why the sums differ.
+    """Add 0.01 a thousand times in float32, in float16, in bfloat16, and mixed, and explain why the sums differ.
 
     Args:
-        format: terminal, markdown, latex, typst or json; if not given, as output's suffix says.
+        format: terminal, markdown, latex, typst or json; if not given, by output's suffix.
         output: Write the table to this file.
     """
 
@@ -218,8 +218,8 @@ def sums() -> list[tuple[str, float, str]]:
     single, half = np.float32(_ADDEND), np.float16(_ADDEND)
     float32_reason = "24 bits: each addition rounds by at most 5e-7"
     float16_reason = "11 bits: from 8 on the sum moves in steps of 1/128, and 0.01 becomes 0.0078"
-    bfloat16_reason = "8 bits: at 4 the sum moves in steps of 1/32, which 0.01 is lost in"
-    addend_reason = f"the sum is kept well; the addend is not: 0.01 in float16 is {half:.8f}"
+    bfloat16_reason = "8 bits: from 4 on the sum moves in steps of 1/32, so 0.01 is lost"
+    addend_reason = f"the sum is precise, the addend is not: 0.01 in float16 is {half:.8f}"
     cast_reason = "the same: the addend is cast up before it is added"
     return [
         ("float32 += float32", _sum_in(np.float32, single), float32_reason),

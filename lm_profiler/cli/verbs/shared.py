@@ -1,4 +1,4 @@
-"""What the verbs share: finding runs, the format of a result, printing and writing it."""
+"""Functions that the verbs share: finding runs, the format of a result, printing and writing it."""
 
 from __future__ import annotations
 

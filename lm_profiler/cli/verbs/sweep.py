@@ -51,7 +51,7 @@ _GOOD_STATUSES = ("ok", "oom", "refused")
 
 
 def run(request: SweepRequest) -> int:
-    """Run a sweep and return the exit code: 1 where a cell failed, timed out or was killed."""
+    """Run a sweep and return the exit code: 1 if a cell failed, timed out or was killed."""
     texts: dict[str, str] = {}
     for path in request.configs:
         if path not in texts:  # it may be a pipe

@@ -52,14 +52,14 @@ _SILENT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Show a watched training (fit --watch=true): where its time goes, its phases, what happened.
+    """Show a watched training (fit --watch=true): where its time goes, its phases, its events.
 
-    On a terminal the picture is updated until the training ends or is silent for a minute. The run may be on another
+    On a terminal the output is updated until the training ends or is silent for a minute. The run may be on another
     machine: only its files are read. If it has ended or was killed, its last state is shown, and the exit code is 2.
 
     Args:
         run: The folder of the run.
-        format: terminal, or json, which shows it once.
+        format: terminal, or json, which prints the state once.
     """
 
     WORDS: ClassVar[str] = "run"
@@ -69,7 +69,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Show the run and return the exit code: 2 where there is nothing left to watch."""
+    """Show the run and return the exit code: 2 if there is nothing left to watch."""
     folder = watched_folder(options.run)
     try:
         if options.format == "json":
@@ -89,7 +89,7 @@ def _watch(
             show(table)
             print()
         if over:
-            say(f"{folder}: expected a running training, given one that {over}; this is its last state")
+            say(f"{folder}: the training {over}; this is its last state")
         return WRONG_CALL if over else OK
     console, heard = Console(), (0.0, 0.0)
     with Live(console=console, auto_refresh=False, screen=False) as live:
@@ -105,7 +105,7 @@ def _watch(
             elif now_s - heard[1] >= _SILENT_S:
                 break
             sleep(_APART_S)
-    say(f"{folder}: no report for {duration_text(_SILENT_S)}: the training was killed, or its files do not come here")
+    say(f"{folder}: no report for {duration_text(_SILENT_S)}: the training was killed, or its files do not arrive here")
     return FAILED
 
 
@@ -130,14 +130,14 @@ def watched_folder(run: Path | None) -> Path:
             run = versions[-1].parent
         if not is_watched(run):
             raise UsageError(
-                f"RUN: expected a run that is watched, given {run}, which has no {STATUS}; "
-                "`lm_profiler fit --watch=true` writes it when the stages are over"
+                f"RUN: {run} is not watched: it has no {STATUS}, "
+                "which `lm_profiler fit --watch=true` writes when the stages are over"
             )
         read_status(run)
     except RecordError as error:
         raise UsageError(str(error)) from None
     except OSError as error:  # the folder of another user
-        raise UsageError(f"RUN: expected a folder that can be read, given {run} ({error.strerror})") from None
+        raise UsageError(f"RUN: cannot read {run} ({error.strerror})") from None
     return run
 
 
@@ -146,7 +146,7 @@ def watched_folder(run: Path | None) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class AskOptions:
-    """Ask a watched training (fit --watch=true) for a trace of its next steps, and print where their time went.
+    """Request a trace of the next steps from a watched training (fit --watch=true), and print where their time went.
 
     The trace is in the run's folder, and in TensorBoard's tab. The training continues unchanged.
 
@@ -167,7 +167,9 @@ class AskOptions:
     format: AnswerFormat = "terminal"
 
     def __post_init__(self) -> None:
-        expect(0 < self.steps <= MOST_TRACED, "steps", f"1 to {MOST_TRACED}, which all stay in memory", self.steps)
+        expect(
+            0 < self.steps <= MOST_TRACED, "steps", f"1 to {MOST_TRACED} (all of them are kept in memory)", self.steps
+        )
         expect(self.patience_s > 0, "patience_s", "a positive number", self.patience_s)
 
 
@@ -177,16 +179,16 @@ def run_trace(options: AskOptions, sleep: Callable[[float], None] = time.sleep) 
     expect_one_of(watched_ranks(folder), "rank", options.rank)
     status = read_status(folder, options.rank)
     if over := _over(status):
-        raise UsageError(f"RUN: expected a running training, given {folder}, which {over}; its traces are in it")
+        raise UsageError(f"RUN: the training of {folder} {over}; its traces are in that folder")
     if not status.traces:
-        raise UsageError(f"RUN: expected a run that takes traces, given {folder}, which runs with watch.traces=false")
+        raise UsageError(f"RUN: {folder} takes no traces, because it runs with watch.traces=false")
     asked, before = request_file(folder, options.rank), set(_tables(folder, options.rank))
     if asked.exists():
-        raise UsageError(f"RUN: expected a run that nobody asks for a trace, given {folder}; wait for that one")
+        raise UsageError(f"RUN: {folder} already has a pending trace request; wait for it to finish")
     try:
         TraceRequest(steps=options.steps, rank=options.rank).write(asked)
     except OSError as error:
-        raise UsageError(f"RUN: expected a folder that can be written to, given {folder} ({error.strerror})") from None
+        raise UsageError(f"RUN: cannot write to {folder} ({error.strerror})") from None
     deadline_s = time.monotonic() + options.patience_s
     while time.monotonic() < deadline_s:
         sleep(_LOOK_S)

@@ -42,14 +42,14 @@ class EventStream:
         return torch.Event(device=self._device, enable_timing=True)  # never recorded: no time can be read from it
 
     def reached(self, instant: torch.Event) -> bool:
-        """Whether the stream has reached ``instant``; False where that cannot be known."""
+        """Whether the stream has reached ``instant``; False if that cannot be known."""
         try:
             return not self.capturing() and bool(instant.query())
         except (RuntimeError, ValueError):
             return False
 
     def seconds(self, start: torch.Event, end: torch.Event) -> float | None:
-        """Return the seconds between two instants that were reached; None where one cannot be read."""
+        """Return the seconds between two instants that were reached; None if one cannot be read."""
         try:
             return float(start.elapsed_time(end)) * 1e-3  # elapsed_time is in milliseconds
         except (RuntimeError, ValueError):
@@ -59,7 +59,7 @@ class EventStream:
         self._free.extend(instants)
 
     def wait(self) -> None:
-        """Block until the device has done all that was enqueued; raises RuntimeError where it died."""
+        """Block until the device has done all that was enqueued; raises RuntimeError if it died."""
         torch.accelerator.synchronize(self._device)
 
 

@@ -43,7 +43,7 @@ class StepMarks:
         return _per_part(self.codes, seconds)
 
     def stream_seconds(self, stream: EventStream) -> tuple[float, ...] | None:
-        """Return the same on the device's stream, which has reached every instant; None where one cannot be read."""
+        """Return the same on the device's stream, which has reached every instant; None if one cannot be read."""
         known_seconds: list[float] = []
         for begin, end in pairwise(self.instants):
             seconds = stream.seconds(begin, end)
@@ -147,7 +147,7 @@ class TimedSteps(NamedTuple):
     begin_ns: NDArray[np.int64]  # (n,) on the host's clock
     end_ns: NDArray[np.int64]
     host_s: NDArray[np.float64]  # (n, TIMED) seconds of each part and of the step on the host's clock
-    seconds: NDArray[np.float64]  # the same on the device's, NaN where unknown; ``host_s`` without a device
+    seconds: NDArray[np.float64]  # the same on the device's, NaN if unknown; ``host_s`` without a device
 
 
 class _Layout(NamedTuple):
@@ -163,7 +163,7 @@ class _Layout(NamedTuple):
 class ChunkReader:
     """Reads one tape, a chunk after the other."""
 
-    stream: EventStream | None = None  # the device's clock of the timeline; None where there is only the host's
+    stream: EventStream | None = None  # the device's clock of the timeline; None if there is only the host's
     _stack: tuple[int, ...] = tuple(TapeReading().stack)
     _rest: list[Any] = field(default_factory=list)
     _layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], _Layout | None] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class ChunkReader:
         return len(self._unread)
 
     def _layout(self, codes: tuple[int, ...]) -> _Layout | None:
-        """Return what ``codes`` up to a step's end mean here; None where no step ran."""
+        """Return what ``codes`` up to a step's end mean here; None if no step ran."""
         key = self._stack, codes
         if key not in self._layouts:
             if len(self._layouts) >= _MOST_LAYOUTS:

@@ -1,6 +1,6 @@
 """Takes marks on two clocks and writes them to a tape.
 
-A mark says what happens at its instant, mostly which part of the step begins or ends. So the parts of a step add up to
+A mark records an event and its instant: usually which part of the step begins or ends. So the parts of a step add up to
 the step by construction, on each clock. ``tape`` reads it later.
 """
 
@@ -26,7 +26,7 @@ class Timeline:
     """
 
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock, in nanoseconds
-    stream: EventStream | None = None  # the device's clock; None where there is only the host's
+    stream: EventStream | None = None  # the device's clock; None if there is only the host's
     part: Guard = UNGUARDED  # the Guard that handles errors in here
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ class Timeline:
 
     @property
     def observers(self) -> tuple[Callable[[int], None], ...]:
-        """Callables that get the code of the part that begins, at each mark and after its instant was taken."""
+        """Callables that receive the code of each beginning part, after the instant of its mark was taken."""
         return self._observers
 
     @observers.setter
@@ -126,7 +126,7 @@ class Timeline:
 
     @property
     def last_ns(self) -> int:
-        """When the last mark was taken; 0 where none is on the tape. For other threads."""
+        """When the last mark was taken; 0 if none is on the tape. For other threads."""
         last_entry = self._tape[-1]
         if isinstance(last_entry, TapeReading):
             return 0

@@ -265,7 +265,7 @@ class _SquaredNorms:
 
     @property
     def relative_error(self) -> float | None:
-        """The norm of the differences over that of the references; None where these are zero, or it is not finite."""
+        """The norm of the differences over that of the references; None if these are zero, or it is not finite."""
         if self.reference == 0.0:
             return None
         return _finite(sqrt(self.difference) / sqrt(self.reference))

@@ -44,7 +44,7 @@ Formula = Callable[..., int]  # takes the operator's arguments and, as ``out_val
 
 
 class UncountableError(Exception):
-    """Raised where the FLOPs are unknown; the message is the end of "FLOPs unknown: …"."""
+    """Raised if the FLOPs are unknown; the message is the end of "FLOPs unknown: …"."""
 
 
 # Operators of distributed torch, which communicate and multiply nothing.
@@ -69,7 +69,7 @@ _OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class of operators with a sch
 
 
 def formula_of(operator: Any) -> Formula | None:
-    """Return the formula of ``operator``; None where it multiplies nothing. Raises UncountableError."""
+    """Return the formula of ``operator``; None if it multiplies nothing. Raises UncountableError."""
     name = f"higher_order::{operator}"
     if isinstance(operator, _OVERLOAD):
         name = operator.name().partition(".")[0]
@@ -266,8 +266,8 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
 
     For tensors that wrap others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized ones) only parts
     that this process multiplies count. An error while counting makes the count unknown, and has no other effect.
-    ``traffic`` sees all operators outside backward passes. ``on_shapes`` says that the step itself runs on fake
-    tensors; otherwise torch only tries operators out on them.
+    ``traffic`` sees all operators outside backward passes. With ``on_shapes`` the step itself runs on fake tensors;
+    otherwise torch only tries operators on them.
     """
 
     supports_higher_order_operators = True
@@ -289,7 +289,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         self._thread = threading.get_ident()
 
     def flops(self) -> Flops:
-        """Return what was counted so far; raises UncountableError where an operator ran whose work is unknown."""
+        """Return what was counted so far; raises UncountableError if an operator ran whose work is unknown."""
         if self.unknown is not None:
             raise UncountableError(self.unknown)
         flops_by_work = dict.fromkeys(WORK, 0)

@@ -17,7 +17,7 @@ _REMEMBERED = 64  # torch._dynamo.utils.DEFAULT_COMPILATION_METRICS_LIMIT
 def recompilations() -> int:
     """Return the number of graphs that ``torch.compile`` has compiled in this process, first compilations included.
 
-    0 where nothing was ever compiled; ``torch._dynamo`` is never imported to find out. A function without any operation
+    0 if nothing was ever compiled; ``torch._dynamo`` is never imported to find out. A function without any operation
     compiles to no graph and is not counted, nor is the backward of a graph.
     """
     dynamo = DYNAMO.loaded()

@@ -41,16 +41,16 @@ _usage_of_process = partial(getrusage, RUSAGE_SELF)
 
 
 class Reading(NamedTuple):
-    """What was read at the end of a step."""
+    """The readings at the end of a step."""
 
     step: int
     usage: Any  # of the process, as getrusage(2) has it
-    thread: bytes  # times of the thread that trains; empty where the system does not count
+    thread: bytes  # times of the thread that trains; empty if the system does not count
     allocator: Sequence[int]  # the allocator's retries and segments
 
 
 class Raw(NamedTuple):
-    """What was read at the end of a step, and when the step began and ended."""
+    """The readings at the end of a step, and the times at which the step began and ended."""
 
     step: int
     began_ns: int
@@ -133,10 +133,10 @@ class StepReader:
     """Reads the counters at the end of each step, from ``start`` to ``stop``."""
 
     clock: Callable[[], int]  # the clock of the marks, in nanoseconds
-    # retries and segments of the device's allocator so far; empty where it does not count them
+    # retries and segments of the device's allocator so far; empty if it does not count them
     allocator: Callable[[], Sequence[int]] = tuple
     usage: Callable[[], Any] = _usage_of_process  # usage of the process, as getrusage(2) has it
-    compilations: Sequence[TimedCompilation] | None = None  # those of the same time; None where they are not known
+    compilations: Sequence[TimedCompilation] | None = None  # those of the same time; None if they are not known
     _readings: list[Reading] = field(default_factory=list)
     _instants: dict[int, tuple[int, int]] = field(default_factory=dict)  # when each step began and ended (ns)
     _file: int | None = None
@@ -379,7 +379,7 @@ def _thread_times(schedstat: bytes) -> ThreadTimes:
 
 
 def thread_times() -> ThreadTimes | None:
-    """Return the thread's times; None where the system does not count."""
+    """Return the thread's times; None if the system does not count."""
     # Asked first: it makes the kernel count up to now. The file is otherwise as old as the last tick, 1 to 10 ms;
     # getrusage counted up to now in older kernels, and does not in 6.18.
     ran_ns = time.thread_time_ns()

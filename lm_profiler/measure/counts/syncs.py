@@ -70,5 +70,5 @@ class SyncDetector:
 
 
 def sync_detector_of(device: torch.device) -> SyncDetector | None:
-    """Return a detector for ``device``; None where torch has no debug mode (only CUDA has one)."""
+    """Return a detector for ``device``; None if torch has no debug mode (only CUDA has one)."""
     return SyncDetector() if device.type == "cuda" and torch.cuda.is_available() else None

@@ -88,7 +88,7 @@ class ForwardTraffic:
         self._reads = Regions()
 
     def take(self) -> int | None:
-        """Return the bytes read by all passes since the last call; None where a pass was not seen, or not in full."""
+        """Return the bytes read by all passes since the last call; None if a pass was not seen, or not in full."""
         self.begin()
         is_complete = self._passes > 1 and not self.lost
         bytes_read = self._bytes_read if is_complete else None
@@ -126,7 +126,7 @@ class ForwardTraffic:
 
 
 def _rows_bytes(name: str, inputs: list[Tensor], results: list[Tensor]) -> int | None:
-    """Return the bytes that a look-up reads of its table, the first of ``inputs``; None where it reads all of it."""
+    """Return the bytes that a look-up reads of its table, the first of ``inputs``; None if it reads all of it."""
     table = inputs[0]
     if name in _LOOK_UPS and len(inputs) > 1:
         row_bytes = table.shape[-1] * table.element_size()
@@ -148,7 +148,7 @@ def _identity(tensor: Tensor) -> int:
 
 class StepTraffic(NamedTuple):
     by_phase: Mapping[str, int | None]  # the phases that occurred; of the forward pass what is written
-    # what the forward pass reads. None where the step is compiled, so that its operators were not seen: then
+    # what the forward pass reads. None if the step is compiled, so that its operators were not seen: then
     # ``by_phase`` includes saved inputs.
     forward_read: int | None
 
@@ -161,7 +161,7 @@ class TrafficReader:
     - backward: reads what was saved (weights included) and the gradients that others are added to; writes gradients.
     - zero_grad: writes zeros into gradients that are kept.
     - clip: reads gradients.
-    - optimizer: reads gradients, reads and writes their parameters and states. Unknown where a gradient is sparse:
+    - optimizer: reads gradients, reads and writes their parameters and states. Unknown if a gradient is sparse:
       then only some of the rows may be touched.
     """
 

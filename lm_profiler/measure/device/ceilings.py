@@ -96,7 +96,7 @@ def usable_bytes(device: torch.device) -> int:
 def fastest(
     time_product: Callable[[int], float], largest: int, left_s: Callable[[], float]
 ) -> tuple[int, float] | None:
-    """Return the size with the highest rate, and the seconds of its best matmul; None where all are too short.
+    """Return the size with the highest rate, and the seconds of its best matmul; None if all are too short.
 
     Sizes double from ``SMALLEST`` until a matmul takes ``LONG_ENOUGH_S`` and the rate has ``SETTLED`` (both, because a
     busy CPU may stall any matmul for that long), or until memory or time is too short for the next size, which takes up

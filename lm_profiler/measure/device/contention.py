@@ -25,7 +25,7 @@ _SHORTEST_S = 0.1  # seconds: a shorter measurement says nothing, since its CPU 
 
 @dataclass(frozen=True)
 class CpuReading:
-    """Counts at one instant, in seconds; None where the system does not count."""
+    """Counts at one instant, in seconds; None if the system does not count."""
 
     at_s: float
     machine: str
@@ -49,7 +49,7 @@ class CpuUse:
 
 
 def cpu_use_since(begin: CpuReading | None, begun_s: float, gpu: Gpu | None) -> list[CpuUse]:
-    """Return this process's use since ``begun_s``, as a list of one; empty where the system does not count."""
+    """Return this process's use since ``begun_s``, as a list of one; empty if the system does not count."""
     if begin is None:
         return []
     end = cpu_reading()
@@ -60,7 +60,7 @@ def cpu_use_since(begin: CpuReading | None, begun_s: float, gpu: Gpu | None) -> 
 
 
 def contention(uses: Sequence[CpuUse]) -> Contention | None:
-    """Return the contention for the CPUs and the GPU that were shared the most; None where it is unknown.
+    """Return the contention for the CPUs and the GPU that were shared the most; None if it is unknown.
 
     ``uses`` has one entry of each rank. Our threads also wait for each other: OpenMP's, or a loader's workers where
     there are more than CPUs. So the missing CPU time is the lesser of two, the time that our threads waited
@@ -148,7 +148,7 @@ def _cpu_seconds(uses: Sequence[CpuUse]) -> float:
 
 
 def _waiting_seconds(uses: Sequence[CpuUse]) -> float | None:
-    """Return the seconds that all threads that still live waited for a CPU; None where a rank does not know."""
+    """Return the seconds that all threads that still live waited for a CPU; None if a rank does not know."""
     waited_s: dict[int, float] = {}
     for use in uses:
         begin_s = use.begin.waited_s
@@ -239,7 +239,7 @@ def _family(proc: Path, tick_s: float) -> dict[int, float]:
 
 
 def _waits(proc: Path, family: Iterable[int]) -> dict[int, float] | None:
-    """Return the seconds that each thread was ready to run and had no CPU; None where the kernel does not count."""
+    """Return the seconds that each thread was ready to run and had no CPU; None if the kernel does not count."""
     waited_s: dict[int, float] = {}
     for pid in family:
         with suppress(OSError):  # the process has ended

@@ -53,10 +53,10 @@ def cpu_cores() -> int:
 
 @dataclass(frozen=True)
 class MatrixUnits:
-    """What a device multiplies faster than float32."""
+    """The precisions that a device multiplies faster than float32."""
 
     tf32: bool = False  # whether float32 matmuls can run as TF32
-    # the fastest precision of 16 bits; None where there is none, or where it is unknown
+    # the fastest precision of 16 bits; None if there is none, or if it is unknown
     half_precision: Literal["bf16-mixed", "16-mixed"] | None = None
 
 
@@ -186,7 +186,7 @@ def exact_float32() -> Iterator[None]:
 
 
 def _older_setting(read: Callable[[], _T]) -> _T | None:
-    """Return the value of an older setting; None where the newer one was used, as the older one then raises."""
+    """Return the value of an older setting; None if the newer one was used, as the older one then raises."""
     try:
         return read()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""How fast the ranks of a machine exchange data: collectives of torch.distributed, timed on every rank."""
+"""Measures how fast the ranks of a machine exchange data: collectives of torch.distributed, timed on every rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIMEOUT = timedelta(minutes=1)  # if a rank hangs, collectives of the others en
 
 @dataclass(frozen=True)
 class LinkRequest:
-    """What each rank measures: all ``ops`` at all ``sizes_bytes``."""
+    """The measurements of each rank: all ``ops`` at all ``sizes_bytes``."""
 
     backend: str  # gloo (on the CPU) or nccl (rank r on GPU r)
     ranks: int  # how many there are
@@ -48,7 +48,7 @@ class LinkRow(NamedTuple):
 def time_links(request: LinkRequest, rank: int, send: Callable[[LinkRow], object]) -> None:
     """Measure as one of ``request.ranks`` ranks; rank 0 sends each row as soon as it is known.
 
-    Raises RuntimeError where a collective gives a wrong result, or another rank is gone.
+    Raises RuntimeError if a collective gives a wrong result, or another rank is gone.
     """
     device = torch.device("cuda", rank) if request.backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":

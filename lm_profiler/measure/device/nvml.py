@@ -56,7 +56,7 @@ class Gpu:
     uuid: str
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """Return NVML's answer about this GPU; None where the GPU, driver or pynvml does not support ``function``."""
+        """Return NVML's answer about this GPU; None if the GPU, driver or pynvml does not support ``function``."""
         try:
             return getattr(self.nvml, function)(self.handle, *arguments)
         except Exception:  # also where the GPU is lost for a moment
@@ -64,7 +64,7 @@ class Gpu:
 
 
 def initialized(nvml: Any = None) -> Any:
-    """Return ``nvml``, or else ``pynvml``, initialized; None where it is not installed or finds no driver."""
+    """Return ``nvml``, or else ``pynvml``, initialized; None if it is not installed or finds no driver."""
     try:
         nvml = nvml or importlib.import_module("pynvml")
         nvml.nvmlInit()  # never shut down: NVML counts its users, and handles must stay valid
@@ -98,7 +98,7 @@ def gpu_of(device: torch.device, nvml: Any = None, properties: Any = None) -> Gp
 
 
 def compute_capability(device: torch.device, nvml: Any = None) -> tuple[int, int] | None:
-    """Return a GPU's compute capability; None where unknown. It is not opened, so that this process can still fork."""
+    """Return a GPU's compute capability; None if unknown. It is not opened, so that this process can still fork."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     nvml = initialized(nvml)
@@ -121,7 +121,7 @@ def compute_capability(device: torch.device, nvml: Any = None) -> tuple[int, int
 def gpu_sharing(gpu: Gpu, since_s: float, patience_s: float = _PATIENCE_S) -> GpuSharing | None:
     """Return the use of ``gpu`` by others after ``since_s`` (seconds since 1970, as NVML stamps its samples).
 
-    None where NVML does not answer within ``patience_s``, hence the thread.
+    None if NVML does not answer within ``patience_s``, hence the thread.
     """
     readings: list[GpuSharing | None] = []
 
@@ -225,7 +225,7 @@ class TelemetrySampler:
         return _reading([*self._samples], self.gpu.uuid)
 
     def during(self, began_s: float, ended_s: float) -> tuple[float | None, list[str] | None]:
-        """Return the SM clock between two instants and its throttle reasons; None where there is no sample."""
+        """Return the SM clock between two instants and its throttle reasons; None if there is no sample."""
         samples = list(self._samples)
         begin = bisect_left(samples, began_s, key=attrgetter("at_s"))
         end = bisect_left(samples, ended_s, key=attrgetter("at_s"))
@@ -313,7 +313,7 @@ def together(readings: Sequence[Telemetry | None]) -> Telemetry | None:
     """Combine all ranks' telemetry: sum of energy and power, slowest clock, highest temperature, all throttle reasons.
 
     A GPU that several ranks share counts once. A sum is unknown if one GPU's part is; clocks, temperature and
-    reasons come from the GPUs that report them. None where no GPU can be read.
+    reasons come from the GPUs that report them. None if no GPU can be read.
     """
     known_readings = _without_none(readings)
     if not known_readings:

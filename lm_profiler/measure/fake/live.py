@@ -71,7 +71,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is _aten.mkldnn_rnn_layer.default:
-            raise NotImplementedError("what the CPU's kernel of an LSTM keeps for backward is unknown")
+            raise NotImplementedError("the memory that the CPU's LSTM kernel keeps for backward is unknown")
         if any(hasattr(kind, "to_local") for kind in types):
             return NotImplemented  # a DTensor takes itself apart: the operators on its local tensors come here
         if self._gpu is not None and func in _MATMULS:
@@ -104,7 +104,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         return self.notes
 
     def give_back_unused(self) -> None:
-        """Empty the allocator's cache; nothing to do where it has none."""
+        """Empty the allocator's cache; nothing to do if it has none."""
         if self._allocator is not None:
             self._allocator.give_back_unused()
 

@@ -69,7 +69,9 @@ class FakeWorld:
             if not isinstance(leaf, Tensor):
                 return leaf
             if leaf.layout is not torch.strided:
-                raise Uncounted(f"a batch holds a tensor of {leaf.layout}, whose bytes its shape does not tell")
+                raise Uncounted(
+                    f"a batch holds a tensor of {leaf.layout}, whose size in bytes does not follow from its shape"
+                )
             shape = tuple(resize(leaf.shape))
             has_value = math.prod(shape) <= MOST_ELEMENTS and 0 not in leaf.stride() and not leaf.requires_grad
             if has_value:

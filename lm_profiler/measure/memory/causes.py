@@ -78,7 +78,7 @@ def _states(optimizers: Sequence[Optimizer]) -> Iterator[Any]:
 
 
 def by_cause(peak_allocated: int | None, held: Holdings) -> MemoryCauses:
-    """Split ``peak_allocated`` by what was ``held`` at that time; the rest is None where it would be negative."""
+    """Split ``peak_allocated`` by what was ``held`` at that time; the rest is None if it would be negative."""
     rest_bytes = None
     if peak_allocated is not None and peak_allocated >= held.total:
         rest_bytes = peak_allocated - held.total
@@ -111,8 +111,8 @@ class HoldingsReader:
 
     Holdings are read where parts begin and end. The larger of the two readings around a part counts: that sum was
     held at some time in between, so it never exceeds the peak. Gradients grow during backward while activations
-    shrink: hooks see each gradient arrive, and tell how many were there at the peak, to within one. Where no such hook
-    runs (FSDP2), all gradients of the part count, and its activations are a lower bound. A compiled backward hands its
+    shrink: hooks see each gradient arrive, and count those that exist at the peak, to within one. If no such hook runs
+    (FSDP2), all gradients of the part count, and its activations are a lower bound. A compiled backward hands its
     gradients over at its end; until then they are in the rest, which is an upper bound.
 
     It also keeps the levels of the last step. If the allocator does not report what it holds (the CPU's), the storages
@@ -121,7 +121,7 @@ class HoldingsReader:
 
     module: nn.Module
     optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
-    # returns the most bytes allocated since the last reset; None where that is unknown
+    # returns the most bytes allocated since the last reset; None if that is unknown
     peak_bytes: Callable[[], int | None]
     device: torch.device  # the device whose memory is read
     # returns the bytes that the allocator holds now; None if it does not report them

@@ -49,7 +49,7 @@ class MemoryHistory:
 
 
 def memory_history_of(device: torch.device) -> MemoryHistory | None:
-    """Return a recorder for ``device``; None where the allocator keeps no history (only CUDA's does)."""
+    """Return a recorder for ``device``; None if the allocator keeps no history (only CUDA's does)."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     record, snapshot = RECORD_HISTORY.find_or(None), HISTORY.find_or(None)
@@ -69,7 +69,7 @@ def allocator_facts(device: torch.device) -> AllocatorReading | None:
 
 
 def graph_pool_bytes(device: torch.device) -> int | None:
-    """Return the bytes that ``device``'s allocator keeps for CUDA graphs; None where it keeps none.
+    """Return the bytes that ``device``'s allocator keeps for CUDA graphs; None if it keeps none.
 
     A graph's replay uses this memory without the allocator, whose allocated bytes and peaks leave it out. A user's pool
     (``torch.cuda.MemPool``) is numbered like a graph's, and is in the sum. CUDA's own allocator (cudaMallocAsync) has
@@ -82,7 +82,7 @@ def graph_pool_bytes(device: torch.device) -> int | None:
 
 
 def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorReading:
-    """Return what torch's ``memory_stats`` says, as a record.
+    """Return torch's ``memory_stats`` as a record.
 
     The peaks of allocated and reserved memory may be of different instants. Their difference, ``fragmentation``, is
     the most that can have been reserved and not allocated when allocated memory peaked, with blocks kept for reuse.

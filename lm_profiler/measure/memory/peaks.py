@@ -21,7 +21,7 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes in a unit of getrus
 
 
 class Probe:
-    """Reads peak memory since the last reset, and what tensors hold now where that is known."""
+    """Reads peak memory since the last reset, and what tensors hold now if that is known."""
 
     resettable = True  # whether peaks count from the last reset on; otherwise from the beginning of the process
     # the allocator's retries (how often it emptied its cache) and segments (how often it asked the driver for memory)
@@ -136,7 +136,7 @@ def probe_of(device: torch.device) -> Probe:
 class PartPeaks:
     """Finds the peak memory of each part of a step: an observer that reads and resets the peak at each mark.
 
-    Where peaks cannot be reset, a part's peak is known only if it exceeds all before it. Reading takes too long for a
+    If peaks cannot be reset, a part's peak is known only if it exceeds all previous ones. Reading takes too long for a
     timed step, so this runs in the ``memory`` stage.
     """
 
@@ -197,7 +197,7 @@ _GROUPS_OF_PROCESS = Path("/proc/self/cgroup")
 
 
 class _GroupVersion(NamedTuple):
-    """Where a version of control groups has the memory of a group."""
+    """The files in which a version of control groups reports the memory of a group."""
 
     folder: str
     limit: str  # name of a file, as is ``usage``

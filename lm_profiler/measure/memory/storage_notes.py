@@ -109,7 +109,7 @@ def _dtype_name(tensor: Tensor) -> str:
 
 
 class Site(NamedTuple):
-    """Where a storage was made; None is unknown."""
+    """The place where a storage was made; None is unknown."""
 
     operator: str | None = None
     module: str | None = None
@@ -288,7 +288,7 @@ def _now_us() -> int:
 
 
 class _Mark(NamedTuple):
-    """What ``TensorReporter`` reported at one mark, and its instant."""
+    """The reports of ``TensorReporter`` at one mark, and its instant."""
 
     time_us: int
     code: int

@@ -131,7 +131,7 @@ def _stamp(entry: Entry) -> str:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Return for each run's name what tells it apart: without the folders that all share, and a lone ``version_0``."""
+    """Return a short name for each run: without the folders that all runs share, and without a single ``version_0``."""
     stems = {name: _stem(name) for name in names}
     counts = Counter(stems.values())
     labels = {name: stem if counts[stem] == 1 else name for name, stem in stems.items()}

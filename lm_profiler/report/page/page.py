@@ -93,7 +93,7 @@ def _answers(collection: Collection, top_table: Table | None) -> dict[str, Any]:
 
 
 def _by_block(answers: Mapping[str, list[Json]]) -> Json:
-    """Return the first block of all runs, then the second of all, and so on; None where a run has no more.
+    """Return the first block of all runs, then the second of all, and so on; None if a run has no more.
 
     Equal blocks of two runs stand side by side, so that gzip, which looks back 32 KB, sees both.
     """

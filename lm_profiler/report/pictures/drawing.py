@@ -1,4 +1,4 @@
-"""What all pictures share: colours, style, a new figure, its legend, and texts that stay within it."""
+"""Functions that all pictures share: colours, style, a new figure, its legend, and texts that stay within it."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def memory_timelines(timelines: Mapping[str, MemoryTimeline]) -> Figure:
 def _check_count(count: int) -> None:
     expected = f"plot: expected 1 to {_MOST_TIMELINES} memory timelines"
     if count == 0:
-        raise UsageError(f"{expected}, given none; a run has one where --check_memory planned it, or of a snapshot")
+        raise UsageError(f"{expected}, given none; a run has one if --check_memory=true planned it, or with a snapshot")
     if count > _MOST_TIMELINES:
         raise UsageError(f"{expected}, given {count}; name fewer runs")
 
@@ -224,7 +224,7 @@ def _draw_lanes(axes: Any, lanes: Sequence[_Lanes]) -> None:
 
 
 def _lanes_of_run(entry: Entry) -> list[_Lanes]:
-    """Return the lanes of the run's first ranks; none where a trace is missing, damaged or without collectives."""
+    """Return the lanes of the run's first ranks; none if a trace is missing, damaged or without collectives."""
     ranks = None if entry.record is None else entry.record.ranks
     if ranks is None:
         return []

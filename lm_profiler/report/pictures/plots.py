@@ -46,13 +46,13 @@ _PAGE = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>lm_
 
 
 def check_picture(path: Path) -> None:
-    """Raise UsageError or MissingExtra where no picture can be drawn into ``path``."""
+    """Raise UsageError or MissingExtra if no picture can be drawn into ``path``."""
     expect(path.suffix.lower() in SUFFIXES, "plot", f"a file ending in {', '.join(SUFFIXES)}", path.name)
     require("matplotlib", "plot")
 
 
 def save_figure(draw_figure: Callable[[], Figure], path: Path) -> None:
-    """Write the figure that ``draw_figure`` returns to ``path``, in the format that its suffix says."""
+    """Write the figure that ``draw_figure`` returns to ``path``, in the format of its suffix."""
     check_picture(path)
     from matplotlib import rc_context
 
@@ -117,7 +117,7 @@ def phases(groups: Sequence[Group]) -> Figure:
     beside.spines["right"].set_visible(False)
     axes.grid(visible=False, axis="y")
 
-    lines = ["time of a step (ms)", "phases and step: means"]
+    lines = ["step time (ms)", "phases and step: means"]
     interval_text = error_bar_text(steps)
     if interval_text:
         lines.append(f"black: the mean step, {interval_text}")
@@ -176,8 +176,8 @@ def _figure_against_fact(groups: Sequence[Group], column: Column) -> Figure:
     values = [figure.value for figure in figures if figure.value is not None]
     if not values:
         raise UsageError(
-            f"plot: expected runs that ended well and know their {column.title}, given none; "
-            "`report RUNS` shows how each ended"
+            f"plot: expected successful runs whose {column.title} is known, given none; "
+            "`report RUNS` prints how each run ended"
         )
     quantity = in_fitting_unit(column.quantity, values)
     trouble_lines = _trouble_lines(groups, figures)
@@ -295,7 +295,7 @@ def bandwidths(rows: Sequence[LinkFigures]) -> Figure:
     """Draw bus bandwidth against size, a line for each collective, with a dash pattern for each number of processes."""
     known = [row for row in rows if row.bus_bandwidth]
     if not known:
-        raise UsageError("plot: expected a collective that could be timed, given none; the table says why")
+        raise UsageError("plot: expected a collective that could be timed, given none; the table gives the reason")
 
     figure, axes = new_figure(_WIDTH, 4.0)
     links = list(dict.fromkeys((row.backend, row.ranks) for row in known))

@@ -33,7 +33,7 @@ _WORK = {
 }
 _DECIDING = {"step": "step time", WITHOUT_CPU_WAITS: "step without waits for a CPU", CPU_TIME: "CPU time of a step"}
 
-_ADVICE = "repeat both more often, in turns, or measure longer (--stages.until_ci=0.005)"
+_ADVICE = "repeat both more often, alternately, or measure longer (--stages.until_ci=0.005)"
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -129,8 +129,8 @@ def closing(comparison: Comparison) -> list[str]:
         lines.append(f"note: a step of B computes {comparison.flops:.3g} times the FLOPs of A's")
     lines += [f"note: {note}" for note in comparison.notes]
     lines.append(
-        f"note: {_SURE} confidence for what decides, and for the intervals of all parts together; "
-        f"a change of less than {MARGIN:.0%} counts as none"
+        f"note: {_SURE} confidence for the deciding figure, and for all intervals together; "
+        f"a change below {MARGIN:.0%} counts as no change"
     )
     if comparison.verdict == "UNCLEAR":
         lines.append(f"next: {_how_to_be_surer(comparison)}")
@@ -140,18 +140,18 @@ def closing(comparison: Comparison) -> list[str]:
 def _how_to_be_surer(comparison: Comparison) -> str:
     advice = comparison.advice or _ADVICE
     if comparison.assumption is not None:
-        advice += "; three runs a side need no assumption on how far processes differ"
+        advice += "; three runs per side need no assumption about the spread of processes"
     least = comparison.detectable
     if least is None or least >= 1.0:
-        return f"to be surer, {advice}"
-    return f"runs like these can detect a change of {least:.1%} or more; to be surer, {advice}"
+        return f"for a clearer result, {advice}"
+    return f"runs like these can detect a change of {least:.1%} or more; for a clearer result, {advice}"
 
 
 def verdict_line(comparison: Comparison) -> str:
     """Return the verdict with its figures, the phases that made the difference, and what it takes for granted."""
     decision = comparison.decision
     if decision.interval is None:
-        return f"{decision.verdict}: too few or too unlike steps to tell; repeat"
+        return f"{decision.verdict}: there are too few steps, or they vary too much; repeat the runs"
     interval = decision.interval
     line = f"{decision.verdict}: {_DECIDING[decision.part]} {_change_text(interval)} from A to B"
     if decision.verdict == "SAME":
@@ -161,7 +161,7 @@ def verdict_line(comparison: Comparison) -> str:
         if causes:
             line += f", of which {', '.join(causes)}"
     if comparison.assumption is not None:
-        line += f"; one run a side: {comparison.assumption}"
+        line += f"; one run per side: {comparison.assumption}"
     return line
 
 
@@ -332,13 +332,13 @@ def _chart(comparison: Comparison) -> str:
     names = ", ".join(f'"{TIMES[row.part].title}"' for row in parts)
     bars = ", ".join(f"{1e3 * row.a_s:.4g}" for row in parts)
     points = ", ".join(f"{1e3 * row.b_s:.4g}" for row in parts)
-    title = 'title "ms a step: bars are A, the line is B"'
+    title = 'title "ms per step: bars are A, the line is B"'
     lines = ["xychart-beta", title, f"x-axis [{names}]", f"bar [{bars}]", f"line [{points}]"]
     return "\n".join(["```mermaid", *lines, "```", ""])
 
 
 def github_outputs(comparison: Comparison) -> dict[str, Any]:
-    """Return the verdict, and B over A with its interval where that is known."""
+    """Return the verdict, and B over A with its interval if that is known."""
     interval = comparison.decision.interval
     outputs: dict[str, Any] = {"verdict": comparison.verdict}
     if interval is not None:
@@ -361,9 +361,9 @@ _MOST_CHANGES = 40
 
 
 def changes_table(folder: Path, changes: Sequence[Change]) -> Table:
-    """Return a row for each field that differs; one line where none does."""
+    """Return a row for each field that differs; one line if none does."""
     if not changes:
-        return Table(above=[f"{folder}: this version says the same"])
+        return Table(above=[f"{folder}: this version concludes the same"])
     rows = [[change.field, _value_text(change.before), _value_text(change.now)] for change in changes[:_MOST_CHANGES]]
     below = []
     more = len(changes) - _MOST_CHANGES

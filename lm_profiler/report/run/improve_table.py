@@ -34,13 +34,13 @@ def improve_table(record: ImproveRecord, folder: Path | None = None) -> Table:
 def headline(record: ImproveRecord) -> str:
     """Return what all accepted changes save together, or that nothing helped."""
     if record.ended == "failed":
-        return "the first setting does not run to its end: nothing could be compared with it"
+        return "the run of the first setting did not finish: nothing could be compared with it"
     if record.final is not None:
         return final_line(record.final)
     if record.way:
         before_s, after_s = record.way[0].step_s, record.way[-1].step_s
         ratio = ratio_text(before_s / after_s)
-        return f"step {_from_to(before_s, after_s)} ms, {ratio} × as it was chosen, not compared anew"
+        return f"step {_from_to(before_s, after_s)} ms, {ratio} × when it was chosen, not measured anew"
     has_compared = any(change.pairs for change in record.tried)
     if record.ended == "budget" and not has_compared:
         return "nothing was tried: the budget is too short for a comparison"
@@ -56,9 +56,9 @@ def _without_result(record: ImproveRecord) -> str:
     if not undecided:
         return "nothing helped"
     if len(undecided) == len(compared):
-        return "nothing was decided: runs differ too much for this budget; give it a larger one, or a quieter machine"
+        return "nothing was decided: runs differ too much for this budget; use a larger one, or a quieter machine"
     number = counted(len(undecided), "change")
-    return f"nothing helped of what was decided; {number} would need a larger budget"
+    return f"no decided change helped; {number} would need a larger budget"
 
 
 def final_line(final: Final) -> str:
@@ -67,7 +67,7 @@ def final_line(final: Final) -> str:
     ratio = f"{ratio_text(final.ratio)} × [{ratio_text(final.low)}, {ratio_text(final.high)}]"
     line = f"{step}, {ratio}, measured anew in {counted(final.pairs, 'pair')}"
     is_sure = final.low > 1.0
-    return line if is_sure else f"{line}; that it is faster at all is not sure"
+    return line if is_sure else f"{line}; it may not be faster at all"
 
 
 def way_texts(record: ImproveRecord) -> list[tuple[str, str]]:
@@ -100,7 +100,7 @@ def verdict_text(change: Tried) -> str:
 
 
 def saved_text(change: Tried) -> str:
-    """Return the saved ms of a step with their interval, with as many digits as the step; empty where unknown."""
+    """Return the saved ms of a step with their interval, with as many digits as the step; empty if unknown."""
     if change.saved_s is None or change.a_s is None:
         return ""
     digits = digits_of(change.a_s)
@@ -177,7 +177,7 @@ def _lines(record: ImproveRecord) -> Iterator[str]:
 
 
 def _memory_changed(final: Final) -> bool:
-    """Return whether the final setting needs notably more or less memory than the first; not where it is unknown."""
+    """Return whether the final setting needs notably more or less memory than the first; not if it is unknown."""
     if final.first_bytes is None or final.final_bytes is None:
         return False
     return abs(final.final_bytes - final.first_bytes) > MARGIN * final.first_bytes
@@ -185,7 +185,7 @@ def _memory_changed(final: Final) -> bool:
 
 _ENDINGS = {
     "done": "all was tried",
-    "budget": "the budget has no room for more",
+    "budget": "the budget is too small for more",
     "interrupted": "interrupted: the same call resumes it",
     "unfinished": "it is still running, or its process was killed: the same call resumes it",
 }

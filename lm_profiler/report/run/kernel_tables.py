@@ -38,7 +38,7 @@ def kernel_answers(
     products = _shares(table, "matmul")
     has_fused_attention = any("attention" in phase.kinds for phase in table.phases.values())
     if has_fused_attention:
-        products += f"; with fused attention, which holds more of them, another {_shares(table, 'attention')}"
+        products += f"; fused attention, which contains further products, takes another {_shares(table, 'attention')}"
     answers.append(("matrix products", products))
     for phase in _PASSES:
         attention = _attention(table, phase, head_width)
@@ -60,7 +60,7 @@ def _forward(table: KernelTable, timed_s: float | None) -> list[tuple[str, str]]
         timed = TIMES["step"].show(timed_s)
         times_as_long = traced_s / table.steps / timed_s
         answer += f"; {timed} timed without a profiler, {times_as_long:.2f} times as long traced"
-    return [("forward in all", answer)]
+    return [("forward in total", answer)]
 
 
 def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
@@ -199,7 +199,7 @@ def _ms_with_unit(table: KernelTable, seconds: float) -> str:
 
 
 def kernel_tables(table: KernelTable, forward_s: float | None = None, head_width: int | None = None) -> list[Table]:
-    """Return tables of ms per step by phase and kind, and of the largest kernels, and the answers about them."""
+    """Return a table of ms per step by phase and kind, one of the largest kernels, and answers about them."""
     answers = [f"{question}: {answer}" for question, answer in kernel_answers(table, forward_s, head_width)]
     largest = kernels_table(table, _LARGEST, is_short=True)
     left_out = left_out_line(table, _LARGEST)

@@ -67,12 +67,12 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
     lines += _rank_lines(planned)
     if planned.taken_for_one:
         places = "; ".join(planned.taken_for_one)
-        lines.append(f"an unknown number was taken for 1, so steps may differ: float() in {places}")
+        lines.append(f"float() of an unknown number returned 1, so real steps may differ: in {places}")
     if planned.compiled:
         lines.append("compiled: unknown; these are the figures of the same step without torch.compile")
     lines += _floor_lines(floors, device)
     lines += _sent_lines(planned, floors)
-    uncounted = "not counted: workspaces but cuBLAS's, the driver's context"
+    uncounted = "not counted: workspaces other than cuBLAS's, the driver's context"
     if planned.ranks > 1:
         uncounted += ", NCCL's own memory"
     return [*lines, uncounted]
@@ -92,7 +92,7 @@ def _peak_line(planned: Planned, device: Capacity) -> str:
 def _smallest_gpu_line(planned: Planned) -> str:
     gpu = smallest_gpu(planned.needs)
     if gpu is None:
-        return f"no GPU of the table has {bytes_text(planned.needs)}"
+        return f"no GPU in the table has {bytes_text(planned.needs)}"
     return f"the smallest GPU that fits: {gpu.name} ({bytes_text(gpu.bytes)})"
 
 
@@ -122,11 +122,11 @@ def _step_lines(planned: Planned) -> list[str]:
     number = len(planned.steps)
     if planned.growth is not None:
         growth = f"each of {number} needs {bytes_text(planned.growth)} or more beyond the one before"
-        return [f"steps grow: {growth}; shown is the last of them, and later steps need more"]
+        return [f"steps grow: {growth}; the table shows the last of them, and later steps need more"]
     different_texts = {bytes_text(peak) for peak in planned.steps}
     if len(different_texts) > 1:
         least = bytes_text(min(planned.steps))
-        return [f"steps differ: shown is the largest of {number} in a row, the smallest needs {least}"]
+        return [f"steps differ: the table shows the largest of {number}; the smallest needs {least}"]
     return []
 
 
@@ -134,12 +134,12 @@ def _rank_lines(planned: Planned) -> list[str]:
     """Return lines on what the figures are of where several ranks train."""
     lines = []
     if planned.buckets is not None:
-        lines.append(f"for each of DDP's devices; its buckets are in the rest: {bytes_text(planned.buckets)}")
+        lines.append(f"per device of DDP; its buckets are part of the rest: {bytes_text(planned.buckets)}")
     if planned.split_by is not None:
-        gathered = f"weights that it gathers are part of the rest: up to {bytes_text(planned.gathered)} at a time"
+        gathered = f"gathered weights are part of the rest: up to {bytes_text(planned.gathered)} at a time"
         lines.append(f"rank 0 of {planned.ranks}; {planned.split_by} splits the module among them; {gathered}")
     elif "optimizer" in planned.sent:
-        limit = "a rank with a larger share takes longer, and all wait for it"
+        limit = "a rank with a larger share takes longer, and all ranks wait for it"
         lines.append(f"optimizer states and their floor are for rank 0's share of {planned.ranks}: {limit}")
     return lines
 
@@ -147,7 +147,7 @@ def _rank_lines(planned: Planned) -> list[str]:
 def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
     """Return the floor of the step with the rates that it assumes, and their sources."""
     if floors.seconds is None:
-        return [f"floor of the step: unknown, since no peaks of {device.name} are known: name a GPU with --device"]
+        return [f"floor of the step: unknown, because no peaks of {device.name} are known: name a GPU with --device"]
     rates = floors.rates
     peaks = []
     sources = []
@@ -161,7 +161,7 @@ def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
     if floors.unknown:
         floor += f", without {' and '.join(floors.unknown)} (unknown)"
     different_sources = filter(None, dict.fromkeys(sources))
-    return [f"floor of the step, which no step beats: {floor}", f"peaks: {'; '.join(different_sources)}"]
+    return [f"floor of the step (no step is faster): {floor}", f"peaks: {'; '.join(different_sources)}"]
 
 
 def _sent_lines(planned: Planned, floors: PlannedFloors) -> list[str]:
@@ -171,7 +171,7 @@ def _sent_lines(planned: Planned, floors: PlannedFloors) -> list[str]:
     sent = ", ".join(f"{bytes_text(count)} in {phase}" for phase, count in planned.sent.items())
     line = f"each of {planned.ranks} ranks sends {sent} at least"
     if not floors.sent_s:
-        line += "; not in the floor, which --bandwidth=450e9 (bytes a second) puts them into"
+        line += "; --bandwidth=450e9 (bytes per second) includes them in the floor"
     return [line]
 
 
@@ -181,7 +181,7 @@ def _sent_lines(planned: Planned, floors: PlannedFloors) -> list[str]:
 def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device: Capacity) -> Table:
     """Return a row for each rehearsed setting that would need less, with the floor of its step."""
     if not tried:
-        return Table(above=["no setting is known that would need less"])
+        return Table(above=["no known setting would need less"])
     rows = []
     has_fitting = False
     for remedy, planned, floors in tried:
@@ -196,8 +196,8 @@ def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device
         floor_text = "" if floors.seconds is None else ms_text(floors.seconds)
         rows.append(_row_cells(REMEDY_COLUMNS, values, TableCell(floors.seconds, floor_text)))
     headings, cells = _without_empty_columns(REMEDY_COLUMNS, rows)
-    above = ["", "what would need less, each setting rehearsed by itself:"]
-    below = [] if has_fitting else ["none of them surely fits"]
+    above = ["", "settings that need less, each rehearsed by itself:"]
+    below = [] if has_fitting else ["none of them certainly fits"]
     return Table(headings, cells, above=above, below=below)
 
 
@@ -240,7 +240,7 @@ def allocation_tables(timeline: MemoryTimeline) -> Iterator[Table]:
         if residual is not None:
             kind = f"{_shape_text(residual)}, {residual.dtype}"
             below.append(f"a residual tensor ({kind}): {bytes_text(residual.bytes)}, {residual.count:,} of them")
-        above = ["", f"saved for backward {bytes_text(timeline.saved_bytes)}, most of it:"]
+        above = ["", f"saved for backward {bytes_text(timeline.saved_bytes)}; the largest tensors:"]
         yield _allocation_table(timeline.saved, above, below)
     moments = timeline.moments()
     if moments:

@@ -97,7 +97,7 @@ def communication_lines(ranks: Ranks) -> list[str]:
     exposed = [f"{part} {ms_text(seconds)}" for part, seconds in ranks.exposed_s.items() if seconds >= least_s]
     if exposed:
         source = ranks.exposed_source or "of an unknown source"
-        lines.append(f"exposed communication: {', '.join(exposed)} ms a step ({source})")
+        lines.append(f"exposed communication: {', '.join(exposed)} ms per step ({source})")
     exposed_s = ranks.exposed_communication_s
     if ranks.communication_s and exposed_s is not None:
         took = f"collectives: {ms_text(ranks.communication_s)} ms of a traced step"
@@ -111,7 +111,7 @@ def who_waits(ranks: Ranks) -> str:
     """Return which ranks the others wait for, how sure that is, and what fixing it would save."""
     finding = ranks.finding
     waiting_s = ranks.waiting_share * ranks.step_s
-    waits = f"the mean rank waits {ms_text(waiting_s)} of {ms_text(ranks.step_s)} ms a step"
+    waits = f"on average a rank waits {ms_text(waiting_s)} of {ms_text(ranks.step_s)} ms per step"
     if finding.kind == "equal":
         return f"no rank is slower than the others; {waits}"
     if finding.kind == "unsure":
@@ -119,7 +119,7 @@ def who_waits(ranks: Ranks) -> str:
     if finding.saves_s is None:  # a kind that a later version has added
         return waits
     if finding.kind == "turns":
-        saved = f"were all as the median rank, a step would be {_ms(finding.saves_s)} shorter"
+        saved = f"if all were like the median rank, a step would be {_ms(finding.saves_s)} shorter"
         return f"another rank is slow in {finding.phase} each time; {waits}; {saved}"
     return "; ".join(_slow_rank_texts(ranks, finding.saves_s))
 
@@ -135,18 +135,18 @@ def _slow_rank_texts(ranks: Ranks, saves_s: float) -> list[str]:
         texts.append(f"{spends} {finding.cause}")
     has_others = (finding.slow_ranks or 1) < ranks.heard
     if finding.others_wait_s is not None and has_others:
-        texts.append(f"the others wait {_ms(finding.others_wait_s)} a step for {pronoun}")
+        texts.append(f"the others wait {_ms(finding.others_wait_s)} per step for {pronoun}")
     interval = ""
     if finding.low_s is not None and finding.high_s is not None:
         interval = f" [{finding.low_s * 1e3:.1f}, {finding.high_s * 1e3:.1f}]"
-    texts.append(f"mending {pronoun} would save {_ms(saves_s)} a step{interval}")
+    texts.append(f"fixing {pronoun} would save {_ms(saves_s)} per step{interval}")
     if finding.last_in is not None:
         steps = finding.steps or ranks.steps
         texts.append(f"last in {finding.last_in} of {steps} steps")
     return texts
 
 
-_DOUBTS = {"shared machine": "which other programs on this machine may have done", "chance": "perhaps by chance"}
+_DOUBTS = {"shared machine": "which other programs on this machine may have caused", "chance": "perhaps by chance"}
 
 
 def _doubtful_text(ranks: Ranks) -> str:

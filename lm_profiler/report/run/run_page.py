@@ -37,7 +37,7 @@ def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[T
         table = replace(table, below=end_lines(record))
         verdict = Table(above=verdict_lines(record))
         if record.time:
-            written += f"; all of it: lm_profiler report {quote(str(relative_to_cwd(folder)))}"
+            written += f"; all figures: lm_profiler report {quote(str(relative_to_cwd(folder)))}"
     audit = Table()
     if record.numerics is not None:
         audit = replace(list_table(record, "numerics.kinds"), above=[numerics_headline(record.numerics)])
@@ -160,7 +160,7 @@ def _planned_lines(record: RunRecord) -> list[str]:
     text = f"planned{eager}: peak {peak.fit(peak.get(record))}, in {planned.phase}"
     ratio = QUANTITIES["measured_over_planned"].get(record)
     if ratio is None:
-        return [f"{text}; what was measured is unknown"]
+        return [f"{text}; the measured value is unknown"]
     least, most = _AS_PLANNED
     result = "as planned" if least <= ratio <= most else f"{ratio:.3f} times as much"
     # A device's allocator also counts workspaces of libraries other than cuBLAS, which a rehearsal does not know.
@@ -184,7 +184,7 @@ def _wait_lines(record: RunRecord) -> list[str]:
 
 
 def failure_lines(record: RunRecord) -> list[str]:
-    """Return where and why the run died, in one line; none where it did not."""
+    """Return where and why the run died, in one line; none if it did not."""
     failure = record.failure
     if failure is None:
         return []
@@ -197,7 +197,7 @@ def failure_lines(record: RunRecord) -> list[str]:
 
 
 def _rate_lines(record: RunRecord) -> list[str]:
-    """Return a line with tokens/s, or samples/s where tokens are unknown, and with the utilisation."""
+    """Return a line with tokens/s, or samples/s if tokens are unknown, and with the utilisation."""
     parts = _throughput(record)
     use = record.utilisation
     if use is not None and not record.contended:  # meaningless on a shared machine
@@ -212,7 +212,7 @@ def _throughput(record: RunRecord) -> list[str]:
             continue
         rate = QUANTITIES[f"{noun}_per_s"]
         text = f"unknown {noun}/s" if rate.get(record) is None else shown(rate, record)
-        return [f"{text} ({count:,} a step)"]
+        return [f"{text} ({count:,} per step)"]
     return []
 
 

@@ -212,7 +212,7 @@ def _value_text(value: Any) -> str:
 
 
 def list_table(record: RunRecord, path: str) -> Table:
-    """Return a table with the first rows of the list at ``path``; empty where the record has none."""
+    """Return a table with the first rows of the list at ``path``; empty if the record has none."""
     items: Any = record
     for key in path.split("."):
         items = getattr(items, key, None)

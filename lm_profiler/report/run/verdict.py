@@ -20,28 +20,28 @@ _SLOW_CLOCK = 0.75
 
 # The evidence for what binds a run, by the verdict's name; ``{share}`` has its interval, the others are facts.
 _BECAUSE = {
-    "straggler": "mending the slow ranks would save {share} of the step",
-    "input": "{share} of the step goes to the batch (waiting for it {data:.0%}, copying it {transfer:.0%})",
+    "straggler": "fixing the slow ranks would save {share} of the step",
+    "input": "{share} of the step is spent on the batch (waiting for it {data:.0%}, copying it {transfer:.0%})",
     "communication": "{share} of the step is communication without overlapping computation",
     "host": "launching kernels takes as long as running them",
     "memory bandwidth": "{share} of the step is spent in kernels that wait for memory",
     "compute": "{share} of the step is work, from forward to optimizer (optimizer {optimizer:.0%})",
     "outside": "{outside:.0%} of the step lies outside every phase (callbacks, logging, the loop itself)",
-    "program code: sleep": "{share} of the step passes without computing (sleep, I/O or a lock)",
-    "program code: python": "{share} of the step is Python of the program, not the work of torch",
-    "program code: owner": "{share} of the step is code that runs beside the phases",
+    "program code: sleep": "{share} of the step is waiting without computing (sleep, I/O or a lock)",
+    "program code: python": "{share} of the step is Python code of the program, not torch",
+    "program code: owner": "{share} of the step is code that runs outside the phases",
     "program code: logging": "{share} of the step is logging",
     "program code: garbage": "{share} of the step is Python's garbage collection",
     "program code: compilation": "{share} of the step is compilation",
-    "program code: pattern": "{share} of the step is what every n-th step takes longer than the others",
+    "program code: pattern": "{share} of the step is the additional time of every n-th step",
     "between steps: validation": "{share} of the time is validation",
     "between steps: checkpoint": "{share} of the time is saving checkpoints",
-    "between steps: epoch": "{share} of the time is the end and the beginning of epochs",
-    "between steps: reload": "{share} of the time is making the loader anew at each epoch",
+    "between steps: epoch": "{share} of the time is spent at epoch boundaries",
+    "between steps: reload": "{share} of the time is creating the loader again at each epoch",
     "between steps: worker_start": "{share} of the time is the start of the loader's workers at each epoch",
-    "small operators": "a step reaches {reached} of what the machine can; its time may go to small operators or memory",
-    "shared": "{working:.0%} of the step is work, from forward to optimizer; how well it uses the machine cannot be "
-    "told while others use it",
+    "small operators": "a step reaches {reached} of what the machine can; small operators or memory may limit it",
+    "shared": "{working:.0%} of the step is work, from forward to optimizer; utilisation is unknown "
+    "because other programs use the machine",
     "unknown": "{working:.0%} of the step is work, from forward to optimizer; utilisation is unknown",
 }
 
@@ -108,7 +108,7 @@ def next_text(record: RunRecord) -> str:
         return _what_to_do(record.findings[0], record)
     if record.verdict is not None and record.verdict.advice:  # of version 0.2
         return record.verdict.advice
-    return "Nothing stands out: no single change is known that would save 5% of the step."
+    return "Nothing stands out: no known single change would save 5% of the step."
 
 
 def findings_lines(record: RunRecord) -> list[str]:
@@ -225,7 +225,7 @@ def _signed(seconds: float, digits: int, name: str) -> str:
 def _words(steadiness: Steadiness) -> str:
     """Return the words for the course of the steps, with what they are about: ``steady over 20 steps, 3.4 s``."""
     if steadiness.word is None:
-        return "too few steps to tell whether it is steady"
+        return "too few steps to know whether it is steady"
     text = ", ".join(steadiness.words)
     if steadiness.took_s is not None and steadiness.first is not None:
         text += f" over {counted(_steps_used(steadiness), 'step')}, {duration_text(steadiness.took_s)}"
@@ -233,7 +233,7 @@ def _words(steadiness: Steadiness) -> str:
         return text
     share = steadiness.known_to
     if share is None or share > 1.0:
-        return f"{text}: too few steps, or too unlike ones, to know the level"
+        return f"{text}: too few steps, or too much variation, to know the level"
     known = f"{share:.1%}" if share < 0.1 else f"{share:.0%}"  # just above the limit it must not look like the limit
     return f"{text}: the level is only known to within ±{known}"
 
@@ -255,7 +255,7 @@ def odd_text(odd: OddStep, has_several_ranks: bool = False) -> str:
     sign = "+" if odd.excess_s > 0 else "-"
     excess = f"{sign}{duration_text(abs(odd.excess_s))} in {odd.part}"
     ratio = f"{odd.ratio:,.0f}" if odd.ratio >= 10 else f"{odd.ratio:.2g}"
-    text = f"step {odd.step}: {duration_text(odd.step_s)}, {ratio} x what others take, {excess}"
+    text = f"step {odd.step}: {duration_text(odd.step_s)}, {ratio} x the usual time, {excess}"
     rank = f" on rank {odd.rank}" if has_several_ranks else ""
     if odd.cause is not None and odd.cause_s is not None:
         return f"{text}: {odd.cause}{rank}, {duration_text(odd.cause_s)}"

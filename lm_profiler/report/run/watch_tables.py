@@ -49,9 +49,9 @@ def _state_lines(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[st
     if status.goodput is not None:
         line += f", goodput {status.goodput:.1%} (training steps after the first)"
     if status.resumed_at:
-        line += f"; went on from step {status.resumed_at:,}"
+        line += f"; continued from step {status.resumed_at:,}"
     if status.repeated is not None:
-        line += f", {counted(status.repeated, 'step')} of the run before it repeated"
+        line += f", repeated {counted(status.repeated, 'step')} of the previous run"
     if status.held_bytes is None:
         return [line]
     return [line, _memory_line(status.held_bytes, windows)]
@@ -160,7 +160,7 @@ def _happening(event: WatchEvent) -> str:
     if event.part is not None:
         part = f" in {event.part}"
     if event.kind == "stall":
-        return f"stalled{part} since {_clock_text(event.at_s - event.now)}, for {duration_text(event.now)} by then"
+        return f"stalled{part} since {_clock_text(event.at_s - event.now)}, for {duration_text(event.now)} so far"
     if event.kind == "silent rank":
         return f"no report: stalled{part} since {_clock_text(event.at_s - event.now)}"
     if event.kind == "memory":
@@ -206,8 +206,8 @@ def _outside_text(event: WatchEvent) -> str:
 
 def _memory_text(event: WatchEvent) -> str:
     if event.until_step is None:
-        return f"memory grows by {bytes_text(round(event.now))} an hour"
-    return f"memory grew by {bytes_text(event.grew_bytes or 0)} until step {event.until_step:,}, no longer"
+        return f"memory grows by {bytes_text(round(event.now))} per hour"
+    return f"memory grew by {bytes_text(event.grew_bytes or 0)} until step {event.until_step:,}, then stopped growing"
 
 
 def _level_text(event: WatchEvent, part: str) -> str:

@@ -21,7 +21,7 @@ _PRODUCTS = "slow_products"  # the term of matrix products, to which convolution
 _UNKNOWN_BANDWIDTH = "kernels that wait for memory, whose bandwidth is unknown"
 
 # why the terms of a run on a busy machine are not shown as a sum
-NO_SUM = "other programs lengthened the step, and its terms are upper bounds"
+NO_SUM = "other programs lengthened the step, so its terms are upper bounds"
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def meaning_in(fall: Waterfall, name: str) -> str:
 
 
 def of_the_step(record: RunRecord) -> dict[str, float]:
-    """Return the seconds of each phase in the step that the terms add up to; empty where they are unknown."""
+    """Return the seconds of each phase in the step that the terms add up to; empty if they are unknown."""
     fall = record.waterfall
     if fall is not None and fall.step_phases:
         return _in_order_of_step(fall.step_phases)
@@ -150,7 +150,7 @@ def why_lines(record: RunRecord) -> list[str]:
     if not fall.terms:
         return []
     if record.contended:
-        return [f"why: no sum here: {NO_SUM}"]
+        return [f"why: not shown as a sum: {NO_SUM}"]
     all_rungs = rungs(fall)
     ideal, *unexplained = [rung for rung in all_rungs if rung.term.name in _ENDS]
     between = [rung for rung in all_rungs if rung.term.name not in _ENDS]
@@ -188,7 +188,7 @@ def ceiling_text(fall: Waterfall, term: Term) -> str:
 
 
 def ends_text(fall: Waterfall, term: Term) -> str:
-    """Return the least and the most ms of ``term`` in the traced steps; empty where one was traced."""
+    """Return the least and the most ms of ``term`` in the traced steps; empty if one was traced."""
     if term.low_s is None or term.high_s is None:
         return ""
     digits = digits_of(fall.step_s)
@@ -202,8 +202,8 @@ def unsure(fall: Waterfall) -> str:
     if abs(share) <= _UNSURE:
         return ""
     if share < 0:
-        return f"unknown, as the traced steps took {-share:.0%} more than the measured"
-    return f"unknown, as {share:.0%} of the step is unexplained"
+        return f"unknown, because the traced steps took {-share:.0%} longer than the measured ones"
+    return f"unknown, because {share:.0%} of the step is unexplained"
 
 
 def missing(record: RunRecord) -> str:
@@ -211,7 +211,7 @@ def missing(record: RunRecord) -> str:
     use, failure = record.utilisation, record.failure
     if record.status != "ok":
         reason = "" if failure is None else f": {failure.type} in {failure.where}"
-        return f"the run ended before it could be taken apart ({record.status}{reason})."
+        return f"the run ended before its step could be analysed ({record.status}{reason})."
     if not record.steps.get("trace"):
         planned_steps = record.steps_planned.get("trace")
         if not planned_steps:
@@ -219,12 +219,12 @@ def missing(record: RunRecord) -> str:
         stages = f"Let the loop run for all stages: {sum(record.steps_planned.values())} steps or more."
         return f"no step was traced, of {planned_steps} planned. {stages}"
     if use is None:
-        return "the FLOPs of a step are unknown; a note says why, or run it again with --memory.steps=1."
+        return "the FLOPs of a step are unknown; a note gives the reason. Or run it again with --memory.steps=1."
     if use.dtype is None:
         return "the dtype of its matmuls is unknown."
     if use.peak_flops_per_s is None and use.ceiling_flops_per_s is None:
         return "no peak is known for this device. Run it again with --peak_tflops, from its datasheet."
-    return "a note of the run says why, or an earlier version ran it."
+    return "a note of the run gives the reason, or an earlier version wrote the run."
 
 
 _MOST_CONTRIBUTORS = 5
@@ -268,7 +268,7 @@ def _terms_table(fall: Waterfall) -> Table:
 
     below = []
     if has_ends:
-        below.append(f"from, to: by each of the {fall.traced_steps} traced steps alone; no interval")
+        below.append(f"from, to: by each of the {fall.traced_steps} traced steps alone; this is not an interval")
     below.append(f"could save at most: {unsure(fall) or 'a ceiling, never a gain'}")
     below += [f"note: {note}" for note in fall.notes]
     return Table(headings, rows, below=below)

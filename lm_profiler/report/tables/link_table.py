@@ -13,7 +13,9 @@ from lm_profiler.report.tables.table import Table, TableCell, figure_cell, headi
 SIZE = Figure("size", "MB", "bytes of all ranks' parts together", "size_bytes")
 MEDIAN = Figure("median [95 % interval]", "ms", "median of the repeats, each the slowest rank's", "median_s")
 ALGORITHM = Figure("algbw", "GB/s of a link", "size over the median", "algbw_bytes_per_s")
-BUS = Figure("busbw", "GB/s of a link", "algbw times what nccl-tests says a link carries", "busbw_bytes_per_s")
+BUS = Figure(
+    "busbw", "GB/s of a link", "algbw times the factor of nccl-tests for the load of a link", "busbw_bytes_per_s"
+)
 _REPEATS = Figure("repeats", "count", "how often it was timed", "repeats")
 _FACTS = (
     Figure("backend", "text", "", "backend"),
@@ -24,7 +26,7 @@ _FACTS = (
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """The figures of one collective of ``ranks`` processes at one size; ``unknown`` says why there are no ``seconds``.
+    """The figures of one collective of ``ranks`` processes at one size; ``unknown`` is why ``seconds`` is missing.
 
     Bandwidths are those of nccl-tests (its doc/PERFORMANCE.md), in bytes/s.
     """

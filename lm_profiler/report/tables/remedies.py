@@ -47,7 +47,7 @@ def _remedies(entry: Entry) -> list[str]:
         return lines
     if " -m lm_profiler fit " in command:
         plan_command = command.replace(" -m lm_profiler fit ", " -m lm_profiler plan ", 1)
-        return [f"  what would fit: {plan_command}"]
+        return [f"  would fit: {plan_command}"]
     return []
 
 
@@ -143,7 +143,7 @@ def _blocks_text(blocks: Blocks) -> str:
 
 
 def _cost_text(cells: CellsByBlocks, best: Blocks) -> str:
-    """Return how much longer a step takes with the ``best`` checkpoints than without; empty where it is unknown."""
+    """Return how much longer a step takes with the ``best`` checkpoints than without; empty if it is unknown."""
     if best == ():
         return ""
     without = [cell for cell in cells.get((), ()) if cell.status == "ok"]

@@ -37,7 +37,7 @@ _LISTED_ROWS = 3  # the most rows that a note names
 
 
 def runs_table(groups: Sequence[RunGroup], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()) -> Table:
-    """Return a table for people: ``columns``, or what tells the rows apart, the main figures and how each ended.
+    """Return a table for people: ``columns``, or the facts in which rows differ, the main figures and each run's end.
 
     ``by`` are the facts by which the user grouped the runs.
     """
@@ -167,7 +167,7 @@ def heading(column: Column, groups: Sequence[RunGroup]) -> Heading:
 
 
 def cell(group: RunGroup, column: Column, interval: bool = True) -> TableCell:
-    """Return the cell of a fact or figure; empty where the run did not get that far or has no such phase."""
+    """Return the cell of a fact or figure; empty if the run did not get that far or has no such phase."""
     if column.quantity is None:
         return fact_cell(group, column)
     typical = estimate(group, column)

@@ -32,7 +32,7 @@ class TableCell:
     """``value`` (with ``std``, ``low`` and ``high``) for programs, ``text`` for people, in a ``style`` on a terminal.
 
     ``std`` is the standard deviation of the steps, ``low`` and ``high`` are the ends of the value's interval.
-    ``status`` says why there is no figure: ``oom``, ``refused``, ``failed``, ``timeout``.
+    ``status`` is the reason if there is no figure: ``oom``, ``refused``, ``failed``, ``timeout``.
     ``bound`` is ``at least`` for a figure that is a lower bound.
     """
 
@@ -62,7 +62,7 @@ class Table:
 
     @property
     def titles(self) -> list[str]:
-        """The titles of the columns, for people; empty where no column has one."""
+        """The titles of the columns, for people; empty if no column has one."""
         titles = [heading.title for heading in self.headings]
         return titles if any(titles) else []
 
@@ -118,7 +118,7 @@ def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int =
 
 
 def fact_text(value: Any) -> str:
-    """Return a fact for people: truth values as options spell them, empty where it is unknown."""
+    """Return a fact for people: truth values as options spell them, empty if it is unknown."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -132,7 +132,7 @@ def is_number(value: Any) -> bool:
 
 
 def figure_cell(quantity: Quantity, value: float | None, interval: tuple[float, float] | None = None) -> TableCell:
-    """Return a figure with its interval, in the unit of its heading; empty where it is unknown."""
+    """Return a figure with its interval, in the unit of its heading; empty if it is unknown."""
     if value is None:
         return TableCell()
     if interval is None:

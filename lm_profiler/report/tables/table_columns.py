@@ -24,7 +24,7 @@ class Column:
 
     name: str
     title: str
-    # returns an entry's value: a figure in SI, text, a truth value, or None where it is unknown
+    # returns an entry's value: a figure in SI, text, a truth value, or None if it is unknown
     get: Callable[[Entry], Any]
     meaning: str = ""
     group: str = ""
@@ -34,7 +34,7 @@ class Column:
     quantity: Quantity | None = None  # how figures are shown; None for facts
 
     def interval(self, entry: Entry) -> tuple[float, float] | None:
-        """Return the (low, high) of a figure, in SI; None where it has no interval."""
+        """Return the (low, high) of a figure, in SI; None if it has no interval."""
         if self.quantity is None or entry.record is None:
             return None
         return self.quantity.interval(entry.record)
@@ -91,7 +91,7 @@ def model_config(entry: Entry) -> TransformerConfig | None:
 
 
 def parameters(entry: Entry, embedding: bool = True) -> int | None:
-    """Return the parameters of the module as it was built, or as our own model would have been in a refused run."""
+    """Return the number of parameters of the module; in a refused run, that of the model that was not built."""
     model = entry.record.model if entry.record is not None else None
     if model is not None and model.parameters:
         return model.parameters if embedding else model.parameters_without_embedding
@@ -170,7 +170,7 @@ def _record_column(name: str, title: str, get: Callable[[RunRecord], Any], meani
 _FACTS: dict[str, tuple[Column, ...]] = {
     "The run": (
         Column("name", "run", lambda entry: entry.name, "its name, or its cell's", place=Place.HEADLINE),
-        Column("folder", "folder", lambda entry: str(entry.folder), "where its files are", place=Place.HEADLINE),
+        Column("folder", "folder", lambda entry: str(entry.folder), "the folder of its files", place=Place.HEADLINE),
         Column("status", "status", lambda entry: entry.status, "how it ended", place=Place.HEADLINE),
         Column("reason", "reason", lambda entry: entry.reason, "why it failed", place=Place.HEADLINE),
         Column("repeat", "repeat", _repeat, "of its cell", place=Place.ASKED),
@@ -196,7 +196,7 @@ _FACTS: dict[str, tuple[Column, ...]] = {
         _option_column("optimizer", "optimizer", "model.optimizer", "which optimizer"),
         Column("warmup_steps", "warm-up", _warmup_steps, "steps left out with --warmup"),
     ),
-    "What came of it": (
+    "Result": (
         _record_column("benchmark_steps", "steps", QUANTITIES["steps_measure"].get, "steps that were measured"),
         Column("steadiness", "steadiness", _record_getter(_steadiness), "words for its steps"),
         _record_column("bound_by", "bound by", _bound_by, "its bottleneck"),

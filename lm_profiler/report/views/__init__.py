@@ -1,4 +1,4 @@
-"""What each view of TensorBoard's tab and of the HTML page shows, as ``blocks`` that the browser draws.
+"""The content of each view of TensorBoard's tab and of the HTML page, as ``blocks`` that the browser draws.
 
 A view of a run is a file and a line of ``registry``.
 

@@ -180,7 +180,7 @@ def piece(start: float, end: float, colour: str | None, tip: str, is_pale: bool 
 
 
 def whisker(low: float | None, high: float | None, scale: float, tip: str) -> Json | None:
-    """Return the interval of a bar; None where an end is unknown."""
+    """Return the interval of a bar; None if an end is unknown."""
     if low is None or high is None:
         return None
     return {"left": low * scale, "width": (high - low) * scale, "tip": tip}

@@ -16,7 +16,9 @@ def improve_blocks(searches: Mapping[str, ImproveRecord]) -> list[Json]:
     """Return a card for each search, the latest first."""
     latest_first = sorted(searches.items(), key=lambda item: item[1].started, reverse=True)
     if not latest_first:
-        return [line("Nobody has searched for what is faster here: lm_profiler improve --config demo", "quiet")]
+        return [
+            line("There is no search for faster settings yet. To start one: lm_profiler improve --config demo", "quiet")
+        ]
     return [_search(name, record) for name, record in latest_first]
 
 

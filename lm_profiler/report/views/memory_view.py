@@ -77,7 +77,7 @@ def _peak_card(phase: str, causes: Mapping[str, int]) -> Json:
         part = piece(0.0, share, _COARSE_COLOURS[cause], text)
         rows.append(bar(CAUSES[cause], [part], [text, share_text(share)]))
     headline = line(f"The most is held in {phase}: {bytes_text(whole)}.", "headline")
-    return card("Measured: what memory is held for", headline, bars(["", "", "bytes", "share"], rows))
+    return card("Measured: memory by cause", headline, bars(["", "", "bytes", "share"], rows))
 
 
 def _timeline(timeline: MemoryTimeline, most_points: int, most_bytes: int) -> list[Json]:

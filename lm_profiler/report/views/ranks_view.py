@@ -57,8 +57,8 @@ def missing(entry: Entry) -> str | None:
         return None
     world = 1 if record.environment is None else record.environment.world_size
     if world > 1:
-        return f"{world:,} ranks, but it is unknown who waited for whom: see the notes of the Run view."
-    return "One rank: nobody waits for another."
+        return f"{world:,} ranks, but waiting is unknown: see the notes of the Run view."
+    return "There is only one rank, so no rank waits for another."
 
 
 RANKS = View("ranks", "Ranks", blocks, missing)

@@ -116,7 +116,7 @@ def _owners(owned: OtherByOwner) -> Json:
         cells = [ms, f"{action.calls:,g}", f"{action.in_steps} of {owned.steps}"]
         length = action.seconds / longest_s if longest_s else 0.0
         rows.append(bar(action.name, [piece(0.0, length, PART_COLOURS["other"], f"{ms} ms")], cells))
-    text = f"Each action of {counted(owned.steps, 'step')} was timed: {ms_text(owned.seconds)} ms of a step in all."
+    text = f"Each action of {counted(owned.steps, 'step')} was timed: {ms_text(owned.seconds)} ms per step in total."
     if len(owned.actions) > _MOST_OWNERS:
         text += f" Shown are the longest {_MOST_OWNERS} of {len(owned.actions):,}."
     drawn = bars(["owner and action", "", "ms", "calls", "in steps"], rows)

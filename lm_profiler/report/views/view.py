@@ -1,4 +1,4 @@
-"""What a view of a run is, and how much of a run it may show."""
+"""The type of a view of a run, and limits on what it shows."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class LogFolders:
         return ", ".join(str(folder) for folder in self._folders.values())
 
     def check(self) -> None:
-        """Raise InvalidArgumentError where there is no folder of this machine."""
+        """Raise InvalidArgumentError if there is no folder of this machine."""
         if not self._folders or not all(folder.is_dir() for folder in self._folders.values()):
             raise InvalidArgumentError(
                 "The LM Profiler tab needs --logdir or --logdir_spec with folders on TensorBoard's own machine."
@@ -82,7 +82,7 @@ class LogFolders:
         return places
 
     def run(self, name: str) -> RunsFolder:
-        """Return the folder of the run called ``name``; raise NotFoundError where there is none of that name."""
+        """Return the folder of the run called ``name``; raise NotFoundError if there is none of that name."""
         self.check()
         top, parts = self._split(name)
         folder = self._folders[top]
@@ -147,7 +147,7 @@ def _real(path: Path) -> Path:
 
 
 def inside(path: Path, roots: tuple[Path, ...]) -> Path:
-    """Return the real path of ``path``, with links followed; raise NotFoundError where it lies outside ``roots``."""
+    """Return the real path of ``path``, with links followed; raise NotFoundError if it lies outside ``roots``."""
     try:
         real = path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError):  # there is none; links in a circle; a NUL in the name

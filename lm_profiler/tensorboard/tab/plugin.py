@@ -1,7 +1,7 @@
 """The plugin that TensorBoard finds: the addresses of the tab and their answers on the runs below the log folders.
 
-``report.page`` has the contents. Every answer about a run takes its name; it raises NotFoundError where there is no
-such run or it lies outside, and RecordError where its files are damaged.
+``report.page`` has the contents. Every answer about a run takes its name; it raises NotFoundError if there is no
+such run or it lies outside, and RecordError if its files are damaged.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def entry_in(place: RunsFolder) -> Entry:
 
 
 def _has_traces(place: RunsFolder) -> bool:
-    """Return whether the run has a folder of traces; raise NotFoundError where that leads out of the log folders."""
+    """Return whether the run has a folder of traces; raise NotFoundError if that leads out of the log folders."""
     return os.path.lexists(place.folder / "trace") and place.file("trace").is_dir()
 
 

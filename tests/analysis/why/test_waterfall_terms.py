@@ -244,7 +244,7 @@ def alone(waited: float, late: float) -> Traced:
         (20, 0, (9, 11), (11, 0, 9)),  # nor did these, and nobody saw what took so long
         (20, 9, (9, 11), (11, 9, 0)),  # both
         (20, 9, (30, 40), (11, 9, 0)),  # both, and the trace stretched them
-        (20, 30, (9, 11), (0, 20, 0)),  # no term is more than what is left of the step
+        (20, 30, (9, 11), (0, 20, 0)),  # no term is more than the rest of the step
     ],
 )
 def test_a_wait_that_only_the_trace_or_only_the_step_had_is_not_taken_out_of_gaps_elsewhere(

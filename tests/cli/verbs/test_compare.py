@@ -72,7 +72,7 @@ def test_what_differs_comes_first_then_the_table_then_the_verdict(
     step = lines[places[3]].split()
     assert step[:6] == ["step", "10.000", "12.000", "+2.000", "+20.0%", "1.200"]
     assert step[-1] == "SLOWER"
-    assert "forward +20.0%; one run a side: equal processes differ by 5.0% (std)" in lines[places[-1]]
+    assert "forward +20.0%; one run per side: equal processes differ by 5.0% (std)" in lines[places[-1]]
 
 
 def test_where_it_is_unclear_it_says_what_could_be_told_and_how(
@@ -192,8 +192,8 @@ def test_what_selftest_has_shown_of_the_machine_decides(
 
 def test_the_verdict_names_what_it_takes_for_granted(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assumed = _printed(capsys, list(pair))
-    assert "5.0% (std), which is assumed" in assumed
-    assert "3.0% (std), as --spread says" in _printed(capsys, [*pair, "--spread=0.03"])
+    assert "5.0% (std), by assumption" in assumed
+    assert "3.0% (std), set with --spread" in _printed(capsys, [*pair, "--spread=0.03"])
 
 
 def test_unclear_fails_only_where_asked(tmp_path: Path) -> None:

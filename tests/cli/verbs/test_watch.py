@@ -120,7 +120,7 @@ def test_a_folder_of_another_user(verb: str, tmp_path: Path, capsys: pytest.Capt
 def test_a_second_request_waits_for_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     TraceRequest(steps=3).write(request_file(left(tmp_path), 0))
     assert main(["trace", str(tmp_path)]) == WRONG_CALL
-    assert "nobody asks" in capsys.readouterr().err
+    assert "pending trace request" in capsys.readouterr().err
     assert read_part(request_file(tmp_path, 0), TraceRequest, "a request").steps == 3
 
 

@@ -74,7 +74,7 @@ CASES = {
 def test_forward_is_held_against_its_timed_mean_and_softmax_against_flops() -> None:
     """10 ms traced against 8 ms timed; 5 FLOPs a score against 2 · 2 · 64."""
     said = dict(kernel_answers(CASES["attention written out"], forward_s=8e-3, head_width=64))
-    assert "1.25 times" in said["forward in all"]
+    assert "1.25 times" in said["forward in total"]
     assert "0.020 times their FLOPs" in said["attention, forward"]
 
 
