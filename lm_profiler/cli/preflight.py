@@ -128,16 +128,13 @@ def free_bytes_per_replica(trainer: Trainer) -> int | None:
 def _reason(planned: Planned, available: int) -> str:
     """Return why the run does not fit: what it needs at its peak, by cause."""
     needed = planned.certain
-    moment = " without what a compiler might save"
+    scope = "without what a compiler might save"
     if needed == planned.peak:
-        moment = f" at the peak, in {planned.phase}"
+        scope = f"peak in {planned.phase}"
     causes = planned.causes.get(planned.phase)
     bytes_by_cause = {} if causes is None else causes.model_dump()
     parts = [f"{CAUSES[cause]} {bytes_text(count)}" for cause, count in bytes_by_cause.items() if count]
-    return (
-        f"memory: expected at most the {bytes_text(available)} that are free, given {bytes_text(needed)}"
-        f"{moment} ({', '.join(parts)})"
-    )
+    return f"not enough memory: needs {bytes_text(needed)} ({scope}: {', '.join(parts)}), {bytes_text(available)} free"
 
 
 def _remedies(cli: ProfilerCLI, limit_bytes: int) -> tuple[list[str], list[str]]:

@@ -206,8 +206,8 @@ def refusal_by_weights(cli: ProfilerCLI, device_bytes: int) -> str | None:
         "--trainer.precision=bf16-true": needed_bytes * 2 // parameter_bytes,
         "--model.optimizer=sgd": needed_bytes - bytes_by_part.get("optimizer states", 0),
     }
-    line = f"memory: expected at most {bytes_text(device_bytes)}, given {bytes_text(needed_bytes)} "
-    line += f"without activations ({parts})"
+    line = f"not enough memory: {bytes_text(needed_bytes)} without activations ({parts}), "
+    line += f"{bytes_text(device_bytes)} available"
     for option, count in needed_with.items():
         if count <= device_bytes:
             line += f"; {bytes_text(count)} with {option}"

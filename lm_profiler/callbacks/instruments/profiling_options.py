@@ -218,7 +218,7 @@ def _check_that_address_is_free(host: str, port: int) -> None:
             listener.bind((host.strip("[]"), port))
         except OSError as error:
             address = f"{host}:{port} ({error.strerror or error})"
-            raise UsageError(f"export.prometheus: expected an address that is free, given {address}") from None
+            raise UsageError(f"export.prometheus: cannot listen on {address}; give a free address") from None
 
 
 @dataclass(frozen=True, kw_only=True)

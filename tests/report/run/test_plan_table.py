@@ -30,7 +30,7 @@ def test_an_allocation_of_which_nothing_else_is_known_has_its_phase() -> None:
 
 @pytest.mark.parametrize(
     "least_gib, expected",
-    [(2.4399, None), (2.4301, "steps differ: shown is the largest of 2 in a row, the smallest needs 2.43 GiB")],
+    [(2.4399, None), (2.4301, "steps differ: the table shows the largest of 2; the smallest needs 2.43 GiB")],
 )
 def test_steps_differ_only_if_their_figures_do(least_gib: float, expected: str | None) -> None:
     steps = [round(2.4401 * 2**30), round(least_gib * 2**30)]
