@@ -235,8 +235,8 @@ def test_what_a_cell_started_goes_when_the_server_is_killed(small: tuple[str, ..
         while CellStarted("cell") not in server.events(60):
             pass
         group = whole_group(tmp_path / "out.txt")
-        program = program_of(server)
-        program.kill()
+        program_of(server).kill()
+        assert psutil.wait_procs(group[:1], timeout=60)[1] == []  # before this client has noticed anything
         (lost,) = server.events(60)
         assert isinstance(lost, CellEnded)
         assert (lost.cell, lost.code) == ("cell", None)
