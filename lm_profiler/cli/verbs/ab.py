@@ -282,9 +282,14 @@ def _run(program: Sequence[str], options: Sequence[str], tree: Path, folder: Pat
 
 def _call(program: Sequence[str], options: Sequence[str], folder: Path) -> list[str]:
     """Return the call of a side; its options stand before ``--``, after which comes a program of the user's own."""
-    end = program.index("--") if "--" in program else len(program)
-    folder_options = [f"--log_dir={folder.parent}", f"--name={folder.name}"]
-    return ["lm_profiler", *program[:end], *folder_options, *options, *program[end:]]
+    end = len(program)
+    if "--" in program:
+        end = program.index("--")
+    call = ["lm_profiler", *program[:end]]
+    call += [f"--log_dir={folder.parent}", f"--name={folder.name}"]
+    call += options
+    call += program[end:]
+    return call
 
 
 def _python_paths(tree: Path) -> list[str]:

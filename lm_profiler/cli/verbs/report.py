@@ -270,7 +270,9 @@ def _tables(
     table = _table_of_runs(entries, options, format_name, problems)
     if table is None:
         return []
-    lines = [*table.below, *best_checkpoints(entries), *remedies(entries)]
+    lines = list(table.below)
+    lines += best_checkpoints(entries)
+    lines += remedies(entries)
     return [replace(table, below=lines)]
 
 
@@ -429,7 +431,9 @@ def _flat_table(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
     if not rows:
         return []
     headings = [Heading(name, name) for name in rows[0]]
-    cells = [[TableCell(value) for value in row.values()] for row in rows]
+    cells = []
+    for row in rows:
+        cells.append([TableCell(value) for value in row.values()])
     return [Table(headings, cells)]
 
 

@@ -45,7 +45,8 @@ for example:
   lm_profiler trace logs/demo/version_0
   lm_profiler trace logs/demo/version_0 --steps 4 --rank 3"""
 
-_APART_S, _LOOK_S = 1.0, 0.5
+_REDRAW_S = 1.0  # between two pictures of a running training
+_POLL_S = 0.5  # between two checks whether a trace has come
 # a training reports every ten seconds, also while a step stands still; without a report for this long it is gone
 _SILENT_S = 60.0
 
@@ -83,33 +84,49 @@ def run(options: Options) -> int:
 def _watch(
     folder: Path, sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic
 ) -> int:
-    over = _over(read_status(folder))
-    if over or not sys.stdout.isatty():
+    ending = _ending(read_status(folder))
+    if ending or not sys.stdout.isatty():
         for table in watch_tables(folder):
             show(table)
             print()
-        if over:
-            say(f"{folder}: the training {over}; this is its last state")
-        return WRONG_CALL if over else OK
-    console, heard = Console(), (0.0, 0.0)
+        if not ending:
+            return OK
+        say(f"{folder}: the training {ending}; this is its last state")
+        return WRONG_CALL
+
+    console = Console()
+    written_s: float | None = None  # when the last report was written, by the training's clock
+    report_s = clock()  # when it came, by this machine's clock: the training's may differ
     with Live(console=console, auto_refresh=False, screen=False) as live:
         while True:
-            shown = [line for table in watch_tables(folder) for line in (*lines(table, console.width, True), "")]
-            live.update(Text.from_ansi("\n".join(shown)), refresh=True)
-            status, now_s = read_status(folder), clock()
-            if over := _over(status):
-                say(f"{folder}: the training {over}")
-                return OK if status.ended and status.error is None else WRONG_CALL
-            if status.written_s != heard[0]:
-                heard = status.written_s, now_s  # by this machine's clock: the training's may differ
-            elif now_s - heard[1] >= _SILENT_S:
+            live.update(Text.from_ansi(_picture(folder, console.width)), refresh=True)
+            status = read_status(folder)
+            ending = _ending(status)
+            if ending:
+                say(f"{folder}: the training {ending}")
+                has_succeeded = status.ended and status.error is None
+                return OK if has_succeeded else WRONG_CALL
+            now_s = clock()
+            if status.written_s != written_s:
+                written_s = status.written_s
+                report_s = now_s
+            elif now_s - report_s >= _SILENT_S:
                 break
-            sleep(_APART_S)
+            sleep(_REDRAW_S)
     say(f"{folder}: no report for {duration_text(_SILENT_S)}: the training was killed, or its files do not arrive here")
     return FAILED
 
 
-def _over(status: WatchStatus) -> str:
+def _picture(folder: Path, width: int) -> str:
+    """Return the tables of a watched run as lines of at most ``width`` characters, an empty line after each table."""
+    picture: list[str] = []
+    for table in watch_tables(folder):
+        picture += lines(table, width, True)
+        picture.append("")
+    return "\n".join(picture)
+
+
+def _ending(status: WatchStatus) -> str:
     """Return how a run ended; empty if it still runs, or if that cannot be known here."""
     if status.error is not None:
         return f"failed with {status.error}"
@@ -125,9 +142,9 @@ def watched_folder(run: Path | None) -> Path:
     try:
         if run is None or not run.is_dir():
             raise UsageError(f"RUN: expected the folder of a run, such as logs/demo/version_0, given {run}")
-        versions = sorted(run.glob(f"version_*/{STATUS}"), key=lambda status: status.stat().st_mtime)
-        if versions and not is_watched(run):
-            run = versions[-1].parent
+        status_files = sorted(run.glob(f"version_*/{STATUS}"), key=lambda file: file.stat().st_mtime)
+        if status_files and not is_watched(run):
+            run = status_files[-1].parent
         if not is_watched(run):
             raise UsageError(
                 f"RUN: {run} is not watched: it has no {STATUS}, "
@@ -145,7 +162,7 @@ def watched_folder(run: Path | None) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskOptions:
+class TraceOptions:
     """Request a trace of the next steps from a watched training (fit --watch=true), and print where their time went.
 
     The trace is in the run's folder, and in TensorBoard's tab. The training continues unchanged.
@@ -167,47 +184,51 @@ class AskOptions:
     format: AnswerFormat = "terminal"
 
     def __post_init__(self) -> None:
-        expect(
-            0 < self.steps <= MOST_TRACED, "steps", f"1 to {MOST_TRACED} (all of them are kept in memory)", self.steps
-        )
+        is_in_range = 0 < self.steps <= MOST_TRACED
+        expect(is_in_range, "steps", f"1 to {MOST_TRACED} (all of them are kept in memory)", self.steps)
         expect(self.patience_s > 0, "patience_s", "a positive number", self.patience_s)
 
 
-def run_trace(options: AskOptions, sleep: Callable[[float], None] = time.sleep) -> int:
+def run_trace(options: TraceOptions, sleep: Callable[[float], None] = time.sleep) -> int:
     """Ask by a file in the run's folder, wait for the trace, print its kernels and return the exit code."""
     folder = watched_folder(options.run)
     expect_one_of(watched_ranks(folder), "rank", options.rank)
     status = read_status(folder, options.rank)
-    if over := _over(status):
-        raise UsageError(f"RUN: the training of {folder} {over}; its traces are in that folder")
+    ending = _ending(status)
+    if ending:
+        raise UsageError(f"RUN: the training of {folder} {ending}; its traces are in that folder")
     if not status.traces:
         raise UsageError(f"RUN: {folder} takes no traces, because it runs with watch.traces=false")
-    asked, before = request_file(folder, options.rank), set(_tables(folder, options.rank))
-    if asked.exists():
+    request = request_file(folder, options.rank)
+    earlier_files = _files_of_kernels(folder, options.rank)
+    if request.exists():
         raise UsageError(f"RUN: {folder} already has a pending trace request; wait for it to finish")
     try:
-        TraceRequest(steps=options.steps, rank=options.rank).write(asked)
+        TraceRequest(steps=options.steps, rank=options.rank).write(request)
     except OSError as error:
         raise UsageError(f"RUN: cannot write to {folder} ({error.strerror})") from None
+
     deadline_s = time.monotonic() + options.patience_s
     while time.monotonic() < deadline_s:
-        sleep(_LOOK_S)
-        if new := sorted(set(_tables(folder, options.rank)) - before):
-            say(f"traced: {new[0]}")
-            _show(read_kernels(new[0]), options.format)
+        sleep(_POLL_S)
+        new_files = _files_of_kernels(folder, options.rank) - earlier_files
+        if new_files:
+            file = min(new_files)
+            say(f"traced: {file}")
+            _show(read_kernels(file), options.format)
             return OK
-        if _over(read_status(folder, options.rank)):
+        if _ending(read_status(folder, options.rank)):
             break
-    if asked.exists():
-        asked.unlink(missing_ok=True)
+    if request.exists():
+        request.unlink(missing_ok=True)
         say(f"{folder}: no answer to the request: the training has ended, was killed, or is stalled")
     else:
         say(f"{folder}: no trace yet; it comes when the training continues")
     return FAILED
 
 
-def _show(kernels: KernelTable, kind: AnswerFormat) -> None:
-    if kind == "json":
+def _show(kernels: KernelTable, format_name: AnswerFormat) -> None:
+    if format_name == "json":
         write_json(kernels)
         return
     for table in kernel_tables(kernels):
@@ -215,8 +236,9 @@ def _show(kernels: KernelTable, kind: AnswerFormat) -> None:
         print()
 
 
-def _tables(folder: Path, rank: int) -> list[Path]:
-    return [path for path in kernel_files(folder) if path.name.startswith(f"rank{rank}.")]
+def _files_of_kernels(folder: Path, rank: int) -> set[Path]:
+    """Return the files with tables of kernels that ``rank`` has written."""
+    return {path for path in kernel_files(folder) if path.name.startswith(f"rank{rank}.")}
 
 
-VERBS = {"watch": (Options, EXAMPLES, run), "trace": (AskOptions, TRACE_EXAMPLES, run_trace)}
+VERBS = {"watch": (Options, EXAMPLES, run), "trace": (TraceOptions, TRACE_EXAMPLES, run_trace)}

@@ -191,7 +191,7 @@ def test_a_trace_of_another_rank_is_no_answer(rank: int, code: int, tmp_path: Pa
         )  # fmt: skip
         table.write(tmp_path / "trace" / "rank1.step9.kernels.json")
 
-    options = watch.AskOptions(run=left(tmp_path), rank=rank, patience_s=0.2)
+    options = watch.TraceOptions(run=left(tmp_path), rank=rank, patience_s=0.2)
     assert watch.run_trace(options, rank_1_is_traced) == code
 
 
