@@ -288,7 +288,7 @@ class LevelFollower:
         best = int(scores.argmax())
         if scores[best] <= _THRESHOLD:
             return None
-        onset = self._split(float(centers[best]), float(sizes[best]))
+        onset = self._split(self._level_begin, float(centers[best]), float(sizes[best]))
         return onset if self._is_change_of_most_steps(onset) else None
 
     def _centers(self, references: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -299,9 +299,11 @@ class LevelFollower:
             centers[count] = float(np.mean([block.log_s for block in _middle(blocks)]))
         return np.array([centers[count] for count in references.tolist()])
 
-    def _split(self, center: float, size: float) -> int:
-        """Return the index of the block from which on the level is nearer to its new value than to ``center``."""
-        begin = self._level_begin
+    def _split(self, begin: int, center: float, size: float) -> int:
+        """Return the index of the block from which on the level is nearer to its new value than to ``center``.
+
+        The level before began with the block ``begin``.
+        """
         logs = np.array([block.log_s for block in self._blocks[begin:]])
         towards = (logs - center - size / 2.0) * math.copysign(1.0, size)
         from_here_on = np.cumsum(towards[::-1])[::-1]
@@ -339,6 +341,7 @@ class LevelFollower:
 
     def _begin_level(self, onset: int) -> None:
         """Begin a new level with the block ``onset``; take a short burst out if the level is back where it was."""
+        self._correct(is_last=False, blocks=self._blocks[self._level_begin : onset])
         before = self._blocks[self._level_begin : onset]
         after = self._blocks[onset:]
         step = self._exact_step(onset, before, after)
@@ -354,7 +357,6 @@ class LevelFollower:
             begin_step=self._blocks[onset].first_step,
             is_part_of_line=_is_line(before, after),
         )
-        self._correct(is_last=False, blocks=before)
         burst = self._burst_before(change)
         if burst is not None:
             self._take_out(burst, young.begin_step)
@@ -397,17 +399,33 @@ class LevelFollower:
 
     def _report_young(self) -> None:
         """Report the young changes one after the other, unless the level is back where it was before them."""
-        level_s = _mean_seconds(_middle(self._blocks[self._level_begin :]))
+        level = self._blocks[self._level_begin :]
+        current_s = _mean_seconds(_middle(level[-_REFERENCE:]))
         for young in self._young:
-            if _is_back(level_s, young.change):
+            if _is_back(current_s, young.change):
                 self._take_out(young, self._blocks[self._level_begin - 1].first_step)
                 return
         young_changes = self._young
         self._young = []
-        young_changes[-1].change.after_s = level_s
+        young_changes[-1].change.after_s = _mean_seconds(_middle(level))
+        if len(young_changes) == 1:
+            self._correct_begin(young_changes[0].change)
         for young in young_changes:
             young.change.found_step = self._blocks[-1].last_step
             self._classify(young.change, young.is_part_of_line)
+
+    def _correct_begin(self, change: LevelChange) -> None:
+        """Correct where ``change`` began, now that its level is known from more blocks."""
+        first = self._index_of(change.began_level_before)
+        before_log = math.log(change.before_s[-1])
+        size = math.log(change.after_s[-1]) - before_log
+        onset = self._split(first, before_log, size)
+        if onset == self._index_of(change.since_step):
+            return
+        before = self._blocks[first:onset]
+        after = self._blocks[onset:]
+        change.since_step = self._exact_step(onset, before, after)
+        change.before_s = _mean_seconds(before)
 
     def _classify(self, change: LevelChange, is_part_of_line: bool) -> None:
         """Report ``change``, unless an earlier event stands for it."""
@@ -445,7 +463,7 @@ class LevelFollower:
 
     def _exact_step(self, onset: int, before: Sequence[StepBlock], after: Sequence[StepBlock]) -> int:
         """Return the step at which the level changed, from the steps around the block ``onset``."""
-        first = self._blocks[max(onset - 2, self._level_begin)].first_step
+        first = self._blocks[max(onset - 2, onset - len(before))].first_step
         last = self._blocks[min(onset + 1, len(self._blocks) - 1)].last_step
         is_near = (self._recent_steps >= first) & (self._recent_steps <= last)
         steps = self._recent_steps[is_near]
@@ -668,6 +686,9 @@ class LevelFollower:
             change.after_s = _mean_seconds(level)
         if change.is_negligible:
             self._withdraw([change])
+            is_last_change = len(self._last_changes) > 0 and change is self._last_changes[-1]
+            if is_last_change:  # the level before goes on
+                self._level_begin = self._index_of(change.began_level_before)
             return
         if change.is_corrected or (is_last and change.course == "drift"):
             self._changed.append(change)
