@@ -56,6 +56,7 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import StepCounters
 from lm_profiler.record.watch_files import WatchEvent, WatchStatus, latest_events, read_events, read_last_steps
+from lm_profiler.report.run.watch_tables import event_text
 
 SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
 STEP_S = 0.1
@@ -312,6 +313,8 @@ def loops(steps: int) -> None:
             right[how] += not missing
             others = len(reported) - watch_loops.planted_events(plant)
             print(f"{name}, {how}: {'; '.join(missing) or 'right'}; {max(others, 0)} other events", flush=True)
+            for event in reported:
+                print(f"    step {event.step:,}: {event_text(event)}", flush=True)
     print(dict(right), f"of {len(watch_loops.plants(steps))}")
 
 

@@ -70,9 +70,10 @@ class SimulatedDay:
             self.take_step(step)
             if step % STEPS_TOGETHER == 0:
                 self.hand_over(step)
+        self.hand_over(STEPS - 1)
         for code in (at.DATA, at.LEAVE, at.BACKWARD):
             self.timeline.mark(code)
-        self.hand_over(STEPS - 1)
+        self.writer.take(Handed(self.now_ns, held_bytes=self.held_bytes(), global_step=STEPS - 1))
 
     def take_step(self, step: int) -> None:
         for code, usual_s in PHASE_SECONDS.items():
@@ -104,13 +105,15 @@ class SimulatedDay:
         self.wait(seconds)
         self.spans.append(NamedSpan(begin_ns, self.now_ns, name))
 
-    def hand_over(self, step: int) -> None:
+    def held_bytes(self) -> int:
         hours = self.now_ns * 1e-9 / 3600
-        held_bytes = HELD_BYTES + round(GROWTH_BYTES_PER_HOUR * hours)
+        return HELD_BYTES + round(GROWTH_BYTES_PER_HOUR * hours)
+
+    def hand_over(self, step: int) -> None:
         spans = self.spans
         self.spans = []
         marks = self.timeline.take()
-        self.writer.take(Handed(self.now_ns, marks, spans=spans, held_bytes=held_bytes, global_step=step))
+        self.writer.take(Handed(self.now_ns, marks, spans=spans, held_bytes=self.held_bytes(), global_step=step))
 
 
 def draw(file: Path) -> None:
