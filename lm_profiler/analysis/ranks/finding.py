@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import TypeVar
 
 import numpy as np
 
@@ -44,6 +45,8 @@ _SINGLE_CAUSE = 0.8  # a rank that causes more than this share of all waiting do
 
 _LEAST_STEPS = 3
 _MOST_KEPT = 64
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
     slow = slow_ranks(work.own_s, work.step_s)
     certain = [candidate for candidate in slow if candidate.certain]
     sure = [candidate for candidate in certain if group.is_sure(candidate)]
-    certain_finding = _finding_of(sure, work, group)
+    certain_finding = _finding_about(sure, work, group)
     if certain_finding is not None:
         return certain_finding
 
@@ -147,42 +150,62 @@ def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
     return RankFinding(kind="unsure", slow=kept, doubt=doubt, steps=steps)
 
 
-def _finding_of(slow: Sequence[Slow], work: RanksWork, group: HeardRanks) -> RankFinding | None:
+def _finding_about(slow: Sequence[Slow], work: RanksWork, group: HeardRanks) -> RankFinding | None:
     """Return the finding about those of ``slow`` that must be fixed, if that saves enough to be reported."""
-    to_fix = _that_matter(slow, work)
-    saves_s = work.saves_s(to_fix)
-    if saves_s < _LEAST_SAVING * work.step_s:
+    to_fix = _worth_fixing(slow, work)
+    saving_s = work.saves_s(to_fix)
+    if saving_s < _LEAST_SAVING * work.step_s:
         return None
-    ranks = sorted({candidate.rank for candidate in to_fix})
+    ranks = sorted({candidate.rank for candidate in to_fix})  # indices
     excess_s = sum(candidate.seconds for candidate in to_fix) / len(ranks)
-
-    # The saving is as uncertain as the excess time; of equally slow ranks, one comes last.
-    half_by_part: dict[int, float] = {}
-    for candidate in to_fix:
-        half_by_part[candidate.part] = max(candidate.half_s, half_by_part.get(candidate.part, 0.0))
-    half_s = math.hypot(*half_by_part.values()) * min(saves_s / excess_s, 1.0)
-    if half_s >= saves_s:
+    half_s = _half_interval_s(to_fix, saving_s, excess_s)
+    may_save_nothing = half_s >= saving_s
+    if may_save_nothing:
         return None
 
+    rank_numbers = {group.numbers[rank] for rank in ranks}
     hosts = {group.hosts[rank] for rank in ranks}
-    is_one_rank, is_one_host, is_one_part = len(ranks) == 1, len(hosts) == 1, len(half_by_part) == 1
-    causes = {cause.words for candidate in to_fix if (cause := group.cause_of(candidate)) is not None}
+    phases = {RANK_PARTS[candidate.part] for candidate in to_fix}
+    causes: set[str] = set()
+    for candidate in to_fix:
+        cause = group.cause_of(candidate)
+        if cause is not None:
+            causes.add(cause.words)
     return RankFinding(
         kind=_kind_of(ranks, group),
-        rank=group.numbers[ranks[0]] if is_one_rank else None,
-        host=hosts.pop() if is_one_host else None,
-        phase=RANK_PARTS[to_fix[0].part] if is_one_part else None,
-        cause=causes.pop() if len(causes) == 1 else None,
+        rank=_only(rank_numbers),
+        host=_only(hosts),
+        phase=_only(phases),
+        cause=_only(causes),
         excess_s=excess_s,
-        saves_s=saves_s,
-        low_s=saves_s - half_s,
-        high_s=saves_s + half_s,
+        saves_s=saving_s,
+        low_s=saving_s - half_s,
+        high_s=saving_s + half_s,
         last_in=_steps_in_which_last(work, ranks),
         others_wait_s=_others_wait_s(work, ranks),
         slow=[_slow_rank(candidate, work, group) for candidate in to_fix[:_MOST_KEPT]],
         slow_ranks=len(ranks),
         steps=len(work.steps),
     )
+
+
+def _half_interval_s(to_fix: Sequence[Slow], saving_s: float, excess_s: float) -> float:
+    """Return half of the 95 % interval of the saving, which is as uncertain as the excess time that it removes."""
+    # Of ranks that are equally slow in a part, only one comes last: the widest of their intervals counts, not the sum.
+    half_by_part: dict[int, float] = {}
+    for candidate in to_fix:
+        widest_s = half_by_part.get(candidate.part, 0.0)
+        half_by_part[candidate.part] = max(candidate.half_s, widest_s)
+    half_of_excess_s = math.hypot(*half_by_part.values())
+    saved_share = min(saving_s / excess_s, 1.0)
+    return half_of_excess_s * saved_share
+
+
+def _only(values: set[_Value]) -> _Value | None:
+    """Return the only one of ``values``; None if there are several, or none."""
+    if len(values) != 1:
+        return None
+    return next(iter(values))
 
 
 def _kind_of(ranks: Sequence[int], group: HeardRanks) -> FindingKind:
@@ -202,7 +225,7 @@ def _steps_in_which_last(work: RanksWork, ranks: Sequence[int]) -> int:
     return int(np.count_nonzero(by_these_s > by_others_s))
 
 
-def _that_matter(slow: Sequence[Slow], work: RanksWork) -> list[Slow]:
+def _worth_fixing(slow: Sequence[Slow], work: RanksWork) -> list[Slow]:
     """Return those whose fixing adds to the saving, the slowest first; fixing the others may save nothing."""
     kept = list(slow)
     all_s = work.saves_s(kept)

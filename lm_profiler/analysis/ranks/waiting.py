@@ -154,7 +154,7 @@ def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -
     marks = np.stack([track.last_mark(calls.came_ns[:, rank]) for rank, track in enumerate(tracks)], axis=1)
     parts = np.stack([track.codes[marks[:, rank]] for rank, track in enumerate(tracks)], axis=1)
     waits_ns, all_meet = _waits(calls, tracks, marks, parts, overlap)
-    points_ns, step, first = _points(tracks, steps, calls.came_ns[all_meet])
+    points_ns, step, first = _cut_into_cells(tracks, steps, calls.came_ns[all_meet])
 
     own_s, waiting_s, calls_of_rank = [], [], []
     for rank, track in enumerate(tracks):
@@ -334,29 +334,41 @@ def _timed_waits(holds: Flags, came_ns: Instants, measured_ns: Instants) -> Inst
     return waits_ns
 
 
-def _points(
+def _cut_into_cells(
     tracks: Sequence[Track], steps: Instants, met_ns: Instants
 ) -> tuple[Instants, NDArray[np.int64], NDArray[np.int64]]:
-    """Return where cells end ([K, R]), the step of each cell, and where segments begin.
+    """Cut the time of R ranks into K cells: at each step's end and begin, and where all ranks meet.
 
-    ``met_ns`` is when each rank came to the calls in which all wait for the last one.
+    ``met_ns`` is when each rank came to the calls in which all wait for the last one. A segment is what lies between
+    two of these. Returns where cells end ([K, R]), the index of each cell's step, -1 for none ([K]), and the first cell
+    of each segment.
     """
     begin_ns = np.stack([track.begin_ns for track in tracks], axis=1)
     end_ns = np.stack([track.end_ns for track in tracks], axis=1)
-    count = len(steps)
-    is_followed = np.append(np.diff(steps) == 1, False)  # by the next step, without one left out
     points_ns = np.concatenate([end_ns, begin_ns, met_ns])
     order = points_ns.max(axis=1).argsort(kind="stable")
-    step = np.full(len(order), -1, dtype=np.int64)
+    is_meeting = order >= len(end_ns) + len(begin_ns)
+    first_cells = np.append(0, np.flatnonzero(is_meeting[:-1]) + 1)
+    return points_ns[order], _steps_of_cells(order, steps), first_cells
+
+
+def _steps_of_cells(points: NDArray[np.intp], steps: Instants) -> NDArray[np.int64]:
+    """Return the index of the step of each cell, which ends at the point of the same place; -1 where no step runs.
+
+    With n ``steps``, point i is the end of step i, n + i is its begin, and from 2 n on points are meetings.
+    """
+    count = len(steps)
+    is_next_measured = np.append(np.diff(steps) == 1, False)
+    step_of_cell = np.full(len(points), -1, dtype=np.int64)
     current_step = -1
-    for cell, point in enumerate(order.tolist()):
-        is_end, is_begin = point < count, count <= point < 2 * count
+    for cell, point in enumerate(points.tolist()):
+        is_end = point < count
+        is_begin = count <= point < 2 * count
         if is_end:
-            step[cell] = point
-            current_step = point + 1 if is_followed[point] else -1
+            step_of_cell[cell] = point
+            current_step = point + 1 if is_next_measured[point] else -1
             continue
-        step[cell] = current_step
+        step_of_cell[cell] = current_step
         if is_begin:
             current_step = point - count
-    meetings = np.flatnonzero(order[:-1] >= 2 * count)
-    return points_ns[order], step, np.append(0, meetings + 1)
+    return step_of_cell

@@ -160,8 +160,8 @@ class StepModel:
         if not self._in_stretch(self.regular).any():
             return Parts(mean, 0.0, 0.0)
         level = float(self._in_stretch(values)[self._in_stretch(self.regular)].mean())
-        even = self._even_mean(values)
-        return Parts(level, even - level, mean - even)
+        inlier_mean = self._inlier_mean(values)
+        return Parts(level, inlier_mean - level, mean - inlier_mean)
 
     def mean_of(self, values: Series) -> float:
         """Return the mean of a series over the stretch; each phase of a pattern weighs as it does in a whole period."""
@@ -180,26 +180,26 @@ class StepModel:
     def interval_of(self, values: Series) -> Interval | None:
         """The mean of any series of the same steps over the stretch, with its interval; None of fewer than three.
 
-        Noise is that of even steps about the trend and their own phase of the pattern. The rate of odd steps is as
+        Noise is that of the inliers about the trend and their own phase of the pattern. The rate of odd steps is as
         uncertain as a count of events. The two are combined as Zou & Donner do (2008, Statistics in Medicine 27:1693).
         """
-        even = self._even_interval(values)
-        if even is None:
+        inliers = self._inlier_interval(values)
+        if inliers is None:
             return None
         odd_low, odd_high = self._odd_reach(values)
         mean = self.mean_of(values)
-        low = mean - math.hypot(even.mean - even.low, odd_low)
-        high = mean + math.hypot(even.high - even.mean, odd_high)
-        return Interval(mean, low, high, even.lag1)
+        low = mean - math.hypot(inliers.mean - inliers.low, odd_low)
+        high = mean + math.hypot(inliers.high - inliers.mean, odd_high)
+        return Interval(mean, low, high, inliers.lag1)
 
     def level_interval(self, values: Series) -> Interval | None:
         """The mean of the regular steps of the stretch alone, with its interval; None of fewer than three."""
-        even = self._even_noise(values)
+        noise = self._inlier_noise(values)
         regular = self._in_stretch(self.regular)
-        if even is None or not regular.any():
-            return even
-        half = (even.high - even.mean) * math.sqrt(self._even_count / int(regular.sum()))
-        return _around(float(self._in_stretch(values)[regular].mean()), half, even.lag1)
+        if noise is None or not regular.any():
+            return noise
+        half = (noise.high - noise.mean) * math.sqrt(self._inlier_count / int(regular.sum()))
+        return _around(float(self._in_stretch(values)[regular].mean()), half, noise.lag1)
 
     @cached_property
     def _classes(self) -> NDArray[np.intp]:
@@ -219,52 +219,63 @@ class StepModel:
         return {label: number / total for label, number in numbers.items()}
 
     @property
-    def _even_count(self) -> int:
-        return int((~self._in_stretch(self.odd)).sum())
+    def _is_inlier(self) -> NDArray[np.bool_]:
+        """Which steps of the stretch are not odd, in whatever class."""
+        return np.asarray(~self._in_stretch(self.odd))
+
+    @property
+    def _inlier_count(self) -> int:
+        return int(self._is_inlier.sum())
 
     def _class_means(self, values: Series) -> dict[int, float]:
-        """Return the mean of each class's even steps in the stretch; of all its steps if every one is odd."""
+        """Return the mean of each class's inliers in the stretch; of all its steps if every one is odd."""
         stretch = self._in_stretch(values)
         classes = self._in_stretch(self._classes)
-        is_even = ~self._in_stretch(self.odd)
+        is_inlier = self._is_inlier
         means = {}
         for label in self._class_shares:
             members = classes == label
-            even_members = members & is_even
-            means[label] = float(stretch[even_members if even_members.any() else members].mean())
+            inliers = members & is_inlier
+            if inliers.any():
+                members = inliers
+            means[label] = float(stretch[members].mean())
         return means
 
-    def _even_mean(self, values: Series) -> float:
+    def _inlier_mean(self, values: Series) -> float:
         """Return the mean that a series would have without odd steps."""
         means = self._class_means(values)
         return sum(share * means[label] for label, share in self._class_shares.items())
 
-    def _even_noise(self, values: Series) -> Interval | None:
-        """Return the interval of a plain mean of the even steps, about the trend and the pattern."""
-        is_even = ~self._in_stretch(self.odd)
-        if is_even.sum() < FEWEST_VALUES:
+    def _inlier_noise(self, values: Series) -> Interval | None:
+        """Return the interval of the unweighted mean of the inliers, without what trend and pattern add to noise."""
+        is_inlier = self._is_inlier
+        if is_inlier.sum() < FEWEST_VALUES:
             return None
-        even = self._in_stretch(values)[is_even]
-        means = self._class_means(values)
-        rest = even - np.array([means[label] for label in self._in_stretch(self._classes)[is_even].tolist()])
-        trend = self._in_stretch(self.trend)[is_even]
+        inliers = self._in_stretch(values)[is_inlier]
+        classes = self._in_stretch(self._classes)[is_inlier]
+        class_means = self._class_means(values)
+        residuals = inliers - np.array([class_means[label] for label in classes.tolist()])
+        trend = self._in_stretch(self.trend)[is_inlier]
         trend = trend - trend.mean()
         trend_weight = float(trend @ trend)
         if trend_weight > 0.0:
-            rest = rest - trend * float(trend @ rest) / trend_weight
-        return mean_interval(float(even.mean()) + rest)
+            residuals = residuals - trend * float(trend @ residuals) / trend_weight
+        return mean_interval(float(inliers.mean()) + residuals)
 
-    def _even_interval(self, values: Series) -> Interval | None:
+    def _inlier_interval(self, values: Series) -> Interval | None:
         """Return the interval of the mean that a series would have without odd steps."""
-        noise = self._even_noise(values)
+        noise = self._inlier_noise(values)
         if noise is None:
             return None
-        classes = self._in_stretch(self._classes)[~self._in_stretch(self.odd)]
-        variance = 0.0
+        # The variance of the mean of classes by their shares, as a multiple of one step's; that of the unweighted mean
+        # is one over the number of inliers.
+        inlier_classes = self._in_stretch(self._classes)[self._is_inlier]
+        variance_of_mean = 0.0
         for label, share in self._class_shares.items():
-            variance += share**2 / max(int((classes == label).sum()), 1)
-        half = (noise.high - noise.mean) * math.sqrt(variance * classes.size)
-        return _around(self._even_mean(values), half, noise.lag1)
+            steps_of_class = int((inlier_classes == label).sum())
+            variance_of_mean += share**2 / max(steps_of_class, 1)
+        half = (noise.high - noise.mean) * math.sqrt(variance_of_mean * inlier_classes.size)
+        return _around(self._inlier_mean(values), half, noise.lag1)
 
     def _odd_reach(self, values: Series) -> tuple[float, float]:
         """Return how far the mean may lie below and above what is measured, since few odd steps were seen."""

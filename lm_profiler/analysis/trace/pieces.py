@@ -123,21 +123,35 @@ def work_of(path: Path) -> TracedWork | None:
 
 
 def _kernels(packed: PackedTrace, calls: Sequence[DriverCall], begin: int, end: int) -> Iterator[Piece]:
-    """Yield what was launched while the steps lasted, by its start; a replayed CUDA graph has one launch."""
-    launch_of = {call.correlation: call for call in calls}
+    """Yield the kernels launched between ``begin`` and ``end``, by their start.
+
+    ``calls`` launched them. The kernels of a replayed CUDA graph have one launch.
+    """
+    launch_by_correlation = {call.correlation: call for call in calls}
     kernels = list(packed.device())
     launches = []
     for start, _, _, correlation in kernels:
-        launch = launch_of.get(correlation)
-        if launch is None:  # only the work itself shows when it was wanted
-            launch = DriverCall(start, 0, NONE, correlation, NONE, NONE, NONE, NONE)
+        launch = launch_by_correlation.get(correlation)
+        if launch is None:  # the trace has no launch of it: assume that it was launched when it started
+            launch = DriverCall(
+                start=start,
+                length=0,
+                name=NONE,
+                correlation=correlation,
+                operator=NONE,
+                module=NONE,
+                number=NONE,
+                inputs=NONE,
+            )
         launches.append(launch)
     phases = phases_at(packed.phases, [launch.start for launch in launches])
 
     for (start, length, name_number, _), launch, phase in zip(kernels, launches, phases, strict=True):
-        if not begin <= launch.start <= end:
+        is_launched_in_steps = begin <= launch.start <= end
+        if not is_launched_in_steps:
             continue
-        name, operator = packed.names[name_number] or "", packed.names[launch.operator]
+        name = packed.names[name_number] or ""
+        operator = packed.names[launch.operator]
         kind = kernel_kind(name, operator)
         yield Piece(
             start=start,

@@ -196,10 +196,11 @@ def traced_of(work: TracedWork) -> Traced:
     )
 
 
-def floored(pieces: Iterable[Weighed], floor: Floor) -> list[tuple[Piece, float, float | None]]:
-    """Return each piece, its own time and its share of its call's floor, which is never more than its own time.
+def with_floors(pieces: Iterable[Weighed], floor: Floor) -> list[tuple[Piece, float, float | None]]:
+    """Return each piece with its own time and the least time that it could take, its floor; None if that is unknown.
 
-    ``floor`` asks for its name and inputs alone. All kernels that the call launched share it, as their times are.
+    ``floor`` returns the floor of a call of an operator, and depends on the operator and its inputs alone. The kernels
+    that the call launched share it in proportion to their times. No floor exceeds the piece's own time.
     """
     calls = []
     first_pieces: dict[int, Piece] = {}
@@ -219,8 +220,11 @@ def floored(pieces: Iterable[Weighed], floor: Floor) -> list[tuple[Piece, float,
         floor_ns = floors_ns[key]
         floor_shares[call] = None if floor_ns is None else min(floor_ns / call_ns[call], 1.0)
 
-    floored_pieces: list[tuple[Piece, float, float | None]] = []
+    pieces_with_floors: list[tuple[Piece, float, float | None]] = []
     for call, piece, own_ns in calls:
         share = floor_shares[call]
-        floored_pieces.append((piece, own_ns, None if share is None else share * own_ns))
-    return floored_pieces
+        floor_of_piece_ns = None
+        if share is not None:
+            floor_of_piece_ns = share * own_ns
+        pieces_with_floors.append((piece, own_ns, floor_of_piece_ns))
+    return pieces_with_floors

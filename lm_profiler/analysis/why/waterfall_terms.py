@@ -11,7 +11,7 @@ from typing import NamedTuple
 from lm_profiler.analysis.trace.kernel_sums import module_of
 from lm_profiler.analysis.trace.pieces import Piece
 from lm_profiler.analysis.why.operators import UNKNOWN_LISTS, Lists, Product, is_cut, least_bytes, product_of
-from lm_profiler.analysis.why.traced import Gap, Traced, Weighed, floored
+from lm_profiler.analysis.why.traced import Gap, Traced, Weighed, with_floors
 from lm_profiler.record.parts import INPUT_PHASES
 from lm_profiler.record.run_record import Contributor, Rates, Term, TermName, Waterfall
 
@@ -114,7 +114,11 @@ def _busy_s(traced: Traced) -> float:
 
 
 def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
-    """Return the terms of matmuls and fused attention: what they should take, and their excess."""
+    """Return the terms that add up to the time of matmuls and fused attention.
+
+    They are the time of the model's FLOPs at the peak rate, what a lowered clock adds, what slow kernels add, and
+    recomputation.
+    """
     products_s = traced.seconds["products"]
     repeated_s = products_s * step.recomputed_share
     ideal_s = min(step.ideal_s, products_s - repeated_s)
@@ -131,19 +135,22 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
         clock_s = min(max(slowed_s, 0.0), beyond_ideal_s)
     slow_s = max(beyond_ideal_s - clock_s, 0.0)
 
-    usual_share = ideal_s / products_s if products_s else 0.0  # where shapes are unknown
-    at_peak, slow = [], []
-    for piece, own_ns, floor_ns in floored(traced.by_use["products"], lambda piece: _at_peak_ns(piece, step)):
-        if floor_ns is None:
-            floor_ns = own_ns * usual_share
+    mean_share_at_peak = 0.0
+    if products_s:
+        mean_share_at_peak = ideal_s / products_s
+    at_peak: list[Weighed] = []
+    beyond_peak: list[Weighed] = []
+    for piece, own_ns, floor_ns in with_floors(traced.by_use["products"], lambda piece: _at_peak_ns(piece, step)):
+        if floor_ns is None:  # its shapes are unknown
+            floor_ns = own_ns * mean_share_at_peak
         at_peak.append((piece, floor_ns))
-        slow.append((piece, own_ns - floor_ns))
+        beyond_peak.append((piece, own_ns - floor_ns))
     ideal_term = _term("ideal", ideal_s, at_peak, traced)
     repeated_by_phase = {"backward": repeated_s} if repeated_s else {}
     return [
         ideal_term.model_copy(update={"at_most_s": None}),
         _term("clock", clock_s, at_peak, traced),
-        _term("slow_products", slow_s, slow, traced, _shape),
+        _term("slow_products", slow_s, beyond_peak, traced, why=_shape),
         Term(name="recomputation", seconds=repeated_s, at_most_s=repeated_s, phases=repeated_by_phase),
     ]
 
@@ -153,7 +160,9 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     lists = _lists_of_a_call(step, traced)
     at_bandwidth, beyond = [], []
     unknown_ns = 0.0
-    for piece, own_ns, floor_ns in floored(traced.by_use["memory"], lambda piece: _at_bandwidth_ns(piece, step, lists)):
+    for piece, own_ns, floor_ns in with_floors(
+        traced.by_use["memory"], lambda piece: _at_bandwidth_ns(piece, step, lists)
+    ):
         if floor_ns is None:
             unknown_ns += own_ns
             floor_ns = 0.0

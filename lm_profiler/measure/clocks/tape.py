@@ -250,10 +250,16 @@ class ChunkReader:
         return TimedSteps(begin_ns, end_ns, host_s, seconds)
 
     def _device_seconds(self, layout: _Layout, instants: Sequence[Any]) -> Sequence[float]:
+        """Return the seconds of each part of a step on the device, NaN where unknown, and release the step's events.
+
+        The first two values of an instant are the host's time and the event that the device records.
+        """
         assert self.stream is not None
-        events = [instants[place][1] for place in layout.marks]
-        seconds = StepMarks(layout.codes, [], events).stream_seconds(self.stream)
-        self.stream.release([instant[1] for instant in instants])
+        events = [instant[1] for instant in instants]
+        events_of_step = [events[index] for index in layout.marks]
+        marks = StepMarks(layout.codes, [], events_of_step)
+        seconds = marks.stream_seconds(self.stream)
+        self.stream.release(events)
         if seconds is None:
             return [np.nan] * len(TIMED)
         return seconds

@@ -140,17 +140,20 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) ->
     return 2 * scores * (query.shape[-1] + value.shape[-1])
 
 
-def _backward_of(name: str, inputs: int) -> Formula:
+def _twice_forward(forward_name: str, input_count: int) -> Formula:
     """Return a formula for the backward of attention on sequences of different lengths: twice torch's own forward.
 
-    The backward takes the gradient, the forward's ``inputs`` arguments, its results, and then the lengths.
+    The backward takes the gradient, the forward's ``input_count`` tensors, results of the forward, and then lengths.
     """
 
-    def formula(_: Any, *args: Any, **__: Any) -> int:
-        forward = flop_registry.get(getattr(torch.ops.aten, name, None))
-        if forward is None:
+    def formula(gradient: Any, *args: Any, **options: Any) -> int:
+        forward_formula = flop_registry.get(getattr(torch.ops.aten, forward_name, None))
+        if forward_formula is None:
             raise UncountableError("this torch has no formula for attention of sequences of unlike lengths")
-        return 2 * int(forward(*args[:inputs], *args[5:9]))
+        inputs = args[:input_count]
+        # In both backwards the inputs and results before the lengths are five arguments.
+        lengths = args[5:9]
+        return 2 * int(forward_formula(*inputs, *lengths))
 
     return formula
 
@@ -230,8 +233,8 @@ _BY_NAME: dict[str, Formula] = {
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(_FUSED, _attention),
     **dict.fromkeys([f"{name}_backward" for name in _FUSED], _skip_argument(_double(_attention))),
-    "_flash_attention_backward": _backward_of("_flash_attention_forward", inputs=3),
-    "_efficient_attention_backward": _backward_of("_efficient_attention_forward", inputs=4),
+    "_flash_attention_backward": _twice_forward("_flash_attention_forward", input_count=3),
+    "_efficient_attention_backward": _twice_forward("_efficient_attention_forward", input_count=4),
     "_native_multi_head_attention": _multi_head_attention,
     "_transformer_encoder_layer_fwd": _encoder_layer,
     "mkldnn_rnn_layer": _recurrent_layer,
