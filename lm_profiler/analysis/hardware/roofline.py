@@ -42,7 +42,7 @@ LEAST_S = 1e-6  # a floor below this says nothing: any kernel's launch takes lon
 
 _FLOAT32: dict[str, Dtype] = {"highest": "float32", "high": "tf32", "medium": "tf32"}
 _DTYPES: dict[str, Dtype] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
-_MUCH = 0.10  # share of the CPUs' time; it costs caches, memory bandwidth and clock even if nobody waits
+_LARGE_CPU_SHARE = 0.10  # share of the CPUs' time; it costs caches, memory bandwidth and clock even if nobody waits
 _ROUNDED = 1.02  # sheets round their figures: the clock that follows may lie this far above the highest
 
 
@@ -65,14 +65,18 @@ class Work:
 def bandwidth(device_name: str) -> Rate | None:
     """Return the memory bandwidth of a device; None if unknown."""
     row = _BY_NAME.get(_normalised(device_name))
-    return None if row is None or row.memory is None else Rate(row.memory * 1e9, row.memory_source or row.source)
+    if row is None or row.memory is None:
+        return None
+    return Rate(row.memory * 1e9, row.memory_source or row.source)
 
 
 def peak(device_name: str, dtype: Dtype) -> Rate | None:
     """Return the dense peak for matrix products in ``dtype``; None if nothing is published."""
     row = _BY_NAME.get(_normalised(device_name))
     teraflops: float | None = getattr(row, dtype, None)
-    return None if row is None or teraflops is None else Rate(teraflops * 1e12, row.source)
+    if row is None or teraflops is None:
+        return None
+    return Rate(teraflops * 1e12, row.source)
 
 
 def _normalised(name: str) -> str:
@@ -111,21 +115,29 @@ def rates_of(
     ``measured`` and ``given`` are FLOP/s by torch's names of dtypes; ``float32_as`` is how float32 products run.
     """
     flops = []
-    for dtype, own in measured.items():
-        tabulated = float32_as if dtype == "float32" else _DTYPES.get(dtype)
-        sheet = None if tabulated is None else peak(device_name, tabulated)
-        own_rate = None if own is None else Rate(own, MEASURED_PRODUCT)
-        rate = Rate(given[dtype], GIVEN) if given and dtype in given else sheet or own_rate
+    for dtype, measured_flops_per_s in measured.items():
+        rate = _sheet_rate(device_name, dtype, float32_as)
+        if given and dtype in given:
+            rate = Rate(given[dtype], GIVEN)
+        if rate is None and measured_flops_per_s is not None:
+            rate = Rate(measured_flops_per_s, MEASURED_PRODUCT)
         if rate is not None:
             flops.append(FlopRate(dtype=dtype, flops_per_s=rate.per_s, source=rate.source))
-    copied = None if copied_bytes_per_s is None else Rate(copied_bytes_per_s, MEASURED_COPY)
-    memory = bandwidth(device_name) or copied
+    memory = bandwidth(device_name)
+    if memory is None and copied_bytes_per_s is not None:
+        memory = Rate(copied_bytes_per_s, MEASURED_COPY)
     return Rates(
         flops=flops,
-        bytes_per_s=memory and memory.per_s,
-        bytes_source=memory and memory.source,
+        bytes_per_s=None if memory is None else memory.per_s,
+        bytes_source=None if memory is None else memory.source,
         copied_bytes_per_s=copied_bytes_per_s,
     )
+
+
+def _sheet_rate(device_name: str, dtype: str, float32_as: Dtype | None) -> Rate | None:
+    """Return the datasheet's peak for products of ``dtype``; None where it states none."""
+    sheet_dtype = float32_as if dtype == "float32" else _DTYPES.get(dtype)
+    return None if sheet_dtype is None else peak(device_name, sheet_dtype)
 
 
 def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:
@@ -157,9 +169,9 @@ def sheet_clock_hz(peak_flops_per_s: float, multiprocessors: int, max_clock_hz: 
     """
     if not (peak_flops_per_s > 0 and multiprocessors > 0 and max_clock_hz > 0):
         return None
-    each = peak_flops_per_s / multiprocessors
-    per_clock: float = 2 ** ceil(log2(each / (max_clock_hz * _ROUNDED)))
-    return each / per_clock
+    multiprocessor_flops_per_s = peak_flops_per_s / multiprocessors
+    flops_per_clock: float = 2 ** ceil(log2(multiprocessor_flops_per_s / (max_clock_hz * _ROUNDED)))
+    return multiprocessor_flops_per_s / flops_per_clock
 
 
 def share_of_peak(
@@ -185,10 +197,12 @@ def judge_utilisation(
     peak_flops_per_s: float | None,
 ) -> Utilisation:
     """Judge how close a step of ``flops`` (all ranks) comes to ``devices``; a given peak overrides the table."""
-    known = None if dtype is None else peak(device_name, dtype)
+    peak_rate = None
     if peak_flops_per_s is not None:
-        known = Rate(peak_flops_per_s, GIVEN)
-    rate = known and known.per_s
+        peak_rate = Rate(peak_flops_per_s, GIVEN)
+    elif dtype is not None:
+        peak_rate = peak(device_name, dtype)
+    rate = None if peak_rate is None else peak_rate.per_s
     reached = share_of_peak(flops.all, step_s, ceiling_flops_per_s, devices)
     if reached is not None and reached > BEATEN:
         ceiling_flops_per_s = reached = None  # no step beats the machine: something else used it while it was measured
@@ -196,7 +210,7 @@ def judge_utilisation(
         flops=flops,
         dtype=dtype,
         peak_flops_per_s=rate,
-        peak_source=known and known.source,
+        peak_source=None if peak_rate is None else peak_rate.source,
         mfu=share_of_peak(flops.model, step_s, rate, devices),
         hfu=share_of_peak(flops.all, step_s, rate, devices),
         ceiling_flops_per_s=ceiling_flops_per_s,
@@ -215,35 +229,45 @@ def floor_of(work: Work, rates: Rates, took_s: float | None) -> Floor:
     If the phase beat its floor in bytes, its bytes lay in caches: then only the FLOPs make its floor. If it beat its
     floor in FLOPs, the peak is not the device's: then it has no floor.
     """
-    compute_s, memory_s = _compute_s(work.flops, rates), None
+    compute_s = _compute_s(work.flops, rates)
+    memory_s = None
     if work.bytes is not None and rates.bytes_per_s and not work.on_the_bus:
         memory_s = work.bytes / rates.bytes_per_s
-    known = Floor(flops=dict(work.flops or {}), bytes=work.bytes)
-    if compute_s is None or _beaten(compute_s, took_s):
-        return known
+    floor_without_time = Floor(flops=dict(work.flops or {}), bytes=work.bytes)
+    if compute_s is None or _is_beaten(compute_s, took_s):
+        return floor_without_time
     seconds, bound = compute_s, "compute"
-    if in_bytes := memory_s is not None and not _beaten(memory_s, took_s):
-        seconds, bound = max((compute_s, "compute"), (memory_s or 0.0, "memory"), key=lambda floor: floor[0])
-    if not seconds and not in_bytes:
-        return known
-    times = took_s / seconds if took_s is not None and seconds >= LEAST_S else None
-    told = bound if seconds and memory_s is not None else None
-    return known.model_copy(update={"seconds": seconds, "bound": told, "times": times})
+    has_memory_floor = memory_s is not None and not _is_beaten(memory_s, took_s)
+    if memory_s is not None and has_memory_floor and memory_s > compute_s:
+        seconds, bound = memory_s, "memory"
+    if seconds == 0.0 and not has_memory_floor:
+        return floor_without_time
+    times = None
+    if took_s is not None and seconds >= LEAST_S:
+        times = took_s / seconds
+    # Without the time of the bytes it is unknown which of the two is the bound.
+    bound_is_known = seconds > 0.0 and memory_s is not None
+    figures = {"seconds": seconds, "bound": bound if bound_is_known else None, "times": times}
+    return floor_without_time.model_copy(update=figures)
 
 
 def beaten_floors(work: Mapping[str, Work], rates: Rates, took_s: Mapping[str, float | None]) -> list[str]:
     """Return a note on the phases that have no floor because they beat it."""
-    beaten = [
-        phase
-        for phase, of in work.items()
-        if (took := took_s.get(phase)) and floor_of(of, rates, took).seconds is None
-        if floor_of(of, rates, None).seconds is not None
-    ]
-    at = [f"{with_prefix(rate.flops_per_s, 'FLOP/s')} in {rate.dtype} ({rate.source})" for rate in rates.flops]
+    beaten_phases = []
+    for phase, phase_work in work.items():
+        phase_s = took_s.get(phase)
+        has_floor = floor_of(phase_work, rates, None).seconds is not None
+        if phase_s and has_floor and floor_of(phase_work, rates, phase_s).seconds is None:
+            beaten_phases.append(phase)
+    if not beaten_phases:
+        return []
+    rate_texts = []
+    for rate in rates.flops:
+        rate_texts.append(f"{with_prefix(rate.flops_per_s, 'FLOP/s')} in {rate.dtype} ({rate.source})")
     if rates.bytes_per_s:
-        at.append(f"{with_prefix(rates.bytes_per_s, 'B/s')} ({rates.bytes_source})")
-    why = f"took less time than their FLOPs or bytes need at {', '.join(at)}: bytes are in caches, or a rate is too low"
-    return [f"unknown floors: {', '.join(beaten)} {why}"] if beaten else []
+        rate_texts.append(f"{with_prefix(rates.bytes_per_s, 'B/s')} ({rates.bytes_source})")
+    reason = f"took less time than their FLOPs or bytes need at {', '.join(rate_texts)}"
+    return [f"unknown floors: {', '.join(beaten_phases)} {reason}: bytes are in caches, or a rate is too low"]
 
 
 def _compute_s(flops: Mapping[str, int] | None, rates: Rates) -> float | None:
@@ -259,7 +283,7 @@ def _compute_s(flops: Mapping[str, int] | None, rates: Rates) -> float | None:
     return seconds
 
 
-def _beaten(floor_s: float, took_s: float | None) -> bool:
+def _is_beaten(floor_s: float, took_s: float | None) -> bool:
     return took_s is not None and floor_s > BEATEN * took_s
 
 
@@ -267,21 +291,25 @@ def contention_lines(contention: Contention | None) -> list[str]:
     """Return a phrase for each thing that took CPU time or GPU from the run; empty if nothing did, or it is unknown."""
     if contention is None:
         return []
-    said, whole_s = [], contention.wall_s * contention.cpus
+    phrases = []
+    cpu_time_s = contention.wall_s * contention.cpus
+    others_s = contention.others_s or 0.0
     if (contention.not_had or 0.0) >= SHARED:
-        said.append(
+        phrases.append(
             f"shared machine, times are upper bounds: other processes took {contention.not_had:.0%} of the CPU time "
             "that this run needed"
         )
-    elif (contention.others_s or 0.0) >= _MUCH * whole_s:
-        said.append(f"something else used {(contention.others_s or 0.0) / whole_s:.0%} of this machine's CPU time")
+    elif others_s >= _LARGE_CPU_SHARE * cpu_time_s:
+        phrases.append(f"something else used {others_s / cpu_time_s:.0%} of this machine's CPU time")
     if (contention.throttled_s or 0.0) >= SHARED * contention.had_s > 0.0:
-        said.append(f"the CPU limit of its cgroup throttled this run for {contention.throttled_s:.1f} s")
-    return said + ([] if contention.gpu is None or not contention.gpu.processes else [_on_gpu(contention.gpu)])
+        phrases.append(f"the CPU limit of its cgroup throttled this run for {contention.throttled_s:.1f} s")
+    if contention.gpu is not None and contention.gpu.processes:
+        phrases.append(_gpu_sharing_text(contention.gpu))
+    return phrases
 
 
-def _on_gpu(gpu: GpuSharing) -> str:
-    others = "1 other process" if gpu.processes == 1 else f"{gpu.processes} other processes"
-    used = "unknown use" if gpu.utilisation is None else f"{gpu.utilisation:.0%}"
-    held = "unknown memory" if gpu.memory_bytes is None else f"{gpu.memory_bytes * 2**-30:.1f} GiB"
-    return f"{others} on this GPU: {used} of its time, {held}"
+def _gpu_sharing_text(gpu: GpuSharing) -> str:
+    processes = "1 other process" if gpu.processes == 1 else f"{gpu.processes} other processes"
+    time_share = "unknown use" if gpu.utilisation is None else f"{gpu.utilisation:.0%}"
+    memory = "unknown memory" if gpu.memory_bytes is None else f"{gpu.memory_bytes * 2**-30:.1f} GiB"
+    return f"{processes} on this GPU: {time_share} of its time, {memory}"
