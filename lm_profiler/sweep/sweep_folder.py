@@ -55,8 +55,7 @@ class SweepFolder:
             self.lock = _open_lock(path / lock_name)
         except OSError as error:
             raise UsageError(
-                f"log_dir: expected a folder that can be written to, given {path} ({error.strerror}); "
-                "name another with --log_dir"
+                f"log_dir: cannot write to {path} ({error.strerror}); choose another folder with --log_dir"
             ) from None
         try:
             self._lock_folder(sleep)

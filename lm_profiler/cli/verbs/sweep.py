@@ -78,7 +78,7 @@ def run(request: SweepRequest) -> int:
         raise
     except OSError as error:  # a full disk, or a folder that was removed
         say(
-            f"log_dir: expected a folder that can be written to, given {request.folder} ({error.strerror}); "
+            f"log_dir: cannot write to {request.folder} ({error.strerror}); "
             "run the same command again for the missing cells"
         )
         return FAILED
