@@ -23,7 +23,15 @@ from lm_profiler.callbacks.instruments.numerics import copy_to_host, numerics_fa
 from lm_profiler.callbacks.instruments.profiling_options import TIMED_STEPS, ProfilingOptions
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.tracer import TRACED, Tracer
-from lm_profiler.callbacks.instruments.work import StepWork, batches_per_step, bytes_of_batch, phase_work, step_work
+from lm_profiler.callbacks.instruments.work import (
+    LIMIT_IN_TRAINING_S,
+    LIMIT_S,
+    StepWork,
+    batches_per_step,
+    bytes_of_batch,
+    phase_work,
+    step_work,
+)
 from lm_profiler.callbacks.marks.batches import Elements
 from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.measure.boundary import try_or_note
@@ -178,9 +186,11 @@ class Collector:
         only_times_are_wanted = counted_steps == 0 and not has_trace_stage  # counting takes another process seconds
         if run_ended_before or only_times_are_wanted:
             return None
+        goes_on = not self.options.stages.stop_when_done
+        limit_s = LIMIT_IN_TRAINING_S if goes_on else LIMIT_S
         try:
             shapes = partial(self._shapes.result, 0)
-            return step_work(self.trainer, self.options.verb, measured.seen_flops, counted_steps, shapes)
+            return step_work(self.trainer, self.options.verb, measured.seen_flops, counted_steps, shapes, limit_s)
         except UncountableError as unknown:
             note = f"FLOPs unknown: {unknown}"
             if not has_memory_stage:

@@ -23,10 +23,13 @@ from torch import nn
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
 from lm_profiler.callbacks.collect import switches
 from lm_profiler.callbacks.instruments.watches import history_watch
+from lm_profiler.callbacks.instruments.work import LIMIT_IN_TRAINING_S, LIMIT_S, StepWork
+from lm_profiler.measure.counts.flops import UncountableError
 from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.measure.device.contention import CpuReading
 from lm_profiler.measure.device.environment import MatrixUnits, cpu_cores, matrix_units
 from lm_profiler.measure.memory.history import MemoryHistory
+from lm_profiler.processes.child import PATIENCE
 from lm_profiler.record.run_record import read_run
 from tests.analysis.test_conclude import beside
 
@@ -63,6 +66,24 @@ def test_rates_of_the_machine_are_read_where_a_step_was_measured_alone(
     known = rates is not None and bool(rates.flops and rates.bytes_per_s)
     assert known == is_read
     assert rates is None or is_read or not (rates.flops or rates.bytes_per_s)
+
+
+@pytest.mark.parametrize("stop_when_done, most_s", [(True, LIMIT_S), (False, LIMIT_IN_TRAINING_S)])
+def test_training_that_goes_on_does_not_wait_long_for_a_count_in_another_process(
+    stop_when_done: bool, most_s: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where cores are busy, a program with a compiled part stood still for up to three minutes."""
+    limits_s: list[float] = []
+
+    def count(trainer: object, verb: str, batch: object, limit_s: float) -> StepWork:
+        limits_s.append(limit_s)
+        raise UncountableError("not counted here")
+
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_elsewhere", count)
+    profiler = instruments(1, 2, memory=0, trace=1, stop_when_done=stop_when_done)
+    trainer_with([profiler], tmp_path, max_steps=8).fit(BoringModel())
+    assert limits_s == [most_s]
+    assert most_s * PATIENCE <= (180.0 if stop_when_done else 60.0)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from lm_profiler.record.run_record import Flops, Verb
 from lm_profiler.torch_names import tree_leaves
 
 LIMIT_S, LIMIT_BYTES = 60.0, 4 << 30  # most CPU time and memory of a process that counts on shapes alone
+# The same if training goes on afterwards and waits for it: with busy cores it may take a minute (``child.PATIENCE``).
+LIMIT_IN_TRAINING_S = 20.0
 
 # strategies whose optimizers hold a rank's own shard; what a rank gathers from the others is unknown
 _SHARDED = ("FSDPStrategy", "ModelParallelStrategy")
@@ -111,11 +113,18 @@ def batches_per_step(trainer: Trainer, verb: Verb) -> int:
     return batches_of_rank * trainer.world_size
 
 
-def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, get_batch: Callable[[], Any]) -> StepWork:
+def step_work(
+    trainer: Trainer,
+    verb: Verb,
+    seen: SeenFlops,
+    steps: int,
+    get_batch: Callable[[], Any],
+    limit_s: float = LIMIT_S,
+) -> StepWork:
     """Return the work of one step: from the ``steps`` that were observed, or else from one on shapes alone.
 
     Both give the same result, but another process takes seconds, while what all ranks have ``seen`` costs nothing more.
-    ``get_batch`` returns the first batch, as ``without_data`` made it.
+    ``get_batch`` returns the first batch, as ``without_data`` made it; ``limit_s`` is the most CPU time of the process.
 
     Raises:
         UncountableError: the work is unknown.
@@ -125,7 +134,7 @@ def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, get_bat
     if seen.flops is not None and steps:
         return StepWork(seen.flops.times(1 / steps), _per_step(seen.by_dtype, steps))
 
-    counted = count_elsewhere(trainer, verb, get_batch())
+    counted = count_elsewhere(trainer, verb, get_batch(), limit_s)
     assert counted.traffic is not None
     bytes_by_phase: dict[str, int | None] = dict(counted.traffic.by_phase)
     is_compiled = recompilations() > 0 or is_compiled_in(trainer.lightning_module)
@@ -146,7 +155,7 @@ def _per_step(by_dtype: Mapping[str, Mapping[str, int]], steps: int) -> dict[str
     return per_step
 
 
-def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any) -> StepWork:
+def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any, limit_s: float = LIMIT_S) -> StepWork:
     """Return the work of a step on one rank, rehearsed on shapes alone in a fresh process, which takes some seconds.
 
     Raises:
@@ -158,7 +167,7 @@ def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any) -> StepWork:
         raise UncountableError(str(error)) from None
     # By name, because `rehearse` is a layer above, and this process need not load it.
     count = NamedCall("lm_profiler.rehearse.sent.count", (pickled_step,))
-    child: Child[StepWork | str] = Child(count, LIMIT_S, fresh=True, limit_bytes=LIMIT_BYTES)
+    child: Child[StepWork | str] = Child(count, limit_s, fresh=True, limit_bytes=LIMIT_BYTES)
     try:
         answer = child.answer()
     except NoAnswer as error:
