@@ -169,7 +169,7 @@ def _arguments_of(frame: FrameType) -> list[object]:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the exception's message as valid text, also where its ``__str__`` raises."""
+    """Return the exception's message as valid text, even if its ``__str__`` raises."""
     try:
         return well_formed(str(error))
     except BaseException as text_error:

@@ -1,6 +1,6 @@
 """Activities outside the phases of a run's steps, and their long-run cost per step.
 
-A few measured steps may hold no validation, or two starts of an epoch in place of one and a half. So it is counted from
+A few measured steps may contain no validation, or more starts of epochs than average. So it is counted from
 the first step of the run to its last one, in all stages, and how often it comes is taken from when it came last.
 """
 

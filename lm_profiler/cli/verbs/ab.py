@@ -147,7 +147,7 @@ def _with_row(rows: Sequence[PartChange], new_row: PartChange) -> list[PartChang
 
 
 def _new_folder(preferred: Path) -> Path:
-    """Return the ``preferred`` folder, or a name like it that is free: earlier calls are not mixed in."""
+    """Return the ``preferred`` folder, or a similar free name, so that runs of earlier calls stay separate."""
     folder = preferred
     number = 1
     while folder.exists():
