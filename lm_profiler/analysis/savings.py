@@ -48,6 +48,7 @@ _MANY_CALLS = 200
 _LASTING_COUNT = 3  # odd steps that are no chance
 _LOGGER_ENDINGS = ("Logger", "Monitor")  # of names of classes
 _MODEL_PHASES = ("forward", "backward")
+_PYTHON = "python"  # what a line of the program does that calls nothing
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,21 @@ class StepCosts:
         if waterfall is None:
             return 0.0
         return sum(term.seconds for term in waterfall.terms if term.name in names)
+
+    def gap_s(self, phase: str) -> float:
+        """Return the seconds of ``phase`` in which no operator ran, by the waterfall; infinite if they are unknown.
+
+        Python of a program takes no longer than that. A line such as ``x * y`` seems to: the operator of its tensors
+        is no call that can be followed.
+        """
+        waterfall = self.record.waterfall
+        if waterfall is None or not waterfall.terms:
+            return math.inf
+        seconds = 0.0
+        for term in waterfall.terms:
+            if term.name == "gaps":
+                seconds += term.phases.get(phase, 0.0) if term.phases else term.seconds
+        return seconds
 
     def actions(self, is_wanted: Callable[[OwnedTime], bool]) -> list[OwnedTime]:
         """Return the owned actions of ``other`` for which ``is_wanted`` holds."""
@@ -373,11 +389,15 @@ def _python_finding(costs: StepCosts, rows: Sequence[PythonTime]) -> Finding:
     phase = longest.phase
     waits_s = 0.0
     computes_s = 0.0
+    python_s = 0.0
     for row in rows:
         if _may_wait(row):
             waits_s += row.seconds
+        elif row.what == _PYTHON:
+            python_s += row.seconds
         else:
             computes_s += _outside_torch_s(row)
+    computes_s += min(python_s, costs.gap_s(phase))
     if costs.contended:
         computes_s *= costs.stretch_of(phase)
     seconds = min(waits_s + computes_s, costs.mean_s(phase))

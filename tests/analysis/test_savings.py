@@ -204,6 +204,12 @@ def test_gaps_that_a_line_of_the_program_makes_are_no_reason_to_compile() -> Non
     assert [found.name for found in findings_of(record)] == ["python"]
 
 
+def test_a_line_that_computes_with_tensors_by_operators_is_no_python() -> None:
+    """``x * y`` takes 30 ms in a line that calls nothing; the trace has operators in all but 2 ms of the phase."""
+    record = made(waterfall=fall(ideal=95.0, gaps=2.0), python_times=[line(30.0)], settings=Settings(compiled=True))
+    assert all(finding.name != "python" for finding in findings_of(record))
+
+
 def test_what_saves_less_than_a_twentieth_is_not_said() -> None:
     little = made({"data": 4.0}, settings=Settings(num_workers=0))
     assert WORTH > 4.0 / 102.0

@@ -154,8 +154,7 @@ class PythonTimes:
         """Return the lines with most time, the longest first, without the operators that torch's own modules call.
 
         ``untraced_s`` is how long the thread ran in each phase of a step that is not followed. The lines of a phase
-        together take as long as that. What they take beyond it is the cost of following, event by event. What is
-        missing was taken from lines of Python that do not run slower when they are followed: operators of arrays.
+        together cannot take longer than that: what they take beyond it is the cost of following, event by event.
         """
         rows = []
         corrections = self._corrections(untraced_s or {})
@@ -164,8 +163,6 @@ class PythonTimes:
                 continue
             correction = corrections.get(phase, _NO_CORRECTION)
             own_ns = self._cost.own_ns(followed, activity) - correction.event_ns * followed.intervals
-            if activity == _PYTHON:
-                own_ns *= correction.python_scale
             seconds = correction.scale * own_ns * 1e-9
             if seconds > 0.0:
                 rows.append(_row(phase, line, activity, seconds, followed.calls))
@@ -173,48 +170,36 @@ class PythonTimes:
         return rows[:_MOST_LINES]
 
     def _corrections(self, untraced_s: Mapping[str, float]) -> dict[int, _Correction]:
-        """Return the corrections of the phases whose lines do not take as long together as the phase untraced."""
+        """Return the corrections of the phases whose lines take longer together than the phase when nobody follows."""
         ran_ns: defaultdict[int, float] = defaultdict(float)
-        python_ns: defaultdict[int, float] = defaultdict(float)
         intervals: defaultdict[int, int] = defaultdict(int)
         for (phase, _, activity), followed in self._followed.items():
-            own_ran_ns = max(self._cost.own_ran_ns(followed, activity), 0.0)
-            ran_ns[phase] += own_ran_ns
+            ran_ns[phase] += max(self._cost.own_ran_ns(followed, activity), 0.0)
             intervals[phase] += followed.intervals
-            if activity == _PYTHON:
-                python_ns[phase] += own_ran_ns
 
         corrections = {}
         for phase, phase_ran_ns in ran_ns.items():
             if phase >= len(PARTS) or PARTS[phase] not in untraced_s:
                 continue
-            missing_ns = untraced_s[PARTS[phase]] * 1e9 - phase_ran_ns
-            if missing_ns < 0.0:
-                corrections[phase] = self._correction_of_excess(-missing_ns, phase_ran_ns, intervals[phase])
-            elif python_ns[phase] > 0.0:
-                python_scale = min(1.0 + missing_ns / python_ns[phase], self._cost.slower)
-                corrections[phase] = _Correction(python_scale=python_scale)
+            most_ns = untraced_s[PARTS[phase]] * 1e9
+            if phase_ran_ns <= most_ns:
+                continue
+            excess_ns = (phase_ran_ns - most_ns) / intervals[phase]
+            event_ns = min(excess_ns, _MOST_EXTRA_COST * self._cost.event_ran_ns)
+            rest_ns = phase_ran_ns - event_ns * intervals[phase]
+            scale = min(most_ns / max(rest_ns, 1.0), 1.0)
+            corrections[phase] = _Correction(event_ns, scale)
         return corrections
-
-    def _correction_of_excess(self, excess_ns: float, phase_ran_ns: float, intervals: int) -> _Correction:
-        """Return the correction of a phase whose lines take ``excess_ns`` longer than the phase untraced."""
-        event_ns = min(excess_ns / intervals, _MOST_EXTRA_COST * self._cost.event_ran_ns)
-        rest_ns = phase_ran_ns - event_ns * intervals
-        most_ns = phase_ran_ns - excess_ns
-        scale = min(most_ns / max(rest_ns, 1.0), 1.0)
-        return _Correction(event_ns=event_ns, scale=scale)
 
 
 class _Correction(NamedTuple):
-    """How the times of a phase's lines are corrected."""
+    """What an event costs beyond the calibrated cost, and by what the rest of the time is scaled."""
 
-    event_ns: float = 0.0  # what an event costs beyond the calibrated cost
-    scale: float = 1.0  # by what the rest of the time is multiplied
-    # by what the time of Python lines is multiplied too: the calibrated cost assumes that they run slower when followed
-    python_scale: float = 1.0
+    event_ns: float
+    scale: float
 
 
-_NO_CORRECTION = _Correction()
+_NO_CORRECTION = _Correction(event_ns=0.0, scale=1.0)
 
 
 def _row(phase: int, line: Line, activity: str, seconds: float, calls: int) -> PythonTime:

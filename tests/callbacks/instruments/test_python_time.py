@@ -122,24 +122,6 @@ def test_a_step_that_took_longer_when_followed_is_scaled_to_the_usual_one() -> N
     assert row.seconds == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(
-    "untraced_s, python_s",
-    [
-        pytest.param(0.010, 0.004, id="an operator of arrays does not run slower when followed"),
-        pytest.param(0.008, 0.002, id="a loop of Python does"),
-        pytest.param(0.020, 0.004, id="the rest of the phase belongs to nobody"),
-    ],
-)
-def test_lines_of_python_take_what_is_left_of_the_untraced_phase(untraced_s: float, python_s: float) -> None:
-    """The line takes 4 ms when followed, in which loops of Python run half as fast."""
-    times = PythonTimes(lambda: FORWARD, time.perf_counter_ns)
-    times._cost = FollowingCost(event_ns=0.0, event_ran_ns=0.0, slower=2.0)
-    times._followed[FORWARD, ("net.py", 3, "Net.auc"), "python"] = FollowedTime(4_000_000, 4_000_000, 1, 1)
-    times._followed[FORWARD, ("net.py", 9, "Net.forward"), "torch"] = FollowedTime(6_000_000, 6_000_000, 1, 1)
-    seconds_by_function = {row.function: row.seconds for row in times.shares({"forward": untraced_s})}
-    assert seconds_by_function == pytest.approx({"Net.auc": python_s, "Net.forward": 0.006})
-
-
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
