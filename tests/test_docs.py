@@ -142,7 +142,8 @@ def beginnings(output: str) -> list[str]:
     On one that others use, tokens are at least so many.
     """
     end = output[output.index("\ndemo:") :].splitlines()
-    told = [line.removeprefix("at least ") for line in end if line and not line.startswith("note:")]
+    # A line that is too wide for the page goes on in the next, indented.
+    told = [line.removeprefix("at least ") for line in end if line and not line.startswith(("note:", "  "))]
     return [re.split(r"[\d:]| {2}", line)[0] for line in told]
 
 
