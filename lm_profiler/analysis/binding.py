@@ -12,7 +12,7 @@ from lm_profiler.analysis.steps.statistics import FEWEST_VALUES
 from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.parts import INPUT_PHASES, PHASES, WORKING_PHASES
-from lm_profiler.record.run_record import Bound, TimeSummary, Verdict
+from lm_profiler.record.run_record import EPOCH, Bound, TimeSummary, Verdict
 from lm_profiler.record.steps import StepRow
 
 # A cause binds the step from this share on: its remedy must then save more than the remedies of other causes.
@@ -170,7 +170,9 @@ def _check_between_steps(run: RunFacts) -> Verdict | None:
     if costliest.name not in _BETWEEN_STEPS_FINDINGS or costliest.share < REMAINDER:
         return None
     facts = {}
-    seconds = sum(passed.seconds for passed in run.record.outside if passed.what == costliest.name)
+    seconds = 0.0
+    if costliest.name != EPOCH:  # its share includes waiting for the first batch, which is part of a step
+        seconds = sum(passed.seconds for passed in run.record.outside if passed.what == costliest.name)
     if seconds and run.record.stages_s:
         facts = {"seconds": seconds, "run_s": run.record.stages_s}
     bound_by: Bound = "between steps"

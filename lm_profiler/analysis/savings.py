@@ -648,7 +648,20 @@ def find_recomputation(costs: StepCosts) -> Iterator[Finding]:
     free_share = costs.settings.memory_free_share
     may_fit = free_share is None or free_share >= 0.3
     if costs.settings.checkpointing and may_fit:
-        yield costs.finding("recomputation", costs.term_s("recomputation"), may=free_share is None)
+        yield costs.finding("recomputation", _recomputation_s(costs), may=free_share is None)
+
+
+def _recomputation_s(costs: StepCosts) -> float:
+    """Return the seconds of recomputation: at least the share of forward that its FLOPs are of forward's.
+
+    The waterfall's term holds its matmuls at their peak; the rest of what is recomputed is in other terms.
+    """
+    term_s = costs.term_s("recomputation")
+    use = costs.record.utilisation
+    if use is None or not use.flops.forward:
+        return term_s
+    repeated_share = min(use.flops.recomputation / use.flops.forward, 1.0)
+    return max(term_s, repeated_share * costs.regular_s("forward"))
 
 
 def find_communication(costs: StepCosts) -> Iterator[Finding]:

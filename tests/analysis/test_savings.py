@@ -9,6 +9,7 @@ from made_facts import busy, fall, line, made, owned, thread
 
 from lm_profiler.analysis.remedies.catalogue import REMEDIES, remedy_of
 from lm_profiler.analysis.savings import FINDERS, WORTH, findings_of
+from lm_profiler.record.machine import Flops, Utilisation
 from lm_profiler.record.run_record import (
     BetweenSteps,
     Contributor,
@@ -208,6 +209,20 @@ def test_a_line_that_computes_with_tensors_by_operators_is_no_python() -> None:
     """``x * y`` takes 30 ms in a line that calls nothing; the trace has operators in all but 2 ms of the phase."""
     record = made(waterfall=fall(ideal=95.0, gaps=2.0), python_times=[line(30.0)], settings=Settings(compiled=True))
     assert all(finding.name != "python" for finding in findings_of(record))
+
+
+def test_recomputation_takes_at_least_the_share_of_forward_that_it_repeats() -> None:
+    """All of a forward pass of 40 ms is computed again; its matmuls would take 5 ms at their peak."""
+    flops = Flops(forward=100, backward=200, recomputation=100)
+    use = Utilisation.model_validate({**dict.fromkeys(Utilisation.model_fields), "flops": flops})
+    record = made(
+        {"forward": 40.0, "backward": 100.0},
+        waterfall=fall(ideal=70.0, recomputation=5.0),
+        settings=Settings(checkpointing=True, memory_free_share=0.5),
+        utilisation=use,
+    )
+    saves_s = {finding.name: finding.saves_s for finding in findings_of(record)}
+    assert saves_s["recomputation"] == pytest.approx(0.040, rel=0.05)
 
 
 def test_what_saves_less_than_a_twentieth_is_not_said() -> None:

@@ -31,6 +31,7 @@ _TRIALS = 3
 # activities of a line; another one is the name of a package, or of a C function
 _PYTHON = "python"  # its own code
 _OPERATORS = "torch"  # operators that it calls itself
+_BUILTIN = "builtin"  # a function of C in ``builtins``, such as ``sorted``: it counts as Python, but runs no slower
 _INNER_OPERATORS = "torch in a library"  # operators that Python code of torch's calls
 
 Line = tuple[str, int, str]  # file, line and function
@@ -141,10 +142,11 @@ class PythonTimes:
         caller = self._stack[-1]
         if caller.owner is None:
             return caller
+        is_called_by_program = caller.activity in (_PYTHON, _BUILTIN)
         name = _name_of(function)
         if not name:
-            return caller
-        if name != _OPERATORS or caller.activity == _PYTHON:
+            return _FollowedCall(caller.owner, _BUILTIN) if is_called_by_program else caller
+        if name != _OPERATORS or is_called_by_program:
             return _FollowedCall(caller.owner, name)
         if caller.activity == TORCH:
             return _FollowedCall(caller.owner, _INNER_OPERATORS)
@@ -156,16 +158,22 @@ class PythonTimes:
         ``untraced_s`` is how long the thread ran in each phase of a step that is not followed. The lines of a phase
         together cannot take longer than that: what they take beyond it is the cost of following, event by event.
         """
-        rows = []
+        seconds: defaultdict[tuple[int, Line, str], float] = defaultdict(float)
+        calls: defaultdict[tuple[int, Line, str], int] = defaultdict(int)
         corrections = self._corrections(untraced_s or {})
         for (phase, line, activity), followed in self._followed.items():
             if phase >= len(PARTS) or activity == _INNER_OPERATORS:
                 continue
             correction = corrections.get(phase, _NO_CORRECTION)
             own_ns = self._cost.own_ns(followed, activity) - correction.event_ns * followed.intervals
-            seconds = correction.scale * own_ns * 1e-9
-            if seconds > 0.0:
-                rows.append(_row(phase, line, activity, seconds, followed.calls))
+            place = (phase, line, _PYTHON if activity == _BUILTIN else activity)
+            seconds[place] += correction.scale * own_ns * 1e-9
+            if activity != _BUILTIN:
+                calls[place] += followed.calls
+        rows = []
+        for place, own_s in seconds.items():
+            if own_s > 0.0:
+                rows.append(_row(*place, own_s, calls[place]))
         rows.sort(key=attrgetter("seconds"), reverse=True)
         return rows[:_MOST_LINES]
 
@@ -233,7 +241,7 @@ class FollowingCost:
     def own_ran_ns(self, followed: FollowedTime, activity: str) -> float:
         """Return how long the thread ran in a line, without the cost of following."""
         own_ns = followed.ran_ns - self.event_ran_ns * followed.intervals
-        is_c_function = "." in activity or activity in (_OPERATORS, _INNER_OPERATORS)
+        is_c_function = "." in activity or activity in (_OPERATORS, _INNER_OPERATORS, _BUILTIN)
         if is_c_function:
             return own_ns
         return own_ns / self.slower
