@@ -95,10 +95,10 @@ def _options(entries: Iterable[Entry]) -> dict[str, Column]:
 
 def _described(column: Column) -> Json:
     quantity = column.quantity
-    shown = None
+    display = None
     if quantity is not None:
-        shown = {"unit": quantity.shown_unit, "scale": quantity.scale, "digits": quantity.digits}
-    return {"name": column.name, "title": column.title, "meaning": column.meaning, "shown": shown}
+        display = {"unit": quantity.shown_unit, "scale": quantity.scale, "digits": quantity.digits}
+    return {"name": column.name, "title": column.title, "meaning": column.meaning, "shown": display}
 
 
 def _run(name: str, entry: Entry, columns: Sequence[Column]) -> Json:

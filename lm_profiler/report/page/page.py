@@ -40,7 +40,7 @@ _ALL_KERNELS = 5_500
 _ALL_POINTS = 10_000
 _MOST_POINTS = 1_000
 _KERNEL_RUNS = 100
-_LEAST = 20  # what a run has of each in any case
+_FEWEST_ITEMS = 20  # what a run has of each in any case
 
 _DIGITS = 6  # the significant digits of numbers in a page; no figure is shown with more
 
@@ -103,9 +103,9 @@ def _by_block(answers: Mapping[str, list[Json]]) -> Json:
 
 def _limits(run_count: int) -> Limits:
     share = max(run_count, 1)
-    points = max(_LEAST, min(_MOST_POINTS, _ALL_POINTS // share))
-    steps = max(_LEAST, min(Limits.steps, _ALL_STEPS // share))
-    return Limits(steps, points, watch_points=points, kernel_rows=max(_LEAST, _ALL_KERNELS // share))
+    points = max(_FEWEST_ITEMS, min(_MOST_POINTS, _ALL_POINTS // share))
+    steps = max(_FEWEST_ITEMS, min(Limits.steps, _ALL_STEPS // share))
+    return Limits(steps, points, watch_points=points, kernel_rows=max(_FEWEST_ITEMS, _ALL_KERNELS // share))
 
 
 def _top_blocks(top_table: Table | None) -> list[Json]:

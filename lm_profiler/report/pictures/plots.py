@@ -275,14 +275,14 @@ def _set_ticks(axes: Axes, axis: Axis) -> None:
     if axis.are_numbers and 0 < 4 * smallest <= largest:
         axes.set_xscale("log", base=2)
     values = list(axis.places)
-    shown = [values[index] for index in thinned(len(values), _MOST_TICKS)]
-    names = [shortened(fact_text(value) or "unknown", 32) for value in shown]
+    shown_values = [values[index] for index in thinned(len(values), _MOST_TICKS)]
+    names = [shortened(fact_text(value) or "unknown", 32) for value in shown_values]
     characters = sum(len(name) for name in names)
     is_crowded = not axis.are_numbers and characters > _WIDTH * 8
     rotation: dict[str, Any] = {}
     if is_crowded:
         rotation = {"rotation": 30, "ha": "right"}
-    axes.set_xticks([axis.places[value] for value in shown], names, **rotation)
+    axes.set_xticks([axis.places[value] for value in shown_values], names, **rotation)
     axes.minorticks_off()
     axes.margins(x=0.1)
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])

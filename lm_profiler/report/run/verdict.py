@@ -105,7 +105,7 @@ def percent(share: float) -> str:
 def next_text(record: RunRecord) -> str:
     """Return what to do next, with what it would save at most."""
     if record.findings:
-        return _what_to_do(record.findings[0], record)
+        return _advice_text(record.findings[0], record)
     if record.verdict is not None and record.verdict.advice:  # of version 0.2
         return record.verdict.advice
     return "Nothing stands out: no known single change would save 5% of the step."
@@ -113,15 +113,15 @@ def next_text(record: RunRecord) -> str:
 
 def findings_lines(record: RunRecord) -> list[str]:
     """Return a line for each finding but the first: what else could be done, and what it could save."""
-    return [f"also: {_what_to_do(finding, record)}" for finding in record.findings[1:]]
+    return [f"also: {_advice_text(finding, record)}" for finding in record.findings[1:]]
 
 
-def _what_to_do(finding: Finding, record: RunRecord) -> str:
-    could = "could save" if finding.may else "saves"
+def _advice_text(finding: Finding, record: RunRecord) -> str:
+    verb = "could save" if finding.may else "saves"
     amount = duration_text(finding.saves_s)
-    saves = f"It {could} at most {amount} ({finding.share:.0%}) of a step."
+    saves = f"It {verb} at most {amount} ({finding.share:.0%}) of a step."
     if _includes_time_between(finding, record):
-        saves = f"It {could} at most {amount} per step ({finding.share:.0%} of the time)."
+        saves = f"It {verb} at most {amount} per step ({finding.share:.0%} of the time)."
     return f"{remedy_of(finding, record)} {saves}"
 
 

@@ -184,10 +184,10 @@ def wide(entries: Sequence[Entry]) -> Table:
     """Return a wide row for each run: means and standard deviations in seconds; memory as well for attention alone."""
     # Repeats have separate rows, and so do training, the forward pass alone, and each cut of the steps.
     groups = single_run_groups(entries)
-    shown = {*_WIDE_FACTS}
+    shown_names = {*_WIDE_FACTS}
     if _is_attention_alone(entries):
-        shown.add("attention")  # it stands in the place of the model's name
-    more_facts = [fact for fact in _distinguishing(entries) if fact.name not in shown]
+        shown_names.add("attention")  # it stands in the place of the model's name
+    more_facts = [fact for fact in _distinguishing(entries) if fact.name not in shown_names]
     columns = _wide_columns(entries, [fact.name for fact in more_facts])
     words = {*_WORD_COLUMNS, *(fact.name for fact in more_facts if not heading(fact, groups).figures)}
     headings = [Heading(title, title, figures=title not in words) for title in columns]

@@ -26,15 +26,15 @@ def blocks(entry: Entry, limits: Limits) -> list[Json]:
     timelines = read_timelines(entry.folder)
     # On one scale, so that what was planned and what was measured can be compared.
     most = max((timeline.peak for timeline in timelines), default=0)
-    shown = []
+    view_blocks = []
     for timeline in timelines:
-        shown += _timeline(timeline, limits.points, most)
+        view_blocks += _timeline(timeline, limits.points, most)
     phase, causes = _causes_at_peak(record)
     # Without an allocator that counts, the causes lack activations, which the timeline has.
     is_whole = causes.get("activations_and_rest", 0) > 0
     if any(causes.values()) and (is_whole or not timelines):
-        shown.append(_peak_card(phase, causes))
-    return shown
+        view_blocks.append(_peak_card(phase, causes))
+    return view_blocks
 
 
 def missing(entry: Entry) -> str | None:
@@ -86,12 +86,12 @@ def _timeline(timeline: MemoryTimeline, most_points: int, most_bytes: int) -> li
     title = f"Bytes in use over one step: {SOURCES[timeline.source]}"
     headline = line(f"Peak {peak}.", "headline")
     axis = line("The axis counts allocations and frees in their order, not time.", "quiet")
-    shown = [card(title, headline, axis, _chart(timeline, most_points, most_bytes))]
+    view_blocks = [card(title, headline, axis, _chart(timeline, most_points, most_bytes))]
     for allocations in allocation_tables(timeline):
         name = allocations.above[-1].rstrip(":")
         name = name[0].upper() + name[1:]
-        shown.append(fold(name, *table(replace(allocations, above=[]))))
-    return shown
+        view_blocks.append(fold(name, *table(replace(allocations, above=[]))))
+    return view_blocks
 
 
 def _chart(timeline: MemoryTimeline, most_points: int, most_bytes: int) -> Json:

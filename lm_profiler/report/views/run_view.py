@@ -43,16 +43,16 @@ _MOST_OWNERS = 12  # the fold with every figure has all
 def blocks(entry: Entry, limits: Limits) -> list[Json]:
     record = entry.record
     assert record is not None
-    shown = [_head(record)]
-    shown += _steps(entry, record, limits.steps)
-    shown += _phases(record)
-    shown += _more_lines(record)
+    view_blocks = [_head(record)]
+    view_blocks += _steps(entry, record, limits.steps)
+    view_blocks += _phases(record)
+    view_blocks += _more_lines(record)
     if record.other_by_owner is not None and record.other_by_owner.actions:
-        shown.append(_owners(record.other_by_owner))
-    shown.append(fold("Every figure", *_figures(record)))
+        view_blocks.append(_owners(record.other_by_owner))
+    view_blocks.append(fold("Every figure", *_figures(record)))
     if record.command:
-        shown.append(fold("Repeat it", command(record.command)))
-    return shown
+        view_blocks.append(fold("Repeat it", command(record.command)))
+    return view_blocks
 
 
 def missing(entry: Entry) -> str | None:
@@ -64,15 +64,15 @@ RUN = View("run", "Run", blocks, missing)
 
 def _head(record: RunRecord) -> Json:
     """Return the card with the conclusion: how the run failed, or what binds it and what to do next."""
-    shown = [line(text, "error") for text in failure_lines(record)]
+    head_blocks = [line(text, "error") for text in failure_lines(record)]
     verdict = verdict_lines(record)
     if verdict:
         bound_by, next_step = (text.partition(": ")[2] for text in verdict)
-        shown += [line(bound_by, "headline"), line(f"Next: {next_step}", "next")]
-    shown += [line(text) for text in main_lines(record)]
-    shown.append(line(_when(record), "quiet"))
+        head_blocks += [line(bound_by, "headline"), line(f"Next: {next_step}", "next")]
+    head_blocks += [line(text) for text in main_lines(record)]
+    head_blocks.append(line(_when(record), "quiet"))
     title = time_table(record).title or record.name
-    return card(title, *shown, words=[record.status, *record.words])
+    return card(title, *head_blocks, words=[record.status, *record.words])
 
 
 def _when(record: RunRecord) -> str:
@@ -97,13 +97,13 @@ def _more_lines(record: RunRecord) -> list[Json]:
     lines = [text for text in summary_lines(record) if text not in elsewhere]
     notes = [text for text in lines if text.startswith(("note: ", "odd: "))]
     others = [text for text in lines if text not in notes]
-    shown = [*(line(text, "note") for text in notes), *map(line, others)]
-    if not shown:
+    line_blocks = [*(line(text, "note") for text in notes), *map(line, others)]
+    if not line_blocks:
         return []
     title = counted(len(others), "further line")
     if notes:
         title = f"{counted(len(notes), 'note')}, {title}" if others else counted(len(notes), "note")
-    return [fold(title, *shown)]
+    return [fold(title, *line_blocks)]
 
 
 def _owners(owned: OtherByOwner) -> Json:
@@ -125,14 +125,14 @@ def _owners(owned: OtherByOwner) -> Json:
 
 def _figures(record: RunRecord) -> list[Json]:
     """Return the sections of ``report RUN``; small ones stand side by side."""
-    shown: list[Json] = []
+    section_blocks: list[Json] = []
     for printed in sections(record):
         blocks_of_table = table(replace(printed, title=""))
         if printed.title:
-            shown.append(section(printed.title, *blocks_of_table))
+            section_blocks.append(section(printed.title, *blocks_of_table))
         else:  # a further table of the section before it
-            shown[-1]["blocks"] += blocks_of_table
-    return [beside(*shown)]
+            section_blocks[-1]["blocks"] += blocks_of_table
+    return [beside(*section_blocks)]
 
 
 # -- the chart of the steps --------------------------------------------------------------------------------------------

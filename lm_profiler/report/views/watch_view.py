@@ -46,13 +46,13 @@ def blocks(entry: Entry, limits: Limits) -> list[Json]:
         _chart(curves, events, read_status(folder).world_size),
     )
     by_title = {printed.headings[0].title: printed for printed in tables if printed.headings}
-    shown = [steps]
+    view_blocks = [steps]
     if "where the time went" in by_title:
-        shown.append(_ledger(by_title["where the time went"]))
+        view_blocks.append(_ledger(by_title["where the time went"]))
     if "when" in by_title:
-        shown.append(card("Events", *table(by_title["when"])))
-    shown += [fold(title, *table(by_title[column])) for column, title in _FOLDS.items() if column in by_title]
-    return shown
+        view_blocks.append(card("Events", *table(by_title["when"])))
+    view_blocks += [fold(title, *table(by_title[column])) for column, title in _FOLDS.items() if column in by_title]
+    return view_blocks
 
 
 def missing(entry: Entry) -> str | None:
