@@ -133,7 +133,7 @@ def run(place: Place, findings: Findings) -> None:
 
 def refused(place: Place, findings: Findings) -> None:
     """A run that cannot fit: the device is open when it is asked what would."""
-    options = (*place.sized("--config=small_bf16"), f"--data.batch_size={1 << 22}")
+    options = (*place.sized("--config=small_bf16"), f"--data.batch_size={1 << 22}", "--check_memory=true")
     code = place.call("fit", *options, f"--log_dir={place.folder}", "--name=refused", output="refused.txt")
     record = place.last("refused")
     status, remedies = ("no record", ()) if record is None else (record.status, _remedies(record))
