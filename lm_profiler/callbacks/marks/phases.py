@@ -132,7 +132,14 @@ class PhaseProfiler:
                     part.failed(error)
             self.steps_left = self.follow(steps_left) if part.out else steps_left
             if self.steps_left <= 0:
-                successor = self._end_stages()
+                successor = None
+                try:
+                    successor = self._end_stages()
+                except BaseException as error:
+                    part.failed(error)
+                if self.ends:
+                    self.cut = True
+                    raise StopIteration
                 if successor is None:
                     return
                 timeline = successor.timeline  # this batch is the first of a run that is watched from here on
@@ -161,16 +168,11 @@ class PhaseProfiler:
         return True
 
     def _end_stages(self) -> PhaseProfiler | None:
-        """End the stages where the loop asks for a batch; return who marks from here on, or raise StopIteration."""
+        """End the stages if the loop asks for a batch; return who marks from here on."""
         successor = self.stages_ended()
-        if not self.ends:
-            return successor
-        self.cut = True
-        try:
+        if self.ends:
             self._leave()
-        except BaseException as error:
-            self._part.failed(error)
-        raise StopIteration
+        return successor
 
     def close_step(self) -> None:
         """End the step if it is done, as the loop is left; otherwise the step waits until the loop resumes."""
