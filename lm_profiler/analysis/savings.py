@@ -661,7 +661,7 @@ def _recomputation_s(costs: StepCosts) -> float:
     if use is None or not use.flops.forward:
         return term_s
     repeated_share = min(use.flops.recomputation / use.flops.forward, 1.0)
-    return max(term_s, repeated_share * costs.regular_s("forward"))
+    return max(term_s, repeated_share * costs.regular_s("forward", clock="time"))
 
 
 def find_communication(costs: StepCosts) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lm_profiler.analysis.steps.statistics import Series
+from lm_profiler.analysis.steps.statistics import robust_std
 from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.steps import StepRow
@@ -23,40 +23,30 @@ _LEAST_SPAN_S = (
 )
 _LEAST_S = 3e-4  # least difference that is reported: timing the actions of a step takes up to that long
 
-_MAD_TO_STD = 1.4826  # standard deviation of normal noise over its median absolute deviation
-
 
 def level_check_note(model: StepModel, measured: Sequence[StepRow], later: Sequence[StepRow]) -> list[str]:
-    """Return a note if ``later`` steps without a tracer differ from what the ``model`` of ``measured`` predicts."""
+    """Return a note if ``later`` steps without a tracer differ from what the ``model`` of ``measured`` expects."""
     if len(later) < _FEWEST_STEPS or len(measured) < _FEWEST_MEASURED or model.kinds:
         return []
-    later_s = np.array([row.time("step") for row in later])
     indices = np.array([row.step - measured[0].step for row in later])
-    predicted_s = _predicted_s(model, indices)
-    is_usable = bool(np.all(later_s > 0.0) and np.all(predicted_s > 0.0) and np.all(indices >= 0))
-    if not is_usable or float(np.sum(later_s)) < _LEAST_SPAN_S:
+    if indices.min() < 0:
+        return []
+    later_s = np.array([row.time("step") for row in later])
+    expected_s = model.expected_later(indices)
+    has_times = bool(np.all(later_s > 0.0) and np.all(expected_s > 0.0))
+    if not has_times or float(np.sum(later_s)) < _LEAST_SPAN_S:
         return []
 
-    difference = float(np.median(np.log(later_s / predicted_s)))
+    difference = float(np.median(np.log(later_s / expected_s)))
     share = math.expm1(difference)
-    usual_s = float(np.median(predicted_s))
-    is_large = abs(share) >= _LEAST_SHARE and abs(share) * usual_s >= _LEAST_S
-    if not is_large or abs(difference) < _LEAST_SPREADS * _spread(model):
+    usual_s = float(np.median(expected_s))
+    is_small = abs(share) < _LEAST_SHARE or abs(share) * usual_s < _LEAST_S
+    if is_small or abs(difference) < _LEAST_SPREADS * _spread(model):
         return []
     direction = "more" if share > 0.0 else "less"
     times = f"{duration_text(usual_s * (1.0 + share))}, not {duration_text(usual_s)}"
     steps = f"the {counted(len(later), 'step')} after the measured ones take {abs(share):.0%} {direction} ({times})"
     return [f"{steps}: the level may change; measure longer, or use watch"]
-
-
-def _predicted_s(model: StepModel, indices: Series) -> Series:
-    """Return the seconds that the last level, the trend's end and the pattern predict for steps at ``indices``."""
-    last_trend = float(model.trend[-1]) if model.trend.size else 0.0
-    level_s = model.levels[-1] * math.exp(last_trend)
-    if model.pattern is None or indices.min() < 0:
-        return np.full(indices.size, level_s)
-    repeated = np.asarray(model.pattern.repeated(int(indices.max()) + 1))
-    return np.asarray(level_s * np.exp(repeated[indices]))
 
 
 def _spread(model: StepModel) -> float:
@@ -65,5 +55,4 @@ def _spread(model: StepModel) -> float:
     is_usual[: model.cut] = False
     if not is_usual.any():
         return math.inf
-    residuals = np.log(model.seconds[is_usual] / model.expected[is_usual])
-    return _MAD_TO_STD * float(np.median(np.abs(residuals - np.median(residuals))))
+    return robust_std(np.log(model.seconds[is_usual] / model.expected[is_usual]))

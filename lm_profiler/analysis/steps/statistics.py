@@ -27,6 +27,8 @@ PHI = np.arange(0.0, 0.96, 0.05)  # coefficients of AR(1) noise that are weighed
 # An interval that reaches farther than the mean itself is not reported: the values are too few, or too unlike.
 WIDEST_REPORTED = 1.0
 
+_TO_NORMAL = 1.4826  # the standard deviation of normal values over their median distance from the median
+
 _DRAWS = 4000
 _ANGLES = 20_000  # of the density of Student's t: its quantiles are right to five digits
 _NORMAL_97_5 = 1.96
@@ -160,6 +162,14 @@ def noise_of(differences: Series) -> float:
     lower = ordered[: max(1, 3 * ordered.size // 4)]
     spread = float(lower.mean()) / _LOWER_QUARTERS_MEAN / math.sqrt(2.0)
     return max(spread, FINEST, _tick_of(ordered, lower) / 2.0)
+
+
+def robust_std(values: Series) -> float:
+    """Return the standard deviation of normal ``values``, by their median distance from the median (Hampel 1974).
+
+    Up to half of them may lie anywhere.
+    """
+    return _TO_NORMAL * float(np.median(np.abs(values - np.median(values))))
 
 
 def _tick_of(ordered: Series, lower: Series) -> float:

@@ -27,6 +27,7 @@ from lm_profiler.analysis.steps.statistics import (
     hampel,
     mean_interval,
     poisson_factors,
+    robust_std,
 )
 from lm_profiler.analysis.steps.step_course import Course, beats_random_order, find_course, flat_course
 from lm_profiler.analysis.steps.step_kinds import RarerKind, find_kinds, offsets_of
@@ -51,7 +52,6 @@ FINEST_TARGET = 0.005
 _FEWEST_FOR_A_MEDIAN = 5
 _ODD_OF_FEW = 0.5
 _DEVIATIONS_OF_FEW = 4.0
-_TO_NORMAL = 1.4826  # the standard deviation of normal values over their median distance from the median
 
 _INDEPENDENT_STEPS = 20.0  # simulated: the interval where measuring stops holds in 93 % at AR(1) of 0, 0.6 and 0.9
 
@@ -119,6 +119,14 @@ class StepModel:
         by_level = np.concatenate([np.full(self.cut, self.levels[0]), np.repeat(self.levels, np.diff(self.edges))])
         repeated = 0.0 if self.pattern is None else self.pattern.repeated(by_level.size)
         return np.asarray(by_level * np.exp(self.trend + repeated))
+
+    def expected_later(self, indices: NDArray[np.int64]) -> Series:
+        """Return the seconds of later steps at ``indices`` if the last level, the trend's end and the pattern go on."""
+        last_trend = float(self.trend[-1]) if self.trend.size else 0.0
+        logs = np.full(indices.size, last_trend)
+        if self.pattern is not None:
+            logs += self.pattern.repeated(int(indices.max()) + 1)[indices]
+        return np.asarray(self.levels[-1] * np.exp(logs))
 
     def usual(self, step: int, values: Series) -> float:
         """Return what a series of the same steps is in the regular steps of the level of ``step``."""
@@ -401,8 +409,7 @@ def plain(step_s: ArrayLike) -> StepModel:
     elif count >= _FEWEST_FOR_A_MEDIAN:
         median = float(np.median(seconds))
         distance = np.abs(seconds - median)
-        deviation = _TO_NORMAL * float(np.median(distance))
-        odd = (distance > _DEVIATIONS_OF_FEW * deviation) & (distance >= _ODD_OF_FEW * median)
+        odd = (distance > _DEVIATIONS_OF_FEW * robust_std(seconds)) & (distance >= _ODD_OF_FEW * median)
     return StepModel(
         seconds=seconds,
         cut=0,

@@ -14,7 +14,7 @@ _LONGEST_PERIOD = 50
 _REPEATS = 3  # of the period, at least
 _FEWEST_SLOW = 4  # steps that differ, at least
 _NEEDED_GAIN = 28.0  # of the two classes of phases: simulated, see benchmarks/statistics
-_AS_GOOD = 0.7  # of the best split's gain: the shortest such period is the pattern's
+_LEAST_GAIN_SHARE = 0.7  # of the best split's gain: the shortest such period is the pattern's
 _CLIP = 4.0  # standard deviations that one step may count for: two spikes make no pattern
 _LOG_CHANCE = math.log(0.01)  # how probable the best of all splits may be if the same values stand in random order
 
@@ -43,26 +43,26 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
     if not splits:
         return None
     most_gain = max(split.gain for split in splits)
-    split = next(split for split in splits if split.gain >= _AS_GOOD * most_gain or split.gain == most_gain)
-    every = split.every
+    split = next(split for split in splits if split.gain >= _LEAST_GAIN_SHARE * most_gain or split.gain == most_gain)
+    period = split.period
 
-    left = residuals.copy()
-    offsets = np.zeros(every)
-    for _ in range(every):
-        if split.gain < _NEEDED_GAIN or not _is_apart(left, split):
+    unexplained = residuals.copy()
+    offsets = np.zeros(period)
+    for _ in range(period):
+        if split.gain < _NEEDED_GAIN or not _separates(split, unexplained):
             break
-        is_slow = split.is_slow(left.size)
-        difference = float(np.median(left[is_slow]) - np.median(left[~is_slow]))
+        is_slow = split.is_slow(unexplained.size)
+        difference = float(np.median(unexplained[is_slow]) - np.median(unexplained[~is_slow]))
         if abs(difference) < smallest / 2:
             break
-        left[is_slow] -= difference
+        unexplained[is_slow] -= difference
         offsets[list(split.phases)] += difference
-        split = _best_split(left, every)
+        split = _best_split(unexplained, period)
 
     if np.ptp(offsets) < smallest:
         return None
-    base = float(offsets.min()) if every == 2 else float(np.median(offsets))
-    return Pattern(every, offsets - base)
+    base = float(offsets.min()) if period == 2 else float(np.median(offsets))
+    return Pattern(period, offsets - base)
 
 
 @dataclass(frozen=True)
@@ -70,19 +70,19 @@ class _Split:
     """The phases of a period in two classes."""
 
     gain: float
-    every: int
+    period: int
     phases: tuple[int, ...]  # those of the class with fewer phases
 
     def is_slow(self, count: int) -> NDArray[np.bool_]:
         """(count,) which values belong to ``phases``."""
-        return np.isin(np.arange(count) % self.every, self.phases)
+        return np.isin(np.arange(count) % self.period, self.phases)
 
 
 def _best_split(residuals: Series, period: int) -> _Split:
     count = residuals.size
     noise = noise_of(residuals[period:] - residuals[:-period])  # the pattern cancels out
-    whole = count // period * period
-    medians = np.median(residuals[:whole].reshape(-1, period), axis=0)
+    whole_periods = count // period * period
+    medians = np.median(residuals[:whole_periods].reshape(-1, period), axis=0)
     scores = np.clip((residuals - np.median(medians)) / noise, -_CLIP, _CLIP)
 
     phases = np.arange(count) % period
@@ -93,8 +93,8 @@ def _best_split(residuals: Series, period: int) -> _Split:
     counts_below = np.cumsum(counts)[:-1]
     counts_above = count - counts_below
     difference = (sums.sum() - sums_below) / counts_above - sums_below / counts_below
-    by_chance = 2.0 * np.log([_number_of_splits(period, slow) for slow in range(1, period)])
-    gains = difference**2 / (1.0 / counts_below + 1.0 / counts_above) - by_chance
+    gains_by_chance = 2.0 * np.log([_number_of_splits(period, slow) for slow in range(1, period)])
+    gains = difference**2 / (1.0 / counts_below + 1.0 / counts_above) - gains_by_chance
 
     best = int(gains.argmax())
     phases_below = order[: best + 1]
@@ -108,21 +108,23 @@ def _number_of_splits(period: int, slow_phases: int) -> int:
     return period * math.comb(period, slow_phases)
 
 
-def _is_apart(residuals: Series, split: _Split) -> bool:
-    """Return whether the split's values lie apart from the others, on one side, more than random order explains.
+def _separates(split: _Split, residuals: Series) -> bool:
+    """Return whether the split's values differ from the others in one direction by more than chance explains.
 
     Three in four of them must lie beyond nine in ten of the others.
     """
     is_slow = split.is_slow(residuals.size)
-    slow = residuals[is_slow]
-    others = residuals[~is_slow]
-    above = int((slow > np.quantile(others, 0.9)).sum())
-    below = int((slow < np.quantile(others, 0.1)).sum())
-    if max(above, below) < max(_FEWEST_SLOW, 0.75 * slow.size):
+    slow_values = residuals[is_slow]
+    usual_values = residuals[~is_slow]
+    count_above = int((slow_values > np.quantile(usual_values, 0.9)).sum())
+    count_below = int((slow_values < np.quantile(usual_values, 0.1)).sum())
+    if max(count_above, count_below) < max(_FEWEST_SLOW, 0.75 * slow_values.size):
         return False
-    extreme = np.argsort(-residuals if above >= below else residuals, kind="stable")[: slow.size]
-    log_chance = _log_chance_of_overlap(residuals.size, slow.size, int(is_slow[extreme].sum()))
-    return log_chance + math.log(_number_of_splits(split.every, len(split.phases))) <= _LOG_CHANCE
+    lies_above = count_above >= count_below
+    order = np.argsort(-residuals if lies_above else residuals, kind="stable")
+    overlap = int(is_slow[order[: slow_values.size]].sum())
+    log_chance = _log_chance_of_overlap(residuals.size, slow_values.size, overlap)
+    return log_chance + math.log(_number_of_splits(split.period, len(split.phases))) <= _LOG_CHANCE
 
 
 def _log_chance_of_overlap(count: int, size: int, overlap: int) -> float:

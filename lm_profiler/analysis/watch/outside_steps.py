@@ -16,7 +16,7 @@ from lm_profiler.record.run_record import CHECKPOINT, EPOCH, FIRST_BATCH, TRAIN_
 
 TIMED_STAGES = ("warmup", "measure")  # in later stages what passes is traced or timed, and takes longer
 
-_OWN = "instruments"
+_INSTRUMENTS = "instruments"
 
 
 class RunStep(NamedTuple):
@@ -52,7 +52,7 @@ def outside_steps(
     kinds: defaultdict[_Kind, list[_Event]] = defaultdict(list)
     # A run may have ten thousand steps and as many events: each step looks only at those that began in it.
     events_in_order = SpansInOrder(events)
-    own_in_order = SpansInOrder([NamedSpan(*own, _OWN) for own in own_spans])
+    own_spans_in_order = SpansInOrder([NamedSpan(*span, _INSTRUMENTS) for span in own_spans])
     first_steps = _first_steps_of_epochs(steps, events_in_order)
     usual_data_s = _usual_data_s(steps, first_steps)
     for number, step in enumerate(steps):
@@ -61,8 +61,8 @@ def outside_steps(
         if number:
             gaps.insert(0, (steps[number - 1].end_ns, step.begin_ns))
         for gap in gaps:
-            own_ns = sum(_overlap_ns(gap, own) for own in own_in_order.around(*gap))
-            for kind, seconds in _within(gap, events_in_order.beginning(*gap), own_ns).items():
+            instruments_ns = sum(_overlap_ns(gap, span) for span in own_spans_in_order.around(*gap))
+            for kind, seconds in _seconds_by_kind(gap, events_in_order.beginning(*gap), instruments_ns).items():
                 kinds[kind].append(_Event(seconds, max(number, 1), is_timed))
         for span in events_in_order.beginning(step.begin_ns, step.end_ns):
             if span.what == CHECKPOINTS and _is_within_step(span, step):
@@ -70,26 +70,29 @@ def outside_steps(
         if number in first_steps:
             excess_s = max(step.data_s - usual_data_s, 0.0)
             kinds[_Kind(FIRST_BATCH, in_step=True)].append(_Event(excess_s, number, is_timed))
-    passed = [_summed(kind, seen, len(steps)) for kind, seen in kinds.items() if kind.what != _OWN]
-    return sorted(passed, key=lambda each: -each.per_step_s)
+    costs = []
+    for kind, kind_events in kinds.items():
+        if kind.what != _INSTRUMENTS:
+            costs.append(_long_run_cost(kind, kind_events, len(steps)))
+    return sorted(costs, key=lambda cost: cost.per_step_s, reverse=True)
 
 
-def _within(gap: tuple[int, int], inside: Sequence[NamedSpan], instruments_ns: int) -> Mapping[_Kind, float]:
+def _seconds_by_kind(gap: tuple[int, int], events: Sequence[NamedSpan], instruments_ns: int) -> Mapping[_Kind, float]:
     """Return the seconds of each kind in a gap between steps; a span's own are those without spans inside of it.
 
-    ``inside`` are the moments and spans that begin in the gap, in which our instruments worked for ``instruments_ns``.
+    ``events`` are the moments and spans that begin in the gap, in which our instruments worked for ``instruments_ns``.
     """
     begin_ns, end_ns = gap
-    spans = [event for event in inside if event.ns]
+    spans = [event for event in events if event.ns]
     seconds: defaultdict[_Kind, float] = defaultdict(float)
     rest_ns = end_ns - begin_ns - instruments_ns
     for span in spans:
-        inner_ns = sum(other.ns for other in spans if other is not span and _holds(span, other))
+        inner_ns = sum(inner.ns for inner in spans if inner is not span and _contains(span, inner))
         own_ns = max(span.ns - inner_ns, 0)
         seconds[_kind_of(span)] += own_ns * 1e-9
         rest_ns -= own_ns
-    moments = {event.what for event in inside if not event.ns}
-    rest = _OWN
+    moments = {event.what for event in events if not event.ns}
+    rest = _INSTRUMENTS
     if VALIDATION in moments:
         rest = VALIDATION
     elif EPOCH in moments:
@@ -111,13 +114,13 @@ def _overlap_ns(gap: tuple[int, int], span: NamedSpan) -> int:
     return max(min(end_ns, span.end_ns) - max(begin_ns, span.begin_ns), 0)
 
 
-def _holds(outer: NamedSpan, inner: NamedSpan) -> bool:
+def _contains(outer: NamedSpan, inner: NamedSpan) -> bool:
     return outer.begin_ns <= inner.begin_ns and inner.end_ns <= outer.end_ns
 
 
 def _is_within_step(span: NamedSpan, step: RunStep) -> bool:
-    is_away = any(begin_ns <= span.begin_ns < end_ns for begin_ns, end_ns in step.away_ns)
-    return step.begin_ns <= span.begin_ns < step.end_ns and not is_away
+    is_in_loop = not any(begin_ns <= span.begin_ns < end_ns for begin_ns, end_ns in step.away_ns)
+    return step.begin_ns <= span.begin_ns < step.end_ns and is_in_loop
 
 
 def _first_steps_of_epochs(steps: Sequence[RunStep], events: SpansInOrder) -> set[int]:
@@ -135,14 +138,15 @@ def _usual_data_s(steps: Sequence[RunStep], first_steps: set[int]) -> float:
     return median(waits_s) if waits_s else 0.0
 
 
-def _summed(kind: _Kind, seen: Sequence[_Event], steps: int) -> OutsideSteps:
-    seconds = [event.seconds for event in seen]
-    timed_s = [event.seconds for event in seen if event.is_timed]
+def _long_run_cost(kind: _Kind, events: Sequence[_Event], steps: int) -> OutsideSteps:
+    """Return the cost of the ``events`` of one kind per step, as often as they come in the long run."""
+    seconds = [event.seconds for event in events]
+    timed_s = [event.seconds for event in events if event.is_timed]
     # It came so often up to the last time; and after that, for as long as the run went on, not again.
-    last = seen[-1].steps_before
-    per_step = min(len(seen) / max(last, 1), 1.0 / max(steps - last, 1))
-    if len(seen) > steps:  # several in each step
-        per_step = len(seen) / steps
+    steps_before_last = events[-1].steps_before
+    per_step = min(len(events) / max(steps_before_last, 1), 1.0 / max(steps - steps_before_last, 1))
+    if len(events) > steps:  # several in each step
+        per_step = len(events) / steps
     return OutsideSteps(
         what=kind.what,
         owner=kind.owner,

@@ -168,7 +168,7 @@ class PhaseProfiler:
         return True
 
     def _end_stages(self) -> PhaseProfiler | None:
-        """End the stages if the loop asks for a batch; return who marks from here on."""
+        """End the stages, and the loop if it ends with them; return who marks from here on, if anybody does."""
         successor = self.stages_ended()
         if self.ends:
             self._leave()
@@ -208,10 +208,9 @@ class PhaseProfiler:
         self.is_sure = True
         self.steps_left = 0
         self._part.failed(absent.missing())
-        self.stages_ended()
+        self._end_stages()
         if self.ends:
             self.cut = True
-            self._leave()
         return self.ends
 
     def _absent_action(self) -> PrivateName | None:
