@@ -36,7 +36,9 @@ class Case:
     plant: str
     right: Names
     place: str = ""
-    remedied: str | None = ""  # the plant of the program with the remedy; None if that is another program
+    remedied: str | None = (
+        ""  # the plant of the program with the remedy; None if that is another program
+    )
 
 
 _ALL = {
@@ -71,7 +73,10 @@ _ALL = {
 }
 _NOT_OF_THE_GAN = ("sleep in the optimizer", "optimizer without foreach", "anomalies")
 _ONLY = {
-    "vision": {"batch of 2": (("small_batch",), "", None), "float64": (("double",), "")},
+    "vision": {
+        "batch of 2": (("small_batch",), "", None),
+        "float64": (("double",), ""),
+    },
     "language": {
         "batch of 1": (("small_batch",), "", None),
         "recomputation": (("recomputation", "compile", "small_batch"), ""),
@@ -102,7 +107,12 @@ def _program(case: Case, folder: str) -> None:
     from lm_profiler.callbacks import profiling_callbacks
 
     ours = profiling_callbacks(log_dir=folder, name="run")
-    usual = {"accelerator": "cpu", "max_epochs": -1, "enable_progress_bar": False, "enable_model_summary": False}
+    usual = {
+        "accelerator": "cpu",
+        "max_epochs": -1,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     usual |= {"logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 0}
     pl.Trainer(callbacks=[*callbacks, *ours], **{**usual, **options}).fit(module, *data)
 
@@ -116,7 +126,9 @@ def _print_gain_s(program: str, plant: str, remedied: str, folder: str) -> None:
     gains_s: list[float] = []
     for turn in range(_TURNS):
         planted_s = _mean_step_s(program, plant, f"{folder}/planted{turn}")
-        gains_s.append(planted_s - _mean_step_s(program, remedied, f"{folder}/remedied{turn}"))
+        gains_s.append(
+            planted_s - _mean_step_s(program, remedied, f"{folder}/remedied{turn}")
+        )
     print("gains_s", *gains_s)
 
 
@@ -137,9 +149,21 @@ def _mean_step_s(program: str, plant: str, folder: str) -> float:
     torch.manual_seed(0)
     module, data, options, callbacks = make(program, plant, folder)
     instants = Instants()
-    usual = {"accelerator": "cpu", "max_epochs": -1, "max_steps": _UNTIMED_STEPS + _TIMED_STEPS + 1, "logger": False}
-    usual |= {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    pl.Trainer(callbacks=[*callbacks, instants], **{**usual, "num_sanity_val_steps": 0, **options}).fit(module, *data)
+    usual = {
+        "accelerator": "cpu",
+        "max_epochs": -1,
+        "max_steps": _UNTIMED_STEPS + _TIMED_STEPS + 1,
+        "logger": False,
+    }
+    usual |= {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    pl.Trainer(
+        callbacks=[*callbacks, instants],
+        **{**usual, "num_sanity_val_steps": 0, **options},
+    ).fit(module, *data)
     began_s = instants.began_s[_UNTIMED_STEPS:]
     return (began_s[-1] - began_s[0]) / (len(began_s) - 1)
 
@@ -151,17 +175,33 @@ def gains_of(case: Case, folder: Path) -> list[float]:
     names = [case.program, case.plant, case.remedied, str(folder / "timed")]
     arguments = [sys.executable, "-m", "benchmarks.advice", "--timed", *names]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment)
-    line = next(line for line in ended.stdout.splitlines() if line.startswith("gains_s "))
+    ended = subprocess.run(
+        arguments, capture_output=True, text=True, check=True, env=environment
+    )
+    line = next(
+        line for line in ended.stdout.splitlines() if line.startswith("gains_s ")
+    )
     return [float(gain_s) for gain_s in line.split()[1:]]
 
 
 def judged(case: Case, folder: Path, gains: bool = False) -> dict[str, object]:
     """Run a case; what was said first, whether it was right, and with ``gains`` how true "saves at most" is."""
     began = time.perf_counter()
-    arguments = [sys.executable, "-m", "benchmarks.advice", "--program", case.program, case.plant, str(folder)]
+    arguments = [
+        sys.executable,
+        "-m",
+        "benchmarks.advice",
+        "--program",
+        case.program,
+        case.plant,
+        str(folder),
+    ]
     done = subprocess.run(
-        arguments, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        arguments,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     from lm_profiler.record.run_record import read_run
 
@@ -169,13 +209,22 @@ def judged(case: Case, folder: Path, gains: bool = False) -> dict[str, object]:
         record = read_run(folder / "run" / "version_0")
     except Exception:
         error = done.stderr[-2000:]
-        return {"program": case.program, "plant": case.plant or "nothing", "right": False, "error": error}
+        return {
+            "program": case.program,
+            "plant": case.plant or "nothing",
+            "right": False,
+            "error": error,
+        }
     gains_ms = [gain_s * 1e3 for gain_s in gains_of(case, folder)] if gains else []
     found = record.findings
     first = found[0] if found else None
     place = "" if first is None else f"{first.owner} {first.file} {first.what}"
     right = first is not None and first.name in case.right and case.place in place
-    said = "" if first is None else f"{first.name} {first.share:.0%}{' may' if first.may else ''} {first.owner or ''}"
+    said = (
+        ""
+        if first is None
+        else f"{first.name} {first.share:.0%}{' may' if first.may else ''} {first.owner or ''}"
+    )
     return {
         "program": case.program,
         "plant": case.plant or "nothing",
@@ -197,7 +246,11 @@ def _spin() -> None:
 
 
 def run(
-    cases: Sequence[Case], folder: Path, busy: int, tell: Callable[[dict[str, object]], None], gains: bool = False
+    cases: Sequence[Case],
+    folder: Path,
+    busy: int,
+    tell: Callable[[dict[str, object]], None],
+    gains: bool = False,
 ) -> list[dict[str, object]]:
     """Judge all ``cases``, beside so many processes that compute."""
     others = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(busy)]
@@ -216,11 +269,23 @@ def run(
 
 def main() -> None:
     """Print a row a case, and the shares."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="of the program and the plant, something that they must hold")
-    parser.add_argument("--busy", type=int, default=0, help="processes that compute beside each case")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        help="of the program and the plant, something that they must hold",
+    )
+    parser.add_argument(
+        "--busy", type=int, default=0, help="processes that compute beside each case"
+    )
     parser.add_argument("--json", type=Path, help="write the results there")
-    parser.add_argument("--gains", action="store_true", help="measure what the remedy of each plant really saves")
+    parser.add_argument(
+        "--gains",
+        action="store_true",
+        help="measure what the remedy of each plant really saves",
+    )
     parser.add_argument("--program", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--timed", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -232,22 +297,36 @@ def main() -> None:
         return
     import tempfile
 
-    cases = [case for case in (*CASES, *CONTROLS) if given.only in f"{case.program}: {case.plant}"]
+    cases = [
+        case
+        for case in (*CASES, *CONTROLS)
+        if given.only in f"{case.program}: {case.plant}"
+    ]
     with tempfile.TemporaryDirectory() as folder:
         results = run(cases, Path(folder), given.busy, partial(_tell), given.gains)
     planted = [of for of in results if of["plant"] != "nothing"]
-    print(f"right first advice: {sum(bool(of.get('right')) for of in planted)} of {len(planted)}")
-    print(f"wrong, and not said with may: {sum(bool(of.get('wrong_for_certain')) for of in results)} of {len(results)}")
+    print(
+        f"right first advice: {sum(bool(of.get('right')) for of in planted)} of {len(planted)}"
+    )
+    print(
+        f"wrong, and not said with may: {sum(bool(of.get('wrong_for_certain')) for of in results)} of {len(results)}"
+    )
     count = high_enough = low_enough = 0
     for result in results:
         ceiling_ms, gains_ms = result.get("ceiling_ms"), result.get("gains_ms")
-        if not isinstance(ceiling_ms, float) or not isinstance(gains_ms, list) or not gains_ms:
+        if (
+            not isinstance(ceiling_ms, float)
+            or not isinstance(gains_ms, list)
+            or not gains_ms
+        ):
             continue
         count += 1
         high_enough += ceiling_ms >= min(gains_ms)
         low_enough += ceiling_ms <= 1.5 * max(gains_ms)
     if count:
-        print(f"ceilings of at least the true gain, as far as the turns know it: {high_enough} of {count}")
+        print(
+            f"ceilings of at least the true gain, as far as the turns know it: {high_enough} of {count}"
+        )
         print(f"ceilings of at most 1.5 times the true gain: {low_enough} of {count}")
     if given.json:
         given.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
@@ -255,9 +334,18 @@ def main() -> None:
 
 def _tell(result: dict[str, object]) -> None:
     if "error" in result:
-        print(f"FAILED {result['program']}: {result['plant']}\n{result['error']}", flush=True)
+        print(
+            f"FAILED {result['program']}: {result['plant']}\n{result['error']}",
+            flush=True,
+        )
         return
-    mark = "right" if result["right"] else "WRONG" if result["wrong_for_certain"] else "missed"
+    mark = (
+        "right"
+        if result["right"]
+        else "WRONG"
+        if result["wrong_for_certain"]
+        else "missed"
+    )
     others = ", ".join(result["others"])  # type: ignore[arg-type]
     gains_ms = result["gains_ms"]
     if result["ceiling_ms"] and isinstance(gains_ms, list) and gains_ms:

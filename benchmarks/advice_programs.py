@@ -21,7 +21,9 @@ def make(
     program: str, plant: str, folder: str
 ) -> tuple[pl.LightningModule, list[Any], dict[str, Any], list[pl.Callback]]:
     """Module, loaders, options of the Trainer and callbacks."""
-    module: pl.LightningModule = {"vision": Vision, "language": Language, "gan": Gan}[program](plant)
+    module: pl.LightningModule = {"vision": Vision, "language": Language, "gan": Gan}[
+        program
+    ](plant)
     batch = {"batch of 2": 2, "batch of 1": 1}.get(plant, 8)
     count = {"short epochs": 24, **dict.fromkeys(EPOCHS_OF_SIX, 48)}.get(plant, 100_000)
     data = Samples(program, plant, count)
@@ -42,15 +44,24 @@ def make(
         options |= {"val_check_interval": 5, "check_val_every_n_epoch": None}
     if plant == "checkpoint every two steps":
         options["enable_checkpointing"] = True
-        callbacks.append(pl.callbacks.ModelCheckpoint(folder, every_n_train_steps=2, save_top_k=-1))
+        callbacks.append(
+            pl.callbacks.ModelCheckpoint(folder, every_n_train_steps=2, save_top_k=-1)
+        )
         module.ballast = nn.Parameter(torch.zeros(12_000_000), requires_grad=False)
     if plant in ("histograms", "logs 300 values"):
-        options |= {"logger": pl.loggers.TensorBoardLogger(folder), "log_every_n_steps": 1}
+        options |= {
+            "logger": pl.loggers.TensorBoardLogger(folder),
+            "log_every_n_steps": 1,
+        }
     if plant == "anomalies":
         options["detect_anomaly"] = True
     if plant == "float64":
         options["precision"] = "64-true"
-    by_plant = {"callback sleeps": Sleeping, "callback computes": Computing, "weights averaged in Python": Averaging}
+    by_plant = {
+        "callback sleeps": Sleeping,
+        "callback computes": Computing,
+        "weights averaged in Python": Averaging,
+    }
     if plant in by_plant:
         callbacks.append(by_plant[plant]())
     return module, loaders, options, callbacks
@@ -66,7 +77,11 @@ EPOCHS_OF_SIX = (
 def workers_of(plant: str) -> dict[str, Any]:
     """Return what the loader of ``plant`` is given beside its data."""
     if plant in ("workers start anew", "workers stay"):
-        return {"num_workers": 1, "worker_init_fn": start_slowly, "persistent_workers": plant == "workers stay"}
+        return {
+            "num_workers": 1,
+            "worker_init_fn": start_slowly,
+            "persistent_workers": plant == "workers stay",
+        }
     if plant == "full queue":
         return {"num_workers": 2, "prefetch_factor": 8}
     return {"num_workers": {"one slow worker": 1, "short epochs": 2}.get(plant, 0)}
@@ -135,7 +150,10 @@ class Averaging(pl.Callback):
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
         for _ in range(3):
             for parameter in module.parameters():
-                [0.9 * value for value in parameter.detach().flatten()[:20_000].tolist()]
+                [
+                    0.9 * value
+                    for value in parameter.detach().flatten()[:20_000].tolist()
+                ]
 
 
 _LOCK = threading.Lock()
@@ -179,7 +197,11 @@ class Planted(pl.LightningModule):
 
     def before_forward(self, x: torch.Tensor) -> torch.Tensor:
         self.steps += 1
-        plants = {"sleep in forward": wait, "lock in forward": locked, "Python in forward": slow_python}
+        plants = {
+            "sleep in forward": wait,
+            "lock in forward": locked,
+            "Python in forward": slow_python,
+        }
         plants |= {"numpy in forward": in_numpy}
         if self.plant in plants:
             plants[self.plant]()
@@ -209,7 +231,9 @@ class Planted(pl.LightningModule):
     def on_train_batch_end(self, *_: Any) -> None:
         if self.plant == "histograms":
             for name, parameter in self.named_parameters():
-                self.logger.experiment.add_histogram(name, parameter.detach(), self.steps)  # type: ignore[union-attr]
+                self.logger.experiment.add_histogram(
+                    name, parameter.detach(), self.steps
+                )  # type: ignore[union-attr]
 
     def validation_step(self, batch: Any, index: int) -> None:
         self.loss_of(batch)
@@ -271,7 +295,10 @@ class Vision(Planted):
         width, depth = (64, 40) if plant == "optimizer without foreach" else (32, 4)
         self.stem = nn.Conv2d(3, width, 3, padding=1, stride=4 if depth > 4 else 1)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()) for _ in range(depth)
+            nn.Sequential(
+                nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()
+            )
+            for _ in range(depth)
         )
         self.head = nn.Linear(width, 1000 if plant == "batch of 2" else 10)
         if plant == "batch of 2":
@@ -295,14 +322,21 @@ class Language(Planted):
         layers, width = (24, 64) if plant == "optimizer without foreach" else (4, 128)
         self.embedding = nn.Embedding(512, width)
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True, dropout=0.0) for _ in range(layers)
+            nn.TransformerEncoderLayer(
+                width, 4, 2 * width, batch_first=True, dropout=0.0
+            )
+            for _ in range(layers)
         )
         self.head = nn.Linear(width, 30_000 if plant == "batch of 1" else 512)
 
     def loss_of(self, batch: torch.Tensor) -> torch.Tensor:
         x = self.embedding(self.before_forward(batch[:, :-1]))
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False) if self.plant == "recomputation" else layer(x)
+            x = (
+                checkpoint(layer, x, use_reentrant=False)
+                if self.plant == "recomputation"
+                else layer(x)
+            )
         logits = self.after_forward(self.head(x))
         return nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
@@ -313,8 +347,12 @@ class Gan(Planted):
     def __init__(self, plant: str) -> None:
         super().__init__(plant)
         self.automatic_optimization = False
-        self.generator = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 3 * 32 * 32))
-        self.critic = nn.Sequential(nn.Linear(3 * 32 * 32, 512), nn.ReLU(), nn.Linear(512, 1))
+        self.generator = nn.Sequential(
+            nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 3 * 32 * 32)
+        )
+        self.critic = nn.Sequential(
+            nn.Linear(3 * 32 * 32, 512), nn.ReLU(), nn.Linear(512, 1)
+        )
 
     def loss_of(self, batch: torch.Tensor) -> torch.Tensor:
         return self.critic(batch.flatten(1)).mean()
@@ -332,4 +370,7 @@ class Gan(Planted):
         first.step()
 
     def configure_optimizers(self) -> Any:
-        return [torch.optim.Adam(part.parameters(), lr=1e-4) for part in (self.generator, self.critic)]
+        return [
+            torch.optim.Adam(part.parameters(), lr=1e-4)
+            for part in (self.generator, self.critic)
+        ]

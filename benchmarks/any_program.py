@@ -21,7 +21,14 @@ from lm_profiler.record.run_record import RecordError, read_run
 
 _SUPPORT = Path(__file__).parent.parent / "tests" / "support"
 _SCRIPT = [sys.executable, str(_SUPPORT / "any_program.py")]
-_TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", _SCRIPT[1]]
+_TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc_per_node=2",
+    _SCRIPT[1],
+]
 _WAYS = {
     "python train.py": (_SCRIPT, []),
     "python -m train": ([sys.executable, "-m", "any_program"], []),
@@ -35,20 +42,43 @@ _WAYS = {
     "forked ranks": (_SCRIPT, ["--strategy=ddp_fork"]),
 }  # fmt: skip
 if shutil.which("srun") is not None:  # with a Slurm that has two CPUs to give
-    _WAYS["srun"] = (["srun", "--ntasks=2", "--ntasks-per-node=2", *_SCRIPT], ["--strategy=ddp"])
+    _WAYS["srun"] = (
+        ["srun", "--ntasks=2", "--ntasks-per-node=2", *_SCRIPT],
+        ["--strategy=ddp"],
+    )
 
 
 def _call(words: list[str], folder: Path) -> int:
     path = os.pathsep.join([str(_SUPPORT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     with (folder / "said.txt").open("ab") as said:
-        done = subprocess.run(words, cwd=folder, env=environment, stdout=said, stderr=said, check=False, timeout=300)
+        done = subprocess.run(
+            words,
+            cwd=folder,
+            env=environment,
+            stdout=said,
+            stderr=said,
+            check=False,
+            timeout=300,
+        )
     return done.returncode
 
 
 def _row(words: list[str], given: list[str], folder: Path) -> str:
-    run = [sys.executable, "-m", "lm_profiler", "run", "--warmup_steps=2", "--measure_steps=5", "--trace_steps=1", "--"]
-    codes = [_call([*start, *words, name, *given], folder) for start, name in (([], "bare.pt"), (run, "run.pt"))]
+    run = [
+        sys.executable,
+        "-m",
+        "lm_profiler",
+        "run",
+        "--warmup_steps=2",
+        "--measure_steps=5",
+        "--trace_steps=1",
+        "--",
+    ]
+    codes = [
+        _call([*start, *words, name, *given], folder)
+        for start, name in (([], "bare.pt"), (run, "run.pt"))
+    ]
     try:
         record = read_run(folder / "logs" / "lm_profiler" / "version_0")
     except RecordError as error:

@@ -35,7 +35,10 @@ MODULES = {"small": 1, "150 layers": 150}
 
 def used_s() -> float:
     """CPU seconds of this process and of those that it waited for."""
-    return sum(of.ru_utime + of.ru_stime for of in map(getrusage, (RUSAGE_SELF, RUSAGE_CHILDREN)))
+    return sum(
+        of.ru_utime + of.ru_stime
+        for of in map(getrusage, (RUSAGE_SELF, RUSAGE_CHILDREN))
+    )
 
 
 def fit(layers: int, how: str, folder: str) -> dict[str, float]:
@@ -59,7 +62,10 @@ def fit(layers: int, how: str, folder: str) -> dict[str, float]:
     class Stack(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            blocks = (nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.LayerNorm(64)) for _ in range(layers))
+            blocks = (
+                nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.LayerNorm(64))
+                for _ in range(layers)
+            )
             self.blocks = nn.Sequential(*blocks)
 
         def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
@@ -79,8 +85,18 @@ def fit(layers: int, how: str, folder: str) -> dict[str, float]:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters())
 
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    trainer = Trainer(accelerator="cpu", max_steps=STEPS, max_epochs=-1, callbacks=callbacks, **quiet)
+    quiet = dict.fromkeys(
+        (
+            "logger",
+            "enable_progress_bar",
+            "enable_model_summary",
+            "enable_checkpointing",
+        ),
+        False,
+    )
+    trainer = Trainer(
+        accelerator="cpu", max_steps=STEPS, max_epochs=-1, callbacks=callbacks, **quiet
+    )
     trainer.fit(Stack(), DataLoader(torch.rand(8 * STEPS, 64), batch_size=8))
     over_s = used_s()
     peak = getrusage(RUSAGE_SELF).ru_maxrss * 1024
@@ -120,7 +136,9 @@ def traced_steps(folder: Path) -> tuple[int, ...]:
     """Their numbers."""
     from lm_profiler.record.steps import read_steps
 
-    return tuple(row.step for row in read_steps(folder / "steps.csv") if row.stage == "trace")
+    return tuple(
+        row.step for row in read_steps(folder / "steps.csv") if row.stage == "trace"
+    )
 
 
 def child(layers: int, how: str, folder: str) -> dict[str, float]:
@@ -128,7 +146,9 @@ def child(layers: int, how: str, folder: str) -> dict[str, float]:
     own = ["--layers", str(layers), "--folder", folder, "--how", how]
     command = [sys.executable, "-m", "benchmarks.ending_cost", *own]
     environment = {**os.environ, "XDG_CACHE_HOME": str(Path(folder) / "cache")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False
+    )
     if done.returncode:
         raise SystemExit(done.stderr)
     told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -138,9 +158,24 @@ def child(layers: int, how: str, folder: str) -> dict[str, float]:
 def added(rounds: int, layers: int) -> list[dict[str, dict[str, float]]]:
     """What the callbacks and the profiler added: of the first fit, and medians of later ones."""
     with tempfile.TemporaryDirectory() as folder:
-        fits = [{how: child(layers, how, folder) for how in reversed(HOW)} for _ in range(rounds + 2)]
-    each = [{how: {of: told[how][of] - told["bare"][of] for of in told[how]} for how in HOW[1:]} for told in fits]
-    later = {how: {of: statistics.median(one[how][of] for one in each[2:]) for of in each[0][how]} for how in HOW[1:]}
+        fits = [
+            {how: child(layers, how, folder) for how in reversed(HOW)}
+            for _ in range(rounds + 2)
+        ]
+    each = [
+        {
+            how: {of: told[how][of] - told["bare"][of] for of in told[how]}
+            for how in HOW[1:]
+        }
+        for told in fits
+    ]
+    later = {
+        how: {
+            of: statistics.median(one[how][of] for one in each[2:])
+            for of in each[0][how]
+        }
+        for how in HOW[1:]
+    }
     return [each[0], later]
 
 
@@ -149,7 +184,9 @@ def beyond_traced(of: dict[str, float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else ""
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
@@ -159,7 +196,9 @@ def main() -> None:
         warnings.simplefilter("ignore")
         print("\n" + json.dumps(fit(given.layers, given.how, given.folder)))
         return
-    print(f"{platform.platform()}, Python {platform.python_version()}; {STEPS} steps, {given.rounds} later fits\n")
+    print(
+        f"{platform.platform()}, Python {platform.python_version()}; {STEPS} steps, {given.rounds} later fits\n"
+    )
     columns = [
         *(f"{span} (CPU s)" for span in SPANS),
         "all but traced (CPU s)",
@@ -172,13 +211,26 @@ def main() -> None:
     print("| added to | " + " | ".join(columns) + " |")
     print("|:--|" + "--:|" * len(columns))
     for name, layers in MODULES.items():
-        for fit_, of in zip(("first fit", "later fits"), added(given.rounds, layers), strict=True):
+        for fit_, of in zip(
+            ("first fit", "later fits"), added(given.rounds, layers), strict=True
+        ):
             ours, alone = of["callbacks"], of["profiler"]
             seconds, alone_s = beyond_traced(ours), beyond_traced(alone)
             mb, alone_mb = ours["peak"] / 1e6, alone["peak"] / 1e6
-            figures = [f"{ours[span]:.2f}" for span in SPANS] + [f"{seconds:.2f}", f"{mb:.0f}"]
-            control = [f"{alone_s:.2f}", f"{alone_mb:.0f}", f"{seconds - alone_s:.2f}", f"{mb - alone_mb:.0f}"]
-            print(f"| {name}, {fit_} | " + " | ".join(figures + control) + " |", flush=True)
+            figures = [f"{ours[span]:.2f}" for span in SPANS] + [
+                f"{seconds:.2f}",
+                f"{mb:.0f}",
+            ]
+            control = [
+                f"{alone_s:.2f}",
+                f"{alone_mb:.0f}",
+                f"{seconds - alone_s:.2f}",
+                f"{mb - alone_mb:.0f}",
+            ]
+            print(
+                f"| {name}, {fit_} | " + " | ".join(figures + control) + " |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ _MARK = "LM_PROFILER_ENDING"
 class Ends(LightningModule):
     """Rank ``who`` ends in ``way`` in the forward pass of step ``LAST``; the others wait for it in backward."""
 
-    def __init__(self, way: str = "", who: int = 1, batches: int = 100_000, fewer: int = 0) -> None:
+    def __init__(
+        self, way: str = "", who: int = 1, batches: int = 100_000, fewer: int = 0
+    ) -> None:
         super().__init__()
         self.way, self.who, self.batches, self.fewer = way, who, batches, fewer
         self.layer = nn.Linear(8, 8)
@@ -58,7 +60,9 @@ class Ends(LightningModule):
         time.sleep(STEP_S)
         step = batch_idx + 1
         if step == LAST:
-            Path(f"pid.{self.global_rank}").write_text(str(os.getpid()), encoding="utf-8")
+            Path(f"pid.{self.global_rank}").write_text(
+                str(os.getpid()), encoding="utf-8"
+            )
         if step == LAST and self.global_rank == self.who:
             getattr(self, f"_{self.way}", lambda: None)()
         return self.layer(batch).sum()  # type: ignore[no-any-return]
@@ -106,7 +110,10 @@ CASES: dict[str, Case] = {
     **{f"kill -9 rank {who} in setup": Case("setup_kill", who) for who in (0, 1)},
     **{f"rank {who} sys.exit(3)": Case("exit", who) for who in (0, 1)},
     **{f"kill -9 rank {who}": Case("kill", who) for who in (0, 1)},
-    **{f"rank {who} hangs, limit 60 s": Case("hang", who, options=_LIMIT) for who in (0, 1)},
+    **{
+        f"rank {who} hangs, limit 60 s": Case("hang", who, options=_LIMIT)
+        for who in (0, 1)
+    },
     "rank 1 stopped, limit 60 s": Case("stop", 1, options=_LIMIT),
     **{
         f"{name} to {to}": Case("", 1, number, to)
@@ -119,7 +126,9 @@ CASES: dict[str, Case] = {
     },
     "SIGINT to all, rank 1 hangs": Case("hang", 1, signal.SIGINT, "all", 1.0),
     "rank 1 has 10 batches fewer": Case(
-        "", 1, options=("--trainer.max_epochs=1", "--model.batches=60", "--model.fewer=10")
+        "",
+        1,
+        options=("--trainer.max_epochs=1", "--model.batches=60", "--model.fewer=10"),
     ),
 }
 
@@ -127,25 +136,64 @@ CASES: dict[str, Case] = {
 def run(case: Case, folder: Path) -> dict[str, Any]:
     """What came of it."""
     model = [f"--model.way={case.way}", f"--model.who={case.who}"] if case.way else []
-    strategy = case.options[:2] if case.options[:1] == _LIMIT[:1] else ("--trainer.strategy=ddp",)
-    command = [sys.executable, "-m", "lm_profiler", "fit", "--model=benchmarks.endings.Ends", *model]
-    command += ["--trainer.accelerator=cpu", "--trainer.devices=2", *strategy, "--name=run"]
-    command += ["--stages.warmup_steps=2", "--stages.measure_steps=1000", "--trainer.use_distributed_sampler=false"]
+    strategy = (
+        case.options[:2]
+        if case.options[:1] == _LIMIT[:1]
+        else ("--trainer.strategy=ddp",)
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "lm_profiler",
+        "fit",
+        "--model=benchmarks.endings.Ends",
+        *model,
+    ]
+    command += [
+        "--trainer.accelerator=cpu",
+        "--trainer.devices=2",
+        *strategy,
+        "--name=run",
+    ]
+    command += [
+        "--stages.warmup_steps=2",
+        "--stages.measure_steps=1000",
+        "--trainer.use_distributed_sampler=false",
+    ]
     command += [option for option in case.options if option not in strategy]
-    environment = {**os.environ, _MARK: str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    environment = {
+        **os.environ,
+        _MARK: str(folder),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path.cwd()),
+    }
     said = folder / "said.txt"
     with said.open("w") as out:
         started = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-    _wait(lambda: started.poll() is not None or all((folder / f"pid.{rank}").exists() for rank in (0, 1)), 120)
+    _wait(
+        lambda: (
+            started.poll() is not None
+            or all((folder / f"pid.{rank}").exists() for rank in (0, 1))
+        ),
+        120,
+    )
     began = time.monotonic()
     if case.number and started.poll() is None:
         time.sleep(case.late_s + 0.02)
         if case.to == "all":
             os.killpg(started.pid, case.number)
         else:
-            os.kill(int((folder / f"pid.{case.to}").read_text(encoding="utf-8")), case.number)
+            os.kill(
+                int((folder / f"pid.{case.to}").read_text(encoding="utf-8")),
+                case.number,
+            )
     code: int | str
     try:
         code = started.wait(_PATIENCE_S)
@@ -158,7 +206,13 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     started.wait()
-    return {"code": code, "s": round(ended_s, 1), **_found(folder), "orphans": len(left), "said": _said(said)}
+    return {
+        "code": code,
+        "s": round(ended_s, 1),
+        **_found(folder),
+        "orphans": len(left),
+        "said": _said(said),
+    }
 
 
 def _found(folder: Path) -> dict[str, Any]:
@@ -167,7 +221,9 @@ def _found(folder: Path) -> dict[str, Any]:
 
     runs = sorted((folder / "logs" / "run").glob("version_*"))
     done = {
-        rank: int((folder / f"done.{rank}").read_text() or 0) for rank in (0, 1) if (folder / f"done.{rank}").exists()
+        rank: int((folder / f"done.{rank}").read_text() or 0)
+        for rank in (0, 1)
+        if (folder / f"done.{rank}").exists()
     }
     if not runs:
         return {"folders": 0}
@@ -184,14 +240,24 @@ def _found(folder: Path) -> dict[str, Any]:
     return {
         "folders": len(runs),
         "status": record.status,
-        "failure": None if failure is None else f"{failure.where}: {failure.type}: {failure.message}"[:160],
+        "failure": None
+        if failure is None
+        else f"{failure.where}: {failure.type}: {failure.message}"[:160],
         "kept": {rank: f"{len(kept[rank])} of {done.get(rank)}" for rank in kept},
-        "files": sorted(str(file.relative_to(runs[0])) for file in runs[0].rglob("*") if "tfevents" not in file.name),
+        "files": sorted(
+            str(file.relative_to(runs[0]))
+            for file in runs[0].rglob("*")
+            if "tfevents" not in file.name
+        ),
     }
 
 
 def _said(file: Path) -> list[str]:
-    return [line[:200] for line in file.read_text(errors="replace").splitlines() if line.startswith("lm_profiler:")]
+    return [
+        line[:200]
+        for line in file.read_text(errors="replace").splitlines()
+        if line.startswith("lm_profiler:")
+    ]
 
 
 def _left(folder: Path) -> list[int]:
@@ -199,7 +265,9 @@ def _left(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if wanted in (process / "environ").read_bytes().split(b"\0") and not _is_dead(process):
+            if wanted in (process / "environ").read_bytes().split(
+                b"\0"
+            ) and not _is_dead(process):
                 found.append(int(process.name))
     return found
 
@@ -219,11 +287,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="endings whose name contains this")
     parser.add_argument("--rounds", type=int, default=1)
     given = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started this in the background has it ignored
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # whoever started this in the background has it ignored
     for name, case in CASES.items():
         for _ in range(given.rounds if given.only in name else 0):
             with tempfile.TemporaryDirectory() as folder:
-                print(name, json.dumps(run(case, Path(folder)), indent=None), flush=True)
+                print(
+                    name, json.dumps(run(case, Path(folder)), indent=None), flush=True
+                )
 
 
 if __name__ == "__main__":

@@ -66,7 +66,9 @@ MACHINES = {
     "processes differ by 1 %": Machine(),
     "processes differ by 5 %": Machine(0.05, 0.05),
     "1 %, and three times that under half of the changes": Machine(uneven=3.0),
-    "5 %, and three times that under half of the changes": Machine(0.05, 0.05, uneven=3.0),
+    "5 %, and three times that under half of the changes": Machine(
+        0.05, 0.05, uneven=3.0
+    ),
     "1 %, one process in ten is slow": Machine(slow=0.1),
     "1 %, the machine goes up and down by 10 %": Machine(drift=0.1),
 }
@@ -99,8 +101,14 @@ def independent(options: Options) -> float:
 
 def hidden(options: Options) -> float:
     """What is hidden behind another saves nothing until that is gone: a loader, launches, arithmetic and memory."""
-    size, compiled, bf16 = int(options.get("batch_size", "1")), options.get("compile"), "precision" in options
-    arithmetic = 0.7 * (0.55 if bf16 else 1.0) * (0.85 if "attention" in options else 1.0)
+    size, compiled, bf16 = (
+        int(options.get("batch_size", "1")),
+        options.get("compile"),
+        "precision" in options,
+    )
+    arithmetic = (
+        0.7 * (0.55 if bf16 else 1.0) * (0.85 if "attention" in options else 1.0)
+    )
     launches = {None: 0.45, "default": 0.22, "reduce-overhead": 0.13}[compiled] / size
     memory = 0.25 * (0.7 if compiled else 1.0) * (0.8 if bf16 else 1.0)
     optimizer = 0.1 * (0.5 if "fused" in options else 1.0) / size
@@ -129,7 +137,9 @@ PROGRAMS: dict[str, Program] = {
 def best(program: Program) -> float:
     """Seconds of the best setting of the whole grid."""
     grid = product(*[("", *values) for values in VALUES.values()])
-    return min(program({k: v for k, v in zip(VALUES, cell, strict=True) if v}) for cell in grid)
+    return min(
+        program({k: v for k, v in zip(VALUES, cell, strict=True) if v}) for cell in grid
+    )
 
 
 def settings() -> int:
@@ -150,21 +160,34 @@ class Searched:
     intervals: int
 
 
-def searched(program: Program, machine: Machine, cells: int, seed: int, ceilings: bool = True) -> Searched:
+def searched(
+    program: Program, machine: Machine, cells: int, seed: int, ceilings: bool = True
+) -> Searched:
     """One search with a budget of ``cells``."""
     rng = np.random.default_rng(seed)
     names = [(group, value) for group, values in VALUES.items() for value in values]
-    candidates = [_candidate(program, *names[i], rng, ceilings) for i in rng.permutation(len(names))]
+    candidates = [
+        _candidate(program, *names[i], rng, ceilings)
+        for i in rng.permutation(len(names))
+    ]
     uneven = {name: machine.uneven if rng.random() < 0.5 else 1.0 for name in names}
     end, ran = _search(
-        candidates, cells, lambda options, n: program(options) * _noise(options, n, rng, machine, uneven)
+        candidates,
+        cells,
+        lambda options, n: program(options) * _noise(options, n, rng, machine, uneven),
     )
     truth = program(end.options) / program({})
     last = end.final.interval if end.final else None
-    told = [(one.interval, program(one.b_options) / program(one.a_options)) for one in end.tried if one.interval]
+    told = [
+        (one.interval, program(one.b_options) / program(one.a_options))
+        for one in end.tried
+        if one.interval
+    ]
     return Searched(
         useless=any(
-            program(one.b_options) > program(one.a_options) * (1.0 - 1e-9) for one in end.tried if one.accepted
+            program(one.b_options) > program(one.a_options) * (1.0 - 1e-9)
+            for one in end.tried
+            if one.accepted
         ),
         start=program({}) / best(program),
         end=program(end.options) / best(program),
@@ -175,31 +198,52 @@ def searched(program: Program, machine: Machine, cells: int, seed: int, ceilings
     )
 
 
-def _search(candidates: list[Candidate], cells: int, seconds: Callable[[Options, int], float]) -> tuple[Searcher, int]:
+def _search(
+    candidates: list[Candidate], cells: int, seconds: Callable[[Options, int], float]
+) -> tuple[Searcher, int]:
     def time(options: Options, number: int) -> TimedRun:
         nonlocal ran
         ran += 1
         return TimedRun(seconds(options, ran - 1), 1.0)
 
     ran = 0
-    searcher = Searcher(candidates, float(cells), time, lambda compared: NumericsCheck(True))
+    searcher = Searcher(
+        candidates, float(cells), time, lambda compared: NumericsCheck(True)
+    )
     searcher.improve()
     return searcher, ran
 
 
-def _candidate(program: Program, group: str, value: str, rng: np.random.Generator, ceilings: bool) -> Candidate:
+def _candidate(
+    program: Program, group: str, value: str, rng: np.random.Generator, ceilings: bool
+) -> Candidate:
     """What it touches takes as long as it saves, and up to 0.3 s more."""
     ceiling_s = max(0.0, program({}) - program({group: value})) + 0.3 * rng.random()
-    return Candidate(f"{group}={value}", {group: value}, group, ceiling_s if ceilings else None)
+    return Candidate(
+        f"{group}={value}", {group: value}, group, ceiling_s if ceilings else None
+    )
 
 
 def _noise(
-    options: Options, n: int, rng: np.random.Generator, machine: Machine, uneven: Mapping[tuple[str, str], float]
+    options: Options,
+    n: int,
+    rng: np.random.Generator,
+    machine: Machine,
+    uneven: Mapping[tuple[str, str], float],
 ) -> float:
-    of_process = machine.processes * max([1.0, *(uneven[name] for name in options.items())]) * rng.standard_normal()
+    of_process = (
+        machine.processes
+        * max([1.0, *(uneven[name] for name in options.items())])
+        * rng.standard_normal()
+    )
     of_steps = float(np.median(machine.steps * rng.standard_normal(STEPS)))
     neighbour = rng.exponential(0.5) if rng.random() < machine.slow else 0.0
-    return math.exp(of_process + of_steps + neighbour + machine.drift * math.sin(n * 2.0 * math.pi / 100.0))
+    return math.exp(
+        of_process
+        + of_steps
+        + neighbour
+        + machine.drift * math.sin(n * 2.0 * math.pi / 100.0)
+    )
 
 
 @dataclass(frozen=True)
@@ -220,12 +264,19 @@ class Row:
 
 def useless(pool: ProcessPoolExecutor, number: int) -> Iterator[str]:
     """How often a useless change is accepted, by program, and how often an interval does not hold the truth."""
-    programs = {"nothing helps": nothing, "changes harm": harm, "one bound hides another": hidden}
+    programs = {
+        "nothing helps": nothing,
+        "changes harm": harm,
+        "one bound hides another": hidden,
+    }
     yield f"| machine | cells allowed | {' | '.join(programs)} | intervals wrong | cells used where nothing helps |"
     yield "| :-- | --: | --: | --: | --: | --: | --: |"
     for told, machine in MACHINES.items():
         for cells in (BUDGETS[0], BUDGETS[-1]):
-            each = [Row(program, machine, cells).searches(pool, number) for program in programs.values()]
+            each = [
+                Row(program, machine, cells).searches(pool, number)
+                for program in programs.values()
+            ]
             shares = " | ".join(_share(one.useless for one in these) for these in each)
             wrong = np.mean([_wrong(these) for these in each])
             used = np.mean([one.cells for one in each[0]])
@@ -235,7 +286,9 @@ def useless(pool: ProcessPoolExecutor, number: int) -> Iterator[str]:
 def _wrong(these: Iterable[Searched]) -> float:
     """Share of their intervals that do not hold the truth where the comparison stopped."""
     told = list(these)
-    return 1.0 - sum(one.intervals_held for one in told) / sum(one.intervals for one in told)
+    return 1.0 - sum(one.intervals_held for one in told) / sum(
+        one.intervals for one in told
+    )
 
 
 def found(pool: ProcessPoolExecutor, number: int) -> Iterator[str]:
@@ -244,7 +297,10 @@ def found(pool: ProcessPoolExecutor, number: int) -> Iterator[str]:
     yield "| :-- | :-- | :-- | --: | --: | --: | --: | --: |"
     for name, program in PROGRAMS.items():
         for told, machine in list(MACHINES.items())[:2]:
-            for cells, ceilings in (*((cells, True) for cells in BUDGETS), (BUDGETS[0], False)):
+            for cells, ceilings in (
+                *((cells, True) for cells in BUDGETS),
+                (BUDGETS[0], False),
+            ):
                 these = Row(program, machine, cells, ceilings).searches(pool, number)
                 ends = [one.end for one in these]
                 yield (
@@ -257,7 +313,9 @@ def found(pool: ProcessPoolExecutor, number: int) -> Iterator[str]:
 
 def main() -> None:
     """Print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--searches", type=int, default=400, help="of each row")
     number, begun = parser.parse_args().searches, time.perf_counter()
     with ProcessPoolExecutor(os.cpu_count()) as pool:
@@ -265,7 +323,9 @@ def main() -> None:
             print(f"\n{(table.__doc__ or '').strip()} {number} searches a row.\n")
             for line in table(pool, number):
                 print(line, flush=True)
-    print(f"\nThe whole grid has {settings()} settings. {time.perf_counter() - begun:.0f} s.")
+    print(
+        f"\nThe whole grid has {settings()} settings. {time.perf_counter() - begun:.0f} s."
+    )
 
 
 def _share(these: Iterable[bool]) -> str:

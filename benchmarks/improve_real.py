@@ -51,12 +51,20 @@ class Files(Dataset[Tensor]):
 class Loader(LightningDataModule):
     """Batches of ``Files``."""
 
-    def __init__(self, batch_size: int = 16, num_workers: int = 0, fetch_s: float = FETCH_S) -> None:
+    def __init__(
+        self, batch_size: int = 16, num_workers: int = 0, fetch_s: float = FETCH_S
+    ) -> None:
         super().__init__()
-        self.batch_size, self.num_workers, self.fetch_s = batch_size, num_workers, fetch_s
+        self.batch_size, self.num_workers, self.fetch_s = (
+            batch_size,
+            num_workers,
+            fetch_s,
+        )
 
     def train_dataloader(self) -> DataLoader[Tensor]:
-        return DataLoader(Files(self.fetch_s), self.batch_size, num_workers=self.num_workers)
+        return DataLoader(
+            Files(self.fetch_s), self.batch_size, num_workers=self.num_workers
+        )
 
 
 class Mine(LightningModule):
@@ -64,7 +72,9 @@ class Mine(LightningModule):
 
     def __init__(self, wait_s: float = 0.0) -> None:
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)
+        )
         self.wait_s = wait_s
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
@@ -76,12 +86,20 @@ class Mine(LightningModule):
         return torch.optim.AdamW(self.parameters(), 1e-4)
 
 
-_OWN = ("--model=benchmarks.improve_real.Mine", "--data=benchmarks.improve_real.Loader", "--trainer.accelerator=cpu")
+_OWN = (
+    "--model=benchmarks.improve_real.Mine",
+    "--data=benchmarks.improve_real.Loader",
+    "--trainer.accelerator=cpu",
+)
 CASES: dict[str, Sequence[str]] = {
     "loader": _OWN,
     "nothing": (*_OWN, "--data.fetch_s=0", f"--model.wait_s={WAIT_S}"),
     "small": (
-        *("--config=small_fp32", "--data.context_length=32", "--trainer.accelerator=cpu"),
+        *(
+            "--config=small_fp32",
+            "--data.context_length=32",
+            "--trainer.accelerator=cpu",
+        ),
         *("--stages.warmup_steps=2", "--stages.measure_steps=6"),
     ),
 }
@@ -91,13 +109,18 @@ def call(*arguments: str) -> None:
     """``python -m lm_profiler`` with these, whatever its end."""
     print("$ lm_profiler", *arguments, flush=True)
     done = subprocess.run(
-        [sys.executable, "-m", "lm_profiler", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "lm_profiler", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         print(f"ended with {done.returncode}: {done.stderr}", flush=True)
 
 
-def in_turns(first: Sequence[str], improved: Path, pairs: int, folder: Path) -> tuple[list[float], list[float]]:
+def in_turns(
+    first: Sequence[str], improved: Path, pairs: int, folder: Path
+) -> tuple[list[float], list[float]]:
     """Mean steps, in seconds, of as many runs of both, A first and B first in turns."""
     sides = {"a": first, "b": [f"--config={improved}"]}
     timed: dict[str, list[float]] = {"a": [], "b": []}
@@ -114,15 +137,27 @@ def trial(name: str, budget: str, pairs: int, log_dir: Path) -> list[str]:
     """A row: what `improve` says, in which time, and what runs in turns say of the same two settings."""
     folder = log_dir / name
     begun = time.monotonic()
-    call("improve", *CASES[name], f"--budget={budget}", f"--log_dir={log_dir}", f"--name={name}")
+    call(
+        "improve",
+        *CASES[name],
+        f"--budget={budget}",
+        f"--log_dir={log_dir}",
+        f"--name={name}",
+    )
     wall_s = time.monotonic() - begun
     record = read_improve(folder)
     print(markdown(improve_table(record)), flush=True)
     again = "nothing to compare"
     if (folder / IMPROVED_CONFIG).exists():
-        a, b = in_turns(CASES[name], folder / IMPROVED_CONFIG, pairs, log_dir / f"{name}_again")
+        a, b = in_turns(
+            CASES[name], folder / IMPROVED_CONFIG, pairs, log_dir / f"{name}_again"
+        )
         interval = repeats_interval(b, a, 0.95)
-        again = "unknown" if interval is None else f"{interval.ratio:.2f} × [{interval.low:.2f}, {interval.high:.2f}]"
+        again = (
+            "unknown"
+            if interval is None
+            else f"{interval.ratio:.2f} × [{interval.low:.2f}, {interval.high:.2f}]"
+        )
     kept = ", ".join(of.name for of in record.tried if of.accepted) or "none"
     return [
         name,
@@ -136,15 +171,28 @@ def trial(name: str, budget: str, pairs: int, log_dir: Path) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--budget", default="10m")
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--log_dir", type=Path, default=Path("logs/improve_real"))
     given = parser.parse_args()
     print(device_name(torch.device("cpu")), f"torch {torch.__version__}", flush=True)
-    rows = [trial(name, given.budget, given.pairs, given.log_dir) for name in given.cases.split(",")]
-    titles = ("", "kept", "what it says", "runs in turns say", "runs", "budget (s)", "wall (s)")
+    rows = [
+        trial(name, given.budget, given.pairs, given.log_dir)
+        for name in given.cases.split(",")
+    ]
+    titles = (
+        "",
+        "kept",
+        "what it says",
+        "runs in turns say",
+        "runs",
+        "budget (s)",
+        "wall (s)",
+    )
     print(markdown(text_table(titles, rows, left=4)), end="")
 
 

@@ -20,7 +20,13 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.profilers import SimpleProfiler
 
-from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks import (
+    ActionsOptions,
+    MemoryOptions,
+    StageOptions,
+    TraceOptions,
+    TrainingProfiler,
+)
 from lm_profiler.measure.device.environment import device_name
 from lm_profiler.record.quantities import PHASES
 
@@ -70,12 +76,19 @@ def ours(steps: int, folder: str) -> TrainingProfiler:
 def simple(steps: int, folder: str) -> dict[str, float]:
     """Mean seconds of each action under SimpleProfiler, which keeps no medians."""
     profiler = SimpleProfiler()
-    _trainer(folder, profiler=profiler, max_steps=steps).fit(KnownModule(), SlowLoader())
-    return {phase: sum(profiler.recorded_durations[a]) / steps for phase, a in _ACTIONS.items()}
+    _trainer(folder, profiler=profiler, max_steps=steps).fit(
+        KnownModule(), SlowLoader()
+    )
+    return {
+        phase: sum(profiler.recorded_durations[a]) / steps
+        for phase, a in _ACTIONS.items()
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=50)
     steps = parser.parse_args().steps
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -84,13 +97,19 @@ def main() -> None:
         record = ours(steps, folder).record
         theirs = simple(steps, folder)
     assert record is not None
-    print(f"{device_name(torch.device('cpu'))}, {platform.platform()}, torch {torch.__version__}; {steps} steps\n")
-    print("| phase | truth (ms) | lm_profiler, median (ms) | off | SimpleProfiler, mean (ms) |")
+    print(
+        f"{device_name(torch.device('cpu'))}, {platform.platform()}, torch {torch.__version__}; {steps} steps\n"
+    )
+    print(
+        "| phase | truth (ms) | lm_profiler, median (ms) | off | SimpleProfiler, mean (ms) |"
+    )
     print("|:--|--:|--:|--:|--:|")
     for phase in PHASES:
         median = record.time[phase].median or 0.0
         off = median / TRUTH_S[phase] - 1.0
-        print(f"| {phase} | {TRUTH_S[phase] * 1e3:.0f} | {median * 1e3:.3f} | {off:+.2%} | {theirs[phase] * 1e3:.3f} |")
+        print(
+            f"| {phase} | {TRUTH_S[phase] * 1e3:.0f} | {median * 1e3:.3f} | {off:+.2%} | {theirs[phase] * 1e3:.3f} |"
+        )
     other, step = record.time["other"].median or 0.0, record.time["step"].median or 0.0
     print(f"| other | 0 | {other * 1e3:.3f} | {other / step:.2%} of the step | |")
     print(

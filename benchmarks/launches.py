@@ -77,8 +77,19 @@ class Sharded(Toy):
 '''
 
 SMALL = [
-    *("--model=toy.Toy", "--data=null", "--name=toy", "--trainer.accelerator=cpu", "--stages.warmup_steps=1"),
-    *("--stages.measure_steps=3", "--actions.steps=0", "--memory.steps=1", "--trace.steps=0"),
+    *(
+        "--model=toy.Toy",
+        "--data=null",
+        "--name=toy",
+        "--trainer.accelerator=cpu",
+        "--stages.warmup_steps=1",
+    ),
+    *(
+        "--stages.measure_steps=3",
+        "--actions.steps=0",
+        "--memory.steps=1",
+        "--trace.steps=0",
+    ),
 ]
 TRIALS: dict[str, list[str]] = {
     "fit": ["fit"],
@@ -106,7 +117,11 @@ class Started:
 
 
 def _two(strategy: str, devices: int = 2, nodes: int = 1) -> list[str]:
-    return [f"--trainer.strategy={strategy}", f"--trainer.devices={devices}", f"--trainer.num_nodes={nodes}"]
+    return [
+        f"--trainer.strategy={strategy}",
+        f"--trainer.devices={devices}",
+        f"--trainer.num_nodes={nodes}",
+    ]
 
 
 def _by_lightning(strategy: str, *more: str) -> Callable[[int], list[Started]]:
@@ -116,16 +131,29 @@ def _by_lightning(strategy: str, *more: str) -> Callable[[int], list[Started]]:
 def _nodes(port: int) -> list[Started]:
     """Two nodes with two processes each, started by hand as Lightning's documentation has it."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [Started(_two("ddp", nodes=2), {**shared, "NODE_RANK": node}, node) for node in range(2)]
+    return [
+        Started(_two("ddp", nodes=2), {**shared, "NODE_RANK": node}, node)
+        for node in range(2)
+    ]
 
 
 def _torchrun(port: int) -> list[Started]:
-    return [Started(_two("ddp"), launcher=["--nproc_per_node=2", f"--master_port={port}"])]
+    return [
+        Started(_two("ddp"), launcher=["--nproc_per_node=2", f"--master_port={port}"])
+    ]
 
 
 def _torchrun_nodes(port: int) -> list[Started]:
-    shared = ["--nproc_per_node=1", "--nnodes=2", "--master_addr=127.0.0.1", f"--master_port={port}"]
-    return [Started(_two("ddp", 1, 2), node=node, launcher=[*shared, f"--node_rank={node}"]) for node in range(2)]
+    shared = [
+        "--nproc_per_node=1",
+        "--nnodes=2",
+        "--master_addr=127.0.0.1",
+        f"--master_port={port}",
+    ]
+    return [
+        Started(_two("ddp", 1, 2), node=node, launcher=[*shared, f"--node_rank={node}"])
+        for node in range(2)
+    ]
 
 
 def _slurm(port: int, tasks: int = 2, nodes: int = 2) -> list[Started]:
@@ -139,29 +167,47 @@ def _slurm(port: int, tasks: int = 2, nodes: int = 2) -> list[Started]:
         "MASTER_PORT": port,
     }
     own = [
-        {"SLURM_PROCID": rank, "SLURM_LOCALID": rank % tasks, "SLURM_NODEID": rank // tasks}
+        {
+            "SLURM_PROCID": rank,
+            "SLURM_LOCALID": rank % tasks,
+            "SLURM_NODEID": rank // tasks,
+        }
         for rank in range(tasks * nodes)
     ]
-    return [Started(_two("ddp", tasks, nodes), {**shared, **each}, each["SLURM_NODEID"]) for each in own]
+    return [
+        Started(_two("ddp", tasks, nodes), {**shared, **each}, each["SLURM_NODEID"])
+        for each in own
+    ]
 
 
 def _kubeflow(port: int) -> list[Started]:
     """Pods of one process each. Lightning does not find this environment itself."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2}
-    plugin = "--trainer.plugins=lightning.fabric.plugins.environments.KubeflowEnvironment"
-    return [Started([*_two("ddp", 1, 2), plugin], {**shared, "RANK": rank}, rank) for rank in range(2)]
+    plugin = (
+        "--trainer.plugins=lightning.fabric.plugins.environments.KubeflowEnvironment"
+    )
+    return [
+        Started([*_two("ddp", 1, 2), plugin], {**shared, "RANK": rank}, rank)
+        for rank in range(2)
+    ]
 
 
 def _pods(port: int) -> list[Started]:
     """Pods of one process each, as an Indexed Job starts them with the variables that Lightning's own takes."""
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": 0}
-    return [Started(_two("ddp", 1, 2), {**shared, "NODE_RANK": node}, node) for node in range(2)]
+    return [
+        Started(_two("ddp", 1, 2), {**shared, "NODE_RANK": node}, node)
+        for node in range(2)
+    ]
 
 
 FSDP2 = [
     "--model=toy.Sharded",
     "--trainer.strategy.class_path=lightning.pytorch.strategies.ModelParallelStrategy",
-    *("--trainer.strategy.init_args.data_parallel_size=2", "--trainer.strategy.init_args.tensor_parallel_size=1"),
+    *(
+        "--trainer.strategy.init_args.data_parallel_size=2",
+        "--trainer.strategy.init_args.tensor_parallel_size=1",
+    ),
 ]
 WAYS: dict[str, Callable[[int], list[Started]]] = {
     "ddp": _by_lightning("ddp"),
@@ -181,15 +227,33 @@ WAYS: dict[str, Callable[[int], list[Started]]] = {
 }
 
 
-def _command(started: Started, asked: Sequence[str], folder: Path, apart: bool) -> list[str]:
+def _command(
+    started: Started, asked: Sequence[str], folder: Path, apart: bool
+) -> list[str]:
     program = [*("-m", "lm_profiler", asked[0], *SMALL, *started.options, *asked[1:])]
     command = [sys.executable, *program]
     if started.launcher:
-        command = [sys.executable, "-m", "torch.distributed.run", *started.launcher, *program]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *started.launcher,
+            *program,
+        ]
     if apart:  # a folder of the same name, of which each node has its own
         own = 'mount --bind "$1" "$2" && cd "$2" && shift 2 && exec "$@"'
         node = folder.with_name(f"node{started.node}")
-        command = ["unshare", "-m", "sh", "-c", own, "sh", str(node), str(folder), *command]
+        command = [
+            "unshare",
+            "-m",
+            "sh",
+            "-c",
+            own,
+            "sh",
+            str(node),
+            str(folder),
+            *command,
+        ]
     return command
 
 
@@ -211,27 +275,53 @@ def trial(way: str, asked: Sequence[str], apart: bool = False) -> Outcome:
             (place / "toy.py").write_text(TOY)
         began = time.monotonic()
         processes = [
-            _start(_command(started, asked, folder, apart), started, folder, Path(top, f"said{number}"))
+            _start(
+                _command(started, asked, folder, apart),
+                started,
+                folder,
+                Path(top, f"said{number}"),
+            )
             for number, started in enumerate(WAYS[way](free_port()))
         ]
         codes = [_code(process, began + LIMIT_S) for process in processes]
         took_s = time.monotonic() - began
         time.sleep(0.5)
         orphans = _end_orphans(top)
-        said = [Path(top, f"said{number}").read_text().replace(top, "") for number in range(len(processes))]
-        runs = " and ".join("; ".join(_runs(each)) or "none" for each in (places[1:] if apart else [folder]))
+        said = [
+            Path(top, f"said{number}").read_text().replace(top, "")
+            for number in range(len(processes))
+        ]
+        runs = " and ".join(
+            "; ".join(_runs(each)) or "none"
+            for each in (places[1:] if apart else [folder])
+        )
         ended = " ".join("hung" if code is None else str(code) for code in codes)
         tables = sum(text.count("written to") for text in said)
         return Outcome((ended, runs, str(orphans), str(tables), f"{took_s:.0f}"), said)
 
 
-def _start(command: Sequence[str], started: Started, folder: Path, said: Path) -> subprocess.Popen[bytes]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+def _start(
+    command: Sequence[str], started: Started, folder: Path, said: Path
+) -> subprocess.Popen[bytes]:
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SLURM")
+    }
     own = {name: str(value) for name, value in started.variables.items()}
-    ours = {MARK: str(folder.parent), "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    ours = {
+        MARK: str(folder.parent),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "OMP_NUM_THREADS": "1",
+    }
     with said.open("w") as file:
         return subprocess.Popen(
-            command, cwd=folder, env=clean | ours | own, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=folder,
+            env=clean | ours | own,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
 
@@ -264,13 +354,23 @@ def _runs(folder: Path) -> list[str]:
         try:
             record = json.loads((run / "run.json").read_text())
             failure = record["failure"]
-            status = record["status"] + (f" ({failure['phase']} {failure['type']})" if failure else "")
+            status = record["status"] + (
+                f" ({failure['phase']} {failure['type']})" if failure else ""
+            )
         except OSError:
             status = "no record"
-        rows = [path.read_text().splitlines()[1:] for path in sorted(run.glob("steps*.csv"))]
+        rows = [
+            path.read_text().splitlines()[1:] for path in sorted(run.glob("steps*.csv"))
+        ]
         ranks = "+".join(str(len(each)) for each in rows)
-        rest = sorted(p.name for p in run.iterdir() if not p.name.startswith(("run.json", "steps", "config", "events")))
-        told.append(f"{run.name[8:]}: {status}, {ranks or 0} rows{''.join(', ' + name for name in rest)}")
+        rest = sorted(
+            p.name
+            for p in run.iterdir()
+            if not p.name.startswith(("run.json", "steps", "config", "events"))
+        )
+        told.append(
+            f"{run.name[8:]}: {status}, {ranks or 0} rows{''.join(', ' + name for name in rest)}"
+        )
     return told
 
 
@@ -278,8 +378,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default=",".join(WAYS))
     parser.add_argument("--trials", default="fit")
-    parser.add_argument("--apart", action="store_true", help="nodes share no file system")
-    parser.add_argument("--loud", action="store_true", help="print what the processes said")
+    parser.add_argument(
+        "--apart", action="store_true", help="nodes share no file system"
+    )
+    parser.add_argument(
+        "--loud", action="store_true", help="print what the processes said"
+    )
     given = parser.parse_args()
     assert not given.apart or shutil.which("unshare")
     rows = []

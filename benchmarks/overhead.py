@@ -28,7 +28,12 @@ from lightning.pytorch.callbacks import DeviceStatsMonitor, ThroughputMonitor
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from benchmarks.toy import Toy, loader
-from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks import (
+    MemoryOptions,
+    StageOptions,
+    TraceOptions,
+    TrainingProfiler,
+)
 from lm_profiler.measure.device.environment import device_name
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import Table, text_table
@@ -54,11 +59,17 @@ def contenders(steps: int) -> dict[str, Callable[[str], dict[str, Any]]]:
     """Trainer options of each contender, given a folder."""
 
     def logged(folder: str) -> dict[str, Any]:
-        return {"logger": TensorBoardLogger(folder, version=None), "log_every_n_steps": 1}
+        return {
+            "logger": TensorBoardLogger(folder, version=None),
+            "log_every_n_steps": 1,
+        }
 
     return {
         "bare Trainer": lambda folder: {"logger": False},
-        "lm_profiler, all but the trace": lambda folder: {"logger": False, "callbacks": [ours(steps, folder)]},
+        "lm_profiler, all but the trace": lambda folder: {
+            "logger": False,
+            "callbacks": [ours(steps, folder)],
+        },
         "SimpleProfiler": lambda folder: {"logger": False, "profiler": "simple"},
         "DeviceStatsMonitor": lambda folder: {
             **logged(folder),
@@ -66,7 +77,9 @@ def contenders(steps: int) -> dict[str, Callable[[str], dict[str, Any]]]:
         },
         "ThroughputMonitor": lambda folder: {
             **logged(folder),
-            "callbacks": [ThroughputMonitor(batch_size_fn=lambda batch: batch[0].size(0))],
+            "callbacks": [
+                ThroughputMonitor(batch_size_fn=lambda batch: batch[0].size(0))
+            ],
         },
     }
 
@@ -121,13 +134,27 @@ def table(results: dict[str, list[float]]) -> Table:
     for name in others:
         extra = added(results, name)
         spread = f"{min(extra):.1f} ... {max(extra):.1f}"
-        rows.append([name, f"{statistics.median(results[name]):.1f}", f"{statistics.median(extra):.1f}", spread])
-    titles = ("", "µs a step (median)", "added (median of the rounds' differences)", "min ... max")
+        rows.append(
+            [
+                name,
+                f"{statistics.median(results[name]):.1f}",
+                f"{statistics.median(extra):.1f}",
+                spread,
+            ]
+        )
+    titles = (
+        "",
+        "µs a step (median)",
+        "added (median of the rounds' differences)",
+        "min ... max",
+    )
     return text_table(titles, rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--accelerator", default="cpu")
@@ -142,11 +169,15 @@ def main() -> None:
             return time_one(given[name](folder), arguments.steps, arguments.accelerator)
 
     results = interleaved(given, microseconds, lambda rounds: rounds < arguments.rounds)
-    device = torch.device(arguments.accelerator if arguments.accelerator != "gpu" else "cuda")
+    device = torch.device(
+        arguments.accelerator if arguments.accelerator != "gpu" else "cuda"
+    )
     print(
         f"{device_name(device)}, {platform.platform()}, Python {platform.python_version()}, torch {torch.__version__}"
     )
-    print(f"{arguments.rounds} rounds of {arguments.steps} steps; the first round is not counted\n")
+    print(
+        f"{arguments.rounds} rounds of {arguments.steps} steps; the first round is not counted\n"
+    )
     print(markdown(table(results)), end="")
 
 

@@ -30,8 +30,20 @@ from numpy.typing import NDArray
 
 from benchmarks.report import record
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import RankFinding, Ranks, RankSpread, RankTimes, RunRecord
-from lm_profiler.record.steps import StepTable, as_parquet, read_rows, write_rows, write_steps
+from lm_profiler.record.run_record import (
+    RankFinding,
+    Ranks,
+    RankSpread,
+    RankTimes,
+    RunRecord,
+)
+from lm_profiler.record.steps import (
+    StepTable,
+    as_parquet,
+    read_rows,
+    write_rows,
+    write_steps,
+)
 
 RANKS, WARMUP, STEPS, ROUNDS, GPUS = (1024, 16384), 5, 50, 3, 8
 _SIMULATED = 1024
@@ -67,7 +79,13 @@ def table(ranks: int, steps: int = WARMUP + STEPS, seed: int = 0) -> StepTable:
         seconds=seconds,
         host_seconds=np.round(seconds * rng.normal(1.0, 0.01, (count, 1)), 9),
         tokens=np.full(count, 2048.0),
-        memory=np.column_stack([np.full(count, 2.0**30), np.full(count, 2.0**31), rng.integers(2**30, 2**31, count)]),
+        memory=np.column_stack(
+            [
+                np.full(count, 2.0**30),
+                np.full(count, 2.0**31),
+                rng.integers(2**30, 2**31, count),
+            ]
+        ),
         rank=np.tile(np.arange(ranks), steps),
     )
 
@@ -76,17 +94,29 @@ def ranks_part(ranks: int) -> Ranks:
     """As much as a record says of who waits."""
     each = dict.fromkeys(PARTS, 0.01)
     shown = sorted({0, *range(7, 15), *range(ranks - 8, ranks)})
-    spread = {part: RankSpread(least_s=0.009, median_s=0.01, largest_s=0.011, slowest=7) for part in PARTS}
+    spread = {
+        part: RankSpread(least_s=0.009, median_s=0.01, largest_s=0.011, slowest=7)
+        for part in PARTS
+    }
     return Ranks(
         world=ranks,
-        hosts={f"host-{at // GPUS}": list(range(at, min(at + GPUS, ranks))) for at in range(0, ranks, GPUS)},
+        hosts={
+            f"host-{at // GPUS}": list(range(at, min(at + GPUS, ranks)))
+            for at in range(0, ranks, GPUS)
+        },
         steps=STEPS,
         step_s=0.1,
         own=spread,
         waiting=spread,
         waiting_share=0.1,
         by_rank=[
-            RankTimes(rank=rank, host=f"host-{rank // GPUS}", own_s=each, waiting_s=each, own_by_column_s=[0.1] * STEPS)
+            RankTimes(
+                rank=rank,
+                host=f"host-{rank // GPUS}",
+                own_s=each,
+                waiting_s=each,
+                own_by_column_s=[0.1] * STEPS,
+            )
             for rank in shown
         ],
         columns=list(range(WARMUP + 1, WARMUP + STEPS + 1)),
@@ -97,10 +127,16 @@ def ranks_part(ranks: int) -> Ranks:
 
 def run_record(number: int, rows: StepTable, ranks: int) -> RunRecord:
     """Such as a run of so many ranks leaves."""
-    plain = record(number * 5, list(rows.select(rows.rank == 0)))  # of every fifth the options are alike
+    plain = record(
+        number * 5, list(rows.select(rows.rank == 0))
+    )  # of every fifth the options are alike
     assert plain.environment is not None
     where = plain.environment.model_copy(update={"world_size": ranks})
-    update = {"environment": where, "rank_step_s": [0.1 + 1e-6 * r for r in range(ranks)], "ranks": ranks_part(ranks)}
+    update = {
+        "environment": where,
+        "rank_step_s": [0.1 + 1e-6 * r for r in range(ranks)],
+        "ranks": ranks_part(ranks),
+    }
     return plain.model_copy(update=update)
 
 
@@ -124,7 +160,9 @@ def measured(code: str) -> Cost:
     """What a fresh process takes that runs ``code``."""
     began = time.perf_counter()
     command = (sys.executable, "-c", _PEAK + code)
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
         assert process.stderr is not None
         last = process.stderr.read().decode()
         _, status, usage = os.wait4(process.pid, 0)
@@ -139,7 +177,9 @@ def costs(code: str) -> tuple[Cost, list[float]]:
     """The median of some calls, each figure for itself, and the seconds of each."""
     measured(code)
     taken = [measured(code) for _ in range(ROUNDS)]
-    return Cost(*map(statistics.median, zip(*taken, strict=True))), sorted(each.seconds for each in taken)
+    return Cost(*map(statistics.median, zip(*taken, strict=True))), sorted(
+        each.seconds for each in taken
+    )
 
 
 def readers(ranks: int) -> None:
@@ -147,9 +187,14 @@ def readers(ranks: int) -> None:
     with tempfile.TemporaryDirectory() as top:
         for number, name in enumerate(("a", "b")):
             write_run(Path(top) / name, number, ranks)
-        sizes = {path.name: path.stat().st_size for path in sorted((Path(top) / "a").iterdir())}
+        sizes = {
+            path.name: path.stat().st_size
+            for path in sorted((Path(top) / "a").iterdir())
+        }
         told = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in sizes.items())
-        print(f"\n{ranks:,} ranks x {STEPS} steps ({(WARMUP + STEPS) * ranks:,} rows): {told}")
+        print(
+            f"\n{ranks:,} ranks x {STEPS} steps ({(WARMUP + STEPS) * ranks:,} rows): {told}"
+        )
         where = f"from pathlib import Path; TOP = Path({top!r}); A, B = {top + '/a'!r}, {top + '/b'!r}; "
         for name, code in READERS.items():
             cost, seconds = costs(where + code)
@@ -165,7 +210,10 @@ def formats() -> None:
     print("rows       CSV: CPU s, MiB, bytes a row    Parquet: CPU s, MiB, bytes a row")
     with tempfile.TemporaryDirectory() as top:
         for count in ROWS:
-            rows, line = table(max(count // (WARMUP + STEPS), 1))[:count], f"{count:>6,}  "
+            rows, line = (
+                table(max(count // (WARMUP + STEPS), 1))[:count],
+                f"{count:>6,}  ",
+            )
             for kind in ("steps.csv", "steps.parquet"):
                 folder = Path(top) / f"{kind}{count}"
                 folder.mkdir()
@@ -183,13 +231,20 @@ def end(ranks: int) -> None:
     """Print what bringing together takes at the end, all ranks in this process and the store on this machine."""
     from torch.distributed import TCPStore
 
-    from lm_profiler.analysis.steps.summaries import mean_over_ranks, model_of, rank_medians, step_figures
+    from lm_profiler.analysis.steps.summaries import (
+        mean_over_ranks,
+        model_of,
+        rank_medians,
+        step_figures,
+    )
     from lm_profiler.callbacks.gather import Exchange
     from lm_profiler.callbacks.instruments.instrument import Measured
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     rows = table(ranks)
-    of_rank: list[NDArray[np.intp]] = np.split(np.argsort(rows.rank, kind="stable"), ranks)
+    of_rank: list[NDArray[np.intp]] = np.split(
+        np.argsort(rows.rank, kind="stable"), ranks
+    )
     plan = {"warmup": WARMUP, "measure": STEPS}
     first = Exchange(store, 0, ranks)
     took: dict[str, float] = {}
@@ -219,7 +274,10 @@ def end(ranks: int) -> None:
     sent = len(pickle.dumps(own))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     told = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in took.items())
-    print(f"end of {ranks:,} ranks, {sent / 1e3:.1f} kB each: {told}; at most {peak:,.0f} MiB", flush=True)
+    print(
+        f"end of {ranks:,} ranks, {sent / 1e3:.1f} kB each: {told}; at most {peak:,.0f} MiB",
+        flush=True,
+    )
 
 
 def waiting(ranks: int) -> None:
@@ -229,11 +287,17 @@ def waiting(ranks: int) -> None:
 
     from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 
-    sent = [pickle.dumps(timeline) for timeline in simulate(usual(ranks, STEPS, noise=0.05)).timelines]
+    sent = [
+        pickle.dumps(timeline)
+        for timeline in simulate(usual(ranks, STEPS, noise=0.05)).timelines
+    ]
     began = time.process_time()
     ranks_of([pickle.loads(timeline) for timeline in sent], ranks, overlap=True)
     took_s = time.process_time() - began
-    print(f"who waits for whom, {ranks:,} ranks: {len(sent[0]) / 1e3:.1f} kB each, {took_s:.2f} CPU s", flush=True)
+    print(
+        f"who waits for whom, {ranks:,} ranks: {len(sent[0]) / 1e3:.1f} kB each, {took_s:.2f} CPU s",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -248,7 +312,9 @@ def main() -> None:
     for ranks in counts:
         readers(ranks)
     for ranks in (8, *counts):
-        subprocess.run((sys.executable, "-m", "benchmarks.ranks", "--end", str(ranks)), check=True)
+        subprocess.run(
+            (sys.executable, "-m", "benchmarks.ranks", "--end", str(ranks)), check=True
+        )
     for ranks in (8, *(ranks for ranks in counts if ranks <= _SIMULATED)):
         waiting(ranks)
 

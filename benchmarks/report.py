@@ -56,11 +56,23 @@ def rows(rng: random.Random) -> list[StepRow]:
 def config(size: str, batch_size: int) -> dict[str, object]:
     """As long as a resolved config is."""
     trainer: dict[str, object] = {f"option_{number}": None for number in range(40)}
-    model = {"size": size, "attention": "sdpa", "compile": False, "optimizer": "adamw", "d_model": None}
+    model = {
+        "size": size,
+        "attention": "sdpa",
+        "compile": False,
+        "optimizer": "adamw",
+        "d_model": None,
+    }
     return {
         "trainer": trainer | {"precision": "bf16-mixed"},
-        "model": {"class_path": "lm_profiler.training.LanguageModel", "init_args": model},
-        "data": {"class_path": "lm_profiler.training.FakeTokens", "init_args": {"batch_size": batch_size}},
+        "model": {
+            "class_path": "lm_profiler.training.LanguageModel",
+            "init_args": model,
+        },
+        "data": {
+            "class_path": "lm_profiler.training.FakeTokens",
+            "init_args": {"batch_size": batch_size},
+        },
     }
 
 
@@ -105,12 +117,22 @@ def record(number: int, steps: list[StepRow]) -> RunRecord:
         time=times,
         host_time=times,
         memory=MemoryFacts(
-            measured=MemoryReading(allocated_peak=2**30, reserved_peak=2**31, resident_peak=2**30),
+            measured=MemoryReading(
+                allocated_peak=2**30, reserved_peak=2**31, resident_peak=2**30
+            ),
             parts={part: MemoryReading(allocated_peak=2**30) for part in TIMED},
         ),
-        throughput=Throughput(tokens_per_step=2048, tokens_per_s=2048 / (times["step"].median or 1.0)),
+        throughput=Throughput(
+            tokens_per_step=2048, tokens_per_s=2048 / (times["step"].median or 1.0)
+        ),
         steadiness=Steadiness(
-            word="steady", cut=0, drift=0.0, lag1=0.0, bias_of_mean=None, evidence="", recompilations=0
+            word="steady",
+            cut=0,
+            drift=0.0,
+            lag1=0.0,
+            bias_of_mean=None,
+            evidence="",
+            recompilations=0,
         ),
     )
 
@@ -129,13 +151,21 @@ def write_runs(top: Path, runs: int) -> None:
 def seconds(*arguments: str) -> float:
     """How long one call takes, Python's start included."""
     began = time.perf_counter()
-    subprocess.run((sys.executable, "-m", "lm_profiler", "report", *arguments), stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        (sys.executable, "-m", "lm_profiler", "report", *arguments),
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
     return time.perf_counter() - began
 
 
 def large_table(count: int) -> Table:
     """A run a row, as `report` has them."""
-    headings = [Heading("name", "run"), Heading("step_s", "step (ms)", figures=True), Heading("status", "status")]
+    headings = [
+        Heading("name", "run"),
+        Heading("step_s", "step (ms)", figures=True),
+        Heading("status", "status"),
+    ]
     rows = (
         [
             TableCell(f"run{at}", f"run{at}"),
@@ -172,7 +202,13 @@ def cost(kind: str, count: int) -> None:
     elif kind == "steps.csv":
         with tempfile.TemporaryDirectory() as folder:
             path, seconds_ = Path(folder) / "steps.csv", (0.01,) * len(TIMED)
-            write_steps(path, (StepRow(at, "measure", seconds_, seconds_, 2048, (1, 2, 3)) for at in range(count)))
+            write_steps(
+                path,
+                (
+                    StepRow(at, "measure", seconds_, seconds_, 2048, (1, 2, 3))
+                    for at in range(count)
+                ),
+            )
             began = time.process_time()
             read_steps(path)
             taken = time.process_time() - began
@@ -182,7 +218,10 @@ def cost(kind: str, count: int) -> None:
         getattr(formats, kind)(table)
         taken = time.process_time() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{kind:<10} {count:,} rows: {taken:.1f} CPU s, at most {peak:,.0f} MiB", flush=True)
+    print(
+        f"{kind:<10} {count:,} rows: {taken:.1f} CPU s, at most {peak:,.0f} MiB",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -194,15 +233,32 @@ def main() -> None:
     count = int(sys.argv[2]) if len(sys.argv) > 2 else ROWS
     with tempfile.TemporaryDirectory() as folder:
         write_runs(Path(folder), runs)
-        print(f"{runs} runs, {os.cpu_count()} cores, {ROUNDS} calls each: seconds, median [lowest, highest]")
+        print(
+            f"{runs} runs, {os.cpu_count()} cores, {ROUNDS} calls each: seconds, median [lowest, highest]"
+        )
         picture = f"--plot phases --output {folder}/phases.png"
-        for options in ("", "--pivot size batch_size", "--format csv", "--format markdown", "--warmup 0 5", picture):
+        for options in (
+            "",
+            "--pivot size batch_size",
+            "--format csv",
+            "--format markdown",
+            "--warmup 0 5",
+            picture,
+        ):
             seconds(folder, *options.split())
             times = [seconds(folder, *options.split()) for _ in range(ROUNDS)]
             called = options.partition(" --output")[0]
-            print(f"report {called:<26} {statistics.median(times):.2f} [{min(times):.2f}, {max(times):.2f}]")
-    for kind, size in (("tab", runs), *((kind, count) for kind in (*FORMATS, "steps.csv"))):
-        subprocess.run((sys.executable, "-m", "benchmarks.report", "--cost", kind, str(size)), check=True)
+            print(
+                f"report {called:<26} {statistics.median(times):.2f} [{min(times):.2f}, {max(times):.2f}]"
+            )
+    for kind, size in (
+        ("tab", runs),
+        *((kind, count) for kind in (*FORMATS, "steps.csv")),
+    ):
+        subprocess.run(
+            (sys.executable, "-m", "benchmarks.report", "--cost", kind, str(size)),
+            check=True,
+        )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ def one_level(rng: np.random.Generator, steps: int) -> Window:
 def buckets(rng: np.random.Generator, steps: int) -> Window:
     """Batches of three lengths, drawn with 55, 30 and 15 %."""
     factors = rng.choice([1.0, 1.35, 1.9], steps, p=[0.55, 0.3, 0.15])
-    return Window(_noisy(rng, steps) * factors, BASE_S * (0.55 + 0.3 * 1.35 + 0.15 * 1.9))
+    return Window(
+        _noisy(rng, steps) * factors, BASE_S * (0.55 + 0.3 * 1.35 + 0.15 * 1.9)
+    )
 
 
 def rare_kind(rng: np.random.Generator, steps: int) -> Window:
@@ -58,13 +60,18 @@ def rare_kind(rng: np.random.Generator, steps: int) -> Window:
 def every_seventh(rng: np.random.Generator, steps: int) -> Window:
     """Every seventh step takes 2.2 times as long, and the window begins anywhere in the period."""
     phases = (np.arange(steps) + rng.integers(7)) % 7
-    return Window(_noisy(rng, steps) * np.where(phases == 0, 2.2, 1.0), BASE_S * (1.0 + 1.2 / 7.0))
+    return Window(
+        _noisy(rng, steps) * np.where(phases == 0, 2.2, 1.0), BASE_S * (1.0 + 1.2 / 7.0)
+    )
 
 
 def checkpoint_every_50(rng: np.random.Generator, steps: int) -> Window:
     """Every 50th step takes ten times as long; the window begins anywhere."""
     phases = (np.arange(steps) + rng.integers(50)) % 50
-    return Window(_noisy(rng, steps) * np.where(phases == 0, 10.0, 1.0), BASE_S * (1.0 + 9.0 / 50.0))
+    return Window(
+        _noisy(rng, steps) * np.where(phases == 0, 10.0, 1.0),
+        BASE_S * (1.0 + 9.0 / 50.0),
+    )
 
 
 def stalls(rng: np.random.Generator, steps: int) -> Window:
@@ -72,22 +79,31 @@ def stalls(rng: np.random.Generator, steps: int) -> Window:
     is_stalled = rng.random(steps) < 0.03
     lengths = np.exp(rng.uniform(math.log(2.0), math.log(20.0), steps))
     mean_length = 18.0 / math.log(10.0)
-    return Window(_noisy(rng, steps) * (1.0 + is_stalled * lengths), BASE_S * (1.0 + 0.03 * mean_length))
+    return Window(
+        _noisy(rng, steps) * (1.0 + is_stalled * lengths),
+        BASE_S * (1.0 + 0.03 * mean_length),
+    )
 
 
 def slow_warm_up(rng: np.random.Generator, steps: int) -> Window:
     """An excess of 25 % that falls with the power -0.4 of the steps."""
-    return Window(_noisy(rng, steps) * (1.0 + 0.25 * (1.0 + np.arange(steps)) ** -0.4), BASE_S)
+    return Window(
+        _noisy(rng, steps) * (1.0 + 0.25 * (1.0 + np.arange(steps)) ** -0.4), BASE_S
+    )
 
 
 def fast_warm_up(rng: np.random.Generator, steps: int) -> Window:
     """An excess of 80 % that halves each step and a half."""
-    return Window(_noisy(rng, steps) * (1.0 + 0.8 * 0.5 ** (np.arange(steps) / 1.5)), BASE_S)
+    return Window(
+        _noisy(rng, steps) * (1.0 + 0.8 * 0.5 ** (np.arange(steps) / 1.5)), BASE_S
+    )
 
 
 def throttling(rng: np.random.Generator, steps: int) -> Window:
     """From 55 % of the window on, steps take 18 % longer."""
-    return Window(_noisy(rng, steps) * np.where(np.arange(steps) >= 0.55 * steps, 1.18, 1.0), None)
+    return Window(
+        _noisy(rng, steps) * np.where(np.arange(steps) >= 0.55 * steps, 1.18, 1.0), None
+    )
 
 
 def wandering(rng: np.random.Generator, steps: int) -> Window:
@@ -146,24 +162,45 @@ def row(name: str, steps: int, series: int) -> list[str]:
             has_mean = False
         else:
             held += _holds(model, window.long_run_s)
-    text = ", ".join(f"{word} {100 * count / series:.0f} %" for word, count in words.most_common())
+    text = ", ".join(
+        f"{word} {100 * count / series:.0f} %" for word, count in words.most_common()
+    )
     holds = f"{100 * held / series:.0f} %" if has_mean else "–"
-    columns = [f"{100 * reported[what] / series:.0f} %" for what in ("kinds", "pattern", "change", "warm-up")]
+    columns = [
+        f"{100 * reported[what] / series:.0f} %"
+        for what in ("kinds", "pattern", "change", "warm-up")
+    ]
     return [name, str(steps), text, holds, *columns]
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--series", type=int, default=100, help="simulated runs per row")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--series", type=int, default=100, help="simulated runs per row"
+    )
     parser.add_argument("--steps", default="20,40,100,300", help="numbers of steps")
     options = parser.parse_args()
-    header = ["steps are", "number", "words", "the mean is held", "kinds", "pattern", "change", "warm-up"]
+    header = [
+        "steps are",
+        "number",
+        "words",
+        "the mean is held",
+        "kinds",
+        "pattern",
+        "change",
+        "warm-up",
+    ]
     for cells in (header, ["---"] * len(header)):
         print("| " + " | ".join(cells) + " |")
     for name in KINDS:
         for steps in options.steps.split(","):
-            print("| " + " | ".join(row(name, int(steps), options.series)) + " |", flush=True)
+            print(
+                "| " + " | ".join(row(name, int(steps), options.series)) + " |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

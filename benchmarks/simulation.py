@@ -46,9 +46,16 @@ def wander(rng: np.random.Generator, steps: int, rho: float) -> Times:
     return z
 
 
-def level(rng: np.random.Generator, steps: int, noise: float = NOISE, rho: float = 0.0) -> Simulated:
+def level(
+    rng: np.random.Generator, steps: int, noise: float = NOISE, rho: float = 0.0
+) -> Simulated:
     """One level with lognormal noise, AR(1) where ``rho`` is not 0."""
-    return Simulated(BASE_S * np.exp(noise * wander(rng, steps, rho)), 0, BASE_S * math.exp(noise**2 / 2), "steady")
+    return Simulated(
+        BASE_S * np.exp(noise * wander(rng, steps, rho)),
+        0,
+        BASE_S * math.exp(noise**2 / 2),
+        "steady",
+    )
 
 
 def _steady(times_s: Times, mean: float = 1.0, period: int = 0) -> Simulated:
@@ -56,13 +63,23 @@ def _steady(times_s: Times, mean: float = 1.0, period: int = 0) -> Simulated:
 
 
 def _course(
-    rng: np.random.Generator, steps: int, factors: Times, word: str, noise: float = NOISE, rho: float = 0.0
+    rng: np.random.Generator,
+    steps: int,
+    factors: Times,
+    word: str,
+    noise: float = NOISE,
+    rho: float = 0.0,
 ) -> Simulated:
     return Simulated(level(rng, steps, noise, rho).times_s * factors, 0, None, word)
 
 
 def jump(
-    rng: np.random.Generator, steps: int, at: float = 0.5, by: float = 0.25, noise: float = 0.01, rho: float = 0.0
+    rng: np.random.Generator,
+    steps: int,
+    at: float = 0.5,
+    by: float = 0.25,
+    noise: float = 0.01,
+    rho: float = 0.0,
 ) -> Simulated:
     """Steps from the share ``at`` of the run on take longer by ``by``."""
     later = np.arange(steps) >= round(steps * at)
@@ -70,7 +87,12 @@ def jump(
 
 
 def repeating(
-    rng: np.random.Generator, steps: int, every: int, slow: tuple[int, ...], by: float, noise: float = NOISE
+    rng: np.random.Generator,
+    steps: int,
+    every: int,
+    slow: tuple[int, ...],
+    by: float,
+    noise: float = NOISE,
 ) -> Simulated:
     """Steps of the ``slow`` phases of every ``every`` take longer by ``by``."""
     made = level(rng, steps, noise)
@@ -78,7 +100,9 @@ def repeating(
     return Simulated(made.times_s * factors, 0, made.level_s, "steady", every)
 
 
-def shared_machine(rng: np.random.Generator, steps: int, share: float = 0.5, length: float = 4.0) -> Simulated:
+def shared_machine(
+    rng: np.random.Generator, steps: int, share: float = 0.5, length: float = 4.0
+) -> Simulated:
     """Another program runs now and then: for bursts of 4 steps, half of the time, steps take up to three times as
     long.
     """
@@ -86,24 +110,40 @@ def shared_machine(rng: np.random.Generator, steps: int, share: float = 0.5, len
     busy = rng.random() < share
     for i in range(steps):
         times[i] *= 1.0 + 2.0 * rng.random() * busy
-        busy ^= rng.random() < (1.0 / length if busy else share / (1.0 - share) / length)
+        busy ^= rng.random() < (
+            1.0 / length if busy else share / (1.0 - share) / length
+        )
     return Simulated(times, 0, None, "unsettled")
 
 
-def spiky(rng: np.random.Generator, steps: int, share: float = 0.05, height: float = 3.0) -> Simulated:
+def spiky(
+    rng: np.random.Generator, steps: int, share: float = 0.05, height: float = 3.0
+) -> Simulated:
     """One-sided spikes: 5 % of the steps, anywhere, take three times as long."""
     made = level(rng, steps)
-    return Simulated(np.where(rng.random(steps) < share, height, 1.0) * made.times_s, 0, made.level_s, "steady")
+    return Simulated(
+        np.where(rng.random(steps) < share, height, 1.0) * made.times_s,
+        0,
+        made.level_s,
+        "steady",
+    )
 
 
 def _warmed(factors: Times, rng: np.random.Generator, steps: int) -> Simulated:
     made = level(rng, steps)
     count = min(factors.size, steps)
     made.times_s[:count] *= factors[:count]
-    return Simulated(made.times_s, count, made.level_s, "unsettled" if 2 * count > steps else "steady")
+    return Simulated(
+        made.times_s,
+        count,
+        made.level_s,
+        "unsettled" if 2 * count > steps else "steady",
+    )
 
 
-def decaying(rng: np.random.Generator, steps: int, excess: float = 0.5, decay: float = 3.0) -> Simulated:
+def decaying(
+    rng: np.random.Generator, steps: int, excess: float = 0.5, decay: float = 3.0
+) -> Simulated:
     """Excess that dies away exponentially; warm-up lasts until it is below 1 %."""
     warmup = int(np.ceil(decay * np.log(excess / 0.01)))
     return _warmed(1.0 + excess * np.exp(-np.arange(warmup) / decay), rng, steps)
@@ -111,7 +151,9 @@ def decaying(rng: np.random.Generator, steps: int, excess: float = 0.5, decay: f
 
 def never_settles(rng: np.random.Generator, steps: int) -> Simulated:
     """Excess of 50 % that dies away over the whole run: there is no level."""
-    return _course(rng, steps, 1.0 + 0.5 * np.exp(-np.arange(steps) / (steps / 2.0)), "unsettled")
+    return _course(
+        rng, steps, 1.0 + 0.5 * np.exp(-np.arange(steps) / (steps / 2.0)), "unsettled"
+    )
 
 
 def late_recompile(rng: np.random.Generator, steps: int) -> Simulated:
@@ -128,7 +170,9 @@ def throttled(rng: np.random.Generator, steps: int, slowdown: float = 0.1) -> Si
 
 def gamma(rng: np.random.Generator, steps: int) -> Simulated:
     """Skewed noise of 10 %: a gamma distribution of shape 2 above a floor."""
-    return _steady(BASE_S * (1.0 + 0.1 * (rng.gamma(2.0, 1.0, steps) - 2.0) / math.sqrt(2.0)))
+    return _steady(
+        BASE_S * (1.0 + 0.1 * (rng.gamma(2.0, 1.0, steps) - 2.0) / math.sqrt(2.0))
+    )
 
 
 def exponential_noise(rng: np.random.Generator, steps: int) -> Simulated:
@@ -139,7 +183,12 @@ def exponential_noise(rng: np.random.Generator, steps: int) -> Simulated:
 def ticks(rng: np.random.Generator, steps: int) -> Simulated:
     """A clock that ticks every 5 % of a step."""
     made = level(rng, steps)
-    return Simulated(np.round(made.times_s / BASE_S * 20.0) * BASE_S / 20.0, 0, made.level_s, "steady")
+    return Simulated(
+        np.round(made.times_s / BASE_S * 20.0) * BASE_S / 20.0,
+        0,
+        made.level_s,
+        "steady",
+    )
 
 
 def constant(rng: np.random.Generator, steps: int) -> Simulated:
@@ -158,11 +207,15 @@ def pink(rng: np.random.Generator, steps: int) -> Simulated:
     """Long memory: noise whose power falls with the frequency."""
     frequency = np.fft.rfftfreq(4 * steps)
     amplitude = np.append(0.0, frequency[1:] ** -0.5)
-    noise = np.fft.irfft(amplitude * np.exp(2j * np.pi * rng.random(frequency.size)))[:steps]
+    noise = np.fft.irfft(amplitude * np.exp(2j * np.pi * rng.random(frequency.size)))[
+        :steps
+    ]
     return Simulated(BASE_S * np.exp(NOISE * noise / noise.std()), 0, None, "steady")
 
 
-def heavy_tailed(rng: np.random.Generator, steps: int, heavy: int = 4, rho: float = 0.4) -> Simulated:
+def heavy_tailed(
+    rng: np.random.Generator, steps: int, heavy: int = 4, rho: float = 0.4
+) -> Simulated:
     """Student's t noise of 2 %, autocorrelated."""
     z = rng.standard_t(heavy, steps) / math.sqrt(heavy / (heavy - 2))
     for i in range(1, steps):
@@ -173,7 +226,9 @@ def heavy_tailed(rng: np.random.Generator, steps: int, heavy: int = 4, rho: floa
 def louder(rng: np.random.Generator, steps: int) -> Simulated:
     """Noise grows threefold midway; the level stays."""
     sd = np.where(np.arange(steps) < steps // 2, 0.01, 0.03)
-    return Simulated(BASE_S * np.exp(sd * rng.standard_normal(steps)), 0, None, "steady")
+    return Simulated(
+        BASE_S * np.exp(sd * rng.standard_normal(steps)), 0, None, "steady"
+    )
 
 
 def pauses(rng: np.random.Generator, steps: int) -> Simulated:
@@ -201,7 +256,9 @@ def markov(rng: np.random.Generator, steps: int) -> Simulated:
     for i in range(steps):
         high ^= rng.random() < 1.0 / 12.0
         state[i] = high
-    return _course(rng, steps, 1.0 + 0.15 * state, "unsettled" if np.ptp(state) else "steady")
+    return _course(
+        rng, steps, 1.0 + 0.15 * state, "unsettled" if np.ptp(state) else "steady"
+    )
 
 
 def recovers(rng: np.random.Generator, steps: int) -> Simulated:
@@ -244,7 +301,13 @@ def speedup(rng: np.random.Generator, steps: int) -> Simulated:
 
 def saw_tooth(rng: np.random.Generator, steps: int) -> Simulated:
     """A heap that grows: each step 3 % slower than the one before, and the seventh collects."""
-    return Simulated(level(rng, steps).times_s * (1.0 + 0.03 * (np.arange(steps) % 7)), 0, None, "steady", 7)
+    return Simulated(
+        level(rng, steps).times_s * (1.0 + 0.03 * (np.arange(steps) % 7)),
+        0,
+        None,
+        "steady",
+        7,
+    )
 
 
 def sine(rng: np.random.Generator, steps: int) -> Simulated:

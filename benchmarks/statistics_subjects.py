@@ -31,7 +31,9 @@ class Subject(Protocol):
 
     def stops_at(self, times: Times, target: float) -> int: ...
 
-    def compares(self, a: Sequence[Times], b: Sequence[Times], equal_means: Sequence[float]) -> str: ...
+    def compares(
+        self, a: Sequence[Times], b: Sequence[Times], equal_means: Sequence[float]
+    ) -> str: ...
 
 
 class Now:
@@ -69,14 +71,26 @@ class Now:
         from lm_profiler.callbacks.instruments.profiling_options import StageOptions
         from lm_profiler.callbacks.stages import StoppingRule
 
-        rule = StoppingRule(StageOptions(until_ci=target, max_steps=times.size, max_seconds=1e9), lambda more: more)
+        rule = StoppingRule(
+            StageOptions(until_ci=target, max_steps=times.size, max_seconds=1e9),
+            lambda more: more,
+        )
         end = 0
-        while not end or (end < times.size and not rule.is_enough(end, times[:end].tolist(), 1.0)):
+        while not end or (
+            end < times.size and not rule.is_enough(end, times[:end].tolist(), 1.0)
+        ):
             end = min(rule.next_check, times.size)
         return end
 
-    def compares(self, a: Sequence[Times], b: Sequence[Times], equal_means: Sequence[float]) -> str:
-        from lm_profiler.analysis.compare.ratio import SAME_WITHIN, change, repeats_interval, single_interval
+    def compares(
+        self, a: Sequence[Times], b: Sequence[Times], equal_means: Sequence[float]
+    ) -> str:
+        from lm_profiler.analysis.compare.ratio import (
+            SAME_WITHIN,
+            change,
+            repeats_interval,
+            single_interval,
+        )
         from lm_profiler.analysis.compare.sides import mean_over_levels
         from lm_profiler.record.process_spread import ASSUMED_SPREAD, spread_of
 
@@ -84,8 +98,12 @@ class Now:
         means_b = [mean_over_levels(self._model(run), run) for run in b]
         if len(a) == len(b) == 1:
             spread = spread_of(equal_means) or ASSUMED_SPREAD
-            return change(single_interval(means_a[0], means_b[0], spread=spread), SAME_WITHIN)
-        interval = repeats_interval([mean.mean for mean in means_a], [mean.mean for mean in means_b])
+            return change(
+                single_interval(means_a[0], means_b[0], spread=spread), SAME_WITHIN
+            )
+        interval = repeats_interval(
+            [mean.mean for mean in means_a], [mean.mean for mean in means_b]
+        )
         return change(interval, SAME_WITHIN)
 
 
@@ -96,7 +114,9 @@ class Before:
         from importlib import import_module
 
         self._steps = import_module("lm_profiler.analysis.steps.statistics")
-        self._steadiness = import_module("lm_profiler.analysis.steps.steadiness").steadiness
+        self._steadiness = import_module(
+            "lm_profiler.analysis.steps.steadiness"
+        ).steadiness
         self._ratio = import_module("lm_profiler.analysis.compare.ratio")
 
     def word(self, times: Times) -> str | None:
@@ -115,14 +135,21 @@ class Before:
         return float(np.median(run.times_s))
 
     def holds(self, run: Simulated, centre: float) -> bool | None:
-        known = self._steps.median_interval(run.times_s[self._steadiness(run.times_s).cut :])
+        known = self._steps.median_interval(
+            run.times_s[self._steadiness(run.times_s).cut :]
+        )
         return None if known is None else bool(known[0] <= centre <= known[1])
 
     def stops_at(self, times: Times, target: float) -> int:
         looks = range(10, times.size + 1, 5)
-        return next((n for n in looks if self._steps.precise_enough(times[:n], target)), times.size)
+        return next(
+            (n for n in looks if self._steps.precise_enough(times[:n], target)),
+            times.size,
+        )
 
-    def compares(self, a: Sequence[Times], b: Sequence[Times], equal_means: Sequence[float]) -> str:
+    def compares(
+        self, a: Sequence[Times], b: Sequence[Times], equal_means: Sequence[float]
+    ) -> str:
         return str(self._ratio.change(self._ratio.ratio_interval(a, b)))
 
 

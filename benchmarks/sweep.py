@@ -27,7 +27,13 @@ from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import text_table
 
 TINY = (
-    *("--model.d_model=16", "--model.d_ff=24", "--model.num_layers=2", "--model.num_heads=2", "--model.vocab_size=50"),
+    *(
+        "--model.d_model=16",
+        "--model.d_ff=24",
+        "--model.num_layers=2",
+        "--model.num_heads=2",
+        "--model.vocab_size=50",
+    ),
     *("--data.batch_size=2", "--data.context_length=8", "--trainer.accelerator=cpu"),
     *(
         "--stages.warmup_steps=1",
@@ -39,7 +45,9 @@ TINY = (
 )
 
 
-def time_cells(server: Sequence[str], cells: int) -> tuple[float, list[float], list[float]]:
+def time_cells(
+    server: Sequence[str], cells: int
+) -> tuple[float, list[float], list[float]]:
     """Seconds before the first cell, of each cell, and of each cell's own run."""
     walls, runs = [], []
     with tempfile.TemporaryDirectory() as folder, CellServer(server) as program:
@@ -62,20 +70,39 @@ def one_cell(program: CellServer, call: Sequence[str], output: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cells", type=int, default=10)
     cells = parser.parse_args().cells
     cpu = device_name(torch.device("cpu"))
-    print(f"{cpu}, {platform.platform()}, Python {platform.python_version()}, torch {torch.__version__}")
+    print(
+        f"{cpu}, {platform.platform()}, Python {platform.python_version()}, torch {torch.__version__}"
+    )
     print(f"{cells} cells one after the other; medians\n")
     rows = []
-    for name, server in (("fork server", FORKING), ("a plain subprocess each", SPAWNING)):
+    for name, server in (
+        ("fork server", FORKING),
+        ("a plain subprocess each", SPAWNING),
+    ):
         once, walls, runs = time_cells(server, cells)
         added = [wall - run for wall, run in zip(walls, runs, strict=True)]
-        figures = (once, statistics.median(walls), statistics.median(runs), statistics.median(added))
+        figures = (
+            once,
+            statistics.median(walls),
+            statistics.median(runs),
+            statistics.median(added),
+        )
         spread = f"{min(added):.2f} ... {max(added):.2f}"
         rows.append([name, *(f"{figure:.2f}" for figure in figures), spread])
-    titles = ("", "once (s)", "a cell (s)", "its own run (s)", "overhead a cell (s)", "min ... max")
+    titles = (
+        "",
+        "once (s)",
+        "a cell (s)",
+        "its own run (s)",
+        "overhead a cell (s)",
+        "min ... max",
+    )
     print(markdown(text_table(titles, rows)), end="")
 
 

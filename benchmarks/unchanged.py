@@ -30,15 +30,24 @@ from benchmarks.others.habits import keep
 from benchmarks.plan import others
 from lm_profiler.cli.main import main as run
 
-SHORT = ("--trainer.accelerator=cpu", "--stages.warmup_steps=1", "--stages.measure_steps=4", "--trace.steps=0")
+SHORT = (
+    "--trainer.accelerator=cpu",
+    "--stages.warmup_steps=1",
+    "--stages.measure_steps=4",
+    "--trace.steps=0",
+)
 
 
 def _random_states() -> str:
-    return repr((torch.get_rng_state().tolist(), np.random.get_state(), random.getstate()))
+    return repr(
+        (torch.get_rng_state().tolist(), np.random.get_state(), random.getstate())
+    )
 
 
 def _attributes(kind: type) -> dict[str, str]:
-    return {name: repr(value) for name, value in vars(kind).items() if not callable(value)}
+    return {
+        name: repr(value) for name, value in vars(kind).items() if not callable(value)
+    }
 
 
 def seen(call: Sequence[str], checks: bool) -> tuple[bool, list[Any]]:
@@ -54,19 +63,36 @@ def seen(call: Sequence[str], checks: bool) -> tuple[bool, list[Any]]:
         out = step(self, batch, batch_idx)
         if os.getpid() == own:
             loss = out["loss"] if isinstance(out, dict) else out
-            weights = sum(p.detach().double().abs().sum().item() for p in self.parameters())
+            weights = sum(
+                p.detach().double().abs().sum().item() for p in self.parameters()
+            )
             steps.append((states, None if loss is None else loss.item(), weights))
         return out
 
     kind.training_step = training_step
     attributes = _attributes(kind)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         code = run(["fit", *call, *SHORT, f"--check_memory={str(checks).lower()}"])
-    changed = {name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}
-    files = sorted(str(path) for path in Path().rglob("*") if not path.name.startswith("events"))
+    changed = {
+        name
+        for name in {*before, *os.environ}
+        if before.get(name) != os.environ.get(name)
+    }
+    files = sorted(
+        str(path) for path in Path().rglob("*") if not path.name.startswith("events")
+    )
     (record,) = Path().rglob("run.json")
     plan = json.loads(record.read_text())["planned"] or {}
-    return bool(plan.get("peaks")), [code, steps, changed, files, attributes == _attributes(kind)]
+    return bool(plan.get("peaks")), [
+        code,
+        steps,
+        changed,
+        files,
+        attributes == _attributes(kind),
+    ]
 
 
 def _in_a_fork(call: Sequence[str], checks: bool) -> tuple[bool, list[Any]]:
@@ -88,11 +114,16 @@ def main() -> None:
     for name, call in others():
         if sys.argv[1:] and not any(part in name for part in sys.argv[1:]):
             continue
-        (planned, kept), (_, without) = (_in_a_fork(call, checks) for checks in (True, False))
+        (planned, kept), (_, without) = (
+            _in_a_fork(call, checks) for checks in (True, False)
+        )
         same = kept == without and kept[0] == 0
         equal, asked = equal + same, asked + 1
         said = "planned" if planned else "not planned"
-        print(f"{name}: {'equal' if same else 'DIFFERS'} in {len(kept[1])} steps, {said}", flush=True)
+        print(
+            f"{name}: {'equal' if same else 'DIFFERS'} in {len(kept[1])} steps, {said}",
+            flush=True,
+        )
     print(f"{equal} of {asked} are equal")
 
 

@@ -39,7 +39,13 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 from benchmarks import overhead, watch_loops
-from lm_profiler.analysis.watch.ledger import CHECKPOINTS, EPOCH_TURN, VALIDATION, Ledger, NamedSpan
+from lm_profiler.analysis.watch.ledger import (
+    CHECKPOINTS,
+    EPOCH_TURN,
+    VALIDATION,
+    Ledger,
+    NamedSpan,
+)
 from lm_profiler.analysis.watch.rank_reports import RankReports
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks import (
@@ -55,7 +61,13 @@ from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import StepCounters
-from lm_profiler.record.watch_files import WatchEvent, WatchStatus, latest_events, read_events, read_last_steps
+from lm_profiler.record.watch_files import (
+    WatchEvent,
+    WatchStatus,
+    latest_events,
+    read_events,
+    read_last_steps,
+)
 from lm_profiler.report.run.watch_tables import event_text
 
 SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
@@ -80,13 +92,34 @@ LAUNCHED = {
 
 def launched(site: Path, name: str, steps: int) -> float:
     """Microseconds a step of a contender in a process that was launched for it."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), str(site)])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), str(site)]),
+    }
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "contender.py"  # not this file: beside it stands another `statistics`
-        script.write_text(f"from benchmarks.watch import one\n\none({name!r}, {steps})\n", encoding="utf-8")
-        command = [sys.executable, *([str(site / "bin" / "traceml"), "run"] if name == "traceml" else []), str(script)]
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
-    said = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("took ")]
+        script = (
+            Path(folder) / "contender.py"
+        )  # not this file: beside it stands another `statistics`
+        script.write_text(
+            f"from benchmarks.watch import one\n\none({name!r}, {steps})\n",
+            encoding="utf-8",
+        )
+        command = [
+            sys.executable,
+            *([str(site / "bin" / "traceml"), "run"] if name == "traceml" else []),
+            str(script),
+        ]
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    said = [
+        line.split()[1] for line in done.stdout.splitlines() if line.startswith("took ")
+    ]
     if not said:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
     return float(said[0])
@@ -102,7 +135,9 @@ def one(name: str, steps: int) -> None:
         traceml.init()
         options["callbacks"] = [traceml.TraceMLCallback()]
     with tempfile.TemporaryDirectory() as folder:
-        took_us = overhead.time_one(watched(folder) if name == "watch" else options, steps, "cpu")
+        took_us = overhead.time_one(
+            watched(folder) if name == "watch" else options, steps, "cpu"
+        )
     print(f"\ntook {took_us:.1f}", flush=True)
 
 
@@ -116,7 +151,10 @@ def cost(rounds: int, steps: int, traceml: Path | None) -> None:
     """Print the table of costs."""
     quieten()
     known = overhead.contenders(steps)
-    given = {name: known[name] for name in ("bare Trainer", "SimpleProfiler", "DeviceStatsMonitor")}
+    given = {
+        name: known[name]
+        for name in ("bare Trainer", "SimpleProfiler", "DeviceStatsMonitor")
+    }
     given["lm_profiler, watch=True"] = watched
 
     def microseconds(name: str) -> float:
@@ -127,7 +165,9 @@ def cost(rounds: int, steps: int, traceml: Path | None) -> None:
     print(overhead.markdown(overhead.table(results)), end="")
     if traceml is not None:
         results = overhead.interleaved(
-            LAUNCHED, lambda name: launched(traceml, LAUNCHED[name], steps), lambda done: done < rounds
+            LAUNCHED,
+            lambda name: launched(traceml, LAUNCHED[name], steps),
+            lambda done: done < rounds,
         )
         print(overhead.markdown(overhead.table(results)), end="")
 
@@ -135,8 +175,12 @@ def cost(rounds: int, steps: int, traceml: Path | None) -> None:
 def noise(kind: str, n: int, seed: int, scale: float = 0.02) -> NDArray[np.float64]:
     """Logarithms of steady steps."""
     rng = np.random.default_rng(seed)
-    drawn = scale * (rng.standard_t(3, n) if kind == "heavy tail" else rng.standard_normal(n))
-    return np.asarray(lfilter([0.8], [1.0, -0.6], drawn) if kind == "AR(1) 0.6" else drawn)
+    drawn = scale * (
+        rng.standard_t(3, n) if kind == "heavy tail" else rng.standard_normal(n)
+    )
+    return np.asarray(
+        lfilter([0.8], [1.0, -0.6], drawn) if kind == "AR(1) 0.6" else drawn
+    )
 
 
 CODES = (at.DATA, at.LEAVE, at.TRANSFER, at.LEAVE, at.FORWARD, at.LEAVE, at.BACKWARD, at.LEAVE, at.CLIP, at.LEAVE,
@@ -158,7 +202,10 @@ def alarms(steps: int) -> None:
                 marks: list[tuple[int, int]] = []
                 for seconds in some.tolist():
                     each_ns = round(seconds * 1e9 / (len(CODES) - 1))
-                    marks += [(code, now_ns + place * each_ns) for place, code in enumerate(CODES)]
+                    marks += [
+                        (code, now_ns + place * each_ns)
+                        for place, code in enumerate(CODES)
+                    ]
                     now_ns += (len(CODES) - 1) * each_ns
                 began_ns = time.process_time_ns()
                 for mark in marks:
@@ -167,17 +214,30 @@ def alarms(steps: int) -> None:
                 trained_ns = time.process_time_ns()
                 writer.take(handed)
                 trains_us.append((trained_ns - began_ns) * 1e-3 / len(some))
-                thread_us.append((time.process_time_ns() - trained_ns) * 1e-3 / len(some))
+                thread_us.append(
+                    (time.process_time_ns() - trained_ns) * 1e-3 / len(some)
+                )
                 before = before or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             grew = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
             disk = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
             windows = (folder / "watch.jsonl").stat().st_size / 2**20
-            events = sum(path.read_text().count("\n") for path in folder.glob("events*.jsonl"))
+            events = sum(
+                path.read_text().count("\n") for path in folder.glob("events*.jsonl")
+            )
             sizes = f"memory +{grew:.0f} MiB, disk {disk:.1f} MiB, of it windows {windows:.1f} MiB"
             print(f"{kind}: {events} events in {steps:,} steps, {sizes}", flush=True)
-            for who, us in (("marks and hand-over", trains_us), ("the thread", thread_us)):
-                early, late = np.median(us[1 : max(len(us) // 10, 2)]), np.median(us[-max(len(us) // 10, 1) :])
-                print(f"  {who}: {early:.2f} µs of CPU a step in the first tenth, {late:.2f} in the last", flush=True)
+            for who, us in (
+                ("marks and hand-over", trains_us),
+                ("the thread", thread_us),
+            ):
+                early, late = (
+                    np.median(us[1 : max(len(us) // 10, 2)]),
+                    np.median(us[-max(len(us) // 10, 1) :]),
+                )
+                print(
+                    f"  {who}: {early:.2f} µs of CPU a step in the first tenth, {late:.2f} in the last",
+                    flush=True,
+                )
 
 
 FAULTS = ("slow phase", "level 2%", "level 5%", "level 20%", "leak", "validation", "checkpoint", "gc", "contention",
@@ -196,7 +256,15 @@ def one_stall(rng: np.random.Generator) -> tuple[Any, list[WatchEvent]]:
     with tempfile.TemporaryDirectory() as name:
         timeline = Timeline(lambda: now_ns)
         writer = WatchWriter(
-            Path(name), 0, 1, timeline, WatchedRun(), Ledger(0), WatchOptions(traces=False), print, torch.device("cpu")
+            Path(name),
+            0,
+            1,
+            timeline,
+            WatchedRun(),
+            Ledger(0),
+            WatchOptions(traces=False),
+            print,
+            torch.device("cpu"),
         )
         for code in (*CODES * int(rng.integers(20, 100)), *STANDS[where]):
             now_ns += round(STEP_S * 1e9 / len(CODES) * rng.uniform(0.9, 1.1))
@@ -212,15 +280,22 @@ def one_stall(rng: np.random.Generator) -> tuple[Any, list[WatchEvent]]:
 def one_slow_rank(rng: np.random.Generator) -> tuple[Any, list[WatchEvent]]:
     """Let one of 2 to 8 ranks be 10 to 50 % late in a phase from some minute on: the others wait in backward."""
     ranks, looks = RankReports(), 40
-    number, part = int(rng.integers(2, 9)), int(rng.choice([PARTS.index("data"), PARTS.index("forward")]))
+    number, part = (
+        int(rng.integers(2, 9)),
+        int(rng.choice([PARTS.index("data"), PARTS.index("forward")])),
+    )
     late, begins = int(rng.integers(number)), int(rng.integers(5, 30))
     seconds, told = np.zeros((number, len(PARTS))), list[WatchEvent]()
     for look in range(looks):
-        own_s = STEP_S * SHARES * np.exp(0.01 * rng.standard_normal((number, len(PARTS))))
+        own_s = (
+            STEP_S * SHARES * np.exp(0.01 * rng.standard_normal((number, len(PARTS))))
+        )
         if look >= begins:
             own_s[late, part] += STEP_S * float(rng.uniform(0.1, 0.5))
         before_s = own_s[:, : PARTS.index("backward")].sum(axis=1)
-        own_s[:, PARTS.index("backward")] += before_s.max() - before_s  # where gradients are averaged
+        own_s[:, PARTS.index("backward")] += (
+            before_s.max() - before_s
+        )  # where gradients are averaged
         seconds += 100 * own_s
         reports = {
             rank: WatchStatus(
@@ -231,7 +306,11 @@ def one_slow_rank(rng: np.random.Generator) -> tuple[Any, list[WatchEvent]]:
         }  # fmt: skip
         told += ranks.look(30.0 * look, reports)
     right = all(each.rank == late for each in told)
-    return ("rank late" if right else f"rank late, of rank {late}", PARTS[part], None), told
+    return (
+        "rank late" if right else f"rank late, of rank {late}",
+        PARTS[part],
+        None,
+    ), told
 
 
 def one_fault(kind: str, seed: int, steps: int = 6000) -> tuple[Any, Any]:
@@ -241,7 +320,11 @@ def one_fault(kind: str, seed: int, steps: int = 6000) -> tuple[Any, Any]:
         wanted, events = (one_stall if kind == "stall" else one_slow_rank)(rng)
         return wanted, {(each.kind, each.part, None) for each in events}
     parts_s = STEP_S * SHARES * np.exp(0.01 * rng.standard_normal((steps, len(PARTS))))
-    part, begin, every = int(rng.choice([0, 2, 4, 6])), int(rng.integers(2500, 4500)), int(rng.integers(150, 400))
+    part, begin, every = (
+        int(rng.choice([0, 2, 4, 6])),
+        int(rng.integers(2500, 4500)),
+        int(rng.integers(150, 400)),
+    )
     run, counters, spans, told = WatchedRun(workers=0), {}, {}, list[WatchEvent]()
     slow = range(begin, steps - 50, every)
     want: tuple[Any, ...] = ("slow step", PARTS[part], None)
@@ -250,26 +333,48 @@ def one_fault(kind: str, seed: int, steps: int = 6000) -> tuple[Any, Any]:
         want = ("level", PARTS[part], None)
     elif kind == "leak":
         held = 2**31 + 2**18 * rng.uniform(0.5, 4) * np.arange(4000)
-        told = [each for s, b in enumerate(held.tolist()) for each in run.held(float(s), int(b), lambda: None)]
+        told = [
+            each
+            for s, b in enumerate(held.tolist())
+            for each in run.held(float(s), int(b), lambda: None)
+        ]
         want = ("memory", None, None)
     elif kind in (VALIDATION, EPOCH_TURN):
         for s in range(12):
-            told += run.outside(kind, [float((3.0 if s < 10 else 6.0) * rng.uniform(0.95, 1.05))], float(s))
+            told += run.outside(
+                kind,
+                [float((3.0 if s < 10 else 6.0) * rng.uniform(0.95, 1.05))],
+                float(s),
+            )
         want = (kind, None, None)
     elif kind == "checkpoint":
         part, want = 7, ("slow step", "other", CHECKPOINTS)
     elif kind in ("gc", "contention"):
-        want = ("slow step", PARTS[part], "garbage" if kind == "gc" else "waiting for a CPU")
+        want = (
+            "slow step",
+            PARTS[part],
+            "garbage" if kind == "gc" else "waiting for a CPU",
+        )
     if want[0] == "slow step":
         excess_s = STEP_S * float(rng.uniform(0.5, 3.0))
-        usual = {"wall_s": STEP_S, "between_s": 0.0, "gc_s": 0.0, "cpu_s": STEP_S, "cpu_wait_s": 0.0}
+        usual = {
+            "wall_s": STEP_S,
+            "between_s": 0.0,
+            "gc_s": 0.0,
+            "cpu_s": STEP_S,
+            "cpu_wait_s": 0.0,
+        }
         counters = {s: StepCounters(step=s + 1, rank=0, **usual) for s in range(steps)}
         for s in slow:
             parts_s[s, part] += excess_s
             if kind == "gc":
-                counters[s] = StepCounters(step=s + 1, rank=0, **usual | {"gc_s": excess_s}, gc_generation=2)
+                counters[s] = StepCounters(
+                    step=s + 1, rank=0, **usual | {"gc_s": excess_s}, gc_generation=2
+                )
             if kind == "contention":
-                counters[s] = StepCounters(step=s + 1, rank=0, **usual | {"cpu_wait_s": excess_s})
+                counters[s] = StepCounters(
+                    step=s + 1, rank=0, **usual | {"cpu_wait_s": excess_s}
+                )
             if kind == "checkpoint":
                 spans[s] = excess_s
     seconds = np.column_stack([parts_s, parts_s.sum(axis=1)])
@@ -291,9 +396,18 @@ def faults(loops: int) -> None:
     for seed in range(loops):
         kind = FAULTS[seed % len(FAULTS)]
         (of, part, cause), told = one_fault(kind, seed)
-        good = told and all(t[:2] == (of, part) and (cause is None or cause in (t[2] or "")) for t in told)
+        good = told and all(
+            t[:2] == (of, part) and (cause is None or cause in (t[2] or ""))
+            for t in told
+        )
         right[kind] += bool(good)
-        wrong += [] if good else [f"seed {seed}, {kind}: wanted {(of, part, cause)}, told {told or 'nothing'}"]
+        wrong += (
+            []
+            if good
+            else [
+                f"seed {seed}, {kind}: wanted {(of, part, cause)}, told {told or 'nothing'}"
+            ]
+        )
     print("\n".join([f"{right.total()} of {loops} told right: {dict(right)}", *wrong]))
 
 
@@ -312,20 +426,29 @@ def loops(steps: int) -> None:
             missing = watch_loops.missing(plant, reported)
             right[how] += not missing
             others = len(reported) - watch_loops.planted_events(plant)
-            print(f"{name}, {how}: {'; '.join(missing) or 'right'}; {max(others, 0)} other events", flush=True)
+            print(
+                f"{name}, {how}: {'; '.join(missing) or 'right'}; {max(others, 0)} other events",
+                flush=True,
+            )
             for event in reported:
                 print(f"    step {event.step:,}: {event_text(event)}", flush=True)
     print(dict(right), f"of {len(watch_loops.plants(steps))}")
 
 
-def resampled_events(rows: NDArray[np.void], plant: watch_loops.Plant) -> list[WatchEvent]:
+def resampled_events(
+    rows: NDArray[np.void], plant: watch_loops.Plant
+) -> list[WatchEvent]:
     """Return the events of the same loop in which each step without a trouble is another one near it."""
     rng = np.random.default_rng(0)
     planted = plant.planted_steps()
     order = np.arange(len(rows))
     for index, step in enumerate(rows["step"].tolist()):
         near = index // 100 * 100 + int(rng.integers(100))
-        is_free = step not in planted and near < len(rows) and int(rows["step"][near]) not in planted
+        is_free = (
+            step not in planted
+            and near < len(rows)
+            and int(rows["step"][near]) not in planted
+        )
         if is_free and not plant.changes_within(index // 100 * 100, 100):
             order[index] = near
     seconds = rows["seconds"][order].astype(float)
@@ -341,7 +464,9 @@ def resampled_events(rows: NDArray[np.void], plant: watch_loops.Plant) -> list[W
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("cost", "alarms", "faults", "loops"))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int)

@@ -55,9 +55,13 @@ class Course:
 
 def correlated_noise(steps: int, rng: np.random.Generator) -> Seconds:
     """Return logarithms: AR(1), a heavy tail, single slow steps, bursts, and a machine that wanders."""
-    logs: Seconds = lfilter([0.012], [1.0, -0.6], rng.standard_normal(steps)) + 0.01 * rng.standard_t(3, steps)
+    logs: Seconds = lfilter(
+        [0.012], [1.0, -0.6], rng.standard_normal(steps)
+    ) + 0.01 * rng.standard_t(3, steps)
     keeps = np.exp(-1.0 / 3000.0)
-    logs = logs + lfilter([0.003 * np.sqrt(1.0 - keeps**2)], [1.0, -keeps], rng.standard_normal(steps))
+    logs = logs + lfilter(
+        [0.003 * np.sqrt(1.0 - keeps**2)], [1.0, -keeps], rng.standard_normal(steps)
+    )
     slow = np.flatnonzero(rng.random(steps) < 0.005)
     logs[slow] += np.log1p(0.3 * rng.pareto(3.0, len(slow)))
     begin = int(rng.exponential(3000))
@@ -70,10 +74,14 @@ def correlated_noise(steps: int, rng: np.random.Generator) -> Seconds:
 def other_noise(steps: int, rng: np.random.Generator) -> Seconds:
     """Return logarithms with another shape: skewed noise with a longer memory, and bursts that fade."""
     drawn = rng.gamma(2.0, 1.0, steps) - 2.0
-    logs: Seconds = lfilter([0.008], [1.0, -0.85], drawn) + 0.02 * rng.standard_normal(steps)
+    logs: Seconds = lfilter([0.008], [1.0, -0.85], drawn) + 0.02 * rng.standard_normal(
+        steps
+    )
     for begin in rng.integers(0, steps, steps // 4000):
         number = np.arange(min(80, steps - begin))
-        logs[begin : begin + len(number)] += rng.uniform(0.1, 0.5) * np.exp(-number / 15.0)
+        logs[begin : begin + len(number)] += rng.uniform(0.1, 0.5) * np.exp(
+            -number / 15.0
+        )
     return logs
 
 
@@ -103,12 +111,18 @@ def ramp_10(rng: np.random.Generator) -> Course:
 
 def forward_grows(rng: np.random.Generator) -> Course:
     added_s = 0.0039 * np.arange(12_000) / 12_000
-    return Course(seconds=rows(0.003, correlated_noise(12_000, rng), {"forward": added_s}), drift_s=0.0039)
+    return Course(
+        seconds=rows(0.003, correlated_noise(12_000, rng), {"forward": added_s}),
+        drift_s=0.0039,
+    )
 
 
 def stairs(rng: np.random.Generator) -> Course:
     added_s = 0.0007 * (np.arange(12_000) // 400)
-    return Course(seconds=rows(0.003, correlated_noise(12_000, rng), {"forward": added_s}), drift_s=0.0203)
+    return Course(
+        seconds=rows(0.003, correlated_noise(12_000, rng), {"forward": added_s}),
+        drift_s=0.0203,
+    )
 
 
 def slower_loader(rng: np.random.Generator) -> Course:
@@ -125,14 +139,21 @@ def two_percent(rng: np.random.Generator) -> Course:
 
 def wandering(rng: np.random.Generator) -> Course:
     keeps = np.exp(-1.0 / 1000.0)
-    level = lfilter([0.03 * np.sqrt(1.0 - keeps**2)], [1.0, -keeps], rng.standard_normal(40_000))
-    return Course(seconds=rows(0.003, correlated_noise(40_000, rng) + level, {}), course="wanders")
+    level = lfilter(
+        [0.03 * np.sqrt(1.0 - keeps**2)], [1.0, -keeps], rng.standard_normal(40_000)
+    )
+    return Course(
+        seconds=rows(0.003, correlated_noise(40_000, rng) + level, {}), course="wanders"
+    )
 
 
 def alternating(rng: np.random.Generator) -> Course:
     is_high = np.cumsum(rng.random(40_000) < 1 / 2500) % 2
     return Course(
-        seconds=rows(0.003, correlated_noise(40_000, rng), {"forward": 0.0009 * is_high}), course="alternates"
+        seconds=rows(
+            0.003, correlated_noise(40_000, rng), {"forward": 0.0009 * is_high}
+        ),
+        course="alternates",
     )
 
 
@@ -145,13 +166,18 @@ def steady(rng: np.random.Generator) -> Course:
 
 def saturating(rng: np.random.Generator) -> Course:
     added_s = 0.005 * (1.0 - np.exp(-np.arange(15_000) / 3000))
-    return Course(seconds=rows(0.008, other_noise(15_000, rng), {"backward": added_s}), drift_s=0.005)
+    return Course(
+        seconds=rows(0.008, other_noise(15_000, rng), {"backward": added_s}),
+        drift_s=0.005,
+    )
 
 
 def accelerating(rng: np.random.Generator) -> Course:
     number = np.maximum(np.arange(12_000) - 8000, 0)
     added_s = 0.006 * np.expm1(number / 2000) / np.expm1(2.0)
-    return Course(seconds=rows(0.01, other_noise(12_000, rng), {"data": added_s}), drift_s=0.006)
+    return Course(
+        seconds=rows(0.01, other_noise(12_000, rng), {"data": added_s}), drift_s=0.006
+    )
 
 
 def three_changes(rng: np.random.Generator) -> Course:
@@ -161,8 +187,14 @@ def three_changes(rng: np.random.Generator) -> Course:
         "backward": 0.0018 * (number >= 6000),
         "forward": 0.003 * (number < 9000),
     }
-    changes = [Change(3000, "data", 0.0024), Change(6000, "backward", 0.0018), Change(9000, "forward", -0.003)]
-    return Course(seconds=rows(0.02, other_noise(12_000, rng), added_s), changes=changes)
+    changes = [
+        Change(3000, "data", 0.0024),
+        Change(6000, "backward", 0.0018),
+        Change(9000, "forward", -0.003),
+    ]
+    return Course(
+        seconds=rows(0.02, other_noise(12_000, rng), added_s), changes=changes
+    )
 
 
 def irregular_stalls(rng: np.random.Generator) -> Course:
@@ -183,8 +215,25 @@ def steady_otherwise(rng: np.random.Generator) -> Course:
     return Course(seconds=rows(0.008, other_noise(50_000, rng), {}))
 
 
-TUNED = (ramp_5, ramp_10, forward_grows, stairs, slower_loader, two_percent, wandering, alternating, steady)
-AFTERWARDS = (saturating, accelerating, three_changes, irregular_stalls, noisier, steady_otherwise)
+TUNED = (
+    ramp_5,
+    ramp_10,
+    forward_grows,
+    stairs,
+    slower_loader,
+    two_percent,
+    wandering,
+    alternating,
+    steady,
+)
+AFTERWARDS = (
+    saturating,
+    accelerating,
+    three_changes,
+    irregular_stalls,
+    noisier,
+    steady_otherwise,
+)
 
 
 def events_of(seconds: Seconds) -> list[WatchEvent]:
@@ -209,16 +258,26 @@ def problems_of(course: Course, events: Sequence[WatchEvent]) -> tuple[list[str]
         if not near:
             problems.append(f"no change at {change.step}")
     if course.drift_s is not None:
-        grown_s = sum(event.now - (event.against or 0.0) for event in levels if event.until_step is None)
+        grown_s = sum(
+            event.now - (event.against or 0.0)
+            for event in levels
+            if event.until_step is None
+        )
         right += [event for event in levels if event.until_step is None]
         if abs(grown_s - course.drift_s) > DRIFT_APART * course.drift_s:
-            problems.append(f"grown by {grown_s * 1e3:.2f} ms, not {course.drift_s * 1e3:.2f}")
+            problems.append(
+                f"grown by {grown_s * 1e3:.2f} ms, not {course.drift_s * 1e3:.2f}"
+            )
         if not any(event.course == "drift" for event in levels):
             problems.append("no drift")
     if course.course is not None:
-        courses = [event for event in levels if event.course in ("wanders", "alternates")]
+        courses = [
+            event for event in levels if event.course in ("wanders", "alternates")
+        ]
         right += courses[:1]
-        if not courses or (course.course == "alternates" and courses[0].course != "alternates"):
+        if not courses or (
+            course.course == "alternates" and courses[0].course != "alternates"
+        ):
             problems.append(f"not reported as a level that {course.course}")
     slow = [event for event in events if event.kind == "slow step"]
     for step in course.slow_steps:
@@ -263,7 +322,16 @@ def cpu_s_of_analysis(seconds: Seconds) -> float:
     instants_ns = np.column_stack([np.concatenate([[0], ends_ns[:-1]]), ends_ns])
     counters = []
     for index, step_s in enumerate(seconds[:, -1].tolist()):
-        counters.append(StepCounters(step=index + 1, rank=0, wall_s=step_s, between_s=0.0, gc_s=0.0, cpu_s=step_s))
+        counters.append(
+            StepCounters(
+                step=index + 1,
+                rank=0,
+                wall_s=step_s,
+                between_s=0.0,
+                gc_s=0.0,
+                cpu_s=step_s,
+            )
+        )
     run = WatchedRun(workers=0)
     began_s = time.process_time()
     for first in range(0, len(seconds), HANDED_OVER):
@@ -285,11 +353,15 @@ def print_cost() -> None:
         cpu_s = cpu_s_of_analysis(rows(0.005, logs, {"forward": delay_s}))
         slow_steps = steps // every
         each_ms = (cpu_s - usual_s) / slow_steps * 1e3
-        print(f"one of {every} is slow: {cpu_s / steps * 1e6:.1f} µs per step, {each_ms:.2f} ms for each slow one")
+        print(
+            f"one of {every} is slow: {cpu_s / steps * 1e6:.1f} µs per step, {each_ms:.2f} ms for each slow one"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--kinds", nargs="*", default=[])
     parser.add_argument("--cost", action="store_true")

@@ -39,13 +39,27 @@ Delay = Callable[[int], float]
 class Plant:
     """A planted trouble, and the events that must be reported of it."""
 
-    delays: dict[str, Delay] = field(default_factory=dict)  # by place: a phase, ``callback`` or ``logger``
-    slow_steps: dict[str | None, list[int]] = field(default_factory=dict)  # by phase: the steps that are slow
-    changes: list[tuple[int, str, float]] = field(default_factory=list)  # levels: the step, the phase, seconds added
-    drift: tuple[str, float] | None = None  # the phase, and the seconds added in the last step
-    validations_s: list[float] = field(default_factory=list)  # how long each validation takes
-    checkpoints_s: list[float] = field(default_factory=list)  # how long each checkpoint takes
-    collected_s: dict[int, float] = field(default_factory=dict)  # garbage that takes as long to collect, by step
+    delays: dict[str, Delay] = field(
+        default_factory=dict
+    )  # by place: a phase, ``callback`` or ``logger``
+    slow_steps: dict[str | None, list[int]] = field(
+        default_factory=dict
+    )  # by phase: the steps that are slow
+    changes: list[tuple[int, str, float]] = field(
+        default_factory=list
+    )  # levels: the step, the phase, seconds added
+    drift: tuple[str, float] | None = (
+        None  # the phase, and the seconds added in the last step
+    )
+    validations_s: list[float] = field(
+        default_factory=list
+    )  # how long each validation takes
+    checkpoints_s: list[float] = field(
+        default_factory=list
+    )  # how long each checkpoint takes
+    collected_s: dict[int, float] = field(
+        default_factory=dict
+    )  # garbage that takes as long to collect, by step
 
     def planted_steps(self) -> set[int]:
         """Return the steps that are slow, and the one before each: a batch may be fetched there."""
@@ -125,7 +139,9 @@ class Loop(LightningModule):
         self.steps = steps
         self.epoch_steps = epoch_steps
         self.validations = 0
-        self.network = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.GELU(), torch.nn.Linear(256, 128))
+        self.network = torch.nn.Sequential(
+            torch.nn.Linear(128, 256), torch.nn.GELU(), torch.nn.Linear(256, 128)
+        )
         self.batches_fetched = 0
 
     def delay(self, place: str, step: int | None = None) -> None:
@@ -152,7 +168,11 @@ class Loop(LightningModule):
 
     def validation_step(self, batch: Tensor, batch_index: int) -> None:
         if batch_index == 0:
-            time.sleep(self.plant.validations_s[self.validations % len(self.plant.validations_s)])
+            time.sleep(
+                self.plant.validations_s[
+                    self.validations % len(self.plant.validations_s)
+                ]
+            )
             self.validations += 1
 
     def training_step(self, batch: Tensor, batch_index: int) -> Tensor:
@@ -197,7 +217,9 @@ class SlowSaves(Callback):
         index = trainer.global_step // self.every - 1
         if trainer.global_step % self.every == 0 and index < len(self.saves_s):
             self.seconds = self.saves_s[index]
-            trainer.save_checkpoint(Path(trainer.default_root_dir) / "saved.ckpt", weights_only=False)
+            trainer.save_checkpoint(
+                Path(trainer.default_root_dir) / "saved.ckpt", weights_only=False
+            )
 
     def on_save_checkpoint(self, *_: Any) -> None:
         time.sleep(self.seconds)
@@ -219,7 +241,13 @@ class LogsAlways(Callback):
 
 def plants(steps: int) -> dict[str, Plant]:
     """Return one plant of each kind for a loop of so many steps."""
-    singles = {"data": 0.15, "forward": 0.3, "backward": 0.45, "optimizer": 0.6, "callback": 0.75}
+    singles = {
+        "data": 0.15,
+        "forward": 0.3,
+        "backward": 0.45,
+        "optimizer": 0.6,
+        "callback": 0.75,
+    }
     at = {place: round(share * steps) for place, share in singles.items()}
     phases = {place: "other" if place == "callback" else place for place in singles}
     short = [round(share * steps) for share in (0.2, 0.35, 0.5, 0.7, 0.9)]
@@ -232,15 +260,25 @@ def plants(steps: int) -> dict[str, Plant]:
             slow_steps={phases[place]: [step] for place, step in at.items()},
         ),
         "five steps of 85 ms": Plant(
-            delays={"forward": at_steps(dict.fromkeys(short, 0.085))}, slow_steps={"forward": short}
+            delays={"forward": at_steps(dict.fromkeys(short, 0.085))},
+            slow_steps={"forward": short},
         ),
         "flushes of a logger": Plant(
-            delays={"logger": at_steps(dict.fromkeys(flushes, 0.3))}, slow_steps={"other": flushes}
+            delays={"logger": at_steps(dict.fromkeys(flushes, 0.3))},
+            slow_steps={"other": flushes},
         ),
-        "garbage": Plant(collected_s=collected, slow_steps={"forward": list(collected)}),
-        "a slower loader": Plant(delays={"data": since(change, 0.003)}, changes=[(change, "data", 0.003)]),
-        "a drift": Plant(delays={"forward": ramp(steps, 0.004)}, drift=("forward", 0.004)),
-        "stairs": Plant(delays={"forward": stairs(steps // 30, 0.0003)}, drift=("forward", 0.0087)),
+        "garbage": Plant(
+            collected_s=collected, slow_steps={"forward": list(collected)}
+        ),
+        "a slower loader": Plant(
+            delays={"data": since(change, 0.003)}, changes=[(change, "data", 0.003)]
+        ),
+        "a drift": Plant(
+            delays={"forward": ramp(steps, 0.004)}, drift=("forward", 0.004)
+        ),
+        "stairs": Plant(
+            delays={"forward": stairs(steps // 30, 0.0003)}, drift=("forward", 0.0087)
+        ),
         "steady": Plant(),
     }
 
@@ -252,16 +290,26 @@ def missing(plant: Plant, events: Sequence[WatchEvent]) -> list[str]:
     """Return what was planted and not reported right."""
     wrong = []
     for part, steps in plant.slow_steps.items():
-        reported = [step for event in events if event.part == part for step in event.steps]
+        reported = [
+            step for event in events if event.part == part for step in event.steps
+        ]
         for step in steps:
             if not any(abs(step - other) <= _STEPS_APART for other in reported):
                 wrong.append(f"no slow step {step} in {part}")
     levels = [event for event in events if event.kind == "level"]
     for step, part, added_s in plant.changes:
-        near = [event for event in levels if abs((event.since_step or 0) - step) <= _STEPS_APART and event.part == part]
+        near = [
+            event
+            for event in levels
+            if abs((event.since_step or 0) - step) <= _STEPS_APART
+            and event.part == part
+        ]
         if not near:
             wrong.append(f"no change at {step} in {part}")
-        elif abs(near[-1].now - (near[-1].against or 0.0) - added_s) > _SIZE_APART * added_s:
+        elif (
+            abs(near[-1].now - (near[-1].against or 0.0) - added_s)
+            > _SIZE_APART * added_s
+        ):
             wrong.append(f"change at {step}: wrong size")
     if plant.drift is not None:
         part, added_s = plant.drift

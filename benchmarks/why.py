@@ -49,25 +49,50 @@ def floors(runs: dict[str, RunRecord]) -> str:
             floor, median = run.floors.get(part), run.time[part].median
             times = None if floor is None else floor.times
             bound = None if floor is None else floor.bound
-            row += [_ms(median), _ms(None if floor is None else floor.seconds), bound or "unknown", _times(times)]
+            row += [
+                _ms(median),
+                _ms(None if floor is None else floor.seconds),
+                bound or "unknown",
+                _times(times),
+            ]
         rows.append(row)
-    columns = [f"{name}: {figure}" for name in runs for figure in ("took (ms)", "floor (ms)", "bound", "times")]
+    columns = [
+        f"{name}: {figure}"
+        for name in runs
+        for figure in ("took (ms)", "floor (ms)", "bound", "times")
+    ]
     return markdown(text_table(["phase", *columns], rows))
 
 
 def waterfalls(runs: dict[str, RunRecord]) -> str:
     """A term a row, in milliseconds and as a share of the step."""
-    falls = {name: run.waterfall for name, run in runs.items() if run.waterfall is not None}
+    falls = {
+        name: run.waterfall for name, run in runs.items() if run.waterfall is not None
+    }
     rows = []
     for at, term in enumerate(next(iter(falls.values())).terms if falls else ()):
         row = [term_title(term.name)]
         for fall in falls.values():
             told = fall.terms[at].name not in fall.untold
             seconds = fall.terms[at].seconds
-            row += [_ms(seconds), f"{seconds / fall.step_s:.1%}"] if told else ["unknown", ""]
+            row += (
+                [_ms(seconds), f"{seconds / fall.step_s:.1%}"]
+                if told
+                else ["unknown", ""]
+            )
         rows.append(row)
-    rows.append(["step", *(text for fall in falls.values() for text in (_ms(fall.step_s), "100.0%"))])
-    return markdown(text_table(["term", *(f"{name}{what}" for name in falls for what in (" (ms)", ""))], rows))
+    rows.append(
+        [
+            "step",
+            *(text for fall in falls.values() for text in (_ms(fall.step_s), "100.0%")),
+        ]
+    )
+    return markdown(
+        text_table(
+            ["term", *(f"{name}{what}" for name in falls for what in (" (ms)", ""))],
+            rows,
+        )
+    )
 
 
 def largest(run: RunRecord) -> list[str]:
@@ -77,8 +102,13 @@ def largest(run: RunRecord) -> list[str]:
     terms = sorted(run.waterfall.terms, key=lambda term: -(term.at_most_s or 0.0))
     lines = []
     for term in terms[:_NAMED]:
-        parts = [f"{part.module or part.what} {_ms(part.seconds)} ms" for part in term.contributors[:_NAMED]]
-        lines.append(f"- {term_title(term.name)}, at most {_ms(term.at_most_s)} ms could be saved: {', '.join(parts)}")
+        parts = [
+            f"{part.module or part.what} {_ms(part.seconds)} ms"
+            for part in term.contributors[:_NAMED]
+        ]
+        lines.append(
+            f"- {term_title(term.name)}, at most {_ms(term.at_most_s)} ms could be saved: {', '.join(parts)}"
+        )
     return lines + [f"- note: {note}" for note in run.waterfall.notes]
 
 
@@ -92,7 +122,9 @@ def _times(times: float | None) -> str:
 
 def main() -> None:
     """Run both, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", default="small_fp32", help="of fit")
     known, options = parser.parse_known_args()
     cpu = device_name(torch.device("cpu"))
@@ -101,7 +133,10 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         kinds = {"eager": [], "compiled": ["--model.compile=true"]}
-        runs = {name: profiled(name, known.config, [*options, *more], folder) for name, more in kinds.items()}
+        runs = {
+            name: profiled(name, known.config, [*options, *more], folder)
+            for name, more in kinds.items()
+        }
     print(floors(runs), waterfalls(runs), sep="\n\n")
     for name, run in runs.items():
         print(f"\n{name}:\n", *largest(run), sep="\n")

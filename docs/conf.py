@@ -23,7 +23,9 @@ html_static_path = html_css_files = ["style.css"]
 html_show_copyright = False
 html_copy_source = False  # of generated pages there is none
 html_show_sourcelink = False
-html_show_search_summary = False  # a page that was opened as a file may not read the others
+html_show_search_summary = (
+    False  # a page that was opened as a file may not read the others
+)
 
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -36,7 +38,13 @@ python_use_unqualified_type_names = True
 # `make docs` asks for every name in a signature to have its place (`-n`). These are explained elsewhere: another
 # project's list of names would have to be fetched.
 nitpick_ignore_regex = [
-    ("py:.*", r"(lightning|pytorch_lightning|torch|collections|pathlib|typing|types)\..*"),
+    (
+        "py:.*",
+        r"(lightning|pytorch_lightning|torch|collections|pathlib|typing|types)\..*",
+    ),
     ("py:class", r"Launch|Verb|Path"),  # the command line's, and a choice of words
-    ("py:.*", r"(lm_profiler\.(record|report)\..*|UsageError|CannotPlan)"),  # told in words, not part of the API
+    (
+        "py:.*",
+        r"(lm_profiler\.(record|report)\..*|UsageError|CannotPlan)",
+    ),  # told in words, not part of the API
 ]

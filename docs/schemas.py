@@ -59,15 +59,23 @@ def schemas() -> Iterator[tuple[str, dict[str, Any]]]:
     parts = {part.__name__: part for part in (*_parts(), *_classes(FORMS.values()))}
     for name, form in FORMS.items():
         # else it is only written, with what is computed
-        read = isinstance(form, type) and get_origin(form) is None and issubclass(form, Part)
-        schema = TypeAdapter(form).json_schema(mode="validation" if read else "serialization")
+        read = (
+            isinstance(form, type)
+            and get_origin(form) is None
+            and issubclass(form, Part)
+        )
+        schema = TypeAdapter(form).json_schema(
+            mode="validation" if read else "serialization"
+        )
         schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
         for title, described in (("", schema), *schema.get("$defs", {}).items()):
             part = parts.get(title or getattr(form, "__name__", ""))
             if part is not None:
                 described.setdefault("description", inspect.getdoc(part))
                 for field, text in _comments(part).items():
-                    described.get("properties", {}).get(field, {}).setdefault("description", text)
+                    described.get("properties", {}).get(field, {}).setdefault(
+                        "description", text
+                    )
         yield f"{name}.schema.json", schema
 
 

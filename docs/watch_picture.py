@@ -30,13 +30,22 @@ from lm_profiler.report.tables.formats import lines
 WIDTH = 118  # characters of a line
 STEPS = 80_000
 STEPS_TOGETHER = 20  # steps of one hand-over
-PHASE_SECONDS = {at.DATA: 0.05, at.TRANSFER: 0.01, at.FORWARD: 0.32, at.BACKWARD: 0.52, at.OPTIMIZER: 0.06}
+PHASE_SECONDS = {
+    at.DATA: 0.05,
+    at.TRANSFER: 0.01,
+    at.FORWARD: 0.32,
+    at.BACKWARD: 0.52,
+    at.OPTIMIZER: 0.06,
+}
 OTHER_S = 0.04
 BUSY_STEPS = range(41_000, 52_000)  # the file system is busy
 BUSY_S = 0.06
 STALLED_STEPS = (23_456, 61_234)
 STALL_S = 4.0
-CHECKPOINT_STEPS, CHECKPOINT_S = 17_000, 25.0  # from one checkpoint to the next, and how long it takes
+CHECKPOINT_STEPS, CHECKPOINT_S = (
+    17_000,
+    25.0,
+)  # from one checkpoint to the next, and how long it takes
 LONG_CHECKPOINT_STEP, LONG_CHECKPOINT_S = 68_000, 75.0
 VALIDATION_STEPS, VALIDATION_S = 10_000, 240.0
 HELD_BYTES, GROWTH_BYTES_PER_HOUR = 22 * 2**30, 0.15 * 2**30
@@ -73,7 +82,9 @@ class SimulatedDay:
         self.hand_over(STEPS - 1)
         for code in (at.DATA, at.LEAVE, at.BACKWARD):
             self.timeline.mark(code)
-        self.writer.take(Handed(self.now_ns, held_bytes=self.held_bytes(), global_step=STEPS - 1))
+        self.writer.take(
+            Handed(self.now_ns, held_bytes=self.held_bytes(), global_step=STEPS - 1)
+        )
 
     def take_step(self, step: int) -> None:
         for code, usual_s in PHASE_SECONDS.items():
@@ -113,7 +124,15 @@ class SimulatedDay:
         spans = self.spans
         self.spans = []
         marks = self.timeline.take()
-        self.writer.take(Handed(self.now_ns, marks, spans=spans, held_bytes=self.held_bytes(), global_step=step))
+        self.writer.take(
+            Handed(
+                self.now_ns,
+                marks,
+                spans=spans,
+                held_bytes=self.held_bytes(),
+                global_step=step,
+            )
+        )
 
 
 def draw(file: Path) -> None:
@@ -127,8 +146,12 @@ def draw(file: Path) -> None:
             printed_lines += [*lines(table, WIDTH, True), ""]
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(Text.from_ansi("\n".join(printed_lines)))
-    svg = console.export_svg(title="lm_profiler watch logs/demo/version_0", unique_id="watch")
-    file.write_text(re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL))  # fonts from elsewhere
+    svg = console.export_svg(
+        title="lm_profiler watch logs/demo/version_0", unique_id="watch"
+    )
+    file.write_text(
+        re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)
+    )  # fonts from elsewhere
 
 
 if __name__ == "__main__":

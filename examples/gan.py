@@ -15,7 +15,9 @@ POINTS, NOISE, HIDDEN, BATCH = 8704, 8, 128, 256
 
 
 def mlp(inputs: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, outputs))
+    return nn.Sequential(
+        nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, outputs)
+    )
 
 
 class GAN(LightningModule):
@@ -30,7 +32,9 @@ class GAN(LightningModule):
         for_generator, for_discriminator = self.optimizers()
         made = self.generator(torch.randn(len(batch), NOISE, device=self.device))
 
-        told_apart = softplus(-self.discriminator(batch)) + softplus(self.discriminator(made.detach()))
+        told_apart = softplus(-self.discriminator(batch)) + softplus(
+            self.discriminator(made.detach())
+        )
         for_discriminator.zero_grad()
         self.manual_backward(told_apart.mean())
         for_discriminator.step()
@@ -40,7 +44,10 @@ class GAN(LightningModule):
         for_generator.step()
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        return [torch.optim.Adam(net.parameters(), lr=2e-4) for net in (self.generator, self.discriminator)]
+        return [
+            torch.optim.Adam(net.parameters(), lr=2e-4)
+            for net in (self.generator, self.discriminator)
+        ]
 
 
 def ring() -> Tensor:

@@ -18,14 +18,19 @@ class Bytes(Dataset[dict[str, Tensor]]):
     """Windows of a text; each byte is a token, so that no tokenizer is needed."""
 
     def __init__(self, text: Path) -> None:
-        self.tokens = torch.frombuffer(bytearray(text.read_bytes()), dtype=torch.uint8).long()
+        self.tokens = torch.frombuffer(
+            bytearray(text.read_bytes()), dtype=torch.uint8
+        ).long()
 
     def __len__(self) -> int:
         return len(self.tokens) - CONTEXT
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         window = self.tokens[index : index + CONTEXT]
-        return {"input_ids": window, "labels": window}  # the model shifts the labels itself
+        return {
+            "input_ids": window,
+            "labels": window,
+        }  # the model shifts the labels itself
 
 
 class CausalLM(LightningModule):
@@ -59,7 +64,9 @@ def main() -> None:
         enable_model_summary=False,
         gradient_clip_val=1.0,
         # Tokens/s are those of `input_ids`.
-        callbacks=profiling_callbacks(warmup_steps=3, measure_steps=10, name="hugging_face"),
+        callbacks=profiling_callbacks(
+            warmup_steps=3, measure_steps=10, name="hugging_face"
+        ),
     )
     trainer.fit(CausalLM(), DataLoader(Bytes(TEXT), batch_size=BATCH, shuffle=True))
 

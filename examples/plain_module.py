@@ -14,7 +14,9 @@ IMAGES, PIXELS, CLASSES, BATCH = 4096, 28 * 28, 10, 64
 class Classifier(LightningModule):
     def __init__(self, hidden: int = 256) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(PIXELS, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
+        self.net = nn.Sequential(
+            nn.Linear(PIXELS, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES)
+        )
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
@@ -25,14 +27,18 @@ class Classifier(LightningModule):
 
 
 def main() -> None:
-    images = TensorDataset(torch.rand(IMAGES, PIXELS), torch.randint(CLASSES, (IMAGES,)))
+    images = TensorDataset(
+        torch.rand(IMAGES, PIXELS), torch.randint(CLASSES, (IMAGES,))
+    )
     trainer = Trainer(
         max_epochs=1,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=profiling_callbacks(warmup_steps=5, measure_steps=20, name="plain_module"),
+        callbacks=profiling_callbacks(
+            warmup_steps=5, measure_steps=20, name="plain_module"
+        ),
     )
     trainer.fit(Classifier(), DataLoader(images, batch_size=BATCH, shuffle=True))
 

@@ -25,12 +25,17 @@ def external_callbacks() -> list[Any]:
         if request in ("", "0"):
             return []
         # By name: an import statement would be a dependency of this module on the callbacks.
-        callbacks: list[Any] = import_module("lm_profiler.callbacks.shortcut").admitted_callbacks(request)
+        callbacks: list[Any] = import_module(
+            "lm_profiler.callbacks.shortcut"
+        ).admitted_callbacks(request)
         return callbacks
     except Exception as error:
         try:
             text = " ".join(str(error).split())
-            print(f"lm_profiler: the run is not profiled: {type(error).__name__}: {text}", file=sys.stderr)
+            print(
+                f"lm_profiler: the run is not profiled: {type(error).__name__}: {text}",
+                file=sys.stderr,
+            )
         except Exception:  # stderr is closed
             pass
         return []

@@ -51,7 +51,9 @@ class Shown:
 
     def _repr_html_(self) -> str:
         # in the page's own colours, light or dark; wide tables scroll, where plain text would be wrapped
-        return f'<pre style="white-space:pre;overflow-x:auto">{escape(repr(self))}</pre>'
+        return (
+            f'<pre style="white-space:pre;overflow-x:auto">{escape(repr(self))}</pre>'
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,7 +102,10 @@ def load(folder: str | Path) -> LoadedRun:
 
 
 def table(
-    *folders: str | Path, columns: Sequence[str] = (), layout: str | None = None, where: Sequence[str] = ()
+    *folders: str | Path,
+    columns: Sequence[str] = (),
+    layout: str | None = None,
+    where: Sequence[str] = (),
 ) -> Shown:
     """Return the table that ``lm_profiler report`` has of the runs at or below ``folders``.
 
@@ -119,7 +124,9 @@ def table(
     if layout is not None:
         expect_one_of(LAYOUTS, "layout", layout)
         if columns:
-            raise UsageError("columns: expected one way to show the runs, given a layout too; leave one out")
+            raise UsageError(
+                "columns: expected one way to show the runs, given a layout too; leave one out"
+            )
         data = laid_out(entries, layout)
         return Shown(data, [data])
     shown_columns = columns_named(columns, entries) if columns else None

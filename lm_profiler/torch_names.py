@@ -110,58 +110,131 @@ def _find(path: str) -> Any:
 # Counting FLOPs and traffic. Without one of these: FLOPs, MFU and traffic are unknown.
 
 _DISPATCH = "torch.utils._python_dispatch"
-DISPATCH_MODE = PrivateName(f"{_DISPATCH}.TorchDispatchMode", "sees each operator", "FLOPs and plans unknown")
-MODE_STACK = PrivateName(
-    f"{_DISPATCH}._get_current_dispatch_mode_stack", "whether the counter may be left", "FLOPs unknown"
+DISPATCH_MODE = PrivateName(
+    f"{_DISPATCH}.TorchDispatchMode", "sees each operator", "FLOPs and plans unknown"
 )
-GRAPH_TASK = PrivateName("torch._C._current_graph_task_id", "recognizes a backward pass", "FLOPs and causes unknown")
+MODE_STACK = PrivateName(
+    f"{_DISPATCH}._get_current_dispatch_mode_stack",
+    "whether the counter may be left",
+    "FLOPs unknown",
+)
+GRAPH_TASK = PrivateName(
+    "torch._C._current_graph_task_id",
+    "recognizes a backward pass",
+    "FLOPs and causes unknown",
+)
 
 # Trees of tensors.
 
-TREE_LEAVES = PrivateName("torch.utils._pytree.tree_leaves", "all tensors of a batch or call", "FLOPs, samples unknown")
-TREE_MAP = PrivateName("torch.utils._pytree.tree_map", "a batch with other tensors in it", "no audit; plans unknown")
+TREE_LEAVES = PrivateName(
+    "torch.utils._pytree.tree_leaves",
+    "all tensors of a batch or call",
+    "FLOPs, samples unknown",
+)
+TREE_MAP = PrivateName(
+    "torch.utils._pytree.tree_map",
+    "a batch with other tensors in it",
+    "no audit; plans unknown",
+)
 
 # Memory.
 
-RECORD_HISTORY = PrivateName("torch.cuda.memory._record_memory_history", "memory.history: begins", "no history")
-HISTORY = PrivateName("torch.cuda.memory._snapshot", "memory.history: what is dumped", "no history")
+RECORD_HISTORY = PrivateName(
+    "torch.cuda.memory._record_memory_history", "memory.history: begins", "no history"
+)
+HISTORY = PrivateName(
+    "torch.cuda.memory._snapshot", "memory.history: what is dumped", "no history"
+)
 
 # Compilation.
 
-DYNAMO = PrivateName("torch._dynamo.utils", "how many graphs were compiled, when and why", "read as: nothing is")
-COMPILED_CALL = PrivateName("Module._compiled_call_impl", "recognizes a compiled module", "FLOPs and plans unknown")
+DYNAMO = PrivateName(
+    "torch._dynamo.utils",
+    "how many graphs were compiled, when and why",
+    "read as: nothing is",
+)
+COMPILED_CALL = PrivateName(
+    "Module._compiled_call_impl",
+    "recognizes a compiled module",
+    "FLOPs and plans unknown",
+)
 
 # The trace. Two profilers end the process.
 
-PROFILER_ENABLED = PrivateName("torch.autograd.profiler._is_profiler_enabled", "recognizes the user's own", "no trace")
-PREPARE_TRACE = PrivateName("profile._prepare_trace", "gives way to one that the user starts", "no trace")
+PROFILER_ENABLED = PrivateName(
+    "torch.autograd.profiler._is_profiler_enabled",
+    "recognizes the user's own",
+    "no trace",
+)
+PREPARE_TRACE = PrivateName(
+    "profile._prepare_trace", "gives way to one that the user starts", "no trace"
+)
 
 # The loader.
 
-READY = PrivateName("_MultiProcessingDataLoaderIter._data_queue", "prefetched batches", "prefetched batches unknown")
+READY = PrivateName(
+    "_MultiProcessingDataLoaderIter._data_queue",
+    "prefetched batches",
+    "prefetched batches unknown",
+)
 
 # Ranks.
 
-DDP_FACTS = PrivateName("DistributedDataParallel._get_ddp_logging_data", "how many buckets DDP has", "arrivals unknown")
+DDP_FACTS = PrivateName(
+    "DistributedDataParallel._get_ddp_logging_data",
+    "how many buckets DDP has",
+    "arrivals unknown",
+)
 _C10D = "torch.distributed.distributed_c10d"
-WORLD = PrivateName(f"{_C10D}._world", "all process groups", "arrivals and NCCL's durations unknown")
-DEFAULT_STORE = PrivateName(f"{_C10D}._get_default_store", "messages between ranks", "several ranks: no profile")
-TIME_COLLECTIVES = PrivateName("ProcessGroup._enable_collectives_timing", "has NCCL time them", "durations unknown")
-FLIGHT_RECORDER = PrivateName("torch._C._distributed_c10d._dump_fr_trace", "when each was called", "arrivals unknown")
+WORLD = PrivateName(
+    f"{_C10D}._world", "all process groups", "arrivals and NCCL's durations unknown"
+)
+DEFAULT_STORE = PrivateName(
+    f"{_C10D}._get_default_store", "messages between ranks", "several ranks: no profile"
+)
+TIME_COLLECTIVES = PrivateName(
+    "ProcessGroup._enable_collectives_timing", "has NCCL time them", "durations unknown"
+)
+FLIGHT_RECORDER = PrivateName(
+    "torch._C._distributed_c10d._dump_fr_trace",
+    "when each was called",
+    "arrivals unknown",
+)
 NCCL_RECORDER = PrivateName(
-    "torch._C._distributed_c10d._dump_nccl_trace", "the same of NCCL", "arrivals unknown", "2.11 to 2.14"
+    "torch._C._distributed_c10d._dump_nccl_trace",
+    "the same of NCCL",
+    "arrivals unknown",
+    "2.11 to 2.14",
 )
 
 # Planning: a separate process, in which code of torch is replaced. Without one of these: the plan is unknown.
 
-FAKES = PrivateName("torch._subclasses.fake_tensor", "tensors without data, and why they have no value", "plan unknown")
-NO_MODES = PrivateName(f"{_DISPATCH}._disable_current_modes", "computes unseen", "plan unknown")
-BACKWARD_NODE = PrivateName("torch._C._current_autograd_node", "whose backward runs", "no line in backward")
-NODE_NUMBER = PrivateName("Node._sequence_nr", "joins an operator and its backward", "as above")
-NEXT_NODE_NUMBER = PrivateName("torch.autograd._get_sequence_nr", "the number of a node to come", "as above")
-APPLY = PrivateName("Module._apply", "moves a module; torch's own fails for fake tensors", "plan unknown")
+FAKES = PrivateName(
+    "torch._subclasses.fake_tensor",
+    "tensors without data, and why they have no value",
+    "plan unknown",
+)
+NO_MODES = PrivateName(
+    f"{_DISPATCH}._disable_current_modes", "computes unseen", "plan unknown"
+)
+BACKWARD_NODE = PrivateName(
+    "torch._C._current_autograd_node", "whose backward runs", "no line in backward"
+)
+NODE_NUMBER = PrivateName(
+    "Node._sequence_nr", "joins an operator and its backward", "as above"
+)
+NEXT_NODE_NUMBER = PrivateName(
+    "torch.autograd._get_sequence_nr", "the number of a node to come", "as above"
+)
+APPLY = PrivateName(
+    "Module._apply",
+    "moves a module; torch's own fails for fake tensors",
+    "plan unknown",
+)
 FAKE_GROUP = PrivateName(
-    "torch.testing._internal.distributed.fake_pg.FakeStore", "a process group of one", "plan of ranks unknown"
+    "torch.testing._internal.distributed.fake_pg.FakeStore",
+    "a process group of one",
+    "plan of ranks unknown",
 )
 WHOLE_SHAPES = PrivateName(
     "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached",

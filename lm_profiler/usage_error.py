@@ -30,13 +30,17 @@ def expect_one_of(choices: Collection[object], subject: str, value: object) -> N
         return
     choice_list = ", ".join(map(str, choices))
     remedy = did_you_mean(str(value), choices)
-    raise UsageError(f"{subject}: expected one of {choice_list}, given {_value_text(value)}{remedy}")
+    raise UsageError(
+        f"{subject}: expected one of {choice_list}, given {_value_text(value)}{remedy}"
+    )
 
 
 def did_you_mean(word: str, choices: Collection[object]) -> str:
     """Return the choice of which ``word`` may be a misspelling, as the end of a message; empty if it is none."""
     by_lower_case = {str(choice).lower(): str(choice) for choice in choices}
-    matches = difflib.get_close_matches(word.lower(), by_lower_case, n=1, cutoff=_LIKENESS)
+    matches = difflib.get_close_matches(
+        word.lower(), by_lower_case, n=1, cutoff=_LIKENESS
+    )
     if not matches:
         return ""
     match = by_lower_case[matches[0]]

@@ -29,7 +29,9 @@ def watched(folder: Path, period_s: float = 1.0) -> Iterator[None]:
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(target=_write, args=(nvml, folder / FILE, over, period_s), daemon=True)
+    thread = threading.Thread(
+        target=_write, args=(nvml, folder / FILE, over, period_s), daemon=True
+    )
     thread.start()
     try:
         yield
@@ -39,7 +41,10 @@ def watched(folder: Path, period_s: float = 1.0) -> Iterator[None]:
 
 
 def _write(nvml: Any, path: Path, over: threading.Event, period_s: float) -> None:
-    cards = [Gpu(nvml.nvmlDeviceGetHandleByIndex(index), nvml, "") for index in range(nvml.nvmlDeviceGetCount())]
+    cards = [
+        Gpu(nvml.nvmlDeviceGetHandleByIndex(index), nvml, "")
+        for index in range(nvml.nvmlDeviceGetCount())
+    ]
     is_new = not path.exists()
     with path.open("a", buffering=1) as file:
         if is_new:
@@ -48,7 +53,16 @@ def _write(nvml: Any, path: Path, over: threading.Event, period_s: float) -> Non
             at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
             for index, card in enumerate(cards):
                 memory = card.ask("nvmlDeviceGetMemoryInfo")
-                told = [*(card.ask(*asked) for asked in _ASKED.values()), None if memory is None else memory.used]
-                print(at, index, *("" if each is None else each for each in told), sep=",", file=file)
+                told = [
+                    *(card.ask(*asked) for asked in _ASKED.values()),
+                    None if memory is None else memory.used,
+                ]
+                print(
+                    at,
+                    index,
+                    *("" if each is None else each for each in told),
+                    sep=",",
+                    file=file,
+                )
             if over.wait(period_s):
                 return

@@ -55,7 +55,13 @@ class Findings:
         self.texts[title] = text
         self._write()
 
-    def table(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
+    def table(
+        self,
+        title: str,
+        headings: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        left: int = 1,
+    ) -> None:
         """A table for people; ``left`` columns are words."""
         self.text(title, markdown(text_table(headings, rows, left=left)))
 
@@ -80,9 +86,15 @@ def read_findings(folder: Path) -> dict[str, Any]:
     return found
 
 
-def shown(value: float | None, unit: str = "", digits: int = 4, scale: float = 1.0) -> str:
+def shown(
+    value: float | None, unit: str = "", digits: int = 4, scale: float = 1.0
+) -> str:
     """A figure in ``digits`` significant digits, and all before its point; "unknown" where there is none."""
     if value is None:
         return "unknown"
     value *= scale
-    return f"{value:,.{digits}g}{unit}" if abs(value) < 10**digits else f"{value:,.0f}{unit}"
+    return (
+        f"{value:,.{digits}g}{unit}"
+        if abs(value) < 10**digits
+        else f"{value:,.0f}{unit}"
+    )

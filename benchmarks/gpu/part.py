@@ -24,13 +24,18 @@ def main(name: str, folder: str, limit_s: str, accelerator: str) -> int:
     place = Place(Path(folder), accelerator == "cpu", float(limit_s))
     if place.on_cpu and name != "memory":  # whose waterfall needs them
         _leave_rates_out()
-    more = import_module(f"benchmarks.gpu.parts.{name}").run(place, Findings(place.folder))
+    more = import_module(f"benchmarks.gpu.parts.{name}").run(
+        place, Findings(place.folder)
+    )
     return UNFINISHED if more else OK
 
 
 def _leave_rates_out() -> None:
     """Seconds of products and copies after each run would be most of the time that tiny runs take."""
-    nothing = {name: mock.Mock(return_value=None) for name in ("known_ceiling", "known_copy_rate")}
+    nothing = {
+        name: mock.Mock(return_value=None)
+        for name in ("known_ceiling", "known_copy_rate")
+    }
     mock.patch.multiple(collect, **nothing).start()
 
 

@@ -26,7 +26,11 @@ _SPARE_SHARE = 0.1
 _PATIENCE_S = 2.0
 """For a process that was told to end because the time is over: a run writes its record, a sweep ends its cells."""
 
-TINY_ATTENTION = ("--data.batch_size=1", "--stages.warmup_steps=1", "--stages.measure_steps=3")
+TINY_ATTENTION = (
+    "--data.batch_size=1",
+    "--stages.warmup_steps=1",
+    "--stages.measure_steps=3",
+)
 """What makes configs/attention.yaml quick on the CPU."""
 
 
@@ -58,21 +62,30 @@ class Place:
     @property
     def device(self) -> torch.device:
         """Asking it of a GPU touches CUDA, after which ``apart`` is of no use."""
-        return torch.device("cpu") if self.on_cpu else torch.device("cuda", torch.cuda.current_device())
+        return (
+            torch.device("cpu")
+            if self.on_cpu
+            else torch.device("cuda", torch.cuda.current_device())
+        )
 
     def sized(self, *options: str, tiny: Sequence[str] = TINY) -> tuple[str, ...]:
         """Options of a run on one device: on the CPU ``tiny`` has the last word."""
         one = (f"--trainer.accelerator={self.accelerator}", "--trainer.devices=1")
         return (*options, *one, *(tiny if self.on_cpu else ()))
 
-    def apart(self, *works: Callable[[], int | None], output: str, at_least_s: float = 0.0) -> list[int | None]:
+    def apart(
+        self, *works: Callable[[], int | None], output: str, at_least_s: float = 0.0
+    ) -> list[int | None]:
         """Do each of ``works`` in a copy of this process, which must not have touched CUDA, all at the same time.
 
         What they print is added to the file ``output``. Returns their exit codes, negative for a signal; None of one
         that was killed because the time was over, which is not before ``at_least_s`` from now.
         """
         context = multiprocessing.get_context("fork")
-        processes = [context.Process(target=_alone, args=(work, self.folder / output)) for work in works]
+        processes = [
+            context.Process(target=_alone, args=(work, self.folder / output))
+            for work in works
+        ]
         for process in processes:
             process.start()
         codes = [self._ended(process, at_least_s) for process in processes]
@@ -102,11 +115,24 @@ class Place:
     def picture(self, runs: Path, kind: str) -> None:
         """A plot of the runs below a folder; quickly done, so it is given time when all other is over."""
         file = self.folder / f"{kind}.png"
-        self.call("report", str(runs), f"--plot={kind}", f"--output={file}", output="report.txt", at_least_s=4.0)
+        self.call(
+            "report",
+            str(runs),
+            f"--plot={kind}",
+            f"--output={file}",
+            output="report.txt",
+            at_least_s=4.0,
+        )
 
     def fit(self, name: str, *options: str) -> tuple[int | None, RunRecord | None]:
         """How one run with these options ended, and its record; None where it left none."""
-        code = self.call("fit", *options, f"--log_dir={self.folder}", f"--name={name}", output=f"{name}.txt")
+        code = self.call(
+            "fit",
+            *options,
+            f"--log_dir={self.folder}",
+            f"--name={name}",
+            output=f"{name}.txt",
+        )
         return code, self.last(name)
 
     def last(self, name: str) -> RunRecord | None:
@@ -118,13 +144,22 @@ class Place:
 
     def newest(self, name: str) -> Path:
         """The folder of the last run of that name."""
-        runs = sorted((self.folder / name).glob("version_*"), key=lambda path: int(path.name.partition("_")[2]))
+        runs = sorted(
+            (self.folder / name).glob("version_*"),
+            key=lambda path: int(path.name.partition("_")[2]),
+        )
         return runs[-1] if runs else self.folder / name
 
     def sweep(self, name: str, *options: str) -> list[Entry]:
         """The cells of a sweep, those that an earlier try has done included; see ``missing``."""
         folder = self.folder / name
-        self.call("sweep", *options, f"--name={name}", f"--log_dir={self.folder}", output=f"{name}.txt")
+        self.call(
+            "sweep",
+            *options,
+            f"--name={name}",
+            f"--log_dir={self.folder}",
+            output=f"{name}.txt",
+        )
         return collect([folder]).entries if folder.exists() else []
 
 
@@ -135,7 +170,10 @@ def how_told(code: int | None) -> str:
 
 def missing(entries: Sequence[Entry]) -> bool:
     """Whether a sweep has cells that nobody ran yet, or not to their end, and would go on with them."""
-    return any(entry.outcome is None or entry.outcome.status == "interrupted" for entry in entries)
+    return any(
+        entry.outcome is None or entry.outcome.status == "interrupted"
+        for entry in entries
+    )
 
 
 def _alone(work: Callable[[], int | None], output: Path) -> None:

@@ -22,8 +22,17 @@ from lm_profiler.processes.fork_server import CellEnded, CellServer, CellStarted
 from lm_profiler.record.calls import OK
 from lm_profiler.record.files import write_whole
 
-_PROGRAM = (sys.executable, "-m", "lm_profiler.processes.fork_server", "benchmarks.gpu.part")
-_LOADED = ("lightning.pytorch", "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")
+_PROGRAM = (
+    sys.executable,
+    "-m",
+    "lm_profiler.processes.fork_server",
+    "benchmarks.gpu.part",
+)
+_LOADED = (
+    "lightning.pytorch",
+    "torch.utils.tensorboard",
+    "lm_profiler.cli.verbs.trainer",
+)
 SERVER = (*_PROGRAM, *_LOADED) if sys.platform == "linux" else _PROGRAM
 """The program that starts the parts: it has loaded what they need, and a part is a copy of it (as cells of a sweep)."""
 
@@ -36,7 +45,9 @@ _PATIENCE = 10
 """Times its own limit is a part's on the CPU, where a busy machine shall prove nothing."""
 
 
-def run_parts(parts: Sequence[Part], folder: Path, on_cpu: bool, limit_s: float | None) -> bool:
+def run_parts(
+    parts: Sequence[Part], folder: Path, on_cpu: bool, limit_s: float | None
+) -> bool:
     """Run the parts that have not ended well in ``folder`` yet; returns whether all of them have now.
 
     Args:
@@ -53,18 +64,31 @@ def run_parts(parts: Sequence[Part], folder: Path, on_cpu: bool, limit_s: float 
                 print(f"{part.number:>2} {part.name}: {part.question}", flush=True)
                 patience = _PATIENCE if on_cpu and limit_s is None else 1
                 try:
-                    _run(server, part, place, "cpu" if on_cpu else "gpu", part.limit(limit_s) * patience)
+                    _run(
+                        server,
+                        part,
+                        place,
+                        "cpu" if on_cpu else "gpu",
+                        part.limit(limit_s) * patience,
+                    )
                 finally:
                     write_summary(folder, on_cpu)
             if part is MACHINE and _status(place)["status"] != "done":
                 return False  # there is nothing to measure on
-    return all(_status(folder / f"{part.number:02}-{part.name}")["status"] == "done" for part in parts)
+    return all(
+        _status(folder / f"{part.number:02}-{part.name}")["status"] == "done"
+        for part in parts
+    )
 
 
-def _run(server: CellServer, part: Part, place: Path, accelerator: str, limit_s: float) -> None:
+def _run(
+    server: CellServer, part: Part, place: Path, accelerator: str, limit_s: float
+) -> None:
     place.mkdir(parents=True, exist_ok=True)
     output = place / "output.txt"
-    server.start(part.name, [part.name, str(place), str(limit_s), accelerator], output, {})
+    server.start(
+        part.name, [part.name, str(place), str(limit_s), accelerator], output, {}
+    )
     began, began_s = datetime.now(timezone.utc), time.monotonic()
     how: str | None = "interrupted"
     duration_s: float | None = None
@@ -77,12 +101,19 @@ def _run(server: CellServer, part: Part, place: Path, accelerator: str, limit_s:
             "status": "done" if how is None else "not done",
             "how": how,
             "began": began.isoformat(timespec="seconds"),
-            "duration_s": round(time.monotonic() - began_s if duration_s is None else duration_s, 2),
+            "duration_s": round(
+                time.monotonic() - began_s if duration_s is None else duration_s, 2
+            ),
             "left_out": _remove_large(place),
         }
         write_whole(place / STATUS_FILE, json.dumps(status, indent=1) + "\n")
-    print(f"   {'done' if how is None else how} after {status['duration_s']:.0f} s", flush=True)
-    if how is not None and (said := output.read_text("utf-8", "replace").strip().splitlines()):
+    print(
+        f"   {'done' if how is None else how} after {status['duration_s']:.0f} s",
+        flush=True,
+    )
+    if how is not None and (
+        said := output.read_text("utf-8", "replace").strip().splitlines()
+    ):
         print(f"   {said[-1]}", flush=True)
 
 
@@ -93,7 +124,9 @@ def _ended(server: CellServer, name: str, limit_s: float) -> tuple[str | None, f
     """
     began_s = until_s = math.inf  # until the server has loaded what it needs
     while True:
-        events = server.events(None if math.isinf(until_s) else max(until_s - time.monotonic(), 0.0))
+        events = server.events(
+            None if math.isinf(until_s) else max(until_s - time.monotonic(), 0.0)
+        )
         for event in events:
             if isinstance(event, CellStarted):
                 began_s = time.monotonic()
@@ -102,7 +135,11 @@ def _ended(server: CellServer, name: str, limit_s: float) -> tuple[str | None, f
                 duration_s = max(time.monotonic() - began_s, 0.0)
                 if event.code == -signal.SIGKILL and duration_s >= limit_s:
                     return f"killed after its limit of {limit_s:g} s", duration_s
-                how = _HOW[event.code] if event.code in _HOW else event.lost or end_text(event.code)
+                how = (
+                    _HOW[event.code]
+                    if event.code in _HOW
+                    else event.lost or end_text(event.code)
+                )
                 return how, duration_s
         if not events and time.monotonic() >= until_s:
             until_s = math.inf
@@ -110,8 +147,15 @@ def _ended(server: CellServer, name: str, limit_s: float) -> tuple[str | None, f
 
 
 def _remove_large(place: Path) -> list[str]:
-    large = [path for path in place.rglob("*") if path.is_file() and path.stat().st_size > LARGEST_BYTES]
-    told = [f"{path.relative_to(place)} ({path.stat().st_size / 2**20:.1f} MiB)" for path in large]
+    large = [
+        path
+        for path in place.rglob("*")
+        if path.is_file() and path.stat().st_size > LARGEST_BYTES
+    ]
+    told = [
+        f"{path.relative_to(place)} ({path.stat().st_size / 2**20:.1f} MiB)"
+        for path in large
+    ]
     for path in large:
         path.unlink()
     return told

@@ -63,7 +63,10 @@ def answers(cases: Sequence[Case], world: int) -> list[Answer]:
 def told(finding: RankFinding | None) -> str:
     if finding is None:
         return "nothing"
-    named = [f"rank {finding.rank}" if finding.rank is not None else "", finding.phase or ""]
+    named = [
+        f"rank {finding.rank}" if finding.rank is not None else "",
+        finding.phase or "",
+    ]
     return " ".join([finding.kind, *filter(None, named)])
 
 
@@ -71,7 +74,11 @@ def row(each: Answer) -> list[str]:
     found, off_s = each.finding, each.off_s
     saves = ""
     if found is not None and found.saves_s is not None:
-        between = [f"{each * 1e3:.1f}" for each in (found.low_s, found.high_s) if each is not None]
+        between = [
+            f"{each * 1e3:.1f}"
+            for each in (found.low_s, found.high_s)
+            if each is not None
+        ]
         saves = f"{found.saves_s * 1e3:.1f} [{', '.join(between)}]"
     return [
         str(each.world),
@@ -90,32 +97,49 @@ def verdict(found: Sequence[Answer]) -> str:
     """How many of the runs are right, by each aim."""
     counts = {
         "the right rank and phase": [each.right for each in found],
-        f"own work and waiting within {SHARE:.0%} or {LEAST_S * 1e3:.0f} ms": [each.close for each in found],
-        "the saving within 5 % of what it really was": [each.foreseen for each in found],
+        f"own work and waiting within {SHARE:.0%} or {LEAST_S * 1e3:.0f} ms": [
+            each.close for each in found
+        ],
+        "the saving within 5 % of what it really was": [
+            each.foreseen for each in found
+        ],
         "the saving within 5 % of the step": [each.foreseen_of_step for each in found],
     }
-    return "\n".join(f"- {aim}: {sum(held)} of {len(held)}" for aim, held in counts.items())
+    return "\n".join(
+        f"- {aim}: {sum(held)} of {len(held)}" for aim, held in counts.items()
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", default="", help="only those whose name holds this")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     given = parser.parse_args()
     began = time.monotonic()
     quieten()
-    print(f"{device_name(torch.device('cpu'))}, {platform.platform()}, torch {torch.__version__}\n")
-    known, drawn = {2: of_two(), 4: of_four()}, [seeded(seed) for seed in range(given.seeds)]
+    print(
+        f"{device_name(torch.device('cpu'))}, {platform.platform()}, torch {torch.__version__}\n"
+    )
+    known, drawn = (
+        {2: of_two(), 4: of_four()},
+        [seeded(seed) for seed in range(given.seeds)],
+    )
     named: list[Answer] = []
     trials: list[Answer] = []
     for world, cases in known.items():
         named += answers([case for case in cases if given.cases in case.name], world)
-        trials += answers([case for case in drawn if ranks_of(case.seed) == world], world)
+        trials += answers(
+            [case for case in drawn if ranks_of(case.seed) == world], world
+        )
     for found in (named, trials):
         if found:
             print(markdown(text_table(_TITLES, [row(each) for each in found])))
     if trials:
-        print(f"Of {len(trials)} runs whose delays a seed chose:\n\n{verdict(trials)}\n")
+        print(
+            f"Of {len(trials)} runs whose delays a seed chose:\n\n{verdict(trials)}\n"
+        )
     for each in [*named, *trials]:
         if each.notes:
             print(f"- {each.world} ranks, {each.case.name}: {'; '.join(each.notes)}")

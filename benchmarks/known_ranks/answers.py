@@ -67,7 +67,10 @@ def answer(case: Case, seen: Sequence[Seen]) -> Answer:
     record, notes = seen[0].record, [each.notes for each in seen]
     ranks = None if record is None else record.ranks
     own, waiting = _errors(case, notes, ranks)
-    delayed_s, mended_s = (step_s(notes, blocks(case, delayed), case.accumulate) for delayed in (True, False))
+    delayed_s, mended_s = (
+        step_s(notes, blocks(case, delayed), case.accumulate)
+        for delayed in (True, False)
+    )
     return Answer(
         case,
         len(seen),
@@ -75,7 +78,10 @@ def answer(case: Case, seen: Sequence[Seen]) -> Answer:
         _notes(record),
         max((abs(off) for off, _ in own), default=0.0),
         max((abs(off) for off, _ in waiting), default=0.0),
-        bool(own) and all(abs(off) <= max(SHARE * truth, LEAST_S) for off, truth in [*own, *waiting]),
+        bool(own)
+        and all(
+            abs(off) <= max(SHARE * truth, LEAST_S) for off, truth in [*own, *waiting]
+        ),
         delayed_s,
         delayed_s - mended_s,
     )
@@ -86,14 +92,23 @@ def _notes(record: RunRecord | None) -> list[str]:
     if record is None:
         return ["no record"]
     said = [note for note in record.notes if not note.startswith("ceiling")]
-    return [*said, *(record.ranks.notes if record.ranks is not None else ["nothing is said of the ranks"])]
+    return [
+        *said,
+        *(
+            record.ranks.notes
+            if record.ranks is not None
+            else ["nothing is said of the ranks"]
+        ),
+    ]
 
 
 Errors = list[tuple[float, float]]
 """What is off, and the truth."""
 
 
-def _errors(case: Case, notes: Sequence[Notes], ranks: Ranks | None) -> tuple[Errors, Errors]:
+def _errors(
+    case: Case, notes: Sequence[Notes], ranks: Ranks | None
+) -> tuple[Errors, Errors]:
     """Of own work by phase, and of all waiting, in the steps that count in ``ranks``.
 
     The loop notes four phases; transfer, clipping and zeroing gradients are in its ``other``.
@@ -102,11 +117,17 @@ def _errors(case: Case, notes: Sequence[Notes], ranks: Ranks | None) -> tuple[Er
     waiting: Errors = []
     if ranks is None:
         return own, waiting
-    truths = truth_of(notes, [step - 1 for step in ranks.columns], case.accumulate)  # counted from 1
+    truths = truth_of(
+        notes, [step - 1 for step in ranks.columns], case.accumulate
+    )  # counted from 1
     for said, true in zip(ranks.by_rank, truths, strict=True):
         told_s = {phase: said.own_s.get(phase, 0.0) for phase in true.own_s}
-        told_s["other"] = sum(said.own_s.values()) - sum(s for phase, s in told_s.items() if phase != "other")
-        own += [(told_s[phase] - seconds, seconds) for phase, seconds in true.own_s.items()]
+        told_s["other"] = sum(said.own_s.values()) - sum(
+            s for phase, s in told_s.items() if phase != "other"
+        )
+        own += [
+            (told_s[phase] - seconds, seconds) for phase, seconds in true.own_s.items()
+        ]
         waiting_s = sum(true.waiting_s.values())
         waiting.append((said.all_waiting_s - waiting_s, waiting_s))
     return own, waiting

@@ -16,10 +16,14 @@ _SMALL_BUCKETS = {"bucket_mb": 0.01, "width": 128}
 def one(rank: int, phase: str, **options: object) -> Case:
     """One slow phase of one rank."""
     name = "a hook" if phase == "other" else phase
-    title = f"{name} of rank {rank} +50" + (", small buckets" if "bucket_mb" in options else "")
+    title = f"{name} of rank {rank} +50" + (
+        ", small buckets" if "bucket_mb" in options else ""
+    )
     if options.get("sharded"):
         title = f"FSDP2: {title}"
-    return Case(title, [Delay(rank, phase, 50e-3)], told=("straggler", rank, phase), **options)  # type: ignore[arg-type]
+    return Case(
+        title, [Delay(rank, phase, 50e-3)], told=("straggler", rank, phase), **options
+    )  # type: ignore[arg-type]
 
 
 def of_two() -> Sequence[Case]:
@@ -53,7 +57,14 @@ def of_two() -> Sequence[Case]:
 
 def of_four() -> Sequence[Case]:
     """On four."""
-    return [Case("nothing"), one(2, "forward"), one(2, "optimizer"), one(3, "other"), two_phases(1, 3), in_turns()]
+    return [
+        Case("nothing"),
+        one(2, "forward"),
+        one(2, "optimizer"),
+        one(3, "other"),
+        two_phases(1, 3),
+        in_turns(),
+    ]
 
 
 def two_phases(first: int, other: int) -> Case:
@@ -67,7 +78,11 @@ def two_phases(first: int, other: int) -> Case:
 
 def in_turns() -> Case:
     """Another rank is late in each step."""
-    return Case("forward +50, each rank in turn", [Delay(None, "forward", 50e-3)], told=("turns", None, "forward"))
+    return Case(
+        "forward +50, each rank in turn",
+        [Delay(None, "forward", 50e-3)],
+        told=("turns", None, "forward"),
+    )
 
 
 def ranks_of(seed: int) -> int:
@@ -78,9 +93,23 @@ def ranks_of(seed: int) -> int:
 def seeded(seed: int) -> Case:
     """Any lengths of phases, a delay of any rank in any phase, and sleeps that differ by 2 %."""
     chance = random.Random(seed)
-    longest = {"data": 20e-3, "forward": 60e-3, "backward": 80e-3, "optimizer": 20e-3, "other": 8e-3}
+    longest = {
+        "data": 20e-3,
+        "forward": 60e-3,
+        "backward": 80e-3,
+        "optimizer": 20e-3,
+        "other": 8e-3,
+    }
     base_s = {phase: chance.uniform(0.3, 1) * longest[phase] for phase in PHASES}
     rank, phase = chance.randrange(ranks_of(seed)), chance.choice(PHASES)
     delay = Delay(rank, phase, chance.uniform(40e-3, 100e-3))
     title = f"seed {seed}: {'a hook' if phase == 'other' else phase} of rank {rank} +{delay.seconds * 1e3:.0f}"
-    return Case(title, [delay], base_s, told=("straggler", rank, phase), steps=20, noise=0.02, seed=seed)
+    return Case(
+        title,
+        [delay],
+        base_s,
+        told=("straggler", rank, phase),
+        steps=20,
+        noise=0.02,
+        seed=seed,
+    )

@@ -37,12 +37,22 @@ from benchmarks.known_ranks.trial import quiet_trainer, quieten
 from benchmarks.overhead import SKIP, interleaved
 from benchmarks.toy import Toy, loader
 from lm_profiler.analysis.steps.statistics import mean_interval
-from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks import (
+    ActionsOptions,
+    MemoryOptions,
+    StageOptions,
+    TraceOptions,
+    TrainingProfiler,
+)
 from lm_profiler.measure.device.environment import device_name
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import Table, text_table
 
-BARE, OURS, SIMPLE = "bare Trainer, DDP", "lm_profiler, all but the trace", "SimpleProfiler"
+BARE, OURS, SIMPLE = (
+    "bare Trainer, DDP",
+    "lm_profiler, all but the trace",
+    "SimpleProfiler",
+)
 _LAUNCHES = 7
 _INNER = 3
 _LONGER = 3
@@ -63,7 +73,9 @@ class Turn(NamedTuple):
 class CountingToy(Toy):
     """Notes the CPU seconds where the ``steps`` that count begin and end, and when its last batch ended."""
 
-    def __init__(self, steps: int, cpu_s: Callable[[], float] = time.process_time) -> None:
+    def __init__(
+        self, steps: int, cpu_s: Callable[[], float] = time.process_time
+    ) -> None:
         super().__init__()
         self.steps, self.cpu_s = steps, cpu_s
         self.used_s: list[float] = []
@@ -81,7 +93,11 @@ class CountingToy(Toy):
         """Now that ``fit`` has ended."""
         began, ended = self.used_s
         step_us = statistics.mean(self.step_seconds(SKIP)[: self.steps]) * 1e6
-        return Turn(step_us, (ended - began) / self.steps * 1e6, time.perf_counter() - self.ended)
+        return Turn(
+            step_us,
+            (ended - began) / self.steps * 1e6,
+            time.perf_counter() - self.ended,
+        )
 
 
 def ours(steps: int, folder: str) -> TrainingProfiler:
@@ -106,8 +122,14 @@ def time_one(name: str, world: int, steps: int) -> Turn:
     """One contender's, on this rank."""
     toy = CountingToy(steps)
     gc.collect()
-    with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-        quiet_trainer(world, folder, **options(name, steps, folder)).fit(toy, loader(SKIP + steps + _LATER))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        redirect_stdout(StringIO()),
+        redirect_stderr(StringIO()),
+    ):
+        quiet_trainer(world, folder, **options(name, steps, folder)).fit(
+            toy, loader(SKIP + steps + _LATER)
+        )
         return toy.turn()
 
 
@@ -115,12 +137,16 @@ Turns = dict[str, list[Turn]]
 """By contender and round; the first round is not counted."""
 
 
-def in_turns(world: int, names: tuple[str, ...], rounds: int, steps: int) -> list[Turns]:
+def in_turns(
+    world: int, names: tuple[str, ...], rounds: int, steps: int
+) -> list[Turns]:
     """Of each rank."""
 
     def work(rank: int) -> Turns:
         quieten()
-        return interleaved(names, lambda name: time_one(name, world, steps), lambda done: done < rounds)
+        return interleaved(
+            names, lambda name: time_one(name, world, steps), lambda done: done < rounds
+        )
 
     return on_ranks(world, work)
 
@@ -128,8 +154,13 @@ def in_turns(world: int, names: tuple[str, ...], rounds: int, steps: int) -> lis
 def costs(turns: Turns) -> Table:
     """Of all contenders; the first of them is what the others add to, with the 95 % interval of the mean."""
     bare, *others = turns
-    rows = [[bare, *_added(turns[bare], None)], *([name, *_added(turns[name], turns[bare])] for name in others)]
-    return text_table(("", "µs a step (median)", "added", "CPU µs a step and rank", "added"), rows)
+    rows = [
+        [bare, *_added(turns[bare], None)],
+        *([name, *_added(turns[name], turns[bare])] for name in others),
+    ]
+    return text_table(
+        ("", "µs a step (median)", "added", "CPU µs a step and rank", "added"), rows
+    )
 
 
 def _added(turns: Sequence[Turn], bare: Sequence[Turn] | None) -> list[str]:
@@ -137,7 +168,14 @@ def _added(turns: Sequence[Turn], bare: Sequence[Turn] | None) -> list[str]:
     for which in ("step_us", "cpu_us"):
         taken = [getattr(turn, which) for turn in turns]
         cells.append(f"{statistics.median(taken):.0f}")
-        more = [] if bare is None else [own - getattr(turn, which) for own, turn in zip(taken, bare, strict=True)]
+        more = (
+            []
+            if bare is None
+            else [
+                own - getattr(turn, which)
+                for own, turn in zip(taken, bare, strict=True)
+            ]
+        )
         within = mean_interval(more) if more else None
         told = "" if within is None else f" [{within.low:+.0f}, {within.high:+.0f}]"
         cells.append(f"{statistics.fmean(more):+.0f}{told}" if more else "")
@@ -148,20 +186,50 @@ def everyone_s() -> float:
     """CPU seconds of all that the launcher has started, and its own."""
     launcher = psutil.Process().parent()
     assert launcher is not None
-    times = [each.cpu_times() for each in (launcher, *launcher.children(recursive=True))]
+    times = [
+        each.cpu_times() for each in (launcher, *launcher.children(recursive=True))
+    ]
     return sum(each.user + each.system for each in times)
 
 
 def launched(bin_folder: Path, name: str, steps: int) -> Turn:
     """``bare`` or ``traceml``, in two processes that were launched for it."""
     here = [str(Path(__file__)), name, str(steps)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(bin_folder / "python"), "-m", "torch.distributed.run", "--nproc-per-node=2", *here]
+        command = [
+            str(bin_folder / "python"),
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+            *here,
+        ]
         if name == "traceml":
-            command = [str(bin_folder / "traceml"), "run", "--nproc-per-node=2", here[0], "--args", *here[1:]]
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
-    said = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("turn ")]
+            command = [
+                str(bin_folder / "traceml"),
+                "run",
+                "--nproc-per-node=2",
+                here[0],
+                "--args",
+                *here[1:],
+            ]
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    said = [
+        line.split()[1:]
+        for line in done.stdout.splitlines()
+        if line.startswith("turn ")
+    ]
     if not said:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
     return Turn(*map(float, said[0]))
@@ -181,28 +249,43 @@ def contend(name: str, steps: int) -> None:
     for _ in range(1 + _INNER):
         toy = CountingToy(steps, everyone_s)
         with tempfile.TemporaryDirectory() as folder:
-            quiet_trainer(2, folder, callbacks=[each() for each in callbacks]).fit(toy, loader(SKIP + steps + 1))
+            quiet_trainer(2, folder, callbacks=[each() for each in callbacks]).fit(
+                toy, loader(SKIP + steps + 1)
+            )
         turns.append(toy.turn())
     if os.environ["RANK"] == "0":
-        step_us, cpu_us, end_s = (statistics.median(values) for values in zip(*turns[1:], strict=True))
+        step_us, cpu_us, end_s = (
+            statistics.median(values) for values in zip(*turns[1:], strict=True)
+        )
         print(f"\nturn {step_us:.1f} {cpu_us / 2:.1f} {end_s:.3f}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--traceml", type=Path)
     given = parser.parse_args()
     quieten()
-    print(f"{device_name(torch.device('cpu'))}, {platform.platform()}, torch {torch.__version__}; two ranks")
-    print(f"{given.rounds} rounds of {given.steps} steps; the first round is not counted\n")
+    print(
+        f"{device_name(torch.device('cpu'))}, {platform.platform()}, torch {torch.__version__}; two ranks"
+    )
+    print(
+        f"{given.rounds} rounds of {given.steps} steps; the first round is not counted\n"
+    )
     first, *_ = in_turns(2, (BARE, OURS, SIMPLE), given.rounds, given.steps)
     print(markdown(costs(first)))
     if given.traceml is not None:
-        names = {"bare": "bare Trainer, DDP, launched by torchrun", "traceml": "TraceML, launched by it"}
+        names = {
+            "bare": "bare Trainer, DDP, launched by torchrun",
+            "traceml": "TraceML, launched by it",
+        }
         order = interleaved(
-            names, lambda name: launched(given.traceml, name, _LONGER * given.steps), lambda n: n < _LAUNCHES
+            names,
+            lambda name: launched(given.traceml, name, _LONGER * given.steps),
+            lambda n: n < _LAUNCHES,
         )
         print(markdown(costs({title: order[name] for name, title in names.items()})))
     print(markdown(ends_table()), end="")
@@ -214,13 +297,31 @@ def ends_table() -> Table:
     alone_s: float | None = None
     for world in (1, 2, 8):
         ranks = in_turns(world, (BARE, OURS), 3, 20)
-        first_s, *others_s = [statistics.median(turn.end_s for turn in turns[OURS]) for turns in ranks]
+        first_s, *others_s = [
+            statistics.median(turn.end_s for turn in turns[OURS]) for turns in ranks
+        ]
         alone_s = first_s if alone_s is None else alone_s
-        bare_s = max(statistics.median(turn.end_s for turn in turns[BARE]) for turns in ranks)
+        bare_s = max(
+            statistics.median(turn.end_s for turn in turns[BARE]) for turns in ranks
+        )
         others = f"{max(others_s):.2f}" if others_s else ""
-        rows.append([str(world), f"{bare_s:.2f}", f"{first_s:.2f}", others, f"{first_s - alone_s:+.2f}"])
+        rows.append(
+            [
+                str(world),
+                f"{bare_s:.2f}",
+                f"{first_s:.2f}",
+                others,
+                f"{first_s - alone_s:+.2f}",
+            ]
+        )
     return text_table(
-        ("ranks", "bare (s)", "lm_profiler, rank 0 (s)", "the slowest other rank (s)", "rank 0, more than alone (s)"),
+        (
+            "ranks",
+            "bare (s)",
+            "lm_profiler, rank 0 (s)",
+            "the slowest other rank (s)",
+            "rank 0, more than alone (s)",
+        ),
         rows,
     )
 

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from benchmarks.known_ranks.notes import Met, Notes, Span
 
-BASE_S: Mapping[str, float] = {"data": 8e-3, "forward": 35e-3, "backward": 50e-3, "optimizer": 8e-3, "other": 4e-3}
+BASE_S: Mapping[str, float] = {
+    "data": 8e-3,
+    "forward": 35e-3,
+    "backward": 50e-3,
+    "optimizer": 8e-3,
+    "other": 4e-3,
+}
 """What each phase sleeps; ``other`` is a hook of the module's, before its step."""
 
 _LAYERS = 4
@@ -32,7 +38,11 @@ class Delay:
     def of(self, rank: int, world: int, phase: str, batch: int) -> float:
         """Seconds in ``phase`` of the batch with this number."""
         hit = phase == self.phase and batch % self.every == 0
-        return self.seconds if hit and rank == (batch % world if self.rank is None else self.rank) else 0.0
+        return (
+            self.seconds
+            if hit and rank == (batch % world if self.rank is None else self.rank)
+            else 0.0
+        )
 
 
 @dataclass(eq=False)
@@ -77,8 +87,12 @@ class Sleeper:
     def __call__(self, phase: str, share: float = 1.0) -> None:
         """``share`` of what the running batch is to sleep in ``phase``."""
         delays = self.delays if self.delayed(self.batch // self.accumulate) else ()
-        wanted_s = self.base_s[phase] + sum(d.of(self.rank, self.world, phase, self.batch) for d in delays)
-        time.sleep(wanted_s * share * max(1 + self.noise * self._random.gauss(0, 1), 0.1))
+        wanted_s = self.base_s[phase] + sum(
+            d.of(self.rank, self.world, phase, self.batch) for d in delays
+        )
+        time.sleep(
+            wanted_s * share * max(1 + self.noise * self._random.gauss(0, 1), 0.1)
+        )
         self.woke_ns = time.perf_counter_ns()
 
 

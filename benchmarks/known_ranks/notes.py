@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 import torch.distributed
 
-_GATHER, _SCATTER = ("all_gather_single", "all_gather_into_tensor"), ("reduce_scatter_single", "reduce_scatter_tensor")
+_GATHER, _SCATTER = (
+    ("all_gather_single", "all_gather_into_tensor"),
+    ("reduce_scatter_single", "reduce_scatter_tensor"),
+)
 _BLOCKING = ("broadcast", "all_reduce", *_GATHER, *_SCATTER)
 """Calls that hold a rank until they are done: of the flag that Lightning sends before every batch, of the module
 itself, and of FSDP2, whose calls torch has renamed."""
@@ -61,7 +64,11 @@ class Notes:
     @contextmanager
     def hears_collectives(self) -> Iterator[None]:
         """Those that are called through ``torch.distributed``."""
-        whole = {name: getattr(torch.distributed, name) for name in _BLOCKING if hasattr(torch.distributed, name)}
+        whole = {
+            name: getattr(torch.distributed, name)
+            for name in _BLOCKING
+            if hasattr(torch.distributed, name)
+        }
         for name, call in whole.items():
             setattr(torch.distributed, name, self._noted(name, call))
         try:

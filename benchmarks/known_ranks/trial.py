@@ -21,7 +21,13 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from benchmarks.known_ranks.loop import BASE_S, Delay, Sharded, Sleeper, Sleepy
 from benchmarks.known_ranks.notes import Notes
-from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks import (
+    ActionsOptions,
+    MemoryOptions,
+    StageOptions,
+    TraceOptions,
+    TrainingProfiler,
+)
 from lm_profiler.record.run_record import RunRecord
 
 WARMUP = 3
@@ -66,7 +72,10 @@ class Seen:
 def blocks(case: Case, delayed: bool) -> list[range]:
     """Steps that count of the turns with the delays, or of those without."""
     began = WARMUP + case.steps + AFTER
-    return [range(began + n * BLOCK + 1, began + (n + 1) * BLOCK) for n in range(int(delayed), 2 * case.turns, 2)]
+    return [
+        range(began + n * BLOCK + 1, began + (n + 1) * BLOCK)
+        for n in range(int(delayed), 2 * case.turns, 2)
+    ]
 
 
 def watch(case: Case, rank: int, world: int) -> Seen:
@@ -76,30 +85,57 @@ def watch(case: Case, rank: int, world: int) -> Seen:
     def delayed(step: int) -> bool:
         return step < began or (step - began) // BLOCK % 2 == 1
 
-    sleeper = Sleeper(*(case.base_s, case.delays, rank, world, case.accumulate, delayed, case.noise, case.seed))
+    sleeper = Sleeper(
+        *(
+            case.base_s,
+            case.delays,
+            rank,
+            world,
+            case.accumulate,
+            delayed,
+            case.noise,
+            case.seed,
+        )
+    )
     with tempfile.TemporaryDirectory() as folder:
         profiler = TrainingProfiler(
-            StageOptions(warmup_steps=WARMUP, measure_steps=case.steps, stop_when_done=False),
-            MemoryOptions(steps=1),  # without it, a process of its own counts FLOPs at the end
+            StageOptions(
+                warmup_steps=WARMUP, measure_steps=case.steps, stop_when_done=False
+            ),
+            MemoryOptions(
+                steps=1
+            ),  # without it, a process of its own counts FLOPs at the end
             TraceOptions(steps=0),
             actions=ActionsOptions(steps=0),
             quiet=True,
             log_dir=folder,
         )
         steps = began + 2 * case.turns * BLOCK + 1
-        trainer = quiet_trainer(world, folder, case, callbacks=[profiler], max_steps=steps)
+        trainer = quiet_trainer(
+            world, folder, case, callbacks=[profiler], max_steps=steps
+        )
         with sleeper.notes.hears_collectives():
             trainer.fit((Sharded if case.sharded else Sleepy)(sleeper, case.width))
     return Seen(sleeper.notes, profiler.record if rank == 0 else None)
 
 
-def quiet_trainer(world: int, folder: str, case: Case | None = None, **options: Any) -> Trainer:
+def quiet_trainer(
+    world: int, folder: str, case: Case | None = None, **options: Any
+) -> Trainer:
     """Of ``world`` ranks, which writes and prints nothing of its own."""
     case = case or Case("")
-    strategy: Any = DDPStrategy(process_group_backend="gloo", bucket_cap_mb=case.bucket_mb)
+    strategy: Any = DDPStrategy(
+        process_group_backend="gloo", bucket_cap_mb=case.bucket_mb
+    )
     if case.sharded:
         strategy = ModelParallelStrategy(world, 1, process_group_backend="gloo")
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler")
+    off = (
+        "logger",
+        "enable_checkpointing",
+        "enable_progress_bar",
+        "enable_model_summary",
+        "use_distributed_sampler",
+    )
     return Trainer(
         accelerator="cpu",
         devices=world,

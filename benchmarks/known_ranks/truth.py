@@ -26,11 +26,16 @@ class Truth:
 
 def truth_of(ranks: Sequence[Notes], steps: Iterable[int], batches: int) -> list[Truth]:
     """Of each rank in ``steps``, of ``batches`` each."""
-    met = list(zip(*(notes.met for notes in ranks), strict=False))  # training may end amid a collective's note
+    met = list(
+        zip(*(notes.met for notes in ranks), strict=False)
+    )  # training may end amid a collective's note
     assert all(len({each.name for each in together}) == 1 for together in met)
     waits = [_waits_ns(together) for together in met]
     chosen = list(steps)
-    return [_truth(notes, [each[rank] for each in waits], chosen, batches) for rank, notes in enumerate(ranks)]
+    return [
+        _truth(notes, [each[rank] for each in waits], chosen, batches)
+        for rank, notes in enumerate(ranks)
+    ]
 
 
 def _waits_ns(together: Sequence[Met]) -> list[int]:
@@ -39,8 +44,12 @@ def _waits_ns(together: Sequence[Met]) -> list[int]:
     return [min(last_ns, met.left_ns) - met.came_ns for met in together]
 
 
-def _truth(notes: Notes, waits_ns: Sequence[int], steps: Sequence[int], batches: int) -> Truth:
-    began = [notes.asked_ns[step * batches] for step in range(len(notes.asked_ns) // batches)]
+def _truth(
+    notes: Notes, waits_ns: Sequence[int], steps: Sequence[int], batches: int
+) -> Truth:
+    began = [
+        notes.asked_ns[step * batches] for step in range(len(notes.asked_ns) // batches)
+    ]
     counted = {step for step in steps if step + 1 < len(began)}
     assert len(counted) == len(steps)
     lasted, waiting = Counter[str](), Counter[str]()
@@ -65,6 +74,9 @@ def step_s(ranks: Sequence[Notes], blocks: Iterable[range], batches: int) -> flo
     what a delay costs."""
     means = []
     for block in blocks:
-        lasted = [n.asked_ns[block.stop * batches] - n.asked_ns[block.start * batches] for n in ranks]
+        lasted = [
+            n.asked_ns[block.stop * batches] - n.asked_ns[block.start * batches]
+            for n in ranks
+        ]
         means.append(statistics.mean(lasted) / len(block) * 1e-9)
     return statistics.median(means)

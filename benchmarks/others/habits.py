@@ -63,7 +63,11 @@ class MoreNowAndThen(Small):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = self.loss(batch)
-        return loss + 0.1 * self.loss((batch[0].repeat(8, 1), batch[1].repeat(8))) if batch_idx % 4 == 3 else loss
+        return (
+            loss + 0.1 * self.loss((batch[0].repeat(8, 1), batch[1].repeat(8)))
+            if batch_idx % 4 == 3
+            else loss
+        )
 
 
 class LoadsItself(Small):
@@ -146,7 +150,11 @@ class Packed(Small):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, lengths, y = batch
-        out, _ = self.gru(pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False))
+        out, _ = self.gru(
+            pack_padded_sequence(
+                x, lengths.cpu(), batch_first=True, enforce_sorted=False
+            )
+        )
         out, lengths = pad_packed_sequence(out, batch_first=True)
         return F.cross_entropy(self.head(out[torch.arange(len(y)), lengths - 1]), y)
 
@@ -175,9 +183,9 @@ class Straight(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (at,) = ctx.saved_tensors
-        return gradients[0], torch.zeros(ctx.rows, gradients[0].shape[1], device=at.device).index_add_(
-            0, at, gradients[0]
-        )
+        return gradients[0], torch.zeros(
+            ctx.rows, gradients[0].shape[1], device=at.device
+        ).index_add_(0, at, gradients[0])
 
 
 class Quantized(Small):
@@ -224,7 +232,9 @@ class ActsByValue(Rollouts):
     """The same, where the world wants to know the action: a plan cannot."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        action = torch.distributions.Categorical(logits=self.policy(torch.zeros(4))).sample()
+        action = torch.distributions.Categorical(
+            logits=self.policy(torch.zeros(4))
+        ).sample()
         reward = [1.0, 0.0][action.item()]
         return self.loss(batch) * reward
 
@@ -258,7 +268,9 @@ class Keeps(Small):
         self.outputs.append(loss.detach())
         for i, s in enumerate(self.log_vars.exp().tolist()):
             self.log(f"sigma_{i}", s)
-        self.logger.experiment.add_scalars("parts", {"a": a.item(), "b": b.item()}, self.global_step)
+        self.logger.experiment.add_scalars(
+            "parts", {"a": a.item(), "b": b.item()}, self.global_step
+        )
         return loss
 
     def on_train_epoch_end(self) -> None:

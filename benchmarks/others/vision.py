@@ -20,7 +20,9 @@ def images(rows: int = 512, *, views: int = 1) -> DataLoader[Any]:
     made = torch.Generator().manual_seed(1)
     parts = [torch.randn(rows, 3, PIXELS, PIXELS, generator=made) for _ in range(views)]
     return DataLoader(
-        TensorDataset(*parts, torch.randint(CLASSES, (rows,), generator=made)), batch_size=BATCH, drop_last=True
+        TensorDataset(*parts, torch.randint(CLASSES, (rows,), generator=made)),
+        batch_size=BATCH,
+        drop_last=True,
     )
 
 
@@ -33,7 +35,9 @@ class DropPath(nn.Module):
         if self.drop_prob == 0.0 or not self.training:
             return x
         keep = 1 - self.drop_prob
-        random_tensor = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(keep)
+        random_tensor = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(
+            keep
+        )
         if keep > 0.0:
             random_tensor.div_(keep)
         return x * random_tensor
@@ -44,7 +48,9 @@ class Mixer(nn.Module):
         super().__init__()
         self.norm, self.mlp = (
             nn.LayerNorm(width),
-            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)),
+            nn.Sequential(
+                nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+            ),
         )
         self.drop_path = DropPath(drop_path)
         self.gamma = nn.Parameter(1e-6 * torch.ones(width))
@@ -56,17 +62,25 @@ class Mixer(nn.Module):
 class Timm(LightningModule):
     """Rates of drop path by linspace, mixup by a drawn permutation, an average of weights, label smoothing."""
 
-    def __init__(self, depth: int = 4, width: int = 96, drop_path_rate: float = 0.1) -> None:
+    def __init__(
+        self, depth: int = 4, width: int = 96, drop_path_rate: float = 0.1
+    ) -> None:
         super().__init__()
         self.save_hyperparameters()
         dpr = [x.item() for x in torch.linspace(0, drop_path_rate, depth)]
-        per_stage = [x.tolist() for x in torch.linspace(0, drop_path_rate, depth).split(2)]
+        per_stage = [
+            x.tolist() for x in torch.linspace(0, drop_path_rate, depth).split(2)
+        ]
         assert sum(len(stage) for stage in per_stage) == depth
         self.stem = nn.Conv2d(3, width, 4, 4)
         self.blocks = nn.Sequential(*[Mixer(width, rate) for rate in dpr])
         self.head = nn.Linear(width, CLASSES)
         nn.init.trunc_normal_(self.head.weight, std=0.02)
-        self.ema = copy.deepcopy(nn.ModuleList([self.stem, self.blocks, self.head])).requires_grad_(False).eval()
+        self.ema = (
+            copy.deepcopy(nn.ModuleList([self.stem, self.blocks, self.head]))
+            .requires_grad_(False)
+            .eval()
+        )
 
     def train_dataloader(self) -> Any:
         return images()
@@ -80,7 +94,9 @@ class Timm(LightningModule):
         index = torch.randperm(x.size(0)).tolist()
         mixed = lam * x + (1 - lam) * x[index]
         logits = self(mixed)
-        loss = lam * F.cross_entropy(logits, y, label_smoothing=0.1) + (1 - lam) * F.cross_entropy(logits, y[index])
+        loss = lam * F.cross_entropy(logits, y, label_smoothing=0.1) + (
+            1 - lam
+        ) * F.cross_entropy(logits, y[index])
         acc = (logits.argmax(-1) == y).float().mean().item()
         self.log_dict({"loss": loss.item(), "acc": acc, "acc_percent": 100 * acc})
         return loss
@@ -92,7 +108,10 @@ class Timm(LightningModule):
                 mine.mul_(0.999).add_(its, alpha=0.001)
 
     def configure_gradient_clipping(
-        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+        self,
+        optimizer: Any,
+        gradient_clip_val: Any = None,
+        gradient_clip_algorithm: Any = None,
     ) -> None:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)
         self.log("norm", norm.item())
@@ -100,8 +119,13 @@ class Timm(LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3)
         total = self.trainer.estimated_stepping_batches
-        one_cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-3, total_steps=total)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": one_cycle, "interval": "step"}}
+        one_cycle = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=1e-3, total_steps=total
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": one_cycle, "interval": "step"},
+        }
 
 
 class HydraTemplate(LightningModule):
@@ -111,12 +135,21 @@ class HydraTemplate(LightningModule):
         super().__init__()
         self.save_hyperparameters(logger=False)
         self.net = nn.Sequential(
-            nn.Flatten(), nn.Linear(3 * PIXELS**2, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, CLASSES)
+            nn.Flatten(),
+            nn.Linear(3 * PIXELS**2, 128),
+            nn.BatchNorm1d(128),
+            nn.ReLU(),
+            nn.Linear(128, CLASSES),
         )
         self.criterion = nn.CrossEntropyLoss()
-        self.train_acc, self.train_loss, self.val_acc_best = MulticlassAccuracy(CLASSES), MeanMetric(), MaxMetric()
+        self.train_acc, self.train_loss, self.val_acc_best = (
+            MulticlassAccuracy(CLASSES),
+            MeanMetric(),
+            MaxMetric(),
+        )
         self.metrics = MetricCollection(
-            {"f1": MulticlassF1Score(CLASSES), "acc": MulticlassAccuracy(CLASSES)}, prefix="train/all_"
+            {"f1": MulticlassF1Score(CLASSES), "acc": MulticlassAccuracy(CLASSES)},
+            prefix="train/all_",
         )
 
     def train_dataloader(self) -> Any:
@@ -131,8 +164,12 @@ class HydraTemplate(LightningModule):
         loss, preds = self.criterion(logits, y), torch.argmax(logits, dim=1)
         self.train_loss(loss)
         self.train_acc(preds, y)
-        self.log("train/loss", self.train_loss, on_step=False, on_epoch=True, prog_bar=True)
-        self.log("train/acc", self.train_acc, on_step=False, on_epoch=True, prog_bar=True)
+        self.log(
+            "train/loss", self.train_loss, on_step=False, on_epoch=True, prog_bar=True
+        )
+        self.log(
+            "train/acc", self.train_acc, on_step=False, on_epoch=True, prog_bar=True
+        )
         self.log_dict(self.metrics(logits, y))
         return loss
 
@@ -142,10 +179,17 @@ class HydraTemplate(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.trainer.model.parameters(), lr=1e-3)
-        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="min", factor=0.1, patience=10)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            optimizer, mode="min", factor=0.1, patience=10
+        )
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "monitor": "train/loss", "interval": "epoch", "frequency": 1},
+            "lr_scheduler": {
+                "scheduler": scheduler,
+                "monitor": "train/loss",
+                "interval": "epoch",
+                "frequency": 1,
+            },
         }
 
 
@@ -154,8 +198,15 @@ class VAE(LightningModule):
 
     def __init__(self, latent: int = 16) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(3 * PIXELS**2, 256), nn.ReLU(), nn.Linear(256, 2 * latent))
-        self.decoder = nn.Sequential(nn.Linear(latent, 256), nn.ReLU(), nn.Linear(256, 3 * PIXELS**2))
+        self.encoder = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(3 * PIXELS**2, 256),
+            nn.ReLU(),
+            nn.Linear(256, 2 * latent),
+        )
+        self.decoder = nn.Sequential(
+            nn.Linear(latent, 256), nn.ReLU(), nn.Linear(256, 3 * PIXELS**2)
+        )
         self.history: list[float] = []
 
     def train_dataloader(self) -> Any:
@@ -176,7 +227,9 @@ class VAE(LightningModule):
         self.logger.experiment.add_scalar("kl", kl.item(), self.global_step)
         self.logger.log_metrics({"mean": mean, "kl": kl.item()}, step=self.global_step)
         if batch_idx % 4 == 0:
-            print(f"[{self.global_step}] loss {loss.item():.4f} mean {mean:.3f} kl {kl:.3f}")
+            print(
+                f"[{self.global_step}] loss {loss.item():.4f} mean {mean:.3f} kl {kl:.3f}"
+            )
         return loss
 
     def configure_optimizers(self) -> Any:
@@ -189,9 +242,17 @@ class GAN(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.generator = nn.Sequential(nn.Linear(32, 256), nn.LeakyReLU(0.2), nn.Linear(256, 3 * PIXELS**2), nn.Tanh())
+        self.generator = nn.Sequential(
+            nn.Linear(32, 256),
+            nn.LeakyReLU(0.2),
+            nn.Linear(256, 3 * PIXELS**2),
+            nn.Tanh(),
+        )
         self.discriminator = nn.Sequential(
-            nn.Flatten(), nn.Linear(3 * PIXELS**2, 256), nn.LeakyReLU(0.2), nn.Linear(256, 1)
+            nn.Flatten(),
+            nn.Linear(3 * PIXELS**2, 256),
+            nn.LeakyReLU(0.2),
+            nn.Linear(256, 1),
         )
 
     def train_dataloader(self) -> Any:
@@ -201,7 +262,13 @@ class GAN(LightningModule):
         alpha = torch.rand(real.size(0), 1, 1, 1, device=self.device)
         between = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
         scores = self.discriminator(between)
-        (grad,) = torch.autograd.grad(scores, between, torch.ones_like(scores), create_graph=True, retain_graph=True)
+        (grad,) = torch.autograd.grad(
+            scores,
+            between,
+            torch.ones_like(scores),
+            create_graph=True,
+            retain_graph=True,
+        )
         return ((grad.flatten(1).norm(2, dim=1) - 1) ** 2).mean()
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -224,7 +291,9 @@ class GAN(LightningModule):
             g_loss = -self.discriminator(fake).mean()
             g_opt.zero_grad()
             self.manual_backward(g_loss)
-            self.clip_gradients(g_opt, gradient_clip_val=0.5, gradient_clip_algorithm="norm")
+            self.clip_gradients(
+                g_opt, gradient_clip_val=0.5, gradient_clip_algorithm="norm"
+            )
             g_opt.step()
             self.untoggle_optimizer(g_opt)
             self.log("g_loss", g_loss.item(), prog_bar=True)
@@ -237,13 +306,17 @@ class GAN(LightningModule):
             torch.optim.Adam(part.parameters(), lr=2e-4, betas=(0.5, 0.9))
             for part in (self.generator, self.discriminator)
         ]
-        return optimizers, [torch.optim.lr_scheduler.ExponentialLR(each, 0.99) for each in optimizers]
+        return optimizers, [
+            torch.optim.lr_scheduler.ExponentialLR(each, 0.99) for each in optimizers
+        ]
 
 
 class UNet(nn.Module):
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.time = nn.Sequential(nn.Linear(32, width), nn.SiLU(), nn.Linear(width, width))
+        self.time = nn.Sequential(
+            nn.Linear(32, width), nn.SiLU(), nn.Linear(width, width)
+        )
         self.down, self.mid, self.up = (
             nn.Conv2d(3, width, 3, 2, 1),
             nn.Conv2d(width, width, 3, padding=1),
@@ -282,18 +355,26 @@ class Diffusion(LightningModule):
         t = torch.randint(0, self.steps, (x.size(0),), device=self.device).long()
         noise = torch.randn_like(x)
         bar = self.bar[t][:, None, None, None]
-        loss = F.mse_loss(self.unet(bar.sqrt() * x + (1 - bar).sqrt() * noise, t.float()), noise)
+        loss = F.mse_loss(
+            self.unet(bar.sqrt() * x + (1 - bar).sqrt() * noise, t.float()), noise
+        )
         self.log("train_loss", loss, prog_bar=True, on_step=True)
         return loss
 
     def on_before_zero_grad(self, *_: Any) -> None:
         decay = min(0.9999, (1 + self.global_step) / (10 + self.global_step))
-        for mine, its in zip(self.ema.state_dict().values(), self.unet.state_dict().values(), strict=True):
+        for mine, its in zip(
+            self.ema.state_dict().values(), self.unet.state_dict().values(), strict=True
+        ):
             mine.copy_(mine * decay + its.detach() * (1 - decay))
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.unet.parameters(), lr=1e-4)
-        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=self.trainer.max_epochs)]
+        return [optimizer], [
+            torch.optim.lr_scheduler.CosineAnnealingLR(
+                optimizer, T_max=self.trainer.max_epochs
+            )
+        ]
 
 
 class SimCLR(LightningModule):
@@ -301,7 +382,12 @@ class SimCLR(LightningModule):
 
     def __init__(self, queue: int = 256, width: int = 64) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(3 * PIXELS**2, 128), nn.ReLU(), nn.Linear(128, width))
+        self.encoder = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(3 * PIXELS**2, 128),
+            nn.ReLU(),
+            nn.Linear(128, width),
+        )
         self.key = copy.deepcopy(self.encoder)
         for p in self.key.parameters():
             p.requires_grad = False
@@ -322,18 +408,30 @@ class SimCLR(LightningModule):
         a, b, _ = batch
         q = F.normalize(self.encoder(a), dim=1)
         with torch.no_grad():
-            for p, k in zip(self.encoder.parameters(), self.key.parameters(), strict=True):
+            for p, k in zip(
+                self.encoder.parameters(), self.key.parameters(), strict=True
+            ):
                 k.data = k.data * 0.99 + p.data * 0.01
             order = torch.randperm(b.size(0))
             keys = F.normalize(self.key(b[order]), dim=1)[torch.argsort(order)]
-        logits = torch.cat([(q * keys).sum(1, keepdim=True), q @ self.queue.clone().detach()], 1) / 0.07
+        logits = (
+            torch.cat(
+                [(q * keys).sum(1, keepdim=True), q @ self.queue.clone().detach()], 1
+            )
+            / 0.07
+        )
         mask = torch.eye(q.size(0), dtype=torch.bool, device=self.device)
         similar = (q @ q.T)[~mask].view(q.size(0), -1)
         loss = (
-            F.cross_entropy(logits, torch.zeros(len(q), dtype=torch.long, device=self.device)) + 0.01 * similar.mean()
+            F.cross_entropy(
+                logits, torch.zeros(len(q), dtype=torch.long, device=self.device)
+            )
+            + 0.01 * similar.mean()
         )
         self.enqueue(keys)
         return loss
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.03, momentum=0.9, weight_decay=1e-4)
+        return torch.optim.SGD(
+            self.parameters(), lr=0.03, momentum=0.9, weight_decay=1e-4
+        )

@@ -15,7 +15,10 @@ from benchmarks.simulated_gpu.build import build
 def environment(built: Path) -> dict[str, str]:
     """What a command needs to find the simulated GPU, which is compiled under ``built``."""
     libraries = build(built)
-    return {"LD_PRELOAD": os.pathsep.join(map(str, libraries)), "LD_LIBRARY_PATH": str(built)}
+    return {
+        "LD_PRELOAD": os.pathsep.join(map(str, libraries)),
+        "LD_LIBRARY_PATH": str(built),
+    }
 
 
 def main() -> int:
@@ -24,10 +27,15 @@ def main() -> int:
         return 2
     cuda = torch.version.cuda
     if cuda is None or not cuda.startswith("13."):
-        print(f"torch: expected a build for CUDA 13, given {torch.__version__}", file=sys.stderr)
+        print(
+            f"torch: expected a build for CUDA 13, given {torch.__version__}",
+            file=sys.stderr,
+        )
         return 2
     try:
-        os.environ.update(environment(Path("logs", "simulated_gpu", torch.__version__).resolve()))
+        os.environ.update(
+            environment(Path("logs", "simulated_gpu", torch.__version__).resolve())
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"the simulated GPU cannot be compiled: {error}", file=sys.stderr)
         return 2

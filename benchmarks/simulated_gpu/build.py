@@ -12,8 +12,25 @@ import torch
 
 HERE = Path(__file__).parent
 SOURCES = (
-    *("kernels", "copies", "memory", "streams", "events", "graphs", "devices", "errors"),
-    *("driver", "management", "libraries", "cudnn", "collectives", "activity", "compiler"),
+    *(
+        "kernels",
+        "copies",
+        "memory",
+        "streams",
+        "events",
+        "graphs",
+        "devices",
+        "errors",
+    ),
+    *(
+        "driver",
+        "management",
+        "libraries",
+        "cudnn",
+        "collectives",
+        "activity",
+        "compiler",
+    ),
 )
 CALLED = re.compile(r"(__cuda|cuda[A-Z]|cublas|cupti|nccl|cu[A-Z])\w+")
 _MISSING = """#include <stdio.h>
@@ -26,8 +43,14 @@ static int missing(const char *name, int *told) {
 
 def symbols(files: list[Path], *kind: str) -> set[str]:
     """The functions that ``files`` call (``--undefined-only``) or have (``--defined-only``)."""
-    told = subprocess.run(["nm", *kind, *map(str, files)], check=True, capture_output=True, text=True).stdout
-    names = (line.split()[-1].split("@")[0] for line in told.splitlines() if line.strip() and not line.endswith(":"))
+    told = subprocess.run(
+        ["nm", *kind, *map(str, files)], check=True, capture_output=True, text=True
+    ).stdout
+    names = (
+        line.split()[-1].split("@")[0]
+        for line in told.splitlines()
+        if line.strip() and not line.endswith(":")
+    )
     return {name for name in names if CALLED.fullmatch(name)}
 
 
@@ -52,10 +75,14 @@ def build(into: Path) -> list[Path]:
     """
     libraries = [into / name for name in ("libcuda.so.1", "libnvrtc.so.13")]
     newest = max(file.stat().st_mtime for file in HERE.iterdir() if file.is_file())
-    if all(library.exists() and library.stat().st_mtime > newest for library in libraries):
+    if all(
+        library.exists() and library.stat().st_mtime > newest for library in libraries
+    ):
         return libraries
     into.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=into) as folder:  # a library that runs is replaced, never written to
+    with TemporaryDirectory(
+        dir=into
+    ) as folder:  # a library that runs is replaced, never written to
         for made in _compiled(Path(folder)):
             made.replace(into / made.name)
     return libraries
@@ -64,7 +91,12 @@ def build(into: Path) -> list[Path]:
 def _compiled(folder: Path) -> list[Path]:
     site = Path(torch.__file__).parent
     nvidia = site.parent / "nvidia"
-    headers = [nvidia / "cu13/include", nvidia / "cu13/include/cccl", nvidia / "cudnn/include", nvidia / "nccl/include"]
+    headers = [
+        nvidia / "cu13/include",
+        nvidia / "cu13/include/cccl",
+        nvidia / "cudnn/include",
+        nvidia / "nccl/include",
+    ]
     compiled = [
         "g++",
         "-std=c++17",
@@ -76,15 +108,32 @@ def _compiled(folder: Path) -> list[Path]:
     ]
     objects = {name: folder / f"{name}.o" for name in SOURCES}
     for name, made in objects.items():
-        subprocess.run([*compiled, str(HERE / f"{name}.cpp"), "-o", str(made)], check=True)
+        subprocess.run(
+            [*compiled, str(HERE / f"{name}.cpp"), "-o", str(made)], check=True
+        )
     compiler = objects.pop("compiler")
     called = symbols(sorted((site / "lib").glob("lib*.so")), "-D", "--undefined-only")
     source = folder / "stubs.c"
-    source.write_text(stubs(called - symbols([*objects.values()], "--defined-only")), "utf-8")
-    subprocess.run(["gcc", "-w", "-fPIC", "-c", str(source), "-o", str(folder / "stubs.o")], check=True)
-    libraries = {"libcuda.so.1": [*objects.values(), folder / "stubs.o"], "libnvrtc.so.13": [compiler]}
+    source.write_text(
+        stubs(called - symbols([*objects.values()], "--defined-only")), "utf-8"
+    )
+    subprocess.run(
+        ["gcc", "-w", "-fPIC", "-c", str(source), "-o", str(folder / "stubs.o")],
+        check=True,
+    )
+    libraries = {
+        "libcuda.so.1": [*objects.values(), folder / "stubs.o"],
+        "libnvrtc.so.13": [compiler],
+    }
     for name, parts in libraries.items():
-        linked = ["g++", "-shared", f"-Wl,-soname,{name}", *map(str, parts), "-ldl", "-lpthread"]
+        linked = [
+            "g++",
+            "-shared",
+            f"-Wl,-soname,{name}",
+            *map(str, parts),
+            "-ldl",
+            "-lpthread",
+        ]
         subprocess.run([*linked, "-o", str(folder / name)], check=True)
     management = folder / "libnvidia-ml.so.1"
     management.symlink_to("libcuda.so.1")

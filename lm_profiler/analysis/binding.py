@@ -23,11 +23,21 @@ REMAINDER = 0.30  # code of the program, time between steps, time outside every 
 STRAGGLER = 0.10  # share of the step that mending a straggler saves: it helps all ranks, whatever else binds
 _HOST = 0.50  # share of marks at which the device had finished
 _IDLE = 0.30  # share of the traced steps in which the device was idle
-_BUSY = 0.40  # share of the ceiling: a device that reaches it computes and does not wait
+_BUSY = (
+    0.40  # share of the ceiling: a device that reaches it computes and does not wait
+)
 _WORKING = 0.10  # the same on the CPU, which also calls operators: below it, calls or memory may bind
 _KEEPS_UP = 0.98  # host time over device time from which launching may set the pace
 # findings about the program's own code, and about what passes between its steps
-_CODE_FINDINGS = ("sleep", "python", "owner", "logging", "garbage", "compilation", "pattern")
+_CODE_FINDINGS = (
+    "sleep",
+    "python",
+    "owner",
+    "logging",
+    "garbage",
+    "compilation",
+    "pattern",
+)
 _LOADER_FINDINGS = ("worker_start", "reload")
 _BETWEEN_STEPS_FINDINGS = ("validation", "checkpoint", "epoch", *_LOADER_FINDINGS)
 
@@ -36,9 +46,13 @@ _BETWEEN_STEPS_FINDINGS = ("validation", "checkpoint", "epoch", *_LOADER_FINDING
 class RunFacts(StepCosts):
     """Facts about a run from its record, its steps and its trace."""
 
-    rows: Sequence[StepRow]  # the measured steps, each the mean over the ranks, with the device's time
+    rows: Sequence[
+        StepRow
+    ]  # the measured steps, each the mean over the ranks, with the device's time
     model: StepModel  # of these
-    device_idle: float | None = None  # share of marks at which the device had finished when the next phase came
+    device_idle: float | None = (
+        None  # share of marks at which the device had finished when the next phase came
+    )
     kernels: KernelTable | None = None  # of its trace
 
     def share(self, *parts: str) -> float:
@@ -121,7 +135,9 @@ def _with_certainty(verdict: Verdict, run: RunFacts) -> Verdict:
     """Return ``verdict``, not certain if steps do not show it, or contention distorts what rates compare with."""
     has_few_steps = run.model.end - run.model.first < FEWEST_VALUES
     has_alternative = verdict.or_bound_by is not None
-    is_noisy = run.record.steadiness is not None and run.record.steadiness.word == "noisy"
+    is_noisy = (
+        run.record.steadiness is not None and run.record.steadiness.word == "noisy"
+    )
     compares_rates = verdict.bound_by in ("compute", "memory bandwidth", "host", None)
     is_distorted = compares_rates and (run.contended or is_noisy)
     is_certain = not (has_few_steps or has_alternative or is_distorted)
@@ -171,15 +187,23 @@ def _check_between_steps(run: RunFacts) -> Verdict | None:
         return None
     facts = {}
     seconds = 0.0
-    if costliest.name != EPOCH:  # its share includes waiting for the first batch, which is part of a step
-        seconds = sum(passed.seconds for passed in run.record.outside if passed.what == costliest.name)
+    if (
+        costliest.name != EPOCH
+    ):  # its share includes waiting for the first batch, which is part of a step
+        seconds = sum(
+            passed.seconds
+            for passed in run.record.outside
+            if passed.what == costliest.name
+        )
     if seconds and run.record.stages_s:
         facts = {"seconds": seconds, "run_s": run.record.stages_s}
     bound_by: Bound = "between steps"
     if costliest.name in _LOADER_FINDINGS:
         bound_by = "input"
     because = f"between steps: {costliest.name}"
-    return Verdict(bound_by=bound_by, share=costliest.share, because=because, facts=facts)
+    return Verdict(
+        bound_by=bound_by, share=costliest.share, because=because, facts=facts
+    )
 
 
 def _check_input(run: RunFacts) -> Verdict | None:
@@ -189,11 +213,20 @@ def _check_input(run: RunFacts) -> Verdict | None:
     if high < INPUT:
         return None
     facts = {"data": run.share("data"), "transfer": run.share("transfer")}
-    verdict = Verdict(bound_by="input", share=share, share_low=low, share_high=high, because="input", facts=facts)
+    verdict = Verdict(
+        bound_by="input",
+        share=share,
+        share_low=low,
+        share_high=high,
+        because="input",
+        facts=facts,
+    )
     if low >= INPUT:
         return verdict
 
-    next_verdict = _first_verdict(run, (_check_program_code, _check_host, _check_memory, _check_compute))
+    next_verdict = _first_verdict(
+        run, (_check_program_code, _check_host, _check_memory, _check_compute)
+    )
     next_cause: Bound | None = "compute"
     if next_verdict is not None:
         next_cause = next_verdict.bound_by
@@ -217,9 +250,19 @@ def _check_communication(run: RunFacts) -> Verdict | None:
 
 def _check_program_code(run: RunFacts) -> Verdict | None:
     """Judge code of the program that sleeps, computes in Python or logs, by the findings that need no trial."""
-    for finding in run.record.findings:  # the likeliest saving, which the advice is about too, comes first
-        if finding.name in _CODE_FINDINGS and not finding.may and finding.share >= REMAINDER:
-            return Verdict(bound_by="program code", share=finding.share, because=f"program code: {finding.name}")
+    for finding in (
+        run.record.findings
+    ):  # the likeliest saving, which the advice is about too, comes first
+        if (
+            finding.name in _CODE_FINDINGS
+            and not finding.may
+            and finding.share >= REMAINDER
+        ):
+            return Verdict(
+                bound_by="program code",
+                share=finding.share,
+                because=f"program code: {finding.name}",
+            )
     return None
 
 
@@ -232,7 +275,9 @@ def _check_host(run: RunFacts) -> Verdict | None:
     utilisation = run.utilisation
     if not run.on_device:  # host and device are one
         return None
-    if idle_share is None and utilisation is None:  # nothing distinguishes waiting from working
+    if (
+        idle_share is None and utilisation is None
+    ):  # nothing distinguishes waiting from working
         return None
     if idle_share is not None and idle_share < _IDLE:
         return None
@@ -278,13 +323,22 @@ def _check_compute(run: RunFacts) -> Verdict | None:
     least_utilisation = _BUSY if run.on_device else _WORKING
     if share < 1.0 - REMAINDER:
         return None
-    if utilisation is None or utilisation < least_utilisation:  # busy, but perhaps not with arithmetic
+    if (
+        utilisation is None or utilisation < least_utilisation
+    ):  # busy, but perhaps not with arithmetic
         return None
     low, high = run.interval(share, WORKING_PHASES)
     facts = {"optimizer": run.share("optimizer")}
     if not run.contended:
         facts["utilisation"] = utilisation
-    return Verdict(bound_by="compute", share=share, share_low=low, share_high=high, because="compute", facts=facts)
+    return Verdict(
+        bound_by="compute",
+        share=share,
+        share_low=low,
+        share_high=high,
+        because="compute",
+        facts=facts,
+    )
 
 
 def _unbound(run: RunFacts) -> Verdict:

@@ -73,7 +73,9 @@ from lm_profiler.record.text import ranks_text
 _PRECISIONS = {"float64": "64", "float32": "32", "bfloat16": "bf16", "float16": "16"}
 
 _ON_HOST = "arrivals at collectives, from torch's flight recorder"
-_ON_STREAM = "durations of collectives on the device's stream, in steps after the measured ones"
+_ON_STREAM = (
+    "durations of collectives on the device's stream, in steps after the measured ones"
+)
 
 _SAME_SIZE = 0.01  # relative distance of mean batch sizes that is not worth a note
 _SAME_FIGURE = 1e-6  # relative distance of figures that count as the same: rows in a file are rounded to a nanosecond
@@ -105,12 +107,16 @@ class RunSteps:
     @cached_property
     def counts(self) -> MeanCounts:
         """Batches and samples of a step of the stretch, over all ranks."""
-        return mean_counts(self.evidence.batch_counts, [row.step for row in self.stretch])
+        return mean_counts(
+            self.evidence.batch_counts, [row.step for row in self.stretch]
+        )
 
     @property
     def batches(self) -> float | None:
         """Batches of a measured step of rank 0; None is unknown."""
-        return mean_counts(self.evidence.batch_counts[:1], self.timed.step.tolist()).batches
+        return mean_counts(
+            self.evidence.batch_counts[:1], self.timed.step.tolist()
+        ).batches
 
     @cached_property
     def short_steps(self) -> dict[int, int]:
@@ -131,7 +137,13 @@ class RunSteps:
         return self.evidence.environment
 
     def facts(self, record: RunRecord) -> RunFacts:
-        return RunFacts(record, self.steps, self.model, self.evidence.device_idle, self.evidence.kernels)
+        return RunFacts(
+            record,
+            self.steps,
+            self.model,
+            self.evidence.device_idle,
+            self.evidence.kernels,
+        )
 
     @property
     def devices(self) -> int:
@@ -141,7 +153,9 @@ class RunSteps:
         return self.evidence.world_size
 
     def dtype(self, precision: str) -> Dtype | None:
-        float32_precision = self.machine.flags.get("float32_matmul_precision", "highest")
+        float32_precision = self.machine.flags.get(
+            "float32_matmul_precision", "highest"
+        )
         return matmul_dtype(precision, str(float32_precision))
 
     @property
@@ -160,7 +174,9 @@ class RunSteps:
         for phase, work in evidence.work.items():
             phase_flops = None
             if work.flops is not None:
-                phase_flops = {dtype: round(count * scale) for dtype, count in work.flops.items()}
+                phase_flops = {
+                    dtype: round(count * scale) for dtype, count in work.flops.items()
+                }
             by_phase[phase] = Work(phase_flops, bytes=None)
         flops = None
         if evidence.flops is not None:
@@ -189,7 +205,12 @@ class RunSteps:
         counts = self.counts
         if evidence.flops is None:
             return []
-        if not counts.elements or not counts.batches or not evidence.work_elements or not evidence.work_batches:
+        if (
+            not counts.elements
+            or not counts.batches
+            or not evidence.work_elements
+            or not evidence.work_batches
+        ):
             return []
         mean_elements = counts.elements / counts.batches
         counted_elements = evidence.work_elements / evidence.work_batches
@@ -223,7 +244,9 @@ Fields = dict[str, Any]  # fields of the record
 Finding = Callable[[RunSteps, RunRecord, list[str]], Fields]
 
 
-def conclude(evidence: Evidence, findings: Iterable[tuple[str, Finding]] | None = None) -> RunRecord:
+def conclude(
+    evidence: Evidence, findings: Iterable[tuple[str, Finding]] | None = None
+) -> RunRecord:
     """Return the record of ``evidence``, with all findings unless ``findings`` names some."""
     if findings is None:
         findings = FINDINGS
@@ -233,8 +256,12 @@ def conclude(evidence: Evidence, findings: Iterable[tuple[str, Finding]] | None 
     for name, finding in findings:
         try:
             figures = finding(run, record, notes)
-        except Exception as error:  # the measurements and the other findings are still right
-            notes.append(f"{name} unknown: {type(error).__name__}: {error}".removesuffix(": "))
+        except (
+            Exception
+        ) as error:  # the measurements and the other findings are still right
+            notes.append(
+                f"{name} unknown: {type(error).__name__}: {error}".removesuffix(": ")
+            )
             continue
         record = record.model_copy(update=figures)  # the next finding may need it
     return record.model_copy(update={"notes": notes})
@@ -242,17 +269,23 @@ def conclude(evidence: Evidence, findings: Iterable[tuple[str, Finding]] | None 
 
 def _shared_fields(source: Evidence | RunRecord) -> Fields:
     """Return the fields that evidence and record have in common."""
-    names = [field.name for field in fields(Evidence) if field.name in RunRecord.model_fields]
+    names = [
+        field.name for field in fields(Evidence) if field.name in RunRecord.model_fields
+    ]
     return {name: getattr(source, name) for name in names}
 
 
 def _steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the number of steps of each stage, planned or not, and the time of the slowest rank's first step."""
     rows = run.rows
-    stages = dict.fromkeys([*run.evidence.steps_planned, *np.unique(rows.stage).tolist()])
+    stages = dict.fromkeys(
+        [*run.evidence.steps_planned, *np.unique(rows.stage).tolist()]
+    )
     first_steps_s = [row.time("step", "host") for row in rows.select(rows.step == 1)]
     return {
-        "steps": {stage: len(np.unique(rows.of_stages(stage).step)) for stage in stages},
+        "steps": {
+            stage: len(np.unique(rows.of_stages(stage).step)) for stage in stages
+        },
         "first_step_s": max(first_steps_s, default=None),
     }
 
@@ -282,26 +315,38 @@ def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Field
 def _steadiness(run: RunSteps) -> Steadiness:
     """Return the course of the steps; a pattern whose slow or fast steps have a shorter batch is marked as that."""
     parts_s = {part: np.array([row.time(part) for row in run.steps]) for part in PARTS}
-    steady = steadiness(run.model, run.evidence.recompilations, parts_s, first_step=run.steps[0].step)
+    steady = steadiness(
+        run.model, run.evidence.recompilations, parts_s, first_step=run.steps[0].step
+    )
     pattern = steady.pattern
     if pattern is None:
         return steady
     places = {place - 1 for place in pattern.slow}
-    differing = [row.step for index, row in enumerate(run.steps) if index % pattern.every in places]
+    differing = [
+        row.step
+        for index, row in enumerate(run.steps)
+        if index % pattern.every in places
+    ]
     if not differing or not set(differing) <= run.short_steps.keys():
         return steady
-    return steady.model_copy(update={"pattern": pattern.model_copy(update={"short_batch": True})})
+    return steady.model_copy(
+        update={"pattern": pattern.model_copy(update={"short_batch": True})}
+    )
 
 
 def _causes(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
-    odd, counters = with_causes(record.odd_steps, run.timed, run.evidence.counters, run.workers)
+    odd, counters = with_causes(
+        record.odd_steps, run.timed, run.evidence.counters, run.workers
+    )
     odd = [_with_short_batch(step, run.short_steps) for step in odd]
     return {"odd_steps": odd, "step_counters": counters}
 
 
 def _check_of_level(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Note if the steps of the stage ``actions`` differ from the level; its last step is followed line by line."""
-    later = mean_over_ranks(run.rows.of_stages("actions").timed, run.evidence.world_size)
+    later = mean_over_ranks(
+        run.rows.of_stages("actions").timed, run.evidence.world_size
+    )
     notes += level_check_note(run.model, run.steps, later[:-1])
     return {}
 
@@ -335,7 +380,9 @@ def _with_short_batch(odd: OddStep, short_batches: Mapping[int, int]) -> OddStep
     if odd.ratio >= 1.0 or odd.step not in short_batches:
         return odd
     cause = f"a shorter batch ({counted(short_batches[odd.step], 'sample')})"
-    return odd.model_copy(update={"cause": cause, "cause_s": odd.step_s / odd.ratio - odd.step_s})
+    return odd.model_copy(
+        update={"cause": cause, "cause_s": odd.step_s / odd.ratio - odd.step_s}
+    )
 
 
 def _lasting_step(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
@@ -364,10 +411,14 @@ def _lasting_step(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     if lasting_s <= measured_s:
         return {}
     longer = f"in the long run a step takes about {duration_text(lasting_s)}, not {duration_text(measured_s)}"
-    notes.append(f"{prefetched}: {longer}; throughput, verdict and advice use the long-run time")
+    notes.append(
+        f"{prefetched}: {longer}; throughput, verdict and advice use the long-run time"
+    )
     figures: Fields = {"lasting_step_s": lasting_s}
     if record.throughput is not None:
-        figures["throughput"] = slower_throughput(record.throughput, measured_s / lasting_s)
+        figures["throughput"] = slower_throughput(
+            record.throughput, measured_s / lasting_s
+        )
     return figures
 
 
@@ -392,7 +443,12 @@ def _energy(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     """Return the energy of a step, by its share of the time; unknown if not all ranks reported their GPUs."""
     evidence = run.evidence
     telemetry = evidence.telemetry
-    if telemetry is None or telemetry.energy_j is None or not telemetry.duration_s or not run.stretch:
+    if (
+        telemetry is None
+        or telemetry.energy_j is None
+        or not telemetry.duration_s
+        or not run.stretch
+    ):
         return {}
     if evidence.ranks_heard < evidence.world_size:
         return {}
@@ -410,7 +466,9 @@ def _owners(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     owned = run.evidence.other_by_owner
     if owned is None:
         return {}
-    rank_rows = list(run.timed.select(run.timed.rank == 0))[run.model.first : run.model.end]
+    rank_rows = list(run.timed.select(run.timed.rank == 0))[
+        run.model.first : run.model.end
+    ]
     measured_s = None
     if rank_rows:
         measured_s = fmean(row.time("other", "host") for row in rank_rows)
@@ -445,7 +503,9 @@ def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     evidence = run.evidence
     if len(evidence.timelines) < 2:
         return {}
-    is_on_stream = any(timeline.waited_ns is not None for timeline in evidence.timelines)
+    is_on_stream = any(
+        timeline.waited_ns is not None for timeline in evidence.timelines
+    )
     ranks = ranks_of(
         evidence.timelines,
         evidence.world_size,
@@ -469,9 +529,15 @@ def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     if dtype is not None and evidence.peak_flops_per_s is not None:
         stated[torch_name(dtype)] = evidence.peak_flops_per_s
     if dtype is not None and use is not None:
-        measured[torch_name(dtype)] = use.ceiling_flops_per_s  # unknown if the step beat it
+        measured[torch_name(dtype)] = (
+            use.ceiling_flops_per_s
+        )  # unknown if the step beat it
     device_name = run.machine.device_name
-    return {"rates": rates_of(device_name, measured, evidence.copied_bytes_per_s, run.dtype("32"), stated)}
+    return {
+        "rates": rates_of(
+            device_name, measured, evidence.copied_bytes_per_s, run.dtype("32"), stated
+        )
+    }
 
 
 def _floors(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
@@ -479,7 +545,10 @@ def _floors(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     _, work_by_phase = run.work
     rates = record.rates or Rates()
     took_s = {phase: record.time[phase].mean for phase in work_by_phase}
-    floors = {phase: floor_of(work, rates, took_s[phase]) for phase, work in work_by_phase.items()}
+    floors = {
+        phase: floor_of(work, rates, took_s[phase])
+        for phase, work in work_by_phase.items()
+    }
     return {"floors": floors, "details": beaten_floors(work_by_phase, rates, took_s)}
 
 
@@ -487,7 +556,9 @@ def _waterfall(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"waterfall": waterfall_of(run.evidence, record, run.devices)}
 
 
-def waterfall_of(evidence: Evidence, record: RunRecord, devices: int) -> Waterfall | None:
+def waterfall_of(
+    evidence: Evidence, record: RunRecord, devices: int
+) -> Waterfall | None:
     """Return where the mean step went, on one of ``devices``; None if FLOPs, peak or trace are unknown."""
     traced = evidence.traced
     use = record.utilisation
@@ -517,14 +588,20 @@ def waterfall_of(evidence: Evidence, record: RunRecord, devices: int) -> Waterfa
         ci_high=times.mean_high,
         input_s=times.mean * input_share,
         waiting_s=waiting_s,
-        ideal_s=use.flops.model / devices / mean_rate(record.floors.values(), rates, rate),
+        ideal_s=use.flops.model
+        / devices
+        / mean_rate(record.floors.values(), rates, rate),
         recomputed_share=recomputed_share,
         rates=rates,
         dtype=dtype,
         clock_share=clock_share(record.telemetry, rate, evidence.multiprocessors),
         lists=evidence.lists or Lists(0, None),
     )
-    phases = {part: record.shares[part] * times.mean for part in PARTS if record.shares.get(part)}
+    phases = {
+        part: record.shares[part] * times.mean
+        for part in PARTS
+        if record.shares.get(part)
+    }
     return waterfall(step, traced).model_copy(update={"step_phases": phases})
 
 
@@ -539,7 +616,11 @@ def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     if use is not None:
         figures["checkpointing"] = use.flops.recomputation > 0
     main_dtype = _main_dtype(run.evidence)
-    if main_dtype in ("bfloat16", "float16", "float64"):  # by the module's own autocast, or its weights' dtype
+    if main_dtype in (
+        "bfloat16",
+        "float16",
+        "float64",
+    ):  # by the module's own autocast, or its weights' dtype
         figures["precision"] = main_dtype
     figures["tokens_per_batch"] = None
     figures["samples_per_batch"] = None
@@ -611,8 +692,14 @@ def _changes(before: Any, now: Any, path: str = "") -> Iterator[Change]:
     """Yield what differs between two values at ``path`` of a record: mappings, sequences, numbers or others."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*before, *now]):
-            yield from _changes(before.get(name), now.get(name), f"{path}.{name}".lstrip("."))
-    elif isinstance(before, Sequence) and isinstance(now, Sequence) and not isinstance(before, str):
+            yield from _changes(
+                before.get(name), now.get(name), f"{path}.{name}".lstrip(".")
+            )
+    elif (
+        isinstance(before, Sequence)
+        and isinstance(now, Sequence)
+        and not isinstance(before, str)
+    ):
         for index, (item_before, item_now) in enumerate(zip_longest(before, now)):
             yield from _changes(item_before, item_now, f"{path}[{index}]")
     elif isinstance(before, (int, float)) and isinstance(now, (int, float)):
@@ -625,7 +712,10 @@ def _changes(before: Any, now: Any, path: str = "") -> Iterator[Change]:
 def with_unfinished(runs: Collection) -> Collection:
     """Return ``runs``; an unfinished run gets the figures of the steps that it finished."""
     problems = list(runs.problems)
-    entries = [none_if_unreadable(_with_finished_steps, entry, problems=problems) or entry for entry in runs.entries]
+    entries = [
+        none_if_unreadable(_with_finished_steps, entry, problems=problems) or entry
+        for entry in runs.entries
+    ]
     return replace(runs, entries=entries, problems=problems)
 
 
@@ -646,7 +736,9 @@ def as_its_ranks_ended(record: RunRecord, folder: Path) -> RunRecord:
 
 def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
     """Return ``record``, which has no steps yet, with the figures of the steps in ``rows``."""
-    evidence = Evidence(**_shared_fields(record), rows=rows, world_size=world_of(record) or 1)
+    evidence = Evidence(
+        **_shared_fields(record), rows=rows, world_size=world_of(record) or 1
+    )
     concluded = conclude(evidence)
     reason = "rank 0 wrote no end of the run"
     if record.status == "unfinished":

@@ -15,7 +15,11 @@ from functools import cached_property
 from typing import Any
 
 from lm_profiler.analysis.remedies.catalogue import WORKERS_PER_CORE, likely_share
-from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED, NO_CPU, has_own_finding
+from lm_profiler.analysis.steps.odd_step_causes import (
+    EXPLAINED,
+    NO_CPU,
+    has_own_finding,
+)
 from lm_profiler.record.parts import WORKING_PHASES
 from lm_profiler.record.run_record import (
     CHECKPOINT,
@@ -37,9 +41,15 @@ from lm_profiler.record.run_record import (
 
 WORTH = 0.05  # the least share of the step that a finding must save to be reported
 
-_TRIAL_FACTOR = 0.75  # for a remedy that must be tried: a fact of equal size ranks first
+_TRIAL_FACTOR = (
+    0.75  # for a remedy that must be tried: a fact of equal size ranks first
+)
 _BUSY_TRIAL_FACTOR = 0.5  # the same on a busy machine
-_FIXED_PHASES = ("zero_grad", "clip", "optimizer")  # which take as long whatever the batch is
+_FIXED_PHASES = (
+    "zero_grad",
+    "clip",
+    "optimizer",
+)  # which take as long whatever the batch is
 _LARGE_FIXED_SHARE = 0.2  # of the step: every step has some fixed cost
 _FEW_SAMPLES = 2  # in a batch
 _USUAL_BATCH = 8  # samples that a batch may at least reach, if memory allows
@@ -81,7 +91,9 @@ class StepCosts:
     @cached_property
     def whole_s(self) -> float:
         """The mean step with its share of the time between steps."""
-        between_steps_s = sum(passed.per_step_s for passed in self.outside_steps if not passed.in_step)
+        between_steps_s = sum(
+            passed.per_step_s for passed in self.outside_steps if not passed.in_step
+        )
         return self.step_s + between_steps_s
 
     @cached_property
@@ -94,12 +106,21 @@ class StepCosts:
         named_s = 0.0
         for named in self.record.between:
             per_step_s = named.seconds / steps
-            passed = OutsideSteps(what=named.what, seconds=named.seconds, times=named.times, per_step_s=per_step_s)
+            passed = OutsideSteps(
+                what=named.what,
+                seconds=named.seconds,
+                times=named.times,
+                per_step_s=per_step_s,
+            )
             all_passed.append(passed)
             named_s += named.seconds
         unnamed_s = (self.record.between_steps_s or 0.0) - named_s
         if unnamed_s > 0.0:
-            all_passed.append(OutsideSteps(what="", seconds=unnamed_s, times=0, per_step_s=unnamed_s / steps))
+            all_passed.append(
+                OutsideSteps(
+                    what="", seconds=unnamed_s, times=0, per_step_s=unnamed_s / steps
+                )
+            )
         return all_passed
 
     @property
@@ -109,7 +130,10 @@ class StepCosts:
     @property
     def on_device(self) -> bool:
         """Whether work is queued to a device with its own clock."""
-        return self.record.environment is not None and self.record.environment.device_type != "cpu"
+        return (
+            self.record.environment is not None
+            and self.record.environment.device_type != "cpu"
+        )
 
     @cached_property
     def stretch(self) -> float:
@@ -152,7 +176,9 @@ class StepCosts:
 
     def outside_s(self, event: str) -> float:
         """Return the seconds per step that ``event``, such as validation, takes beside the phases."""
-        return sum(passed.per_step_s for passed in self.outside_steps if passed.what == event)
+        return sum(
+            passed.per_step_s for passed in self.outside_steps if passed.what == event
+        )
 
     def term_s(self, *names: str) -> float:
         """Return the seconds of these terms of the waterfall; 0 if there is none."""
@@ -192,15 +218,24 @@ class StepCosts:
         longest = max(rows, key=lambda row: row.seconds, default=None)
         if longest is None or longest.seconds < 0.5 * seconds:
             return {}
-        return {"owner": longest.function, "file": longest.file, "line": longest.line, "what": longest.what}
+        return {
+            "owner": longest.function,
+            "file": longest.file,
+            "line": longest.line,
+            "what": longest.what,
+        }
 
-    def finding(self, name: FindingName, saves_s: float, may: bool = False, **fields: Any) -> Finding:
+    def finding(
+        self, name: FindingName, saves_s: float, may: bool = False, **fields: Any
+    ) -> Finding:
         """Return a finding that saves at most the whole step; ``may`` if that must be tried."""
         saves_s = min(saves_s, self.whole_s)
         share = 0.0
         if self.whole_s > 0.0:
             share = saves_s / self.whole_s
-        return Finding.model_validate({"name": name, "saves_s": saves_s, "share": share, "may": may, **fields})
+        return Finding.model_validate(
+            {"name": name, "saves_s": saves_s, "share": share, "may": may, **fields}
+        )
 
 
 Finder = Callable[[StepCosts], Iterator[Finding]]
@@ -232,7 +267,13 @@ def find_slow_ranks(costs: StepCosts) -> Iterator[Finding]:
         return
     slow = ranks.finding
     if slow.saves_s:
-        yield costs.finding("ranks", slow.saves_s, low_s=slow.low_s, high_s=slow.high_s, phase=slow.phase)
+        yield costs.finding(
+            "ranks",
+            slow.saves_s,
+            low_s=slow.low_s,
+            high_s=slow.high_s,
+            phase=slow.phase,
+        )
 
 
 def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
@@ -251,7 +292,9 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
             fields["low_s"] = data.mean_low
             fields["high_s"] = data.mean_high
         yield costs.finding("input", saves_s, may=is_rare, **fields)
-    yield costs.finding("transfer", costs.regular_s("transfer", clock="time"), phase="transfer")
+    yield costs.finding(
+        "transfer", costs.regular_s("transfer", clock="time"), phase="transfer"
+    )
 
 
 def _regular_wait_s(costs: StepCosts) -> float:
@@ -281,14 +324,21 @@ def _workers_wanted(costs: StepCosts) -> dict[str, float]:
     if loader_waits:
         workers_limit *= WORKERS_PER_CORE
     workers_needed = max(math.ceil(batch_s / rest_s), 1)
-    return {"workers": float(min(workers_needed, workers_limit)), "waits": float(loader_waits)}
+    return {
+        "workers": float(min(workers_needed, workers_limit)),
+        "waits": float(loader_waits),
+    }
 
 
 def _loader_waits(costs: StepCosts) -> bool:
     """Return whether the process that makes the batches mostly sleeps: a worker, or without workers the training."""
     if costs.settings.num_workers:
         loader = costs.record.loader
-        return loader is not None and loader.awake_share is not None and loader.awake_share < 0.5
+        return (
+            loader is not None
+            and loader.awake_share is not None
+            and loader.awake_share < 0.5
+        )
     use = costs.record.thread_use.get("data")
     return use is not None and use.wall_s > 0.0 and use.asleep_s >= 0.5 * use.wall_s
 
@@ -309,7 +359,9 @@ def find_costs_between_steps(costs: StepCosts) -> Iterator[Finding]:
     # What a new epoch costs beside its loader: the loop's own end and beginning, and new workers' first batch.
     first_batch_s = costs.outside_s(FIRST_BATCH)
     epoch_boundary_s = costs.outside_s(EPOCH)
-    starts_workers = costs.settings.num_workers and not costs.settings.persistent_workers
+    starts_workers = (
+        costs.settings.num_workers and not costs.settings.persistent_workers
+    )
     if loader_calls:
         yield costs.finding("epoch", epoch_boundary_s)
     elif starts_workers:
@@ -325,17 +377,23 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
     def belongs_to_program(action: OwnedTime) -> bool:
         if action.owner == OURS or _belongs_to_loop(action):
             return False
-        is_checkpoint = action.owner.endswith("Checkpoint") or action.action == "save_checkpoint"
+        is_checkpoint = (
+            action.owner.endswith("Checkpoint") or action.action == "save_checkpoint"
+        )
         return not (is_checkpoint and has_checkpoint_finding)
 
     seconds_by_owner: defaultdict[str, float] = defaultdict(float)
     longest_action: dict[str, str] = {}  # by owner
     for action in costs.actions(belongs_to_program):
         seconds_by_owner[action.owner] += _action_s(action, costs.contended)
-        longest_action.setdefault(action.owner, action.name)  # the longest action comes first
+        longest_action.setdefault(
+            action.owner, action.name
+        )  # the longest action comes first
 
     # The measured steps show how long ``other`` is, the few steps timed by action how it divides.
-    if costs.contended:  # each action is timed in its fastest step: other programs lengthen all alike
+    if (
+        costs.contended
+    ):  # each action is timed in its fastest step: other programs lengthen all alike
         all_actions = costs.actions(lambda action: action.owner != OURS)
         timed_s = sum(_action_s(action, contended=True) for action in all_actions)
         largest_scale = math.inf
@@ -413,7 +471,9 @@ def _python_finding(costs: StepCosts, rows: Sequence[PythonTime]) -> Finding:
     return costs.finding(
         name,
         seconds,
-        may=costs.contended and mostly_waits and not sleeps,  # the time of a C function may include other programs
+        may=costs.contended
+        and mostly_waits
+        and not sleeps,  # the time of a C function may include other programs
         phase=phase,
         owner=longest.function,
         file=longest.file,
@@ -433,7 +493,9 @@ def _outside_torch_s(row: PythonTime) -> float:
     if row.what == "library":
         return 0.0
     if row.what == "torch":
-        has_many_short_calls = row.calls >= _MANY_CALLS and row.seconds / row.calls < _SMALL_CALL_S
+        has_many_short_calls = (
+            row.calls >= _MANY_CALLS and row.seconds / row.calls < _SMALL_CALL_S
+        )
         return row.seconds if has_many_short_calls else 0.0
     return row.seconds
 
@@ -441,7 +503,9 @@ def _outside_torch_s(row: PythonTime) -> float:
 def find_sleeping_phases(costs: StepCosts) -> Iterator[Finding]:
     """Find phases in which the thread sleeps and no line of the program is known as the cause."""
     has_several_ranks = len(costs.record.rank_step_s) > 1
-    if costs.on_device or has_several_ranks:  # the thread then waits for the device, or for other ranks
+    if (
+        costs.on_device or has_several_ranks
+    ):  # the thread then waits for the device, or for other ranks
         return
     phases_with_a_line = {row.phase for row in costs.record.python_times}
     for phase, use in costs.record.thread_use.items():
@@ -455,7 +519,12 @@ def find_sleeping_phases(costs: StepCosts) -> Iterator[Finding]:
 def find_pattern(costs: StepCosts) -> Iterator[Finding]:
     """Find that every n-th step takes longer, in a part without another finding."""
     steady = costs.record.steadiness
-    if steady is None or steady.pattern is None or not steady.pattern_s or steady.pattern_s < 0.0:
+    if (
+        steady is None
+        or steady.pattern is None
+        or not steady.pattern_s
+        or steady.pattern_s < 0.0
+    ):
         return
     pattern = steady.pattern
     if pattern.short_batch or _has_part_finding(costs, pattern.part):
@@ -463,9 +532,16 @@ def find_pattern(costs: StepCosts) -> Iterator[Finding]:
     mean = costs.record.mean_counters
     if mean is not None:
         counted_s = (mean.gc_s or 0.0) + (mean.compile_s or 0.0)
-        if counted_s >= EXPLAINED * steady.pattern_s:  # garbage or compilation, which has a finding of its own
+        if (
+            counted_s >= EXPLAINED * steady.pattern_s
+        ):  # garbage or compilation, which has a finding of its own
             return
-    yield costs.finding("pattern", steady.pattern_s, phase=pattern.part, facts={"every": float(pattern.every)})
+    yield costs.finding(
+        "pattern",
+        steady.pattern_s,
+        phase=pattern.part,
+        facts={"every": float(pattern.every)},
+    )
 
 
 def find_odd_steps(costs: StepCosts) -> Iterator[Finding]:
@@ -489,7 +565,11 @@ def find_odd_steps(costs: StepCosts) -> Iterator[Finding]:
         may=len(unexplained) < _LASTING_COUNT,  # a few need not come again
         phase=worst.part,
         what=worst.cause,
-        facts={"steps": float(len(unexplained)), "step": float(worst.step), "seconds": worst.step_s},
+        facts={
+            "steps": float(len(unexplained)),
+            "step": float(worst.step),
+            "seconds": worst.step_s,
+        },
     )
 
 
@@ -514,7 +594,9 @@ def find_garbage_and_compilation(costs: StepCosts) -> Iterator[Finding]:
         return
     if mean.gc_s:
         # What the program collects itself is found with the line that does so.
-        explicit_s = sum(row.seconds for row in costs.record.python_times if row.what == "gc.collect")
+        explicit_s = sum(
+            row.seconds for row in costs.record.python_times if row.what == "gc.collect"
+        )
         profiler_s = mean.gc_own_s or 0.0
         yield costs.finding("garbage", max(mean.gc_s - profiler_s - explicit_s, 0.0))
     if mean.compile_s:
@@ -527,7 +609,9 @@ def find_diagnostics(costs: StepCosts) -> Iterator[Finding]:
         compute_s = sum(costs.mean_s(phase) for phase in _MODEL_PHASES)
         yield costs.finding("anomalies", compute_s)
     if costs.settings.profiler is not None:
-        yield costs.finding("profiler", costs.step_s, may=True, owner=costs.settings.profiler)
+        yield costs.finding(
+            "profiler", costs.step_s, may=True, owner=costs.settings.profiler
+        )
 
 
 def find_syncs(costs: StepCosts) -> Iterator[Finding]:
@@ -541,17 +625,27 @@ def find_syncs(costs: StepCosts) -> Iterator[Finding]:
         if term.name != "gaps":
             continue
         for contributor in term.contributors:
-            is_sync_or_copy = "ync" in contributor.what or "cpy" in contributor.what  # any case: Sync and sync
+            is_sync_or_copy = (
+                "ync" in contributor.what or "cpy" in contributor.what
+            )  # any case: Sync and sync
             if is_sync_or_copy:
                 waits_s += contributor.seconds
     worst = max(syncs, key=lambda sync: sync.count)
-    yield costs.finding("sync", waits_s, file=worst.file, line=worst.line, what=worst.call or worst.function)
+    yield costs.finding(
+        "sync",
+        waits_s,
+        file=worst.file,
+        line=worst.line,
+        what=worst.call or worst.function,
+    )
 
 
 def find_small_batch(costs: StepCosts) -> Iterator[Finding]:
     """Find the cost of a step that does not depend on the batch: k times the samples leave 1/k of it per sample."""
     fixed_s = sum(costs.regular_s(phase) for phase in _FIXED_PHASES)
-    if not costs.contended:  # contention stretches gaps, and all else that is known only as a mean
+    if (
+        not costs.contended
+    ):  # contention stretches gaps, and all else that is known only as a mean
         python_s = sum(finding.saves_s for finding in find_slow_python(costs))
         fixed_s += max(costs.term_s("gaps") - python_s, 0.0)
         fixed_s += sum(action.seconds for action in costs.actions(_belongs_to_loop))
@@ -621,13 +715,17 @@ def find_high_precision(costs: StepCosts) -> Iterator[Finding]:
     """Find matmuls in more bits than needed; on a busy machine only their time at the peak is certain."""
     settings = costs.settings
     products_s = _matmul_s(costs)
-    is_double = settings.precision == "float64" or str(settings.precision).startswith("64")
+    is_double = settings.precision == "float64" or str(settings.precision).startswith(
+        "64"
+    )
     if is_double:
         # Twice the bytes, and half the FLOP/s at best: in float32, computing takes at most half as long.
         working_s = sum(costs.mean_s(phase) for phase in WORKING_PHASES)
         yield costs.finding("double", products_s or working_s / 2.0)
     elif settings.full_precision and settings.half_precision:
-        yield costs.finding("precision", products_s, may=True, what=settings.half_precision)
+        yield costs.finding(
+            "precision", products_s, may=True, what=settings.half_precision
+        )
     if settings.full_precision and settings.tf32 is False and costs.on_device:
         yield costs.finding("tf32", products_s, may=True)
 
@@ -648,7 +746,9 @@ def find_recomputation(costs: StepCosts) -> Iterator[Finding]:
     free_share = costs.settings.memory_free_share
     may_fit = free_share is None or free_share >= 0.3
     if costs.settings.checkpointing and may_fit:
-        yield costs.finding("recomputation", _recomputation_s(costs), may=free_share is None)
+        yield costs.finding(
+            "recomputation", _recomputation_s(costs), may=free_share is None
+        )
 
 
 def _recomputation_s(costs: StepCosts) -> float:
@@ -670,7 +770,9 @@ def find_communication(costs: StepCosts) -> Iterator[Finding]:
     exposed_s = 0.0
     if ranks is not None:
         exposed_s = sum(ranks.exposed_s.values())
-    yield costs.finding("communication", exposed_s or costs.term_s("communication"), may=True)
+    yield costs.finding(
+        "communication", exposed_s or costs.term_s("communication"), may=True
+    )
 
 
 FINDERS: Sequence[Finder] = (

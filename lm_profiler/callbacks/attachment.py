@@ -20,10 +20,18 @@ from lm_profiler.callbacks.gather import Exchange
 from lm_profiler.callbacks.instruments.action_owners import OwnersWatch
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.memory import MemoryReader
-from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions, WatchOptions
+from lm_profiler.callbacks.instruments.profiling_options import (
+    ProfilingOptions,
+    WatchOptions,
+)
 from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRanksWatch
 from lm_profiler.callbacks.instruments.tracer import PhaseRanges, Tracer
-from lm_profiler.callbacks.instruments.watches import StepWatch, loader_watch, profiler_range, watches_of
+from lm_profiler.callbacks.instruments.watches import (
+    StepWatch,
+    loader_watch,
+    profiler_range,
+    watches_of,
+)
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.loop_length import fewest_steps_left
 from lm_profiler.callbacks.marks.batches import BatchCounts
@@ -89,7 +97,14 @@ class Attachment:
         called_ns = self.options.launch.called_ns
         if called_ns is None:
             called_ns = began_ns
-        self.watching = Watching(self.callback, self.trainer, watch, self.options.clock, called_ns, self.report)
+        self.watching = Watching(
+            self.callback,
+            self.trainer,
+            watch,
+            self.options.clock,
+            called_ns,
+            self.report,
+        )
         self.watching.ledger.until(began_ns, "processes and prepare_data")
 
     def start(self) -> None:
@@ -106,9 +121,13 @@ class Attachment:
         self.has_begun = True  # set first: if the rest fails, it is not tried again
         launch = self.options.launch
         exchange = self.ending.exchange
-        folder = run_folder(self.options.log_dir / launch.name, launch.folder, exchange, self.report)
+        folder = run_folder(
+            self.options.log_dir / launch.name, launch.folder, exchange, self.report
+        )
         self.ending.files.folder = folder
-        self._begin_files(folder)  # before the instruments, which may fail: a killed run must have a record
+        self._begin_files(
+            folder
+        )  # before the instruments, which may fail: a killed run must have a record
         stream = stream_of(self.trainer.strategy.root_device)
         timeline = Timeline(self.options.clock, stream, self.part)
         if self.options.trace.nvtx:
@@ -125,13 +144,19 @@ class Attachment:
         phases.mark_optimizers()
 
     def _make_session(
-        self, timeline: Timeline, stream: EventStream | None, folder: Path, stopping: StoppingRule
+        self,
+        timeline: Timeline,
+        stream: EventStream | None,
+        folder: Path,
+        stopping: StoppingRule,
     ) -> Session:
         trainer = self.trainer
         is_fit = self.options.verb == "fit"
         progress = None
         if trainer.is_global_zero and not self.options.quiet:
-            progress = try_or_note("progress", partial(Progress, self.options.stages), self.notes)
+            progress = try_or_note(
+                "progress", partial(Progress, self.options.stages), self.notes
+            )
         loader = trainer.train_dataloader if is_fit else None
         counts = BatchCounts(
             module=trainer.lightning_module,
@@ -167,9 +192,13 @@ class Attachment:
     def _begin_files(self, folder: Path) -> None:
         """Write what a killed process leaves: on rank 0 an unfinished record, on other ranks a file for rows."""
         if self.trainer.is_global_zero:
-            Guard("writing an unfinished record", self.report).run(self.ending.begin, self._steps)
+            Guard("writing an unfinished record", self.report).run(
+                self.ending.begin, self._steps
+            )
             return
-        Guard("writing the steps while they come", self.report).run(begin_rows, folder, self.trainer.global_rank)
+        Guard("writing the steps while they come", self.report).run(
+            begin_rows, folder, self.trainer.global_rank
+        )
 
     def only_count(self) -> None:
         """Only count steps from here on, because the profiler itself failed."""
@@ -191,7 +220,9 @@ class Attachment:
     def died(self, exception: BaseException) -> None:
         """Record a run that ``exception`` ended."""
         if not self.has_begun:
-            if self.ending.exchange.rank > 0:  # begin() would wait for rank 0's folder while rank 0 waits for this rank
+            if (
+                self.ending.exchange.rank > 0
+            ):  # begin() would wait for rank 0's folder while rank 0 waits for this rank
                 self.ending.is_over = True
                 self.ending.restore_trainer()
                 return
@@ -201,7 +232,9 @@ class Attachment:
         session = self.ending.session
         if session is not None and self.phases is not None:
             phase = phase_of(exception, session.timeline, session.steps)
-            self.part.run(self.phases.close_step)  # a step that was complete before the error counts
+            self.part.run(
+                self.phases.close_step
+            )  # a step that was complete before the error counts
             step = session.steps + 1
         if not self.ending.is_over:  # closing the last step may have finished the run
             self.ending.died(exception, phase, step)
@@ -220,7 +253,9 @@ class Attachment:
             self.ending.finished_early()  # Lightning calls no end hook for a loop without work
         self.ending.restore_trainer()
 
-    def _make_instruments(self, timeline: Timeline, stream: EventStream | None, folder: Path) -> Instruments:
+    def _make_instruments(
+        self, timeline: Timeline, stream: EventStream | None, folder: Path
+    ) -> Instruments:
         trainer, options = self.trainer, self.options
         device = trainer.strategy.root_device
         rank = trainer.global_rank
@@ -253,7 +288,13 @@ class Attachment:
             taken=is_a(trainer.profiler, "PyTorchProfiler"),  # type: ignore[attr-defined]
         )
         others: list[Instrument] = [
-            OwnersWatch(trainer, timeline, lambda: self.phases, self.callback, options.actions.steps),
+            OwnersWatch(
+                trainer,
+                timeline,
+                lambda: self.phases,
+                self.callback,
+                options.actions.steps,
+            ),
             FlopsWatch(timeline, self._module, forward),
         ]
         if options.verb == "fit":
@@ -261,9 +302,18 @@ class Attachment:
         if options.trace.cuda_profiler_range:
             others.append(profiler_range())
         others += watches_of(device, history, sampler, mark_log)
-        reader = StepReader(timeline.clock, partial(getattr, probe, "counts"), probe.usage)
+        reader = StepReader(
+            timeline.clock, partial(getattr, probe, "counts"), probe.usage
+        )
         counters = StepWatch(reader, rank, sampler, timeline.saved)
-        return Instruments(memory, tracer, others, self.report, counters, self._make_ranks_watch(device, rank, stream))
+        return Instruments(
+            memory,
+            tracer,
+            others,
+            self.report,
+            counters,
+            self._make_ranks_watch(device, rank, stream),
+        )
 
     def _module(self) -> LightningModule:
         """Return the trained module, which exists once the loop starts."""
@@ -272,16 +322,22 @@ class Attachment:
     @property
     def _ranks_are_compared(self) -> bool:
         """Whether there are other ranks, and marks and flight recorders share a clock."""
-        return self.trainer.world_size > 1 and self.options.clock is time.perf_counter_ns
+        return (
+            self.trainer.world_size > 1 and self.options.clock is time.perf_counter_ns
+        )
 
     @property
     def _steps(self) -> dict[str, int]:
         """The steps of each stage: the same on all ranks, even where the instruments of one fail."""
         on_cuda = self.trainer.strategy.root_device.type == "cuda"
-        times_collectives = on_cuda and self._ranks_are_compared and self.options.verb == "fit"
+        times_collectives = (
+            on_cuda and self._ranks_are_compared and self.options.verb == "fit"
+        )
         return self.options.steps(collectives=STEPS if times_collectives else 0)
 
-    def _make_ranks_watch(self, device: torch.device, rank: int, stream: EventStream | None) -> RanksWatch | None:
+    def _make_ranks_watch(
+        self, device: torch.device, rank: int, stream: EventStream | None
+    ) -> RanksWatch | None:
         if not self._ranks_are_compared:
             return None
         arrivals: Arrivals | None = None
@@ -293,7 +349,9 @@ class Attachment:
         waits: StreamWaits | None = None
         if device.type == "cuda":
             waits = StreamWaits(stream.record, self.options.clock)
-        return StreamRanksWatch(arrivals, rank, self._wrapped_module, stream=stream, waits=waits)
+        return StreamRanksWatch(
+            arrivals, rank, self._wrapped_module, stream=stream, waits=waits
+        )
 
     def _wrapped_module(self) -> object:
         return self.trainer.strategy.model
@@ -312,17 +370,23 @@ class Attachment:
             sum(self._steps.values()),
             step_ended,
             self.callback,
-            follow=lambda steps_left: following.run(self._follow_rank_0, steps_left, otherwise=steps_left),
+            follow=lambda steps_left: following.run(
+                self._follow_rank_0, steps_left, otherwise=steps_left
+            ),
             stages_ended=partial(self.ending.part.run, self._stages_are_over),
             ends=self.options.stages.stop_when_done,
             on_no_step=self._report_no_step,
         )
         phases.install()
-        self.phases = phases  # only now: where installing fails, ``leave`` makes another
+        self.phases = (
+            phases  # only now: where installing fails, ``leave`` makes another
+        )
         return phases
 
     def _report_no_step(self, place: str) -> None:
-        self.report(f"{place} had no step, and the Trainer has no other limit: {_NO_STEP}")
+        self.report(
+            f"{place} had no step, and the Trainer has no other limit: {_NO_STEP}"
+        )
 
     def _stages_are_over(self) -> PhaseProfiler | None:
         """Record the run, and watch the rest of training unless the stages failed: watching would fail too.
@@ -337,8 +401,12 @@ class Attachment:
         if watching is None or folder is None or session is None or not may_watch:
             return None
         watching.trackers = self.ending.trackers
-        watching.part.run(watching.start, folder, session, self.ending.record, self.options.export)
-        if self.phases is not None:  # the stages' profiler entered the epoch that runs now
+        watching.part.run(
+            watching.start, folder, session, self.ending.record, self.options.export
+        )
+        if (
+            self.phases is not None
+        ):  # the stages' profiler entered the epoch that runs now
             self.phases.leave_epoch = watching.leave_epoch  # type: ignore[method-assign]
         return watching.phases
 

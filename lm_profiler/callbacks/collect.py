@@ -20,7 +20,10 @@ from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.numerics import copy_to_host, numerics_facts
-from lm_profiler.callbacks.instruments.profiling_options import TIMED_STEPS, ProfilingOptions
+from lm_profiler.callbacks.instruments.profiling_options import (
+    TIMED_STEPS,
+    ProfilingOptions,
+)
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.tracer import TRACED, Tracer
 from lm_profiler.callbacks.instruments.work import (
@@ -40,7 +43,12 @@ from lm_profiler.measure.counts.flops import UncountableError
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.ceilings import known_ceiling, known_copy_rate
 from lm_profiler.measure.device.contention import contention
-from lm_profiler.measure.device.environment import cpu_cores, environment, float32_matmul_precision, matrix_units
+from lm_profiler.measure.device.environment import (
+    cpu_cores,
+    environment,
+    float32_matmul_precision,
+    matrix_units,
+)
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run_record import Failure, ModelFacts, Settings, Status
 from lm_profiler.torch_names import FUSED_DEVICES
@@ -65,14 +73,18 @@ class Collector:
         if self.options.numerics.audit:
             _set_result(self._copy, copy_to_host, batch)
 
-    def evidence(self, measured: Measured, status: Status, failure: Failure | None = None) -> Evidence:
+    def evidence(
+        self, measured: Measured, status: Status, failure: Failure | None = None
+    ) -> Evidence:
         """Return what was ``measured``, with what Trainer and machine are; what is unknown of them becomes a note."""
         trainer = self.trainer
         device = trainer.strategy.root_device
         world_size = trainer.world_size
         multiprocessors = None
         if device.type == "cuda":
-            multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+            multiprocessors = torch.cuda.get_device_properties(
+                device
+            ).multi_processor_count
         notes = list(measured.notes)
         return replace(
             _without_own_fields(measured),
@@ -88,10 +100,16 @@ class Collector:
             multiprocessors=multiprocessors,
             peak_flops_per_s=self.options.peak_flops_per_s,
             model=try_or_note("model", lambda: model_facts(trainer), notes),
-            environment=try_or_note("environment", lambda: environment(device, world_size), notes),
-            contention=try_or_note("contention", lambda: contention(measured.cpu_uses), notes),
+            environment=try_or_note(
+                "environment", lambda: environment(device, world_size), notes
+            ),
+            contention=try_or_note(
+                "contention", lambda: contention(measured.cpu_uses), notes
+            ),
             settings=try_or_note("settings", lambda: switches(trainer), notes),
-            lists=try_or_note("lists", lambda: lists_of(_trained_parameters(trainer)), notes),
+            lists=try_or_note(
+                "lists", lambda: lists_of(_trained_parameters(trainer)), notes
+            ),
             notes=notes,
         )
 
@@ -102,7 +120,9 @@ class Collector:
             return {**planned, "measure": TIMED_STEPS}
         return planned
 
-    def look_back(self, evidence: Evidence, measured: Measured, tracer: Tracer) -> Evidence:
+    def look_back(
+        self, evidence: Evidence, measured: Measured, tracer: Tracer
+    ) -> Evidence:
         """Return ``evidence`` with FLOPs, rates of the machine, kernels and numerics; for rank 0, after all timing."""
         notes = list(evidence.notes)
         evidence = self._with_trace(evidence, tracer, notes)
@@ -118,7 +138,9 @@ class Collector:
         duration_s = self.options.launch.facts()["duration_s"]
         return replace(evidence, duration_s=duration_s, notes=notes)
 
-    def _with_trace(self, evidence: Evidence, tracer: Tracer, notes: list[str]) -> Evidence:
+    def _with_trace(
+        self, evidence: Evidence, tracer: Tracer, notes: list[str]
+    ) -> Evidence:
         """Return ``evidence`` with the kernels of the trace, and with what its waterfall is made of."""
         traced_work = try_or_note("trace", lambda: tracer.work(notes), notes)
         kernels = try_or_note("kernels", lambda: tracer.kernels(traced_work), notes)
@@ -128,9 +150,18 @@ class Collector:
         notes += without_kernels(self.trainer.strategy.root_device, kernels)
         return replace(evidence, kernels=kernels, traced=traced)
 
-    def _with_work(self, evidence: Evidence, measured: Measured, work: StepWork | None, notes: list[str]) -> Evidence:
+    def _with_work(
+        self,
+        evidence: Evidence,
+        measured: Measured,
+        work: StepWork | None,
+        notes: list[str],
+    ) -> Evidence:
         """Return ``evidence`` with the ``work`` of a step, by phase too, and with the batches that it is of."""
-        by_phase = try_or_note("floors", lambda: self._work_by_phase(measured, work), notes) or {}
+        by_phase = (
+            try_or_note("floors", lambda: self._work_by_phase(measured, work), notes)
+            or {}
+        )
         flops = None
         by_dtype = Counter[str]()
         if work is not None:
@@ -144,7 +175,12 @@ class Collector:
             batches = batches_per_step(self.trainer, self.options.verb)
             elements = self._elements_of(batches)
         return replace(
-            evidence, flops=flops, by_dtype=by_dtype, work=by_phase, work_batches=batches, work_elements=elements
+            evidence,
+            flops=flops,
+            by_dtype=by_dtype,
+            work=by_phase,
+            work_batches=batches,
+            work_elements=elements,
         )
 
     def _with_rates(self, evidence: Evidence, notes: list[str]) -> Evidence:
@@ -156,8 +192,12 @@ class Collector:
             ceilings[dtype] = try_or_note("ceiling", find, notes)
         copied_bytes_per_s = None
         if evidence.work or evidence.traced is not None:
-            copied_bytes_per_s = try_or_note("bandwidth", lambda: known_copy_rate(device), notes)
-        return replace(evidence, ceilings=ceilings, copied_bytes_per_s=copied_bytes_per_s)
+            copied_bytes_per_s = try_or_note(
+                "bandwidth", lambda: known_copy_rate(device), notes
+            )
+        return replace(
+            evidence, ceilings=ceilings, copied_bytes_per_s=copied_bytes_per_s
+        )
 
     def _elements_of(self, batches: int) -> int | None:
         """Return the elements of ``batches`` that are like the first one; None if its shapes are unknown."""
@@ -169,7 +209,9 @@ class Collector:
             return None
         return elements * batches
 
-    def _work_by_phase(self, measured: Measured, work: StepWork | None) -> dict[str, Work]:
+    def _work_by_phase(
+        self, measured: Measured, work: StepWork | None
+    ) -> dict[str, Work]:
         trainer = self.trainer
         try:
             batches = batches_per_step(trainer, self.options.verb) // trainer.world_size
@@ -183,14 +225,23 @@ class Collector:
         has_memory_stage = bool(measured.steps_planned.get("memory"))
         has_trace_stage = bool(measured.steps_planned.get("trace"))
         run_ended_before = counted_steps == 0 and has_memory_stage
-        only_times_are_wanted = counted_steps == 0 and not has_trace_stage  # counting takes another process seconds
+        only_times_are_wanted = (
+            counted_steps == 0 and not has_trace_stage
+        )  # counting takes another process seconds
         if run_ended_before or only_times_are_wanted:
             return None
         goes_on = not self.options.stages.stop_when_done
         limit_s = LIMIT_IN_TRAINING_S if goes_on else LIMIT_S
         try:
             shapes = partial(self._shapes.result, 0)
-            return step_work(self.trainer, self.options.verb, measured.seen_flops, counted_steps, shapes, limit_s)
+            return step_work(
+                self.trainer,
+                self.options.verb,
+                measured.seen_flops,
+                counted_steps,
+                shapes,
+                limit_s,
+            )
         except UncountableError as unknown:
             note = f"FLOPs unknown: {unknown}"
             if not has_memory_stage:
@@ -209,17 +260,25 @@ def _set_result(future: Future[Any], make: Callable[[Any], Any], batch: Any) -> 
 
 def _without_own_fields(measured: Measured) -> Evidence:
     """Return ``measured`` without the fields that only the merging of ranks and this module need."""
-    return Evidence(**{entry.name: getattr(measured, entry.name) for entry in fields(Evidence)})
+    return Evidence(
+        **{entry.name: getattr(measured, entry.name) for entry in fields(Evidence)}
+    )
 
 
 def _trained_parameters(trainer: Trainer) -> list[torch.nn.Parameter]:
-    return [parameter for parameter in trainer.lightning_module.parameters() if parameter.requires_grad]
+    return [
+        parameter
+        for parameter in trainer.lightning_module.parameters()
+        if parameter.requires_grad
+    ]
 
 
 def _matmul_dtypes(evidence: Evidence, device: torch.device) -> list[str]:
     """Return torch's names of the dtypes of all matmuls: the dtype of the run, and the dtypes that were seen."""
     names: list[str] = []
-    run_dtype = matmul_dtype(main_precision(evidence), float32_matmul_precision(device.type))
+    run_dtype = matmul_dtype(
+        main_precision(evidence), float32_matmul_precision(device.type)
+    )
     if run_dtype is not None:
         names.append(torch_name(run_dtype))
     for work in evidence.work.values():
@@ -247,8 +306,14 @@ def model_facts(trainer: Trainer) -> ModelFacts:
     parameters = list(module.parameters())
     tensors = [*parameters, *module.buffers()]
     # Compared by id: tied weights are one tensor, which counts once.
-    embeddings = {id(part.weight) for part in module.modules() if type(part).__name__ == "Embedding"}
-    in_embeddings = [parameter for parameter in parameters if id(parameter) in embeddings]
+    embeddings = {
+        id(part.weight)
+        for part in module.modules()
+        if type(part).__name__ == "Embedding"
+    }
+    in_embeddings = [
+        parameter for parameter in parameters if id(parameter) in embeddings
+    ]
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return ModelFacts(
         class_path=f"{type(module).__module__}.{type(module).__qualname__}",
@@ -257,7 +322,9 @@ def model_facts(trainer: Trainer) -> ModelFacts:
         trainable_parameters=_elements(trained),
         bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         precision=str(trainer.precision),
-        optimizers=[type(optimizer).__name__.lstrip("_") for optimizer in trainer.optimizers],
+        optimizers=[
+            type(optimizer).__name__.lstrip("_") for optimizer in trainer.optimizers
+        ],
         accumulate_grad_batches=trainer.accumulate_grad_batches,
         compiled=is_compiled_in(module),
     )
@@ -300,7 +367,12 @@ def switches(trainer: Trainer) -> Settings:
 
 def _loader_of(trainer: Trainer) -> Any:
     """Return the loader that runs, or the first of several."""
-    loaders = (trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders, trainer.predict_dataloaders)
+    loaders = (
+        trainer.train_dataloader,
+        trainer.val_dataloaders,
+        trainer.test_dataloaders,
+        trainer.predict_dataloaders,
+    )
     for loader in loaders:
         if loader is None:
             continue
@@ -326,11 +398,15 @@ def _are_fused(trainer: Trainer) -> bool | None:
     if all(optimizer.defaults["fused"] for optimizer in optimizers):
         return True
     # Lightning cannot clip for a fused optimizer then (2.6.6: MixedPrecision.clip_gradients).
-    clips = trainer.gradient_clip_val and is_a(trainer.precision_plugin, "MixedPrecision")
+    clips = trainer.gradient_clip_val and is_a(
+        trainer.precision_plugin, "MixedPrecision"
+    )
     if clips or trainer.strategy.root_device.type not in FUSED_DEVICES:
         return None
     for optimizer in optimizers:
-        refuses = optimizer.defaults.get("foreach") or optimizer.defaults.get("differentiable")
+        refuses = optimizer.defaults.get("foreach") or optimizer.defaults.get(
+            "differentiable"
+        )
         if refuses:
             return None
     return False

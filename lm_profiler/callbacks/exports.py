@@ -48,12 +48,20 @@ class RunMetrics:
     """The sums of a watched run, which the watch's thread adds to, as a collector of ``prometheus_client``."""
 
     labels: Mapping[str, str]  # of every metric: ``rank``, ``host`` and ``run``
-    tokens_per_step: float | None = None  # of this rank; None: unknown, and so is their sum
-    mfu_seconds: float | None = None  # the model FLOPs utilization of a step of one second; None is unknown
+    tokens_per_step: float | None = (
+        None  # of this rank; None: unknown, and so is their sum
+    )
+    mfu_seconds: float | None = (
+        None  # the model FLOPs utilization of a step of one second; None is unknown
+    )
     epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
     _lock: Lock = field(default_factory=Lock)
-    _counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(_EDGES_S) + 1, np.int64))
-    _sums_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(PARTS) + 1))
+    _counts: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros(len(_EDGES_S) + 1, np.int64)
+    )
+    _sums_s: NDArray[np.float64] = field(
+        default_factory=lambda: np.zeros(len(PARTS) + 1)
+    )
     _last_ns: int | None = None
     _recent_mean_s: float | None = None
     _memory_bytes: dict[str, int] = field(default_factory=dict)
@@ -83,7 +91,9 @@ class RunMetrics:
         mfu: float | None = None
         if self.mfu_seconds is not None and totals.recent_mean_s:
             mfu = self.mfu_seconds / totals.recent_mean_s
-        yield self._gauge("lm_profiler_mfu_ratio", "Model FLOPs utilization of the last steps.", mfu)
+        yield self._gauge(
+            "lm_profiler_mfu_ratio", "Model FLOPs utilization of the last steps.", mfu
+        )
         last_s: float | None = None
         if totals.last_ns is not None:
             last_s = self.epoch_s + totals.last_ns * 1e-9
@@ -111,7 +121,9 @@ class RunMetrics:
         counts_up_to_edge = np.cumsum(totals.counts).tolist()
         buckets = list(zip([*edges, "+Inf"], counts_up_to_edge, strict=True))
         metric = HistogramMetricFamily(
-            "lm_profiler_step_seconds", "Duration of a training step.", labels=list(self.labels)
+            "lm_profiler_step_seconds",
+            "Duration of a training step.",
+            labels=list(self.labels),
         )
         metric.add_metric(self._label_values, buckets, totals.seconds[-1])
         return metric
@@ -120,7 +132,9 @@ class RunMetrics:
         from prometheus_client.metrics_core import SummaryMetricFamily
 
         metric = SummaryMetricFamily(
-            "lm_profiler_phase_seconds", "Duration of a phase of a training step.", labels=[*self.labels, "phase"]
+            "lm_profiler_phase_seconds",
+            "Duration of a phase of a training step.",
+            labels=[*self.labels, "phase"],
         )
         for part, seconds in zip(PARTS, totals.seconds, strict=False):
             metric.add_metric([*self._label_values, part], totals.steps, seconds)
@@ -129,7 +143,11 @@ class RunMetrics:
     def _token_metric(self, tokens: float) -> Metric:
         from prometheus_client.core import CounterMetricFamily
 
-        metric = CounterMetricFamily("lm_profiler_tokens", "Tokens that were trained on.", labels=list(self.labels))
+        metric = CounterMetricFamily(
+            "lm_profiler_tokens",
+            "Tokens that were trained on.",
+            labels=list(self.labels),
+        )
         metric.add_metric(self._label_values, tokens)
         return metric
 
@@ -156,10 +174,16 @@ class RunMetrics:
 
 
 def metrics_of(
-    folder: Path, rank: int, rows: Sequence[StepRow], record: RunRecord | None, epoch_s: float
+    folder: Path,
+    rank: int,
+    rows: Sequence[StepRow],
+    record: RunRecord | None,
+    epoch_s: float,
 ) -> RunMetrics:
     """Return the metrics of a run in ``folder``, whose stages left ``rows`` and, on rank 0, a ``record``."""
-    tokens = [row.tokens for row in rows if row.stage == "measure" and row.tokens is not None]
+    tokens = [
+        row.tokens for row in rows if row.stage == "measure" and row.tokens is not None
+    ]
     tokens_per_step: float | None = None
     if tokens:
         tokens_per_step = sum(tokens) / len(tokens)
@@ -169,12 +193,20 @@ def metrics_of(
         step_s = TIMES["step"].get(record)
         if mfu and step_s:
             mfu_seconds = mfu * step_s
-    labels = {"rank": str(rank), "host": platform.node(), "run": f"{folder.parent.name}/{folder.name}"}
+    labels = {
+        "rank": str(rank),
+        "host": platform.node(),
+        "run": f"{folder.parent.name}/{folder.name}",
+    }
     return RunMetrics(labels, tokens_per_step, mfu_seconds, epoch_s)
 
 
 def publish(
-    metrics: RunMetrics, options: ExportOptions, rank: int, local_rank: int, undo: ExitStack
+    metrics: RunMetrics,
+    options: ExportOptions,
+    rank: int,
+    local_rank: int,
+    undo: ExitStack,
 ) -> Callable[[], object] | None:
     """Publish ``metrics`` as ``options`` ask for it, until ``undo`` is closed.
 
@@ -182,7 +214,11 @@ def publish(
     """
     if not options.monitoring:
         return None
-    from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
+    from prometheus_client import (
+        CollectorRegistry,
+        start_http_server,
+        write_to_textfile,
+    )
 
     registry = CollectorRegistry()
     registry.register(metrics)

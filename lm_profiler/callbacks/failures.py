@@ -19,7 +19,11 @@ import torch
 from lm_profiler.callbacks.marks.namespaces import is_a, is_fetch
 from lm_profiler.measure.boundary import first_line, message_of
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.memory.history import is_out_of_memory, memory_history_of, oom_cause
+from lm_profiler.measure.memory.history import (
+    is_out_of_memory,
+    memory_history_of,
+    oom_cause,
+)
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.rank_ends import RankEnd, read_ends
 from lm_profiler.record.run_record import Failure, Status
@@ -58,7 +62,12 @@ def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
     return "other"
 
 
-def failure_of(error: BaseException, phase: str, step: int | None, device: torch.device | None = None) -> Failure:
+def failure_of(
+    error: BaseException,
+    phase: str,
+    step: int | None,
+    device: torch.device | None = None,
+) -> Failure:
     """Return the failure for the record, with the cause where ``device`` ran out of memory."""
     return Failure(
         phase=phase,
@@ -92,9 +101,14 @@ _CHECK_EVERY_S = 0.1
 
 def is_of_the_group(error: BaseException) -> bool:
     """Return whether ``error`` reports only that another rank is gone or did not arrive, without the reason."""
-    if type(error).__name__.startswith("Dist"):  # torch's own: DistBackendError, DistNetworkError, …
+    if type(error).__name__.startswith(
+        "Dist"
+    ):  # torch's own: DistBackendError, DistNetworkError, …
         return True
-    return isinstance(error, (RuntimeError, OSError)) and _GROUP_FAILED.search(message_of(error)) is not None
+    return (
+        isinstance(error, (RuntimeError, OSError))
+        and _GROUP_FAILED.search(message_of(error)) is not None
+    )
 
 
 def codes_of(trainer: Any) -> dict[int, int | None]:
@@ -124,9 +138,13 @@ def ends_of_ranks(
     elif own_end.is_signalled and not codes():
         patience_s = _PATIENCE_AFTER_SIGNAL_S
     ends = {own_end.failure.rank or 0: own_end}
-    with suppress(KeyboardInterrupt):  # whoever started the ranks ends them all; report what is known by then
+    with suppress(
+        KeyboardInterrupt
+    ):  # whoever started the ranks ends them all; report what is known by then
         for pauses_left in range(round(patience_s / _CHECK_EVERY_S), -1, -1):
-            dead_ranks = {rank for rank, code in codes().items() if code is not None}  # a dead rank leaves no end
+            dead_ranks = {
+                rank for rank, code in codes().items() if code is not None
+            }  # a dead rank leaves no end
             ends = {**read_ends(folder), **ends}
             ended_ranks = ends.keys() | dead_ranks
             if pauses_left == 0 or len(ended_ranks) >= ranks:

@@ -44,7 +44,9 @@ Item = TypeVar("Item")
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants", defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", ser_json_inf_nan="constants", defer_build=True
+    )
 
 
 class _Answer(_Message):
@@ -82,7 +84,9 @@ def unpacked(content: bytes, rank: int) -> Measured:
     # The types are checked; relations between fields, which types cannot express, are checked here.
     column_lengths = {len(getattr(rows, name)) for name in rows.__dataclass_fields__}
     timeline_ranks = {timeline.rank for timeline in rest.timelines}
-    is_of_one_rank = rest.ranks_heard == 1 and np.all(rows.rank == rank) and timeline_ranks <= {rank}
+    is_of_one_rank = (
+        rest.ranks_heard == 1 and np.all(rows.rank == rank) and timeline_ranks <= {rank}
+    )
     if len(column_lengths) > 1 or rest.rows or not is_of_one_rank:
         raise ValueError(f"its columns differ in length, or are not of rank {rank}")
     return replace(rest, rows=rows)
@@ -102,7 +106,10 @@ class Exchange:
     @staticmethod
     def of_process_group() -> Exchange:
         """Return the exchange of torch's default process group; without one, the exchange of a single process."""
-        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        if (
+            not torch.distributed.is_available()
+            or not torch.distributed.is_initialized()
+        ):
             return Exchange()
         store = DEFAULT_STORE.find()()
         # Half of the group's own limit: while a rank waits longer, the others' collectives time out.
@@ -131,7 +138,9 @@ class Exchange:
             return answer.value  # type: ignore[return-value]  # all ranks ask for the same
         try:
             value = find()
-        except BaseException as error:  # also Ctrl-C: the other ranks wait for an answer
+        except (
+            BaseException
+        ) as error:  # also Ctrl-C: the other ranks wait for an answer
             self._put(key, _Answer(error=error_text(error)))
             raise
         self._put(key, _Answer(value=value))
@@ -153,16 +162,26 @@ class Exchange:
         for rank in range(1, self.ranks):
             seconds_left = deadline_s - time.monotonic()
             try:
-                content = self._take(self.key("measured", rank), patience_s=max(seconds_left, 0.01))
+                content = self._take(
+                    self.key("measured", rank), patience_s=max(seconds_left, 0.01)
+                )
                 by_rank[rank] = unpacked(content, rank)
             except RuntimeError:
                 silent_ranks.append(rank)
             except ValueError as error:  # not from our ranks: whoever reaches the store's port can write to it
-                problems.append(f"the measurements of rank {rank} are invalid and not used: {error_text(error)}")
+                problems.append(
+                    f"the measurements of rank {rank} are invalid and not used: {error_text(error)}"
+                )
         if silent_ranks:
-            problems.insert(0, f"{ranks_text(silent_ranks)} sent no measurements in time")
+            problems.insert(
+                0, f"{ranks_text(silent_ranks)} sent no measurements in time"
+            )
         merged = merge(by_rank)
-        return replace(merged, timelines=with_waits(merged.timelines), notes=[*merged.notes, *problems])
+        return replace(
+            merged,
+            timelines=with_waits(merged.timelines),
+            notes=[*merged.notes, *problems],
+        )
 
     def key(self, *parts: object) -> str:
         """Return a key in the store that no other run uses."""

@@ -42,5 +42,8 @@ def _steps_until_max_epochs(trainer: Trainer) -> float:
     if not math.isfinite(batches):
         return epochs
     steps_per_epoch = math.ceil(batches / trainer.accumulate_grad_batches)
-    steps_of_resumed_epoch = trainer.fit_loop.epoch_loop.batch_progress.current.ready // trainer.accumulate_grad_batches
+    steps_of_resumed_epoch = (
+        trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        // trainer.accumulate_grad_batches
+    )
     return epochs * steps_per_epoch - steps_of_resumed_epoch

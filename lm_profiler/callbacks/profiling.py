@@ -114,7 +114,12 @@ class TrainingProfiler(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the options alone: a copy or a pickle can profile its own run, and knows nothing of this one."""
-        return {"_options": self._options, "_run": None, "_last_ending": None, "admits": self.admits}
+        return {
+            "_options": self._options,
+            "_run": None,
+            "_last_ending": None,
+            "admits": self.admits,
+        }
 
     @property
     def record(self) -> RunRecord | None:
@@ -152,23 +157,39 @@ class TrainingProfiler(Callback):
             vars(self).update(_NO_HOOKS)
             return
         if trainer.barebones:
-            raise MisconfigurationException("lm_profiler cannot profile under Trainer(barebones=True): leave it out")
-        profilers = [callback for callback in trainer.callbacks if isinstance(callback, TrainingProfiler)]  # type: ignore[attr-defined]
+            raise MisconfigurationException(
+                "lm_profiler cannot profile under Trainer(barebones=True): leave it out"
+            )
+        profilers = [
+            callback
+            for callback in trainer.callbacks
+            if isinstance(callback, TrainingProfiler)
+        ]  # type: ignore[attr-defined]
         programs_own = [profiler for profiler in profilers if profiler.admits is None]
         if len(programs_own) > 1:
-            raise MisconfigurationException("expected one TrainingProfiler in a Trainer, given more")
+            raise MisconfigurationException(
+                "expected one TrainingProfiler in a Trainer, given more"
+            )
         if options.memory.history:
-            history_watch(trainer.strategy.root_device, Path())  # refuses a device that keeps no history
+            history_watch(
+                trainer.strategy.root_device, Path()
+            )  # refuses a device that keeps no history
         for hook in _NO_HOOKS:  # the last run may have removed them
             vars(self).pop(hook, None)
         run = Attachment(self, trainer, options, trainer.max_steps)
         if options.launch.kept:
             # Lightning's own handler broadcasts while the ranks are inside other collectives.
-            part = Guard("keeping Lightning's broadcast out of signal handlers", run.report)
-            part.run(lambda: setattr(SIGNALS.get(trainer), SIGTERM_HANDLER.name, _pass_over))
+            part = Guard(
+                "keeping Lightning's broadcast out of signal handlers", run.report
+            )
+            part.run(
+                lambda: setattr(SIGNALS.get(trainer), SIGTERM_HANDLER.name, _pass_over)
+            )
         # Two guards: the profiler may fail while a record can still be written, and writing the record may fail too.
         run.part = Guard("the profiler", run.report, run.only_count)
-        ending = RunFinisher(trainer, options, run.part, self._restore_trainer, run.report, run.notes)
+        ending = RunFinisher(
+            trainer, options, run.part, self._restore_trainer, run.report, run.notes
+        )
         ending.part = Guard("the record", run.report, ending.recording_failed)
         run.ending = ending
         self._run = None
@@ -188,7 +209,9 @@ class TrainingProfiler(Callback):
     on_sanity_check_start = partialmethod(_passed, "set-up")
     on_sanity_check_end = partialmethod(_passed, "sanity check")
 
-    def _loop_starts(self, verb: Verb, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _loop_starts(
+        self, verb: Verb, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         """Start the run here and not earlier: a Tuner's trials of a batch size or learning rate are not part of it."""
         run = self._run
         if run is not None and verb == self._options.verb and not run.has_begun:
@@ -209,7 +232,12 @@ class TrainingProfiler(Callback):
     on_before_optimizer_step = None  # type: ignore[assignment]
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        *_: Any,
     ) -> None:
         run = self._run
         if run is not None and run.phases is not None and not run.phases.is_sure:
@@ -236,20 +264,26 @@ class TrainingProfiler(Callback):
     on_test_batch_end = on_predict_batch_end = on_train_batch_end  # type: ignore[assignment]
 
     def on_validation_batch_end(self, *args: Any) -> None:
-        if self._options.verb == "validate":  # validation during a fit belongs to no step
+        if (
+            self._options.verb == "validate"
+        ):  # validation during a fit belongs to no step
             self.on_train_batch_end(*args)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None:
             self._run.ending.part.run(self._run.ending.finished_early)
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_end(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         if self._run is not None:
             self._run.ending.part.run(self._run.end_evaluation)
 
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         run = self._run
         if run is None or run.ending.is_forked_copy:
             return
@@ -258,7 +292,9 @@ class TrainingProfiler(Callback):
         if not run.ending.is_over:
             run.ending.part.run(run.died, exception)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(
+        self, trainer: Trainer, pl_module: LightningModule, stage: str
+    ) -> None:
         run = self._run
         if run is None or run.ending.is_forked_copy:
             return

@@ -83,7 +83,11 @@ def write_run(folder: Path, evidence: Evidence) -> RunRecord:
     record = conclude(evidence)
     notes = list(record.notes)
     try_or_note("evidence", lambda: write_evidence(folder, evidence), notes)
-    try_or_note("scalars in TensorBoard", lambda: _write_scalars(folder, evidence, record), notes)
+    try_or_note(
+        "scalars in TensorBoard",
+        lambda: _write_scalars(folder, evidence, record),
+        notes,
+    )
     record = record.model_copy(update={"notes": notes})
     record.write(folder / "run.json")
     return record
@@ -94,7 +98,9 @@ def _write_scalars(folder: Path, evidence: Evidence, record: RunRecord) -> None:
     if not steps:
         return
     ideal_s = ideal_step_s(record)
-    write_events(folder, ((row.step, scalars_summary(scalars(row, ideal_s))) for row in steps))
+    write_events(
+        folder, ((row.step, scalars_summary(scalars(row, ideal_s))) for row in steps)
+    )
 
 
 def with_rows_left_behind(evidence: Evidence, folder: Path) -> Evidence:
@@ -102,7 +108,9 @@ def with_rows_left_behind(evidence: Evidence, folder: Path) -> Evidence:
     if evidence.ranks_heard >= evidence.world_size:
         return evidence
     notes = list(evidence.notes)
-    rows = try_or_note("steps that ranks left", lambda: join_rank_files(evidence.rows, folder), notes)
+    rows = try_or_note(
+        "steps that ranks left", lambda: join_rank_files(evidence.rows, folder), notes
+    )
     if rows is None:
         return replace(evidence, notes=notes)
     return replace(evidence, rows=rows, notes=notes)
@@ -115,7 +123,12 @@ def snapshot_file(folder: Path, rank: int) -> Path:
     return folder / f"memory_snapshot.rank{rank}.pickle"
 
 
-def run_folder(parent: Path, claimed: Path | None, exchange: Exchange, report: Callable[[str], object]) -> Path:
+def run_folder(
+    parent: Path,
+    claimed: Path | None,
+    exchange: Exchange,
+    report: Callable[[str], object],
+) -> Path:
     """Return the folder of this run on every rank: the ``claimed`` one, or one that rank 0 makes below ``parent``.
 
     A claimed folder that already holds a record belongs to another run. If none can be made, it is a temporary one.

@@ -32,7 +32,11 @@ from lm_profiler.callbacks.failures import (
 from lm_profiler.callbacks.gather import Exchange
 from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
-from lm_profiler.callbacks.run_files import RunFiles, snapshot_file, with_rows_left_behind
+from lm_profiler.callbacks.run_files import (
+    RunFiles,
+    snapshot_file,
+    with_rows_left_behind,
+)
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.show_run import RecordedRun
 from lm_profiler.callbacks.trackers import Tracker
@@ -40,9 +44,21 @@ from lm_profiler.lightning_names import OBSERVED, OBSERVER
 from lm_profiler.measure.boundary import UNGUARDED, Guard, error_text, try_or_note
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.rank_ends import RankEnd, end_file, end_of_loop, first_end, read_ends
+from lm_profiler.record.rank_ends import (
+    RankEnd,
+    end_file,
+    end_of_loop,
+    first_end,
+    read_ends,
+)
 from lm_profiler.record.run_record import Failure, RunRecord, Status
-from lm_profiler.record.steps import begin_rows, rank_file, rank_files, read_rows, write_steps
+from lm_profiler.record.steps import (
+    begin_rows,
+    rank_file,
+    rank_files,
+    read_rows,
+    write_steps,
+)
 from lm_profiler.record.text import ranks_text
 
 
@@ -56,7 +72,9 @@ class RunFinisher:
     restore_trainer: Callable[[], None]
     report: Callable[[str], object]  # reports a problem, and adds it to ``notes``
     notes: list[str]  # what was reported so far
-    part: Guard = UNGUARDED  # guards every call, and calls ``recording_failed`` on an error
+    part: Guard = (
+        UNGUARDED  # guards every call, and calls ``recording_failed`` on an error
+    )
     exchange: Exchange = field(default_factory=Exchange)
     session: Session | None = None
     collector: Collector = field(init=False)
@@ -86,7 +104,9 @@ class RunFinisher:
         if config is not None:
             write_whole(folder / "config.yaml", config)
         begin_rows(folder, rank=0)
-        evidence = self.collector.evidence(Measured(rows=(), steps_planned=planned), "unfinished")
+        evidence = self.collector.evidence(
+            Measured(rows=(), steps_planned=planned), "unfinished"
+        )
         # Without notes: the last record has all of them, and would repeat them.
         record = conclude(replace(evidence, notes=()), findings=())
         record.write(folder / "run.json")
@@ -100,7 +120,9 @@ class RunFinisher:
         if self.session is not None and not self.core.out:
             schedule = self.session.schedule
             planned = counted(schedule.planned[schedule.stage or ""], "step")
-            self.notes.append(f"the loop ended in stage {schedule.stage}, after {schedule.steps_done} of its {planned}")
+            self.notes.append(
+                f"the loop ended in stage {schedule.stage}, after {schedule.steps_done} of its {planned}"
+            )
             self._leave_loop_end(self.session.steps)
         self.finished()
 
@@ -146,7 +168,9 @@ class RunFinisher:
         evidence = self.files.write(evidence)
         self.is_over = True  # from here on a record exists, however the process ends
         if failure is None and self.session is not None:
-            evidence = self.collector.look_back(evidence, measured, self.session.instruments.tracer)
+            evidence = self.collector.look_back(
+                evidence, measured, self.session.instruments.tracer
+            )
         self.files.write_all(evidence, rows_are_new=False)
 
     def _leave_loop_end(self, steps: int) -> None:
@@ -175,12 +199,18 @@ class RunFinisher:
         failure = failure_of(exception, phase, step, device)
         rank_end: RankEnd | None = None
         if self.exchange.ranks > 1:
-            failure = failure.model_copy(update={"rank": self.exchange.rank, "host": platform.node()})
+            failure = failure.model_copy(
+                update={"rank": self.exchange.rank, "host": platform.node()}
+            )
             is_consequence = is_of_the_group(exception)
-            rank_end = RankEnd(status=status, failure=failure, at=time.time(), followed=is_consequence)
+            rank_end = RankEnd(
+                status=status, failure=failure, at=time.time(), followed=is_consequence
+            )
             self._leave_rank_end(rank_end)
         if status == "oom" and self.files.folder is not None:
-            keep_snapshot(device, snapshot_file(self.files.folder, self.trainer.global_rank))
+            keep_snapshot(
+                device, snapshot_file(self.files.folder, self.trainer.global_rank)
+            )
 
         self.restore_trainer()
         measured = self._measured(keep_trace=False)
@@ -190,7 +220,10 @@ class RunFinisher:
             self._show()
         else:
             # The other ranks may not answer any more, so each saves its own steps and nothing is gathered.
-            write_steps(rank_file(self.files.folder_or_new(), self.trainer.global_rank), measured.rows)
+            write_steps(
+                rank_file(self.files.folder_or_new(), self.trainer.global_rank),
+                measured.rows,
+            )
         self._close()
 
     def _leave_rank_end(self, rank_end: RankEnd) -> None:
@@ -200,7 +233,13 @@ class RunFinisher:
         if self.options.launch.kept:
             _call_off_observer()
 
-    def _record_death(self, measured: Measured, status: Status, failure: Failure, rank_end: RankEnd | None) -> None:
+    def _record_death(
+        self,
+        measured: Measured,
+        status: Status,
+        failure: Failure,
+        rank_end: RankEnd | None,
+    ) -> None:
         """Write the record twice: at once, and again when the other ranks had the time to leave how they ended."""
         evidence = self.files.write(self.collector.evidence(measured, status, failure))
         self.is_over = True  # from here on a record exists, however the process ends
@@ -229,7 +268,9 @@ class RunFinisher:
             if not left_a_file:
                 note += f"; their files may be in {folder} on their host"
             notes.append(note)
-        return replace(evidence, rows=rows, status=cause.status, failure=cause.failure, notes=notes)
+        return replace(
+            evidence, rows=rows, status=cause.status, failure=cause.failure, notes=notes
+        )
 
     # -- recording failed
 
@@ -243,10 +284,21 @@ class RunFinisher:
             measured = self._gathered
             if measured is None:
                 measured = self._measured()
-            evidence = self.collector.evidence(measured, "failed", failure_of(error, "instruments", None))
-            if self.record is not None:  # the run itself went well, and its record is there
-                evidence = replace(evidence, status=self.record.status, failure=self.record.failure)
-            self.files.write(replace(evidence, notes=[*evidence.notes, f"not complete: {error_text(error)}"]))
+            evidence = self.collector.evidence(
+                measured, "failed", failure_of(error, "instruments", None)
+            )
+            if (
+                self.record is not None
+            ):  # the run itself went well, and its record is there
+                evidence = replace(
+                    evidence, status=self.record.status, failure=self.record.failure
+                )
+            self.files.write(
+                replace(
+                    evidence,
+                    notes=[*evidence.notes, f"not complete: {error_text(error)}"],
+                )
+            )
         self.is_over = True
 
     # -- what they share
@@ -256,7 +308,12 @@ class RunFinisher:
         measured: Measured | None = None
         if self.session is not None:
             session = self.session
-            last_steps = Guard("the last steps", self.report, session.instruments.discard, outcome="unknown")
+            last_steps = Guard(
+                "the last steps",
+                self.report,
+                session.instruments.discard,
+                outcome="unknown",
+            )
             last_steps.run(session.finish, keep_trace)
             measured = try_or_note("what was measured", session.measured, self.notes)
         if measured is None:
@@ -265,7 +322,9 @@ class RunFinisher:
 
     def _recorded_run(self) -> RecordedRun:
         assert self.record is not None
-        return RecordedRun(self.files.folder_or_new(), self.record, self.options, self.report)
+        return RecordedRun(
+            self.files.folder_or_new(), self.record, self.options, self.report
+        )
 
     def _send_to_trackers(self) -> None:
         assert self.session is not None

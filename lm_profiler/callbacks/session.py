@@ -11,7 +11,14 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from lm_profiler.analysis.steps.summaries import BatchCount
-from lm_profiler.analysis.watch.ledger import CHECKPOINTS, EPOCH, VALIDATION, NamedSpan, SpansInOrder, passed
+from lm_profiler.analysis.watch.ledger import (
+    CHECKPOINTS,
+    EPOCH,
+    VALIDATION,
+    NamedSpan,
+    SpansInOrder,
+    passed,
+)
 from lm_profiler.analysis.watch.outside_steps import RunStep, outside_steps
 from lm_profiler.callbacks.instruments.instrument import Instrument, Measured
 from lm_profiler.callbacks.instruments.memory import MemoryReader
@@ -38,7 +45,10 @@ _READ_EVERY_NS = 5_000_000
 
 _MOST_RECOMPILATIONS = 3  # that a note names
 
-_CHECKPOINT, _INSTRUMENTS = "checkpoint", "instruments"  # what may pass between steps, beside VALIDATION and EPOCH
+_CHECKPOINT, _INSTRUMENTS = (
+    "checkpoint",
+    "instruments",
+)  # what may pass between steps, beside VALIDATION and EPOCH
 
 _UNSEEN_BACKWARD = (
     "no backward pass was seen: the program calls neither manual_backward nor loss.backward(). Code that computes "
@@ -117,24 +127,38 @@ class Session:
     report: Callable[[str], object]  # gets a note
     # appends rows to the file; called once a second at most
     append_rows: Callable[[Sequence[StepRow]], None] | None = None
-    counts: BatchCounts = field(default_factory=BatchCounts)  # of the running step; the callback adds each batch
+    counts: BatchCounts = field(
+        default_factory=BatchCounts
+    )  # of the running step; the callback adds each batch
     is_manual: bool = False  # whether the module steps its optimizers by itself (``automatic_optimization = False``)
     notes: list[str] = field(default_factory=list)
     steps: int = 0
     rows: list[StepRow] = field(default_factory=list)  # rows that were read so far
-    instants_ns: list[tuple[int, int]] = field(default_factory=list)  # when each row's step began and ended
+    instants_ns: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # when each row's step began and ended
     _written_rows: int = 0
     _last_reading_ns: int = 0
     _planned_steps: int = 0  # of the stage
     _peaks: Peaks = UNKNOWN
     _unread_steps: deque[_UnreadStep] = field(default_factory=deque)
     _batch_counts: list[BatchCount] = field(default_factory=list)  # where they change
-    _last_count: tuple[int, int | None, int | None] | None = None  # batches, samples and elements
-    _measured_ns: tuple[int, int] | None = None  # between which instants steps were measured
-    _gaps_ns: list[tuple[int, int]] = field(default_factory=list)  # between and within measured steps
+    _last_count: tuple[int, int | None, int | None] | None = (
+        None  # batches, samples and elements
+    )
+    _measured_ns: tuple[int, int] | None = (
+        None  # between which instants steps were measured
+    )
+    _gaps_ns: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # between and within measured steps
     _run_steps: list[RunStep] = field(default_factory=list)  # the steps of all stages
-    _own_spans_ns: list[tuple[int, int]] = field(default_factory=list)  # in which this session worked between steps
-    _idle_checks: int = 0  # phases at whose start the device was asked whether it was idle
+    _own_spans_ns: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # in which this session worked between steps
+    _idle_checks: int = (
+        0  # phases at whose start the device was asked whether it was idle
+    )
     _idle_starts: int = 0  # phases at whose start it was
     _is_finished: bool = False
 
@@ -152,7 +176,9 @@ class Session:
         self.steps += 1
         steps_done = self.schedule.steps_done + 1
         is_checked = stage == "measure" and steps_done >= self.stopping.next_check
-        is_reading_due = is_checked or steps_done >= self._planned_steps or stage == "memory"
+        is_reading_due = (
+            is_checked or steps_done >= self._planned_steps or stage == "memory"
+        )
         batches, tokens, samples, elements = self.counts.take()
         now_ns = self.timeline.clock()
         try:
@@ -160,17 +186,27 @@ class Session:
                 self._last_reading_ns = now_ns
                 self._read_instruments(stage)
         finally:  # otherwise Ctrl-C while reading would lose the step
-            self._unread_steps.append(_UnreadStep(self.steps, stage, tokens, self._peaks))
-        if (batches, samples, elements) != self._last_count:  # nearly all steps have the same
+            self._unread_steps.append(
+                _UnreadStep(self.steps, stage, tokens, self._peaks)
+            )
+        if (
+            batches,
+            samples,
+            elements,
+        ) != self._last_count:  # nearly all steps have the same
             self._last_count = batches, samples, elements
-            self._batch_counts.append(BatchCount(self.steps, batches, samples, elements))
+            self._batch_counts.append(
+                BatchCount(self.steps, batches, samples, elements)
+            )
         if self.stream is not None and len(self._unread_steps) > _LAG_STEPS:
             self._read_reached_steps()
 
         is_write_due = now_ns - self._last_write_ns >= _WRITE_EVERY_NS
         if is_write_due:
             self.write_rows()
-        is_stage_over = self.schedule.advance() or (is_checked and self._end_measuring_if_enough())
+        is_stage_over = self.schedule.advance() or (
+            is_checked and self._end_measuring_if_enough()
+        )
         if is_stage_over:
             self._end_stage(stage)
             self._begin_stage()
@@ -208,13 +244,19 @@ class Session:
     def _end_measuring_if_enough(self) -> bool:
         self._read_reached_steps()
         elapsed_s = (self.timeline.clock() - self._stage_began_ns) * 1e-9
-        is_enough = self.stopping.is_enough(self.schedule.steps_done, self.measured_s(), elapsed_s)
+        is_enough = self.stopping.is_enough(
+            self.schedule.steps_done, self.measured_s(), elapsed_s
+        )
         if is_enough:
             self.schedule.end_stage()
         return is_enough
 
     def measured_s(self) -> list[float]:
-        return [row.time("step") for row in self.rows if row.stage == "measure" and row.seconds is not None]
+        return [
+            row.time("step")
+            for row in self.rows
+            if row.stage == "measure" and row.seconds is not None
+        ]
 
     def finish(self, keep_trace: bool = True) -> None:
         """End the stage that runs, and read what is still on the device: the run is over, as planned or not."""
@@ -265,7 +307,10 @@ class Session:
         self._stage_began_ns = self.timeline.clock()
 
     def _end_stage(self, stage: str) -> None:
-        if stage in ("measure", "collectives"):  # instruments that end with these stages need their steps' times
+        if stage in (
+            "measure",
+            "collectives",
+        ):  # instruments that end with these stages need their steps' times
             self._read_reached_steps(wait=True)
         measuring_is_complete = stage == "measure" and self.schedule.stage != "measure"
         if measuring_is_complete and self.rank == 0:
@@ -278,7 +323,12 @@ class Session:
         stage = self.schedule.stage
         if self.progress is None or stage is None:
             return
-        self._drawing.run(self.progress.draw, stage, self.schedule.steps_done, self.schedule.planned[stage])
+        self._drawing.run(
+            self.progress.draw,
+            stage,
+            self.schedule.steps_done,
+            self.schedule.planned[stage],
+        )
 
     def _read_reached_steps(self, wait: bool = False) -> None:
         """Read the marks that the device has reached, or ``wait`` for all; only the host's if the device is dead."""
@@ -290,12 +340,20 @@ class Session:
                 is_device_alive = False
         finished = self.timeline.reading().finished
         while finished and self._unread_steps:
-            is_readable = wait or self.stream is None or self.stream.reached(finished[0].instants[-1])
+            is_readable = (
+                wait
+                or self.stream is None
+                or self.stream.reached(finished[0].instants[-1])
+            )
             if not is_readable:
                 return
-            self._read_step(self._unread_steps.popleft(), finished.popleft(), is_device_alive)
+            self._read_step(
+                self._unread_steps.popleft(), finished.popleft(), is_device_alive
+            )
 
-    def _read_step(self, unread: _UnreadStep, marks: StepMarks, is_device_alive: bool) -> None:
+    def _read_step(
+        self, unread: _UnreadStep, marks: StepMarks, is_device_alive: bool
+    ) -> None:
         """Make the row of a step of its ``marks``."""
         step, stage = unread.step, unread.stage
         ranks = self.instruments.ranks
@@ -305,15 +363,21 @@ class Session:
         seconds: tuple[float, ...] | None = host_s
         if self.stream is not None:
             seconds = marks.stream_seconds(self.stream) if is_device_alive else None
-            self.stream.release(marks.instants)  # reused, so that steps create no new events
-        row = StepRow(step, stage, seconds, host_s, unread.tokens, unread.peaks, self.rank)
+            self.stream.release(
+                marks.instants
+            )  # reused, so that steps create no new events
+        row = StepRow(
+            step, stage, seconds, host_s, unread.tokens, unread.peaks, self.rank
+        )
         self.rows.append(row)
 
         begin_ns, end_ns = marks.host_ns[0], marks.host_ns[-1]
         self.instants_ns.append((begin_ns, end_ns))
         spans_ns = zip(marks.codes, pairwise(marks.host_ns), strict=False)
         away_ns = [span_ns for code, span_ns in spans_ns if code == OUTSIDE]
-        self._run_steps.append(RunStep(stage, begin_ns, end_ns, row.time("data", "host"), away_ns))
+        self._run_steps.append(
+            RunStep(stage, begin_ns, end_ns, row.time("data", "host"), away_ns)
+        )
         if stage != "measure":
             return
         self.instruments.counters.reader.place(step, begin_ns, end_ns)
@@ -367,7 +431,9 @@ class Session:
 
 
 def between_steps(
-    gaps_ns: Sequence[tuple[int, int]], measured_ns: tuple[int, int], events: Sequence[NamedSpan]
+    gaps_ns: Sequence[tuple[int, int]],
+    measured_ns: tuple[int, int],
+    events: Sequence[NamedSpan],
 ) -> list[BetweenSteps]:
     """Return what took time in the gaps between steps, the longest first; checkpoints also within steps.
 
@@ -377,14 +443,20 @@ def between_steps(
     seconds: defaultdict[str, float] = defaultdict(float)
     times: defaultdict[str, int] = defaultdict(int)
     first_ns, last_ns = measured_ns
-    checkpoints = [event for event in events if event.what == CHECKPOINTS and first_ns <= event.begin_ns < last_ns]
+    checkpoints = [
+        event
+        for event in events
+        if event.what == CHECKPOINTS and first_ns <= event.begin_ns < last_ns
+    ]
     checkpoints_in_order = SpansInOrder(checkpoints)
     events_in_order = SpansInOrder(events)
     for begin_ns, end_ns in gaps_ns:
         saving_ns = 0
         for event in checkpoints_in_order.beginning(begin_ns, end_ns):
             saving_ns += min(event.end_ns, end_ns) - event.begin_ns
-        cause = _cause_of_gap({event.what for event in events_in_order.beginning(begin_ns, end_ns)})
+        cause = _cause_of_gap(
+            {event.what for event in events_in_order.beginning(begin_ns, end_ns)}
+        )
         seconds[cause] += (end_ns - begin_ns - saving_ns) * 1e-9
         times[cause] += 1
     if checkpoints:
@@ -394,7 +466,9 @@ def between_steps(
     between = []
     for cause, cause_s in seconds.items():
         if cause_s > 0.0:
-            between.append(BetweenSteps(what=cause, seconds=cause_s, times=times[cause]))
+            between.append(
+                BetweenSteps(what=cause, seconds=cause_s, times=times[cause])
+            )
     return sorted(between, key=attrgetter("seconds"), reverse=True)
 
 
@@ -427,4 +501,6 @@ def _graph_pools_note(graph_pools_bytes: int | None) -> list[str]:
     if graph_pools_bytes is None:
         return []
     reserved = f"{bytes_text(graph_pools_bytes)} of the reserved memory belong only to them, or to a MemPool"
-    return [f"peaks of allocated memory exclude the memory of replayed CUDA graphs: {reserved}"]
+    return [
+        f"peaks of allocated memory exclude the memory of replayed CUDA graphs: {reserved}"
+    ]

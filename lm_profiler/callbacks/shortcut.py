@@ -33,7 +33,9 @@ _numbers = count(1)  # the numbers of the Trainers of this process
 # the number of the Trainer that was admitted in this process, where the program's processes share no folder
 _admitted_number: int | None = None
 
-_refusal_is_reported = False  # whether a line said that further runs of the program are not profiled
+_refusal_is_reported = (
+    False  # whether a line said that further runs of the program are not profiled
+)
 
 
 def profiling_callbacks(
@@ -86,7 +88,11 @@ def profiling_callbacks(
     if stop_when_done is None:
         stop_when_done = verb == "fit"
     profiler = TrainingProfiler(
-        StageOptions(warmup_steps=warmup_steps, measure_steps=measure_steps, stop_when_done=stop_when_done),
+        StageOptions(
+            warmup_steps=warmup_steps,
+            measure_steps=measure_steps,
+            stop_when_done=stop_when_done,
+        ),
         MemoryOptions(steps=memory_steps),
         TraceOptions(steps=trace_steps),
         Launch(name=name),
@@ -108,7 +114,12 @@ def admitted_callbacks(request: str) -> list[Callback]:
     """
     has_no_details = request.strip() == "1"
     is_valid = has_no_details or request.lstrip().startswith("{")
-    expect(is_valid, VARIABLE, "1, 0 or the JSON object that `lm_profiler run` sets", request)
+    expect(
+        is_valid,
+        VARIABLE,
+        "1, 0 or the JSON object that `lm_profiler run` sets",
+        request,
+    )
     details: dict[str, Any] = {}
     if not has_no_details:
         details = json.loads(request)
@@ -121,7 +132,9 @@ def admitted_callbacks(request: str) -> list[Callback]:
     for profiler in profilers:
         assert isinstance(profiler, TrainingProfiler)
         profiler.launched(command=details.get("command", ""), added=True)
-        profiler.admits = Admission(number, details.get("trainer"), options.get("verb", "fit"), claims)
+        profiler.admits = Admission(
+            number, details.get("trainer"), options.get("verb", "fit"), claims
+        )
     return profilers
 
 
@@ -130,7 +143,9 @@ class Admission:
     """Admits one Trainer of the program, and only once: returns whether one that is about to run is profiled."""
 
     number: int  # which Trainer of its process this is, from 1
-    wanted_number: int | None  # of the Trainer to profile; None for the first that runs ``verb``
+    wanted_number: (
+        int | None
+    )  # of the Trainer to profile; None for the first that runs ``verb``
     verb: Verb  # what is profiled
     # A folder that the processes of this node share; None if the program was started by hand. With it the ranks agree
     # which Trainer is the first, because a spawned rank has seen only its own Trainer.
@@ -138,10 +153,16 @@ class Admission:
     _is_used: bool = False
 
     def __call__(self, trainer: Trainer) -> bool:
-        is_wanted_number = self.wanted_number is None or self.wanted_number == self.number
+        is_wanted_number = (
+            self.wanted_number is None or self.wanted_number == self.number
+        )
         if trainer.barebones or verb_of(trainer) != self.verb or not is_wanted_number:
             return False
-        profilers = [callback for callback in trainer.callbacks if isinstance(callback, TrainingProfiler)]  # type: ignore[attr-defined]
+        profilers = [
+            callback
+            for callback in trainer.callbacks
+            if isinstance(callback, TrainingProfiler)
+        ]  # type: ignore[attr-defined]
         program_has_own = any(profiler.admits is None for profiler in profilers)
         if self._is_used or not self._claim():
             if trainer.is_global_zero and not program_has_own:
@@ -168,7 +189,9 @@ class Admission:
         if self.claims is None:
             return
         claim = self.claims / CLAIMED
-        with suppress(OSError):  # no such link: another rank has taken it away, or this is another node
+        with suppress(
+            OSError
+        ):  # no such link: another rank has taken it away, or this is another node
             is_own = claim.readlink() == Path(str(self.number))
             if is_own:
                 claim.unlink()

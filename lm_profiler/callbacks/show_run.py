@@ -30,7 +30,9 @@ class RecordedRun:
 
     def show_in_tensorboard(self) -> None:
         entry = Entry(self.folder, self.record)
-        Guard("HPARAMS in TensorBoard", self.report, outcome="cannot be written").run(write_hparams, entry)
+        Guard("HPARAMS in TensorBoard", self.report, outcome="cannot be written").run(
+            write_hparams, entry
+        )
 
     def show_table(self) -> None:
         if not self.options.quiet:
@@ -46,7 +48,9 @@ class RecordedRun:
         """Send figures, facts and files, such as ``trace``, to the Trainer's loggers if asked for; return those."""
         if not self.options.export.trackers:
             return ()
-        return Guard("the trackers", self.report).run(self._send, trainer, trace, otherwise=())
+        return Guard("the trackers", self.report).run(
+            self._send, trainer, trace, otherwise=()
+        )
 
     def _send(self, trainer: Trainer, trace: Path) -> Sequence[Tracker]:
         trackers = [Tracker(logger, self.report) for logger in trainer.loggers]

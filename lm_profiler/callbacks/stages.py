@@ -56,7 +56,9 @@ class StoppingRule:
         if target is None:
             return self._take_answer(steps, self._steps_until_time(steps, elapsed_s))
 
-        self._is_precise = len(step_s) >= FEWEST_STEPS and is_level_known(step_s, target)
+        self._is_precise = len(step_s) >= FEWEST_STEPS and is_level_known(
+            step_s, target
+        )
         seconds_left = self.options.max_seconds - elapsed_s
         if self._is_precise or seconds_left <= 0:
             return self._take_answer(steps, steps_until_check=0)
@@ -77,7 +79,9 @@ class StoppingRule:
         steps_that_fit = math.floor(TIMED_MOST_SECONDS * steps_per_second)
         affordable_steps = max(min(steps_wanted, steps_that_fit), FEWEST_STEPS)
         available_steps = max(self.steps_of_loop, TIMED_STEPS)
-        steps_left = int(min(affordable_steps, available_steps, TIMED_MOST_STEPS)) - steps
+        steps_left = (
+            int(min(affordable_steps, available_steps, TIMED_MOST_STEPS)) - steps
+        )
         most_steps = max(steps, FEWEST_STEPS - steps)
         return max(min(steps_left, most_steps), 0)
 
@@ -85,7 +89,9 @@ class StoppingRule:
         """Return whether the ranks agree that ``steps`` are enough, where this rank's instruments failed."""
         if self._is_over:
             return True
-        return steps >= self.next_check and self._take_answer(steps, steps_until_check=0)
+        return steps >= self.next_check and self._take_answer(
+            steps, steps_until_check=0
+        )
 
     def _take_answer(self, steps: int, steps_until_check: int) -> bool:
         agreed_steps = self.agree(steps_until_check)
@@ -101,7 +107,9 @@ class StoppingRule:
         precision = "unknown" if width is None else f"known to ±{width:.1%}"
         steps = counted(len(step_s), "step")
         outcome = f"after {steps} the level is {precision}, the target was ±{self.options.until_ci:.1%}"
-        return [f"measuring stopped at its limit: {outcome}; raise stages.max_steps or stages.max_seconds"]
+        return [
+            f"measuring stopped at its limit: {outcome}; raise stages.max_steps or stages.max_seconds"
+        ]
 
 
 class StageCounter:
@@ -110,7 +118,9 @@ class StageCounter:
     def __init__(self, steps: Mapping[str, int]) -> None:
         self.planned = dict(steps)
         self._stages_left = [stage for stage, count in steps.items() if count > 0]
-        self.steps_left = sum(steps[stage] for stage in self._stages_left)  # until all stages are done
+        self.steps_left = sum(
+            steps[stage] for stage in self._stages_left
+        )  # until all stages are done
         self._begin_stage()
 
     def _begin_stage(self) -> None:
@@ -139,7 +149,10 @@ class Progress:
     """Draws ``measuring 7/20`` over itself on a terminal or in a notebook; elsewhere prints a line for each stage."""
 
     def __init__(
-        self, options: StageOptions, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        options: StageOptions,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._is_timed = options.is_timed
         self._may_end_early = options.until_ci is not None
@@ -163,7 +176,10 @@ class Progress:
             step = self._count_text(stage, steps_done, planned)
             put(self._stream, f"{self._line_start}{STAGE_NAMES[stage]} {step}")
         elif is_new_stage:
-            put(self._stream, f"{STAGE_NAMES[stage]}: {self._plan_text(stage, planned)}\n")
+            put(
+                self._stream,
+                f"{STAGE_NAMES[stage]}: {self._plan_text(stage, planned)}\n",
+            )
         self._stage = stage
 
     def _count_text(self, stage: str, steps_done: int, planned: int) -> str:

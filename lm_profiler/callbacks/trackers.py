@@ -16,7 +16,9 @@ from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.watch_files import WatchWindow
 
 PATIENCE_S = 10.0
-_MOST_BYTES = 64 * 2**20  # largest file that is sent: a tracker's server may be far away, or on a free plan
+_MOST_BYTES = (
+    64 * 2**20
+)  # largest file that is sent: a tracker's server may be far away, or on a free plan
 
 
 def figures(record: RunRecord, wanted: TrackedFigures = True) -> dict[str, float]:
@@ -46,7 +48,11 @@ def facts(record: RunRecord) -> dict[str, str | int]:
     if record.environment is not None:
         values["device"] = record.environment.device_name
         values["world_size"] = record.environment.world_size
-    return {f"lm_profiler/{name}": value for name, value in values.items() if value is not None}
+    return {
+        f"lm_profiler/{name}": value
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def window_figures(window: WatchWindow) -> dict[str, float]:
@@ -78,7 +84,11 @@ def _send_to_comet(logger: Any, files: Sequence[Path]) -> None:
 
 
 # how a logger takes files, by its class name, which is the same in both of Lightning's namespaces
-_FILE_SENDERS = {"MLFlowLogger": _send_to_mlflow, "WandbLogger": _send_to_wandb, "CometLogger": _send_to_comet}
+_FILE_SENDERS = {
+    "MLFlowLogger": _send_to_mlflow,
+    "WandbLogger": _send_to_wandb,
+    "CometLogger": _send_to_comet,
+}
 
 
 class Tracker:
@@ -120,10 +130,14 @@ class Tracker:
                 self._logger.log_hyperparams(dict(facts))
             self._save()
             if self.send_files is not None:
-                small_files = [path for path in files if path.stat().st_size <= _MOST_BYTES]
+                small_files = [
+                    path for path in files if path.stat().st_size <= _MOST_BYTES
+                ]
                 self.send_files(self._logger, small_files)
 
-        thread = Thread(target=self._part.run, args=(send,), name="lm_profiler export", daemon=True)
+        thread = Thread(
+            target=self._part.run, args=(send,), name="lm_profiler export", daemon=True
+        )
         thread.start()
         thread.join(PATIENCE_S)
         if thread.is_alive():

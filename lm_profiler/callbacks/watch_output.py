@@ -14,10 +14,18 @@ from lm_profiler.measure.boundary import error_text
 from lm_profiler.record import watch_files as files
 from lm_profiler.record.files import Part
 from lm_profiler.record.parts import TIMED
-from lm_profiler.record.watch_files import EVENTS, WINDOWS, WatchEvent, WatchStatus, WatchWindow
+from lm_profiler.record.watch_files import (
+    EVENTS,
+    WINDOWS,
+    WatchEvent,
+    WatchStatus,
+    WatchWindow,
+)
 
 _STEPS_OF_WINDOW = 1000  # at least
-_LAST_STEPS_BYTES = 16 * 2**20  # size of the last steps in full: 160,000 to 320,000 of them
+_LAST_STEPS_BYTES = (
+    16 * 2**20
+)  # size of the last steps in full: 160,000 to 320,000 of them
 _MOST_LINES = 10_000  # lines that wait in memory while the disk is full
 
 
@@ -30,14 +38,20 @@ class WatchOutput:
     report: Callable[[str], object]  # gets a note of a problem
     window: WatchWindow | None = None  # the steps that no complete window has yet
     timed_steps: int = 0
-    seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(TIMED)))  # of all timed steps, by part
-    _lines: dict[str, list[Part]] = field(default_factory=lambda: {EVENTS: [], WINDOWS: []})
+    seconds: NDArray[np.float64] = field(
+        default_factory=lambda: np.zeros(len(TIMED))
+    )  # of all timed steps, by part
+    _lines: dict[str, list[Part]] = field(
+        default_factory=lambda: {EVENTS: [], WINDOWS: []}
+    )
     _was_reported: bool = False  # whether a failed write was reported
 
     def add_events(self, events: Sequence[WatchEvent]) -> None:
         self._lines[EVENTS] += events
 
-    def add_steps(self, first_step: int, begin_ns: NDArray[np.int64], seconds: NDArray[np.float64]) -> None:
+    def add_steps(
+        self, first_step: int, begin_ns: NDArray[np.int64], seconds: NDArray[np.float64]
+    ) -> None:
         """Write steps as rows, and add them to the sums."""
         count = len(begin_ns)
         rows = np.empty(count, files.STEP_ROW)
@@ -47,7 +61,9 @@ class WatchOutput:
         self.timed_steps += count
         self.seconds += np.nan_to_num(seconds).sum(axis=0)
         path = self._file(files.LAST_STEPS)
-        self.try_to_write(partial(files.append_last_steps, path, rows, _LAST_STEPS_BYTES))
+        self.try_to_write(
+            partial(files.append_last_steps, path, rows, _LAST_STEPS_BYTES)
+        )
 
     def add_to_window(self, steps: WatchWindow) -> WatchWindow | None:
         """Add ``steps`` to the window that grows; return the window if it is complete."""
@@ -67,7 +83,9 @@ class WatchOutput:
     def write_lines(self) -> None:
         """Write the lines that wait, as far as the disk takes them."""
         for name, lines in self._lines.items():
-            if lines and self.try_to_write(partial(files.append_lines, self._file(name), lines)):
+            if lines and self.try_to_write(
+                partial(files.append_lines, self._file(name), lines)
+            ):
                 lines.clear()
             del lines[:-_MOST_LINES]
 
@@ -81,7 +99,9 @@ class WatchOutput:
         except OSError as error:
             if not self._was_reported:
                 self._was_reported = True
-                self.report(f"watch files cannot be written, and are kept as far as memory allows: {error_text(error)}")
+                self.report(
+                    f"watch files cannot be written, and are kept as far as memory allows: {error_text(error)}"
+                )
             return False
         return True
 

@@ -31,18 +31,33 @@ from lm_profiler.measure.clocks.tape import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.collective_calls import flight_recorder, pending
 from lm_profiler.measure.counts.recompiles import TimedCompilation
-from lm_profiler.measure.counts.step_reader import GarbageCollection, Raw, ReadGpu, Reading, step_counters
+from lm_profiler.measure.counts.step_reader import (
+    GarbageCollection,
+    Raw,
+    ReadGpu,
+    Reading,
+    step_counters,
+)
 from lm_profiler.measure.device.ceilings import usable_bytes
 from lm_profiler.measure.user_code import package_of
 from lm_profiler.record import watch_files as files
 from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import RecordError, StepCounters
-from lm_profiler.record.watch_files import STEPS, WAITING_PHASES, WatchEvent, WatchWindow, process_name
+from lm_profiler.record.watch_files import (
+    STEPS,
+    WAITING_PHASES,
+    WatchEvent,
+    WatchWindow,
+    process_name,
+)
 
 _COMPARE_RANKS_NS = 30 * 1_000_000_000  # between two looks at the other ranks' reports
 _WAKE_UP_S = 1.0  # how long the thread sleeps if nothing is handed over
 _PAUSE_S = 5.0  # if this thread wakes up this much late, the process did not run
-_STALL_S, _STALL_STEPS = 60.0, 20.0  # a step is stalled after a minute, and after twenty times the usual step
+_STALL_S, _STALL_STEPS = (
+    60.0,
+    20.0,
+)  # a step is stalled after a minute, and after twenty times the usual step
 _STALL_REPEATS = 3.0  # where a stall ended by itself, as in a slow validation, the next must take so much longer
 _END_S = 30.0  # how long the end of training waits for this thread
 
@@ -75,8 +90,12 @@ class RunningSpan(NamedTuple):
 class TrainingPosition:
     """The current position of training, beside the marks; the watch's thread reads it when nothing is handed over."""
 
-    spans: list[RunningSpan] = field(default_factory=list)  # those that run, the innermost last
-    alive_ns: int = 0  # when a span without a mark last ended, such as a batch of validation
+    spans: list[RunningSpan] = field(
+        default_factory=list
+    )  # those that run, the innermost last
+    alive_ns: int = (
+        0  # when a span without a mark last ended, such as a batch of validation
+    )
     thread: int = field(default_factory=get_ident)  # the one that trains
 
 
@@ -103,7 +122,9 @@ class WatchWriter:
     traces: TraceRequests = field(init=False)
     output: WatchOutput = field(init=False)
     # windows that training has not sent to the trackers yet, each with its global_step
-    complete: deque[tuple[WatchWindow, int]] = field(default_factory=partial(deque, maxlen=9))
+    complete: deque[tuple[WatchWindow, int]] = field(
+        default_factory=partial(deque, maxlen=9)
+    )
     _queue: SimpleQueue[Handed | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
     _newest: Handed = Handed(0)  # noqa: RUF009 - a tuple
@@ -114,8 +135,12 @@ class WatchWriter:
     _repeated_steps: int | None = None
     _stalled_in: str = ""  # where training stalls now
     _stalled_waiting_s: float = 0.0  # booked as stalled in phases in which ranks wait, and not compared with ranks yet
-    _pauses: list[tuple[str, float]] = field(default_factory=list)  # terms of the ledger that pauses were in, seconds
-    _longest_stall_s: dict[str, float] = field(default_factory=dict)  # that ended, by place
+    _pauses: list[tuple[str, float]] = field(
+        default_factory=list
+    )  # terms of the ledger that pauses were in, seconds
+    _longest_stall_s: dict[str, float] = field(
+        default_factory=dict
+    )  # that ended, by place
 
     def __post_init__(self) -> None:
         self._reader = ChunkReader(self.timeline.stream)
@@ -129,7 +154,12 @@ class WatchWriter:
         self._newest = Handed(self.clock())
         self._compared_ns = self._newest.now_ns
         self._repeated_steps = files.steps_repeated(self.folder, self.resumed_at)
-        self._thread = Thread(target=self.part.run, args=(self._loop,), name="lm_profiler watch", daemon=True)
+        self._thread = Thread(
+            target=self.part.run,
+            args=(self._loop,),
+            name="lm_profiler watch",
+            daemon=True,
+        )
         self._thread.start()
 
     def put(self, handed: Handed) -> None:
@@ -198,7 +228,9 @@ class WatchWriter:
             self._keep_trace(handed.traced)
         self._newest = handed._replace(marks=())
         self._keep_steps(first_step, timed, handed)
-        self._write_status(handed.now_ns)  # as often as rows: it takes 0.3 ms of this thread
+        self._write_status(
+            handed.now_ns
+        )  # as often as rows: it takes 0.3 ms of this thread
         self.output.write_lines()
 
     def _book_known_causes(self, counters: Sequence[StepCounters]) -> None:
@@ -210,11 +242,17 @@ class WatchWriter:
             self.ledger.move(paused_s, terms.PAUSED, [term])
 
     def _conclude(
-        self, timed: TimedSteps, counters: Sequence[StepCounters], handed: Handed, first_traced_step: int
+        self,
+        timed: TimedSteps,
+        counters: Sequence[StepCounters],
+        handed: Handed,
+        first_traced_step: int,
     ) -> list[WatchEvent]:
         """Return what the analysis finds in the steps, in what passed outside of them, and in memory."""
         instants_ns = np.column_stack([timed.begin_ns, timed.end_ns])
-        spans = [span for span in handed.spans if span.ns and span.what != terms.INSTRUMENTS]
+        spans = [
+            span for span in handed.spans if span.ns and span.what != terms.INSTRUMENTS
+        ]
         events = self.run.add(instants_ns, timed.seconds, counters, spans)
         events += self.run.judge_traced(first_traced_step, handed.traced_steps)
         at_s = self._seconds_since_1970(handed.now_ns)
@@ -222,7 +260,9 @@ class WatchWriter:
             events += self.run.outside(term, seconds, at_s)
         self.ledger.longest.clear()
         if handed.held_bytes is not None:
-            events += self.run.held(at_s, handed.held_bytes, partial(usable_bytes, self.device))
+            events += self.run.held(
+                at_s, handed.held_bytes, partial(usable_bytes, self.device)
+            )
         return events
 
     def _add_events(self, events: Sequence[WatchEvent]) -> list[WatchEvent]:
@@ -237,7 +277,9 @@ class WatchWriter:
     def _seconds_since_1970(self, ns: int) -> float:
         return self.run.epoch_s + ns * 1e-9
 
-    def _counters(self, first_step: int, timed: TimedSteps, handed: Handed) -> list[StepCounters]:
+    def _counters(
+        self, first_step: int, timed: TimedSteps, handed: Handed
+    ) -> list[StepCounters]:
         """Return the counters of the steps that are timed by now, each since the reading before it."""
         self._unread += handed.readings
         end_step = first_step + len(timed.begin_ns)
@@ -246,10 +288,21 @@ class WatchWriter:
             if first_step <= reading.step < end_step:
                 index = reading.step - first_step
                 begin_ns, end_ns = int(timed.begin_ns[index]), int(timed.end_ns[index])
-                raw.append(Raw(reading.step, begin_ns, end_ns, reading.usage, reading.thread, reading.allocator))
+                raw.append(
+                    Raw(
+                        reading.step,
+                        begin_ns,
+                        end_ns,
+                        reading.usage,
+                        reading.thread,
+                        reading.allocator,
+                    )
+                )
         self._unread = [reading for reading in self._unread if reading.step >= end_step]
         self._last_raw = raw[-1:]
-        return step_counters(raw, handed.collections, handed.compilations, self.rank, self.gpu)
+        return step_counters(
+            raw, handed.collections, handed.compilations, self.rank, self.gpu
+        )
 
     def _keep_trace(self, tracer: Tracer) -> None:
         cause = self.traces.finish(tracer)
@@ -304,7 +357,9 @@ class WatchWriter:
         now_ns = self.clock()
         late_s = (now_ns - asleep_since_ns) * 1e-9 - _WAKE_UP_S
         used_s = self.cpu_clock() - cpu_s
-        if late_s < _PAUSE_S or used_s > late_s / 2:  # in the latter case only this thread did not run
+        if (
+            late_s < _PAUSE_S or used_s > late_s / 2
+        ):  # in the latter case only this thread did not run
             return
         place = self._place_name()
         term = f"{STEPS}{place}" if place in PARTS else place
@@ -320,11 +375,17 @@ class WatchWriter:
         place = self._place_name()
         usual_step_s = self.run.levels.level_s or 0.0
         earlier_stall_s = self._longest_stall_s.get(place, 0.0)
-        least_s = max(_STALL_S, _STALL_STEPS * usual_step_s, _STALL_REPEATS * earlier_stall_s)
+        least_s = max(
+            _STALL_S, _STALL_STEPS * usual_step_s, _STALL_REPEATS * earlier_stall_s
+        )
         if self._stalled_in or quiet_s < least_s:
             return
         self._stalled_in = place
-        causes = [cause for cause in (self._running_line(), self._pending_collectives()) if cause]
+        causes = [
+            cause
+            for cause in (self._running_line(), self._pending_collectives())
+            if cause
+        ]
         self._report_stall(place, quiet_s, ", ".join(causes) or None)
 
     def _last_sign_of_life_ns(self) -> int:
@@ -396,12 +457,16 @@ class WatchWriter:
         for rank in files.watched_ranks(self.folder):
             with suppress(RecordError, OSError):
                 reports[rank] = files.read_status(self.folder, rank)
-        self.output.add_events(self._ranks.look(self._seconds_since_1970(now_ns), reports, last))
+        self.output.add_events(
+            self._ranks.look(self._seconds_since_1970(now_ns), reports, last)
+        )
         # What rank 0 waited in a stalled step is booked as stalled already; each second is booked once.
         booked_s = min(self._stalled_waiting_s, self._ranks.waited_s)
         self._stalled_waiting_s -= booked_s
         waited_s = self._ranks.waited_s - booked_s
-        self.ledger.move(waited_s, terms.WAITING, [f"{STEPS}{part}" for part in WAITING_PHASES])
+        self.ledger.move(
+            waited_s, terms.WAITING, [f"{STEPS}{part}" for part in WAITING_PHASES]
+        )
         self._ranks.waited_s = 0.0
         self.output.write_lines()
 

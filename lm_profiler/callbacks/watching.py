@@ -26,7 +26,11 @@ from lm_profiler.analysis.watch.ledger import Ledger, NamedSpan, passed
 from lm_profiler.analysis.watch.watched_run import TracedStep, WatchedRun
 from lm_profiler.callbacks.exports import metrics_of, publish
 from lm_profiler.callbacks.instruments.action_owners import owner_of
-from lm_profiler.callbacks.instruments.profiling_options import ExportOptions, TraceOptions, WatchOptions
+from lm_profiler.callbacks.instruments.profiling_options import (
+    ExportOptions,
+    TraceOptions,
+    WatchOptions,
+)
 from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.callbacks.marks.actions import NOTHING, EpochHook, Marked
 from lm_profiler.callbacks.marks.namespaces import is_a
@@ -34,7 +38,12 @@ from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.trackers import Tracker, window_figures
-from lm_profiler.callbacks.watch_writer import Handed, RunningSpan, TrainingPosition, WatchWriter
+from lm_profiler.callbacks.watch_writer import (
+    Handed,
+    RunningSpan,
+    TrainingPosition,
+    WatchWriter,
+)
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -54,12 +63,16 @@ _LEAST_OWN_NS = 5_000
 # between two samples of the GPU, and how many are kept: the counters of a second's steps are made within seconds
 _SAMPLE_S, _SAMPLES = 0.5, 1000
 _STEPS_OF_SIGNAL = 2  # that are traced when the signal comes
-_ENDLESS = 1 << 60  # steps that are left: training ends by itself, the watch does not end it
+_ENDLESS = (
+    1 << 60
+)  # steps that are left: training ends by itself, the watch does not end it
 _STATM = "/proc/self/statm"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(eq=False, repr=False)  # no repr: Python shows a signal handler's object, also half made
+@dataclass(
+    eq=False, repr=False
+)  # no repr: Python shows a signal handler's object, also half made
 class Watching:
     """Watches one fit from its set-up on. The constructor asks nothing."""
 
@@ -69,7 +82,9 @@ class Watching:
     clock: Callable[[], int]  # the host's, in nanoseconds
     began_ns: int  # when fit began
     report: Callable[[str], object]  # gets a note of a problem
-    part: Guard = UNGUARDED  # guards all of it: if it fails, training continues without it
+    part: Guard = (
+        UNGUARDED  # guards all of it: if it fails, training continues without it
+    )
     steps: int = 0
     resumed_at: int = 0  # the Trainer's count of steps when the loop began
     trackers: Sequence[Tracker] = ()  # get the figures of each window
@@ -87,7 +102,9 @@ class Watching:
     _next_reading_ns: int = 0
     _tracer: Tracer | None = None
     _steps_of_trace: int = 0  # that were traced so far
-    _traced_steps: list[TracedStep] = field(default_factory=list)  # since the last hand-over
+    _traced_steps: list[TracedStep] = field(
+        default_factory=list
+    )  # since the last hand-over
     _trace_began_ns: int = 0
     _trace_is_signalled: bool = False
     _steps_passed_over: int = 0  # since the last hand-over, because they were traced
@@ -117,7 +134,9 @@ class Watching:
         self._undo.callback(self._stop_listening, old_handler)
 
     def _stop_listening(self, old_handler: Any) -> None:
-        if signal.getsignal(signal.SIGUSR1) == self._signal_came:  # Lightning may have restored it
+        if (
+            signal.getsignal(signal.SIGUSR1) == self._signal_came
+        ):  # Lightning may have restored it
             signal.signal(signal.SIGUSR1, old_handler)
 
     def _signal_came(self, signum: int, frame: object) -> None:
@@ -139,7 +158,13 @@ class Watching:
     def _add_own_span(self, begin_ns: int, end_ns: int) -> None:
         self._spans.append(NamedSpan(begin_ns, end_ns, terms.INSTRUMENTS))
 
-    def start(self, folder: Path, stages: Session, record: RunRecord | None, export: ExportOptions) -> None:
+    def start(
+        self,
+        folder: Path,
+        stages: Session,
+        record: RunRecord | None,
+        export: ExportOptions,
+    ) -> None:
         """Begin to watch, between two steps, after the ``stages`` have ended and left a ``record``."""
         epoch_s = time.time() - self.clock() * 1e-9
         self._book_stages(stages, epoch_s)
@@ -160,11 +185,18 @@ class Watching:
         self._undo.callback(self._reader.stop)
 
     def _make_writer(
-        self, folder: Path, stages: Session, record: RunRecord | None, export: ExportOptions, epoch_s: float
+        self,
+        folder: Path,
+        stages: Session,
+        record: RunRecord | None,
+        export: ExportOptions,
+        epoch_s: float,
     ) -> WatchWriter:
         trainer = self.trainer
         device = trainer.strategy.root_device
-        run = WatchedRun(getattr(trainer.train_dataloader, "num_workers", None), epoch_s)
+        run = WatchedRun(
+            getattr(trainer.train_dataloader, "num_workers", None), epoch_s
+        )
         run.skip(self.steps)
         writer = WatchWriter(
             folder=folder,
@@ -181,10 +213,17 @@ class Watching:
             gpu=self._start_sampler(device),
         )
         if export.monitoring:
-            writer.metrics = metrics_of(folder, trainer.global_rank, stages.rows, record, epoch_s)
+            writer.metrics = metrics_of(
+                folder, trainer.global_rank, stages.rows, record, epoch_s
+            )
             part = Guard("export", self.report)
             writer.publish = part.run(
-                publish, writer.metrics, export, trainer.global_rank, trainer.local_rank, self._unpublish
+                publish,
+                writer.metrics,
+                export,
+                trainer.global_rank,
+                trainer.local_rank,
+                self._unpublish,
             )
         return writer
 
@@ -193,7 +232,9 @@ class Watching:
         gpu = gpu_of(device)
         if gpu is None:
             return None
-        sampler = TelemetrySampler(gpu, _SAMPLE_S, lambda: self.clock() * 1e-9, _SAMPLES)
+        sampler = TelemetrySampler(
+            gpu, _SAMPLE_S, lambda: self.clock() * 1e-9, _SAMPLES
+        )
         sampler.start()
         self._undo.callback(sampler.stop)
         return sampler.during
@@ -202,14 +243,26 @@ class Watching:
         """Begin to take marks, and to name what passes outside of phases."""
         trainer = self.trainer
         self._users_profiler = trainer.profiler  # type: ignore[attr-defined]
-        self._phases = PhaseProfiler(trainer, self._timeline, _ENDLESS, self._step_ended, self.callback)
+        self._phases = PhaseProfiler(
+            trainer, self._timeline, _ENDLESS, self._step_ended, self.callback
+        )
         self._phases.install()
-        self._phases.surround(lambda name, span: self.part.run(self._named_span, name, span, otherwise=span))
+        self._phases.surround(
+            lambda name, span: self.part.run(
+                self._named_span, name, span, otherwise=span
+            )
+        )
         self._phases.mark_optimizers()
         for logger in trainer.loggers:
             for method in ("log_metrics", "save"):
                 with suppress(AttributeError):
-                    bracket(logger, method, _TimedByName(self, terms.LOGGERS), self.part, self._undo)
+                    bracket(
+                        logger,
+                        method,
+                        _TimedByName(self, terms.LOGGERS),
+                        self.part,
+                        self._undo,
+                    )
 
     @property
     def phases(self) -> PhaseProfiler | None:
@@ -223,16 +276,23 @@ class Watching:
 
     def _book_stages(self, stages: Session, epoch_s: float) -> None:
         """Book the stages like all other steps, the first one apart, and their end as our own."""
-        spans = [*self._spans, *passed(stages.timeline.went_outside, stages.timeline.saved)]
+        spans = [
+            *self._spans,
+            *passed(stages.timeline.went_outside, stages.timeline.saved),
+        ]
         spans.sort(key=attrgetter("end_ns"))
         self._spans = []
         if stages.rows:
             begin_ns, end_ns = np.array(stages.instants_ns, np.int64).T
             host_s = np.array([row.host_seconds for row in stages.rows])
             last_end_ns = int(end_ns.max())
-            spans = [span for span in spans if span.begin_ns < last_end_ns]  # the rest is in the stages' end
+            spans = [
+                span for span in spans if span.begin_ns < last_end_ns
+            ]  # the rest is in the stages' end
             self.ledger.add(begin_ns, end_ns, host_s, spans)
-            self._book_first_step(host_s[0].tolist(), epoch_s + float(begin_ns[0]) * 1e-9)
+            self._book_first_step(
+                host_s[0].tolist(), epoch_s + float(begin_ns[0]) * 1e-9
+            )
         self.passed(terms.INSTRUMENTS)
 
     def _book_first_step(self, host_s: Sequence[float], began_s: float) -> None:
@@ -242,8 +302,12 @@ class Watching:
             self.ledger.seconds[f"{STEPS}{part}"] -= seconds
             self.ledger.seconds[terms.FIRST_STEP] += seconds
         compiled = disjoint(compilations(began_s) or ())
-        compiled_s = sum(compilation.ended_s - compilation.began_s for compilation in compiled)
-        self.ledger.move(compiled_s, terms.COMPILING, [*terms.COMPILED_IN, terms.FIRST_STEP])
+        compiled_s = sum(
+            compilation.ended_s - compilation.began_s for compilation in compiled
+        )
+        self.ledger.move(
+            compiled_s, terms.COMPILING, [*terms.COMPILED_IN, terms.FIRST_STEP]
+        )
 
     def _named_span(self, action_name: str, span: Marked) -> Marked:
         """Return the span of an action; hooks, checkpoints and validation have a name."""
@@ -270,7 +334,9 @@ class Watching:
         for left_ns, reason in self._timeline.went_outside:
             if reason == terms.VALIDATION and left_ns > self._last_validation_ns:
                 self._last_validation_ns = self.clock()
-                self._spans.append(NamedSpan(left_ns, self._last_validation_ns, terms.VALIDATION))
+                self._spans.append(
+                    NamedSpan(left_ns, self._last_validation_ns, terms.VALIDATION)
+                )
                 return
 
     def _step_ended(self) -> int:
@@ -389,7 +455,9 @@ class Watching:
         self._add_own_span(self._trace_began_ns, now_ns)
         tracer.part.run(tracer.result)
         for step in self._timeline.reading().finished:
-            self._traced_steps.append(TracedStep(step.host_ns[0], step.host_ns[-1], step.host_seconds()))
+            self._traced_steps.append(
+                TracedStep(step.host_ns[0], step.host_ns[-1], step.host_seconds())
+            )
         self._timeline.restart()  # no figure includes traced steps
         self._steps_passed_over += self._steps_of_trace
         self._hand_over(self.clock(), tracer)

@@ -22,14 +22,19 @@ from lm_profiler.record.text import text_without_keys
 from lm_profiler.usage_error import UsageError
 
 # the classes that are used where the call names none
-DEFAULT_CLASSES = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}
+DEFAULT_CLASSES = {
+    "model": "lm_profiler.training.LanguageModel",
+    "data": "lm_profiler.training.FakeTokens",
+}
 _SWEEP_KEYS = {"grid", "list"}  # options that only the file of a sweep has
 _RUN_FOLDER_OPTIONS = ("name", "log_dir")
 
 
 @dataclass(frozen=True)
 class _Config:
-    node: yaml.MappingNode  # its scalars are still text: parsed ones would be written back differently
+    node: (
+        yaml.MappingNode
+    )  # its scalars are still text: parsed ones would be written back differently
     content: Mapping[str, Any]
     word: str  # a path that can be read again, or the text if it came through a pipe
 
@@ -89,12 +94,19 @@ class Call:
         >>> Call(["fit", "--model.size=large", "--data.batch_size", "8"]).overrides
         {'model.size': 'large', 'data.batch_size': '8'}
         """
-        return {option.name: option.value for option in self.line if option.name not in _RUN_FOLDER_OPTIONS}
+        return {
+            option.name: option.value
+            for option in self.line
+            if option.name not in _RUN_FOLDER_OPTIONS
+        }
 
     @property
     def content(self) -> dict[str, Any]:
         """All options of the call, nested as in a file, without those of other classes and of the run's folder."""
-        ignored = {*self._replaced_sections(self.should_leave_out_data()), *_RUN_FOLDER_OPTIONS}
+        ignored = {
+            *self._replaced_sections(self.should_leave_out_data()),
+            *_RUN_FOLDER_OPTIONS,
+        }
         content: dict[str, Any] = {}
         for config in self._configs:
             content.update(config.content)
@@ -125,13 +137,17 @@ class Call:
 
     def should_leave_out_data(self) -> bool:
         """Whether a module that brings its own data gets no other: neither the line nor its file mentions data."""
-        line_mentions_data = any(option.name.partition(".")[0] == "data" for option in self.line)
+        line_mentions_data = any(
+            option.name.partition(".")[0] == "data" for option in self.line
+        )
         module_is_from_file = self._class_on_line("model") is None
         if line_mentions_data or (module_is_from_file and self._is_in_files("data")):
             return False
         return self.class_path("data") == DEFAULT_CLASSES["data"]
 
-    def parser_arguments(self, default_keys: Container[str] = (), leave_out_data: bool = False) -> list[str]:
+    def parser_arguments(
+        self, default_keys: Container[str] = (), leave_out_data: bool = False
+    ) -> list[str]:
         """Return the arguments for a parser, without options of other classes.
 
         Files go first, then classes, then their options: the line overrides files, whatever its order. ``default_keys``
@@ -141,11 +157,17 @@ class Call:
         replaced = set(self._replaced_sections(leave_out_data))
         for config in self._configs:
             has_replaced = replaced & config.content.keys()
-            text = text_without_keys(config.node, replaced) if has_replaced else config.word
+            text = (
+                text_without_keys(config.node, replaced)
+                if has_replaced
+                else config.word
+            )
             if text.strip() != "{}":
                 arguments.append(f"--config={text}")
 
-        for option in sorted(self.line, key=lambda option: _sorts_after_classes(option.name)):
+        for option in sorted(
+            self.line, key=lambda option: _sorts_after_classes(option.name)
+        ):
             is_default = option.name in default_keys and _is_class_path(option.value)
             if not is_default:
                 arguments += option.words
@@ -161,7 +183,9 @@ class Call:
             replacement = self.class_path(key)
             if key == "data" and leave_out_data:
                 replacement = f"{self.class_path('model')}'s own"
-            lines.append(f"{key}: {replacement} replaces the class of {file}, whose options are ignored")
+            lines.append(
+                f"{key}: {replacement} replaces the class of {file}, whose options are ignored"
+            )
         return lines
 
     def _replaced_sections(self, leave_out_data: bool) -> list[str]:
@@ -196,7 +220,9 @@ class Call:
     def _class_on_line(self, key: str) -> str | None:
         """Return the class that the line names last; None if it names none."""
         for option in reversed(self.line):
-            if option.name in (key, f"{key}.class_path") and _is_class_path(option.value):
+            if option.name in (key, f"{key}.class_path") and _is_class_path(
+                option.value
+            ):
                 return option.value
         return None
 
@@ -229,16 +255,22 @@ def _read(name: str) -> _Config:
         UsageError: there is none, it cannot be read, or it is the file of a sweep.
     """
     path = config_file(name)
-    is_sweep_name = path == name and name in shipped_configs("sweeps") and not Path(name).exists()
+    is_sweep_name = (
+        path == name and name in shipped_configs("sweeps") and not Path(name).exists()
+    )
     if is_sweep_name:
         raise UsageError(f"config: {name} is a sweep; run `lm_profiler sweep {name}`")
     node, text = read_config(path)
     content = yaml.safe_load(text)
     short_path = path[:200]
     if _SWEEP_KEYS & content.keys():
-        raise UsageError(f"config: {short_path} is the file of a sweep; run `lm_profiler sweep {quote(short_path)}`")
+        raise UsageError(
+            f"config: {short_path} is the file of a sweep; run `lm_profiler sweep {quote(short_path)}`"
+        )
     if content.get("config"):
-        raise UsageError(f"config: expected no further config, given one in {short_path}; leave it out")
+        raise UsageError(
+            f"config: expected no further config, given one in {short_path}; leave it out"
+        )
     can_be_read_again = not is_text(path) and Path(path).is_file()
     if can_be_read_again:
         return _Config(node, content, path)
@@ -254,7 +286,9 @@ def _put(content: dict[str, Any], path: Sequence[str], value: Any) -> None:
         content[name] = value
         return
     section = content.get(name)
-    section = {"class_path": section} if isinstance(section, str) else dict(section or {})
+    section = (
+        {"class_path": section} if isinstance(section, str) else dict(section or {})
+    )
     content[name] = section
     is_option_of_class = "class_path" in section and rest[0] != "init_args"
     if is_option_of_class:

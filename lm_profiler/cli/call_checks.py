@@ -45,9 +45,13 @@ def _check_class_path(name: str, path: str) -> None:
     file = Path(path)
     if file.is_absolute() and file.is_relative_to(Path.cwd()):
         file = file.relative_to(Path.cwd())
-    module = ".".join(part for part in file.with_suffix("").parts if part not in (".", "..", "/"))
+    module = ".".join(
+        part for part in file.with_suffix("").parts if part not in (".", "..", "/")
+    )
     class_path = f"{module}.{_class_in(Path(path))}"
-    raise UsageError(f"{name}: expected the path of a class, given the file {path!r}; write --{name}={class_path}")
+    raise UsageError(
+        f"{name}: expected the path of a class, given the file {path!r}; write --{name}={class_path}"
+    )
 
 
 def _class_in(file: Path) -> str:
@@ -56,7 +60,9 @@ def _class_in(file: Path) -> str:
         text = read_text(file)
     except (OSError, ValueError):
         return "Class"
-    classes: list[tuple[str, str]] = re.findall(r"^class (\w+)(?:\(([^)]*)\))?", text, re.MULTILINE)
+    classes: list[tuple[str, str]] = re.findall(
+        r"^class (\w+)(?:\(([^)]*)\))?", text, re.MULTILINE
+    )
     modules = [name for name, bases in classes if "Module" in bases]
     if modules:
         return modules[0]
@@ -85,7 +91,9 @@ def _check_value(name: str, value: str) -> None:
         if _is_file_to_read(name, value):
             _check_yaml(read_text(Path(value)))
     except YamlTextError as error:
-        raise UsageError(f"{name}: expected a value, given {value[:100]!r}, which {error}") from None
+        raise UsageError(
+            f"{name}: expected a value, given {value[:100]!r}, which {error}"
+        ) from None
 
 
 def _check_yaml(text: str) -> None:

@@ -15,7 +15,9 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def handled(handlers: Mapping[int, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
+def handled(
+    handlers: Mapping[int, Callable[[int, FrameType | None], Any]],
+) -> Iterator[None]:
     """Install signal ``handlers`` within the context and restore the former ones. Only the main thread can do so."""
     if threading.current_thread() is not threading.main_thread():
         yield

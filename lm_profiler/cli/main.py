@@ -9,7 +9,13 @@ from importlib import import_module
 from types import ModuleType
 
 from lm_profiler.cli.endings import handled, terminate
-from lm_profiler.cli.surroundings import all_printed, check_variables, mute, quiet_libraries, replace_unprintable
+from lm_profiler.cli.surroundings import (
+    all_printed,
+    check_variables,
+    mute,
+    quiet_libraries,
+    replace_unprintable,
+)
 from lm_profiler.cli.trainer_help import FIRST_OPTIONS, asks_for_first_options
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, MissingExtra
@@ -95,7 +101,9 @@ def _exit_code(arguments: list[str]) -> int:
     if word in VERBS:
         return _run_verb(word, arguments)
     shown_word = repr(word[:100]) if arguments else "none"
-    raise UsageError(f"expected a verb ({', '.join(VERBS)}), given {shown_word}; see --help")
+    raise UsageError(
+        f"expected a verb ({', '.join(VERBS)}), given {shown_word}; see --help"
+    )
 
 
 def _run_verb(verb: str, arguments: list[str]) -> int:
@@ -151,7 +159,9 @@ def _run_trainer(arguments: list[str]) -> int:
 
 def _import_verb(verb: str) -> ModuleType:
     """Import the module of ``verb``; Ctrl-C waits, because a package whose import is cut short fails in many ways."""
-    former_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    former_mask = signal.pthread_sigmask(
+        signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM)
+    )
     try:
         return import_module(f"lm_profiler.cli.verbs.{verb}")
     finally:

@@ -27,7 +27,9 @@ def unknown_option(option: str, names: Iterable[str]) -> UsageError:
 def check_dashes(word: str) -> None:
     """Raise UsageError if a ``word`` that belongs to no option looks like an option: it has a single dash."""
     if word.startswith("-") and word != "-":
-        raise UsageError(f"{word[:100]}: expected two dashes before an option; write -{word[:100]}")
+        raise UsageError(
+            f"{word[:100]}: expected two dashes before an option; write -{word[:100]}"
+        )
 
 
 def nearest(option: str, names: Iterable[str]) -> str | None:
@@ -69,8 +71,12 @@ def message_in(output: str) -> str:
 # -- jsonargparse's sentences ------------------------------------------------------------------------------------------
 
 _KEY = re.compile(r'Parser key "([^"]+)"')
-_UNKNOWN = re.compile(r"unknown option --([^\s;]+);|(?:arguments: --|[Oo]ption ')([^\s=']+)")
-_NO_VALUE = re.compile(r"argument (?:-\w/)?--([\w.]+): expected (?:one|at least one) argument")
+_UNKNOWN = re.compile(
+    r"unknown option --([^\s;]+);|(?:arguments: --|[Oo]ption ')([^\s=']+)"
+)
+_NO_VALUE = re.compile(
+    r"argument (?:-\w/)?--([\w.]+): expected (?:one|at least one) argument"
+)
 _VALUE = re.compile(r"(?:Given value|Got value): (.*)", re.DOTALL)
 _TYPE = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>|typing\.Literal\[(.*)\]")
 _SUBCLASS = re.compile(r"Not a valid subclass of (\w+)")
@@ -97,7 +103,9 @@ def explain(message: str, names: Iterable[str] = (), prefix: str = "") -> UsageE
 
     ``names`` are the options that exist; ``prefix`` is the subject where the message names none.
     """
-    message = re.sub(r'^Parser key "\w+": ', "", message)  # names the option of the file, before its error
+    message = re.sub(
+        r'^Parser key "\w+": ', "", message
+    )  # names the option of the file, before its error
     subject = _subject(message, prefix)
     without_value = _NO_VALUE.search(message)
     if without_value is not None:

@@ -17,7 +17,18 @@ from dataclasses import dataclass, field, fields
 from inspect import cleandoc
 from pathlib import Path
 from types import UnionType
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Generic,
+    NamedTuple,
+    NoReturn,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_loader
@@ -25,13 +36,25 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_loader
 from lm_profiler.cli.option_errors import check_dashes, explain, nearest, unknown_option
 from lm_profiler.record.calls import command_line, config_file, shipped_configs
 from lm_profiler.record.secrets import mask_line
-from lm_profiler.record.text import YamlTextError, compose, read_text, text_of, text_without_keys
+from lm_profiler.record.text import (
+    YamlTextError,
+    compose,
+    read_text,
+    text_of,
+    text_without_keys,
+)
 from lm_profiler.usage_error import UsageError, expect
 
-UNLIMITED = sys.maxsize  # the number of values of an option that takes any number of them
+UNLIMITED = (
+    sys.maxsize
+)  # the number of values of an option that takes any number of them
 _MAX_VALUES = 1000  # of one option of a sweep or a search
 
-_FIT_OPTIONS, _PROGRAM, _COMMAND = "options", "program", "command"  # the fields that are not options
+_FIT_OPTIONS, _PROGRAM, _COMMAND = (
+    "options",
+    "program",
+    "command",
+)  # the fields that are not options
 _EXPECTED = "config: expected a YAML file of options"
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 _SHORT_OPTIONS = {"-c": "--config", "-h": "--help"}
@@ -52,7 +75,9 @@ class Option(NamedTuple):
         return self.values[0] if self.values else ""
 
 
-def options_in(arguments: Sequence[str], max_values: Callable[[str], int] = lambda name: 1) -> Iterator[Option]:
+def options_in(
+    arguments: Sequence[str], max_values: Callable[[str], int] = lambda name: 1
+) -> Iterator[Option]:
     """Yield the options in ``arguments``; ``max_values`` returns how many values the option of a name may have.
 
     >>> [option[:2] for option in options_in(["fit", "--config", "a.yaml", "--model.size=large"])]
@@ -77,10 +102,15 @@ def _take_values(words_left: list[str], max_values: int) -> list[str]:
     """Remove the values of an option from the words after it, and return them."""
     if max_values == 0:
         # A flag takes a boolean that follows it: no positional argument is called "true".
-        boolean_follows = bool(words_left) and words_left[0].lower() in ("true", "false")
+        boolean_follows = bool(words_left) and words_left[0].lower() in (
+            "true",
+            "false",
+        )
         return [words_left.pop(0)] if boolean_follows else []
     values: list[str] = []
-    while words_left and len(values) < max_values and not words_left[0].startswith("--"):
+    while (
+        words_left and len(values) < max_values and not words_left[0].startswith("--")
+    ):
         values.append(words_left.pop(0))
     return values
 
@@ -98,11 +128,15 @@ def read_config(path: str, shipped: str = "") -> tuple[yaml.MappingNode, str]:
         node = compose(text)
     except OSError as error:
         remedy = _similar_config(path, shipped)
-        raise UsageError(f"{_EXPECTED}, given {short_path} ({error.strerror}){remedy}") from None
+        raise UsageError(
+            f"{_EXPECTED}, given {short_path} ({error.strerror}){remedy}"
+        ) from None
     except YamlTextError as error:
         raise UsageError(f"{_EXPECTED}, given {short_path}, which {error}") from None
     if not isinstance(node, yaml.MappingNode):
-        raise UsageError(f"{_EXPECTED}, given {short_path}; write for example `model: {{size: small}}`")
+        raise UsageError(
+            f"{_EXPECTED}, given {short_path}; write for example `model: {{size: small}}`"
+        )
     return node, text
 
 
@@ -125,8 +159,12 @@ class _Line:
     """The words of a line, by what becomes of them."""
 
     file: str | None = None  # of options
-    parser_words: list[str] = field(default_factory=list)  # one word for each option of the verb
-    mappings: dict[str, dict[str, Any]] = field(default_factory=dict)  # values by key, by option
+    parser_words: list[str] = field(
+        default_factory=list
+    )  # one word for each option of the verb
+    mappings: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # values by key, by option
     positional: list[str] = field(default_factory=list)
     fit_options: list[str] = field(default_factory=list)
 
@@ -145,7 +183,9 @@ class OptionsReader(Generic[T]):
         self._positional_option = _class_constant(options_class, "WORDS", "")
         self._file_option = _class_constant(options_class, "FILE", "config")
         self._shipped = _class_constant(options_class, "SHIPPED", "")
-        self._program_example = _class_constant(options_class, "PROGRAM_EXAMPLE", "python train.py")
+        self._program_example = _class_constant(
+            options_class, "PROGRAM_EXAMPLE", "python train.py"
+        )
         self._special_fields: set[str] = set()
         self._field_names: dict[str, str] = {}
         self._types: dict[str, Any] = {}
@@ -190,7 +230,9 @@ class OptionsReader(Generic[T]):
         docstring = cleandoc(self._options_class.__doc__ or "")
         parser = self._parser()
         parser.usage = " ".join(usage)
-        parser.description = docstring.partition("\n\nArgs:")[0].partition("\n\nRaises:")[0]
+        parser.description = docstring.partition("\n\nArgs:")[0].partition(
+            "\n\nRaises:"
+        )[0]
         parser.epilog = examples
         return str(parser.format_help())
 
@@ -203,7 +245,11 @@ class OptionsReader(Generic[T]):
             formatter_class=_HelpFormatter,
         )
         if self._file_option in self._types:
-            parser.add_argument(f"--{self._file_option}", action="config", help="A YAML file of these options.")
+            parser.add_argument(
+                f"--{self._file_option}",
+                action="config",
+                help="A YAML file of these options.",
+            )
         skipped = {*self._special_fields, self._file_option}
         parser.add_class_arguments(self._options_class, as_group=False, skip=skipped)
         for action in parser._actions:
@@ -244,10 +290,14 @@ class OptionsReader(Generic[T]):
         if not _is_container(type_hint, Sequence):
             return 1
         # A text could be a positional argument of the verb, if it takes any.
-        is_never_positional = get_args(type_hint)[0] in (int, Path) or not self._positional_option
+        is_never_positional = (
+            get_args(type_hint)[0] in (int, Path) or not self._positional_option
+        )
         return UNLIMITED if is_never_positional else 1
 
-    def _split_at_program(self, arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    def _split_at_program(
+        self, arguments: Sequence[str]
+    ) -> tuple[Sequence[str], Sequence[str]]:
         """Return the arguments of the verb, and the words after ``--`` if the verb takes a program."""
         if _PROGRAM not in self._special_fields:
             return arguments, []
@@ -255,7 +305,9 @@ class OptionsReader(Generic[T]):
         program = list(arguments[index + 1 :])
         if not program:
             example = f"`lm_profiler {self._verb} -- {self._program_example}`"
-            raise UsageError(f"{self._verb}: expected -- and a command, such as {example}, given none")
+            raise UsageError(
+                f"{self._verb}: expected -- and a command, such as {example}, given none"
+            )
         return arguments[:index], program
 
     def _classify_words(self, arguments: Sequence[str]) -> _Line:
@@ -292,7 +344,9 @@ class OptionsReader(Generic[T]):
             values = line.mappings.setdefault(mapping_option, {})
             values[key] = _mapping_value(name, type_hint, option.values)
         else:
-            line.parser_words.append(f"--{name}={_word(name, type_hint, option.values)}")
+            line.parser_words.append(
+                f"--{name}={_word(name, type_hint, option.values)}"
+            )
 
     def _check_positional(self, words: Sequence[str]) -> None:
         for word in words:
@@ -300,9 +354,13 @@ class OptionsReader(Generic[T]):
         if not words:
             return
         takes_any = bool(self._positional_option)
-        takes_several = takes_any and _is_container(self._types[self._positional_option], Sequence)
+        takes_several = takes_any and _is_container(
+            self._types[self._positional_option], Sequence
+        )
         if not takes_any or (len(words) > 1 and not takes_several):
-            raise UsageError(f"{self._verb}: expected options, given {words[-1]!r}; see {self._verb} --help")
+            raise UsageError(
+                f"{self._verb}: expected options, given {words[-1]!r}; see {self._verb} --help"
+            )
 
     def _all_parser_words(self, line: _Line) -> list[str]:
         """Return a word for the parser for the file's text, for each option, and for each mapping."""
@@ -342,7 +400,9 @@ class _OptionsParser(ArgumentParser):
     """A parser that reports errors in a line or two, without the usage text."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise explain(message, [action.dest.removesuffix("_") for action in self._actions])
+        raise explain(
+            message, [action.dest.removesuffix("_") for action in self._actions]
+        )
 
 
 def _class_constant(options_class: Any, name: str, default: str) -> str:
@@ -386,9 +446,18 @@ def _mapping_value(name: str, type_hint: Any, values: Sequence[str]) -> Any:
     try:
         value = _parse_texts(word)
     except YamlTextError as error:
-        raise UsageError(f"{name[:100]}: expected YAML, given {word[:100]!r}, which {error}") from None
-    if isinstance(value, list):  # the parser copies the list for each value: 20,000 values take minutes
-        expect(len(value) <= _MAX_VALUES, name, f"at most {_MAX_VALUES:,} values", len(value))
+        raise UsageError(
+            f"{name[:100]}: expected YAML, given {word[:100]!r}, which {error}"
+        ) from None
+    if isinstance(
+        value, list
+    ):  # the parser copies the list for each value: 20,000 values take minutes
+        expect(
+            len(value) <= _MAX_VALUES,
+            name,
+            f"at most {_MAX_VALUES:,} values",
+            len(value),
+        )
     return value
 
 
@@ -401,7 +470,9 @@ def _parse_texts(text: str) -> Any:
 def _texts_in(node: yaml.Node) -> Any:
     """Return a mapping or list of texts, or one text; None for ``null``. A nested list is one text."""
     if isinstance(node, yaml.MappingNode):
-        return {key_node.value: _texts_in(value_node) for key_node, value_node in node.value}
+        return {
+            key_node.value: _texts_in(value_node) for key_node, value_node in node.value
+        }
     if isinstance(node, yaml.SequenceNode):
         return [_item_in(item_node) for item_node in node.value]
     text = text_of(node)
@@ -410,5 +481,7 @@ def _texts_in(node: yaml.Node) -> Any:
 
 def _item_in(node: yaml.Node) -> Any:
     if isinstance(node, yaml.MappingNode):
-        return {key_node.value: text_of(value_node) for key_node, value_node in node.value}
+        return {
+            key_node.value: text_of(value_node) for key_node, value_node in node.value
+        }
     return text_of(node)

@@ -6,7 +6,13 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.plan.planned import Planned, fits
 from lm_profiler.analysis.remedies.catalogue import remedies
-from lm_profiler.cli.rehearse import Unplanned, gpu_of, refusal_by_weights, start_rehearsal, wait_for_plan
+from lm_profiler.cli.rehearse import (
+    Unplanned,
+    gpu_of,
+    refusal_by_weights,
+    start_rehearsal,
+    wait_for_plan,
+)
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.lightning_names import START_METHOD
 from lm_profiler.measure.boundary import Guard, say
@@ -80,9 +86,13 @@ def _refused_by_rehearsal(cli: ProfilerCLI) -> str | None:
     return refusal
 
 
-def _rehearse(cli: ProfilerCLI, maximized: str, device_bytes: int) -> Planned | Unplanned:
+def _rehearse(
+    cli: ProfilerCLI, maximized: str, device_bytes: int
+) -> Planned | Unplanned:
     gpu = gpu_of(cli.trainer.strategy.root_device)
-    rehearsal = start_rehearsal(cli, gpu, maximized, device_bytes, limit_s=LIMIT_S, fresh=not cli.is_ours)
+    rehearsal = start_rehearsal(
+        cli, gpu, maximized, device_bytes, limit_s=LIMIT_S, fresh=not cli.is_ours
+    )
     return wait_for_plan(rehearsal)
 
 
@@ -133,7 +143,11 @@ def _reason(planned: Planned, available: int) -> str:
         scope = f"peak in {planned.phase}"
     causes = planned.causes.get(planned.phase)
     bytes_by_cause = {} if causes is None else causes.model_dump()
-    parts = [f"{CAUSES[cause]} {bytes_text(count)}" for cause, count in bytes_by_cause.items() if count]
+    parts = [
+        f"{CAUSES[cause]} {bytes_text(count)}"
+        for cause, count in bytes_by_cause.items()
+        if count
+    ]
     return f"not enough memory: needs {bytes_text(needed)} ({scope}: {', '.join(parts)}), {bytes_text(available)} free"
 
 

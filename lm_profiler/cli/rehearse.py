@@ -17,7 +17,13 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 
 from lm_profiler.analysis.hardware.roofline import Work
-from lm_profiler.analysis.plan.planned import ANY_GPU, SETTINGS, Planned, largest_that_fits, smallest_gpu
+from lm_profiler.analysis.plan.planned import (
+    ANY_GPU,
+    SETTINGS,
+    Planned,
+    largest_that_fits,
+    smallest_gpu,
+)
 from lm_profiler.callbacks.collect import model_facts
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.surroundings import quiet
@@ -36,17 +42,37 @@ from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.processes.child import Child, NoAnswer, Unfit
 from lm_profiler.record.figure import bytes_text
 from lm_profiler.record.parts import full_name
-from lm_profiler.rehearse.loop import BeforeSteps, RehearsedSizes, SilentLogger, Sizes, reason_of
-from lm_profiler.rehearse.strategies import AS_WIDE, SHARDED, FakeDevice, FakeStrategy, Size, fake_strategy
+from lm_profiler.rehearse.loop import (
+    BeforeSteps,
+    RehearsedSizes,
+    SilentLogger,
+    Sizes,
+    reason_of,
+)
+from lm_profiler.rehearse.strategies import (
+    AS_WIDE,
+    SHARDED,
+    FakeDevice,
+    FakeStrategy,
+    Size,
+    fake_strategy,
+)
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 120.0  # seconds for all sizes of one call
 
-_STEPS_SHARE = 0.05  # of the time limit, for the steps of one size, where steps may differ
+_STEPS_SHARE = (
+    0.05  # of the time limit, for the steps of one size, where steps may differ
+)
 
 # the Trainer options that affect a step on one device, besides its precision
-STEP_OPTIONS = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
+STEP_OPTIONS = (
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "detect_anomaly",
+)
 
 # most batches of one step to rehearse: from the second on, gradients exist and each batch needs the same
 _BATCHES = 2
@@ -54,12 +80,20 @@ _BATCHES = 2
 # the total steps that a learning-rate schedule sees if the run ends with its stages; never reached
 _STEPS = 10_000
 
-_PHASES_OF_BATCHES = {"forward", "backward"}  # the phases that occur once for each batch of a step
+_PHASES_OF_BATCHES = {
+    "forward",
+    "backward",
+}  # the phases that occur once for each batch of a step
 
 _UNIT = 64  # tokens: the largest context is a multiple of this number where the run's own context is one
 
 
-def _sizes(maximized: str, device_bytes: int, own_size: Callable[[], int | None], largest: list[int]) -> Sizes:
+def _sizes(
+    maximized: str,
+    device_bytes: int,
+    own_size: Callable[[], int | None],
+    largest: list[int],
+) -> Sizes:
     """Yield the run's own size, then more or less of what is ``maximized``, and receive the peak bytes of each.
 
     ``largest`` gets the largest on a device of ``device_bytes``; ``own_size`` returns the run's own.
@@ -81,7 +115,11 @@ def _sizes(maximized: str, device_bytes: int, own_size: Callable[[], int | None]
 
 
 def rehearse(
-    cli: ProfilerCLI, gpu: tuple[int, int] | None, maximized: str, device_bytes: int, enough_s: float = 1.0
+    cli: ProfilerCLI,
+    gpu: tuple[int, int] | None,
+    maximized: str,
+    device_bytes: int,
+    enough_s: float = 1.0,
 ) -> Planned:
     """Return what the run of ``cli`` needs on a ``gpu`` of that compute capability, or on the CPU (None).
 
@@ -131,10 +169,14 @@ def rehearse(
         context=context_length,
         largest=_largest(largest, weights_fit),
         compiled=is_compiled,
-        work=_scaled_work(cli, step.work, bytes_are_unknown=gpu is not None or is_compiled),
+        work=_scaled_work(
+            cli, step.work, bytes_are_unknown=gpu is not None or is_compiled
+        ),
         float32=float32_matmul_precision(),
         settings=_settings(cli),
-        model=facts.model_copy(update={"precision": precision, "compiled": is_compiled}),
+        model=facts.model_copy(
+            update={"precision": precision, "compiled": is_compiled}
+        ),
         largest_unknown=None if largest else failure,
         steps=[step.peak for step in rehearsal.observed_steps],
         reserved=rehearsal.observed_steps[-1].reserved,
@@ -142,7 +184,9 @@ def rehearse(
         buckets=rehearsal.bucket_bytes,
         ranks=strategy.ranks,
         sent=_scaled_bytes_sent(cli, strategy, step.sent),
-        split_by=None if isinstance(strategy, FakeStrategy) else type(strategy).__name__,
+        split_by=None
+        if isinstance(strategy, FakeStrategy)
+        else type(strategy).__name__,
         workspaces=world.live.workspaces,
     )
 
@@ -156,7 +200,9 @@ def _run(cli: ProfilerCLI, rehearsal: RehearsedSizes) -> str | None:
     arguments = {"return_predictions": False} if cli.verb == "predict" else {}
     failure = None
     try:
-        getattr(cli.trainer, cli.verb)(cli.model, datamodule=cli.datamodule, **arguments)
+        getattr(cli.trainer, cli.verb)(
+            cli.model, datamodule=cli.datamodule, **arguments
+        )
     except Exception as error:
         original = rehearsal.first_error
         if not isinstance(original, Exception):
@@ -176,7 +222,14 @@ def _largest(sizes: list[int], weights_fit: bool) -> int | None:
 
 
 # bytes of a parameter, its gradient and each of its optimizer's states by the Trainer's precision
-_WIDTHS = {"64-true": 8, "32-true": 4, "16-mixed": 4, "bf16-mixed": 4, "16-true": 2, "bf16-true": 2}
+_WIDTHS = {
+    "64-true": 8,
+    "32-true": 4,
+    "16-mixed": 4,
+    "bf16-mixed": 4,
+    "16-true": 2,
+    "bf16-true": 2,
+}
 _STATES = {"adamw": 2, "sgd": 0}  # tensors as large as a parameter
 
 
@@ -187,11 +240,17 @@ def refusal_by_weights(cli: ProfilerCLI, device_bytes: int) -> str | None:
     """
     model, trainer = cli.model, cli.trainer
     parameter_bytes = _WIDTHS.get(str(trainer.precision))
-    if type(model) is not LanguageModel or parameter_bytes is None or isinstance(trainer.strategy, SHARDED):
+    if (
+        type(model) is not LanguageModel
+        or parameter_bytes is None
+        or isinstance(trainer.strategy, SHARDED)
+    ):
         return None
     weights_bytes = model.config.num_parameters() * parameter_bytes
     bytes_by_part = {"parameters": weights_bytes}
-    trains_all_layers = cli.verb == "fit" and cli.config.fit.trainer.callbacks is None  # callbacks may freeze layers
+    trains_all_layers = (
+        cli.verb == "fit" and cli.config.fit.trainer.callbacks is None
+    )  # callbacks may freeze layers
     if trains_all_layers:
         states = _STATES.get(model.optimizer_name, 0)
         ranks = trainer.world_size if model.shard_optimizer_states else 1
@@ -201,19 +260,26 @@ def refusal_by_weights(cli: ProfilerCLI, device_bytes: int) -> str | None:
     if needed_bytes <= device_bytes:
         return None
 
-    parts = ", ".join(f"{part} {bytes_text(count)}" for part, count in bytes_by_part.items() if count)
+    parts = ", ".join(
+        f"{part} {bytes_text(count)}" for part, count in bytes_by_part.items() if count
+    )
     needed_with = {
         "--trainer.precision=bf16-true": needed_bytes * 2 // parameter_bytes,
-        "--model.optimizer=sgd": needed_bytes - bytes_by_part.get("optimizer states", 0),
+        "--model.optimizer=sgd": needed_bytes
+        - bytes_by_part.get("optimizer states", 0),
     }
-    line = f"not enough memory: {bytes_text(needed_bytes)} without activations ({parts}), "
+    line = (
+        f"not enough memory: {bytes_text(needed_bytes)} without activations ({parts}), "
+    )
     line += f"{bytes_text(device_bytes)} available"
     for option, count in needed_with.items():
         if count <= device_bytes:
             line += f"; {bytes_text(count)} with {option}"
     gpu = smallest_gpu(needed_bytes)
     if gpu is not None:
-        line += f"; the smallest GPU that holds them: {gpu.name} ({bytes_text(gpu.bytes)})"
+        line += (
+            f"; the smallest GPU that holds them: {gpu.name} ({bytes_text(gpu.bytes)})"
+        )
     return line
 
 
@@ -259,7 +325,9 @@ def start_rehearsal(
 
     ``fresh`` takes a new interpreter instead of a fork.
     """
-    rehearsal = partial(_plan_or_reason, call, gpu, maximized, device_bytes, _STEPS_SHARE * limit_s)
+    rehearsal = partial(
+        _plan_or_reason, call, gpu, maximized, device_bytes, _STEPS_SHARE * limit_s
+    )
     return Child(rehearsal, limit_s, fresh)
 
 
@@ -272,7 +340,11 @@ def wait_for_plan(rehearsal: Child[Planned | Unplanned]) -> Planned | Unplanned:
 
 
 def _plan_or_reason(
-    call: Sequence[str] | ProfilerCLI, gpu: tuple[int, int] | None, maximized: str, device_bytes: int, enough_s: float
+    call: Sequence[str] | ProfilerCLI,
+    gpu: tuple[int, int] | None,
+    maximized: str,
+    device_bytes: int,
+    enough_s: float,
 ) -> Planned | Unplanned:
     """Rehearse in this process, the child; what the call raises is the reason why there is no plan."""
     try:
@@ -295,7 +367,9 @@ def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
     options = vars(cli.config[cli.verb].trainer)
     check_trainer_options({**options, "accelerator": "auto"}, cli.verb)
     precision = str(options["precision"] or "32-true")
-    step_options = {name: options[name] for name in STEP_OPTIONS if options[name] is not None}
+    step_options = {
+        name: options[name] for name in STEP_OPTIONS if options[name] is not None
+    }
     step_options["accumulate_grad_batches"] = min(_batches_in_step(cli), _BATCHES)
     max_steps = options["max_steps"]
     has_no_end = options["max_epochs"] == max_steps == -1
@@ -304,7 +378,12 @@ def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
     try:
         return Trainer(
             accelerator="cpu",
-            strategy=fake_strategy(options, partial(_instantiate, cli, "strategy"), world, trains=cli.verb == "fit"),
+            strategy=fake_strategy(
+                options,
+                partial(_instantiate, cli, "strategy"),
+                world,
+                trains=cli.verb == "fit",
+            ),
             num_nodes=options["num_nodes"],
             precision=AS_WIDE.get(precision, precision),  # type: ignore[arg-type]
             max_epochs=options["max_epochs"],
@@ -357,7 +436,9 @@ def _unrehearsed_factor(cli: ProfilerCLI) -> float:
     return max(_batches_in_step(cli) / _BATCHES, 1.0)
 
 
-def _scaled_bytes_sent(cli: ProfilerCLI, strategy: FakeDevice, bytes_sent: Mapping[str, int]) -> dict[str, int]:
+def _scaled_bytes_sent(
+    cli: ProfilerCLI, strategy: FakeDevice, bytes_sent: Mapping[str, int]
+) -> dict[str, int]:
     """Scale the bytes that the rehearsed batches sent to all of a step; DDP reduces gradients once a step."""
     scaled = dict(bytes_sent)
     if strategy.reduces:
@@ -368,7 +449,9 @@ def _scaled_bytes_sent(cli: ProfilerCLI, strategy: FakeDevice, bytes_sent: Mappi
     return scaled
 
 
-def _scaled_work(cli: ProfilerCLI, rehearsed: Mapping[str, Work], bytes_are_unknown: bool) -> dict[str, Work]:
+def _scaled_work(
+    cli: ProfilerCLI, rehearsed: Mapping[str, Work], bytes_are_unknown: bool
+) -> dict[str, Work]:
     """Scale the ``rehearsed`` work of each phase to all batches of a step, in the run's own dtype.
 
     With ``bytes_are_unknown``, as a compiler, or kernels of a GPU, keep other tensors for backward.
@@ -379,11 +462,15 @@ def _scaled_work(cli: ProfilerCLI, rehearsed: Mapping[str, Work], bytes_are_unkn
         moved_bytes = None
         if work.bytes is not None and not bytes_are_unknown:
             moved_bytes = round(work.bytes * _unrehearsed_factor(cli))
-        scaled[phase] = replace(work, flops=_scaled_flops(cli, work.flops), bytes=moved_bytes)
+        scaled[phase] = replace(
+            work, flops=_scaled_flops(cli, work.flops), bytes=moved_bytes
+        )
     return scaled
 
 
-def _scaled_flops(cli: ProfilerCLI, flops: Mapping[str, int] | None) -> Mapping[str, int] | None:
+def _scaled_flops(
+    cli: ProfilerCLI, flops: Mapping[str, int] | None
+) -> Mapping[str, int] | None:
     """Scale the FLOPs by dtype. Precisions of float16 are rehearsed in bfloat16."""
     if not flops:
         return flops

@@ -20,7 +20,11 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import distributed
-from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
+from torch.multiprocessing.spawn import (
+    ProcessException,
+    ProcessExitedException,
+    ProcessRaisedException,
+)
 
 from lm_profiler.analysis.conclude import as_far_as_it_came
 from lm_profiler.callbacks import TrainingProfiler
@@ -32,7 +36,12 @@ from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_
 from lm_profiler.measure.boundary import error_text, first_line, say, try_or_note
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.files import claim_run_dir, none_if_unreadable, relative_to_cwd, write_whole
+from lm_profiler.record.files import (
+    claim_run_dir,
+    none_if_unreadable,
+    relative_to_cwd,
+    write_whole,
+)
 from lm_profiler.record.rank_ends import RankEnd, first_end, read_ends
 from lm_profiler.record.run_record import (
     Environment,
@@ -50,8 +59,12 @@ from lm_profiler.report.run.run_page import failure_lines
 from lm_profiler.tensorboard.summary import write_hparams
 from lm_profiler.usage_error import UsageError
 
-_LEAVING_S = 5.0  # seconds for ranks to end by themselves once this process's run is over
-_WRITING_S = 20.0  # seconds for ranks to write their progress once they were asked to end
+_LEAVING_S = (
+    5.0  # seconds for ranks to end by themselves once this process's run is over
+)
+_WRITING_S = (
+    20.0  # seconds for ranks to write their progress once they were asked to end
+)
 
 
 def local_rank() -> int:
@@ -65,7 +78,9 @@ class RunContext:
     def __init__(self, verb: Verb, launch: Launch, log_dir: str) -> None:
         self.verb = verb
         self.launch = launch
-        self.profiler: TrainingProfiler | None = None  # it writes the record once it is set up
+        self.profiler: TrainingProfiler | None = (
+            None  # it writes the record once it is set up
+        )
         self.rank: int | None = None
         self.folder: Path | None = None  # claimed by rank 0 alone
         self._parent = Path(log_dir, launch.name)
@@ -105,13 +120,17 @@ class RunContext:
         if self.folder is None or _has_final_record(self.folder):
             return
         # The folder was claimed as a new one, so it holds only what this call has written.
-        shutil.rmtree(self.folder)  # then the parents that this call made, if they are empty
+        shutil.rmtree(
+            self.folder
+        )  # then the parents that this call made, if they are empty
         self.folder = None
         self._remove_new_folders()
 
     def _remove_new_folders(self) -> None:
         for folder in self._new_folders:
-            with suppress(OSError):  # the folder was not made, or another run has begun in it
+            with suppress(
+                OSError
+            ):  # the folder was not made, or another run has begun in it
                 folder.rmdir()
 
     @property
@@ -129,16 +148,26 @@ class RunContext:
         if self.profiler is not None:
             self.profiler.launched(**facts)
 
-    def refuse(self, reason: str, remedies: tuple[str, ...], machine: Environment, model: ModelFacts | None) -> None:
+    def refuse(
+        self,
+        reason: str,
+        remedies: tuple[str, ...],
+        machine: Environment,
+        model: ModelFacts | None,
+    ) -> None:
         """Record that the run was refused, the reason, on which machine, and for which module."""
-        failure = Failure(phase="setup", step=None, type="Refused", message=reason, remedies=remedies)
+        failure = Failure(
+            phase="setup", step=None, type="Refused", message=reason, remedies=remedies
+        )
         self._record("refused", failure, environment=machine, model=model)
 
     def is_refusal(self, error: BaseException) -> bool:
         """Whether ``error``, ours or Lightning's, came before the first step, which means a wrong call."""
         record = self.record
         has_begun = record is not None and record.status != "refused"
-        return not has_begun and isinstance(error, (UsageError, MisconfigurationException))
+        return not has_begun and isinstance(
+            error, (UsageError, MisconfigurationException)
+        )
 
     def on_exit(self, error: BaseException) -> int:
         """Return the exit code of a run that a signal or ``sys.exit`` ended; an interrupt is recorded."""
@@ -174,7 +203,9 @@ class RunContext:
         record = self.record
         if record is None:
             self._record(status_of(error), _failure(error))
-        if record is None or record.failure is None:  # otherwise the table at the run's end has printed it
+        if (
+            record is None or record.failure is None
+        ):  # otherwise the table at the run's end has printed it
             if rank:
                 say(f"rank {rank} failed: {error_text(error)}")
             elif record is None:
@@ -187,7 +218,9 @@ class RunContext:
 
     def _write_traceback(self, error: Exception, rank: int) -> None:
         folder = getattr(self.profiler, "folder", None) or self.folder
-        if folder is None or not folder.is_dir():  # a node without a shared disk may have none
+        if (
+            folder is None or not folder.is_dir()
+        ):  # a node without a shared disk may have none
             return
         file_name = f"traceback.rank{rank}.txt" if rank else "traceback.txt"
         text = mask_text("".join(traceback.format_exception(error)))
@@ -205,8 +238,12 @@ class RunContext:
         if folder is None:
             return
         ends = read_ends(folder)
-        failure = _failure(error).model_copy(update={"rank": rank, "host": platform.node()})
-        if not isinstance(error, ProcessExitedException):  # the rank raised, perhaps before it knew the folder
+        failure = _failure(error).model_copy(
+            update={"rank": rank, "host": platform.node()}
+        )
+        if not isinstance(
+            error, ProcessExitedException
+        ):  # the rank raised, perhaps before it knew the folder
             ends.setdefault(rank, RankEnd(status="failed", failure=failure, at=0.0))
         elif not ends:
             ends[-1] = RankEnd(status="failed", failure=failure, at=0.0, followed=True)
@@ -216,7 +253,9 @@ class RunContext:
         if record is None:
             self._record(cause.status, cause.failure)
         else:
-            record = record.model_copy(update={"status": cause.status, "failure": cause.failure})
+            record = record.model_copy(
+                update={"status": cause.status, "failure": cause.failure}
+            )
             record.write(folder / "run.json")
         record = self.record
         if record is not None:
@@ -227,16 +266,28 @@ class RunContext:
         folder, launch = self.folder, self.launch
         if folder is None or _has_final_record(folder):
             return
-        if (folder / "run.json").exists():  # a rank began the record, and none could complete it
-            unfinished = read_run(folder).model_copy(update={"status": status, "failure": failure})
+        if (
+            folder / "run.json"
+        ).exists():  # a rank began the record, and none could complete it
+            unfinished = read_run(folder).model_copy(
+                update={"status": status, "failure": failure}
+            )
             record = as_far_as_it_came(unfinished, read_rows(folder, growing=True))
         else:
             if launch.config_yaml is not None:
                 write_whole(folder / "config.yaml", launch.config_yaml)
-            record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb, **facts)
+            record = RunRecord(
+                **launch.facts(),
+                status=status,
+                failure=failure,
+                verb=self.verb,
+                **facts,
+            )
         record.write(folder / "run.json")
         # The record is complete without HPARAMS, so a failure here is a note.
-        try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), [])
+        try_or_note(
+            "HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), []
+        )
 
 
 def _has_final_record(folder: Path) -> bool:
@@ -258,7 +309,9 @@ def _failure(error: BaseException) -> Failure:
     if isinstance(error, ProcessRaisedException):  # its text is the rank's traceback
         last_line = mask_text(str(error)).rstrip().splitlines()[-1]
         type_name, _, message = last_line.partition(": ")
-    return Failure(phase="setup", step=None, type=type_name.rpartition(".")[2], message=message)
+    return Failure(
+        phase="setup", step=None, type=type_name.rpartition(".")[2], message=message
+    )
 
 
 class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class, looked up at run time
@@ -267,18 +320,25 @@ class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class
     Lightning calls ``on_exception`` only in the process that called the launcher, where no step runs.
     """
 
-    def _wrapping_function(self, process_idx: int, trainer: Trainer | None, *args: Any) -> None:
+    def _wrapping_function(
+        self, process_idx: int, trainer: Trainer | None, *args: Any
+    ) -> None:
         with quiet(), handled({signal.SIGTERM: terminate}):
             try:
                 super()._wrapping_function(process_idx, trainer, *args)
             except BaseException as error:
-                for number in (signal.SIGTERM, signal.SIGINT):  # this rank is ending already
+                for number in (
+                    signal.SIGTERM,
+                    signal.SIGINT,
+                ):  # this rank is ending already
                     signal.signal(number, signal.SIG_IGN)
                 for callback in getattr(trainer, "callbacks", ()):
                     if trainer is not None and isinstance(callback, TrainingProfiler):
                         callback.on_exception(trainer, trainer.lightning_module, error)
                 if isinstance(error, KeyboardInterrupt):
-                    sys.exit(INTERRUPTED)  # torch would end the rank as if it had succeeded
+                    sys.exit(
+                        INTERRUPTED
+                    )  # torch would end the rank as if it had succeeded
                 raise
             finally:
                 leave_group()
@@ -300,7 +360,11 @@ def leave_group() -> None:
         distributed.destroy_process_group()
 
 
-def end_ranks(trainer: Trainer | None, terminate_first: bool = False, leaving_s: float = _LEAVING_S) -> None:
+def end_ranks(
+    trainer: Trainer | None,
+    terminate_first: bool = False,
+    leaving_s: float = _LEAVING_S,
+) -> None:
     """Wait for the ranks that Lightning started, and kill those that do not end.
 
     ``terminate_first`` asks them to end, by SIGTERM, and gives them the time to write their progress.
@@ -327,7 +391,9 @@ def end_ranks(trainer: Trainer | None, terminate_first: bool = False, leaving_s:
             _wait(child)
 
 
-def _wait(child: subprocess.Popen[bytes] | BaseProcess, timeout: float | None = None) -> None:
+def _wait(
+    child: subprocess.Popen[bytes] | BaseProcess, timeout: float | None = None
+) -> None:
     with suppress(subprocess.TimeoutExpired):
         if isinstance(child, BaseProcess):
             child.join(timeout)

@@ -17,7 +17,13 @@ from lm_profiler.usage_error import UsageError, expect
 # the variables that Lightning reads as numbers, some of them while it is imported
 _RANKS = (
     *("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT"),
-    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "JSM_NAMESPACE_RANK"),
+    *(
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_NODEID",
+        "SLURM_NTASKS",
+        "JSM_NAMESPACE_RANK",
+    ),
 )
 _LEVELS = {
     "lightning.pytorch": logging.ERROR,
@@ -35,7 +41,9 @@ _ADVICE = (
 def replace_unprintable() -> None:
     """Print characters that a stream's encoding lacks as ``?``."""
     for stream in (sys.stdout, sys.stderr):
-        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+        if getattr(stream, "errors", None) == "strict" and hasattr(
+            stream, "reconfigure"
+        ):
             stream.reconfigure(errors="replace")
 
 
@@ -65,7 +73,9 @@ def check_variables() -> None:
     for name in _RANKS:
         value = os.environ.get(name, "0")
         if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", value) is None:
-            raise UsageError(f"{name}: expected a number in this variable, given {value[:100]!r}; unset it")
+            raise UsageError(
+                f"{name}: expected a number in this variable, given {value[:100]!r}; unset it"
+            )
 
 
 def quiet_libraries() -> None:
@@ -107,11 +117,15 @@ def check_port() -> int:
     try:
         socket.create_server(("", port)).close()
     except OSError:
-        raise UsageError(f"MASTER_PORT: expected a free port, given {text}, which is taken; unset it") from None
+        raise UsageError(
+            f"MASTER_PORT: expected a free port, given {text}, which is taken; unset it"
+        ) from None
     return port
 
 
 def warn_of_shared_cores(processes: int, cores: int, activity: str) -> None:
     """Print a line if there are more ``processes`` computing on the CPU than ``cores``."""
     if processes > cores:
-        say(f"{processes} processes share {cores} cores: waiting for a core counts as time of {activity}")
+        say(
+            f"{processes} processes share {cores} cores: waiting for a core counts as time of {activity}"
+        )

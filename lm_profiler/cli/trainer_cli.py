@@ -17,7 +17,10 @@ import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.pytorch.plugins.environments import (
+    LightningEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -43,16 +46,27 @@ from lm_profiler.training import AttentionAlone, LanguageModel, WrappedDDP
 from lm_profiler.usage_error import UsageError, expect
 
 # the packages whose classes run no user code
-_LIBRARIES = {"lm_profiler", "lightning", "lightning_fabric", "pytorch_lightning", "torch"}
+_LIBRARIES = {
+    "lm_profiler",
+    "lightning",
+    "lightning_fabric",
+    "pytorch_lightning",
+    "torch",
+}
 
-_METHOD_OPTIONS = ("ckpt_path", "weights_only")  # options of the Trainer's methods rather than of its constructor
+_METHOD_OPTIONS = (
+    "ckpt_path",
+    "weights_only",
+)  # options of the Trainer's methods rather than of its constructor
 
 # what Lightning, torch and our own classes raise for wrong options
 OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
 
 # Lightning makes a list entry and a process for each device: a mistyped number would exhaust the machine.
 _MAX_DEVICES = 1024
-_NAMED_PACKAGE = re.compile(r'"class_path": ?"(\w+)|"attention": ?"(\w+)[\w.]*:')  # in a config as JSON
+_NAMED_PACKAGE = re.compile(
+    r'"class_path": ?"(\w+)|"attention": ?"(\w+)[\w.]*:'
+)  # in a config as JSON
 _DTYPES = {"64": torch.float64, "16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -75,14 +89,22 @@ class ProfilerCLI(OptionsCLI):
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)
-        self.context = RunContext(self.verb, self._launch(), self._get(self.config, "log_dir"))
+        self.context = RunContext(
+            self.verb, self._launch(), self._get(self.config, "log_dir")
+        )
 
-    def __reduce__(self) -> tuple[Callable[[Sequence[str]], ProfilerCLI], tuple[Sequence[str]]]:
-        return _parse_again, (self.call.arguments,)  # another process parses the arguments again
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[[Sequence[str]], ProfilerCLI], tuple[Sequence[str]]]:
+        return _parse_again, (
+            self.call.arguments,
+        )  # another process parses the arguments again
 
     def _launch(self) -> Launch:
         """Return how the run is started, with secrets masked."""
-        text = self.parser.dump(self.config, format="json", skip_unset=False, skip_validation=True)
+        text = self.parser.dump(
+            self.config, format="json", skip_unset=False, skip_validation=True
+        )
         config = json.loads(text)[self.verb]
         self.is_ours = _runs_only_our_code(config, text)
         name = config["name"]
@@ -93,7 +115,10 @@ class ProfilerCLI(OptionsCLI):
         return Launch(
             name=name,
             command=command_line(mask_line(self.call.arguments)),
-            overrides={option: mask_option(option, value) for option, value in self.call.overrides.items()},
+            overrides={
+                option: mask_option(option, value)
+                for option, value in self.call.overrides.items()
+            },
             config=config,
             config_yaml=yaml.safe_dump(config, sort_keys=False),
             kept=True,
@@ -104,7 +129,9 @@ class ProfilerCLI(OptionsCLI):
         options = vars(self._get(self.config, "trainer"))
         check_trainer_options(options, self.verb)
         try:
-            self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
+            self.config_init = self._instantiate(
+                vars(self.config[self.verb]).keys() - {"model", "data"}
+            )
             trainer = self.instantiate_trainer()
             check_launch(trainer)
         except (*OPTION_ERRORS, RuntimeError) as error:
@@ -122,7 +149,9 @@ class ProfilerCLI(OptionsCLI):
         model = self._get(self.config, "model")
         if model is None or not str(model.class_path).startswith("lm_profiler."):
             return
-        for line in size_lines(model.init_args, named="model.size" in self.call.overrides):
+        for line in size_lines(
+            model.init_args, named="model.size" in self.call.overrides
+        ):
             say(line)
 
     @property
@@ -134,7 +163,10 @@ class ProfilerCLI(OptionsCLI):
         """Build everything else and run the verb."""
         self.datamodule = self.build("data")
         self.model = self.build("model")
-        if type(self.model) is LanguageModel and self._get(self.config, "trainer")["callbacks"] is None:
+        if (
+            type(self.model) is LanguageModel
+            and self._get(self.config, "trainer")["callbacks"] is None
+        ):
             self.model.stays = True
         source = self.datamodule if self.datamodule is not None else self.model
         self._get(self.config_init, "torch").apply(self.model)
@@ -146,7 +178,9 @@ class ProfilerCLI(OptionsCLI):
         arguments = {key: options[key] for key in _METHOD_OPTIONS if key in options}
         arguments |= {"model": self.model, "datamodule": self.datamodule}
         if self.verb == "predict":
-            arguments["return_predictions"] = False  # stored predictions would fill the memory
+            arguments["return_predictions"] = (
+                False  # stored predictions would fill the memory
+            )
         self.context.add_launch_facts(called_ns=time.perf_counter_ns())
         getattr(self.trainer, self.verb)(**arguments)
 
@@ -163,7 +197,9 @@ class ProfilerCLI(OptionsCLI):
             if context.folder is not None:
                 version = int(context.folder.name.rpartition("_")[2])
             # With a default metric TensorBoard would show no other HPARAMS.
-            trainer.logger = EventsLogger(log_dir, context.launch.name, version, default_hp_metric=False)
+            trainer.logger = EventsLogger(
+                log_dir, context.launch.name, version, default_hp_metric=False
+            )
 
     @staticmethod
     def _logs_by_default(config: Any) -> bool:
@@ -174,7 +210,9 @@ class ProfilerCLI(OptionsCLI):
         config = self._get(self.config_init, "trainer")
         log_dir = self._get(self.config, "log_dir")
         if self._logs_by_default(config):
-            kwargs["logger"] = False  # the logger needs the folder, which is not claimed yet
+            kwargs["logger"] = (
+                False  # the logger needs the folder, which is not claimed yet
+            )
         if config["default_root_dir"] is None:
             kwargs["default_root_dir"] = log_dir
         if self.verb == "fit" and config["limit_val_batches"] is None:
@@ -236,7 +274,9 @@ def _runs_only_our_code(config: Mapping[str, Any], text: str) -> bool:
     ``text`` is the config as JSON.
     """
     for key in DEFAULT_CLASSES:
-        if config[key] is not None and not _is_in_package(config[key]["class_path"], "lm_profiler"):
+        if config[key] is not None and not _is_in_package(
+            config[key]["class_path"], "lm_profiler"
+        ):
             return False
     for class_package, attention_package in _NAMED_PACKAGE.findall(text):
         if (class_package or attention_package) not in _LIBRARIES:
@@ -263,7 +303,9 @@ def _tear_down(strategy: Strategy) -> None:
     try:
         module = strategy.lightning_module
         if module is not None:
-            Module.zero_grad(module)  # not a user's override, which expects to be called in a step
+            Module.zero_grad(
+                module
+            )  # not a user's override, which expects to be called in a step
         type(strategy).teardown(strategy)
     finally:
         strategy.optimizers = optimizers
@@ -285,7 +327,9 @@ def _cause(error: Exception) -> Exception:
 def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
     """Raise UsageError for Trainer options that cannot work here and that Lightning reports badly or not at all."""
     if options["barebones"]:
-        raise UsageError("trainer.barebones: expected false, given true; without hooks there is nothing to measure")
+        raise UsageError(
+            "trainer.barebones: expected false, given true; without hooks there is nothing to measure"
+        )
     strategy = options["strategy"]
     if isinstance(strategy, str) and "." in strategy:
         expected = f"the name of a strategy, given {strategy}; a class is --trainer.strategy.class_path={strategy}"
@@ -294,13 +338,17 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
     expect(batches >= 1, "trainer.accumulate_grad_batches", "1 or more", batches)
     devices = str(options["devices"])
     if devices.isdecimal() and (len(devices) > 9 or int(devices) > _MAX_DEVICES):
-        raise UsageError(f"trainer.devices: expected at most {_MAX_DEVICES:,}, given {devices[:30]}")
+        raise UsageError(
+            f"trainer.devices: expected at most {_MAX_DEVICES:,}, given {devices[:30]}"
+        )
     limits = [f"limit_{LOOPS[verb]}_batches"]
     if verb == "fit":
         limits = ["max_steps", "max_epochs", *limits]
     for name in limits:
         if options[name] == 0:
-            raise UsageError(f"trainer.{name}: expected something to run, given 0; leave it out")
+            raise UsageError(
+                f"trainer.{name}: expected something to run, given 0; leave it out"
+            )
     accelerator = options["accelerator"]
     if isinstance(accelerator, str):
         _check_accelerator(accelerator)
@@ -309,13 +357,22 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
 def _check_accelerator(accelerator: str) -> None:
     if accelerator == "auto":
         return
-    usable = {name for name in AcceleratorRegistry if AcceleratorRegistry[name]["accelerator"].is_available()}
+    usable = {
+        name
+        for name in AcceleratorRegistry
+        if AcceleratorRegistry[name]["accelerator"].is_available()
+    }
     has_gpu = not usable.isdisjoint({"cuda", "mps"})
     usable.add("auto")
     if has_gpu:
         usable.add("gpu")
     names = ", ".join(sorted(usable))
-    expect(accelerator in usable, "trainer.accelerator", f"one that this machine has ({names})", accelerator)
+    expect(
+        accelerator in usable,
+        "trainer.accelerator",
+        f"one that this machine has ({names})",
+        accelerator,
+    )
 
 
 def trainer_error(error: Exception, options: Mapping[str, Any]) -> UsageError:
@@ -346,31 +403,51 @@ def check_launch(trainer: Trainer) -> None:
     if isinstance(environment, TorchElasticEnvironment):
         _check_torchrun(environment, trainer)
     elif environment is not None:
-        environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
-        if type(environment) is LightningEnvironment and not environment.creates_processes_externally:
+        environment.validate_settings(
+            num_devices=trainer.num_devices, num_nodes=trainer.num_nodes
+        )
+        if (
+            type(environment) is LightningEnvironment
+            and not environment.creates_processes_externally
+        ):
             check_port()  # torch would report it only in a traceback
             if trainer.strategy.root_device.type == "cpu":
                 warn_of_shared_cores(trainer.num_devices, cpu_cores(), "the step")
-    elif int(os.environ.get("SLURM_NTASKS", 1)) > 1 and os.environ.get("SLURM_PROCID") == "0":
+    elif (
+        int(os.environ.get("SLURM_NTASKS", 1)) > 1
+        and os.environ.get("SLURM_PROCID") == "0"
+    ):
         tasks = os.environ["SLURM_NTASKS"]
-        say(f"SLURM has {tasks} tasks: each is a separate run, as --trainer.devices and --trainer.num_nodes are 1")
+        say(
+            f"SLURM has {tasks} tasks: each is a separate run, as --trainer.devices and --trainer.num_nodes are 1"
+        )
 
 
 def _check_torchrun(environment: TorchElasticEnvironment, trainer: Trainer) -> None:
-    processes, devices, nodes = environment.world_size(), trainer.num_devices, trainer.num_nodes
+    processes, devices, nodes = (
+        environment.world_size(),
+        trainer.num_devices,
+        trainer.num_nodes,
+    )
     if processes == devices * nodes:
         return
     on_this_node = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     expected = f"the {processes} processes that torchrun started"
     remedy = f"add --trainer.devices={on_this_node} --trainer.num_nodes={processes // on_this_node}"
-    raise UsageError(f"trainer.devices: expected {expected}, given {devices} x {nodes} (num_nodes); {remedy}")
+    raise UsageError(
+        f"trainer.devices: expected {expected}, given {devices} x {nodes} (num_nodes); {remedy}"
+    )
 
 
-def check_together(model: LightningModule, data: object, trainer: Trainer, verb: Verb) -> None:
+def check_together(
+    model: LightningModule, data: object, trainer: Trainer, verb: Verb
+) -> None:
     """Raise UsageError for options of model and data with which this Trainer would fail in or before its first step."""
     if data is None and not is_overridden(LOADERS[verb], model):
         name = type(model).__name__
-        raise UsageError(f"data: expected a LightningDataModule, because {name} has no {LOADERS[verb]}, given null")
+        raise UsageError(
+            f"data: expected a LightningDataModule, because {name} has no {LOADERS[verb]}, given null"
+        )
     if isinstance(trainer.strategy, WrappedDDP):
         trainer.strategy.wrapper_class  # noqa: B018  # it refuses a class that is no wrapper
     if isinstance(model, LanguageModel):
@@ -388,11 +465,15 @@ def check_attention_of(model: LightningModule, trainer: Trainer, verb: Verb) -> 
         return
     bits, _, mode = str(trainer.precision).partition("-")
     dtype = _DTYPES.get(bits, torch.float32)
-    if mode == "mixed" and isinstance(model, AttentionAlone):  # its Q, K and V are parameters, which stay as they are
+    if mode == "mixed" and isinstance(
+        model, AttentionAlone
+    ):  # its Q, K and V are parameters, which stay as they are
         dtype = torch.float32
     device = trainer.strategy.root_device
     is_causal = getattr(model, "is_causal", True)
     try:
-        check_attention(name, width, dtype, device, backward=verb == "fit", is_causal=is_causal)
+        check_attention(
+            name, width, dtype, device, backward=verb == "fit", is_causal=is_causal
+        )
     except UsageError as error:
         raise UsageError(f"model.{error}") from error.__cause__

@@ -39,7 +39,12 @@ from lm_profiler.training.offered import LoaderOptions, TorchOptions
 from lm_profiler.usage_error import UsageError
 
 # Lightning's name of each verb's data, and of the hook that brings it
-LOOPS: dict[Verb, str] = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
+LOOPS: dict[Verb, str] = {
+    "fit": "train",
+    "validate": "val",
+    "test": "test",
+    "predict": "predict",
+}
 LOADERS = {verb: f"{data}_dataloader" for verb, data in LOOPS.items()}
 
 INSTRUMENTS = {
@@ -51,7 +56,12 @@ INSTRUMENTS = {
     "export": ExportOptions,
 }
 _BASES = {"model": LightningModule, "data": LightningDataModule}
-_CHECKPOINT_WORDS = ("best", "last", "hpc", "registry")  # words that Lightning resolves itself
+_CHECKPOINT_WORDS = (
+    "best",
+    "last",
+    "hpc",
+    "registry",
+)  # words that Lightning resolves itself
 _OFFERED = {"torch": TorchOptions, "loader": LoaderOptions}
 
 
@@ -71,7 +81,9 @@ class Parser(LightningArgumentParser):
         names: list[str] = []
         for parser in parsers:
             options = parser.get_defaults(skip_validation=True)
-            names += [key.replace(".init_args", "") for key in options.keys(branches=True)]
+            names += [
+                key.replace(".init_args", "") for key in options.keys(branches=True)
+            ]
         raise explain(message, names)
 
 
@@ -82,7 +94,9 @@ class _Help(Action):
         text = "Print the most used options, or all of them, and exit."
         super().__init__(**{**options, "default": SUPPRESS, "help": text})
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
         if values is None:
             print(FIRST_OPTIONS.format(verb=parser.usage.split()[1]), end="")
         else:
@@ -119,7 +133,9 @@ class OptionsCLI(LightningCLI):
     def __init__(self, call: Call) -> None:
         self.call = call
         if RUN_VERB.get_or(LightningCLI) is None:
-            raise UsageError(f"Lightning: expected one of {LIGHTNINGS}; {RUN_VERB.missing()}")
+            raise UsageError(
+                f"Lightning: expected one of {LIGHTNINGS}; {RUN_VERB.missing()}"
+            )
         verb = cast(Verb, call.arguments[0])
         classes: dict[str, type] = {}
         for key in DEFAULT_CLASSES:
@@ -127,7 +143,10 @@ class OptionsCLI(LightningCLI):
             if found_class is not None:
                 classes[key] = found_class
         self._class_paths = {key: call.class_path(key) for key in classes}
-        leave_out_data = _brings_data(classes.get("model"), LOADERS[verb]) and call.should_leave_out_data()
+        leave_out_data = (
+            _brings_data(classes.get("model"), LOADERS[verb])
+            and call.should_leave_out_data()
+        )
         super().__init__(
             save_config_callback=None,  # a Callback costs microseconds a step; the recorder saves the config
             trainer_defaults={
@@ -154,39 +173,47 @@ class OptionsCLI(LightningCLI):
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # depends on the call here
         """Return the call's verb, whose parser takes 0.05 s, and its arguments that are not options."""
         verb = self.call.arguments[0]
-        return {verb: LightningCLI.subcommands()[verb] | {"return_predictions", "verbose"}}  # see run_verb; ours
+        return {
+            verb: LightningCLI.subcommands()[verb] | {"return_predictions", "verbose"}
+        }  # see run_verb; ours
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add our options before the Trainer's many, so that the help shows them first."""
         for action in parser._actions:
             if action.dest == "config":
-                action.help = (
-                    f"A YAML file of options, or one that comes with the package: {', '.join(shipped_configs())}."
-                )
+                action.help = f"A YAML file of options, or one that comes with the package: {', '.join(shipped_configs())}."
         parser.add_class_arguments(_RunOptions, as_group=False)
         text = "Print all figures at the end, as `lm_profiler report` of the run does."
         parser.add_argument("--verbose", action=ActionYesNo, nargs="?", help=text)
         for key, options_class in (INSTRUMENTS | _OFFERED).items():
             parser.add_class_arguments(options_class, key)
-        text = (
-            "Keep watching until training ends, and report when and why it gets slower; --watch.signal=true and so on."
+        text = "Keep watching until training ends, and report when and why it gets slower; --watch.signal=true and so on."
+        parser.add_argument(
+            "--watch", type=bool | WatchOptions, default=False, help=text
         )
-        parser.add_argument("--watch", type=bool | WatchOptions, default=False, help=text)
         super().add_core_arguments_to_parser(parser)
         groups = parser.groups or {}
         for key, our_class in DEFAULT_CLASSES.items():
             # set first: if the class changes later, jsonargparse keeps the values of options that both classes have
-            parser.set_defaults({key: {"class_path": self._class_paths.get(key, our_class)}})
+            parser.set_defaults(
+                {key: {"class_path": self._class_paths.get(key, our_class)}}
+            )
             groups[key].title = f"The {key}; the options of {our_class} are at the end"
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read ``args`` instead of ``sys.argv``."""
         self.config = parser.parse_args(args)
         options = self.config[self.config["subcommand"]]
-        for key in (*INSTRUMENTS, *_OFFERED, "trainer"):  # jsonargparse accepts any value for a whole section of a file
+        for key in (
+            *INSTRUMENTS,
+            *_OFFERED,
+            "trainer",
+        ):  # jsonargparse accepts any value for a whole section of a file
             section = options.get(key)
             if not isinstance(section, Namespace):
-                raise UsageError(f"{key}: expected options, given {section!r}; leave it out")
+                raise UsageError(
+                    f"{key}: expected options, given {section!r}; leave it out"
+                )
 
     def _check_required(self, classes: Mapping[str, type]) -> None:
         """Raise UsageError if the call gives no value to a parameter of model or data that has no default.
@@ -199,10 +226,16 @@ class OptionsCLI(LightningCLI):
             init_args = dict(section.get("init_args") or {})
             names_in_call = self.call.option_names(key)
             for name in required_parameters(cls):
-                is_missing = name in init_args and init_args[name] is None and name not in names_in_call
+                is_missing = (
+                    name in init_args
+                    and init_args[name] is None
+                    and name not in names_in_call
+                )
                 if is_missing:
                     reason = f"because {cls.__name__}.__init__ has no default for it"
-                    raise UsageError(f"{key}.{name}: expected a value, {reason}, given none; add --{key}.{name}")
+                    raise UsageError(
+                        f"{key}.{name}: expected a value, {reason}, given none; add --{key}.{name}"
+                    )
 
     def _get(self, config: Any, key: str, default: Any = None) -> Any:
         """Return the value of the verb's option ``key``. This overrides Lightning's method of the same name."""
@@ -219,11 +252,15 @@ class OptionsCLI(LightningCLI):
         path = str(options.get("ckpt_path") or "best")
         is_local_file = path not in _CHECKPOINT_WORDS and ":" not in path
         if is_local_file and not Path(path).exists():
-            raise UsageError(f"ckpt_path: {path[:200]} does not exist; give the file of a checkpoint")
+            raise UsageError(
+                f"ckpt_path: {path[:200]} does not exist; give the file of a checkpoint"
+            )
         try:
             super()._parse_ckpt_path()
         except (UnpicklingError, RuntimeError, EOFError):
-            raise UsageError(f"ckpt_path: {path} is not a checkpoint: torch.save did not write it") from None
+            raise UsageError(
+                f"ckpt_path: {path} is not a checkpoint: torch.save did not write it"
+            ) from None
 
 
 def required_parameters(cls: type) -> list[str]:
@@ -236,8 +273,12 @@ def required_parameters(cls: type) -> list[str]:
         _, *parameters = inspect.signature(constructor).parameters.values()
         for parameter in parameters:
             if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                required.setdefault(parameter.name, parameter.default is parameter.empty)
-        has_keywords_for_base = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+                required.setdefault(
+                    parameter.name, parameter.default is parameter.empty
+                )
+        has_keywords_for_base = any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters
+        )
         if not has_keywords_for_base:
             break
     return [name for name, is_required in required.items() if is_required]
@@ -258,13 +299,17 @@ def _import_class(path: str, key: str) -> type | None:
         module = import_module(module_name)
         named_class = getattr(module, name, None)
     except (Exception, SystemExit) as error:
-        is_no_module = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
+        is_no_module = isinstance(
+            error, ModuleNotFoundError
+        ) and f"{module_name}.".startswith(f"{error.name}.")
         if is_no_module:
             return None
         raise UsageError(
             f"{key}: the module of {path!r} cannot be imported\n{_place(error)}: {error_text(error)}"
         ) from error
-    is_right_class = isinstance(named_class, type) and issubclass(named_class, _BASES[key])
+    is_right_class = isinstance(named_class, type) and issubclass(
+        named_class, _BASES[key]
+    )
     return named_class if is_right_class else None
 
 
@@ -275,6 +320,8 @@ def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     # The fault is in the innermost file of the user, not in the installed packages that it calls.
     not_of_user = ("<frozen", __file__, sys.prefix, sys.base_prefix)
-    user_frames = [frame for frame in frames if not frame.filename.startswith(not_of_user)]
+    user_frames = [
+        frame for frame in frames if not frame.filename.startswith(not_of_user)
+    ]
     innermost = user_frames[-1] if user_frames else frames[-1]
     return f"{innermost.filename}:{innermost.lineno}"

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from lm_profiler.analysis.remedies.catalogue import ATTENTION, WORKERS, candidates_for
-from lm_profiler.analysis.remedies.remedy import BY_WORKERS, OTHER_BATCH, UNKNOWN, Candidate, FirstRun, name_of
+from lm_profiler.analysis.remedies.remedy import (
+    BY_WORKERS,
+    OTHER_BATCH,
+    UNKNOWN,
+    Candidate,
+    FirstRun,
+    name_of,
+)
 from lm_profiler.record.calls import check_folder_name, config_file
 from lm_profiler.record.entry import Entry
 from lm_profiler.usage_error import UsageError
@@ -25,7 +32,14 @@ _OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*")
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _SET_BY_IMPROVE = ("name", "log_dir", "config")
-_MEASURING_OPTIONS = ("stages", "actions", "memory", "trace", "numerics", "check_memory")
+_MEASURING_OPTIONS = (
+    "stages",
+    "actions",
+    "memory",
+    "trace",
+    "numerics",
+    "check_memory",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +86,14 @@ class ImproveRequest:
         check_folder_name(self.name, self.log_dir)
         _ = self.budget_s  # raises for a text that is no time
         if self.only and not self.try_:
-            raise UsageError("only: expected changes to try, given none; add, say, --try.data.num_workers 0,2")
+            raise UsageError(
+                "only: expected changes to try, given none; add, say, --try.data.num_workers 0,2"
+            )
         count = sum(len(values) for values in self.try_.values())
         if count > MOST_VALUES:
-            raise UsageError(f"try: expected at most {MOST_VALUES} values of all options together, given {count:,}")
+            raise UsageError(
+                f"try: expected at most {MOST_VALUES} values of all options together, given {count:,}"
+            )
         for option, values in self.try_.items():
             _check_values(option, values)
 
@@ -98,12 +116,18 @@ class ImproveRequest:
 def _check_values(option: str, values: Sequence[str]) -> None:
     """Raise UsageError if ``values`` of ``option`` cannot be tried."""
     if not _OPTION.fullmatch(option):
-        raise UsageError(f"try: expected an option such as data.num_workers, given {option[:100]!r}")
+        raise UsageError(
+            f"try: expected an option such as data.num_workers, given {option[:100]!r}"
+        )
     section = option.split(".")[0]
     if option in _SET_BY_IMPROVE or section in _MEASURING_OPTIONS:
-        raise UsageError(f"try.{option}: expected an option of the training, given one of how it is measured")
+        raise UsageError(
+            f"try.{option}: expected an option of the training, given one of how it is measured"
+        )
     if len(set(values)) < len(values):
-        raise UsageError(f"try.{option}: expected each value once, given {', '.join(values)}")
+        raise UsageError(
+            f"try.{option}: expected each value once, given {', '.join(values)}"
+        )
 
 
 def budget_seconds(budget: str) -> float:
@@ -114,7 +138,9 @@ def budget_seconds(budget: str) -> float:
         number, unit = match.groups()
         seconds = float(number) * _SECONDS[unit]
     if seconds <= 0.0:
-        raise UsageError(f"budget: expected a time such as 90s, 10m or 1h, given {budget[:100]!r}")
+        raise UsageError(
+            f"budget: expected a time such as 90s, 10m or 1h, given {budget[:100]!r}"
+        )
     return seconds
 
 
@@ -133,7 +159,9 @@ def open_candidates(baseline: Entry, free_batch: bool) -> list[Candidate]:
 
 
 def requested_candidates(
-    requested: Mapping[str, Sequence[str]], offered: Sequence[Candidate], option: Callable[[str], Any]
+    requested: Mapping[str, Sequence[str]],
+    offered: Sequence[Candidate],
+    option: Callable[[str], Any],
 ) -> list[Candidate]:
     """Return a candidate for each value that a user ``requested`` for an option, except those that the run has.
 
@@ -141,28 +169,40 @@ def requested_candidates(
     takes group and ``may_change`` from there. Those of workers are known even if no candidate offers them.
     ``option`` returns the run's value of an option.
     """
-    templates: dict[str, tuple[str, str | None]] = {}  # group and ``may_change``, by option
+    templates: dict[
+        str, tuple[str, str | None]
+    ] = {}  # group and ``may_change``, by option
     for workers_option in WORKERS:
         templates[workers_option] = ("num_workers", BY_WORKERS)
     for candidate in offered:
         for name in candidate.options:
             templates[name] = (candidate.group, candidate.may_change)
-    templates[ATTENTION] = (ATTENTION, UNKNOWN)  # the user's own attention function may compute anything
+    templates[ATTENTION] = (
+        ATTENTION,
+        UNKNOWN,
+    )  # the user's own attention function may compute anything
 
     candidates = []
     for name, texts in requested.items():
         for text in texts:
             options = _needed_options(name, option) | {name: text}
-            is_run_as_it_is = all(_is_text_of(new_text, option(path)) for path, new_text in options.items())
+            is_run_as_it_is = all(
+                _is_text_of(new_text, option(path))
+                for path, new_text in options.items()
+            )
             if is_run_as_it_is:
                 continue
-            equal_candidates = [candidate for candidate in offered if candidate.options == options]
+            equal_candidates = [
+                candidate for candidate in offered if candidate.options == options
+            ]
             if equal_candidates:
                 candidates.append(equal_candidates[0])
                 continue
             main_option = next(iter(options))
             group, may_change = templates.get(main_option, (main_option, UNKNOWN))
-            candidates.append(Candidate(name_of(options), options, group, may_change=may_change))
+            candidates.append(
+                Candidate(name_of(options), options, group, may_change=may_change)
+            )
     return candidates
 
 
@@ -183,14 +223,18 @@ def _is_text_of(text: str, value: Any) -> bool:
     return text == str(value)
 
 
-def refuse_small(candidates: Sequence[Candidate], step_s: float | None, margin: float) -> list[Candidate]:
+def refuse_small(
+    candidates: Sequence[Candidate], step_s: float | None, margin: float
+) -> list[Candidate]:
     """Return the candidates; those that could not save ``margin`` of the step are refused."""
     least_s = margin * (step_s or 0.0)
     reason = f"less than {margin:.0%} of the step could be saved"
     checked = []
     for candidate in candidates:
         # A candidate without a ceiling is tried: nothing is known against it.
-        saves_too_little = candidate.ceiling_s is not None and candidate.ceiling_s < least_s
+        saves_too_little = (
+            candidate.ceiling_s is not None and candidate.ceiling_s < least_s
+        )
         if saves_too_little and not candidate.refused:
             candidate = replace(candidate, refused=reason)
         checked.append(candidate)

@@ -44,7 +44,9 @@ class CellCalls:
 
     folder: Path  # of all runs
     call: Sequence[str]
-    first_record: RunRecord | None = None  # of the first setting's own run, once there is one
+    first_record: RunRecord | None = (
+        None  # of the first setting's own run, once there is one
+    )
 
     def baseline(self) -> Cell:
         """Return the first of all cells: the first setting with all instruments."""
@@ -55,7 +57,9 @@ class CellCalls:
         instruments = _TIMED | _AUDITED | {"memory.steps": "1"}
         return self._cell(options, "check", instruments)
 
-    def time(self, options: Mapping[str, str], number: int, has_fitted: bool = False) -> Cell:
+    def time(
+        self, options: Mapping[str, str], number: int, has_fitted: bool = False
+    ) -> Cell:
         """Return the cell that times a setting, which may have fitted before, for the ``number``-th time."""
         instruments = _TIMED | self._warm_up(options)
         if has_fitted:
@@ -73,13 +77,21 @@ class CellCalls:
         batches = 1
         if self.first_record.model is not None:
             batches = self.first_record.model.accumulate_grad_batches
-        steps = 1 + math.ceil(prefetched / batches)  # one more: batches are prefetched during the first step
+        steps = 1 + math.ceil(
+            prefetched / batches
+        )  # one more: batches are prefetched during the first step
         planned_steps = self.first_record.steps_planned.get("warmup", steps)
         if steps <= planned_steps:
             return {}
         return {"stages.warmup_steps": str(steps)}
 
-    def _cell(self, options: Mapping[str, str], suffix: str, instruments: Mapping[str, str], number: int = 0) -> Cell:
+    def _cell(
+        self,
+        options: Mapping[str, str],
+        suffix: str,
+        instruments: Mapping[str, str],
+        number: int = 0,
+    ) -> Cell:
         """Return the ``number``-th cell that runs the setting ``options`` with the options of ``instruments``.
 
         ``suffix`` distinguishes the ids of a setting's cells.
@@ -95,7 +107,9 @@ class CellCalls:
         arguments += [f"--log_dir={self.folder}", f"--name={cell_id}"]
         overrides = dict(options)
         is_numerics_check = "numerics.losses" in instruments
-        if is_numerics_check:  # its overrides differ from those of the cells that time the same setting
+        if (
+            is_numerics_check
+        ):  # its overrides differ from those of the cells that time the same setting
             overrides["numerics.audit"] = "true"
         return Cell(id=cell_id, overrides=overrides, repeat=number, arguments=arguments)
 
@@ -103,7 +117,9 @@ class CellCalls:
 def _setting_name(options: Mapping[str, str]) -> str:
     if not options:
         return "first"
-    changes = [f"{name.removeprefix('trainer.')}={text}" for name, text in options.items()]
+    changes = [
+        f"{name.removeprefix('trainer.')}={text}" for name, text in options.items()
+    ]
     return safe_name(",".join(changes), options)
 
 
@@ -143,7 +159,9 @@ class FinishedCell:
         """
         # A process that was killed may have been killed for lack of memory.
         may_lack_memory = self.outcome.status in ("oom", "interrupted")
-        without_step = TimedRun(None, self.took_s, was_cut=self.was_cut, may_lack_memory=may_lack_memory)
+        without_step = TimedRun(
+            None, self.took_s, was_cut=self.was_cut, may_lack_memory=may_lack_memory
+        )
         if self.outcome.status == "refused":
             return replace(without_step, refusal=self._reason)
         try:
@@ -197,7 +215,9 @@ class Cells:
         self.left_s = math.inf  # the rest of the budget
         self.limit_s = math.inf  # of a cell
         self.requested: set[str] = set()  # ids of cells that were asked for
-        self.shared: set[str] = set()  # ids of cells during which something else used the machine
+        self.shared: set[str] = (
+            set()
+        )  # ids of cells during which something else used the machine
         self.fitted: set[str] = set()  # settings that fitted into memory
 
     def result(self, cell: Cell) -> FinishedCell:
@@ -207,7 +227,9 @@ class Cells:
         finished = None
         if is_done(self.folder.path, cell):
             finished = self._read_cell(cell)
-        if finished is None or (not was_requested and self._has_more_time_for(finished)):
+        if finished is None or (
+            not was_requested and self._has_more_time_for(finished)
+        ):
             finished = self._run_cell(cell)
         if finished.outcome.status == "ok":
             self.fitted.add(setting_of(cell))
@@ -218,7 +240,10 @@ class Cells:
 
     def _has_more_time_for(self, finished: FinishedCell) -> bool:
         limit_s = min(self.left_s, self.limit_s)
-        return finished.outcome.status == "timeout" and finished.outcome.duration_s < limit_s
+        return (
+            finished.outcome.status == "timeout"
+            and finished.outcome.duration_s < limit_s
+        )
 
     def _run_cell(self, cell: Cell) -> FinishedCell:
         """Run ``cell``. Its ``took_s`` counts from the end of the cell before it, so that no time is left out."""

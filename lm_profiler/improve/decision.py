@@ -29,7 +29,9 @@ class TimedRun:
     step_s: float | None
     took_s: float  # seconds of the budget that the run took, start and end included
     failure: str | None = None  # why it failed, in a few words
-    refusal: str | None = None  # why it was not started: what the hardware lacks, or what would not fit
+    refusal: str | None = (
+        None  # why it was not started: what the hardware lacks, or what would not fit
+    )
     peak_bytes: int | None = None
     was_cut: bool = False  # whether the end of the budget cut it, which says nothing about the setting
     may_lack_memory: bool = False  # whether it may have failed for lack of memory: it reported that, or was killed
@@ -39,15 +41,23 @@ class TimedRun:
 class NumericsCheck:
     """Whether a winner still computes the same."""
 
-    is_tolerated: bool | None  # whether all errors are within the tolerance; None if that is unknown
+    is_tolerated: (
+        bool | None
+    )  # whether all errors are within the tolerance; None if that is unknown
     took_s: float = 0.0  # seconds of the budget that it took
     # distance of the mean loss of the first steps, over the same batches and seed, as a share
     loss_error: float | None = None
-    gradient_error: float | None = None  # distance of the gradients from those in float32, as a share
-    reason: str | None = None  # in a few words: the tolerance that was exceeded, or why that is unknown
+    gradient_error: float | None = (
+        None  # distance of the gradients from those in float32, as a share
+    )
+    reason: str | None = (
+        None  # in a few words: the tolerance that was exceeded, or why that is unknown
+    )
 
 
-FINAL_SETTING = Candidate("", {}, "")  # in place of a candidate where the final setting is compared with the first
+FINAL_SETTING = Candidate(
+    "", {}, ""
+)  # in place of a candidate where the final setting is compared with the first
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,9 @@ class PairedComparison:
     # interval of the ratio of seconds, B over A, which holds at all looks together; None if too little is known
     interval: RatioInterval | None = None
     error: float = 0.05  # share of tries in which an interval may be wrong, at any look
-    verdict: TriedVerdict | None = None  # verdict on the step's time, or why there is none; None while it runs
+    verdict: TriedVerdict | None = (
+        None  # verdict on the step's time, or why there is none; None while it runs
+    )
     accepted: bool = False  # whether the rest is tried on top of B
     numerics: NumericsCheck | None = None  # check of the numbers; None if not asked for
     reason: str | None = None  # why the verdict, in a few words, if it is not obvious
@@ -143,13 +155,17 @@ _HOPELESS_ERRORS = 1.64
 _SIMULATED_SERIES = 40_000
 
 
-def pooled_spread(settings: Sequence[Sequence[float]], machine_spread: ProcessSpread = ASSUMED_SPREAD) -> float:
+def pooled_spread(
+    settings: Sequence[Sequence[float]], machine_spread: ProcessSpread = ASSUMED_SPREAD
+) -> float:
     """Return how far processes of one setting differ: the std of the logarithms of their seconds, over all settings.
 
     ``settings`` holds the seconds of each setting's processes. The variance is a mean, weighted by degrees of freedom,
     with the known spread of the machine; an assumed one weighs as much as one further process.
     """
-    log_times = [np.log(finite(processes_s)) for processes_s in settings if len(processes_s)]
+    log_times = [
+        np.log(finite(processes_s)) for processes_s in settings if len(processes_s)
+    ]
     freedom = sum(logs.size - 1 for logs in log_times)
     squares = sum(_squares(logs) for logs in log_times)
     machine_freedom = 1.0
@@ -238,7 +254,9 @@ def _squares(logs: NDArray[np.float64]) -> float:
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
-def judge(comparison: PairedComparison, most_pairs: int, spread: float) -> PairedComparison:
+def judge(
+    comparison: PairedComparison, most_pairs: int, spread: float
+) -> PairedComparison:
     """Return the comparison with its interval and, once that decides or no pair is left, its verdict."""
     comparison = with_failure(comparison)
     if comparison.verdict is not None or len(comparison.a) != len(comparison.b):
@@ -283,4 +301,8 @@ def replaces(comparison: PairedComparison, former: PairedComparison) -> bool:
 
 
 def may_continue(comparison: PairedComparison) -> bool:
-    return comparison.verdict == "UNDECIDED" and comparison.reason is None and comparison.pairs < MOST_PAIRS
+    return (
+        comparison.verdict == "UNDECIDED"
+        and comparison.reason is None
+        and comparison.pairs < MOST_PAIRS
+    )

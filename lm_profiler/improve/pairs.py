@@ -38,11 +38,18 @@ def paired_changes(
     if not changes:
         changes = [sides.part_change("step", CONFIDENCE)]
     error_per_change = error / len(changes)
-    return [_with_paired_interval(row, sides, error_per_change, machine_spread, looks) for row in changes]
+    return [
+        _with_paired_interval(row, sides, error_per_change, machine_spread, looks)
+        for row in changes
+    ]
 
 
 def _with_paired_interval(
-    row: PartChange, sides: SidePair, error: float, machine_spread: ProcessSpread, looks: tuple[int, ...]
+    row: PartChange,
+    sides: SidePair,
+    error: float,
+    machine_spread: ProcessSpread,
+    looks: tuple[int, ...],
 ) -> PartChange:
     """Return ``row`` with the interval of its pairs' ratios, in place of the one that takes no account of turns."""
     means_a = _mean_seconds(sides.a, row.part)

@@ -85,9 +85,15 @@ class Searcher:
         # The result so far.
         # the first setting's own run, before any comparison; None until it has ended
         self.first_run: TimedRun | None = None
-        self.options: Mapping[str, str] = {}  # accepted options, besides those of the first setting
-        self.tried: list[PairedComparison] = []  # comparisons in order; some may be under way
-        self.untried = list(self.candidates)  # candidates without a comparison, in order
+        self.options: Mapping[
+            str, str
+        ] = {}  # accepted options, besides those of the first setting
+        self.tried: list[
+            PairedComparison
+        ] = []  # comparisons in order; some may be under way
+        self.untried = list(
+            self.candidates
+        )  # candidates without a comparison, in order
         # the final setting compared with the first again; None if nothing was accepted or the budget ran out
         self.final: PairedComparison | None = None
         self.spent_s = 0.0  # seconds of the budget
@@ -96,9 +102,15 @@ class Searcher:
 
         # What decides the next run.
         self.kept_changes: dict[str, Candidate] = {}  # the accepted candidate, by group
-        self.runs: dict[frozenset[tuple[str, str]], list[TimedRun]] = {}  # by the options of a setting
-        self.reserved_s = 0.0  # seconds of the budget that are kept for the final comparison
-        self.proof_counts: dict[str, int] = {}  # how many proofs were begun, by the candidate's name
+        self.runs: dict[
+            frozenset[tuple[str, str]], list[TimedRun]
+        ] = {}  # by the options of a setting
+        self.reserved_s = (
+            0.0  # seconds of the budget that are kept for the final comparison
+        )
+        self.proof_counts: dict[
+            str, int
+        ] = {}  # how many proofs were begun, by the candidate's name
         # names of the candidates that had their first turn; reset when accepted changes shrink the step enough
         self.had_first_turn: set[str] = set()
         # the step as a share of the step when ``had_first_turn`` was last reset
@@ -123,7 +135,9 @@ class Searcher:
         if some_accepted:
             self.compare_final_with_first()
         final_unchecked = some_accepted and self.final is None
-        some_cut = any(comparison.reason == ENDED for comparison in self.latest_comparisons())
+        some_cut = any(
+            comparison.reason == ENDED for comparison in self.latest_comparisons()
+        )
 
         if some_waiting or final_unchecked or some_cut:
             return "budget"
@@ -149,7 +163,9 @@ class Searcher:
             if not undecided:
                 return
             best = max(undecided, key=self.promise)
-            if best.a_options != self.options:  # another change was accepted since: begin anew on top of it
+            if (
+                best.a_options != self.options
+            ):  # another change was accepted since: begin anew on top of it
                 best = self.on_top(best.candidate)
             next_look = min(look for look in LOOKS if look > best.pairs)
             self.prove(best, more_pairs=next_look - best.pairs)
@@ -166,13 +182,20 @@ class Searcher:
         kept_changes = list(self.kept_changes.values())
         waiting = []
         for candidate in self.candidates:
-            if candidate.name not in self.had_first_turn and candidate not in kept_changes:
+            if (
+                candidate.name not in self.had_first_turn
+                and candidate not in kept_changes
+            ):
                 waiting.append(candidate)
         return waiting
 
     def undecided(self) -> list[PairedComparison]:
         """Return comparisons that more pairs may decide."""
-        return [comparison for comparison in self.latest_comparisons() if may_continue(comparison)]
+        return [
+            comparison
+            for comparison in self.latest_comparisons()
+            if may_continue(comparison)
+        ]
 
     def promise(self, comparison: PairedComparison) -> float:
         """Return by how much a change looks faster than the least that counts, in logarithms."""
@@ -190,7 +213,9 @@ class Searcher:
             if not earlier.b:
                 continue
             latest_run = earlier.b[-1]
-            has_failed = latest_run.failure is not None and not latest_run.may_lack_memory
+            has_failed = (
+                latest_run.failure is not None and not latest_run.may_lack_memory
+            )
             is_part = earlier.candidate.options.items() < options
             if has_failed and is_part:
                 return earlier.candidate
@@ -217,10 +242,16 @@ class Searcher:
             comparison = replace(comparison, error=self.next_error(candidate))
         failed_part = self.failed_part(comparison)
         if failed_part is not None:
-            self.report(replace(comparison, verdict="REFUSED", reason=f"{failed_part.name} FAILED"))
+            self.report(
+                replace(
+                    comparison, verdict="REFUSED", reason=f"{failed_part.name} FAILED"
+                )
+            )
             return
 
-        most_pairs = min(MOST_PAIRS, comparison.pairs + min(more_pairs, self.pairs_left()))
+        most_pairs = min(
+            MOST_PAIRS, comparison.pairs + min(more_pairs, self.pairs_left())
+        )
         was_put_off = comparison.pairs > 0 and self.promise(comparison) <= 0.0
         proof = self.compare(comparison, most_pairs)
         does_not_look_faster = may_continue(proof) and self.promise(proof) <= 0.0
@@ -247,14 +278,18 @@ class Searcher:
     def accept(self, candidate: Candidate, proof: PairedComparison) -> None:
         """Keep a proven change; if the step has become much faster, what was rejected gets another turn."""
         self.kept_changes.pop(candidate.group, None)
-        self.kept_changes[candidate.group] = candidate  # last: if two set an option, the later one counts
+        self.kept_changes[candidate.group] = (
+            candidate  # last: if two set an option, the later one counts
+        )
         self.options = proof.b_options
         self.step_share *= proof.ratio
         if self.step_share >= _RETRY_SHARE:
             return
         self.step_share = 1.0
         self.had_first_turn = {
-            comparison.name for comparison in self.latest_comparisons() if self.is_settled(comparison)
+            comparison.name
+            for comparison in self.latest_comparisons()
+            if self.is_settled(comparison)
         }
 
     def is_settled(self, comparison: PairedComparison) -> bool:
@@ -268,12 +303,16 @@ class Searcher:
         numerics = self.check_numbers(proof)
         self.spent_s += numerics.took_s
         proof = replace(proof, numerics=numerics, reason=numerics.reason)
-        unknown_but_harmless = numerics.is_tolerated is None and candidate.may_change is None
+        unknown_but_harmless = (
+            numerics.is_tolerated is None and candidate.may_change is None
+        )
         if numerics.is_tolerated or unknown_but_harmless or self.accept_numerics:
             return replace(proof, accepted=True)
         return replace(proof, verdict="NUMERICS")
 
-    def compare(self, comparison: PairedComparison, most_pairs: int) -> PairedComparison:
+    def compare(
+        self, comparison: PairedComparison, most_pairs: int
+    ) -> PairedComparison:
         """Run pairs, B first and A first in turns, until the interval decides or the change is put off."""
         comparison = replace(comparison, verdict=None)
         while comparison.verdict is None:
@@ -285,7 +324,9 @@ class Searcher:
             order = "ba" if is_even_pair else "ab"
             for side in order:
                 comparison = self.with_run(comparison, side)
-                comparison = judge(comparison, most_pairs, self.spread_beside(comparison))
+                comparison = judge(
+                    comparison, most_pairs, self.spread_beside(comparison)
+                )
                 if self.is_put_off(comparison):
                     comparison = replace(comparison, verdict="UNDECIDED")
                 self.report(comparison)
@@ -334,9 +375,13 @@ class Searcher:
         if comparison.is_final:
             self.final = comparison
             return
-        other_comparisons = [former for former in self.tried if not replaces(comparison, former)]
+        other_comparisons = [
+            former for former in self.tried if not replaces(comparison, former)
+        ]
         self.tried = [*other_comparisons, comparison]
-        self.untried = [candidate for candidate in self.untried if candidate != comparison.candidate]
+        self.untried = [
+            candidate for candidate in self.untried if candidate != comparison.candidate
+        ]
 
     @property
     def left_s(self) -> float:

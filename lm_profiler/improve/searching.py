@@ -16,13 +16,27 @@ from rich.console import Console
 
 from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.improve.candidates import ImproveRequest
-from lm_profiler.improve.cells import CellCalls, Cells, FinishedCell, Interrupted, NoSteps, setting_of
+from lm_profiler.improve.cells import (
+    CellCalls,
+    Cells,
+    FinishedCell,
+    Interrupted,
+    NoSteps,
+    setting_of,
+)
 from lm_profiler.improve.decision import NumericsCheck, PairedComparison, TimedRun
 from lm_profiler.improve.search import Searcher
 from lm_profiler.improve.tolerance import check_numbers
 from lm_profiler.processes.fork_server import CellServer
 from lm_profiler.record.calls import WRONG_CALL
-from lm_profiler.record.improve_record import IMPROVE_FILE, Ended, Final, ImproveRecord, Numerics, Tried
+from lm_profiler.record.improve_record import (
+    IMPROVE_FILE,
+    Ended,
+    Final,
+    ImproveRecord,
+    Numerics,
+    Tried,
+)
 from lm_profiler.record.process_spread import known_spread
 from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.sweep_files import Cell, CellOutcome, read_outcome
@@ -47,7 +61,9 @@ class Account:
     refused: Sequence[Candidate] = ()  # changes that are not tried
     notes: Sequence[str] = ()  # notes that hold for any result
 
-    def record(self, searcher: Searcher | None, end: Ended, runs: int, shared_runs: int = 0) -> ImproveRecord:
+    def record(
+        self, searcher: Searcher | None, end: Ended, runs: int, shared_runs: int = 0
+    ) -> ImproveRecord:
         """Return the current record. During ``shared_runs`` of the ``runs`` something else used the machine."""
         results: dict[str, Any] = {}
         elapsed_s = self.baseline_s
@@ -57,7 +73,13 @@ class Account:
             elapsed_s += searcher.spent_s
             tried += [_tried(comparison) for comparison in searcher.tried]
         for candidate in self.refused:
-            tried.append(Tried(**_candidate_fields(candidate), verdict="REFUSED", why=candidate.refused))
+            tried.append(
+                Tried(
+                    **_candidate_fields(candidate),
+                    verdict="REFUSED",
+                    why=candidate.refused,
+                )
+            )
         notes = list(self.notes)
         if shared_runs:
             notes.append(_SHARED.format(shared_runs, runs))
@@ -89,7 +111,10 @@ def _search_results(searcher: Searcher) -> dict[str, Any]:
 
 
 def _candidate_fields(candidate: Candidate) -> dict[str, Any]:
-    return {**vars(candidate), "options": dict(candidate.options)}  # a record ignores what is not its own
+    return {
+        **vars(candidate),
+        "options": dict(candidate.options),
+    }  # a record ignores what is not its own
 
 
 def _tried(comparison: PairedComparison) -> Tried:
@@ -117,7 +142,9 @@ def _numerics(check: NumericsCheck | None) -> Numerics | None:
     loss_error = check.loss_error
     if loss_error is not None and not isfinite(loss_error):
         loss_error = None
-    return Numerics(loss=loss_error, gradients=check.gradient_error, within=check.is_tolerated)
+    return Numerics(
+        loss=loss_error, gradients=check.gradient_error, within=check.is_tolerated
+    )
 
 
 def _final(comparison: PairedComparison) -> Final | None:
@@ -180,7 +207,9 @@ def search(
 
     def check(comparison: PairedComparison) -> NumericsCheck:
         prepare_run()
-        return _check(cells, calls, comparison, free_batch=request.global_batch == "free")
+        return _check(
+            cells, calls, comparison, free_batch=request.global_batch == "free"
+        )
 
     searcher = Searcher(
         candidates,
@@ -199,7 +228,9 @@ def search(
         return write("interrupted")
 
 
-def _check(cells: Cells, calls: CellCalls, comparison: PairedComparison, free_batch: bool) -> NumericsCheck:
+def _check(
+    cells: Cells, calls: CellCalls, comparison: PairedComparison, free_batch: bool
+) -> NumericsCheck:
     """Run both settings of ``comparison`` with their numbers recorded, and compare these."""
     finished_a = _run_check(cells, calls, comparison.a_options)
     finished_b = _run_check(cells, calls, comparison.b_options)
@@ -213,10 +244,15 @@ def _check(cells: Cells, calls: CellCalls, comparison: PairedComparison, free_ba
         with suppress(NoSteps):  # the first winner was compared with it: no further run
             first_record = cells.result(calls.check({})).record
     may_change = comparison.candidate.may_change
-    return replace(check_numbers(record_a, record_b, may_change, free_batch, first_record), took_s=took_s)
+    return replace(
+        check_numbers(record_a, record_b, may_change, free_batch, first_record),
+        took_s=took_s,
+    )
 
 
-def _run_check(cells: Cells, calls: CellCalls, options: Mapping[str, str]) -> FinishedCell:
+def _run_check(
+    cells: Cells, calls: CellCalls, options: Mapping[str, str]
+) -> FinishedCell:
     finished = cells.result(calls.check(options))
     cells.left_s -= finished.took_s
     return finished
@@ -231,12 +267,16 @@ class Runner:
     Cells of one setting share a compile cache: first steps are not compared here, and compilation takes minutes.
     """
 
-    def __init__(self, folder: SweepFolder, server: CellServer, display: ImproveDisplay) -> None:
+    def __init__(
+        self, folder: SweepFolder, server: CellServer, display: ImproveDisplay
+    ) -> None:
         self._folder = folder
         self._server = server
         self._display = display
         self._caches = folder.path / "compile_caches"
-        shutil.rmtree(self._caches, ignore_errors=True)  # a call that was killed may have left files
+        shutil.rmtree(
+            self._caches, ignore_errors=True
+        )  # a call that was killed may have left files
         self._schedule: Schedule | None = None
         self.interrupted = False
 
@@ -259,7 +299,9 @@ class Runner:
         )
         self._schedule.run()
         outcome = read_outcome(self._folder.path, cell.id)
-        if outcome is None or outcome.status != "ok":  # a half-written file would fail the next cell
+        if (
+            outcome is None or outcome.status != "ok"
+        ):  # a half-written file would fail the next cell
             shutil.rmtree(cache, ignore_errors=True)
         self._raise_if_interrupted()
 
@@ -292,7 +334,11 @@ class ImproveDisplay(LineDisplay):
     def show(self, record: ImproveRecord) -> None:
         """Print a line for each comparison that has ended since the last call."""
         self._elapsed_s = record.elapsed_s
-        decided = [tried for tried in record.tried if tried.verdict is not None and tried.verdict != "REFUSED"]
+        decided = [
+            tried
+            for tried in record.tried
+            if tried.verdict is not None and tried.verdict != "REFUSED"
+        ]
         for tried in decided:
             if tried not in self._shown_changes:
                 self.print_line(f"[{self.progress()}] {_tried_text(tried)}")

@@ -64,7 +64,11 @@ def check_numbers(
     difference = size_difference(a, b)
     has_same_batches = difference is None
     loss_error, chance = _loss_distance(a, b)
-    if first_setting is not None and loss_error is not None and size_difference(first_setting, b) is None:
+    if (
+        first_setting is not None
+        and loss_error is not None
+        and size_difference(first_setting, b) is None
+    ):
         error_since_first, _ = _loss_distance(first_setting, b)
         loss_error = max(loss_error, error_since_first or 0.0)
     gradient_error = None
@@ -86,17 +90,24 @@ def check_numbers(
 
     remarks = []
     if difference is not None:
-        remarks.append(f"a step has {difference.size_b} {difference.unit} instead of {difference.size_a}")
+        remarks.append(
+            f"a step has {difference.size_b} {difference.unit} instead of {difference.size_a}"
+        )
     if reason is not None:
         remarks.append(reason)
     if is_tolerated is False and may_change == UNKNOWN:
         remarks.append("--accept_numerics takes it")
     return NumericsCheck(
-        is_tolerated, loss_error=loss_error, gradient_error=gradient_error, reason="; ".join(remarks) or None
+        is_tolerated,
+        loss_error=loss_error,
+        gradient_error=gradient_error,
+        reason="; ".join(remarks) or None,
     )
 
 
-def _judge(problems: Sequence[str], limits: Sequence[_Limit]) -> tuple[bool | None, str | None]:
+def _judge(
+    problems: Sequence[str], limits: Sequence[_Limit]
+) -> tuple[bool | None, str | None]:
     """Return whether there is no problem and no limit is exceeded, None if that is unknown; and the reason if not."""
     exceeded = [limit.excess_text for limit in limits if limit.is_exceeded]
     problems = [*problems, *exceeded]
@@ -180,14 +191,20 @@ def _step_limits(a: RunRecord, b: RunRecord, has_same_batches: bool) -> list[_Li
     if not has_same_batches:  # only the models can be compared
         return []
     loss_distance = _largest_distance(_losses(a), _losses(b))
-    norm_distance = _largest_distance(a.numerics.gradient_norms, b.numerics.gradient_norms)
+    norm_distance = _largest_distance(
+        a.numerics.gradient_norms, b.numerics.gradient_norms
+    )
     return [
         _Limit("loss of a first step", loss_distance, STEP_LOSS_TOLERANCE),
-        _Limit("norm of the gradients of a first step", norm_distance, STEP_NORM_TOLERANCE),
+        _Limit(
+            "norm of the gradients of a first step", norm_distance, STEP_NORM_TOLERANCE
+        ),
     ]
 
 
-def _largest_distance(a: Sequence[float | None], b: Sequence[float | None]) -> float | None:
+def _largest_distance(
+    a: Sequence[float | None], b: Sequence[float | None]
+) -> float | None:
     """Return the largest distance of a value of b from that of a, as a share; None if steps cannot be paired."""
     if not a or len(a) != len(b):
         return None
@@ -221,7 +238,9 @@ def _training_differences(a: RunRecord, b: RunRecord) -> list[str]:
 
 def _training_facts(run: RunRecord) -> dict[str, Any]:
     # Losses do not show different clipping if no step was clipped.
-    facts = {"gradient clipping": Entry(Path(), run).option("trainer.gradient_clip_val")}
+    facts = {
+        "gradient clipping": Entry(Path(), run).option("trainer.gradient_clip_val")
+    }
     if run.model is not None:
         facts["optimizers"] = run.model.optimizers
         facts["parameters"] = run.model.parameters
@@ -256,9 +275,13 @@ def size_difference(a: RunRecord, b: RunRecord) -> SizeDifference | None:
     return _difference_in(units[:1], configured_a, configured_b)
 
 
-def _difference_in(units: Sequence[str], a: Mapping[str, int], b: Mapping[str, int]) -> SizeDifference | None:
+def _difference_in(
+    units: Sequence[str], a: Mapping[str, int], b: Mapping[str, int]
+) -> SizeDifference | None:
     for unit in units:
-        tolerated = MARGIN * a[unit]  # tokens of texts of varying length differ a little anyway
+        tolerated = (
+            MARGIN * a[unit]
+        )  # tokens of texts of varying length differ a little anyway
         if abs(b[unit] - a[unit]) > tolerated:
             return SizeDifference(unit, a[unit], b[unit])
     return None

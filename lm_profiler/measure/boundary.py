@@ -38,7 +38,9 @@ class Guard:
 
     name: str  # the instrument's name in the message
     report: Callable[[str], object]  # gets the message that it failed and why, once
-    leave: Callable[[], object] = lambda: None  # undoes what the instrument did to training's objects
+    leave: Callable[[], object] = lambda: (
+        None
+    )  # undoes what the instrument did to training's objects
     outcome: str = _FAILED  # what the message says happened
     out: bool = field(default=False, init=False)  # whether it failed
     error: BaseException | None = field(default=None, init=False)
@@ -75,10 +77,14 @@ class Guard:
         self.report(f"{self.name} left out: {reason}")
 
     @overload
-    def run(self, call: Callable[..., Result], *args: Any, otherwise: Result) -> Result: ...
+    def run(
+        self, call: Callable[..., Result], *args: Any, otherwise: Result
+    ) -> Result: ...
     @overload
     def run(self, call: Callable[..., Result], *args: Any) -> Result | None: ...
-    def run(self, call: Callable[..., Result], *args: Any, otherwise: Result | None = None) -> Result | None:
+    def run(
+        self, call: Callable[..., Result], *args: Any, otherwise: Result | None = None
+    ) -> Result | None:
         """Return what ``call`` returns; ``otherwise`` where it fails, and from then on."""
         if self.out:
             return otherwise
@@ -93,7 +99,9 @@ class Guard:
         return Hook(self, call)
 
 
-def try_or_note(subject: str, find: Callable[[], Result], notes: list[str]) -> Result | None:
+def try_or_note(
+    subject: str, find: Callable[[], Result], notes: list[str]
+) -> Result | None:
     """Return what ``find`` returns; where it raises, return None and note that the ``subject`` is unknown and why.
 
     Any error counts: user code (module, loader, logger) or a driver runs in there, and the run itself succeeded.

@@ -19,7 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from lm_profiler.torch_names import DDP_FACTS, FLIGHT_RECORDER, NCCL_RECORDER, TIME_COLLECTIVES, WORLD
+from lm_profiler.torch_names import (
+    DDP_FACTS,
+    FLIGHT_RECORDER,
+    NCCL_RECORDER,
+    TIME_COLLECTIVES,
+    WORLD,
+)
 
 Dump = Callable[[], Sequence[Mapping[str, Any]]]  # the ring's entries, oldest first
 
@@ -41,7 +47,9 @@ class CollectiveCall(NamedTuple):
     number: int  # its sequence number, the same on all ranks of the group
     name: str  # the operation
     wall_ns: int  # when it was called
-    duration_ns: int | None = None  # how long it took on the device, where that was timed
+    duration_ns: int | None = (
+        None  # how long it took on the device, where that was timed
+    )
 
 
 def flight_recorder(device_type: str) -> Dump | None:
@@ -77,7 +85,9 @@ def _hooked_backend(device_type: str) -> str | None:
     world = WORLD.find_or(None)
     if group is None or group not in getattr(world, "pg_flight_recorder_hooks", ()):
         return None
-    pairs = torch.distributed.get_backend_config(group).split(",")  # such as "cpu:gloo,cuda:nccl"
+    pairs = torch.distributed.get_backend_config(group).split(
+        ","
+    )  # such as "cpu:gloo,cuda:nccl"
     backends = dict(pair.split(":") for pair in pairs)
     return str(backends[device_type])
 
@@ -115,7 +125,9 @@ def pending(entries: Iterable[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def wall_ahead_ns(clock: Callable[[], int], wall: Callable[[], int] = time.time_ns) -> int:
+def wall_ahead_ns(
+    clock: Callable[[], int], wall: Callable[[], int] = time.time_ns
+) -> int:
     """Return the wall clock minus ``clock``, from the closest of several readings."""
     shortest_ns: int | None = None
     ahead_ns = 0
@@ -144,10 +156,14 @@ class Arrivals:
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock of the marks
     wall: Callable[[], int] = time.time_ns  # the ring's clock
     capacity: int = field(default_factory=ring_size)  # of the ring, in entries
-    calls: list[CollectiveCall] = field(default_factory=list)  # calls since the first reading
+    calls: list[CollectiveCall] = field(
+        default_factory=list
+    )  # calls since the first reading
     at_ns: list[int] = field(default_factory=list)  # instants of ``calls``
     lost: bool = False  # whether entries were overwritten before they were read
-    clock_was_set: bool = False  # whether the wall clock was set, so that the instants cannot be trusted
+    clock_was_set: bool = (
+        False  # whether the wall clock was set, so that the instants cannot be trusted
+    )
     newest_record: int = -1  # the number of the newest entry that was read
     _clocks: _ClockReading | None = None  # at the last reading of the ring
 
@@ -182,10 +198,16 @@ def time_collectives() -> None:
         TIME_COLLECTIVES.get(group)()
 
 
-def drain_timed(arrivals: Arrivals, sleep: Callable[[float], object] = time.sleep) -> None:
+def drain_timed(
+    arrivals: Arrivals, sleep: Callable[[float], object] = time.sleep
+) -> None:
     """Read the ring once the durations of its new entries are known, or after two seconds; the device must be idle."""
     for _ in range(round(_PATIENCE_S / _RETRY_S)):
-        fresh = (entry for entry in arrivals.dump() if entry["record_id"] > arrivals.newest_record)
+        fresh = (
+            entry
+            for entry in arrivals.dump()
+            if entry["record_id"] > arrivals.newest_record
+        )
         if all(call.duration_ns is not None for call in collectives(fresh)):
             break
         sleep(_RETRY_S)
@@ -199,7 +221,13 @@ def reduces_in_backward(wrapped: object) -> bool:
     """
     if isinstance(wrapped, DistributedDataParallel):
         return True
-    return bool(getattr(wrapped, "reduces_in_backward", hasattr(wrapped, "finish_gradient_synchronization")))
+    return bool(
+        getattr(
+            wrapped,
+            "reduces_in_backward",
+            hasattr(wrapped, "finish_gradient_synchronization"),
+        )
+    )
 
 
 def most_reductions(wrapped: object) -> int | None:
@@ -212,7 +240,9 @@ def most_reductions(wrapped: object) -> int | None:
     facts = DDP_FACTS.get(wrapped)()
     if facts.get("comm_hook"):
         return None
-    reduces_what_was_used = wrapped.find_unused_parameters  # then DDP never rebuilds its first buckets
+    reduces_what_was_used = (
+        wrapped.find_unused_parameters
+    )  # then DDP never rebuilds its first buckets
     sizes: str | None = None  # of the buckets, with commas between them
     if facts.get("has_rebuilt_buckets"):
         sizes = facts.get("rebuilt_bucket_sizes")
@@ -245,12 +275,17 @@ class StreamWaits:
     """
 
     def __init__(
-        self, record: Callable[[], torch.Event], clock: Callable[[], int] = time.perf_counter_ns, cuda: Any = torch.cuda
+        self,
+        record: Callable[[], torch.Event],
+        clock: Callable[[], int] = time.perf_counter_ns,
+        cuda: Any = torch.cuda,
     ) -> None:
         self._record = record
         self._clock = clock
         self._cuda = cuda
-        self._switches: list[tuple[int, bool]] = []  # when the stream was set (ns), and whether to another one
+        self._switches: list[
+            tuple[int, bool]
+        ] = []  # when the stream was set (ns), and whether to another one
         self._undo = ExitStack()
         self.stands: list[Stand] = []
 
@@ -261,7 +296,10 @@ class StreamWaits:
         set_stream = self._cuda.set_stream
 
         def noting_wait_event(stream: Any, event: Any) -> None:
-            is_computing = stream == computing_stream and self._cuda.current_stream() == computing_stream
+            is_computing = (
+                stream == computing_stream
+                and self._cuda.current_stream() == computing_stream
+            )
             if not is_computing:
                 wait_event(stream, event)
                 return

@@ -12,7 +12,10 @@ from types import FrameType
 TORCH, LIGHTNING, OURS = "library", "Lightning", "lm_profiler"
 
 _LIBRARIES = {
-    **dict.fromkeys(("lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"), LIGHTNING),
+    **dict.fromkeys(
+        ("lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"),
+        LIGHTNING,
+    ),
     "torchmetrics": LIGHTNING,
     "torch": TORCH,
     "lm_profiler": OURS,
@@ -44,10 +47,16 @@ def package_of(file: str) -> str:
         return OURS
     if "torchinductor_" in path:  # made by torch.compile
         return TORCH
-    return path.removeprefix(_STANDARD).partition("/")[0].removesuffix(".py") if path.startswith(_STANDARD) else ""
+    return (
+        path.removeprefix(_STANDARD).partition("/")[0].removesuffix(".py")
+        if path.startswith(_STANDARD)
+        else ""
+    )
 
 
-def user_line(innermost: FrameType, frameworks: bool = False) -> tuple[str, int, str] | None:
+def user_line(
+    innermost: FrameType, frameworks: bool = False
+) -> tuple[str, int, str] | None:
     """Return file, number and function of the innermost line of the program's code; None if there is none.
 
     With ``frameworks``, a framework's own line counts where it acts by itself. The search stops at a Lightning loop:

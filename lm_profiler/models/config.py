@@ -11,7 +11,10 @@ from typing import Any
 from lm_profiler.usage_error import UsageError, did_you_mean, expect
 
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
-OUR_ATTENTION = ("sdpa", "math")  # our own attention functions; `package.module:function` names any other
+OUR_ATTENTION = (
+    "sdpa",
+    "math",
+)  # our own attention functions; `package.module:function` names any other
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ class TransformerConfig:
             value = getattr(self, name)
             expect(value > 0, name, "a positive number", value)
         heads_fit = self.d_model % (2 * self.num_heads) == 0
-        divisor = f"a divisor of d_model / 2 ({self.d_model / 2:g}), since RoPE rotates pairs"
+        divisor = (
+            f"a divisor of d_model / 2 ({self.d_model / 2:g}), since RoPE rotates pairs"
+        )
         expect(heads_fit, "num_heads", divisor, self.num_heads)
         check_attention_name(self.attention)
         decreasing = (self.num_layers + 1, *self.checkpoint_every, 0)
@@ -76,7 +81,9 @@ class TransformerConfig:
         feed_forward = 3 * self.d_model * self.d_ff
         norm = self.d_model
         block = attention + feed_forward + 2 * norm
-        vocabulary = self.vocab_size * self.d_model  # of the LM head, and of the embedding
+        vocabulary = (
+            self.vocab_size * self.d_model
+        )  # of the LM head, and of the embedding
         total = self.num_layers * block + norm + vocabulary
         if embedding:
             total += vocabulary
@@ -106,12 +113,18 @@ _CS336_2026 = {  # handout 26.1.1 of its systems assignment
 }
 # Touvron et al. 2023 (Llama 2). These two of its sizes have as many key heads as query heads, as our model has.
 _LLAMA_2 = {
-    "7B": TransformerConfig(d_model=4096, d_ff=11008, num_layers=32, num_heads=32, vocab_size=32_000),
-    "13B": TransformerConfig(d_model=5120, d_ff=13824, num_layers=40, num_heads=40, vocab_size=32_000),
+    "7B": TransformerConfig(
+        d_model=4096, d_ff=11008, num_layers=32, num_heads=32, vocab_size=32_000
+    ),
+    "13B": TransformerConfig(
+        d_model=5120, d_ff=13824, num_layers=40, num_heads=40, vocab_size=32_000
+    ),
 }
 
 
-def _with_source(source: str, sizes: Mapping[str, TransformerConfig]) -> dict[str, TransformerConfig]:
+def _with_source(
+    source: str, sizes: Mapping[str, TransformerConfig]
+) -> dict[str, TransformerConfig]:
     return {f"{source}/{name}": size for name, size in sizes.items()}
 
 
@@ -133,7 +146,9 @@ def other_meanings(sizes: Iterable[str]) -> list[str]:
     lines = []
     for name in dict.fromkeys(sizes):
         if name in _OTHER_MEANINGS:
-            lines.append(f"size {name}: cs336-2025's, {PRESETS[name].dimensions}; {_OTHER_MEANINGS[name]}")
+            lines.append(
+                f"size {name}: cs336-2025's, {PRESETS[name].dimensions}; {_OTHER_MEANINGS[name]}"
+            )
     return lines
 
 
@@ -147,7 +162,9 @@ def size_lines(options: Mapping[str, Any], named: bool) -> list[str]:
     if not dimensions:
         return other_meanings([size])
     if named and size in PRESETS:
-        return [f"size {size}: only its name; other options give {', '.join(dimensions)}"]
+        return [
+            f"size {size}: only its name; other options give {', '.join(dimensions)}"
+        ]
     return []
 
 
@@ -158,7 +175,10 @@ def check_size_name(size: object) -> None:
     plain_names = ", ".join(_CS336_2025)
     newest_name = list(PRESETS)[-1]
     expected = f"{plain_names}, or a size of another source such as {newest_name}"
-    remedy = did_you_mean(str(size), PRESETS) or f"; for a size of your own give {', '.join(DIMENSIONS)}"
+    remedy = (
+        did_you_mean(str(size), PRESETS)
+        or f"; for a size of your own give {', '.join(DIMENSIONS)}"
+    )
     raise UsageError(f"size: expected {expected}, given {str(size)[:100]!r}{remedy}")
 
 

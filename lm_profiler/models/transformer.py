@@ -24,15 +24,21 @@ from lm_profiler.usage_error import UsageError, expect
 # (queries, keys, values), each [B, H, T, E], to the attended values [B, H, T, E]
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-nvtx_parts = False  # whether ``math`` puts its scores, softmax and values into NVTX ranges
+nvtx_parts = (
+    False  # whether ``math`` puts its scores, softmax and values into NVTX ranges
+)
 
 
-def sdpa(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, is_causal: bool = True) -> Tensor:
+def sdpa(
+    q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, is_causal: bool = True
+) -> Tensor:
     """PyTorch's scaled_dot_product_attention, which picks a fused kernel where the device has one."""
     return F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=is_causal)
 
 
-def math(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, is_causal: bool = True) -> Tensor:
+def math(
+    q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, is_causal: bool = True
+) -> Tensor:
     """Scores, mask and softmax written out, with the [B, H, T, T] scores in memory: the baseline to profile.
 
     softmax(Q Kᵀ / √E + causal mask) V, from Vaswani et al. 2017, equation 1.
@@ -40,15 +46,21 @@ def math(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, is_causal: bool = True)
     context, width = q_BHTE.shape[-2:]
     with _nvtx_range("attention scores"):
         # Queries are scaled and not scores: T·E numbers instead of T·T.
-        scores_BHTT = einsum(q_BHTE * width**-0.5, k_BHTE, "b h q e, b h k e -> b h q k")
+        scores_BHTT = einsum(
+            q_BHTE * width**-0.5, k_BHTE, "b h q e, b h k e -> b h q k"
+        )
         if is_causal:
-            future_TT = torch.ones(context, context, dtype=torch.bool, device=q_BHTE.device).triu(1)
+            future_TT = torch.ones(
+                context, context, dtype=torch.bool, device=q_BHTE.device
+            ).triu(1)
             scores_BHTT = scores_BHTT.masked_fill(future_TT, float("-inf"))
     with _nvtx_range("attention softmax"):
         weights_BHTT = scores_BHTT.softmax(dim=-1)
     with _nvtx_range("attention values"):
         # Where autocast computes the softmax in float32 it brings both factors to one dtype by itself.
-        values_BHTE: Tensor = einsum(weights_BHTT, v_BHTE, "b h q k, b h k e -> b h q e")
+        values_BHTE: Tensor = einsum(
+            weights_BHTT, v_BHTE, "b h q k, b h k e -> b h q e"
+        )
     return values_BHTE
 
 
@@ -100,14 +112,24 @@ def _takes_is_causal(function: Callable[..., Any]) -> bool:
 _CHECKED_SIZES = (2, 3, 256)
 
 # the largest error of the check, as a share of the largest number: the dtype's rounding, many times over
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_TOLERANCE = {
+    torch.float64: 1e-8,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
 
 # the same for float32 on an accelerator, where Triton's `tl.dot` multiplies in TF32 unless told otherwise
 _TF32_TOLERANCE = 5e-3
 
 
 def check_attention(
-    name: str, width: int, dtype: torch.dtype, device: torch.device, backward: bool, is_causal: bool = True
+    name: str,
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    backward: bool,
+    is_causal: bool = True,
 ) -> None:
     """Compare a user's function with the definition in float64: its values and, with ``backward``, its gradients.
 
@@ -118,17 +140,28 @@ def check_attention(
         return
     generator = torch.Generator().manual_seed(0)
     shape = (*_CHECKED_SIZES, width)
-    *qkv, upstream = [torch.randn(shape, generator=generator).to(dtype) for _ in range(4)]
+    *qkv, upstream = [
+        torch.randn(shape, generator=generator).to(dtype) for _ in range(4)
+    ]
     qkv_float64 = [tensor.double() for tensor in qkv]
-    truths = _results(attention_function("math", is_causal), qkv_float64, upstream.double(), backward)
+    truths = _results(
+        attention_function("math", is_causal), qkv_float64, upstream.double(), backward
+    )
     function = attention_function(name, is_causal)
     try:
-        results = _results(function, [tensor.to(device, copy=True) for tensor in qkv], upstream.to(device), backward)
+        results = _results(
+            function,
+            [tensor.to(device, copy=True) for tensor in qkv],
+            upstream.to(device),
+            backward,
+        )
     except UsageError:
         raise
     except Exception as error:
         expected = f"q, k, v of shape {list(shape)} [B, H, T, d] (flatten(0, 1) makes them [B·H, T, d]), and is_causal"
-        raise UsageError(f"attention: expected {name} to take {expected}, given {_error_text(error)}") from error
+        raise UsageError(
+            f"attention: expected {name} to take {expected}, given {_error_text(error)}"
+        ) from error
 
     tolerance = _TOLERANCE[dtype]
     if dtype == torch.float32 and device.type != "cpu":
@@ -136,8 +169,12 @@ def check_attention(
     opposite_mask = sdpa(qkv_float64[0], qkv_float64[1], qkv_float64[2], not is_causal)
     if _difference(results["values"], opposite_mask, tolerance) is None:
         if is_causal:
-            raise UsageError(f"attention: expected causal attention, given {name}, in which a token sees later ones")
-        raise UsageError(f"attention: expected attention to all, given {name}, in which a token sees no later one")
+            raise UsageError(
+                f"attention: expected causal attention, given {name}, in which a token sees later ones"
+            )
+        raise UsageError(
+            f"attention: expected attention to all, given {name}, in which a token sees no later one"
+        )
     for subject, numbers in results.items():
         difference = _difference(numbers, truths[subject], tolerance)
         if difference is not None:
@@ -146,7 +183,9 @@ def check_attention(
             raise UsageError(f"attention: expected {expected}, given\n{difference}")
 
 
-def _results(function: AttentionFunction, qkv: list[Tensor], upstream: Tensor, backward: bool) -> dict[str, Tensor]:
+def _results(
+    function: AttentionFunction, qkv: list[Tensor], upstream: Tensor, backward: bool
+) -> dict[str, Tensor]:
     """Return the attended values and, with ``backward``, the gradients of q, k and v for ``upstream``."""
     with torch.set_grad_enabled(backward):
         inputs = [tensor.detach().requires_grad_(backward) for tensor in qkv]
@@ -154,11 +193,20 @@ def _results(function: AttentionFunction, qkv: list[Tensor], upstream: Tensor, b
         _check_form(values, like=qkv[0])
         if not backward:
             return {"values": values}
-        expect(values.requires_grad, "attention", "values with a gradient; `validate` times forward alone", "none")
-        gradients: Sequence[Tensor | None] = torch.autograd.grad(values, inputs, upstream, allow_unused=True)
+        expect(
+            values.requires_grad,
+            "attention",
+            "values with a gradient; `validate` times forward alone",
+            "none",
+        )
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
+            values, inputs, upstream, allow_unused=True
+        )
     results = {"values": values.detach()}
     for letter, gradient, tensor in zip("qkv", gradients, inputs, strict=True):
-        results[f"gradient of {letter}"] = torch.zeros_like(tensor) if gradient is None else gradient
+        results[f"gradient of {letter}"] = (
+            torch.zeros_like(tensor) if gradient is None else gradient
+        )
     return results
 
 
@@ -166,7 +214,9 @@ def _check_form(values: Any, like: Tensor) -> None:
     """Raise UsageError unless ``values`` is a tensor with the shape and the dtype of ``like``."""
     expected = f"values of shape {list(like.shape)} [B, H, T, d] in {like.dtype}"
     if not isinstance(values, Tensor):
-        raise UsageError(f"attention: expected {expected}, given {type(values).__name__}")
+        raise UsageError(
+            f"attention: expected {expected}, given {type(values).__name__}"
+        )
     is_alike = values.shape == like.shape and values.dtype == like.dtype
     expect(is_alike, "attention", expected, f"{list(values.shape)} in {values.dtype}")
 
@@ -175,7 +225,9 @@ def _difference(numbers: Tensor, truth: Tensor, tolerance: float) -> str | None:
     """Return where ``numbers`` are off by more than ``tolerance``, a share of the largest true one; None if none is."""
     largest = float(truth.abs().max())
     try:
-        torch.testing.assert_close(numbers.detach().cpu().double(), truth, rtol=0.0, atol=tolerance * largest)
+        torch.testing.assert_close(
+            numbers.detach().cpu().double(), truth, rtol=0.0, atol=tolerance * largest
+        )
     except AssertionError as error:
         lines = str(error).splitlines()
         return "; ".join(lines[2:4])
@@ -199,7 +251,9 @@ class Linear(nn.Linear):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
 
-    def reset_parameters(self) -> None:  # sharded strategies call it to fill weights built on the meta device
+    def reset_parameters(
+        self,
+    ) -> None:  # sharded strategies call it to fill weights built on the meta device
         std = self.in_features**-0.5
         nn.init.trunc_normal_(self.weight, std=std, a=-3 * std, b=3 * std)
 
@@ -211,7 +265,9 @@ class Embedding(nn.Embedding):
         nn.init.trunc_normal_(self.weight, a=-3.0, b=3.0)
 
 
-def rope_tables(context: int, width: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+def rope_tables(
+    context: int, width: int, theta: float, like: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [T, E/2] of the angles position · theta^(-2i/E) (Su et al. 2021, section 3.2.2)."""
     # Computed in each forward pass instead of kept in a buffer: bf16-true would round a buffer, the context length may
     # change, and a table made in inference mode must not reach a training step. It costs a few small kernels.
@@ -251,7 +307,9 @@ class SelfAttention(nn.Module):
         k_BHTE = rotate(self._split(self.key(x_BTD)), rope)
         v_BHTE = self._split(self.value(x_BTD))
         # No name for the values before they are rearranged: it would keep their memory until the end.
-        attended_BTD = rearrange(self.attend(q_BHTE, k_BHTE, v_BHTE), "b h t e -> b t (h e)")
+        attended_BTD = rearrange(
+            self.attend(q_BHTE, k_BHTE, v_BHTE), "b h t e -> b t (h e)"
+        )
         output_BTD: Tensor = self.output(attended_BTD)
         return output_BTD
 
@@ -304,7 +362,9 @@ class Transformer(nn.Module):
     def forward(self, tokens_BT: Tensor) -> Tensor:
         config = self.config
         x_BTD = self.embedding(tokens_BT)
-        rope = rope_tables(tokens_BT.shape[1], config.head_dim, config.rope_theta, like=x_BTD)
+        rope = rope_tables(
+            tokens_BT.shape[1], config.head_dim, config.rope_theta, like=x_BTD
+        )
         # Without gradients nothing is kept for a backward pass, so there is nothing to save.
         checkpoints = config.checkpoints if torch.is_grad_enabled() else ()
         x_BTD = apply_blocks([*self.blocks], x_BTD, rope, checkpoints)
@@ -313,7 +373,10 @@ class Transformer(nn.Module):
 
 
 def apply_blocks(
-    blocks: Sequence[nn.Module], x_BTD: Tensor, rope: tuple[Tensor, Tensor], checkpoints: Sequence[int]
+    blocks: Sequence[nn.Module],
+    x_BTD: Tensor,
+    rope: tuple[Tensor, Tensor],
+    checkpoints: Sequence[int],
 ) -> Tensor:
     """Return [B, T, D] after ``blocks``; ``checkpoints[0]`` of them are a checkpoint, the further numbers nest in it.
 
@@ -325,7 +388,11 @@ def apply_blocks(
         return x_BTD
     block_count, *nested = checkpoints
     for index in range(0, len(blocks), block_count):
-        section = partial(apply_blocks, blocks[index : index + block_count], checkpoints=nested)
+        section = partial(
+            apply_blocks, blocks[index : index + block_count], checkpoints=nested
+        )
         # There is no dropout, so the RNG's state, which would be read in every block, need not be restored.
-        x_BTD = checkpoint(section, x_BTD, rope, use_reentrant=False, preserve_rng_state=False)
+        x_BTD = checkpoint(
+            section, x_BTD, rope, use_reentrant=False, preserve_rng_state=False
+        )
     return x_BTD

@@ -36,7 +36,13 @@ PATIENCE = 3.0  # wall time that a child may take, in multiples of its CPU time:
 _MAX_QUESTION_BYTES = 256 << 20  # most bytes sent to a fresh interpreter
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 # variables with facts about other ranks, or that keep torch from asking CUDA itself for the number of devices
-_PARENTS_VARIABLES = ("LM_PROFILER", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTORCH_NVML_BASED_CUDA_CHECK")
+_PARENTS_VARIABLES = (
+    "LM_PROFILER",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+)
 
 _PROGRAM = """
 import json, sys
@@ -78,7 +84,11 @@ class Child(Generic[Answer]):
     """
 
     def __init__(
-        self, find: Callable[[], Answer], limit_s: float, fresh: bool = False, limit_bytes: int | None = None
+        self,
+        find: Callable[[], Answer],
+        limit_s: float,
+        fresh: bool = False,
+        limit_bytes: int | None = None,
     ) -> None:
         self._find = find
         self._limit_s = limit_s
@@ -131,7 +141,9 @@ class Child(Generic[Answer]):
         except EOFError:
             code = _exit_code(self._process)
             if code == -signal.SIGPROF:  # the timer that `_confine` has set
-                raise NoAnswer(f"it took more than {self._limit_s:g} s of CPU time") from None
+                raise NoAnswer(
+                    f"it took more than {self._limit_s:g} s of CPU time"
+                ) from None
             raise NoAnswer(f"the child process ended: {end_text(code)}") from None
         finally:
             self.end()
@@ -164,12 +176,16 @@ class Child(Generic[Answer]):
 def can_fork() -> bool:
     """Return whether a fork of this process works: on Linux, before a device was opened."""
     torch = sys.modules.get("torch")
-    return sys.platform == "linux" and (torch is None or not torch.cuda.is_initialized())
+    return sys.platform == "linux" and (
+        torch is None or not torch.cuda.is_initialized()
+    )
 
 
 def start_interpreter(question: bytes, link: Connection) -> Any:
     """Start a fresh interpreter that reads the ``question`` from stdin and answers over ``link``."""
-    with tempfile.TemporaryFile() as file:  # without a name: no other process can write to what is unpickled
+    with (
+        tempfile.TemporaryFile() as file
+    ):  # without a name: no other process can write to what is unpickled
         file.write(question)
         file.seek(0)
         return subprocess.Popen(
@@ -184,10 +200,14 @@ def start_interpreter(question: bytes, link: Connection) -> Any:
 
 
 def _fork(find: Callable[[], Any], limits: Limits, link: Connection) -> Any:
-    process = get_context("fork").Process(target=_answer_in_copy, args=(find, limits, link))
+    process = get_context("fork").Process(
+        target=_answer_in_copy, args=(find, limits, link)
+    )
     with warnings.catch_warnings():
         # Since 3.12 Python warns that a fork may wait forever for a lock of another thread; our limit ends that.
-        warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+        warnings.filterwarnings(
+            "ignore", ".*multi-threaded, use of fork", DeprecationWarning
+        )
         process.start()
     return process
 
@@ -202,8 +222,14 @@ def _exit_code(process: Any) -> int | None:
 
 def child_environment() -> dict[str, str]:
     """Return the environment of a child: without devices, compiler and other ranks."""
-    environment = {name: value for name, value in os.environ.items() if name not in _PARENTS_VARIABLES}
-    environment.update(CUDA_VISIBLE_DEVICES="", TORCHDYNAMO_DISABLE="1", OMP_NUM_THREADS="1")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _PARENTS_VARIABLES
+    }
+    environment.update(
+        CUDA_VISIBLE_DEVICES="", TORCHDYNAMO_DISABLE="1", OMP_NUM_THREADS="1"
+    )
     return environment
 
 
@@ -218,9 +244,13 @@ def _pickled_question(find: Callable[[], Any], limits: Limits) -> bytes:
     except NoAnswer:
         raise
     except Exception as error:
-        raise NoAnswer(f"it cannot be sent to another process: {type(error).__name__}: {error}") from None
+        raise NoAnswer(
+            f"it cannot be sent to another process: {type(error).__name__}: {error}"
+        ) from None
     if pickled.tell() > _MAX_QUESTION_BYTES:
-        raise NoAnswer(f"it cannot be sent to another process: it is larger than {_MAX_QUESTION_BYTES >> 20} MiB")
+        raise NoAnswer(
+            f"it cannot be sent to another process: it is larger than {_MAX_QUESTION_BYTES >> 20} MiB"
+        )
     path_line = json.dumps(sys.path).encode()
     limits_line = json.dumps([os.getpid(), *limits]).encode()
     return b"\n".join([path_line, limits_line, pickled.getvalue()])
@@ -230,10 +260,14 @@ class _Writer(pickle.Pickler):
     """Refuses what no other process could unpickle, before one is started."""
 
     def reducer_override(self, value: Any) -> Any:
-        definition = value if isinstance(value, (type, types.FunctionType)) else type(value)
+        definition = (
+            value if isinstance(value, (type, types.FunctionType)) else type(value)
+        )
         if definition.__module__ == "__main__":
             name = definition.__qualname__
-            raise NoAnswer(f"{name} is defined in the script itself: put it into a module that can be imported")
+            raise NoAnswer(
+                f"{name} is defined in the script itself: put it into a module that can be imported"
+            )
         return NotImplemented
 
 
@@ -246,11 +280,15 @@ def main() -> None:
     answer_question(sys.stdin.buffer, link)
 
 
-def answer_question(question: BinaryIO, link: Connection, is_asked_by_parent: bool = True) -> None:
+def answer_question(
+    question: BinaryIO, link: Connection, is_asked_by_parent: bool = True
+) -> None:
     """Read limits and function from ``question``, whose first line has been read, and answer over ``link``."""
     parent, *limits = json.loads(question.readline())
     _confine(*limits)
-    parent_has_died = is_asked_by_parent and os.getppid() != parent  # before `die_with_parent` took effect
+    parent_has_died = (
+        is_asked_by_parent and os.getppid() != parent
+    )  # before `die_with_parent` took effect
     if parent_has_died:
         os._exit(1)
     _answer(lambda: pickle.load(question)(), link)
@@ -273,15 +311,25 @@ def _answer_in_copy(find: Callable[[], Any], limits: Limits, link: Connection) -
 def _confine(cpu_s: float, data_bytes: int | None, folder: str) -> None:
     """Make this process die with its parent, lead a group, be silent and keep its limits."""
     die_with_parent()
-    if sys.platform == "linux":  # become the parent of descendants whose own parents have ended
+    if (
+        sys.platform == "linux"
+    ):  # become the parent of descendants whose own parents have ended
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     # A fork inherits its parent's handlers, and asyncio's wake-up pipe.
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM, signal.SIGPROF):
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGCHLD,
+        signal.SIGALRM,
+        signal.SIGPROF,
+    ):
         signal.signal(number, signal.SIG_DFL)
-    signal.alarm(ceil(PATIENCE * cpu_s) + 1)  # ends this process even if nobody waits for it any more
+    signal.alarm(
+        ceil(PATIENCE * cpu_s) + 1
+    )  # ends this process even if nobody waits for it any more
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     if data_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
@@ -302,7 +350,9 @@ def _answer(find: Callable[[], Any], link: Connection) -> None:
         link.send(("unfit", None))
     except Exception as error:
         link.send(("failed", f"{type(error).__name__}: {error}"))
-    while True:  # wait to be killed: this process's children can be found as long as it lives
+    while (
+        True
+    ):  # wait to be killed: this process's children can be found as long as it lives
         signal.pause()
 
 

@@ -30,7 +30,10 @@ from typing import IO, NoReturn
 from lm_profiler.processes.child import die_with_parent, end_text
 
 _PATIENCE_S = 10.0  # seconds for the program to end by itself before it is killed
-_QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch reads them once, when it is imported
+_QUIET = {
+    "KINETO_LOG_LEVEL": "99",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}  # torch reads them once, when it is imported
 _LOCK = "LM_PROFILER_LOCK"  # the variable with the descriptor of the folder's lock, for the program
 
 
@@ -96,7 +99,13 @@ class CellServer:
             patience_s = _PATIENCE_S if self._ready else 0.0
             self._wait_or_kill(self._process, patience_s)
 
-    def start(self, cell: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
+    def start(
+        self,
+        cell: str,
+        arguments: Sequence[str],
+        output: Path,
+        environment: Mapping[str, str],
+    ) -> None:
         if self._process is None:
             self._process = self._launch()
         self._pids[cell] = None
@@ -154,7 +163,9 @@ class CellServer:
         with suppress(OSError):  # the program died: `events` reports it
             self._link.send(request)
 
-    def _end_lost_cells(self, process: subprocess.Popen[bytes]) -> list[CellStarted | CellEnded]:
+    def _end_lost_cells(
+        self, process: subprocess.Popen[bytes]
+    ) -> list[CellStarted | CellEnded]:
         """Kill the remaining processes of the cells after the program died, and report each cell as ended.
 
         The cells die with the program (``die_with_parent``), but the processes that they started do not.
@@ -169,7 +180,9 @@ class CellServer:
             if last_line:
                 reason += f": {last_line}"
             raise ServerError(reason)
-        events: list[CellStarted | CellEnded] = [CellEnded(cell, None, reason) for cell in self._pids]
+        events: list[CellStarted | CellEnded] = [
+            CellEnded(cell, None, reason) for cell in self._pids
+        ]
         self._pids.clear()
         return events
 
@@ -204,9 +217,16 @@ class Server:
     def __init__(self, client: Connection, lock: str | None) -> None:
         self._client = client
         self._lock = lock
-        self._running: dict[str, int] = {}  # the pid of each cell, which is also that of its process group
-        self._wakeup_reader, self._wakeup_writer = os.pipe()  # gets a byte when a child ends
-        for pipe_end in (self._wakeup_reader, self._wakeup_writer):  # a full pipe must not block a signal
+        self._running: dict[
+            str, int
+        ] = {}  # the pid of each cell, which is also that of its process group
+        self._wakeup_reader, self._wakeup_writer = (
+            os.pipe()
+        )  # gets a byte when a child ends
+        for pipe_end in (
+            self._wakeup_reader,
+            self._wakeup_writer,
+        ):  # a full pipe must not block a signal
             os.set_blocking(pipe_end, False)
 
     def serve(self) -> StartCell | None:
@@ -253,7 +273,9 @@ class Server:
             with request.output.open("wb") as output:
                 pid = _fork(output.fileno())
         except OSError as error:
-            self._client.send(CellEnded(request.cell, None, f"could not be started: {error.strerror}"))
+            self._client.send(
+                CellEnded(request.cell, None, f"could not be started: {error.strerror}")
+            )
             return None
         if pid == 0:
             self._running.clear()  # or `serve` would kill this child's siblings
@@ -272,7 +294,9 @@ class Server:
             ended_pid, status = os.waitpid(pid, os.WNOHANG)
             if ended_pid == 0:  # it still runs
                 continue
-            self._signal(cell, signal.SIGKILL)  # processes that the cell left behind: workers, other ranks
+            self._signal(
+                cell, signal.SIGKILL
+            )  # processes that the cell left behind: workers, other ranks
             del self._running[cell]
             self._client.send(CellEnded(cell, os.waitstatus_to_exitcode(status)))
 
@@ -280,9 +304,13 @@ class Server:
 def _fork(output: int) -> int:
     """Fork a child that leads a process group and prints into ``output``; return its pid, and 0 in the child."""
     torch = sys.modules.get("torch")
-    assert torch is None or not torch.cuda.is_initialized(), "children cannot use a device that was opened"
+    assert torch is None or not torch.cuda.is_initialized(), (
+        "children cannot use a device that was opened"
+    )
     pid = os.fork()
-    with suppress(OSError):  # in both processes, so that neither continues before the group exists
+    with suppress(
+        OSError
+    ):  # in both processes, so that neither continues before the group exists
         os.setpgid(pid, pid)
     if pid == 0:
         for stream in (1, 2):
@@ -290,12 +318,18 @@ def _fork(output: int) -> int:
     return pid
 
 
-def _run_cell(cell: StartCell, program: str, in_new_interpreter: bool, server_pid: int) -> int:
+def _run_cell(
+    cell: StartCell, program: str, in_new_interpreter: bool, server_pid: int
+) -> int:
     """Run the cell in this forked child, or in a new interpreter in its place, and return its exit code."""
     die_with_parent()
-    if os.getppid() != server_pid:  # the server died before `die_with_parent` took effect
+    if (
+        os.getppid() != server_pid
+    ):  # the server died before `die_with_parent` took effect
         os._exit(1)
-    with suppress(OSError):  # if memory runs out, the kernel must kill the cell, not the sweep
+    with suppress(
+        OSError
+    ):  # if memory runs out, the kernel must kill the cell, not the sweep
         Path("/proc/self/oom_score_adj").write_text("500")
     os.environ.update(cell.environment)
     if in_new_interpreter:
@@ -323,7 +357,9 @@ def _import(modules: Sequence[str], client: Connection) -> None:
         os._exit(0)
     for module in modules:
         import_module(module)
-    die_with_parent(begin=False)  # from here on `serve` notices, and kills the cells first
+    die_with_parent(
+        begin=False
+    )  # from here on `serve` notices, and kills the cells first
 
 
 def _exit(code: int) -> NoReturn:
@@ -348,7 +384,9 @@ def main() -> int:
     cell = server.serve()
     if cell is not None:
         server.leave()
-        code = _run_cell(cell, program, in_new_interpreter=not modules, server_pid=server_pid)
+        code = _run_cell(
+            cell, program, in_new_interpreter=not modules, server_pid=server_pid
+        )
         _exit(code)
     return 0
 

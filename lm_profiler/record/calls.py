@@ -17,9 +17,13 @@ def check_folder_name(name: object, log_dir: object) -> None:
     for option, value in (("name", name), ("log_dir", log_dir)):
         is_printable = isinstance(value, (str, Path)) and str(value).isprintable()
         if not is_printable:
-            raise UsageError(f"{option}: expected text that can be printed, given {str(value)[:100]!r}")
+            raise UsageError(
+                f"{option}: expected text that can be printed, given {str(value)[:100]!r}"
+            )
     path = Path(str(name))
-    is_subfolder = not path.is_absolute() and ".." not in path.parts and bool(path.parts)
+    is_subfolder = (
+        not path.is_absolute() and ".." not in path.parts and bool(path.parts)
+    )
     expect(is_subfolder, "name", f"the name of a folder below {log_dir}", name)
 
 

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from lm_profiler.record.improve_record import IMPROVE_FILE, ImproveRecord, read_improve
-from lm_profiler.record.run_record import Environment, RunRecord, none_if_unreadable, read_run
+from lm_profiler.record.run_record import (
+    Environment,
+    RunRecord,
+    none_if_unreadable,
+    read_run,
+)
 from lm_profiler.record.secrets import mask_option
 from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE, StepTable, read_rows
 from lm_profiler.record.sweep_files import (
@@ -42,7 +47,9 @@ class Entry:
     """A line of any table: a run, or a cell of a sweep that may have left none."""
 
     folder: Path  # the run's folder, or the cell's if there is no run
-    record: RunRecord | None  # None if the cell left no record (it timed out, was killed, or was a wrong call)
+    record: (
+        RunRecord | None
+    )  # None if the cell left no record (it timed out, was killed, or was a wrong call)
     cell: Cell | None = None  # none for a run that belongs to no sweep
     outcome: CellOutcome | None = None  # how the cell ended, as the sweep recorded it
     sweep: Path | None = None  # the sweep's folder
@@ -86,7 +93,10 @@ class Entry:
     def overrides(self) -> Mapping[str, str]:
         """The swept options of a cell; for a run without a sweep, the options of its command line."""
         if self.cell is not None:
-            return {name: mask_option(name, value) for name, value in self.cell.overrides.items()}
+            return {
+                name: mask_option(name, value)
+                for name, value in self.cell.overrides.items()
+            }
         if self.record is not None:
             return self.record.overrides
         return {}
@@ -206,7 +216,9 @@ def collect(paths: Iterable[Path]) -> Collection:
     for link in search.links:
         leads_to_runs = (link / PLAN_FILE).exists() or (link / "run.json").exists()
         if leads_to_runs and search.is_first_visit(link):
-            search.collection.problems.append(f"{link}: is a link, and links are not followed; give {link.resolve()}")
+            search.collection.problems.append(
+                f"{link}: is a link, and links are not followed; give {link.resolve()}"
+            )
     search.collection.entries[:] = search.entries_in_order()
     return search.collection
 
@@ -221,7 +233,9 @@ class _Search:
         self._read_or_note = partial(none_if_unreadable, problems=self._problems)
         self.links: list[Path] = []
         self._visited_paths: set[str] = set()
-        self._plans: dict[Path, SweepPlan | None] = {}  # of sweeps whose cells are given one by one
+        self._plans: dict[
+            Path, SweepPlan | None
+        ] = {}  # of sweeps whose cells are given one by one
 
     def add_cell(self, path: Path) -> bool:
         """Add the cell whose folder, or whose run's folder, is ``path``; return False if it is none.
@@ -238,7 +252,9 @@ class _Search:
         if sweep not in self._plans:
             self._plans[sweep] = none_if_unreadable(read_plan, sweep)
         plan = self._plans[sweep]
-        cells = [] if plan is None else [cell for cell in plan.cells if cell.id == cell_id]
+        cells = (
+            [] if plan is None else [cell for cell in plan.cells if cell.id == cell_id]
+        )
         if not cells:
             return False
         outcome = read_outcome(sweep, cell_id)
@@ -249,7 +265,9 @@ class _Search:
         self._add_entry(sweep, cells[0], outcome, run)
         return True
 
-    def _add_entry(self, sweep: Path, cell: Cell, outcome: CellOutcome | None, run: Path | None) -> None:
+    def _add_entry(
+        self, sweep: Path, cell: Cell, outcome: CellOutcome | None, run: Path | None
+    ) -> None:
         """Add a cell, with its run if it left one, unless it was visited already."""
         folder = sweep / cell.id if run is None else run
         if self.is_first_visit(folder):
@@ -270,8 +288,14 @@ class _Search:
         return entries
 
     def _cells_in_order(self, sweep: Path, plan: SweepPlan) -> list[Entry]:
-        cells = {entry.name: entry for entry in self.collection.entries if entry.sweep == sweep}
-        return _with_siblings([cells[cell.id] for cell in plan.cells if cell.id in cells])
+        cells = {
+            entry.name: entry
+            for entry in self.collection.entries
+            if entry.sweep == sweep
+        }
+        return _with_siblings(
+            [cells[cell.id] for cell in plan.cells if cell.id in cells]
+        )
 
     def walk(self, top: Path) -> None:
         """Add all runs, sweeps and searches below ``top``; a folder that is one of them is not searched further."""
@@ -288,13 +312,17 @@ class _Search:
                 cells_are_known = self._add_sweep(folder)
                 if cells_are_known:
                     folders.clear()
-            elif "run.json" in files or "run.json" in folders:  # a folder of that name is reported as unreadable
+            elif (
+                "run.json" in files or "run.json" in folders
+            ):  # a folder of that name is reported as unreadable
                 folders.clear()
                 self._add_run(folder)
             elif any(name in files for name in _FILES_BESIDE_RECORD):
                 folders.clear()
                 if self.is_first_visit(folder):
-                    self._problems.append(f"{folder}: no run.json: the run was killed, or is still running")
+                    self._problems.append(
+                        f"{folder}: no run.json: the run was killed, or is still running"
+                    )
             else:
                 children = [folder / name for name in (*folders, *files)]
                 self.links += [child for child in children if child.is_symlink()]
@@ -324,7 +352,9 @@ class _Search:
             outcome = outcomes.get(cell.id)
             outcome_file = folder / cell.id / OUTCOME_FILE
             if outcome is None and outcome_file.exists():
-                self._problems.append(f"{outcome_file}: cannot be read; the cell counts as not run")
+                self._problems.append(
+                    f"{outcome_file}: cannot be read; the cell counts as not run"
+                )
             self._add_entry(folder, cell, outcome, _run_of(folder / cell.id, outcome))
         cells = self.collection.entries[number_before:]
         self.collection.entries[number_before:] = _with_siblings(cells)
@@ -358,7 +388,9 @@ def _natural_key(name: str) -> list[str | int]:
     """Return a sort key that compares the numbers in names as numbers: ``version_2`` is before ``version_10``."""
     key: list[str | int] = []
     for index, piece in enumerate(re.split(r"(\d+)", name)):
-        is_number = index % 2 == 1  # the pieces between numbers are text, also where they are empty
+        is_number = (
+            index % 2 == 1
+        )  # the pieces between numbers are text, also where they are empty
         key.append(int(piece) if is_number else piece)
     return key
 
@@ -375,4 +407,7 @@ def _with_siblings(cells: list[Entry]) -> list[Entry]:
     if len(devices) != 1:
         return cells
     sibling_ids = {id(cell) for cell in siblings}
-    return [cell if id(cell) in sibling_ids else replace(cell, sibling=siblings[0]) for cell in cells]
+    return [
+        cell if id(cell) in sibling_ids else replace(cell, sibling=siblings[0])
+        for cell in cells
+    ]

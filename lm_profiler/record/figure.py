@@ -63,7 +63,9 @@ _BINARY_UNITS = {"TiB": 2.0**40, "GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10}
 _DECIMAL_PREFIXES = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6}
 
 
-Keys = Iterable[str] | Mapping[str, str]  # keys of a mapping, perhaps each with its word
+Keys = (
+    Iterable[str] | Mapping[str, str]
+)  # keys of a mapping, perhaps each with its word
 
 
 class Place(IntEnum):
@@ -86,17 +88,25 @@ class Figure:
     title: str
     kind: str  # one of ``UNITS``
     meaning: str  # one line without a full stop
-    name: str = ""  # the name in the registry; empty if it equals the field's name, or the key
+    name: str = (
+        ""  # the name in the registry; empty if it equals the field's name, or the key
+    )
     _: KW_ONLY
     path: str = ""  # its place in its file, which the registry fills in; empty for a computed value
-    compute: Callable[[Any], Any] | None = None  # reads it from a record, if its path is not enough
+    compute: Callable[[Any], Any] | None = (
+        None  # reads it from a record, if its path is not enough
+    )
     # the keys of a mapping of numbers that are figures
     keys: Keys = ()
-    interval_ends: tuple[str, str] | None = None  # the neighbouring fields with the ends of its 95 % interval
+    interval_ends: tuple[str, str] | None = (
+        None  # the neighbouring fields with the ends of its 95 % interval
+    )
     # whether it is a rate over the step's time; its interval is then that of the step, inverted
     goes_by_step: bool = False
     place: Place = Place.FILE
-    tag: str | None = None  # the TensorBoard tag of its value in each step; None if steps have no such value
+    tag: str | None = (
+        None  # the TensorBoard tag of its value in each step; None if steps have no such value
+    )
     run_tag: str | None = None  # the tag of a run's value among TensorBoard's HPARAMS
     group: str = ""  # the section that shows it, if not that of its part
     # the word in ``name`` and ``meaning`` that distinguishes the members of a family, such as the phase
@@ -205,7 +215,9 @@ class Figure:
             return f"{number} {self.shown_unit}"
         return number
 
-    def rounded(self, value: float, low: float | None = None, high: float | None = None) -> str:
+    def rounded(
+        self, value: float, low: float | None = None, high: float | None = None
+    ) -> str:
         """Return ``value`` to four significant digits, its interval to as many decimals, without the unit."""
         digits = self._digits_for(value)
         text = self.show(value, unit=False, digits=digits)
@@ -242,7 +254,13 @@ class Figure:
 def _interval_by_step(rate: float | None, record: Any) -> tuple[float, float] | None:
     """Return the interval of a rate over the step's time: that of the step, inverted."""
     step = record.time.get("step")
-    if rate is None or step is None or not step.mean or not step.mean_low or not step.mean_high:
+    if (
+        rate is None
+        or step is None
+        or not step.mean
+        or not step.mean_low
+        or not step.mean_high
+    ):
         return None
     return rate * step.mean / step.mean_high, rate * step.mean / step.mean_low
 
@@ -280,7 +298,10 @@ def figure(title: str, unit: str, meaning: str, name: str = "", **options: Any) 
     default = _take_default(options)
     interval_ends = options.pop("interval", None)
     return Field(
-        **default, json_schema_extra=Figure(title, unit, meaning, name, interval_ends=interval_ends, **options)
+        **default,
+        json_schema_extra=Figure(
+            title, unit, meaning, name, interval_ends=interval_ends, **options
+        ),
     )
 
 

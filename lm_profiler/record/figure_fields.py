@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import UnionType
-from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    TypeGuard,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from lm_profiler.record.figure import Figure, Keys, Place, Within, getter
 from lm_profiler.record.files import Part
@@ -19,7 +27,9 @@ from lm_profiler.record.files import Part
 def figures_in(form: type[Part]) -> Iterator[Figure]:
     """Yield the figures that an object of the type has once: of its fields, of parts within it, of its properties."""
     for name, field in form.model_fields.items():
-        yield from _figures_of_field(name, field.json_schema_extra, _bare_type(field.annotation))
+        yield from _figures_of_field(
+            name, field.json_schema_extra, _bare_type(field.annotation)
+        )
     for name, member in vars(form).items():
         figure = _figure_of_property(member)
         if figure is not None:
@@ -89,9 +99,17 @@ def _figures_of_part(name: str, within: Within, kind: Any) -> Iterator[Figure]:
             yield replace(replacement, path=f"{name}.{field_name}", group=group)
 
 
-def _figure_within(figure: Figure, within: Within, path: str, key: str, word: str) -> Figure:
+def _figure_within(
+    figure: Figure, within: Within, path: str, key: str, word: str
+) -> Figure:
     """Return ``figure`` as it is named and shown in a part at ``path``; without a mapping ``key`` is empty."""
-    texts = {"name": figure.name, "title": figure.title, "meaning": figure.meaning, "key": key, "word": word}
+    texts = {
+        "name": figure.name,
+        "title": figure.title,
+        "meaning": figure.meaning,
+        "key": key,
+        "word": word,
+    }
     changed = replace(
         figure,
         name=within.name.format(**texts),
@@ -108,7 +126,9 @@ def _figure_within(figure: Figure, within: Within, path: str, key: str, word: st
     return replace(changed, member=member, tag=None, run_tag=None)
 
 
-def _computed_from_part(compute: Callable[[Any], Any] | None, path: str) -> Callable[[Any], Any] | None:
+def _computed_from_part(
+    compute: Callable[[Any], Any] | None, path: str
+) -> Callable[[Any], Any] | None:
     """Return ``compute``, which takes a part, as a function of the record that has the part at ``path``."""
     if compute is None:
         return None
@@ -124,7 +144,9 @@ def _computed_from_part(compute: Callable[[Any], Any] | None, path: str) -> Call
 # -- lists whose rows have figures -------------------------------------------------------------------------------------
 
 
-def rows_in(form: type[Part], parent: str = "") -> Iterator[tuple[str, tuple[Figure, ...]]]:
+def rows_in(
+    form: type[Part], parent: str = ""
+) -> Iterator[tuple[str, tuple[Figure, ...]]]:
     """Yield the path and the columns of each list in the type whose rows have figures; ``[]`` stands for each item.
 
     ``parent`` is what precedes the paths of this type's fields.
@@ -166,7 +188,9 @@ def _item_type(kind: Any) -> Any:
 
 def _is_part(kind: Any) -> TypeGuard[type[Part]]:
     # Python 3.10 takes list[int] for a type, of which no one may ask what it is derived from
-    return isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Part)
+    return (
+        isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Part)
+    )
 
 
 def _is_column(kind: Any) -> bool:

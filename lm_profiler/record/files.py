@@ -15,7 +15,14 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WrapValidator,
+)
 from pydantic_core import PydanticSerializationError, from_json, to_jsonable_python
 from typing_extensions import dataclass_transform
 
@@ -53,7 +60,9 @@ def claim_run_dir(parent: Path) -> Path:
             number = max(number, int(number_text) + 1)
     while True:
         folder = parent / f"version_{number}"
-        with suppress(FileExistsError):  # of two runs that start at once, mkdir lets one have the number
+        with suppress(
+            FileExistsError
+        ):  # of two runs that start at once, mkdir lets one have the number
             folder.mkdir()
             return folder
         number += 1
@@ -63,7 +72,10 @@ def relative_to_cwd(path: Path) -> Path:
     """Return ``path`` relative to the current folder where it lies below it."""
     try:
         return path.relative_to(Path.cwd())
-    except (OSError, ValueError):  # the current folder is gone, or ``path`` lies elsewhere
+    except (
+        OSError,
+        ValueError,
+    ):  # the current folder is gone, or ``path`` lies elsewhere
         return path
 
 
@@ -75,7 +87,10 @@ _ANY_DIGIT = bytes.maketrans(b"123456789E", b"000000000e")
 # How such a number may be written, with every digit as 0. Only files that have one are checked value by value.
 _LARGE_NUMBERS = (b"0" * 30, b"0e00", b"0e+00")
 
-_USER_OPTIONS = ("config", "overrides")  # parts of a record that hold a user's own numbers, of any size
+_USER_OPTIONS = (
+    "config",
+    "overrides",
+)  # parts of a record that hold a user's own numbers, of any size
 
 _ROOTS: ContextVar[list[Path] | None] = ContextVar("roots", default=None)
 
@@ -131,7 +146,10 @@ def _without_large_numbers(value: Any, name: str) -> Any:
     ``name`` is its path within the record, with dots.
     """
     if isinstance(value, dict):
-        return {key: _without_large_numbers(item, f"{name}.{key}".lstrip(".")) for key, item in value.items()}
+        return {
+            key: _without_large_numbers(item, f"{name}.{key}".lstrip("."))
+            for key, item in value.items()
+        }
     if isinstance(value, list):
         return [_without_large_numbers(item, name) for item in value]
     if not isinstance(value, (int, float)) or abs(value) < NUMBER_LIMIT:
@@ -170,12 +188,20 @@ class Part(BaseModel):
 def json_of(record: Any, indent: int | None = None) -> str:
     """Return a ``Part`` or a dataclass as JSON, with null for NaN and infinity; lone surrogates, which command lines
     and messages may have, become question marks."""
-    adapter = TypeAdapter[Any](type(record))  # to_json knows no class that is not built yet, before pydantic 2.14
+    adapter = TypeAdapter[Any](
+        type(record)
+    )  # to_json knows no class that is not built yet, before pydantic 2.14
     try:
         return adapter.dump_json(record, indent=indent).decode()
-    except PydanticSerializationError:  # pydantic writes UTF-8 and refuses lone surrogates
+    except (
+        PydanticSerializationError
+    ):  # pydantic writes UTF-8 and refuses lone surrogates
         plain = to_jsonable_python(adapter.dump_python(record), inf_nan_mode="null")
-        return json.dumps(plain, ensure_ascii=False, indent=indent).encode("utf-8", "replace").decode()
+        return (
+            json.dumps(plain, ensure_ascii=False, indent=indent)
+            .encode("utf-8", "replace")
+            .decode()
+        )
 
 
 P = TypeVar("P", bound=Part)
@@ -198,10 +224,14 @@ def read_part(path: Path, form: type[P], description: str) -> P:
     except RecordError:
         raise
     except ValueError as error:
-        raise RecordError(f"{path}: not {description} of version {SCHEMA_VERSION}: {_problem(error)}") from None
+        raise RecordError(
+            f"{path}: not {description} of version {SCHEMA_VERSION}: {_problem(error)}"
+        ) from None
 
 
-def none_if_unreadable(read: Callable[..., T], *arguments: Any, problems: list[str] | None = None) -> T | None:
+def none_if_unreadable(
+    read: Callable[..., T], *arguments: Any, problems: list[str] | None = None
+) -> T | None:
     """Return what ``read`` returns; None if it raises RecordError, whose message is then added to ``problems``."""
     try:
         return read(*arguments)

@@ -14,28 +14,54 @@ from lm_profiler.record.parts import PARTS
 class OutOfMemory(Part):
     """The figures of an out-of-memory error, in bytes, precise to two decimals; None if it does not report one."""
 
-    requested: int | None = figure("requested", "GiB", "asked for, as the error reports", "oom_requested_bytes")
-    free: int | None = figure("free", "GiB", "free on the device, as the error reports", "oom_free_bytes")
-    total: int | None = figure("total", "GiB", "the device's memory, as the error reports", "oom_total_bytes")
-    allocated: int | None = figure("allocated", "GiB", "in use by tensors, as the error reports", "oom_allocated_bytes")
-    fragmented: int | None = figure(
-        "fragmented", "GiB", "reserved but not in use, as the error reports", "oom_fragmented_bytes"
+    requested: int | None = figure(
+        "requested", "GiB", "asked for, as the error reports", "oom_requested_bytes"
     )
-    allowed: int | None = figure("allowed", "GiB", "a limit set below the device's memory", "oom_allowed_bytes")
+    free: int | None = figure(
+        "free", "GiB", "free on the device, as the error reports", "oom_free_bytes"
+    )
+    total: int | None = figure(
+        "total", "GiB", "the device's memory, as the error reports", "oom_total_bytes"
+    )
+    allocated: int | None = figure(
+        "allocated",
+        "GiB",
+        "in use by tensors, as the error reports",
+        "oom_allocated_bytes",
+    )
+    fragmented: int | None = figure(
+        "fragmented",
+        "GiB",
+        "reserved but not in use, as the error reports",
+        "oom_fragmented_bytes",
+    )
+    allowed: int | None = figure(
+        "allowed", "GiB", "a limit set below the device's memory", "oom_allowed_bytes"
+    )
 
 
 class Failure(Part):
     """Where and why a run died."""
 
     phase: str  # a phase, ``other``, ``setup`` before the first step, or ``instruments`` where only the profiler failed
-    step: int | None = figure("failed at step", "count", "the step in which the run died", "failed_step")
+    step: int | None = figure(
+        "failed at step", "count", "the step in which the run died", "failed_step"
+    )
     type: str
     message: str
     out_of_memory: OutOfMemory | None = None
     # options for a run that was refused or ran out of memory; as planned, each alternative is enough by itself
     remedies: tuple[str, ...] = ()
-    rank: int | None = figure("failed on rank", "count", "whose failure ended the others", "failed_rank", default=None)
-    host: str | None = figure("failed on host", "text", "that rank's machine", "failed_host", default=None)
+    rank: int | None = figure(
+        "failed on rank",
+        "count",
+        "whose failure ended the others",
+        "failed_rank",
+        default=None,
+    )
+    host: str | None = figure(
+        "failed on host", "text", "that rank's machine", "failed_host", default=None
+    )
 
     @property
     def where(self) -> str:
@@ -55,10 +81,14 @@ class NumericsKind(Part):
 
     kind: str = figure("class", "text", "class of the modules")
     modules: int = figure("modules", "count", "how many there are")
-    parameters: list[str] = figure("parameters", "text", "dtypes of their own parameters")
+    parameters: list[str] = figure(
+        "parameters", "text", "dtypes of their own parameters"
+    )
     outputs: list[str] = figure("outputs", "text", "dtypes of their outputs")
     gradients: list[str] = figure("gradients", "text", "dtypes of their gradients")
-    gradient_error: float | None = figure("gradients off by", "error", "norm of the difference to float32 / its norm")
+    gradient_error: float | None = figure(
+        "gradients off by", "error", "norm of the difference to float32 / its norm"
+    )
 
 
 class NumericsFacts(Part):
@@ -68,23 +98,48 @@ class NumericsFacts(Part):
     of the last module that returns one: a language model's logits. Gradients are taken before clipping.
     """
 
-    loss: float | None = figure("loss", "loss", "loss of the first batch, in the run's precision", "audit_loss")
-    loss_dtype: str | None = figure("dtype of the loss", "text", "dtype in which the step returns it", default=None)
-    reference_loss: float | None = figure("loss in float32", "loss", "of the same batch", "audit_float32_loss")
-    output_error: float | None = figure("output off by", "error", "norm of the difference to float32 / its norm")
-    gradient_error: float | None = figure("gradients off by", "error", "norm of the difference to float32 / its norm")
+    loss: float | None = figure(
+        "loss", "loss", "loss of the first batch, in the run's precision", "audit_loss"
+    )
+    loss_dtype: str | None = figure(
+        "dtype of the loss", "text", "dtype in which the step returns it", default=None
+    )
+    reference_loss: float | None = figure(
+        "loss in float32", "loss", "of the same batch", "audit_float32_loss"
+    )
+    output_error: float | None = figure(
+        "output off by", "error", "norm of the difference to float32 / its norm"
+    )
+    gradient_error: float | None = figure(
+        "gradients off by", "error", "norm of the difference to float32 / its norm"
+    )
     kinds: list[NumericsKind]
     losses: list[float | None] = figure(
-        "loss", "loss", "of each of the first steps", "numerics_losses", default_factory=list
+        "loss",
+        "loss",
+        "of each of the first steps",
+        "numerics_losses",
+        default_factory=list,
     )
     gradient_norms: list[float | None] = figure(
-        "norm of the gradients", "loss", "in each of the first steps", "numerics_gradient_norms", default_factory=list
+        "norm of the gradients",
+        "loss",
+        "in each of the first steps",
+        "numerics_gradient_norms",
+        default_factory=list,
     )
 
 
 # What can bind a run. ``straggler``: most ranks wait for one rank, for one host's ranks, or for ranks in turns.
 Bound = Literal[
-    "straggler", "input", "between steps", "host", "program code", "compute", "memory bandwidth", "communication"
+    "straggler",
+    "input",
+    "between steps",
+    "host",
+    "program code",
+    "compute",
+    "memory bandwidth",
+    "communication",
 ]
 
 
@@ -101,7 +156,9 @@ class Verdict(Part):
     # what else may bind it, if the interval of the share contains the threshold
     or_bound_by: Annotated[Bound | None, Newer] = None
     because: str | None = None  # the name of the sentence with the evidence
-    facts: dict[str, float] = Field(default_factory=dict)  # the figures of that sentence
+    facts: dict[str, float] = Field(
+        default_factory=dict
+    )  # the figures of that sentence
     # Version 0.2 wrote these two; `RunRecord.findings` took their place, and old records are still read.
     evidence: str = ""
     advice: str = ""
@@ -120,11 +177,25 @@ FindingName = Literal[
 class Finding(Part):
     """Something that takes time that could be saved, and the code that it is in."""
 
-    name: Annotated[FindingName, Newer] = figure("finding", "text", "cause of time that could be saved")
-    saves_s: float = figure("could save at most", "ms", "of a step and the time after it", interval=("low_s", "high_s"))
+    name: Annotated[FindingName, Newer] = figure(
+        "finding", "text", "cause of time that could be saved"
+    )
+    saves_s: float = figure(
+        "could save at most",
+        "ms",
+        "of a step and the time after it",
+        interval=("low_s", "high_s"),
+    )
     share: float = figure("share", "%", "share of the step")
-    low_s: float | None = figure("from", "ms", "lower end of the 95 % interval of the possible saving", default=None)
-    high_s: float | None = figure("to", "ms", "upper end of that interval", default=None)
+    low_s: float | None = figure(
+        "from",
+        "ms",
+        "lower end of the 95 % interval of the possible saving",
+        default=None,
+    )
+    high_s: float | None = figure(
+        "to", "ms", "upper end of that interval", default=None
+    )
     may: bool = False  # whether a change helps is not known without trying it
     phase: str | None = figure("phase", "text", "where in the step", default=None)
     owner: str | None = figure("owner", "text", "whose code", default=None)
@@ -144,11 +215,15 @@ TermName = Literal[
 class Contributor(Part):
     """A part of a term's time, with phrases in ``detail`` separated by "; "; None is unknown, or none."""
 
-    module: str | None = figure("module", "text", "path, with * for the indices of equal layers")
+    module: str | None = figure(
+        "module", "text", "path, with * for the indices of equal layers"
+    )
     what: str = figure("what", "text", "operator or kernel, or a description")
     count: float = figure("times", "count", "how often in a step")
     seconds: float = figure("time", "ms", "of one step")
-    detail: str | None = figure("detail", "text", "reason why it took so long, if known", default=None)
+    detail: str | None = figure(
+        "detail", "text", "reason why it took so long, if known", default=None
+    )
 
 
 class Term(Part):
@@ -159,31 +234,59 @@ class Term(Part):
 
     name: Annotated[TermName, Newer] = figure("term", "text", "a step of the waterfall")
     seconds: float = figure("time", "ms", "time that it adds to the step")
-    low_s: float | None = figure("from", "ms", "smallest value from a single traced step", default=None)
-    high_s: float | None = figure("to", "ms", "largest value from a single traced step", default=None)
-    at_most_s: float | None = figure("could save at most", "ms", "ceiling of a saving, never a gain", default=None)
-    phases: dict[str, float] = figure("{key}", "ms", "of which in {key}", keys=PARTS, default_factory=dict)
+    low_s: float | None = figure(
+        "from", "ms", "smallest value from a single traced step", default=None
+    )
+    high_s: float | None = figure(
+        "to", "ms", "largest value from a single traced step", default=None
+    )
+    at_most_s: float | None = figure(
+        "could save at most", "ms", "ceiling of a saving, never a gain", default=None
+    )
+    phases: dict[str, float] = figure(
+        "{key}", "ms", "of which in {key}", keys=PARTS, default_factory=dict
+    )
     contributors: list[Contributor] = Field(default_factory=list)
 
 
 class Waterfall(Part):
     """The mean measured (untraced) step as a sum of terms, from rank 0's trace; rates are for one device."""
 
-    step_s: float = figure("step taken apart", "ms", "mean step, sum of the terms", interval=("ci_low", "ci_high"))
+    step_s: float = figure(
+        "step taken apart",
+        "ms",
+        "mean step, sum of the terms",
+        interval=("ci_low", "ci_high"),
+    )
     ci_low: float | None
     ci_high: float | None
     step_phases: dict[str, float] = figure(
-        "of it in {key}", "ms", "of the mean step", "{key}_s", keys=PARTS, default_factory=dict
+        "of it in {key}",
+        "ms",
+        "of the mean step",
+        "{key}_s",
+        keys=PARTS,
+        default_factory=dict,
     )
     source: Annotated[Literal["kernels", "operators"], Newer] = figure(
         "terms are of", "text", "kernels of the device, or operators"
     )
-    peak_flops_per_s: float = figure("peak", "TFLOP/s", "FLOP/s per device with which the ideal is computed")
+    peak_flops_per_s: float = figure(
+        "peak", "TFLOP/s", "FLOP/s per device with which the ideal is computed"
+    )
     peak_source: str = figure("source of the peak", "text", "where that peak is from")
-    bandwidth_bytes_per_s: float | None = figure("bandwidth", "GB/s", "bytes/s that a device can move")
-    bandwidth_source: str | None = figure("source of the bandwidth", "text", "where it is from")
-    clock_share: float | None = figure("clock held", "%", "SM clock over the clock of the stated peak")
-    traced_steps: int | None = figure("steps traced", "count", "traced steps from which the terms come", default=None)
+    bandwidth_bytes_per_s: float | None = figure(
+        "bandwidth", "GB/s", "bytes/s that a device can move"
+    )
+    bandwidth_source: str | None = figure(
+        "source of the bandwidth", "text", "where it is from"
+    )
+    clock_share: float | None = figure(
+        "clock held", "%", "SM clock over the clock of the stated peak"
+    )
+    traced_steps: int | None = figure(
+        "steps traced", "count", "traced steps from which the terms come", default=None
+    )
     terms: list[Term]
     notes: list[str] = Field(default_factory=list)
 

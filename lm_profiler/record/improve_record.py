@@ -16,7 +16,9 @@ IMPROVE_FILE, IMPROVED_CONFIG = "improve.json", "improved.yaml"
 # How a comparison ended. ``SAME``: within 1 %. ``UNDECIDED``: the interval was still too wide after the last pair.
 # ``FAILED``: a run failed. ``REFUSED``: a precondition does not hold, and nothing was run. ``NUMERICS``:
 # FASTER, but loss or gradients are off.
-TriedVerdict = Literal["FASTER", "SLOWER", "SAME", "UNDECIDED", "FAILED", "REFUSED", "NUMERICS"]
+TriedVerdict = Literal[
+    "FASTER", "SLOWER", "SAME", "UNDECIDED", "FAILED", "REFUSED", "NUMERICS"
+]
 
 # Reasons of UNDECIDED. After the last two more pairs would show nothing new.
 ENDED = "the budget ended it"
@@ -32,8 +34,15 @@ Positive = Annotated[float, Field(gt=0)]
 class Numerics(Part):
     """How much a change alters the numbers, with the same batches and seed. None is unknown; norms are Euclidean."""
 
-    loss: float | None = figure("loss off by", "error", "difference of the mean loss of the first steps", "loss_off")
-    gradients: float | None = figure("gradients off by", "error", "norm of the difference / norm", "gradients_off")
+    loss: float | None = figure(
+        "loss off by",
+        "error",
+        "difference of the mean loss of the first steps",
+        "loss_off",
+    )
+    gradients: float | None = figure(
+        "gradients off by", "error", "norm of the difference / norm", "gradients_off"
+    )
     within: bool | None  # whether both are within the tolerance
 
 
@@ -45,23 +54,50 @@ class Tried(Part):
 
     name: str = figure("change", "text", "options that are added to the call")
     options: dict[str, str]  # the options of the change, by name without the dashes
-    may_change: str | None = figure("may change", "text", "results that it may change", default=None)
-    ceiling_s: float | None = figure("at most", "ms", "the most that it could save, by the first run", default=None)
-    pairs: int = figure("pairs", "count", "of processes that were compared", default=0)
-    a_s: Positive | None = figure("step without", "ms", "without it: geometric mean of processes", default=None)
-    b_s: Positive | None = figure("step with", "ms", "with it: geometric mean of processes", default=None)
-    saved_s: float | None = figure(
-        "saved", "ms", "the difference, with the interval that decided", interval=("low_s", "high_s"), default=None
+    may_change: str | None = figure(
+        "may change", "text", "results that it may change", default=None
     )
-    low_s: float | None = figure("saved, low", "ms", "an end of that interval", default=None)
-    high_s: float | None = figure("saved, high", "ms", "an end of that interval", default=None)
-    a_bytes: int | None = figure("memory without", "bytes", "peak without it: of the device or process", default=None)
-    b_bytes: int | None = figure("memory with", "bytes", "peak with it: of the device or process", default=None)
+    ceiling_s: float | None = figure(
+        "at most", "ms", "the most that it could save, by the first run", default=None
+    )
+    pairs: int = figure("pairs", "count", "of processes that were compared", default=0)
+    a_s: Positive | None = figure(
+        "step without", "ms", "without it: geometric mean of processes", default=None
+    )
+    b_s: Positive | None = figure(
+        "step with", "ms", "with it: geometric mean of processes", default=None
+    )
+    saved_s: float | None = figure(
+        "saved",
+        "ms",
+        "the difference, with the interval that decided",
+        interval=("low_s", "high_s"),
+        default=None,
+    )
+    low_s: float | None = figure(
+        "saved, low", "ms", "an end of that interval", default=None
+    )
+    high_s: float | None = figure(
+        "saved, high", "ms", "an end of that interval", default=None
+    )
+    a_bytes: int | None = figure(
+        "memory without",
+        "bytes",
+        "peak without it: of the device or process",
+        default=None,
+    )
+    b_bytes: int | None = figure(
+        "memory with", "bytes", "peak with it: of the device or process", default=None
+    )
     numerics: Numerics | None = None  # None if not checked: only FASTER changes are
     # None while it is being compared
-    verdict: Annotated[TriedVerdict, Newer] | None = figure("verdict", "text", "and whether it was kept", default=None)
+    verdict: Annotated[TriedVerdict, Newer] | None = figure(
+        "verdict", "text", "and whether it was kept", default=None
+    )
     accepted: bool = False
-    why: str | None = figure("why", "text", "reason, if the verdict alone does not give it", default=None)
+    why: str | None = figure(
+        "why", "text", "reason, if the verdict alone does not give it", default=None
+    )
 
     @property
     def needs_more_pairs(self) -> bool:
@@ -72,14 +108,39 @@ class Tried(Part):
 class Final(Part):
     """The final setting compared with the first, in fresh pairs of processes that no choice depends on."""
 
-    pairs: int = figure("last pairs", "count", "pairs of processes that played no part in the choice", "final_pairs")
-    first_s: Positive = figure("first step", "ms", "of the first setting: geometric mean of processes", "final_first_s")
-    final_s: Positive = figure("final step", "ms", "of the final setting: geometric mean of processes")
-    ratio: Positive = figure("times as fast", "x", "first step over final step, with its interval", "final_ratio")
-    low: float = figure("times as fast, low", "x", "an end of that interval", "final_ratio_low")
-    high: float = figure("times as fast, high", "x", "an end of that interval", "final_ratio_high")
-    first_bytes: int | None = figure("first memory", "bytes", "peak of the first", "final_first_bytes", default=None)
-    final_bytes: int | None = figure("final memory", "bytes", "peak of the final", default=None)
+    pairs: int = figure(
+        "last pairs",
+        "count",
+        "pairs of processes that played no part in the choice",
+        "final_pairs",
+    )
+    first_s: Positive = figure(
+        "first step",
+        "ms",
+        "of the first setting: geometric mean of processes",
+        "final_first_s",
+    )
+    final_s: Positive = figure(
+        "final step", "ms", "of the final setting: geometric mean of processes"
+    )
+    ratio: Positive = figure(
+        "times as fast",
+        "x",
+        "first step over final step, with its interval",
+        "final_ratio",
+    )
+    low: float = figure(
+        "times as fast, low", "x", "an end of that interval", "final_ratio_low"
+    )
+    high: float = figure(
+        "times as fast, high", "x", "an end of that interval", "final_ratio_high"
+    )
+    first_bytes: int | None = figure(
+        "first memory", "bytes", "peak of the first", "final_first_bytes", default=None
+    )
+    final_bytes: int | None = figure(
+        "final memory", "bytes", "peak of the final", default=None
+    )
 
 
 @dataclass(frozen=True)
@@ -101,17 +162,27 @@ class ImproveRecord(Part):
     verb: Annotated[Verb, Newer] = "fit"
     started: str
     budget_s: float = figure("budget", "s", "time that all runs may take")
-    elapsed_s: float = figure("elapsed", "s", "time that runs took, over all calls that resumed it")
+    elapsed_s: float = figure(
+        "elapsed", "s", "time that runs took, over all calls that resumed it"
+    )
     ended: Annotated[Ended, Newer] = "unfinished"
-    first_s: float | None = figure("first run", "ms", "step of the first setting's first run", default=None)
+    first_s: float | None = figure(
+        "first run", "ms", "step of the first setting's first run", default=None
+    )
     # the options of all accepted changes together; empty if nothing helped
     options: dict[str, str] = Field(default_factory=dict)
-    tried: list[Tried] = Field(default_factory=list)  # the changes so far; the last may still run
-    left: list[str] = Field(default_factory=list)  # the names of changes that were not tried
+    tried: list[Tried] = Field(
+        default_factory=list
+    )  # the changes so far; the last may still run
+    left: list[str] = Field(
+        default_factory=list
+    )  # the names of changes that were not tried
     # None if nothing was accepted, the budget ended before, or too few of its runs succeeded
     final: Final | None = None
     runs: int = figure("runs", "count", "processes that were started", default=0)
-    notes: list[str] = Field(default_factory=list)  # what a reader must know before using the figures
+    notes: list[str] = Field(
+        default_factory=list
+    )  # what a reader must know before using the figures
 
     @property
     def way(self) -> list[WayPoint]:

@@ -43,7 +43,9 @@ class KernelRow(Part):
     phase: str
     kind: Annotated[Kind, Newer]
     name: str
-    operator: str | None  # the operator that launched the kernel, or called this operator
+    operator: (
+        str | None
+    )  # the operator that launched the kernel, or called this operator
     # the path of the module that the forward or backward pass belongs to, with ``*`` for the indices of equal layers
     module: str | None
     module_type: str | None  # the class of that module
@@ -76,15 +78,21 @@ class KernelTable(Part):
     # the share of the window in which only kernels ran that move bytes rather than compute (elementwise, normalization,
     # reduction, softmax, copies within the device); None without a device
     memory_bound_share: float | None
-    communication_share: float | None  # the share of the window in which only communication ran; None without a device
+    communication_share: (
+        float | None
+    )  # the share of the window in which only communication ran; None without a device
 
     @model_validator(mode="after")
     def _whole(self) -> KernelTable:
         for row in self.rows:
             # A phase may have 0 s idle and busy, if all of its kernels ran at the same time as those of others.
             phase = self.phases.get(row.phase)
-            if phase is None or (row.total_s and not phase.busy_s + phase.idle_s + phase.overlap_s > 0):
-                raise ValueError(f"rows: expected phases that took time, given {row.phase!r}")
+            if phase is None or (
+                row.total_s and not phase.busy_s + phase.idle_s + phase.overlap_s > 0
+            ):
+                raise ValueError(
+                    f"rows: expected phases that took time, given {row.phase!r}"
+                )
         return self
 
 
@@ -96,7 +104,10 @@ def kernels_file(trace: Path) -> Path:
 def kernel_files(folder: Path) -> list[Path]:
     """Return the kernel tables of the run in ``folder``, one per rank, rank 0's first."""
     # Shorter names first: rank 2 before rank 10.
-    return sorted((folder / "trace").glob(f"[!.]*{_KERNELS}"), key=lambda file: (len(file.name), file.name))
+    return sorted(
+        (folder / "trace").glob(f"[!.]*{_KERNELS}"),
+        key=lambda file: (len(file.name), file.name),
+    )
 
 
 def read_kernels(path: Path) -> KernelTable:

@@ -18,7 +18,9 @@ class Environment(Part):
     platform: str
     cpu: str
     cpu_count: int = figure("CPU cores", "count", "cores of the machine")
-    threads: int = figure("threads", "count", "threads that torch uses within an operator")
+    threads: int = figure(
+        "threads", "count", "threads that torch uses within an operator"
+    )
     device_type: str
     device_name: str
     device_bytes: int | None = figure("device memory", "GiB", "memory of the device")
@@ -32,16 +34,22 @@ class Settings(Part):
     """The options that a run has switched on, and what its machine offers; nothing is advised about an unknown one."""
 
     precision: str | None = None  # Lightning's, or the half precision of most matmuls
-    tf32: bool | None = None  # whether float32 matmuls may use it; None also where the device has none
+    tf32: bool | None = (
+        None  # whether float32 matmuls may use it; None also where the device has none
+    )
     # the mixed precision that the device has matrix units for; None if it has none
     half_precision: str | None = None
     compiled: bool | None = None
     num_workers: int | None = None
-    persistent_workers: bool | None = None  # whether the loader keeps its workers from epoch to epoch
+    persistent_workers: bool | None = (
+        None  # whether the loader keeps its workers from epoch to epoch
+    )
     cores: int | None = None  # CPU cores that this process may use for its loader
     pin_memory: bool | None = None
     fused_optimizer: bool | None = None  # None also if there is no fused kernel
-    weight_by_weight: bool = False  # whether an optimizer updates each weight separately (foreach=False)
+    weight_by_weight: bool = (
+        False  # whether an optimizer updates each weight separately (foreach=False)
+    )
     checkpointing: bool | None = None
     tokens_per_batch: int | None = None
     samples_per_batch: int | None = None
@@ -63,11 +71,20 @@ class ModelFacts(Part):
     parameters_without_embedding: int | None = figure(
         "without embedding", "count", "parameters without those of the embedding"
     )
-    trainable_parameters: int = figure("trainable parameters", "count", "parameters that get gradients")
-    bytes: int = figure("parameters and buffers", "GiB", "bytes of parameters and buffers", "model_bytes")
+    trainable_parameters: int = figure(
+        "trainable parameters", "count", "parameters that get gradients"
+    )
+    bytes: int = figure(
+        "parameters and buffers",
+        "GiB",
+        "bytes of parameters and buffers",
+        "model_bytes",
+    )
     precision: str
     optimizers: list[str]
-    accumulate_grad_batches: int = figure("batches per step", "count", "batches whose gradients are accumulated")
+    accumulate_grad_batches: int = figure(
+        "batches per step", "count", "batches whose gradients are accumulated"
+    )
     compiled: bool | None = None
 
 
@@ -79,9 +96,18 @@ SHARED = 0.05
 class Flops(Part):
     """FLOPs of matmuls, convolutions and attention; causal attention counts in full, masked half included."""
 
-    forward: int = figure("forward work", "GFLOP", "FLOPs of a step's forward, all ranks", "forward_flops")
-    backward: int = figure("backward work", "GFLOP", "FLOPs of a step's backward, all ranks", "backward_flops")
-    recomputation: int = figure("recomputed work", "GFLOP", "repeated FLOPs, all ranks", "recomputation_flops")
+    forward: int = figure(
+        "forward work", "GFLOP", "FLOPs of a step's forward, all ranks", "forward_flops"
+    )
+    backward: int = figure(
+        "backward work",
+        "GFLOP",
+        "FLOPs of a step's backward, all ranks",
+        "backward_flops",
+    )
+    recomputation: int = figure(
+        "recomputed work", "GFLOP", "repeated FLOPs, all ranks", "recomputation_flops"
+    )
     causal_attention: Annotated[Literal["full"], Newer] = "full"
 
     @property
@@ -109,13 +135,29 @@ class Utilisation(Part):
         "MFU", "%", "model FLOPs of a step / (its time x the device's peak)", goes_by_step=True, place=Place.TABLE,
         run_tag="mfu_percent", tag="throughput/mfu",
     )  # fmt: skip
-    hfu: float | None = figure("HFU", "%", "all FLOPs of a step / (its time x the device's peak)", goes_by_step=True)
-    peak_flops_per_s: float | None = figure("peak of a device", "TFLOP/s", "on its datasheet, in the run's precision")
-    dtype: str | None = figure("dtype of the peak", "text", "precision of the peak", "peak_dtype")
-    peak_source: str | None = figure("source of the peak", "text", "where the peak of a device comes from")
-    ceiling_flops_per_s: float | None = figure("measured matmul rate", "TFLOP/s", "of a large matmul after the run")
+    hfu: float | None = figure(
+        "HFU",
+        "%",
+        "all FLOPs of a step / (its time x the device's peak)",
+        goes_by_step=True,
+    )
+    peak_flops_per_s: float | None = figure(
+        "peak of a device", "TFLOP/s", "on its datasheet, in the run's precision"
+    )
+    dtype: str | None = figure(
+        "dtype of the peak", "text", "precision of the peak", "peak_dtype"
+    )
+    peak_source: str | None = figure(
+        "source of the peak", "text", "where the peak of a device comes from"
+    )
+    ceiling_flops_per_s: float | None = figure(
+        "measured matmul rate", "TFLOP/s", "of a large matmul after the run"
+    )
     of_ceiling: float | None = figure(
-        "of the measured matmul rate", "%", "all FLOPs of a step / (its time x that rate)", goes_by_step=True
+        "of the measured matmul rate",
+        "%",
+        "all FLOPs of a step / (its time x that rate)",
+        goes_by_step=True,
     )
     flops: Flops
 
@@ -123,11 +165,21 @@ class Utilisation(Part):
 class GpuSharing(Part):
     """Other processes on the run's GPU, as its driver reports them. None is unknown."""
 
-    processes: int = figure("other processes on the GPU", "count", "at the end of the measured steps", "gpu_others")
-    utilisation: float | None = figure(
-        "GPU use of others", "%", "share of the time in which their kernels ran", "gpu_others_utilisation"
+    processes: int = figure(
+        "other processes on the GPU",
+        "count",
+        "at the end of the measured steps",
+        "gpu_others",
     )
-    memory_bytes: int | None = figure("GPU memory of others", "GiB", "that other processes hold", "gpu_others_bytes")
+    utilisation: float | None = figure(
+        "GPU use of others",
+        "%",
+        "share of the time in which their kernels ran",
+        "gpu_others_utilisation",
+    )
+    memory_bytes: int | None = figure(
+        "GPU memory of others", "GiB", "that other processes hold", "gpu_others_bytes"
+    )
 
 
 class Telemetry(Part):
@@ -141,41 +193,83 @@ class Telemetry(Part):
     energy_per_step_j: float | None = figure(
         "energy per step", "J", "of the measured steps / their count", default=None
     )
-    energy_per_token_j: float | None = figure("energy per token", "J", "energy of a step / its tokens", default=None)
-    energy_j: float | None = figure("energy", "J", "energy of the GPU over the measured steps")
-    energy_source: Annotated[Literal["counter", "power samples"] | None, Newer] = figure(
-        "energy from", "text", "a counter, or power samples"
+    energy_per_token_j: float | None = figure(
+        "energy per token", "J", "energy of a step / its tokens", default=None
     )
-    median_power_w: float | None = figure("power", "W", "median power of the GPU over the measured steps")
-    power_limit_w: float | None = figure("power limit", "W", "most power that the GPU may draw")
-    median_temperature_c: float | None = figure("temperature", "°C", "median temperature of the GPU")
-    median_sm_clock_hz: float | None = figure("SM clock", "MHz", "median clock of the GPU's multiprocessors")
-    max_sm_clock_hz: float | None = figure("highest SM clock", "MHz", "highest boost clock of the card")
-    clock_share: float | None = figure("SM clock / highest", "%", "median SM clock over the card's highest")
-    throttle_reasons: list[str] | None = figure("throttled by", "text", "reasons in 5 % of the samples or more")
-    samples: int = figure("samples", "count", "how often the GPU was read", "gpu_samples")
-    duration_s: float = figure("sampled for", "s", "time that energy and samples span", "gpu_sampled_s")
+    energy_j: float | None = figure(
+        "energy", "J", "energy of the GPU over the measured steps"
+    )
+    energy_source: Annotated[Literal["counter", "power samples"] | None, Newer] = (
+        figure("energy from", "text", "a counter, or power samples")
+    )
+    median_power_w: float | None = figure(
+        "power", "W", "median power of the GPU over the measured steps"
+    )
+    power_limit_w: float | None = figure(
+        "power limit", "W", "most power that the GPU may draw"
+    )
+    median_temperature_c: float | None = figure(
+        "temperature", "°C", "median temperature of the GPU"
+    )
+    median_sm_clock_hz: float | None = figure(
+        "SM clock", "MHz", "median clock of the GPU's multiprocessors"
+    )
+    max_sm_clock_hz: float | None = figure(
+        "highest SM clock", "MHz", "highest boost clock of the card"
+    )
+    clock_share: float | None = figure(
+        "SM clock / highest", "%", "median SM clock over the card's highest"
+    )
+    throttle_reasons: list[str] | None = figure(
+        "throttled by", "text", "reasons in 5 % of the samples or more"
+    )
+    samples: int = figure(
+        "samples", "count", "how often the GPU was read", "gpu_samples"
+    )
+    duration_s: float = figure(
+        "sampled for", "s", "time that energy and samples span", "gpu_sampled_s"
+    )
     gpus: list[str] = Field(default_factory=list)  # the cards' UUIDs
 
 
 class Contention(Part):
     """Other load on the run's CPUs over the measured steps: ``not_had``, and its evidence. None is unknown."""
 
-    not_had: float | None = figure("CPU time taken", "%", "share of the needed CPU time that other programs took")
-    had_s: float = figure("CPU time of the run", "s", "CPU time of the run's own processes", "cpu_had_s")
-    others_s: float | None = figure("CPU time of other processes", "s", "of all other processes", "cpu_others_s")
-    stolen_s: float = figure("CPU time stolen", "s", "CPU time that a hypervisor took", "cpu_stolen_s")
-    throttled_s: float | None = figure("CPU time throttled", "s", "kept from the run by the cgroup", "cpu_throttled_s")
+    not_had: float | None = figure(
+        "CPU time taken", "%", "share of the needed CPU time that other programs took"
+    )
+    had_s: float = figure(
+        "CPU time of the run", "s", "CPU time of the run's own processes", "cpu_had_s"
+    )
+    others_s: float | None = figure(
+        "CPU time of other processes", "s", "of all other processes", "cpu_others_s"
+    )
+    stolen_s: float = figure(
+        "CPU time stolen", "s", "CPU time that a hypervisor took", "cpu_stolen_s"
+    )
+    throttled_s: float | None = figure(
+        "CPU time throttled", "s", "kept from the run by the cgroup", "cpu_throttled_s"
+    )
     waited_s: float | None = figure(
-        "waited for a CPU", "s", "time for which threads were ready without a CPU", "cpu_waited_s"
+        "waited for a CPU",
+        "s",
+        "time for which threads were ready without a CPU",
+        "cpu_waited_s",
     )
     pressure: float | None = figure(
-        "CPU pressure", "%", "share of the time in which a process waited for a CPU", "cpu_pressure"
+        "CPU pressure",
+        "%",
+        "share of the time in which a process waited for a CPU",
+        "cpu_pressure",
     )
     involuntary_switches: int | None = figure(
-        "involuntary switches", "count", "times that a thread lost its CPU while it could run"
+        "involuntary switches",
+        "count",
+        "times that a thread lost its CPU while it could run",
     )
-    wall_s: float = figure("observed for", "s", "time that these figures span", "contention_wall_s")
+    wall_s: float = figure(
+        "observed for", "s", "time that these figures span", "contention_wall_s"
+    )
     cpus: int = figure("CPUs", "count", "CPUs that the run may use")
     gpu: GpuSharing | None = None
 
@@ -189,7 +283,9 @@ class Contention(Part):
 class Sync(Part):
     """A line of code that made the host wait for the device in the ``memory`` stage."""
 
-    file: str = figure("file", "text", "of the line that made the host wait for the device")
+    file: str = figure(
+        "file", "text", "of the line that made the host wait for the device"
+    )
     line: int = figure("line", "count", "its number")
     function: str = figure("function", "text", "the function that contains it")
     count: int = figure("times", "count", "how often it made the host wait")
@@ -200,7 +296,11 @@ class FlopRate(Part):
     """FLOP/s of one device in matmuls of ``dtype``, by torch's name, and the source of the figure."""
 
     dtype: str = figure("dtype", "text", "of the factors of matrix products")
-    flops_per_s: float = figure("FLOP rate", "TFLOP/s", "FLOP/s of one device that its products are compared with")
+    flops_per_s: float = figure(
+        "FLOP rate",
+        "TFLOP/s",
+        "FLOP/s of one device that its products are compared with",
+    )
     source: str = figure("source", "text", "where that figure comes from")
 
 
@@ -210,10 +310,22 @@ class Rates(Part):
     # a rate for each dtype of the run's matmuls; float32 matmuls that run in TF32 have the rate of TF32
     flops: list[FlopRate] = Field(default_factory=list)
     bytes_per_s: float | None = figure(
-        "memory bandwidth", "GB/s", "bytes/s, on a datasheet or copying", "bandwidth_bytes_per_s", default=None
+        "memory bandwidth",
+        "GB/s",
+        "bytes/s, on a datasheet or copying",
+        "bandwidth_bytes_per_s",
+        default=None,
     )
-    bytes_source: str | None = figure("bandwidth from", "text", "datasheet or a copy", "bandwidth_source", default=None)
-    copied_bytes_per_s: float | None = figure("measured copy rate", "GB/s", "of a copy after the run", default=None)
+    bytes_source: str | None = figure(
+        "bandwidth from",
+        "text",
+        "datasheet or a copy",
+        "bandwidth_source",
+        default=None,
+    )
+    copied_bytes_per_s: float | None = figure(
+        "measured copy rate", "GB/s", "of a copy after the run", default=None
+    )
 
     def flops_per_s(self, dtype: str) -> float | None:
         """Return the rate of matmuls of ``dtype``, such as "bfloat16"; None if it is unknown."""
@@ -225,9 +337,7 @@ class Rates(Part):
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
-LEVEL_SOURCES = (
-    "`allocator`: all tensors of the device; `counted`: parameters, gradients, states, buffers, saved tensors"
-)
+LEVEL_SOURCES = "`allocator`: all tensors of the device; `counted`: parameters, gradients, states, buffers, saved tensors"
 
 
 class MemoryReading(Part):
@@ -269,21 +379,43 @@ MOMENTS = {
 class AllocatorReading(Part):
     """The device's caching allocator over the measured steps; None if it does not report."""
 
-    allocated_peak: int | None = figure("allocated", "GiB", "most held by tensors", "allocator_allocated_peak_bytes")
+    allocated_peak: int | None = figure(
+        "allocated", "GiB", "most held by tensors", "allocator_allocated_peak_bytes"
+    )
     requested_peak: int | None = figure(
-        "requested", "GiB", "the same, not rounded up to blocks", "allocator_requested_peak_bytes", default=None
+        "requested",
+        "GiB",
+        "the same, not rounded up to blocks",
+        "allocator_requested_peak_bytes",
+        default=None,
     )
     active_peak: int | None = figure(
-        "in use", "GiB", "including blocks that a stream still uses", "allocator_active_peak_bytes"
+        "in use",
+        "GiB",
+        "including blocks that a stream still uses",
+        "allocator_active_peak_bytes",
     )
-    reserved_peak: int | None = figure("reserved", "GiB", "most taken from the device", "allocator_reserved_peak_bytes")
+    reserved_peak: int | None = figure(
+        "reserved", "GiB", "most taken from the device", "allocator_reserved_peak_bytes"
+    )
     inactive_split_peak: int | None = figure(
-        "inactive split", "GiB", "free in blocks partly in use", "allocator_inactive_split_peak_bytes"
+        "inactive split",
+        "GiB",
+        "free in blocks partly in use",
+        "allocator_inactive_split_peak_bytes",
     )
-    fragmentation: int | None = figure("fragmentation", "GiB", "at most, at the peak", "allocator_fragmentation_bytes")
-    driver_used: int | None = figure("used in all", "GiB", "by all processes", "allocator_driver_used_bytes")
-    alloc_retries: int | None = figure("retries", "count", "how often it freed its cache, since the process began")
-    ooms: int | None = figure("OOMs", "count", "how often memory ran out, since the process began")
+    fragmentation: int | None = figure(
+        "fragmentation", "GiB", "at most, at the peak", "allocator_fragmentation_bytes"
+    )
+    driver_used: int | None = figure(
+        "used in all", "GiB", "by all processes", "allocator_driver_used_bytes"
+    )
+    alloc_retries: int | None = figure(
+        "retries", "count", "how often it freed its cache, since the process began"
+    )
+    ooms: int | None = figure(
+        "OOMs", "count", "how often memory ran out, since the process began"
+    )
 
 
 class MemoryLevels(Part):
@@ -337,7 +469,11 @@ class MemoryFacts(Part):
 
 
 SAVED = Figure("saved for backward", "GiB", "bytes that forward leaves for backward")
-ADDED = Figure("added by backward", "GiB", "bytes added by backward: gradients, minus the tensors saved for it")
+ADDED = Figure(
+    "added by backward",
+    "GiB",
+    "bytes added by backward: gradients, minus the tensors saved for it",
+)
 
 
 def _growth(begin_bytes: int | None, end_bytes: int | None) -> int | None:
@@ -346,8 +482,16 @@ def _growth(begin_bytes: int | None, end_bytes: int | None) -> int | None:
     return end_bytes - begin_bytes
 
 
-PEAK = Figure("planned peak", "GiB", "most bytes at one time, rehearsed", "planned_peak_bytes", place=Place.TABLE)
-PHASE = Figure("phase of the planned peak", "text", "where the peak would be", "planned_phase")
+PEAK = Figure(
+    "planned peak",
+    "GiB",
+    "most bytes at one time, rehearsed",
+    "planned_peak_bytes",
+    place=Place.TABLE,
+)
+PHASE = Figure(
+    "phase of the planned peak", "text", "where the peak would be", "planned_phase"
+)
 
 
 class PlannedMemory(Part):
@@ -358,7 +502,10 @@ class PlannedMemory(Part):
         default_factory=dict,
     )  # fmt: skip
     at_peak: MemoryCauses | None = within(
-        name="planned_{name}_bytes", title="planned {title}", meaning="of the planned peak", default=None
+        name="planned_{name}_bytes",
+        title="planned {title}",
+        meaning="of the planned peak",
+        default=None,
     )
     moments: dict[str, MemoryCauses] = within(
         group="Memory at three moments", keys=MOMENTS, name="planned_{key}_{name}_bytes",
@@ -375,10 +522,16 @@ class PlannedMemory(Part):
         "memory that a GPU's allocator would reserve, including gaps between blocks, if enough is free",
         "planned_reserved_bytes", default=None,
     )  # fmt: skip
-    available: int | None = figure("free before the run", "GiB", "for one replica", "available_bytes", default=None)
+    available: int | None = figure(
+        "free before the run", "GiB", "for one replica", "available_bytes", default=None
+    )
     compiled: bool = False
     unknown: str | None = figure(
-        "not planned", "text", "reason why it was not rehearsed", "planned_unknown", default=None
+        "not planned",
+        "text",
+        "reason why it was not rehearsed",
+        "planned_unknown",
+        default=None,
     )
 
     @property
@@ -401,9 +554,27 @@ class Floor(Part):
         "in {key}", "GFLOP", "FLOPs of PHASE whose factors are {key}, one device", "{key}_flops",
         keys=("float32", "bfloat16", "float16", "float64"), default_factory=dict,
     )  # fmt: skip
-    bytes: int | None = figure("bytes at least", "GiB", "PHASE has to move, one device", "floor_bytes", default=None)
-    seconds: float | None = figure("floor (ms)", "ms", "least time of PHASE: FLOPs or bytes", "floor_s", default=None)
-    bound: Annotated[Literal["compute", "memory"] | None, Newer] = figure(
-        "floor is set by", "text", "compute or memory in PHASE", "floor_bound", default=None
+    bytes: int | None = figure(
+        "bytes at least",
+        "GiB",
+        "PHASE has to move, one device",
+        "floor_bytes",
+        default=None,
     )
-    times: float | None = figure("x floor", "x", "mean time of PHASE over its floor", "times_floor", default=None)
+    seconds: float | None = figure(
+        "floor (ms)",
+        "ms",
+        "least time of PHASE: FLOPs or bytes",
+        "floor_s",
+        default=None,
+    )
+    bound: Annotated[Literal["compute", "memory"] | None, Newer] = figure(
+        "floor is set by",
+        "text",
+        "compute or memory in PHASE",
+        "floor_bound",
+        default=None,
+    )
+    times: float | None = figure(
+        "x floor", "x", "mean time of PHASE over its floor", "times_floor", default=None
+    )

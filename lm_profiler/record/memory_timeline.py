@@ -17,11 +17,22 @@ from lm_profiler.record.run_record import MemoryCauses, Newer, Part, json_of, re
 # The causes, each with its title, in the order of the stack. ``activations`` are tensors for backward, or
 # recomputed by checkpointing; ``workspaces`` are cuBLAS's; the rest is freed within its phase, or is the batch. The
 # last three add up to ``MemoryCauses.activations_and_rest``.
-_CAUSES = ("parameters", "gradients", "optimizer_states", "buffers", "workspaces", "activations", "rest")
+_CAUSES = (
+    "parameters",
+    "gradients",
+    "optimizer_states",
+    "buffers",
+    "workspaces",
+    "activations",
+    "rest",
+)
 CAUSE_TITLES = {cause: cause.replace("_", " ") for cause in _CAUSES}
 
 # sources of timelines, with their titles
-SOURCES = {"planned": "planned, rehearsed without data", "measured": "measured, from the allocator's history"}
+SOURCES = {
+    "planned": "planned, rehearsed without data",
+    "measured": "measured, from the allocator's history",
+}
 
 
 class Allocation(Part):
@@ -30,10 +41,14 @@ class Allocation(Part):
     bytes: int  # bytes of each
     count: int = 1
     cause: str
-    phase: str | None = None  # the phase that made it; None if it existed before the step
+    phase: str | None = (
+        None  # the phase that made it; None if it existed before the step
+    )
     shape: list[int] | None = None
     dtype: str | None = None
-    name: str | None = None  # the operator that made it; for a parameter, its gradient or its states, the tensor's name
+    name: str | None = (
+        None  # the operator that made it; for a parameter, its gradient or its states, the tensor's name
+    )
     # the path of the module whose forward or backward made it; ``*`` for the indices of equal layers
     module: str | None = None
     line: str | None = None  # the innermost line of the module's code: file and number
@@ -56,14 +71,22 @@ class MemoryTimeline(Part):
     # the residual stream, of batch, context and width: the sum of three dimensions that occurs
     # most often among the activations
     residual: Allocation | None = None
-    set_up: dict[str, int] | None = None  # bytes of each cause before the first step, once model and optimizers exist
+    set_up: dict[str, int] | None = (
+        None  # bytes of each cause before the first step, once model and optimizers exist
+    )
 
     @model_validator(mode="after")
     def _check_numbers(self) -> MemoryTimeline:
-        are_causes_known = all(0 <= cause < len(self.causes) for cause, _ in self.events)
+        are_causes_known = all(
+            0 <= cause < len(self.causes) for cause, _ in self.events
+        )
         if len(self.start) != len(self.causes) or not are_causes_known:
-            raise ValueError(f"events: expected causes among {self.causes}, and a start for each")
-        are_phases_known = all(0 <= events_before <= len(self.events) for _, events_before in self.phases)
+            raise ValueError(
+                f"events: expected causes among {self.causes}, and a start for each"
+            )
+        are_phases_known = all(
+            0 <= events_before <= len(self.events) for _, events_before in self.phases
+        )
         if not are_phases_known:
             raise ValueError(f"phases: expected them among {len(self.events)} events")
         return self
@@ -96,7 +119,9 @@ class MemoryTimeline(Part):
             moments["set_up"] = _memory_causes(self.set_up)
         phase_names = [phase for phase, _ in self.phases]
         # An optimizer may work before its closure too, and so before there are gradients.
-        first_backward = phase_names.index("backward") if "backward" in phase_names else 0
+        first_backward = (
+            phase_names.index("backward") if "backward" in phase_names else 0
+        )
         optimizer_phases = []
         for number, name in enumerate(phase_names):
             if name == "optimizer" and number >= first_backward:
@@ -113,17 +138,23 @@ class MemoryTimeline(Part):
         moments["after_optimizer"] = _memory_causes(self.bytes_after(events_after))
         return moments
 
-    def curves(self, most_places: int = 4000) -> tuple[list[int], Mapping[str, list[int]]]:
+    def curves(
+        self, most_places: int = 4000
+    ) -> tuple[list[int], Mapping[str, list[int]]]:
         """Return at most ``most_places`` places on the axis of events, and the bytes of each cause there."""
         width = ceil(len(self.totals) / most_places)
         places = []
-        for begin in range(0, len(self.totals), width):  # of each stretch the place with most bytes
+        for begin in range(
+            0, len(self.totals), width
+        ):  # of each stretch the place with most bytes
             end = min(begin + width, len(self.totals))
             places.append(max(range(begin, end), key=self.totals.__getitem__))
 
         curves = {}
         for number, cause in enumerate(self.causes):
-            changes = [change if changed == number else 0 for changed, change in self.events]
+            changes = [
+                change if changed == number else 0 for changed, change in self.events
+            ]
             levels = list(accumulate(changes, initial=self.start[number]))
             if any(levels):
                 curves[cause] = [levels[place] for place in places]

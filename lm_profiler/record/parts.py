@@ -28,7 +28,9 @@ MEANINGS = {
 }
 
 
-def missing_parts(present: Iterable[str], expected: Iterable[str] = MEANINGS) -> list[str]:
+def missing_parts(
+    present: Iterable[str], expected: Iterable[str] = MEANINGS
+) -> list[str]:
     """Return the times that a file lacks, if it has those ``present``; all readers refuse a file that lacks one.
 
     This function decides how older files, without a new phase, are read.
@@ -38,7 +40,9 @@ def missing_parts(present: Iterable[str], expected: Iterable[str] = MEANINGS) ->
 
 
 # the display names of ``MEANINGS``
-WORDS = {part: part.replace("forward_backward", "forward + backward") for part in MEANINGS}
+WORDS = {
+    part: part.replace("forward_backward", "forward + backward") for part in MEANINGS
+}
 
 # the stages of a run in their order, as adjectives: ``warm-up steps``
 STAGES = {
@@ -61,7 +65,13 @@ STAGE_NAMES = {
 }
 
 # Lightning's shorter names (lightning/fabric/connector.py, _convert_precision_to_unified_args)
-_ALIASES = {"64": "64-true", "32": "32-true", "None": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
+_ALIASES = {
+    "64": "64-true",
+    "32": "32-true",
+    "None": "32-true",
+    "16": "16-mixed",
+    "bf16": "bf16-mixed",
+}
 
 
 def full_name(precision: object) -> str:

@@ -42,7 +42,9 @@ class ProcessSpread:
         if self.is_set_by_user:
             return f"{size}, set with --spread"
         if self.is_learned:
-            return f"{size}, measured by selftest on this machine; --spread overrides it"
+            return (
+                f"{size}, measured by selftest on this machine; --spread overrides it"
+            )
         return f"{size}, by assumption; `lm_profiler selftest` measures the spread, --spread overrides it"
 
 
@@ -64,7 +66,9 @@ def cache_folder() -> Path:
 class FigureCache:
     """Figures that can be measured again, in a file named after everything that they depend on."""
 
-    def __init__(self, kind: str, depends_on: object, folder: Path | None = None) -> None:
+    def __init__(
+        self, kind: str, depends_on: object, folder: Path | None = None
+    ) -> None:
         dependencies = json.dumps(depends_on, sort_keys=True)
         digest = hashlib.sha256(dependencies.encode()).hexdigest()[:16]
         folder = folder or cache_folder()
@@ -73,10 +77,14 @@ class FigureCache:
     def read(self) -> dict[str, float]:
         """Return the figures that are finite and not negative; an unreadable file counts as absent."""
         try:
-            figures = {name: float(value) for name, value in read_json(self.path).items()}
+            figures = {
+                name: float(value) for name, value in read_json(self.path).items()
+            }
         except (ValueError, TypeError, AttributeError):
             return {}
-        return {name: value for name, value in figures.items() if 0.0 <= value < math.inf}
+        return {
+            name: value for name, value in figures.items() if 0.0 <= value < math.inf
+        }
 
     def write(self, figures: Mapping[str, float]) -> None:
         with suppress(OSError):
@@ -120,4 +128,6 @@ def save_spread(machine: Environment, measured: ProcessSpread) -> ProcessSpread:
 
 
 def _spread_cache(machine: Environment) -> FigureCache:
-    return FigureCache("processes", [machine.device_name, machine.cpu, machine.cpu_count])
+    return FigureCache(
+        "processes", [machine.device_name, machine.cpu, machine.cpu_count]
+    )

@@ -18,7 +18,13 @@ from lm_profiler.record.files import Part
 from lm_profiler.record.improve_record import ImproveRecord
 from lm_profiler.record.parts import *  # noqa: F403
 from lm_profiler.record.parts import MEANINGS, PARTS, TIMED, WORDS
-from lm_profiler.record.run_record import MOMENTS, Floor, MemoryCauses, MemoryReading, RunRecord
+from lm_profiler.record.run_record import (
+    MOMENTS,
+    Floor,
+    MemoryCauses,
+    MemoryReading,
+    RunRecord,
+)
 
 Quantity = Figure  # a figure of the registry, with its path
 
@@ -43,7 +49,10 @@ class _Clock(NamedTuple):
 
 
 # by the field of the record that has the times
-_CLOCKS = {"time": _Clock("", "", ""), "host_time": _Clock("_host", " (host)", ", on the host's clock")}
+_CLOCKS = {
+    "time": _Clock("", "", ""),
+    "host_time": _Clock("_host", " (host)", ", on the host's clock"),
+}
 
 
 class _Statistic(NamedTuple):
@@ -122,20 +131,34 @@ def _spread(times: str, part: str, name: str) -> Figure:
 
 # times on the device's stream, or on the host's clock if there is no device; a run's are means over its steps
 TIMES = {part: _mean_time("time", part) for part in MEANINGS}
-HOST_TIMES = {part: _mean_time("host_time", part) for part in MEANINGS}  # times on the host's clock
+HOST_TIMES = {
+    part: _mean_time("host_time", part) for part in MEANINGS
+}  # times on the host's clock
 
 # -- figures that are computed from several values ---------------------------------------------------------------------
 
 # the title and the meaning of each term, in the order of the waterfall
 TERMS = {
     "ideal": ("ideal", "the model's FLOPs at the peak"),
-    "clock": ("lower clock", "excess time of the model's FLOPs at the clock that the device held"),
-    "slow_products": ("slow matmuls", "time of matrix products and fused attention beyond the ideal at that clock"),
+    "clock": (
+        "lower clock",
+        "excess time of the model's FLOPs at the clock that the device held",
+    ),
+    "slow_products": (
+        "slow matmuls",
+        "time of matrix products and fused attention beyond the ideal at that clock",
+    ),
     "recomputation": ("recomputation", "recomputation by activation checkpointing"),
-    "bandwidth": ("memory traffic", "memory-bound kernels, if they moved their bytes at the full bandwidth"),
+    "bandwidth": (
+        "memory traffic",
+        "memory-bound kernels, if they moved their bytes at the full bandwidth",
+    ),
     "beyond_bandwidth": ("beyond bandwidth", "additional time of memory-bound kernels"),
     "communication": ("communication", "communication that no other kernel hides"),
-    "waiting": ("waiting for ranks", "waiting for other ranks; only fixing those ranks saves it"),
+    "waiting": (
+        "waiting for ranks",
+        "waiting for other ranks; only fixing those ranks saves it",
+    ),
     "gaps": ("gaps", "nothing ran: waiting for the host, or at a synchronization"),
     "input": ("input", "waiting for data and its transfer"),
     "unexplained": ("unexplained", "the rest of the step"),
@@ -210,7 +233,11 @@ def _over_planned(record: RunRecord) -> float | None:
         return None
     if memory.measured.allocated_peak is not None and planned.peak:
         return memory.measured.allocated_peak / planned.peak
-    if memory.held is None or planned.held is None or memory.held.source != planned.held.source:
+    if (
+        memory.held is None
+        or planned.held is None
+        or memory.held.source != planned.held.source
+    ):
         return None
     if memory.held.forward is None or not planned.held.forward:
         return None
@@ -264,7 +291,10 @@ def _computed_figures() -> Iterator[Figure]:
 
 # -- the registry ------------------------------------------------------------------------------------------------------
 
-_GROUPS_BY_PHASE = ("Use of the CPU", "Own work and waiting by phase")  # they list figures in the order of the phases
+_GROUPS_BY_PHASE = (
+    "Use of the CPU",
+    "Own work and waiting by phase",
+)  # they list figures in the order of the phases
 _GROUP_ORDER = (
     "Time of a step", "Time on the host's clock", "Throughput", "Use of the hardware", "Floors", "Waterfall",
     "Terms of the waterfall", "Memory", "Planned memory", "Memory by phase", "Memory by cause",
@@ -289,7 +319,9 @@ def _all_figures() -> Iterator[Figure]:
     yield from _computed_figures()
     for figure in figures_in(RunRecord):
         # Phases without matmuls have hardly any FLOPs: their columns would be nearly always empty.
-        is_flops_of_a_phase = figure.path.startswith("floors.") and ".flops." in figure.path
+        is_flops_of_a_phase = (
+            figure.path.startswith("floors.") and ".flops." in figure.path
+        )
         if is_flops_of_a_phase and figure.member not in ("forward", "backward"):
             continue
         if figure.path == "duration_s":
@@ -329,7 +361,10 @@ LISTS = dict(rows_in(RunRecord))
 # the figures of each kind of file, by path: under an empty path the figures that it has once, then the columns of lists
 FIGURES: dict[type[Part], dict[str, tuple[Figure, ...]]] = {
     RunRecord: {"": tuple(QUANTITIES.values()), **LISTS},
-    ImproveRecord: {"": tuple(figures_in(ImproveRecord)), **dict(rows_in(ImproveRecord))},
+    ImproveRecord: {
+        "": tuple(figures_in(ImproveRecord)),
+        **dict(rows_in(ImproveRecord)),
+    },
 }
 
 MEMORY = {name: QUANTITIES[f"{name}_bytes"] for name in MemoryReading.model_fields}
@@ -374,8 +409,13 @@ def _column(path: str, title: str, unit: str, meaning: str) -> Figure:
 PLANNED_COLUMNS = (
     _column("phase", "phase", "text", "part of the step"),
     _column("peak", "peak", "bytes", "most bytes at one time in it, rehearsed"),
-    *(_column(f"causes.{cause}", title, "bytes", f"{title} in that peak") for cause, title in CAUSES.items()),
-    _column("workspaces", "workspaces", "bytes", "memory that cuBLAS keeps as workspace"),
+    *(
+        _column(f"causes.{cause}", title, "bytes", f"{title} in that peak")
+        for cause, title in CAUSES.items()
+    ),
+    _column(
+        "workspaces", "workspaces", "bytes", "memory that cuBLAS keeps as workspace"
+    ),
     FLOOR,
 )
 
@@ -387,7 +427,10 @@ REMEDY_COLUMNS = (
         "bytes",
         "memory that is certainly enough: the peak plus a ninth, or the reserved memory if that is more",
     ),
-    replace(FLOOR, meaning="least time of the step: the sum of the known floors of its phases"),
+    replace(
+        FLOOR,
+        meaning="least time of the step: the sum of the known floors of its phases",
+    ),
     _column("fits", "verdict", "text", "whether it fits into the device"),
     _column("changes", "may change", "text", "effect on training"),
     _column("words", "with", "text", "options to add to the call"),
@@ -410,7 +453,11 @@ TRIED_COLUMNS = (
     _TRIED["saved_s"],
     _TRIED["ceiling_s"],
     _TRIED["pairs"],
-    replace(_TRIED["b_bytes"], title="memory", meaning=f"peak {_without_and_with('b_bytes')}"),
+    replace(
+        _TRIED["b_bytes"],
+        title="memory",
+        meaning=f"peak {_without_and_with('b_bytes')}",
+    ),
     _column("numerics", "numbers off by", "text", _NUMERICS),
     _TRIED["verdict"],
 )

@@ -62,11 +62,15 @@ def end_of_loop(rank: int, host: str, steps: int, now_s: float) -> RankEnd:
         f"its loop ended after step {steps} while the other ranks had more steps to do: "
         "give each rank's loader the same number of batches"
     )
-    failure = Failure(phase="data", step=steps, type=LOOP_ENDED, message=message, rank=rank, host=host)
+    failure = Failure(
+        phase="data", step=steps, type=LOOP_ENDED, message=message, rank=rank, host=host
+    )
     return RankEnd(status="ok", failure=failure, at=now_s)
 
 
-def first_end(ends: Mapping[int, RankEnd], ranks: Iterable[int], codes: Mapping[int, int | None]) -> RankEnd | None:
+def first_end(
+    ends: Mapping[int, RankEnd], ranks: Iterable[int], codes: Mapping[int, int | None]
+) -> RankEnd | None:
     """Return the end that caused the others.
 
     It is the first of these that there is: the earliest failure of a rank's own; the loop that ended first; a rank that
@@ -78,11 +82,15 @@ def first_end(ends: Mapping[int, RankEnd], ranks: Iterable[int], codes: Mapping[
         codes: their exit codes, if known; None for a rank that runs.
     """
     # Hosts' clocks differ by milliseconds; an end that another caused comes later, or is marked.
-    own_failures = sorted((end for end in ends.values() if end.is_own_failure), key=_end_time)
+    own_failures = sorted(
+        (end for end in ends.values() if end.is_own_failure), key=_end_time
+    )
     if own_failures and not own_failures[0].is_signalled:
         return own_failures[0]
 
-    ended_loops = sorted((end for end in ends.values() if end.status == "ok"), key=_end_time)
+    ended_loops = sorted(
+        (end for end in ends.values() if end.status == "ok"), key=_end_time
+    )
     some_failed = len(ended_loops) < len(ends)
     if ended_loops and some_failed and not own_failures:
         return ended_loops[0].model_copy(update={"status": "failed"})
@@ -101,7 +109,10 @@ def _end_time(end: RankEnd) -> float:
 
 
 def _lost_ranks(
-    ends: Mapping[int, RankEnd], ranks: Iterable[int], codes: Mapping[int, int | None], was_signalled: bool
+    ends: Mapping[int, RankEnd],
+    ranks: Iterable[int],
+    codes: Mapping[int, int | None],
+    was_signalled: bool,
 ) -> list[int]:
     """Return the ranks that left no end and may have caused the others' ends.
 
@@ -114,16 +125,30 @@ def _lost_ranks(
     return silent_ranks
 
 
-def _end_of_lost(lost_ranks: Sequence[int], codes: Mapping[int, int | None], near_end: RankEnd) -> RankEnd:
+def _end_of_lost(
+    lost_ranks: Sequence[int], codes: Mapping[int, int | None], near_end: RankEnd
+) -> RankEnd:
     """Return the end of the first of ``lost_ranks``, in the phase and step of ``near_end``, that of another rank."""
     lost_rank = lost_ranks[0]
     has_code = lost_rank in codes
     message = how_it_ended(codes[lost_rank]) if has_code else "ended without a word"
     if len(lost_ranks) > 1:
         message += f"; so did {ranks_text(lost_ranks[1:])}"
-    host = near_end.failure.host if has_code else None  # a known code means that this host started it
-    changes = {"type": RANK_LOST, "message": message, "rank": lost_rank, "host": host, "out_of_memory": None}
-    return RankEnd(status="failed", failure=near_end.failure.model_copy(update=changes), at=near_end.at)
+    host = (
+        near_end.failure.host if has_code else None
+    )  # a known code means that this host started it
+    changes = {
+        "type": RANK_LOST,
+        "message": message,
+        "rank": lost_rank,
+        "host": host,
+        "out_of_memory": None,
+    }
+    return RankEnd(
+        status="failed",
+        failure=near_end.failure.model_copy(update=changes),
+        at=near_end.at,
+    )
 
 
 def how_it_ended(code: int | None) -> str:

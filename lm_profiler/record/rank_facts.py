@@ -33,12 +33,22 @@ class RankTimes(Part):
 
     rank: int = figure("rank", "count", "of the whole group")
     host: str = figure("host", "text", "its machine")
-    own_s: dict[str, float] = figure("{key}", "ms", "own work in {key} in the mean step", keys=PARTS)
+    own_s: dict[str, float] = figure(
+        "{key}", "ms", "own work in {key} in the mean step", keys=PARTS
+    )
     waiting_s: dict[str, float] = figure(
-        "waiting in {key}", "ms", "for other ranks, in the mean step", "{key}_waiting", keys=PARTS
+        "waiting in {key}",
+        "ms",
+        "for other ranks, in the mean step",
+        "{key}_waiting",
+        keys=PARTS,
     )
     own_by_column_s: list[float] = figure(
-        "own work", "ms", "of the rank in each column", "rank_own_s", default_factory=list
+        "own work",
+        "ms",
+        "of the rank in each column",
+        "rank_own_s",
+        default_factory=list,
     )
 
     @property
@@ -63,12 +73,20 @@ class SlowRank(Part):
     rank: int = figure("rank", "count", "that is slow")
     host: str = figure("host", "text", "its machine")
     phase: str = figure("phase", "text", "in which it is slow")
-    excess_s: float = figure("longer by", "ms", "excess time of that phase over the other ranks, in the mean step")
+    excess_s: float = figure(
+        "longer by",
+        "ms",
+        "excess time of that phase over the other ranks, in the mean step",
+    )
     low_s: float | None = figure("longer by, low", "ms", "an end of its 95 % interval")
-    high_s: float | None = figure("longer by, high", "ms", "an end of its 95 % interval")
+    high_s: float | None = figure(
+        "longer by, high", "ms", "an end of its 95 % interval"
+    )
     certain: bool
     """Whether neither chance nor, on a shared machine, other programs explain it."""
-    cause: str | None = figure("cause", "text", "its activity in that time, from its counters", default=None)
+    cause: str | None = figure(
+        "cause", "text", "its activity in that time, from its counters", default=None
+    )
     first_step: int = figure("from step", "count", "the first step in which it is slow")
     last_step: int = figure("to step", "count", "the last step in which it is slow")
 
@@ -82,18 +100,45 @@ class RankFinding(Part):
     """
 
     kind: Annotated[FindingKind, Newer] = figure(
-        "who waits for whom", "text", "straggler, several, host, turns, equal or unsure", "waiting_for"
+        "who waits for whom",
+        "text",
+        "straggler, several, host, turns, equal or unsure",
+        "waiting_for",
     )
-    rank: int | None = figure("slow rank", "count", "the rank that the others wait for", "slow_rank", default=None)
+    rank: int | None = figure(
+        "slow rank",
+        "count",
+        "the rank that the others wait for",
+        "slow_rank",
+        default=None,
+    )
     host: str | None = figure(
-        "slow host", "text", "its host, or the host whose ranks the others wait for", "slow_host", default=None
+        "slow host",
+        "text",
+        "its host, or the host whose ranks the others wait for",
+        "slow_host",
+        default=None,
     )
-    phase: str | None = figure("slow phase", "text", "the phase that takes longer there", "slow_phase", default=None)
+    phase: str | None = figure(
+        "slow phase",
+        "text",
+        "the phase that takes longer there",
+        "slow_phase",
+        default=None,
+    )
     cause: str | None = figure(
-        "cause", "text", "activity of the slow ranks in that time", "slow_rank_cause", default=None
+        "cause",
+        "text",
+        "activity of the slow ranks in that time",
+        "slow_rank_cause",
+        default=None,
     )
     excess_s: float | None = figure(
-        "longer by", "ms", "excess time of that phase over the other ranks", "slow_by_s", default=None
+        "longer by",
+        "ms",
+        "excess time of that phase over the other ranks",
+        "slow_by_s",
+        default=None,
     )
     saves_s: float | None = figure(
         "fixing it saves", "ms",
@@ -101,34 +146,67 @@ class RankFinding(Part):
         "mending_saves_s", interval=("low_s", "high_s"), default=None,
     )  # fmt: skip
     low_s: float | None = figure(
-        "fixing saves, low", "ms", "an end of that interval", "mending_saves_low_s", default=None
+        "fixing saves, low",
+        "ms",
+        "an end of that interval",
+        "mending_saves_low_s",
+        default=None,
     )
     high_s: float | None = figure(
-        "fixing saves, high", "ms", "an end of that interval", "mending_saves_high_s", default=None
+        "fixing saves, high",
+        "ms",
+        "an end of that interval",
+        "mending_saves_high_s",
+        default=None,
     )
     last_in: int | None = figure(
-        "last in", "count", "steps in which the others waited for it longest", "slow_in_steps", default=None
+        "last in",
+        "count",
+        "steps in which the others waited for it longest",
+        "slow_in_steps",
+        default=None,
     )
     others_wait_s: float | None = figure(
-        "others wait", "ms", "how long the other ranks wait for it in the mean step", default=None
+        "others wait",
+        "ms",
+        "how long the other ranks wait for it in the mean step",
+        default=None,
     )
     slow: list[SlowRank] = Field(default_factory=list)
     """The 64 slowest ranks and phases to mend; if the kind is ``unsure``, those that may have to be mended."""
-    slow_ranks: int | None = figure("slow ranks", "count", "how many ranks the others wait for", default=None)
+    slow_ranks: int | None = figure(
+        "slow ranks", "count", "how many ranks the others wait for", default=None
+    )
     steps: int | None = figure(
-        "steps judged", "count", "measured steps that show who waits for whom", "ranks_judged_steps", default=None
+        "steps judged",
+        "count",
+        "measured steps that show who waits for whom",
+        "ranks_judged_steps",
+        default=None,
     )
     doubt: Annotated[RankDoubt, Newer] | None = figure(
-        "why nobody is named", "text", "few steps, chance, or a shared machine", "ranks_doubt", default=None
+        "why nobody is named",
+        "text",
+        "few steps, chance, or a shared machine",
+        "ranks_doubt",
+        default=None,
     )
 
 
 _BY_PHASE = "Own work and waiting by phase"
 WAITING = Figure(
-    "waiting", "ms", "how long the mean rank waits for others in a step", place=Place.TABLE, run_tag="waiting_ms"
+    "waiting",
+    "ms",
+    "how long the mean rank waits for others in a step",
+    place=Place.TABLE,
+    run_tag="waiting_ms",
 )
-OWN_WORK = Figure("own work", "ms", "how long the mean rank works in a step, without waiting")
-RANKS_HEARD = Figure("ranks heard", "count", "ranks whose waiting is known", "ranks_heard")
+OWN_WORK = Figure(
+    "own work", "ms", "how long the mean rank works in a step, without waiting"
+)
+RANKS_HEARD = Figure(
+    "ranks heard", "count", "ranks whose waiting is known", "ranks_heard"
+)
 HOSTS = Figure("hosts", "count", "machines that the ranks ran on", "hosts")
 
 
@@ -143,10 +221,24 @@ def _spreads(name: str, words: str) -> Any:
 class CollectiveFigures(Part):
     """The collectives of one name in rank 0's traced steps, waiting for other ranks included."""
 
-    name: str = figure("collective", "text", "its kind, and for FSDP2 the module whose parameters it gathers")
+    name: str = figure(
+        "collective",
+        "text",
+        "its kind, and for FSDP2 the module whose parameters it gathers",
+    )
     calls: float = figure("calls", "number", "in a step", "collective_calls")
-    seconds: float = figure("time (ms)", "ms", "of all its calls in a step; some may overlap", "collective_s")
-    exposed_s: float = figure("exposed (ms)", "ms", "the part of it that no compute hides", "collective_exposed_s")
+    seconds: float = figure(
+        "time (ms)",
+        "ms",
+        "of all its calls in a step; some may overlap",
+        "collective_s",
+    )
+    exposed_s: float = figure(
+        "exposed (ms)",
+        "ms",
+        "the part of it that no compute hides",
+        "collective_exposed_s",
+    )
 
 
 class Ranks(Part):
@@ -158,35 +250,58 @@ class Ranks(Part):
     world: int
     hosts: dict[str, list[int]]
     """By host, the ranks of ``world`` that reported their arrivals."""
-    steps: int = figure("steps of waiting", "count", "measured steps whose waiting is known", "waiting_steps")
-    step_s: float = figure("step of waiting", "ms", "mean of those steps, over the ranks heard", "waiting_step_s")
+    steps: int = figure(
+        "steps of waiting",
+        "count",
+        "measured steps whose waiting is known",
+        "waiting_steps",
+    )
+    step_s: float = figure(
+        "step of waiting",
+        "ms",
+        "mean of those steps, over the ranks heard",
+        "waiting_step_s",
+    )
     own: dict[str, RankSpread] = _spreads("own", "own work")
     waiting: dict[str, RankSpread] = _spreads("waiting", "waiting")
-    waiting_share: float = figure("waiting share", "%", "share of the mean step in which the mean rank waits")
+    waiting_share: float = figure(
+        "waiting share", "%", "share of the mean step in which the mean rank waits"
+    )
     by_rank: list[RankTimes]
     """Every rank up to 64 of them; else rank 0, the 8 with most own work and the 8 with least."""
     columns: list[int] = figure(
-        "first step", "count", "of each column of the heat map", "ranks_column", default_factory=list
+        "first step",
+        "count",
+        "of each column of the heat map",
+        "ranks_column",
+        default_factory=list,
     )
     finding: RankFinding
     exposed_s: dict[str, float] = figure(
         "{key}: exposed (ms)", "ms", "time of the collectives in {key} that no compute hides", "{key}_exposed_s",
         keys=PARTS, group=_BY_PHASE, place=Place.ASKED, default_factory=dict,
     )  # fmt: skip
-    exposed_source: str | None = figure("exposed is known from", "text", "source of the exposed time", default=None)
+    exposed_source: str | None = figure(
+        "exposed is known from", "text", "source of the exposed time", default=None
+    )
     communication_s: float | None = figure(
         "communication", "ms", "time of a traced step during collectives, waiting included",
         place=Place.TABLE, default=None,
     )  # fmt: skip
     communication_share: float | None = figure(
-        "share of communication", "%", "time of communication / time of the traced step", default=None
+        "share of communication",
+        "%",
+        "time of communication / time of the traced step",
+        default=None,
     )
     exposed_communication_s: float | None = figure(
         "exposed communication", "ms", "the part of it that no compute of the same rank hides", place=Place.TABLE,
         default=None,
     )  # fmt: skip
     collectives: list[CollectiveFigures] = Field(default_factory=list)
-    witness: str = figure("waiting is known from", "text", "source of the arrivals", "waiting_witness")
+    witness: str = figure(
+        "waiting is known from", "text", "source of the arrivals", "waiting_witness"
+    )
     notes: list[str] = Field(default_factory=list)
 
     @property

@@ -44,9 +44,15 @@ class Throughput(Part):
         "tokens/s", "tokens/s", "tokens of a step / its time; in an evaluation the slowest rank's", goes_by_step=True,
         place=Place.HEADLINE, run_tag="tokens_per_s", tag="throughput/tokens_per_s",
     )  # fmt: skip
-    tokens_per_step: int | None = figure("tokens/step", "count", "tokens of a step on all ranks, the mean")
-    samples_per_s: float | None = figure("samples/s", "samples/s", "of a step / time", goes_by_step=True, default=None)
-    samples_per_step: int | None = figure("samples/step", "count", "rows of batches on all ranks, mean", default=None)
+    tokens_per_step: int | None = figure(
+        "tokens/step", "count", "tokens of a step on all ranks, the mean"
+    )
+    samples_per_s: float | None = figure(
+        "samples/s", "samples/s", "of a step / time", goes_by_step=True, default=None
+    )
+    samples_per_step: int | None = figure(
+        "samples/step", "count", "rows of batches on all ranks, mean", default=None
+    )
 
 
 class StepLevel(Part):
@@ -60,9 +66,18 @@ class StepLevel(Part):
 class StepPattern(Part):
     """A pattern with a period of ``every`` steps, in which the steps at the places ``slow`` (from 1) are slower."""
 
-    every: int = figure("period of the pattern", "count", "after how many steps the pattern repeats", "pattern_every")
-    slow: list[int] = figure("slow step", "count", "its place in the pattern", "pattern_slow")
-    extra: float = figure("slower by", "%", "how far the slowest steps of the pattern are above the level")
+    every: int = figure(
+        "period of the pattern",
+        "count",
+        "after how many steps the pattern repeats",
+        "pattern_every",
+    )
+    slow: list[int] = figure(
+        "slow step", "count", "its place in the pattern", "pattern_slow"
+    )
+    extra: float = figure(
+        "slower by", "%", "how far the slowest steps of the pattern are above the level"
+    )
     part: str | None = None  # the part of the step that differs most
     short_batch: bool = False  # whether the steps at ``slow`` are those whose batch is shorter: the last of an epoch
 
@@ -70,7 +85,12 @@ class StepPattern(Part):
 class StepKind(Part):
     """A kind of steps that is rarer than the others and has no order, such as steps with long batches."""
 
-    share: float = figure("share of the steps", "%", "share of the steps that are of a rarer kind", "kind_share")
+    share: float = figure(
+        "share of the steps",
+        "%",
+        "share of the steps that are of a rarer kind",
+        "kind_share",
+    )
     ratio: float = figure("ratio", "x", "mean of the kind over the level", "kind_ratio")
 
 
@@ -83,29 +103,64 @@ class Steadiness(Part):
     # ``noisy``: the level is not known to 5 %; ``slowing``: later steps are slower; ``unsettled``: the level changes
     # in other ways; None: too few steps
     word: Annotated[Literal["noisy", "steady", "slowing", "unsettled"] | None, Newer]
-    also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = None  # also certain for a noisy run
+    also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = (
+        None  # also certain for a noisy run
+    )
     level_s: float | None = figure(
         "level", "ms", "mean of the regular steps: neither odd nor slow by a pattern",
         interval=("level_low_s", "level_high_s"), default=None,
     )  # fmt: skip
     level_low_s: float | None = None
     level_high_s: float | None = None
-    known_to: float | None = figure("level known to", "%", "half the 95 % interval of the level, over it", default=None)
-    pattern_s: float | None = figure("pattern", "ms", "time that the pattern adds to the mean step", default=None)
-    odd_s: float | None = figure("cost of odd steps", "ms", "time that odd steps add to the mean step", default=None)
+    known_to: float | None = figure(
+        "level known to",
+        "%",
+        "half the 95 % interval of the level, over it",
+        default=None,
+    )
+    pattern_s: float | None = figure(
+        "pattern", "ms", "time that the pattern adds to the mean step", default=None
+    )
+    odd_s: float | None = figure(
+        "cost of odd steps",
+        "ms",
+        "time that odd steps add to the mean step",
+        default=None,
+    )
     pattern: StepPattern | None = None
-    rise: float | None = figure("rise", "%", "of a trend: the last step's level over the first's, less 1", default=None)
+    rise: float | None = figure(
+        "rise",
+        "%",
+        "of a trend: the last step's level over the first's, less 1",
+        default=None,
+    )
     kinds: list[StepKind] = Field(default_factory=list)  # beside the most frequent one
-    first: int | None = figure("first step used", "count", "the first step that figures use", default=None)
-    last: int | None = figure("last step used", "count", "the last step that figures use", default=None)
+    first: int | None = figure(
+        "first step used", "count", "the first step that figures use", default=None
+    )
+    last: int | None = figure(
+        "last step used", "count", "the last step that figures use", default=None
+    )
     # The number of the first measured step. Records before 0.3 have none, and are given one when they are read.
     first_step: int | None = None
-    took_s: float | None = figure("measured time", "s", "duration of the steps that figures use", default=None)
+    took_s: float | None = figure(
+        "measured time", "s", "duration of the steps that figures use", default=None
+    )
     levels: list[StepLevel] = Field(default_factory=list)
-    lag1: float | None = figure("lag-1", "number", "autocorrelation of a step's time with the next one's")
-    cut: int = figure("steps left out", "count", "measured steps left out because they were not level yet")
-    bias_of_mean: float | None = figure("bias of the mean", "%", "shift of the mean if the steps left out were counted")
-    recompilations: int = figure("recompilations", "count", "of torch.compile, while measuring", default=0)
+    lag1: float | None = figure(
+        "lag-1", "number", "autocorrelation of a step's time with the next one's"
+    )
+    cut: int = figure(
+        "steps left out",
+        "count",
+        "measured steps left out because they were not level yet",
+    )
+    bias_of_mean: float | None = figure(
+        "bias of the mean", "%", "shift of the mean if the steps left out were counted"
+    )
+    recompilations: int = figure(
+        "recompilations", "count", "of torch.compile, while measuring", default=0
+    )
     # Version 0.2 wrote these two; old records are still read.
     drift: float | None = None
     evidence: str = ""
@@ -124,10 +179,21 @@ class OddStep(Part):
     ratio: float = figure("ratio", "x", "over the time that the other steps predict")
     part: str = figure("part", "text", "the part that differed most from its own level")
     excess_s: float = figure("excess", "ms", "by how much that part differed")
-    cause: str | None = figure("cause", "text", "the cause of at least half of the excess", default=None)
-    cause_s: float | None = figure("explained", "ms", "the excess that the cause explains", default=None)
-    beside: str | None = figure("no cause, but", "text", "counters that differ, if no cause is found", default=None)
-    rank: int | None = figure("rank", "count", "the rank that has the cause", default=None)
+    cause: str | None = figure(
+        "cause", "text", "the cause of at least half of the excess", default=None
+    )
+    cause_s: float | None = figure(
+        "explained", "ms", "the excess that the cause explains", default=None
+    )
+    beside: str | None = figure(
+        "no cause, but",
+        "text",
+        "counters that differ, if no cause is found",
+        default=None,
+    )
+    rank: int | None = figure(
+        "rank", "count", "the rank that has the cause", default=None
+    )
 
 
 def worst_first(odd: Iterable[OddStep]) -> list[OddStep]:
@@ -139,45 +205,107 @@ class StepCounters(Part):
     """The counters of one measured step of one rank, including the ``between_s`` before it. None is unknown."""
 
     step: int | None = figure(
-        "step", "count", "number of the odd step; empty for the median of all steps", default=None
+        "step",
+        "count",
+        "number of the odd step; empty for the median of all steps",
+        default=None,
     )
     rank: int = figure("rank", "count", "the rank of these counters", default=0)
-    wall_s: float | None = figure("time", "ms", "of the step, on the host", default=None)
-    between_s: float | None = figure("before", "ms", "time between the previous step and this one", default=None)
-    gc_s: float | None = figure("garbage", "ms", "in collections of garbage", default=None)
-    gc_own_s: float | None = figure("own garbage", "ms", "part of it that this profiler caused", default=None)
-    gc_generation: int | None = figure("generation", "count", "of the longest collection", default=None)
-    compile_s: float | None = figure("compiling", "ms", "in torch.compile", default=None)
-    compiled: str | None = figure("compiled", "text", "what was compiled, and why", default=None)
-    checkpoint_s: float | None = figure("checkpoint", "ms", "saving checkpoints within the step", default=None)
-    cpu_wait_s: float | None = figure("no CPU", "ms", "the training thread was ready and had no CPU", default=None)
-    asleep_s: float | None = figure("asleep", "ms", "the training thread was neither running nor ready", default=None)
-    cpu_s: float | None = figure("CPU", "ms", "CPU time of the process", default=None)
-    system_s: float | None = figure("kernel", "ms", "CPU time in the kernel", default=None)
-    fault_s: float | None = figure("faults", "ms", "upper bound of the time of page faults", default=None)
-    minor_faults: float | None = figure("minor faults", "count", "pages of memory mapped", default=None)
-    major_faults: float | None = figure("major faults", "count", "pages read from a disk", default=None)
-    voluntary_switches: float | None = figure("switches", "count", "times that a thread waited", default=None)
-    involuntary_switches: float | None = figure(
-        "involuntary", "count", "times that a thread lost its CPU while it could run", default=None
+    wall_s: float | None = figure(
+        "time", "ms", "of the step, on the host", default=None
     )
-    alloc_retries: float | None = figure("retries", "count", "of the allocator, which freed its cache", default=None)
-    new_segments: float | None = figure("segments", "count", "that the allocator asked the driver for", default=None)
-    sm_clock_hz: float | None = figure("SM clock", "MHz", "of the GPU, during the step", default=None)
-    throttled: list[str] | None = figure("throttled", "text", "the reason for a lower clock", default=None)
+    between_s: float | None = figure(
+        "before", "ms", "time between the previous step and this one", default=None
+    )
+    gc_s: float | None = figure(
+        "garbage", "ms", "in collections of garbage", default=None
+    )
+    gc_own_s: float | None = figure(
+        "own garbage", "ms", "part of it that this profiler caused", default=None
+    )
+    gc_generation: int | None = figure(
+        "generation", "count", "of the longest collection", default=None
+    )
+    compile_s: float | None = figure(
+        "compiling", "ms", "in torch.compile", default=None
+    )
+    compiled: str | None = figure(
+        "compiled", "text", "what was compiled, and why", default=None
+    )
+    checkpoint_s: float | None = figure(
+        "checkpoint", "ms", "saving checkpoints within the step", default=None
+    )
+    cpu_wait_s: float | None = figure(
+        "no CPU", "ms", "the training thread was ready and had no CPU", default=None
+    )
+    asleep_s: float | None = figure(
+        "asleep",
+        "ms",
+        "the training thread was neither running nor ready",
+        default=None,
+    )
+    cpu_s: float | None = figure("CPU", "ms", "CPU time of the process", default=None)
+    system_s: float | None = figure(
+        "kernel", "ms", "CPU time in the kernel", default=None
+    )
+    fault_s: float | None = figure(
+        "faults", "ms", "upper bound of the time of page faults", default=None
+    )
+    minor_faults: float | None = figure(
+        "minor faults", "count", "pages of memory mapped", default=None
+    )
+    major_faults: float | None = figure(
+        "major faults", "count", "pages read from a disk", default=None
+    )
+    voluntary_switches: float | None = figure(
+        "switches", "count", "times that a thread waited", default=None
+    )
+    involuntary_switches: float | None = figure(
+        "involuntary",
+        "count",
+        "times that a thread lost its CPU while it could run",
+        default=None,
+    )
+    alloc_retries: float | None = figure(
+        "retries", "count", "of the allocator, which freed its cache", default=None
+    )
+    new_segments: float | None = figure(
+        "segments", "count", "that the allocator asked the driver for", default=None
+    )
+    sm_clock_hz: float | None = figure(
+        "SM clock", "MHz", "of the GPU, during the step", default=None
+    )
+    throttled: list[str] | None = figure(
+        "throttled", "text", "the reason for a lower clock", default=None
+    )
 
 
 class LoaderFacts(Part):
     """Rank 0's loader; if fewer batches are ready at the end than before, the steps used up prefetched ones."""
 
-    workers: int | None = figure("workers of the loader", "count", "processes that load batches", "loader_workers")
-    ahead: int | None = figure(
-        "batches prefetched at most", "count", "by its workers, if the loop takes none", "loader_ahead"
+    workers: int | None = figure(
+        "workers of the loader",
+        "count",
+        "processes that load batches",
+        "loader_workers",
     )
-    ready_before: int | None = figure("batches ready at first", "count", "loaded but not used when measuring began")
-    ready_after: int | None = figure("batches ready at last", "count", "loaded but not used when measuring ended")
+    ahead: int | None = figure(
+        "batches prefetched at most",
+        "count",
+        "by its workers, if the loop takes none",
+        "loader_ahead",
+    )
+    ready_before: int | None = figure(
+        "batches ready at first", "count", "loaded but not used when measuring began"
+    )
+    ready_after: int | None = figure(
+        "batches ready at last", "count", "loaded but not used when measuring ended"
+    )
     awake_share: float | None = figure(
-        "workers awake", "%", "share of the time in which a worker computed, or was ready to", default=None
+        "workers awake",
+        "%",
+        "share of the time in which a worker computed, or was ready to",
+        default=None,
     )
 
     @property
@@ -199,12 +327,23 @@ class OwnedTime(Part):
     The owner is a class, ``Lightning``, ``lm_profiler``, or empty for an action that the user has named.
     """
 
-    owner: str = figure("owner", "text", "whose code ran: a class, Lightning, or lm_profiler")
+    owner: str = figure(
+        "owner", "text", "whose code ran: a class, Lightning, or lm_profiler"
+    )
     action: str = figure("action", "text", "hook, method, or a word for several")
-    seconds: float = figure("time", "ms", "per mean step, without other actions inside it")
+    seconds: float = figure(
+        "time", "ms", "per mean step, without other actions inside it"
+    )
     calls: float = figure("calls", "number", "in a mean step")
-    in_steps: int = figure("in steps", "count", "number of steps timed by action in which it took time")
-    least_s: float | None = figure("at least", "ms", "in the step where it took least, over their share", default=None)
+    in_steps: int = figure(
+        "in steps", "count", "number of steps timed by action in which it took time"
+    )
+    least_s: float | None = figure(
+        "at least",
+        "ms",
+        "in the step where it took least, over their share",
+        default=None,
+    )
 
     @property
     def name(self) -> str:
@@ -223,7 +362,11 @@ class PythonTime(Part):
     file: str = figure("file", "text", "of the program")
     line: int = figure("line", "count", "its number")
     function: str = figure("function", "text", "the function that contains it")
-    what: str = figure("what", "text", "kind of code: python, torch, library, a package, or a C function")
+    what: str = figure(
+        "what",
+        "text",
+        "kind of code: python, torch, library, a package, or a C function",
+    )
     seconds: float = figure("time", "ms", "time of the line itself, in one step")
     calls: int = figure("calls", "count", "how often it was entered in that step")
 
@@ -245,15 +388,25 @@ TRAIN_DATALOADER = "train_dataloader"
 class OutsideSteps(Part):
     """Time outside the phases, from the first step of the run to the last, in all stages."""
 
-    what: str = figure("beside the phases", "text", "activity outside the phases, in all stages")
+    what: str = figure(
+        "beside the phases", "text", "activity outside the phases, in all stages"
+    )
     seconds: float = figure("time", "ms", "total time")
     times: int = figure("times", "count", "how often")
-    per_step_s: float = figure("per step", "ms", "per mean step, at its long-run frequency")
+    per_step_s: float = figure(
+        "per step", "ms", "per mean step, at its long-run frequency"
+    )
     in_step: bool = False  # whether the step's time includes it
-    owner: str | None = figure("owner", "text", "the class and hook that took the time", default=None)
+    owner: str | None = figure(
+        "owner", "text", "the class and hook that took the time", default=None
+    )
 
 
-ASLEEP = Figure("asleep", "ms", "the training thread slept, or waited for something other than a CPU")
+ASLEEP = Figure(
+    "asleep",
+    "ms",
+    "the training thread slept, or waited for something other than a CPU",
+)
 
 
 class ThreadUse(Part):
@@ -261,7 +414,9 @@ class ThreadUse(Part):
 
     wall_s: float
     ran_s: float = figure("ran", "ms", "the training thread ran")
-    no_cpu_s: float = figure("no CPU", "ms", "the training thread was ready and had no CPU")
+    no_cpu_s: float = figure(
+        "no CPU", "ms", "the training thread was ready and had no CPU"
+    )
 
     @property
     def asleep_s(self) -> Annotated[float, ASLEEP]:
@@ -275,8 +430,18 @@ class OtherByOwner(Part):
     The ``actions`` add up to ``seconds``, including the cost of timing them; ``measured_s`` excludes it.
     """
 
-    steps: int = figure("steps timed by action", "count", "steps in which each action was timed", "owner_steps")
-    seconds: float = figure("other, timed by action", "ms", "mean in those steps, on the host", "owned_other_s")
+    steps: int = figure(
+        "steps timed by action",
+        "count",
+        "steps in which each action was timed",
+        "owner_steps",
+    )
+    seconds: float = figure(
+        "other, timed by action",
+        "ms",
+        "mean in those steps, on the host",
+        "owned_other_s",
+    )
     measured_s: float | None = figure(
         "other of rank 0", "ms", "mean of its measured steps, on the host", "rank_0_other_s",
         default=None,
@@ -311,23 +476,40 @@ class RunRecord(Part):
     environment: machine.Environment | None = within(group="Machine", default=None)
     model: machine.ModelFacts | None = within(group="Model", default=None)
     steps: dict[str, int] = figure(
-        "{word} steps", "count", "steps of the {word} stage", "steps_{key}", keys=STAGES, default_factory=dict
+        "{word} steps",
+        "count",
+        "steps of the {word} stage",
+        "steps_{key}",
+        keys=STAGES,
+        default_factory=dict,
     )
     steps_planned: dict[str, int] = figure(
         "{word} steps planned", "count", "for the {word} stage", "steps_planned_{key}", keys=STAGES,
         default_factory=dict,
     )  # fmt: skip
-    first_step_s: float | None = figure("first step", "ms", "the run's first step, compilation included", default=None)
-    between_steps_s: float | None = figure("between steps", "ms", "in no step: validation, epoch ends", default=None)
-    between: list[BetweenSteps] = Field(default_factory=list)  # where that time went, the longest first
+    first_step_s: float | None = figure(
+        "first step", "ms", "the run's first step, compilation included", default=None
+    )
+    between_steps_s: float | None = figure(
+        "between steps", "ms", "in no step: validation, epoch ends", default=None
+    )
+    between: list[BetweenSteps] = Field(
+        default_factory=list
+    )  # where that time went, the longest first
     # the same over all stages, validation between later steps included, the longest first
     outside: list[OutsideSteps] = Field(default_factory=list)
     stages_s: float | None = figure(
-        "all stages", "s", "from the first step's beginning to the last one's end", default=None
+        "all stages",
+        "s",
+        "from the first step's beginning to the last one's end",
+        default=None,
     )
     # None if the measured steps lived on no prefetched batches, or if it is unknown
     lasting_step_s: float | None = figure(
-        "step in the long run", "ms", "once no prefetched batches are left", default=None
+        "step in the long run",
+        "ms",
+        "once no prefetched batches are left",
+        default=None,
     )
     # by part, step and forward_backward, all or none: on the device's stream, or the host's clock without a device
     time: dict[str, TimeSummary] = Field(default_factory=dict)
@@ -340,14 +522,20 @@ class RunRecord(Part):
     # first the usual counters, then those of each odd step on the rank that it names; empty if no step is odd
     step_counters: list[StepCounters] = Field(default_factory=list)
     # median step of each rank; the summaries are of each step's mean over the ranks
-    rank_step_s: list[float] = figure("median step", "ms", "median step of each rank", default_factory=list)
-    loader: LoaderFacts | None = within(group="Steps", default=None)  # None for verbs other than fit
+    rank_step_s: list[float] = figure(
+        "median step", "ms", "median step of each rank", default_factory=list
+    )
+    loader: LoaderFacts | None = within(
+        group="Steps", default=None
+    )  # None for verbs other than fit
     # None if nothing was planned: ``--check_memory=false``, the user's own module or Trainer
     planned: machine.PlannedMemory | None = within(group="Planned memory", default=None)
     memory: machine.MemoryFacts | None = within(group="Memory", default=None)
     throughput: Throughput | None = within(group="Throughput", default=None)
     steadiness: Steadiness | None = within(group="Steadiness", default=None)
-    utilisation: machine.Utilisation | None = within(group="Use of the hardware", default=None)
+    utilisation: machine.Utilisation | None = within(
+        group="Use of the hardware", default=None
+    )
     # the rates that the figures are compared with
     rates: machine.Rates | None = within(group="Use of the hardware", default=None)
     # the least time on rank 0's device of each phase that occurred in a step of the memory stage
@@ -356,10 +544,16 @@ class RunRecord(Part):
         default_factory=dict,
     )  # fmt: skip
     telemetry: machine.Telemetry | None = within(group="GPU", default=None)
-    contention: machine.Contention | None = within(group="What else used the machine", default=None)
-    syncs: list[machine.Sync] | None = None  # None if nothing waits for a device, or waits were not searched for
+    contention: machine.Contention | None = within(
+        group="What else used the machine", default=None
+    )
+    syncs: list[machine.Sync] | None = (
+        None  # None if nothing waits for a device, or waits were not searched for
+    )
     # None if no step was timed action by action
-    other_by_owner: OtherByOwner | None = within(group="Other, by its owner", default=None)
+    other_by_owner: OtherByOwner | None = within(
+        group="Other, by its owner", default=None
+    )
     # what rank 0's training thread did in each phase of those steps; empty if the system does not report it
     thread_use: dict[str, ThreadUse] = within(
         group="Use of the CPU", keys=PARTS, name="{key}_{name}", title="{key} {title} (ms)",
@@ -367,7 +561,9 @@ class RunRecord(Part):
     )  # fmt: skip
     # the program's lines with most of the time outside of torch, in one step of rank 0
     python_times: list[PythonTime] = Field(default_factory=list)
-    numerics: NumericsFacts | None = within(group="Numerics", default=None)  # None if the precision was not audited
+    numerics: NumericsFacts | None = within(
+        group="Numerics", default=None
+    )  # None if the precision was not audited
     settings: machine.Settings | None = None
     # the mean of each counter over the measured steps of rank 0
     mean_counters: StepCounters | None = within(
@@ -378,12 +574,16 @@ class RunRecord(Part):
     findings: list[Finding] = Field(default_factory=list)
     verdict: Verdict | None = within(group="How it ended", default=None)
     # None if no peak is known, or no step was traced
-    waterfall: Waterfall | None = within(group="Waterfall", name="waterfall_{name}", default=None)
+    waterfall: Waterfall | None = within(
+        group="Waterfall", name="waterfall_{name}", default=None
+    )
     # None for a single rank, or if it is unknown who waited for whom; ``notes`` say why
     ranks: Ranks | None = within(group="Ranks", default=None)
     # what a reader must know before using the figures; shown under the table
     notes: list[str] = Field(default_factory=list)
-    details: list[str] = Field(default_factory=list)  # further notes on floors and terms
+    details: list[str] = Field(
+        default_factory=list
+    )  # further notes on floors and terms
 
     @property
     def words(self) -> list[str]:
@@ -413,12 +613,19 @@ class RunRecord(Part):
     def _number_steps_as_the_run_does(cls, content: Any) -> Any:
         """Renumber the levels of a record before 0.3, which counts measured steps from 1."""
         steadiness = content.get("steadiness") if isinstance(content, dict) else None
-        if not isinstance(steadiness, dict) or steadiness.get("first") is None or "first_step" in steadiness:
+        if (
+            not isinstance(steadiness, dict)
+            or steadiness.get("first") is None
+            or "first_step" in steadiness
+        ):
             return content
         warmup_steps = content.get("steps", {}).get("warmup", 0)
         renumbered = _renumbered(steadiness, offset=warmup_steps)
         renumbered["first_step"] = warmup_steps + 1
-        renumbered["levels"] = [_renumbered(level, offset=warmup_steps) for level in steadiness.get("levels", [])]
+        renumbered["levels"] = [
+            _renumbered(level, offset=warmup_steps)
+            for level in steadiness.get("levels", [])
+        ]
         return {**content, "steadiness": renumbered}
 
     @field_validator("time", "host_time")

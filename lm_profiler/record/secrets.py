@@ -20,10 +20,14 @@ _SECRET_NAME = re.compile(
     r"(^|[_.-])(key|keys|apikeys?|token|passwords?|passwd|pwd|passphrase|secrets?|credentials?|authorization|cookie)$"
 )
 # Names of tokenizers' and loaders' options, which look like those and are not secret.
-_HARMLESS_NAME = re.compile(r"(^|[_.-])((bos|eos|pad|unk|mask|sep|cls|image|special|next|per)_token|(sort|batch)_key)$")
+_HARMLESS_NAME = re.compile(
+    r"(^|[_.-])((bos|eos|pad|unk|mask|sep|cls|image|special|next|per)_token|(sort|batch)_key)$"
+)
 
 _CREDENTIALS_IN_ADDRESS = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
-_SECRET_IN_QUERY = re.compile(r"(?i)([?&][\w.-]*(?:token|key|secret|password|signature|sig|credential)=)[^&\s'\"#]+")
+_SECRET_IN_QUERY = re.compile(
+    r"(?i)([?&][\w.-]*(?:token|key|secret|password|signature|sig|credential)=)[^&\s'\"#]+"
+)
 _ISSUED_TOKEN = re.compile(
     r"\b(?:gh[opsu]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_\w{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}"
     r"|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{35}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)"
@@ -81,7 +85,9 @@ def mask_option(name: str, value: str) -> str:
             masked = mask(parsed, name)
             if masked == parsed:
                 return value
-            return str(yaml.safe_dump(masked, default_flow_style=True, width=10**6)).strip()
+            return str(
+                yaml.safe_dump(masked, default_flow_style=True, width=10**6)
+            ).strip()
     if is_secret(name) and value not in _HARMLESS_VALUES:
         return MASK
     return mask_text(value)

@@ -85,12 +85,16 @@ class PackedArray:
     dtype: DTypeLike
     width: int | None = None
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: Any
+    ) -> core_schema.CoreSchema:
         text = core_schema.str_schema(strict=True)
         return core_schema.json_or_python_schema(
             json_schema=core_schema.no_info_after_validator_function(self.decode, text),
             python_schema=core_schema.is_instance_schema(np.ndarray),
-            serialization=core_schema.plain_serializer_function_ser_schema(self.encode, when_used="json"),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                self.encode, when_used="json"
+            ),
         )
 
     def encode(self, column: NDArray[Any]) -> str:
@@ -133,7 +137,9 @@ class StepTable(Sequence[StepRow]):
         if isinstance(rows, StepTable):
             return rows
         rows = list(rows)
-        seconds = np.array([row.seconds or _UNKNOWN_SECONDS for row in rows], np.float64)
+        seconds = np.array(
+            [row.seconds or _UNKNOWN_SECONDS for row in rows], np.float64
+        )
         host_seconds = np.array([row.host_seconds for row in rows], np.float64)
         memory = np.array([row.memory for row in rows], np.float64)
         return StepTable(
@@ -157,7 +163,9 @@ class StepTable(Sequence[StepRow]):
         if len(tables) > 1:
             columns = []
             for field in fields(StepTable):
-                columns.append(np.concatenate([getattr(table, field.name) for table in tables]))
+                columns.append(
+                    np.concatenate([getattr(table, field.name) for table in tables])
+                )
             table = StepTable(*columns)
 
         steps_further = np.diff(table.step)
@@ -190,7 +198,8 @@ class StepTable(Sequence[StepRow]):
         forward, backward = TIMED.index("forward"), TIMED.index("backward")
         return {
             "forward_backward_s": self.seconds[:, forward] + self.seconds[:, backward],
-            "forward_backward_host_s": self.host_seconds[:, forward] + self.host_seconds[:, backward],
+            "forward_backward_host_s": self.host_seconds[:, forward]
+            + self.host_seconds[:, backward],
         }
 
     def to_pandas(self) -> Any:
@@ -224,7 +233,9 @@ class StepTable(Sequence[StepRow]):
 
     def __iter__(self) -> Iterator[StepRow]:
         columns = [getattr(self, field.name).tolist() for field in fields(self)]
-        for step, stage, seconds, host_seconds, tokens, memory, rank in zip(*columns, strict=True):
+        for step, stage, seconds, host_seconds, tokens, memory, rank in zip(
+            *columns, strict=True
+        ):
             yield StepRow(
                 step,
                 sys.intern(stage),
@@ -306,7 +317,9 @@ def read_steps(path: Path, growing: bool = False) -> StepTable:
     except UnicodeDecodeError:
         raise RecordError(f"{path}: is not text") from None
     except (ValueError, csv.Error) as error:
-        raise RecordError(f"{path}: line {reader.line_num} is damaged: {error}") from None
+        raise RecordError(
+            f"{path}: line {reader.line_num} is damaged: {error}"
+        ) from None
     header_text = ", ".join(header)[:80] or "nothing"
     raise RecordError(f"{path}: expected the columns of steps.csv, found {header_text}")
 
@@ -318,7 +331,9 @@ def _table_of(rows: Iterator[StepRow]) -> StepTable:
     return StepTable.concatenate(tables)
 
 
-def _parsed_rows(lines: Iterable[Sequence[str]], header: Sequence[str]) -> Iterator[StepRow]:
+def _parsed_rows(
+    lines: Iterable[Sequence[str]], header: Sequence[str]
+) -> Iterator[StepRow]:
     """Yield the rows of ``lines``, without the columns that a later version may have added."""
     pick_columns = itemgetter(*[header.index(name) for name in STEP_COLUMNS])
     for line in lines:
@@ -346,7 +361,9 @@ def _times(texts: Sequence[str]) -> tuple[float, ...]:
     seconds = tuple(map(float, texts))
     has_nan = math.isnan(sum(seconds))  # `max` may miss it
     if has_nan or max(map(abs, seconds)) >= NUMBER_LIMIT:
-        raise ValueError(f"expected finite numbers below {NUMBER_LIMIT:g}, found {', '.join(texts)[:80]}")
+        raise ValueError(
+            f"expected finite numbers below {NUMBER_LIMIT:g}, found {', '.join(texts)[:80]}"
+        )
     return seconds
 
 
@@ -433,7 +450,10 @@ def write_rows(folder: Path, rows: Iterable[StepRow], all_ended: bool) -> list[s
     write_parquet = len(table) > FEW_ROWS and len(ranks) > FEW_RANKS
     if write_parquet:
         try:
-            require("pyarrow", f"{len(table):,} rows of steps are in {STEPS_FILE}, which is slow to read")
+            require(
+                "pyarrow",
+                f"{len(table):,} rows of steps are in {STEPS_FILE}, which is slow to read",
+            )
         except MissingExtra as missing:
             notes.append(str(missing))
             write_parquet = False
@@ -460,7 +480,9 @@ def as_parquet(table: StepTable) -> bytes:
 
     arrays = {}
     for name, values in table.columns.items():
-        arrays[name] = pyarrow.array(_compact(name, values), from_pandas=True)  # NaN and masked: null
+        arrays[name] = pyarrow.array(
+            _compact(name, values), from_pandas=True
+        )  # NaN and masked: null
     sink = pyarrow.BufferOutputStream()
     parquet.write_table(
         pyarrow.table(arrays),
@@ -479,7 +501,9 @@ def _compact(name: str, values: NDArray[Any]) -> NDArray[Any]:
     if name in ("step", "rank"):
         return values.astype(np.int32)
     if name in _TIME_COLUMNS:
-        return values.astype(np.float32)  # single precision has 7 digits, which is finer than any clock here
+        return values.astype(
+            np.float32
+        )  # single precision has 7 digits, which is finer than any clock here
     is_unknown = np.isnan(values)
     return np.ma.masked_array(np.nan_to_num(values), is_unknown).astype(np.int64)
 
@@ -494,10 +518,14 @@ def read_parquet(path: Path) -> StepTable:
     from pyarrow import parquet
 
     try:
-        file = parquet.ParquetFile(pyarrow.BufferReader(read_plain(path)), read_dictionary=["stage"])
+        file = parquet.ParquetFile(
+            pyarrow.BufferReader(read_plain(path)), read_dictionary=["stage"]
+        )
         missing_columns = missing_parts(file.schema_arrow.names, STEP_COLUMNS)
         if missing_columns:
-            raise RecordError(f"{path}: expected the columns of steps.csv too, given no {missing_columns[0]}")
+            raise RecordError(
+                f"{path}: expected the columns of steps.csv too, given no {missing_columns[0]}"
+            )
         table = file.read(list(STEP_COLUMNS))
         stage = table.column("stage").combine_chunks()
         stage_names = np.asarray(stage.dictionary.to_pylist(), np.str_)
@@ -508,7 +536,13 @@ def read_parquet(path: Path) -> StepTable:
                 numbers[name] = _checked_numbers(table.column(name).to_numpy())
     except RecordError:
         raise
-    except (pyarrow.ArrowException, OSError, TypeError, AttributeError, ValueError) as error:
+    except (
+        pyarrow.ArrowException,
+        OSError,
+        TypeError,
+        AttributeError,
+        ValueError,
+    ) as error:
         raise RecordError(f"{path}: is damaged: {error}") from None
 
     def stacked(names: Iterable[str]) -> NDArray[np.float64]:

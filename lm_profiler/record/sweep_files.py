@@ -8,7 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lm_profiler.record.run_record import Newer, Part, Verb, none_if_unreadable, read_part
+from lm_profiler.record.run_record import (
+    Newer,
+    Part,
+    Verb,
+    none_if_unreadable,
+    read_part,
+)
 
 PLAN_FILE, OUTCOME_FILE = "sweep.json", "outcome.json"
 
@@ -20,7 +26,9 @@ class Cell(Part):
     """One point of a sweep, run once. ``arguments`` are those of ``python -m lm_profiler``, the verb first."""
 
     id: str  # the name of its folder below the sweep's, which is unique
-    overrides: dict[str, str]  # the swept options, by their name without the dashes; ordered as the sweep names them
+    overrides: dict[
+        str, str
+    ]  # the swept options, by their name without the dashes; ordered as the sweep names them
     repeat: int  # the number of the repeat, from 0
     arguments: list[str]
 
@@ -33,7 +41,9 @@ class SweepPlan(Part):
     command: str
     verb: Annotated[Verb, Newer]
     seed: int
-    config_sha256: str | None = None  # the digest of all config files, one after the other; None without any
+    config_sha256: str | None = (
+        None  # the digest of all config files, one after the other; None without any
+    )
     # the text of each config file when the sweep began, by the name of its copy in the sweep's folder ``configs``
     configs: dict[str, str] = Field(default_factory=dict)
     cells: list[Cell]
@@ -58,9 +68,15 @@ def read_plan(folder: Path) -> SweepPlan:
 
 def read_outcome(folder: Path, cell_id: str) -> CellOutcome | None:
     """Return how one cell of the sweep in ``folder`` ended; None if it has no outcome that can be read."""
-    return none_if_unreadable(read_part, folder / cell_id / OUTCOME_FILE, CellOutcome, "a cell's outcome")
+    return none_if_unreadable(
+        read_part, folder / cell_id / OUTCOME_FILE, CellOutcome, "a cell's outcome"
+    )
 
 
 def read_outcomes(folder: Path) -> Mapping[str, CellOutcome]:
     cells = (path.parent.name for path in folder.glob(f"*/{OUTCOME_FILE}"))
-    return {cell: outcome for cell in cells if (outcome := read_outcome(folder, cell)) is not None}
+    return {
+        cell: outcome
+        for cell in cells
+        if (outcome := read_outcome(folder, cell)) is not None
+    }

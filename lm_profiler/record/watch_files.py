@@ -23,11 +23,20 @@ import psutil
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, computed_field
 
-from lm_profiler.record.files import Newer, Part, RecordError, json_of, read_part, read_plain
+from lm_profiler.record.files import (
+    Newer,
+    Part,
+    RecordError,
+    json_of,
+    read_part,
+    read_plain,
+)
 from lm_profiler.record.parts import TIMED
 
 # A row of the last steps: 52 bytes. Seconds of each of ``TIMED``, on the device if there is one.
-STEP_ROW = np.dtype([("step", "<i8"), ("begin_ns", "<i8"), ("seconds", "<f4", len(TIMED))])
+STEP_ROW = np.dtype(
+    [("step", "<i8"), ("begin_ns", "<i8"), ("seconds", "<f4", len(TIMED))]
+)
 
 # a bucket ends 4 % above its beginning, so that quantiles are right to 2 %, as in DDSketch (Masson et al., VLDB 2019,
 # 12:2195)
@@ -105,8 +114,12 @@ class WatchWindow(Part):
         seconds = dict(self.seconds)
         for part, sketch in next_window.seconds.items():
             seconds[part] = seconds.get(part, Sketch()).merge(sketch)
-        held_bytes = [window.held_bytes for window in windows if window.held_bytes is not None]
-        peak_bytes = [window.peak_bytes for window in windows if window.peak_bytes is not None]
+        held_bytes = [
+            window.held_bytes for window in windows if window.held_bytes is not None
+        ]
+        peak_bytes = [
+            window.peak_bytes for window in windows if window.peak_bytes is not None
+        ]
         changes = {
             "steps": self.steps + next_window.steps,
             "seconds": seconds,
@@ -138,22 +151,32 @@ class WatchEvent(Part):
     now: float  # the observed value, in seconds; bytes per hour for ``memory``
     against: float | None = None  # the expected value, in the same unit
     since_step: int | None = None  # the step at which a level began
-    until_step: int | None = None  # the last step before it went back, or before growth ended
+    until_step: int | None = (
+        None  # the last step before it went back, or before growth ended
+    )
     # how a level changed, if not at once: it still moves, it moves back and forth, or it alternates between two
     course: Annotated[Literal["drift", "wanders", "alternates"] | None, Newer] = None
     cause: str | None = None
     cause_s: float | None = None
     beside: str | None = None
-    full_in_s: float | None = None  # seconds until memory is full, at that rate of growth
+    full_in_s: float | None = (
+        None  # seconds until memory is full, at that rate of growth
+    )
     times: int = 1  # how often it has happened by now
     # seconds that it has cost by now: what slow steps took beyond the usual, how long others waited for a late rank
     cost_s: float | None = None
-    steps: list[int] = Field(default_factory=list)  # slow steps like it, the last fifty of them
+    steps: list[int] = Field(
+        default_factory=list
+    )  # slow steps like it, the last fifty of them
     every_steps: int | None = None  # steps from one to the next, if they come regularly
     starts_epochs: bool | None = None  # whether they are the first steps of epochs
-    share: float | None = None  # share of the steps since the first that are like it, if they come irregularly
+    share: float | None = (
+        None  # share of the steps since the first that are like it, if they come irregularly
+    )
     grew_bytes: int | None = None  # by how much memory has grown
-    withdrawn: bool = False  # whether another event stands for it: it is no event any more
+    withdrawn: bool = (
+        False  # whether another event stands for it: it is no event any more
+    )
     chronic: bool | None = None  # whether the rank was late repeatedly
     trace: str | None = None  # the folder of the trace that it caused
 
@@ -177,7 +200,9 @@ class WatchStatus(Part):
     error: str | None = None  # the type of the error that ended the fit, if one did
     steps: int = 0
     phase: str = ""  # the part of the step that runs now
-    ledger: dict[str, float] = Field(default_factory=dict)  # seconds by term; they add up to ``wall_s``
+    ledger: dict[str, float] = Field(
+        default_factory=dict
+    )  # seconds by term; they add up to ``wall_s``
     wall_s: float = 0.0
     window: WatchWindow | None = None  # steps that no complete window has yet
     held_bytes: int | None = None
@@ -188,8 +213,12 @@ class WatchStatus(Part):
     # on rank 0: the silent ranks, and since when on its own clock
     silent: dict[int, float] = Field(default_factory=dict)
 
-    global_step: int = 0  # the Trainer's count of steps, which continues from a checkpoint
-    resumed_at: int = 0  # that count when this fit began; 0 unless it resumes a checkpoint
+    global_step: int = (
+        0  # the Trainer's count of steps, which continues from a checkpoint
+    )
+    resumed_at: int = (
+        0  # that count when this fit began; 0 unless it resumes a checkpoint
+    )
     # steps after that checkpoint that the previous run had already taken; None if unknown
     repeated: int | None = None
 
@@ -199,7 +228,9 @@ class WatchStatus(Part):
         """The share of the wall time in training steps, without the first one; None at the start."""
         if not self.wall_s:
             return None
-        steps_s = sum(seconds for term, seconds in self.ledger.items() if term.startswith(STEPS))
+        steps_s = sum(
+            seconds for term, seconds in self.ledger.items() if term.startswith(STEPS)
+        )
         return steps_s / self.wall_s
 
 
@@ -226,7 +257,12 @@ def rank_file_name(name: str, rank: int) -> str:
     return f"{stem}.rank{rank}{dot}{suffix}"
 
 
-WINDOWS, EVENTS, STATUS, LAST_STEPS = "watch.jsonl", "events.jsonl", "watch.json", "watch_steps.bin"
+WINDOWS, EVENTS, STATUS, LAST_STEPS = (
+    "watch.jsonl",
+    "events.jsonl",
+    "watch.json",
+    "watch_steps.bin",
+)
 
 
 def request_file(folder: Path, rank: int) -> Path:
@@ -245,7 +281,11 @@ def watched_ranks(folder: Path) -> list[int]:
 
 
 def read_status(folder: Path, rank: int = 0) -> WatchStatus:
-    return read_part(folder / rank_file_name(STATUS, rank), WatchStatus, "the status of a watched run")
+    return read_part(
+        folder / rank_file_name(STATUS, rank),
+        WatchStatus,
+        "the status of a watched run",
+    )
 
 
 @dataclass(frozen=True)
@@ -324,11 +364,17 @@ def _event_time(event: WatchEvent) -> float:
 def _with_late_ranks(events: Sequence[WatchEvent]) -> list[WatchEvent]:
     """Name the late rank as the cause of slow steps that have no other cause, in passes that wait for all ranks."""
     slow_steps = [event for event in events if event.kind == "slow step"]
-    late_ranks = {event.step: event.rank for event in slow_steps if not _may_have_waited(event)}
+    late_ranks = {
+        event.step: event.rank for event in slow_steps if not _may_have_waited(event)
+    }
     explained = []
     for event in events:
         late_rank = late_ranks.get(event.step, event.rank)
-        waited = event.kind == "slow step" and _may_have_waited(event) and late_rank != event.rank
+        waited = (
+            event.kind == "slow step"
+            and _may_have_waited(event)
+            and late_rank != event.rank
+        )
         if waited:
             event = event.model_copy(update={"cause": f"waiting for rank {late_rank}"})
         explained.append(event)
@@ -347,7 +393,9 @@ def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
     if (folder / rank_file_name(STATUS, rank)).exists():
         parts = tuple(read_status(folder, rank).seconds)
     if parts not in ((), TIMED):  # the rows have no names
-        raise RecordError(f"{path}: is of a version with other phases: {', '.join(parts)}")
+        raise RecordError(
+            f"{path}: is of a version with other phases: {', '.join(parts)}"
+        )
     pieces = [np.empty(0, STEP_ROW)]
     for file in (_older_file(path), path):
         if file.exists():
@@ -396,9 +444,7 @@ def _read_lines(path: Path, form: type[P]) -> list[P]:
         raise RecordError(f"{path}: is damaged: {str(error).splitlines()[0]}") from None
 
 
-_START_TOLERANCE_S = (
-    5.0  # most seconds between two readings of one process's start, as the wall clock may be set meanwhile
-)
+_START_TOLERANCE_S = 5.0  # most seconds between two readings of one process's start, as the wall clock may be set meanwhile
 
 
 def process_name() -> str:
@@ -415,7 +461,9 @@ def process_has_ended(name: str) -> bool:
     try:
         process = psutil.Process(int(number))
         is_zombie = process.status() == psutil.STATUS_ZOMBIE
-        has_same_start = abs(process.create_time() - float(start_s)) <= _START_TOLERANCE_S
+        has_same_start = (
+            abs(process.create_time() - float(start_s)) <= _START_TOLERANCE_S
+        )
     except psutil.Error:
         return True
     return is_zombie or not has_same_start

@@ -21,7 +21,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
@@ -40,7 +43,13 @@ from lm_profiler.measure.memory.causes import holdings
 from lm_profiler.measure.memory.storage_notes import Site, seen_tensors
 from lm_profiler.measure.user_code import package_of, user_line
 from lm_profiler.record.text import short_path
-from lm_profiler.rehearse.strategies import FakeDevice, LinkBytes, Size, buckets, ring_bytes
+from lm_profiler.rehearse.strategies import (
+    FakeDevice,
+    LinkBytes,
+    Size,
+    buckets,
+    ring_bytes,
+)
 from lm_profiler.torch_names import BACKWARD_NODE, FAKES, NEXT_NODE_NUMBER, NODE_NUMBER
 
 META = torch.device("meta")  # the device of fake tensors' storages
@@ -61,11 +70,19 @@ class CallSites:
 
     def __init__(self, module: nn.Module) -> None:
         self._paths = {child: path for path, child in module.named_modules() if path}
-        self._running: list[nn.Module] = []  # the modules whose forward runs, the innermost last
-        self._forward_sites: dict[int, Site] = {}  # by the number of the operator's node in autograd's graph
+        self._running: list[
+            nn.Module
+        ] = []  # the modules whose forward runs, the innermost last
+        self._forward_sites: dict[
+            int, Site
+        ] = {}  # by the number of the operator's node in autograd's graph
         self._hooks = ExitStack()
-        self._hooks.enter_context(register_module_forward_pre_hook(self._forward_starts))
-        self._hooks.enter_context(register_module_forward_hook(self._forward_ends, always_call=True))
+        self._hooks.enter_context(
+            register_module_forward_pre_hook(self._forward_starts)
+        )
+        self._hooks.enter_context(
+            register_module_forward_hook(self._forward_ends, always_call=True)
+        )
         self._backward_node = BACKWARD_NODE.find_or(lambda: None)
         self._next_node_number = NEXT_NODE_NUMBER.find_or(lambda: 0)
 
@@ -120,7 +137,14 @@ class StepObservers:
             return module, rehearsal.trainer.optimizers
 
         forward = ForwardTraffic()
-        self._reader = MemoryReader(live, self._timeline, META, module_and_optimizers, forward, self.notes.note_part)
+        self._reader = MemoryReader(
+            live,
+            self._timeline,
+            META,
+            module_and_optimizers,
+            forward,
+            self.notes.note_part,
+        )
         self._reader.begin("memory")
         self._flops = StepFlops(self._timeline, forward, on_shapes=True)
         self._timeline.observers += (self._flops,)
@@ -138,7 +162,9 @@ class StepObservers:
         return self._reader.facts
 
     def work(self) -> StepWork:
-        return StepWork(self._flops.flops(), self._flops.by_dtype(), self._reader.facts["traffic"])
+        return StepWork(
+            self._flops.flops(), self._flops.by_dtype(), self._reader.facts["traffic"]
+        )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -152,7 +178,9 @@ class Rehearsal(Callback):
     # the first exception: Lightning then tears down what it has not set up yet, which may raise another
     first_error: BaseException | None = None
     bucket_bytes: int | None = None  # bytes of DDP's buckets; None if there are none
-    _fake_context: ExitStack = field(default_factory=ExitStack)  # entered while a batch runs
+    _fake_context: ExitStack = field(
+        default_factory=ExitStack
+    )  # entered while a batch runs
     _steps_left: int = 1 << 20  # more than ``_steps`` ever asks for
 
     def _steps(self) -> Iterator[None]:
@@ -165,7 +193,9 @@ class Rehearsal(Callback):
         self.trainer = trainer
         self.timeline = Timeline()
         self._step_starts = self._steps()
-        self._phases = PhaseProfiler(trainer, self.timeline, self._steps_left, self._step_ended, self, ends=True)
+        self._phases = PhaseProfiler(
+            trainer, self.timeline, self._steps_left, self._step_ended, self, ends=True
+        )
         self._phases.install()
         self._phases.mark_optimizers()
         remove_limits(trainer)
@@ -183,9 +213,14 @@ class Rehearsal(Callback):
                 self.buckets = buckets(pl_module)
                 self.bucket_bytes = sum(bucket.nbytes for bucket in self.buckets)
         held = holdings(pl_module, trainer.optimizers, META)
-        self._set_up = {**held._asdict(), "rest": self.world.live.held_bytes - held.total}
+        self._set_up = {
+            **held._asdict(),
+            "rest": self.world.live.held_bytes - held.total,
+        }
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         if self.first_error is None:
             self.first_error = exception
 
@@ -207,7 +242,9 @@ class Rehearsal(Callback):
         if not self._phases.is_sure:
             self._phases.batch_ended()  # raises if this Lightning has no actions to count steps by
 
-    on_train_start = on_validation_start = on_test_start = on_predict_start = _loop_starts
+    on_train_start = on_validation_start = on_test_start = on_predict_start = (
+        _loop_starts
+    )
     # The hooks differ in their arguments, which are not used.
     on_train_batch_start = on_validation_batch_start = _batch_starts  # type: ignore[assignment]
     on_test_batch_start = on_predict_batch_start = _batch_starts  # type: ignore[assignment]
@@ -278,11 +315,16 @@ class RehearsedSizes(Rehearsal):
             Uncounted: kernels may hold more amid their work than was counted.
         """
         memory = observers.end()
-        peaks = {phase: phase_peaks[0] or 0 for phase, phase_peaks in memory["part_peaks"].items()}
+        peaks = {
+            phase: phase_peaks[0] or 0
+            for phase, phase_peaks in memory["part_peaks"].items()
+        }
         live = self.world.live
         is_on_cpu = self.world.gpu is None
         if is_on_cpu and live.convolution_bytes > _SURE_FACTOR * max(peaks.values()):
-            raise Uncounted("the temporary memory of the CPU's convolution kernels is unknown")
+            raise Uncounted(
+                "the temporary memory of the CPU's convolution kernels is unknown"
+            )
 
         work = None
         with suppress(UncountableError):
@@ -294,7 +336,9 @@ class RehearsedSizes(Rehearsal):
             causes=memory["causes"],
             held=memory["levels"],
             work=phase_work(self.trainer, work, memory["traffic"], batch_bytes),
-            timeline=observers.notes.timeline("planned").model_copy(update={"set_up": self._set_up}),
+            timeline=observers.notes.timeline("planned").model_copy(
+                update={"set_up": self._set_up}
+            ),
             reserved=reserved_bytes,
             gathered=live.most_gathered,
             sent=self._bytes_sent(observers.link),
@@ -303,10 +347,16 @@ class RehearsedSizes(Rehearsal):
     def _bytes_sent(self, link: LinkBytes) -> dict[str, int]:
         """Return the bytes that each phase of a step sends to other ranks, without phases that send none."""
         bytes_by_phase = Counter(link.by_phase)
-        if self._strategy.reduces:  # DDP's own reducer, which sends the gradients, is missing
+        if (
+            self._strategy.reduces
+        ):  # DDP's own reducer, which sends the gradients, is missing
             parameters = self.trainer.lightning_module.parameters()
-            gradient_bytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
-            bytes_by_phase["backward"] += ring_bytes("allreduce", gradient_bytes, self._strategy.ranks)
+            gradient_bytes = sum(
+                parameter.nbytes for parameter in parameters if parameter.requires_grad
+            )
+            bytes_by_phase["backward"] += ring_bytes(
+                "allreduce", gradient_bytes, self._strategy.ranks
+            )
         return {phase: count for phase, count in bytes_by_phase.items() if count}
 
 
@@ -317,7 +367,9 @@ def remove_limits(trainer: Trainer) -> None:
     """Remove the loop's limits, which learning-rate schedules have already asked for."""
     trainer.fit_loop.max_epochs = -1
     trainer.fit_loop.epoch_loop.max_steps = -1
-    configs = trainer.strategy.lr_scheduler_configs  # a schedule would not find the metric that it monitors
+    configs = (
+        trainer.strategy.lr_scheduler_configs
+    )  # a schedule would not find the metric that it monitors
     configs[:] = [config for config in configs if not config.reduce_on_plateau]
 
 
@@ -337,7 +389,9 @@ def _use_foreach(optimizers: Sequence[Optimizer]) -> None:
         for group in optimizer.param_groups:
             uses_default = "foreach" in group and group["foreach"] is None
             rate_is_tensor = isinstance(group.get("lr"), torch.Tensor)
-            has_other_variant = group.get("fused") or group.get("differentiable") or rate_is_tensor
+            has_other_variant = (
+                group.get("fused") or group.get("differentiable") or rate_is_tensor
+            )
             if uses_default and not has_other_variant:
                 group["foreach"] = True
 
@@ -356,7 +410,9 @@ _NO_DATA = "its data is not allocated yet"  # the text of torch's error if a ker
 
 def reason_of(error: Exception) -> str:
     """Return why a step cannot be rehearsed, with the line of the user's code."""
-    while isinstance(error.__cause__, Exception):  # the parser wraps errors of classes that it builds
+    while isinstance(
+        error.__cause__, Exception
+    ):  # the parser wraps errors of classes that it builds
         error = error.__cause__
     line = _user_line_of(error)
     if _depends_on_values(error):

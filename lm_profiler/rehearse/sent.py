@@ -15,7 +15,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch.optim import Optimizer
 
-from lm_profiler.callbacks.instruments.sent_step import SentOptimizer, SentStep, shape_of
+from lm_profiler.callbacks.instruments.sent_step import (
+    SentOptimizer,
+    SentStep,
+    shape_of,
+)
 from lm_profiler.callbacks.instruments.work import StepWork
 from lm_profiler.measure.copies.module_copies import ModuleCopy
 from lm_profiler.measure.counts.flops import UncountableError
@@ -28,10 +32,18 @@ from lm_profiler.rehearse.strategies import AS_WIDE, CPU, FakeDevice
 # precisions that are rehearsed as such; with others the dtypes of weights and batch decide everything
 _REHEARSED_PRECISIONS = ("bf16-mixed", "bf16-true", "16-true", "64-true")
 
-_MAX_BATCHES = 4  # most batches of one step to rehearse: the work of more is in proportion
+_MAX_BATCHES = (
+    4  # most batches of one step to rehearse: the work of more is in proportion
+)
 
 # Hooks that set a module up: it was set up before it was sent.
-_SET_UP_HOOKS = ("setup", "teardown", "prepare_data", "configure_model", "configure_callbacks")
+_SET_UP_HOOKS = (
+    "setup",
+    "teardown",
+    "prepare_data",
+    "configure_model",
+    "configure_callbacks",
+)
 
 
 def count(pickled_step: bytes) -> StepWork | str:
@@ -41,7 +53,9 @@ def count(pickled_step: bytes) -> StepWork | str:
     """
     step: SentStep = pickle.loads(pickled_step)
     prepare(None)
-    if not step.on_cpu:  # otherwise torch's unfused attention would compute half precision in float32
+    if (
+        not step.on_cpu
+    ):  # otherwise torch's unfused attention would compute half precision in float32
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:
         work = _rehearse(step)
@@ -60,12 +74,16 @@ def _rehearse(step: SentStep) -> StepWork:
     with world.inside():
         fake = ModuleCopy(partial(shape_of, device=CPU), CPU)
         module, batch, optimizers = fake((step.module, step.batch, step.optimizers))
-    _disable_hooks(module, [_MotionlessOptimizer(optimizer) for optimizer in optimizers])
+    _disable_hooks(
+        module, [_MotionlessOptimizer(optimizer) for optimizer in optimizers]
+    )
 
     dtypes: dict[str, str] = {}
     if step.precision in AS_WIDE:
         dtypes["bfloat16"] = "float16"  # bfloat16 was rehearsed instead
-    rehearsal = _StepCounter(world=world, batch_factor=max(step.batches / _MAX_BATCHES, 1.0), dtypes=dtypes)
+    rehearsal = _StepCounter(
+        world=world, batch_factor=max(step.batches / _MAX_BATCHES, 1.0), dtypes=dtypes
+    )
     trainer = _trainer(step, rehearsal, batch)
     batches = repeat(None)  # an endless loader; its batches stand for the pickled one
     try:
@@ -87,9 +105,13 @@ def _rehearse(step: SentStep) -> StepWork:
 def _trainer(step: SentStep, rehearsal: Rehearsal, batch: Any) -> Any:
     """Return a Trainer of the Lightning package that the module is derived from."""
     packages = {kind.__module__.partition(".")[0] for kind in type(step.module).__mro__}
-    package = "pytorch_lightning" if "pytorch_lightning" in packages else "lightning.pytorch"
+    package = (
+        "pytorch_lightning" if "pytorch_lightning" in packages else "lightning.pytorch"
+    )
     lightning = import_module(package)
-    strategy_class = type("SentStrategy", (_SentBatches, lightning.strategies.SingleDeviceStrategy), {})
+    strategy_class = type(
+        "SentStrategy", (_SentBatches, lightning.strategies.SingleDeviceStrategy), {}
+    )
     trainer = lightning.Trainer(
         accelerator="cpu",
         strategy=strategy_class(rehearsal.world, batch),
@@ -139,7 +161,9 @@ class _SentBatches(FakeDevice):
         self.world = world
         self._batch = batch
 
-    def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+    def batch_to_device(
+        self, batch: Any, device: Any = None, dataloader_idx: int = 0
+    ) -> Any:
         return self._batch
 
 

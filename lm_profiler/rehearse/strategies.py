@@ -36,7 +36,14 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.world import FakeWorld
 from lm_profiler.record.parts import PARTS
-from lm_profiler.torch_names import DISPATCH_MODE, FAKE_GROUP, NO_MODES, WHOLE_SHAPES, WORLD, tree_leaves
+from lm_profiler.torch_names import (
+    DISPATCH_MODE,
+    FAKE_GROUP,
+    NO_MODES,
+    WHOLE_SHAPES,
+    WORLD,
+    tree_leaves,
+)
 from lm_profiler.training.data_parallel import FlatDDP, WrappedDDP
 from lm_profiler.usage_error import UsageError
 
@@ -45,7 +52,11 @@ CPU = torch.device("cpu")
 # precisions that Lightning refuses on the CPU (float16 needs a gradient scaler), and what is rehearsed instead
 AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
 
-SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)  # strategies that split the module over devices
+SHARDED = (
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+)  # strategies that split the module over devices
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,9 @@ class FakeDevice:
     def teardown(self) -> None:
         pass  # nothing was moved
 
-    def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+    def batch_to_device(
+        self, batch: Any, device: Any = None, dataloader_idx: int = 0
+    ) -> Any:
         """Return a fake batch of the rehearsed size."""
         count_samples = Samples(combined=False)
         samples = count_samples(batch)
@@ -123,7 +136,9 @@ class RankZero(LightningEnvironment):
 class FakeReplica(FakeStrategy):
     """One of DDP's devices: it holds the whole module, and needs nothing from the others."""
 
-    copies_gradients = False  # whether all gradients are copied into one tensor after backward
+    copies_gradients = (
+        False  # whether all gradients are copied into one tensor after backward
+    )
 
     def __init__(self, world: FakeWorld, ranks: int) -> None:
         super().__init__(world)
@@ -157,9 +172,13 @@ class FakeRank(FakeDevice):
     def setup(self, trainer: Trainer) -> None:
         """Shard the module, and make the optimizers, among fake tensors."""
         plugin = trainer.precision_plugin
-        uses_cuda_autocast = isinstance(plugin, FSDPPrecision) and plugin.precision.endswith("mixed")
+        uses_cuda_autocast = isinstance(
+            plugin, FSDPPrecision
+        ) and plugin.precision.endswith("mixed")
         if uses_cuda_autocast:
-            vars(plugin)["forward_context"] = partial(torch.autocast, CPU.type, torch.bfloat16)
+            vars(plugin)["forward_context"] = partial(
+                torch.autocast, CPU.type, torch.bfloat16
+            )
         with self.world.inside():
             super().setup(trainer)  # type: ignore[misc]
 
@@ -172,7 +191,9 @@ class FakeRank(FakeDevice):
 
 def _join(world: FakeWorld, ranks: int) -> None:
     """Make this process rank 0 of ``ranks``. Only for a separate process: it replaces code of torch."""
-    from torch.distributed.fsdp import FullyShardedDataParallel  # takes half a second, needed only here
+    from torch.distributed.fsdp import (
+        FullyShardedDataParallel,
+    )  # takes half a second, needed only here
 
     FAKE_GROUP.find()  # this import registers the backend
     store = dist.HashStore()  # type: ignore[attr-defined]  # documented, but not exported
@@ -201,10 +222,16 @@ def _hide_whole_shapes() -> None:
         with NO_MODES.find()():
             return infer_shape(*args)
 
-    setattr(infer_shape.__globals__["ShardingPropagator"], WHOLE_SHAPES.name, infer_without_modes)
+    setattr(
+        infer_shape.__globals__["ShardingPropagator"],
+        WHOLE_SHAPES.name,
+        infer_without_modes,
+    )
 
 
-_BUCKET_BYTES = 25 << 20  # the default ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel
+_BUCKET_BYTES = (
+    25 << 20
+)  # the default ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel
 
 
 def buckets(module: torch.nn.Module) -> list[Tensor]:
@@ -230,9 +257,19 @@ def buckets(module: torch.nn.Module) -> list[Tensor]:
 
 
 # how often a ring of n ranks passes (n-1)/n of all bytes on, by a part of the collective's name
-_RING_PASSES = {"reduce_scatter": 1, "allreduce": 2, "all_reduce": 2, "gather": 1, "alltoall": 1, "all_to_all": 1}
+_RING_PASSES = {
+    "reduce_scatter": 1,
+    "allreduce": 2,
+    "all_reduce": 2,
+    "gather": 1,
+    "alltoall": 1,
+    "all_to_all": 1,
+}
 
-_ROOTED = ("broadcast", "reduce_")  # collectives from or to one rank: their bytes pass each link once
+_ROOTED = (
+    "broadcast",
+    "reduce_",
+)  # collectives from or to one rank: their bytes pass each link once
 
 
 def ring_bytes(name: str, size_bytes: int, ranks: int) -> int:
@@ -263,7 +300,11 @@ class LinkBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         return False  # so that torch does not import its compiler to keep it away
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if any(hasattr(kind, "to_local") for kind in types):
             return NotImplemented  # the DTensor takes the call apart, and its collectives come here one by one
@@ -273,7 +314,9 @@ class LinkBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         if is_collective and phase_code < OUTSIDE:
             values = [*args, result]
             size_bytes = max(_tensor_bytes(value) for value in values)
-            self.by_phase[PARTS[phase_code]] += ring_bytes(str(func), size_bytes, _ranks_in_group(values))
+            self.by_phase[PARTS[phase_code]] += ring_bytes(
+                str(func), size_bytes, _ranks_in_group(values)
+            )
         return result
 
 
@@ -287,12 +330,16 @@ def _ranks_in_group(values: list[Any]) -> int:
     for value in values:
         if isinstance(value, str) and value in groups:
             return int(groups[value].size())
-        if isinstance(value, torch.ScriptObject):  # the group precedes the reduction operator
+        if isinstance(
+            value, torch.ScriptObject
+        ):  # the group precedes the reduction operator
             return int(dist.ProcessGroup.unbox(value).size())
     return dist.get_world_size()
 
 
-def fake_strategy(options: Mapping[str, Any], make: Callable[[], Any], world: FakeWorld, trains: bool) -> Strategy:
+def fake_strategy(
+    options: Mapping[str, Any], make: Callable[[], Any], world: FakeWorld, trains: bool
+) -> Strategy:
     """Return the strategy that the Trainer's ``options`` name, or ``make`` makes, with fake tensors.
 
     Raises:
@@ -308,19 +355,30 @@ def fake_strategy(options: Mapping[str, Any], make: Callable[[], Any], world: Fa
     if not trains:
         return strategy
     strategy.reduces = True
-    strategy.copies_gradients = str(arguments.get("wrapper")).endswith(f":{FlatDDP.__name__}")
-    gradients_are_views = bool(arguments.get("gradient_as_bucket_view"))  # of the buckets
+    strategy.copies_gradients = str(arguments.get("wrapper")).endswith(
+        f":{FlatDDP.__name__}"
+    )
+    gradients_are_views = bool(
+        arguments.get("gradient_as_bucket_view")
+    )  # of the buckets
     strategy.has_buckets = strategy_class is not WrappedDDP and not gradients_are_views
     return strategy
 
 
-def _fake_rank(strategy_class: type[Strategy], strategy: Any, options: Mapping[str, Any], world: FakeWorld) -> Strategy:
+def _fake_rank(
+    strategy_class: type[Strategy],
+    strategy: Any,
+    options: Mapping[str, Any],
+    world: FakeWorld,
+) -> Strategy:
     """Return a copy of ``strategy`` that runs as rank 0 on fake tensors; its class is derived from the strategy's own.
 
     ``strategy`` is the object or its registered name.
     """
     if issubclass(strategy_class, DeepSpeedStrategy):
-        raise Uncounted(f"{strategy_class.__name__} splits the module by its own engine, which takes no fake tensors")
+        raise Uncounted(
+            f"{strategy_class.__name__} splits the module by its own engine, which takes no fake tensors"
+        )
     devices = options.get("devices")
     if str(devices) in ("auto", "-1", "None"):
         expected = f"the number of devices over which {strategy_class.__name__} splits the module"
@@ -328,14 +386,18 @@ def _fake_rank(strategy_class: type[Strategy], strategy: Any, options: Mapping[s
     if isinstance(strategy, str):
         strategy = StrategyRegistry.get(strategy)
     fake_class = type(strategy_class.__name__, (FakeRank, type(strategy)), {})
-    fake: Any = object.__new__(fake_class)  # not constructed: it takes over the attributes of ``strategy``
+    fake: Any = object.__new__(
+        fake_class
+    )  # not constructed: it takes over the attributes of ``strategy``
     vars(fake).update(vars(strategy), world=world, ranks=devices_in(options))
     fake.cluster_environment = RankZero()
     fake.parallel_devices = [CPU] * (fake.ranks // _nodes_in(options))
     return fake  # type: ignore[no-any-return]
 
 
-def _strategy_in(options: Mapping[str, Any]) -> tuple[type[Strategy], Mapping[str, Any]]:
+def _strategy_in(
+    options: Mapping[str, Any],
+) -> tuple[type[Strategy], Mapping[str, Any]]:
     """Return the class of the strategy that the Trainer's ``options`` name, and its arguments."""
     strategy: Any = options.get("strategy") or "auto"
     if not isinstance(strategy, str):

@@ -22,11 +22,15 @@ from lm_profiler.sweep.schedule import OUTPUT_FILE, Watcher, last_lines
 class LineDisplay(Watcher):
     """A watcher that prints lines, and on a terminal updates a last line on what runs in ``folder``."""
 
-    def __init__(self, folder: Path, console: Console | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, folder: Path, console: Console | None, clock: Callable[[], float]
+    ) -> None:
         self._folder = folder
         self._console = console or Console()
         self._clock = clock
-        self._running: dict[str, tuple[str | None, float]] = {}  # by cell, its device, and when it began
+        self._running: dict[
+            str, tuple[str | None, float]
+        ] = {}  # by cell, its device, and when it began
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def live_line(self) -> AbstractContextManager[object]:
@@ -51,7 +55,9 @@ class LineDisplay(Watcher):
             state = stage_of(self._folder / cell_id / OUTPUT_FILE)
             if device is not None:
                 state += f" on {device}"
-            parts.append(f"{state}: {cell_id}, {duration_text(self._clock() - begin_s)}")
+            parts.append(
+                f"{state}: {cell_id}, {duration_text(self._clock() - begin_s)}"
+            )
         line = Text(printable("; ".join(parts)), no_wrap=True, overflow="ellipsis")
         self._live.update(Group(line), refresh=True)  # a Text alone would be wrapped
 
@@ -60,7 +66,9 @@ class LineDisplay(Watcher):
         raise NotImplementedError
 
     def print_line(self, line: str) -> None:
-        self._console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+        self._console.print(
+            printable(line), highlight=False, markup=False, soft_wrap=True
+        )
 
 
 class Display(LineDisplay):
@@ -89,7 +97,9 @@ class Display(LineDisplay):
     def cell_ends(self, cell: Cell, outcome: CellOutcome) -> None:
         self._status_counts[outcome.status] += 1
         self._ended_cells += 1
-        if outcome.status != "refused":  # a refusal takes no time, so it does not predict other cells
+        if (
+            outcome.status != "refused"
+        ):  # a refusal takes no time, so it does not predict other cells
             self._durations_s.append(outcome.duration_s)
         duration = duration_text(outcome.duration_s)
         line = f"[{self._ended_cells}/{self._cell_count}] {outcome.status:<8} {cell.id}  {duration}"

@@ -23,14 +23,25 @@ from lm_profiler.record.run_record import RunRecord, none_if_unreadable, read_ru
 from lm_profiler.record.sweep_files import OUTCOME_FILE, Cell, CellOutcome, CellStatus
 from lm_profiler.tensorboard.summary import write_hparams
 
-OUTPUT_FILE = "output.txt"  # the file in a cell's folder that takes its stdout and stderr
-GRACE_S = 10.0  # seconds between SIGTERM, on which a cell writes its record, and SIGKILL
+OUTPUT_FILE = (
+    "output.txt"  # the file in a cell's folder that takes its stdout and stderr
+)
+GRACE_S = (
+    10.0  # seconds between SIGTERM, on which a cell writes its record, and SIGKILL
+)
 
 _REDRAW_S = 0.5
 _COMPILE_CACHE = "compile_cache"
-_TAIL_BYTES = 16384  # bytes at the end of the output in which the last message is looked for
+_TAIL_BYTES = (
+    16384  # bytes at the end of the output in which the last message is looked for
+)
 # exit codes of processes that were killed by a signal that they do not send to themselves
-_KILLED_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+_KILLED_FROM_OUTSIDE = (
+    -signal.SIGKILL,
+    -signal.SIGTERM,
+    -signal.SIGINT,
+    -signal.SIGHUP,
+)
 
 
 def clear(folder: Path, cell: Cell) -> Path:
@@ -48,7 +59,10 @@ def own_compile_cache(cell_folder: Path) -> dict[str, str]:
     killed process left half written would fail every later cell. A cache that the user has set is kept.
     """
     cache = (cell_folder / _COMPILE_CACHE).resolve()
-    variables = {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+    variables = {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+    }
     if any(name in os.environ for name in variables):
         return {}
     return variables
@@ -132,7 +146,9 @@ class Schedule:
         environment.update(self._environment)
         if device is not None:
             environment["CUDA_VISIBLE_DEVICES"] = device
-        self._starter.start(cell.id, cell.arguments, cell_folder / OUTPUT_FILE, environment)
+        self._starter.start(
+            cell.id, cell.arguments, cell_folder / OUTPUT_FILE, environment
+        )
         self._watcher.cell_begins(cell, device)
 
     def _end(self, event: CellEnded) -> None:
@@ -147,7 +163,9 @@ class Schedule:
             memory_kills=memory_kills() - running.memory_kills,
             lost_reason=event.lost,
         )
-        self._watcher.cell_ends(running.cell, record_outcome(self._folder, running.cell, process_end))
+        self._watcher.cell_ends(
+            running.cell, record_outcome(self._folder, running.cell, process_end)
+        )
 
     def _send_signals(self) -> None:
         """Ask cells to stop that are over their time limit, or all after an interrupt; kill those that ignore it."""
@@ -173,16 +191,26 @@ class Schedule:
 class ProcessEnd:
     """How a cell's process ended."""
 
-    code: int | None  # the exit code, negative for the signal that killed the process; None if it is unknown
+    code: (
+        int | None
+    )  # the exit code, negative for the signal that killed the process; None if it is unknown
     duration_s: float  # seconds from its start to its end
-    timeout_s: float | None = None  # the time limit at which it was stopped; None if it was not
-    memory_kills: int = 0  # processes on this machine that the OOM killer ended meanwhile
+    timeout_s: float | None = (
+        None  # the time limit at which it was stopped; None if it was not
+    )
+    memory_kills: int = (
+        0  # processes on this machine that the OOM killer ended meanwhile
+    )
     lost_reason: str | None = None  # why the exit code is unknown; None if it is known
 
     @property
     def is_stopped(self) -> bool:
         """Whether the process did not end by itself."""
-        return self.code is None or self.code in _KILLED_FROM_OUTSIDE or self.code == INTERRUPTED
+        return (
+            self.code is None
+            or self.code in _KILLED_FROM_OUTSIDE
+            or self.code == INTERRUPTED
+        )
 
 
 def record_outcome(folder: Path, cell: Cell, process_end: ProcessEnd) -> CellOutcome:
@@ -201,18 +229,27 @@ def record_outcome(folder: Path, cell: Cell, process_end: ProcessEnd) -> CellOut
         exit_code=process_end.code,
     )
     outcome.write(cell_folder / OUTCOME_FILE)
-    if record is None or record.status != status:  # otherwise the run has written its HPARAMS
+    if (
+        record is None or record.status != status
+    ):  # otherwise the run has written its HPARAMS
         with suppress(OSError):  # a full disk: the outcome is written already
-            write_hparams(Entry(cell_folder if record is None else run, record, cell, outcome))
+            write_hparams(
+                Entry(cell_folder if record is None else run, record, cell, outcome)
+            )
     return outcome
 
 
-def _status(record: RunRecord | None, process_end: ProcessEnd, output: Path) -> tuple[CellStatus, str | None]:
+def _status(
+    record: RunRecord | None, process_end: ProcessEnd, output: Path
+) -> tuple[CellStatus, str | None]:
     """Return status and reason: from the run's record, else from what stopped the process, else from its output."""
     if record is not None and _is_conclusive(record, process_end):
         return cast(CellStatus, record.status), _failure_text(record)
     if process_end.timeout_s is not None:
-        return "timeout", f"ran longer than {process_end.timeout_s:g} s{_place_text(record)}"
+        return (
+            "timeout",
+            f"ran longer than {process_end.timeout_s:g} s{_place_text(record)}",
+        )
     if process_end.lost_reason is not None:
         return "interrupted", process_end.lost_reason
     if process_end.code == -signal.SIGKILL and process_end.memory_kills:
@@ -220,7 +257,10 @@ def _status(record: RunRecord | None, process_end: ProcessEnd, output: Path) -> 
     if process_end.code == INTERRUPTED:
         return "interrupted", _place_text(record).lstrip(",; ") or None
     if process_end.is_stopped:
-        return "interrupted", f"killed by {end_text(process_end.code)} from outside{_place_text(record)}"
+        return (
+            "interrupted",
+            f"killed by {end_text(process_end.code)} from outside{_place_text(record)}",
+        )
     return "failed", _last_message(output, process_end.code)
 
 

@@ -13,12 +13,20 @@ from pathlib import Path
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run_record import RecordError
 from lm_profiler.record.secrets import has_secret
-from lm_profiler.record.sweep_files import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan
+from lm_profiler.record.sweep_files import (
+    PLAN_FILE,
+    Cell,
+    SweepPlan,
+    read_outcome,
+    read_plan,
+)
 from lm_profiler.sweep.sweep_plan import CONFIGS, SweepPart, run_order
 from lm_profiler.usage_error import UsageError
 
 LOCK_FILE = ".lock"
-_LOCK_TRIES = 50  # 5 s in all: the cells of a killed sweep hold the lock until they have ended
+_LOCK_TRIES = (
+    50  # 5 s in all: the cells of a killed sweep hold the lock until they have ended
+)
 _LOCK_PAUSE_S = 0.1
 
 
@@ -50,7 +58,9 @@ class SweepFolder:
             lock_name = f"{LOCK_FILE}.{part.number}-of-{part.count}"
         try:
             self._check_plan()
-            self._created_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
+            self._created_folders = [
+                folder for folder in (path, *path.parents) if not folder.exists()
+            ]
             path.mkdir(parents=True, exist_ok=True)
             self.lock = _open_lock(path / lock_name)
         except OSError as error:
@@ -63,7 +73,10 @@ class SweepFolder:
         except UsageError:
             os.close(self.lock)
             raise
-        for name, text in plan.configs.items():  # a resumed sweep writes the same texts again
+        for (
+            name,
+            text,
+        ) in plan.configs.items():  # a resumed sweep writes the same texts again
             (path / CONFIGS).mkdir(exist_ok=True)
             write_whole(path / CONFIGS / name, text, private=has_secret([text]))
 
@@ -105,12 +118,16 @@ class SweepFolder:
             if _try_to_lock(self.lock) and not self._conflicting_sweep_runs():
                 return
             sleep(_LOCK_PAUSE_S)
-        raise UsageError(f"name: a sweep is running in {self.path}; wait for it, or choose another name with --name")
+        raise UsageError(
+            f"name: a sweep is running in {self.path}; wait for it, or choose another name with --name"
+        )
 
     def _conflicting_sweep_runs(self) -> bool:
         """Return whether another sweep runs in this folder; parts of the same count as this one may."""
         for file in self._other_lock_files():
-            is_sister_part = self._part is not None and file.name.endswith(f"-of-{self._part.count}")
+            is_sister_part = self._part is not None and file.name.endswith(
+                f"-of-{self._part.count}"
+            )
             if not is_sister_part and _is_locked(file):
                 return True
         return False
@@ -132,9 +149,13 @@ class SweepFolder:
         try:
             written_plan = read_plan(path)
         except RecordError as error:
-            raise UsageError(f"name: expected a sweep, given a damaged one ({error}); take another --name") from None
+            raise UsageError(
+                f"name: expected a sweep, given a damaged one ({error}); take another --name"
+            ) from None
         compared_cells = 1 if self._grows else None
-        if _identity(written_plan, compared_cells) != _identity(self.plan, compared_cells):
+        if _identity(written_plan, compared_cells) != _identity(
+            self.plan, compared_cells
+        ):
             raise UsageError(
                 f"name: expected the sweep that was started in {path}, given one with other cells, options or config "
                 "files; name another with --name, or remove that folder"
@@ -185,5 +206,7 @@ def _identity(plan: SweepPlan, cell_count: int | None) -> tuple[object, ...]:
     path_options = ("--log_dir=", "--config=")
     calls = {}
     for cell in plan.cells[:cell_count]:
-        calls[cell.id] = [word for word in cell.arguments if not word.startswith(path_options)]
+        calls[cell.id] = [
+            word for word in cell.arguments if not word.startswith(path_options)
+        ]
     return plan.config_sha256, plan.verb, plan.seed, calls

@@ -22,7 +22,9 @@ from lm_profiler.record.sweep_files import Cell, SweepPlan
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 MOST_CELLS = 10_000  # the most cells of a sweep; more are a mistake in the grid
-CONFIGS = "configs"  # the folder within the sweep's folder for copies of its config files
+CONFIGS = (
+    "configs"  # the folder within the sweep's folder for copies of its config files
+)
 
 _LONGEST_ID = 100  # Most characters of a cell's name. File systems allow 255, but people read it in tables.
 _OPTION = re.compile(r"[A-Za-z_][\w.+-]*")
@@ -46,7 +48,12 @@ def part_of(text: str) -> SweepPart:
     part = SweepPart(0, 0)
     if match is not None:
         part = SweepPart(int(match[1]), int(match[2]))
-    expect(1 <= part.number <= part.count, "part", "a part such as 1/8, from the first to the last", text[:100])
+    expect(
+        1 <= part.number <= part.count,
+        "part",
+        "a part such as 1/8, from the first to the last",
+        text[:100],
+    )
     return part
 
 
@@ -145,7 +152,9 @@ class SweepRequest:
     def _check_swept_options(self) -> None:
         """Raise UsageError unless something is swept, and each option is one of a run and is set in one place."""
         if not self.grid and not self.list and self.repeats == 1:
-            raise UsageError("grid: expected options to sweep, given none; add, say, --grid.model.size small,medium")
+            raise UsageError(
+                "grid: expected options to sweep, given none; add, say, --grid.model.size small,medium"
+            )
         in_options = {option[2:].partition("=")[0] for option in self.options}
         in_list: set[str] = set()
         for entry in self.list:
@@ -153,12 +162,18 @@ class SweepRequest:
         swept_options = [*self.grid, *sorted(in_list)]
         for name in swept_options:
             if not _OPTION.fullmatch(name):
-                raise UsageError(f"{name[:100]!r}: expected an option such as model.size, given another name")
+                raise UsageError(
+                    f"{name[:100]!r}: expected an option such as model.size, given another name"
+                )
             if name in ("name", "log_dir"):
-                raise UsageError(f"{name}: expected an option of a run, given one that the sweep itself sets")
+                raise UsageError(
+                    f"{name}: expected an option of a run, given one that the sweep itself sets"
+                )
             in_grid_and_list = name in self.grid and name in in_list
             if name in in_options or in_grid_and_list:
-                raise UsageError(f"{name}: expected once, in grid, in list or for all cells, given twice")
+                raise UsageError(
+                    f"{name}: expected once, in grid, in list or for all cells, given twice"
+                )
 
 
 def _check_distinct(name: str, values: Sequence[str]) -> None:
@@ -179,13 +194,17 @@ def plan_of(request: SweepRequest, texts: Mapping[str, str]) -> SweepPlan:
     copy_names: dict[str, str] = {}
     if not request.dry_run:
         copy_names = _copy_names(request.configs)
-    copies = {path: str(request.folder / CONFIGS / name) for path, name in copy_names.items()}
+    copies = {
+        path: str(request.folder / CONFIGS / name) for path, name in copy_names.items()
+    }
     cells = []
     for point, point_name in zip(points, _point_names(points), strict=True):
         for repeat in range(request.repeats):
             cell_id = _cell_id(point_name, repeat, request.repeats)
             arguments = _arguments(request, point, copies, cell_id)
-            cells.append(Cell(id=cell_id, overrides=point, repeat=repeat, arguments=arguments))
+            cells.append(
+                Cell(id=cell_id, overrides=point, repeat=repeat, arguments=arguments)
+            )
     return made_plan(
         request.name,
         request.command,
@@ -242,7 +261,9 @@ def _points(request: SweepRequest) -> list[dict[str, str]]:
         )
     points: list[dict[str, str]] = []
     for entry in entries:
-        for values in itertools.product(*request.grid.values()):  # varies the last option fastest
+        for values in itertools.product(
+            *request.grid.values()
+        ):  # varies the last option fastest
             point = dict(entry)
             point.update(zip(request.grid, values, strict=True))
             points.append(point)
@@ -250,7 +271,9 @@ def _points(request: SweepRequest) -> list[dict[str, str]]:
     counts = Counter(tuple(point.items()) for point in points)
     for items, times in counts.items():
         if times > 1:
-            raise UsageError(f"list: expected each cell once, given twice {dict(items)}; run cells again with repeats")
+            raise UsageError(
+                f"list: expected each cell once, given twice {dict(items)}; run cells again with repeats"
+            )
     return points
 
 
@@ -278,10 +301,17 @@ def run_order(plan: SweepPlan) -> list[Cell]:
 
 def shell_line(cell: Cell) -> str:
     """Return the cell's call as one line for a shell."""
-    return command_line(cell.arguments).replace("\n", "'$'\\n''")  # a newline within single quotes
+    return command_line(cell.arguments).replace(
+        "\n", "'$'\\n''"
+    )  # a newline within single quotes
 
 
-def _arguments(request: SweepRequest, point: Mapping[str, str], copies: Mapping[str, str], cell_id: str) -> list[str]:
+def _arguments(
+    request: SweepRequest,
+    point: Mapping[str, str],
+    copies: Mapping[str, str],
+    cell_id: str,
+) -> list[str]:
     """Return the words of the cell's call; ``copies`` are the paths of the configs' copies by those of the configs."""
     arguments = [point.get("verb", request.verb)]
     # A config file overrides the options before it, so configs come first.
@@ -311,7 +341,9 @@ def _point_names(points: Sequence[Mapping[str, str]]) -> list[str]:
                 words.append(f"{labels[option]}={plain_value}")
         names.append(",".join(words))
 
-    uses = Counter(name.lower() for name in names)  # some file systems do not distinguish a from A
+    uses = Counter(
+        name.lower() for name in names
+    )  # some file systems do not distinguish a from A
     distinct_names = []
     for point, name in zip(points, names, strict=True):
         is_usable = len(name) <= _LONGEST_ID and uses[name.lower()] == 1

@@ -19,7 +19,12 @@ from lm_profiler.record.quantities import MEMORY, QUANTITIES
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.tables.formats import fenced, lines, markdown, plain
 from lm_profiler.report.tables.table import Table
-from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, OPTIONS, peak_memory
+from lm_profiler.report.tables.table_columns import (
+    COLUMNS,
+    COMPARED,
+    OPTIONS,
+    peak_memory,
+)
 
 # The suffix of the file. It lies next to the file of the run's steps: in its own folder it would be a second run.
 SUFFIX = ".summary"
@@ -37,11 +42,17 @@ def write_hparams(entry: Entry) -> None:
         old_file.unlink()
     last_step = 0
     if entry.record is not None:
-        last_step = entry.record.steps.get("warmup", 0) + entry.record.steps.get("measure", 0)
-    write_events(entry.folder, ((last_step, summary) for summary in _summaries(entry)), SUFFIX)
+        last_step = entry.record.steps.get("warmup", 0) + entry.record.steps.get(
+            "measure", 0
+        )
+    write_events(
+        entry.folder, ((last_step, summary) for summary in _summaries(entry)), SUFFIX
+    )
 
 
-def write_events(folder: Path, summaries: Iterable[tuple[int, Any]], suffix: str = "") -> None:
+def write_events(
+    folder: Path, summaries: Iterable[tuple[int, Any]], suffix: str = ""
+) -> None:
     """Write ``summaries``, each with its step, into a separate event file in ``folder``."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -57,14 +68,18 @@ def write_events(folder: Path, summaries: Iterable[tuple[int, Any]], suffix: str
 def scalars_summary(values: Mapping[str, float]) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+    scalars = [
+        Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()
+    ]
     return Summary(value=scalars)
 
 
 def settings(entry: Entry) -> dict[str, bool | float | str]:
     """Return the known options by their path, the device, and the words for the run's steps."""
     values = _option_values(entry)
-    values["steadiness"] = COLUMNS["steadiness"].get(entry)  # figures of a noisy run, or a shared machine, say little
+    values["steadiness"] = COLUMNS["steadiness"].get(
+        entry
+    )  # figures of a noisy run, or a shared machine, say little
     for path, override in entry.overrides.items():
         values[path] = _overridden_value(entry, path, override)
     settings = {}

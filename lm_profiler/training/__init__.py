@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from lm_profiler.training.fake_tokens import FakeTokens
     from lm_profiler.training.language_model import LanguageModel
 
-__all__ = ["AttentionAlone", "EmptyBatches", "FakeTokens", "LanguageModel", "WrappedDDP"]
+__all__ = [
+    "AttentionAlone",
+    "EmptyBatches",
+    "FakeTokens",
+    "LanguageModel",
+    "WrappedDDP",
+]
 
 
 _MODULES = {

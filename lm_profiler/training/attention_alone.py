@@ -64,7 +64,9 @@ class AttentionAlone(LightningModule):
             raise UsageError(
                 f"data: expected lm_profiler.training.EmptyBatches for attention alone, given {type(data).__name__}"
             )
-        self.model = LoneAttention(self.attend, (data.batch_size, 1, data.context_length, self.d_model))
+        self.model = LoneAttention(
+            self.attend, (data.batch_size, 1, data.context_length, self.d_model)
+        )
         if self.compile_model:
             self.model.compile()
 
@@ -81,7 +83,9 @@ class AttentionAlone(LightningModule):
     def validation_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return self.forward()
 
-    def on_train_batch_end(self, outputs: object, batch: Tensor, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, outputs: object, batch: Tensor, batch_idx: int
+    ) -> None:
         self.zero_grad()
 
     def tokens_in(self, batch: Tensor) -> int:

@@ -10,7 +10,11 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, StrategyRegistry
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    ModelParallelStrategy,
+    StrategyRegistry,
+)
 from torch import Tensor, nn
 
 from lm_profiler.lightning_names import DATA_PARALLEL_SIZE
@@ -41,8 +45,15 @@ class WrappedDDP(DDPStrategy):
     def wrapper_class(self) -> type[nn.Module]:
         """The class that ``wrapper`` names. Raises UsageError if there is none, or it lacks the method."""
         wrapper_class = imported("wrapper", "a class", self.wrapper)
-        is_module = isinstance(wrapper_class, type) and issubclass(wrapper_class, nn.Module)
-        expect(is_module, "wrapper", "package.module:Class, a class of torch.nn.Module", self.wrapper)
+        is_module = isinstance(wrapper_class, type) and issubclass(
+            wrapper_class, nn.Module
+        )
+        expect(
+            is_module,
+            "wrapper",
+            "package.module:Class, a class of torch.nn.Module",
+            self.wrapper,
+        )
         has_method = callable(getattr(wrapper_class, _FINISH, None))
         expect(has_method, "wrapper", f"a class with {_FINISH}()", self.wrapper)
         return cast(type[nn.Module], wrapper_class)
@@ -100,7 +111,11 @@ class _MeanGradients(nn.Module):
         self.is_local = False
 
     def gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        return [
+            parameter.grad
+            for parameter in self.module.parameters()
+            if parameter.grad is not None
+        ]
 
 
 class NaiveDDP(_MeanGradients):
@@ -137,7 +152,9 @@ class OverlapDDP(_MeanGradients):
         self.pending: list[Any] = []
         for parameter in module.parameters():
             if parameter.requires_grad:
-                self.hooks.append(parameter.register_post_accumulate_grad_hook(self._start_reducing))
+                self.hooks.append(
+                    parameter.register_post_accumulate_grad_hook(self._start_reducing)
+                )
 
     def _start_reducing(self, parameter: Tensor) -> None:
         if self.is_local or parameter.grad is None:
@@ -174,12 +191,23 @@ def shard_blocks(model: nn.Module, mesh: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
     tensor_parallel = mesh["tensor_parallel"].size()
-    expect(tensor_parallel == 1, "trainer.strategy.tensor_parallel_size", "1 for this model", tensor_parallel)
+    expect(
+        tensor_parallel == 1,
+        "trainer.strategy.tensor_parallel_size",
+        "1 for this model",
+        tensor_parallel,
+    )
     for block in model.blocks:  # type: ignore[union-attr]  # a ModuleList
         fully_shard(block, mesh=mesh["data_parallel"])
     fully_shard(model, mesh=mesh["data_parallel"])
 
 
-for _name, _kind in {"naive_ddp": NaiveDDP, "flat_ddp": FlatDDP, "overlap_ddp": OverlapDDP}.items():
-    StrategyRegistry.register(_name, WrappedDDP, _kind.__doc__, wrapper=f"{__name__}:{_kind.__name__}")
+for _name, _kind in {
+    "naive_ddp": NaiveDDP,
+    "flat_ddp": FlatDDP,
+    "overlap_ddp": OverlapDDP,
+}.items():
+    StrategyRegistry.register(
+        _name, WrappedDDP, _kind.__doc__, wrapper=f"{__name__}:{_kind.__name__}"
+    )
 StrategyRegistry.register("fsdp2", FSDP2Strategy, FSDP2Strategy.__doc__)

@@ -32,7 +32,13 @@ class TokenSequences(Dataset[Batch]):
     Ids run from 0 to ``vocab_size`` - 1; under `zipf` id r has a probability in proportion to 1 / (r + 1).
     """
 
-    def __init__(self, vocab_size: int, context_length: int, distribution: Distribution, seed: int) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        context_length: int,
+        distribution: Distribution,
+        seed: int,
+    ) -> None:
         self.vocab_size = vocab_size
         self.context_length = context_length
         self.seed = seed
@@ -72,7 +78,9 @@ class RankSampler(DistributedSampler[int]):
     """Gives a rank every world-size-th index, lazily: Lightning's own sampler would list all 2^40 indices first."""
 
     def __iter__(self) -> Iterator[int]:
-        return iter(range(self.rank, self.num_samples * self.num_replicas, self.num_replicas))
+        return iter(
+            range(self.rank, self.num_samples * self.num_replicas, self.num_replicas)
+        )
 
 
 class FakeTokens(LightningDataModule):
@@ -101,7 +109,13 @@ class FakeTokens(LightningDataModule):
         vocab_size: int | None = None,
     ) -> None:
         super().__init__()
-        minima = {"batch_size": 1, "context_length": 1, "seed": 0, "num_workers": 0, "vocab_size": 1}
+        minima = {
+            "batch_size": 1,
+            "context_length": 1,
+            "seed": 0,
+            "num_workers": 0,
+            "vocab_size": 1,
+        }
         for name, minimum in minima.items():
             value = locals()[name]
             is_valid = value is None or value >= minimum
@@ -119,14 +133,26 @@ class FakeTokens(LightningDataModule):
         self._vocabulary()  # a missing one is refused before the model is built
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        data = TokenSequences(self._vocabulary(), self.context_length, self.distribution, self.seed)
+        data = TokenSequences(
+            self._vocabulary(), self.context_length, self.distribution, self.seed
+        )
         trainer = self.trainer
         sampler = None
-        if trainer is not None:  # needed for one rank too: under DDP and FSDP Lightning would put its own sampler there
-            sampler = RankSampler(data, trainer.world_size, trainer.global_rank, shuffle=False, drop_last=True)
+        if (
+            trainer is not None
+        ):  # needed for one rank too: under DDP and FSDP Lightning would put its own sampler there
+            sampler = RankSampler(
+                data,
+                trainer.world_size,
+                trainer.global_rank,
+                shuffle=False,
+                drop_last=True,
+            )
         pin_memory = self.pin_memory
         if pin_memory is None:
-            pin_memory = trainer is not None and trainer.strategy.root_device.type == "cuda"
+            pin_memory = (
+                trainer is not None and trainer.strategy.root_device.type == "cuda"
+            )
         return DataLoader(
             data,
             batch_size=self.batch_size,

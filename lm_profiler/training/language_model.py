@@ -37,7 +37,14 @@ class KeptMetrics(nn.ModuleDict):
         # Not in the Trainer's dtype: in bfloat16 they could count no further than 256.
         super().__init__(metrics)
 
-    def log(self, module: LightningModule, stage: str, loss: Tensor, logits_BTV: Tensor, targets_BT: Tensor) -> None:
+    def log(
+        self,
+        module: LightningModule,
+        stage: str,
+        loss: Tensor,
+        logits_BTV: Tensor,
+        targets_BT: Tensor,
+    ) -> None:
         """Update the metrics of ``stage``, and log them through ``module``; perplexity is computed in float32."""
         self[f"{stage}_loss"](loss.detach())
         self[f"{stage}_perplexity"](logits_BTV.detach().float(), targets_BT)
@@ -54,7 +61,11 @@ Batch = tuple[Tensor, Tensor]
 def _as_tuple(checkpoint_every: int | list[int] | None) -> tuple[int, ...]:
     if checkpoint_every is None:
         return ()
-    return (checkpoint_every,) if isinstance(checkpoint_every, int) else tuple(checkpoint_every)
+    return (
+        (checkpoint_every,)
+        if isinstance(checkpoint_every, int)
+        else tuple(checkpoint_every)
+    )
 
 
 class LanguageModel(LightningModule):
@@ -121,7 +132,9 @@ class LanguageModel(LightningModule):
             activation_checkpointing=activation_checkpointing,
             checkpoint_every=_as_tuple(checkpoint_every),
         )
-        attention_function(attention)  # a function that cannot be imported is refused before any weight exists
+        attention_function(
+            attention
+        )  # a function that cannot be imported is refused before any weight exists
         self.vocab_size = self.config.vocab_size  # the data asks for it here
         # `compile` is a method of nn.Module, and `optimizers` one of Lightning's: hence the longer names.
         self.compile_model = compile
@@ -160,7 +173,9 @@ class LanguageModel(LightningModule):
         has_optimizer = self.optimizer_name != "none"
 
         # A plan of DDP rehearses a strategy for one device, which knows the number of devices.
-        is_rehearsal_of_ddp = getattr(strategy, "world_size", 1) > 1 and isinstance(strategy, SingleDeviceStrategy)
+        is_rehearsal_of_ddp = getattr(strategy, "world_size", 1) > 1 and isinstance(
+            strategy, SingleDeviceStrategy
+        )
         can_shard = is_rehearsal_of_ddp or isinstance(strategy, DDPStrategy)
         expect(
             can_shard or not self.shard_optimizer_states,
@@ -175,7 +190,10 @@ class LanguageModel(LightningModule):
             f"adamw or sgd with precision {plugin.precision}, whose gradient scaler needs an optimizer",
             self.optimizer_name,
         )
-        clips_by_norm = self.trainer.gradient_clip_algorithm in (None, GradClipAlgorithmType.NORM)
+        clips_by_norm = self.trainer.gradient_clip_algorithm in (
+            None,
+            GradClipAlgorithmType.NORM,
+        )
         clips_by_norm = clips_by_norm and has_optimizer and self._clips()
         expect(
             not (clips_by_norm and isinstance(plugin, FSDPPrecision)),
@@ -203,19 +221,31 @@ class LanguageModel(LightningModule):
         fused = self.fused
         if fused is None:
             # Lightning refuses to clip for a fused optimizer (2.6.6: MixedPrecision.clip_gradients).
-            is_refused = self._clips() and isinstance(self.trainer.precision_plugin, MixedPrecision)
-            fused = next(self.parameters()).device.type in FUSED_DEVICES and not is_refused
+            is_refused = self._clips() and isinstance(
+                self.trainer.precision_plugin, MixedPrecision
+            )
+            fused = (
+                next(self.parameters()).device.type in FUSED_DEVICES and not is_refused
+            )
         optimizer_class = AdamW if self.optimizer_name == "adamw" else SGD
         # Where not fused, None leaves torch its default: foreach on CUDA, a loop over parameters on the CPU.
-        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay, "fused": fused or None}
+        options: dict[str, Any] = {
+            "lr": self.lr,
+            "weight_decay": self.weight_decay,
+            "fused": fused or None,
+        }
         # A single process, as in a search for slow batches, keeps all states.
         if self.shard_optimizer_states and torch.distributed.is_initialized():
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
-            return ZeroRedundancyOptimizer(self.parameters(), optimizer_class=optimizer_class, **options)
+            return ZeroRedundancyOptimizer(
+                self.parameters(), optimizer_class=optimizer_class, **options
+            )
         return optimizer_class(self.parameters(), **options)
 
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+    def optimizer_zero_grad(
+        self, epoch: int, batch_idx: int, optimizer: Optimizer
+    ) -> None:
         """Clear the gradients; also without an optimizer, since Lightning's stand-in would let them add up."""
         if self.optimizer_name == "none":
             self.zero_grad()

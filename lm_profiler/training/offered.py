@@ -37,7 +37,12 @@ class TorchOptions:
         if self.compile_mode is not None:
             check_compile_mode(self.compile_mode, "torch.compile_mode")
         parts = list(_parts(module))
-        expect(bool(parts), "torch.compile", "a module that has parts with weights before training begins", None)
+        expect(
+            bool(parts),
+            "torch.compile",
+            "a module that has parts with weights before training begins",
+            None,
+        )
         for part in parts:
             part.compile(mode=self.compile_mode)
 
@@ -95,7 +100,9 @@ class LoaderOptions:
     def changed(self, loader: Any) -> DataLoader[Any]:
         """Return a copy of ``loader``, which must be of torch's own class: other arguments are unknown."""
         if type(loader) is not DataLoader:
-            raise UsageError(f"loader: expected a DataLoader of torch in the data, given a {type(loader).__name__}")
+            raise UsageError(
+                f"loader: expected a DataLoader of torch in the data, given a {type(loader).__name__}"
+            )
         arguments = _batch_arguments(loader)
         for name in _ARGUMENTS:
             arguments[name] = getattr(loader, name)
@@ -111,14 +118,33 @@ class LoaderOptions:
 
 
 # arguments of a DataLoader that a copy takes over; the second, if both have workers
-_ARGUMENTS = ("num_workers", "pin_memory", "collate_fn", "worker_init_fn", "generator", "in_order")
-_WORKER_ARGUMENTS = ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context")
+_ARGUMENTS = (
+    "num_workers",
+    "pin_memory",
+    "collate_fn",
+    "worker_init_fn",
+    "generator",
+    "in_order",
+)
+_WORKER_ARGUMENTS = (
+    "prefetch_factor",
+    "persistent_workers",
+    "timeout",
+    "multiprocessing_context",
+)
 
 
 def _batch_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the arguments that choose the samples of a batch: torch takes some of them only without the others."""
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
+    if (
+        loader.batch_sampler is not None
+        and type(loader.batch_sampler) is not BatchSampler
+    ):
         return {"batch_sampler": loader.batch_sampler}
-    return {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+    return {
+        "batch_size": loader.batch_size,
+        "sampler": loader.sampler,
+        "drop_last": loader.drop_last,
+    }

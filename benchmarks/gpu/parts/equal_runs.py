@@ -15,8 +15,14 @@ _ALONE = ("--memory.steps=0", "--trace.steps=0", "--check_memory=false")
 
 def run(place: Place, findings: Findings) -> None:
     runs = 2 if place.on_cpu else RUNS
-    options = place.sized("--config=small_bf16", "--list=[{model.size: small}]", *_ALONE)
-    entries = [e for e in place.sweep("equal", *options, f"--repeats={runs}") if e.record is not None and e.shows_steps]
+    options = place.sized(
+        "--config=small_bf16", "--list=[{model.size: small}]", *_ALONE
+    )
+    entries = [
+        e
+        for e in place.sweep("equal", *options, f"--repeats={runs}")
+        if e.record is not None and e.shows_steps
+    ]
     tell(findings, entries)
     words = [compare([a], [b]).step.verdict for a, b in combinations(entries, 2)]
     alarms = sum(word in ("FASTER", "SLOWER") for word in words)
@@ -24,7 +30,12 @@ def run(place: Place, findings: Findings) -> None:
     findings.add(pairs=len(words), verdicts=counts)
     # Each comparison is wrong in at most 3 of 100 cases; one of 15 may be.
     met = None if place.on_cpu or len(words) < 6 else alarms <= 1
-    findings.aim("equal runs called faster or slower", "1 of 15 pairs at most", f"{alarms} of {len(words)}", met)
+    findings.aim(
+        "equal runs called faster or slower",
+        "1 of 15 pairs at most",
+        f"{alarms} of {len(words)}",
+        met,
+    )
 
 
 def tell(findings: Findings, entries: list[Entry]) -> None:
@@ -35,9 +46,20 @@ def tell(findings: Findings, entries: list[Entry]) -> None:
         if step is None or step.mean is None:
             continue
         means.append(step.mean)
-        low, high = (shown(bound, scale=1e3) for bound in (step.mean_low, step.mean_high))
+        low, high = (
+            shown(bound, scale=1e3) for bound in (step.mean_low, step.mean_high)
+        )
         words = ", ".join(entry.record.words) if entry.record is not None else ""
-        rows.append([entry.folder.parent.name, shown(step.mean, scale=1e3), f"[{low}, {high}]", words])
-    findings.table("Equal runs", ("run", "step, mean (ms)", "95 % interval", "words"), rows)
+        rows.append(
+            [
+                entry.folder.parent.name,
+                shown(step.mean, scale=1e3),
+                f"[{low}, {high}]",
+                words,
+            ]
+        )
+    findings.table(
+        "Equal runs", ("run", "step, mean (ms)", "95 % interval", "words"), rows
+    )
     if means:
         findings.add(means_s=means, spread=max(means) / min(means) - 1)

@@ -18,7 +18,12 @@ from torch import Tensor
 
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.place import Place
-from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks import (
+    MemoryOptions,
+    StageOptions,
+    TraceOptions,
+    TrainingProfiler,
+)
 from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.run_record import RecordError, RunRecord, read_run
 from lm_profiler.record.steps import read_steps
@@ -92,14 +97,34 @@ class Fails(BoringModel):
         return FailingSGD(self.parameters(), lr=0.1)
 
 
-def train(folder: Path, accelerator: str, where: str, how: Callable[[torch.device], None]) -> int:
+def train(
+    folder: Path, accelerator: str, where: str, how: Callable[[torch.device], None]
+) -> int:
     """Ends as a program of a user's does that does not catch the error."""
     stages = StageOptions(warmup_steps=1, measure_steps=20)
-    profiler = TrainingProfiler(stages, MemoryOptions(steps=0), TraceOptions(steps=0), quiet=True, log_dir=folder)
-    off: dict[str, Any] = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    profiler = TrainingProfiler(
+        stages,
+        MemoryOptions(steps=0),
+        TraceOptions(steps=0),
+        quiet=True,
+        log_dir=folder,
     )
-    trainer = Trainer(accelerator=accelerator, devices=1, default_root_dir=folder, callbacks=[profiler], **off)
+    off: dict[str, Any] = dict.fromkeys(
+        (
+            "logger",
+            "enable_checkpointing",
+            "enable_progress_bar",
+            "enable_model_summary",
+        ),
+        False,
+    )
+    trainer = Trainer(
+        accelerator=accelerator,
+        devices=1,
+        default_root_dir=folder,
+        callbacks=[profiler],
+        **off,
+    )
     try:
         trainer.fit(Fails(where, how))
     except (RuntimeError, IndexError) as error:
@@ -109,7 +134,11 @@ def train(folder: Path, accelerator: str, where: str, how: Callable[[torch.devic
 
 
 def run(place: Place, findings: Findings) -> None:
-    cases = [(name, where) for name in FAULTS for where in (WHERE if name != "kill -9" else WHERE[1:2])]
+    cases = [
+        (name, where)
+        for name in FAULTS
+        for where in (WHERE if name != "kill -9" else WHERE[1:2])
+    ]
     folders = [place.folder / name.replace(" ", "_") / where for name, where in cases]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
@@ -121,23 +150,56 @@ def run(place: Place, findings: Findings) -> None:
     rows = []
     for folder, (name, where), code in zip(folders, cases, codes, strict=True):
         rows.append([name, where, *left(folder, code)])
-        headings = ("fault", "in", "ended", "status", "phase told", "step told", "whole steps kept")
+        headings = (
+            "fault",
+            "in",
+            "ended",
+            "status",
+            "phase told",
+            "step told",
+            "whole steps kept",
+        )
         findings.table("What is left", headings, rows, left=5)
     told = [row[3] == STATUS[row[0]] for row in rows]
-    findings.aim("faults with the right status", "all", f"{sum(told)} of {len(told)}", all(told))
-    exact = [row[1:2] == row[4:5] and row[5] == str(WHOLE + 1) for row in rows if row[0] == "out of memory"]
-    findings.aim("out of memory told in its phase and step", "all", f"{sum(exact)} of {len(exact)}", all(exact))
+    findings.aim(
+        "faults with the right status", "all", f"{sum(told)} of {len(told)}", all(told)
+    )
+    exact = [
+        row[1:2] == row[4:5] and row[5] == str(WHOLE + 1)
+        for row in rows
+        if row[0] == "out of memory"
+    ]
+    findings.aim(
+        "out of memory told in its phase and step",
+        "all",
+        f"{sum(exact)} of {len(exact)}",
+        all(exact),
+    )
     findings.add(rows=rows)
     refused(place, findings)
 
 
 def refused(place: Place, findings: Findings) -> None:
     """A run that cannot fit: the device is open when it is asked what would."""
-    options = (*place.sized("--config=small_bf16"), f"--data.batch_size={1 << 22}", "--check_memory=true")
-    code = place.call("fit", *options, f"--log_dir={place.folder}", "--name=refused", output="refused.txt")
+    options = (
+        *place.sized("--config=small_bf16"),
+        f"--data.batch_size={1 << 22}",
+        "--check_memory=true",
+    )
+    code = place.call(
+        "fit",
+        *options,
+        f"--log_dir={place.folder}",
+        "--name=refused",
+        output="refused.txt",
+    )
     record = place.last("refused")
-    status, remedies = ("no record", ()) if record is None else (record.status, _remedies(record))
-    found = f"exit code {code}, {status}, would fit: {' or '.join(remedies) or 'nothing'}"
+    status, remedies = (
+        ("no record", ()) if record is None else (record.status, _remedies(record))
+    )
+    found = (
+        f"exit code {code}, {status}, would fit: {' or '.join(remedies) or 'nothing'}"
+    )
     met = (code, status) == (WRONG_CALL, "refused") and bool(remedies)
     findings.aim("a run that cannot fit", "refused, with what would fit", found, met)
 
@@ -149,14 +211,23 @@ def _remedies(record: RunRecord) -> Sequence[str]:
 def left(folder: Path, code: int | None) -> list[str]:
     """How the process ended, and what its run tells."""
     ended = "its time was over" if code is None else str(code)
-    run_folder = next(iter(sorted(folder.rglob("run.json"))), folder / "run.json").parent
+    run_folder = next(
+        iter(sorted(folder.rglob("run.json"))), folder / "run.json"
+    ).parent
     try:
         record = read_run(run_folder)
     except RecordError as error:
         return [ended, str(error), "", "", ""]
     try:
-        kept = str(len(read_steps(run_folder / "steps.csv", record.status == "unfinished")))
+        kept = str(
+            len(read_steps(run_folder / "steps.csv", record.status == "unfinished"))
+        )
     except RecordError:
         kept = "0"
     failure = record.failure
-    return [ended, record.status, *(("", "") if failure is None else (failure.phase, str(failure.step))), kept]
+    return [
+        ended,
+        record.status,
+        *(("", "") if failure is None else (failure.phase, str(failure.step))),
+        kept,
+    ]

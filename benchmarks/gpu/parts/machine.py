@@ -37,7 +37,9 @@ FILES = (
 
 def run(place: Place, findings: Findings) -> None:
     if not place.on_cpu and not torch.cuda.is_available():
-        raise UsageError("benchmarks.gpu: expected a CUDA device, given none; --on_cpu tries the command itself")
+        raise UsageError(
+            "benchmarks.gpu: expected a CUDA device, given none; --on_cpu tries the command itself"
+        )
     found = environment(place.device, 1).model_dump()
     for package in ("transformers", "triton", "nvidia-ml-py"):
         try:
@@ -48,7 +50,9 @@ def run(place: Place, findings: Findings) -> None:
     found["cuda_visible_devices"] = os.environ.get("CUDA_VISIBLE_DEVICES")
     findings.add(**found)
     write_whole(place.folder / "about.txt", "\n".join(about(place.device)))
-    findings.note("What the machine says of itself: about.txt. What each card did in every second: cards.csv.")
+    findings.note(
+        "What the machine says of itself: about.txt. What each card did in every second: cards.csv."
+    )
 
 
 def about(device: torch.device) -> Iterator[str]:
@@ -59,12 +63,24 @@ def about(device: torch.device) -> Iterator[str]:
         yield f"$ cat {file}\n{_said(('cat', file))}"
     if device.type == "cuda":
         yield f"{torch.cuda.get_device_properties(device)}\n{torch.cuda.get_arch_list()}\n{torch.__config__.show()}"
-    yield "\n".join(sorted(f"{each.name}=={each.version}" for each in importlib.metadata.distributions()))
+    yield "\n".join(
+        sorted(
+            f"{each.name}=={each.version}"
+            for each in importlib.metadata.distributions()
+        )
+    )
 
 
 def _said(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=5, check=False)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=5,
+            check=False,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return f"{error}\n"
     return done.stdout + done.stderr

@@ -24,10 +24,25 @@ SWEEPS = {
     "compiled": ("compiled", ("bf16", "fp32", "TF32")),
 }
 _SHORT = (
-    *("--stages.warmup_steps=3", "--stages.measure_steps=6", "--memory.steps=1", "--trace.steps=0"),
+    *(
+        "--stages.warmup_steps=3",
+        "--stages.measure_steps=6",
+        "--memory.steps=1",
+        "--trace.steps=0",
+    ),
     "--check_memory=false",  # planning takes as long as running
 )
-_HEADINGS = ("size", "precision", "attention", "", "status", "step (ms)", "tokens/s", "MFU", "peak allocated (GiB)")
+_HEADINGS = (
+    "size",
+    "precision",
+    "attention",
+    "",
+    "status",
+    "step (ms)",
+    "tokens/s",
+    "MFU",
+    "peak allocated (GiB)",
+)
 
 
 def run(place: Place, findings: Findings) -> bool:
@@ -46,7 +61,11 @@ def run(place: Place, findings: Findings) -> bool:
         findings.add(cells=figures)
     for picture in ("mfu", "memory"):
         place.picture(place.folder, picture)
-    best = max((entry[7] for entry in rows if entry[7].endswith("%")), key=lambda text: float(text[:-1]), default=None)
+    best = max(
+        (entry[7] for entry in rows if entry[7].endswith("%")),
+        key=lambda text: float(text[:-1]),
+        default=None,
+    )
     findings.add(best_mfu=best)
     return more
 
@@ -55,7 +74,10 @@ def cells(place: Place, name: str, how: str, precisions: Sequence[str]) -> list[
     """The sweep's, whatever became of them."""
     sizes = SIZES[:1] if place.on_cpu else SIZES
     sets = ", ".join(PRECISIONS[precision] for precision in precisions)
-    grid = [f"--grid.model.size={','.join(sizes)}", f"--grid.model.attention={'sdpa' if place.on_cpu else 'sdpa,math'}"]
+    grid = [
+        f"--grid.model.size={','.join(sizes)}",
+        f"--grid.model.attention={'sdpa' if place.on_cpu else 'sdpa,math'}",
+    ]
     compiled = f"--model.compile={str(how == 'compiled').lower()}"
     options = place.sized("--config=small_bf16", compiled, *_SHORT)
     return place.sweep(name, *options, *grid, f"--list=[{sets}]", "--timeout_s=300")

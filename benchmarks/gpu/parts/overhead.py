@@ -44,20 +44,36 @@ class Timed(LanguageModel):
 def run(place: Place, findings: Findings) -> None:
     findings.add(event_us=event_us(place))
     toy_steps, small_steps = (5, 3) if place.on_cpu else (400, 50)
-    toy = rounds(place, 0.35, lambda options: time_one(options, toy_steps, place.accelerator), toy_steps)
+    toy = rounds(
+        place,
+        0.35,
+        lambda options: time_one(options, toy_steps, place.accelerator),
+        toy_steps,
+    )
     tell(findings, "toy", toy)
-    small = rounds(place, 1.0, lambda options: time_small(place, options, small_steps), small_steps)
+    small = rounds(
+        place, 1.0, lambda options: time_small(place, options, small_steps), small_steps
+    )
     tell(findings, "small", small)
     step_us = statistics.median(small[NAMES[0]])
     share, low, high = share_of(added(small, NAMES[1]), step_us)
     found = f"{share:.2%} [{low:.2%}, {high:.2%}] of {step_us / 1e3:.2f} ms"
-    findings.aim("added to small's step", f"{AIM:.1%}", found, None if place.on_cpu else met(low, high))
+    findings.aim(
+        "added to small's step",
+        f"{AIM:.1%}",
+        found,
+        None if place.on_cpu else met(low, high),
+    )
 
 
 def share_of(extra_us: Sequence[float], step_us: float) -> tuple[float, float, float]:
     """The mean of what the rounds differ by, as a share of a step, with its 95 % interval by Student's t."""
     mean = statistics.mean(extra_us)
-    half = t.ppf(0.975, len(extra_us) - 1) * statistics.stdev(extra_us) / math.sqrt(len(extra_us))
+    half = (
+        t.ppf(0.975, len(extra_us) - 1)
+        * statistics.stdev(extra_us)
+        / math.sqrt(len(extra_us))
+    )
     return mean / step_us, (mean - half) / step_us, (mean + half) / step_us
 
 
@@ -68,7 +84,9 @@ def met(low: float, high: float) -> bool | None:
     return False if low > AIM else None
 
 
-def rounds(place: Place, until_share: float, time_with: Any, steps: int) -> dict[str, list[float]]:
+def rounds(
+    place: Place, until_share: float, time_with: Any, steps: int
+) -> dict[str, list[float]]:
     """Rounds of all contenders until that share of the part's time is over; two that count at least."""
     until_s = time.monotonic() + until_share * max(place.left_s, 0.0)
     given = contenders(steps)
@@ -86,8 +104,14 @@ def rounds(place: Place, until_share: float, time_with: Any, steps: int) -> dict
 def time_small(place: Place, options: dict[str, Any], steps: int) -> float:
     """Microseconds a step of the small preset, as configs/small_bf16.yaml has it."""
     module = Timed(SKIP + steps, **(TINY if place.on_cpu else {}))
-    data = FakeTokens(batch_size=1, context_length=8) if place.on_cpu else FakeTokens(batch_size=4, context_length=512)
-    off: dict[str, Any] = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    data = (
+        FakeTokens(batch_size=1, context_length=8)
+        if place.on_cpu
+        else FakeTokens(batch_size=4, context_length=512)
+    )
+    off: dict[str, Any] = dict.fromkeys(
+        ("enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False
+    )
     trainer = Trainer(
         accelerator=place.accelerator,
         devices=1,
@@ -101,7 +125,9 @@ def time_small(place: Place, options: dict[str, Any], steps: int) -> float:
 
 
 def tell(findings: Findings, what: str, results: dict[str, list[float]]) -> None:
-    findings.text(f"A step of {what}, {len(results[NAMES[0]])} rounds", markdown(table(results)))
+    findings.text(
+        f"A step of {what}, {len(results[NAMES[0]])} rounds", markdown(table(results))
+    )
     findings.add(**{what: results})
 
 

@@ -36,7 +36,9 @@ def run(place: Place, findings: Findings) -> None:
 
 
 def call(place: Place, name: str, *options: str) -> list[str]:
-    sized = place.sized("--config=small_bf16", f"--log_dir={place.folder}", f"--name={name}")
+    sized = place.sized(
+        "--config=small_bf16", f"--log_dir={place.folder}", f"--name={name}"
+    )
     return [*sized, *_WHOLE, *_SHORT, *options]
 
 
@@ -58,12 +60,23 @@ def rank(place: Place, number: int, port: int) -> Callable[[], int]:
     return work
 
 
-def tell(place: Place, findings: Findings, name: str, codes: list[int | None], ranks: int) -> RunRecord | None:
+def tell(
+    place: Place, findings: Findings, name: str, codes: list[int | None], ranks: int
+) -> RunRecord | None:
     """Whether the record is whole."""
     record = place.last(name)
-    whole = record is not None and record.status == "ok" and len(record.rank_step_s) == ranks
+    whole = (
+        record is not None
+        and record.status == "ok"
+        and len(record.rank_step_s) == ranks
+    )
     found = f"exit codes {codes}, {'no record' if record is None else record.status}"
-    findings.aim(f"{name}: ok, and each rank's step known", "yes", found, whole and codes == [0] * ranks)
+    findings.aim(
+        f"{name}: ok, and each rank's step known",
+        "yes",
+        found,
+        whole and codes == [0] * ranks,
+    )
     return record
 
 
@@ -73,4 +86,11 @@ def row(title: str, record: RunRecord | None) -> list[str]:
     step = record.time["step"].median if record.time else None
     world = "" if record.environment is None else str(record.environment.world_size)
     each = ", ".join(shown(seconds, scale=1e3) for seconds in record.rank_step_s)
-    return [title, record.status, world, shown(step, scale=1e3), each, "; ".join(record.notes)]
+    return [
+        title,
+        record.status,
+        world,
+        shown(step, scale=1e3),
+        each,
+        "; ".join(record.notes),
+    ]

@@ -35,8 +35,13 @@ class GPTBlock(nn.Module):
         width, wide = config.d_model, config.d_ff * 3 // 2
         self.heads = config.num_heads
         self.norms = nn.ModuleList(nn.LayerNorm(width, bias=False) for _ in range(2))
-        self.qkv, self.out = (nn.Linear(width, times * width, bias=False) for times in (3, 1))
-        self.up, self.down = nn.Linear(width, wide, bias=False), nn.Linear(wide, width, bias=False)
+        self.qkv, self.out = (
+            nn.Linear(width, times * width, bias=False) for times in (3, 1)
+        )
+        self.up, self.down = (
+            nn.Linear(width, wide, bias=False),
+            nn.Linear(wide, width, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         batch, context, width = x.shape
@@ -62,7 +67,9 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        x = self.tokens(ids) + self.positions(
+            torch.arange(ids.shape[1], device=ids.device)
+        )
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
@@ -109,7 +116,9 @@ class Step:
     def __init__(self, model: nn.Module, device: torch.device, ids: Tensor) -> None:
         self.model, self.device, self.ids = model.to(device), device, ids
         fused = device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused or None)
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=1e-4, fused=fused or None
+        )
 
     def __call__(self) -> None:
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -141,21 +150,35 @@ class Step:
 
 
 def run(place: Place, findings: Findings) -> None:
-    tiny = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
+    tiny = {
+        "d_model": 16,
+        "d_ff": 24,
+        "num_layers": 2,
+        "num_heads": 2,
+        "vocab_size": 50,
+    }
     config = preset(SIZE, **(tiny if place.on_cpu else {}))
-    batch, context, steps, warmup = (2, 8, 2, 1) if place.on_cpu else (BATCH, CONTEXT, STEPS, WARMUP)
+    batch, context, steps, warmup = (
+        (2, 8, 2, 1) if place.on_cpu else (BATCH, CONTEXT, STEPS, WARMUP)
+    )
     device = place.device
     torch.manual_seed(0)
     ids = torch.randint(config.vocab_size, (batch, context + 1), device=device)
     models: dict[str, nn.Module] = {}
     with device:  # drawing so many weights on the CPU would take most of the time
-        models |= {_OURS: Transformer(config), _LLAMA: llama(config, context), _GPT: GPT(config, context)}
+        models |= {
+            _OURS: Transformer(config),
+            _LLAMA: llama(config, context),
+            _GPT: GPT(config, context),
+        }
     contenders = {name: Step(model, device, ids) for name, model in models.items()}
     for step in contenders.values():
         step.seconds(warmup)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     host: dict[str, list[float]] = {name: [] for name in contenders}
-    while len(seconds[_OURS]) < 3 or (not place.on_cpu and place.left_s > 5 and len(seconds[_OURS]) < 20):
+    while len(seconds[_OURS]) < 3 or (
+        not place.on_cpu and place.left_s > 5 and len(seconds[_OURS]) < 20
+    ):
         for name, step in contenders.items():
             took_s, launched_s = step.seconds(steps)
             seconds[name].append(took_s)
@@ -164,21 +187,48 @@ def run(place: Place, findings: Findings) -> None:
 
 
 def tell(
-    findings: Findings, models: dict[str, nn.Module], seconds: dict[str, list[float]], host: dict[str, list[float]]
+    findings: Findings,
+    models: dict[str, nn.Module],
+    seconds: dict[str, list[float]],
+    host: dict[str, list[float]],
 ) -> None:
     """``host`` as long as the step: it is launching that takes so long, whatever the kernels do."""
     rows = []
     for name, values in seconds.items():
-        ratios = [own / other for own, other in zip(seconds[_OURS], values, strict=True)]
+        ratios = [
+            own / other for own, other in zip(seconds[_OURS], values, strict=True)
+        ]
         parameters = sum(parameter.numel() for parameter in models[name].parameters())
         spread = f"{min(ratios):.3f} ... {max(ratios):.3f}"
-        step, launching = (f"{statistics.median(each) * 1e3:.3f}" for each in (values, host[name]))
-        rows.append([name, f"{parameters:,}", step, launching, f"{statistics.median(ratios):.3f}", spread])
+        step, launching = (
+            f"{statistics.median(each) * 1e3:.3f}" for each in (values, host[name])
+        )
+        rows.append(
+            [
+                name,
+                f"{parameters:,}",
+                step,
+                launching,
+                f"{statistics.median(ratios):.3f}",
+                spread,
+            ]
+        )
     rounds = len(seconds[_OURS])
-    headings = ("", "parameters", "step (ms)", "host (ms)", "ours / this", "min ... max")
-    findings.table(f"A step of {SIZE}, {rounds} rounds of {STEPS} steps in turns", headings, rows)
+    headings = (
+        "",
+        "parameters",
+        "step (ms)",
+        "host (ms)",
+        "ours / this",
+        "min ... max",
+    )
+    findings.table(
+        f"A step of {SIZE}, {rounds} rounds of {STEPS} steps in turns", headings, rows
+    )
     over = {
-        name: statistics.median(a / b for a, b in zip(seconds[_OURS], values, strict=True))
+        name: statistics.median(
+            a / b for a, b in zip(seconds[_OURS], values, strict=True)
+        )
         for name, values in seconds.items()
     }
     findings.add(seconds=seconds, host_seconds=host, our_step_over=over)

@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from lm_profiler.analysis.compare.differences import Difference, in_config, in_environment, unlike
+from lm_profiler.analysis.compare.differences import (
+    Difference,
+    in_config,
+    in_environment,
+    unlike,
+)
 from lm_profiler.analysis.compare.ratio import (
     CONFIDENCE,
     MARGIN,
@@ -104,7 +109,9 @@ class Comparison:
 
     a: list[str]  # the folders of A's runs
     b: list[str]
-    unlike: list[Difference]  # why the sides did not do the same work; empty if they may be compared
+    unlike: list[
+        Difference
+    ]  # why the sides did not do the same work; empty if they may be compared
     config: list[Difference]  # what else differs
     environment: list[Difference] | None  # None: unknown
     step: PartChange  # UNCLEAR if the machine was busy, whatever its interval: times are then upper bounds
@@ -112,10 +119,14 @@ class Comparison:
     # phases that occur, those that change the step most first; with several ranks, without their waiting
     # if all runs know it
     phases: list[PartChange]
-    ranks: list[PartChange]  # own work and waiting of the mean rank, by their names in the registry
+    ranks: list[
+        PartChange
+    ]  # own work and waiting of the mean rank, by their names in the registry
     tokens: RateChange | None
     memory: list[MemoryChange]
-    detectable: float | None  # the smallest change of the step, as a share, that runs like these can detect
+    detectable: (
+        float | None
+    )  # the smallest change of the step, as a share, that runs like these can detect
     notes: list[str]  # what a reader must know before using the figures
     # what decides if the machine was busy: the step without waits for a CPU, and CPU time; empty on a calm machine
     work: list[PartChange]
@@ -133,7 +144,10 @@ class Comparison:
 
 
 def compare(
-    a: Sequence[Entry], b: Sequence[Entry], spread: ProcessSpread | None = None, same_within: float = SAME_WITHIN
+    a: Sequence[Entry],
+    b: Sequence[Entry],
+    spread: ProcessSpread | None = None,
+    same_within: float = SAME_WITHIN,
 ) -> Comparison:
     """Compare B with A; several runs on a side are repeats of each other.
 
@@ -147,15 +161,22 @@ def compare(
     side_a, side_b = without_waiting(read_side("A", a), read_side("B", b))
     folders_a = [run.folder for run in side_a.runs]
     folders_b = [run.folder for run in side_b.runs]
-    on_both_sides = {folder.resolve() for folder in folders_a} & {folder.resolve() for folder in folders_b}
+    on_both_sides = {folder.resolve() for folder in folders_a} & {
+        folder.resolve() for folder in folders_b
+    }
     if on_both_sides:
-        raise UsageError(f"{min(on_both_sides)}: expected a run on one side, given on both")
+        raise UsageError(
+            f"{min(on_both_sides)}: expected a run on one side, given on both"
+        )
     if spread is None:
         spread = known_spread(machine_of(a))
     pair = SidePair(side_a, side_b, spread, same_within)
     first_a, first_b = side_a.runs[0].record, side_b.runs[0].record
     step = pair.part_change("step", CONFIDENCE)
-    parts = ["forward_backward", *(part for part in PARTS if side_a.occurs(part) or side_b.occurs(part))]
+    parts = [
+        "forward_backward",
+        *(part for part in PARTS if side_a.occurs(part) or side_b.occurs(part)),
+    ]
     together = 1.0 - (1.0 - CONFIDENCE) / len(parts)  # Dunn 1961, JASA 56:52
     forward_backward, *phases = [pair.part_change(part, together) for part in parts]
     work = pair.work_changes(CONFIDENCE) if pair.is_busy else []
@@ -172,8 +193,15 @@ def compare(
         ranks=_ranks(side_a, side_b),
         tokens=_tokens(side_a, side_b, step),
         memory=_memory(side_a, side_b),
-        detectable=None if decision.interval is None else minimum_detectable_effect(decision.interval),
-        notes=[*side_a.notes, *side_b.notes, *_busy_notes(pair, work), *_notes_on_runs(side_a, side_b)],
+        detectable=None
+        if decision.interval is None
+        else minimum_detectable_effect(decision.interval),
+        notes=[
+            *side_a.notes,
+            *side_b.notes,
+            *_busy_notes(pair, work),
+            *_notes_on_runs(side_a, side_b),
+        ],
         work=work,
         work_phases=pair.work_phases() if work else [],
         flops=_flops_ratio(side_a, side_b),
@@ -199,7 +227,9 @@ def decide(rows: Sequence[PartChange]) -> PartChange:
     return main
 
 
-def _same_direction(interval: RatioInterval | None, other: RatioInterval | None) -> bool:
+def _same_direction(
+    interval: RatioInterval | None, other: RatioInterval | None
+) -> bool:
     """Whether both ratios lie beyond the margin on the same side of 1."""
     if interval is None or other is None:
         return False
@@ -251,7 +281,9 @@ class SidePair:
         """The std of what subtracting the waits for a CPU adds to one run a side; repeats show it themselves."""
         if not self.is_single:
             return 0.0
-        return _WAITS_KNOWN_TO * math.hypot(self.a.runs[0].waited_share, self.b.runs[0].waited_share)
+        return _WAITS_KNOWN_TO * math.hypot(
+            self.a.runs[0].waited_share, self.b.runs[0].waited_share
+        )
 
     def part_change(self, part: str, confidence: float) -> PartChange:
         row = self._row(part, self.a.means(part), self.b.means(part), confidence)
@@ -289,14 +321,28 @@ class SidePair:
         """Return each phase without waits for a CPU, in the steps of which the thread's use of the CPU is known."""
         rows = []
         for phase in PARTS:
-            seconds_a, seconds_b = _phase_without_cpu_waits(self.a, phase), _phase_without_cpu_waits(self.b, phase)
+            seconds_a, seconds_b = (
+                _phase_without_cpu_waits(self.a, phase),
+                _phase_without_cpu_waits(self.b, phase),
+            )
             if seconds_a is not None and seconds_b is not None:
-                interval = repeats_interval(seconds_a, seconds_b, CONFIDENCE, self.load_bias)
-                rows.append(_changed(phase, self.a, typical(seconds_a), typical(seconds_b), interval))
+                interval = repeats_interval(
+                    seconds_a, seconds_b, CONFIDENCE, self.load_bias
+                )
+                rows.append(
+                    _changed(
+                        phase, self.a, typical(seconds_a), typical(seconds_b), interval
+                    )
+                )
         return _largest_first(rows)
 
     def _row(
-        self, name: str, a: Sequence[Interval], b: Sequence[Interval], confidence: float, bias: float = 0.0
+        self,
+        name: str,
+        a: Sequence[Interval],
+        b: Sequence[Interval],
+        confidence: float,
+        bias: float = 0.0,
     ) -> PartChange:
         means_a = [interval.mean for interval in a]
         means_b = [interval.mean for interval in b]
@@ -304,16 +350,25 @@ class SidePair:
             interval = single_interval(a[0], b[0], confidence, self.spread, bias)
         else:
             interval = repeats_interval(means_a, means_b, confidence, bias)
-        return _changed(name, self.a, typical(means_a), typical(means_b), interval, self.same_within)
+        return _changed(
+            name, self.a, typical(means_a), typical(means_b), interval, self.same_within
+        )
 
 
 def _changed(
-    name: str, a: Side, a_s: float, b_s: float, interval: RatioInterval | None, same_within: float = SAME_WITHIN
+    name: str,
+    a: Side,
+    a_s: float,
+    b_s: float,
+    interval: RatioInterval | None,
+    same_within: float = SAME_WITHIN,
 ) -> PartChange:
     step_s = a.typical_s("step")
     difference_s = b_s - a_s
     share = difference_s / step_s if step_s > 0 else None
-    return PartChange(name, a_s, b_s, difference_s, share, interval, change(interval, same_within))
+    return PartChange(
+        name, a_s, b_s, difference_s, share, interval, change(interval, same_within)
+    )
 
 
 def _phase_without_cpu_waits(side: Side, phase: str) -> list[float] | None:
@@ -356,13 +411,22 @@ def _ranks(a: Side, b: Side) -> list[PartChange]:
         seconds_a, seconds_b = a.values(QUANTITIES[name]), b.values(QUANTITIES[name])
         if seconds_a is not None and seconds_b is not None:
             interval = repeats_interval(seconds_a, seconds_b, CONFIDENCE)
-            changes.append(_changed(name, a, typical(seconds_a), typical(seconds_b), interval))
+            changes.append(
+                _changed(name, a, typical(seconds_a), typical(seconds_b), interval)
+            )
     return changes
 
 
 def _tokens(a: Side, b: Side, step: PartChange) -> RateChange | None:
-    counts_a, counts_b = a.values(QUANTITIES["tokens_per_step"]), b.values(QUANTITIES["tokens_per_step"])
-    if not counts_a or not counts_b or min(*counts_a, *counts_b, step.a_s, step.b_s) <= 0:
+    counts_a, counts_b = (
+        a.values(QUANTITIES["tokens_per_step"]),
+        b.values(QUANTITIES["tokens_per_step"]),
+    )
+    if (
+        not counts_a
+        or not counts_b
+        or min(*counts_a, *counts_b, step.a_s, step.b_s) <= 0
+    ):
         return None
     tokens_a, tokens_b = typical(counts_a), typical(counts_b)
     rates = RateChange(
@@ -377,16 +441,27 @@ def _tokens(a: Side, b: Side, step: PartChange) -> RateChange | None:
         return rates
     more_work = tokens_b / tokens_a
     token_time = RatioInterval(
-        step.interval.ratio / more_work, step.interval.low / more_work, step.interval.high / more_work
+        step.interval.ratio / more_work,
+        step.interval.low / more_work,
+        step.interval.high / more_work,
     )
-    rate = RatioInterval(1.0 / token_time.ratio, 1.0 / token_time.high, 1.0 / token_time.low)
-    is_clear = step.verdict in ("FASTER", "SLOWER", "SAME") or change(step.interval) == "UNCLEAR"
-    return replace(rates, interval=rate, verdict=change(token_time) if is_clear else "UNCLEAR")
+    rate = RatioInterval(
+        1.0 / token_time.ratio, 1.0 / token_time.high, 1.0 / token_time.low
+    )
+    is_clear = (
+        step.verdict in ("FASTER", "SLOWER", "SAME")
+        or change(step.interval) == "UNCLEAR"
+    )
+    return replace(
+        rates, interval=rate, verdict=change(token_time) if is_clear else "UNCLEAR"
+    )
 
 
 def _certain_share(side: Side) -> float:
     """Return the share of the side's rate that is certain; 1 if it had the machine to itself."""
-    shares = [lower_bound_share(QUANTITIES["tokens_per_s"], run.record) for run in side.runs]
+    shares = [
+        lower_bound_share(QUANTITIES["tokens_per_s"], run.record) for run in side.runs
+    ]
     return fmean(1.0 if share is None else share for share in shares)
 
 
@@ -403,11 +478,17 @@ def _memory(a: Side, b: Side) -> list[MemoryChange]:
         if peaks_a is not None and peaks_b is not None:
             interval = _peaks_interval(reading, peaks_a, peaks_b)
             word = _MEMORY_WORDS[change(interval)]
-            changes.append(MemoryChange(reading, typical(peaks_a), typical(peaks_b), interval, word))
+            changes.append(
+                MemoryChange(
+                    reading, typical(peaks_a), typical(peaks_b), interval, word
+                )
+            )
     return changes
 
 
-def _peaks_interval(reading: str, a: Sequence[int], b: Sequence[int]) -> RatioInterval | None:
+def _peaks_interval(
+    reading: str, a: Sequence[int], b: Sequence[int]
+) -> RatioInterval | None:
     """Return the ratio's interval. Two runs suffice: an allocator's peaks repeat exactly, the system's only nearly."""
     if max(len(a), len(b)) > 1:
         return repeats_interval(a, b, CONFIDENCE)
@@ -415,15 +496,21 @@ def _peaks_interval(reading: str, a: Sequence[int], b: Sequence[int]) -> RatioIn
         return None
     ratio = b[0] / a[0]
     scatter = _RESIDENT_SCATTER if reading == "resident_peak" else 0.0
-    return RatioInterval(ratio, ratio * (1.0 - scatter), ratio * (1.0 + scatter), CONFIDENCE)
+    return RatioInterval(
+        ratio, ratio * (1.0 - scatter), ratio * (1.0 + scatter), CONFIDENCE
+    )
 
 
 def _busy_notes(pair: SidePair, work: Sequence[PartChange]) -> list[str]:
     if not pair.is_busy:
         return []
     if work:
-        return ["the machine was busy: times are upper bounds; figures without waiting for a CPU decide"]
-    return ["the machine was busy: times are upper bounds, and no figure without the effect of its load is known"]
+        return [
+            "the machine was busy: times are upper bounds; figures without waiting for a CPU decide"
+        ]
+    return [
+        "the machine was busy: times are upper bounds, and no figure without the effect of its load is known"
+    ]
 
 
 def _notes_on_runs(a: Side, b: Side) -> list[str]:
@@ -437,9 +524,13 @@ def _notes_on_runs(a: Side, b: Side) -> list[str]:
     elif runs_b == 1:
         notes.append("B is a single run: its scatter is assumed to equal that of A")
     elif min(runs_a, runs_b) == 2:
-        notes.append("two runs hardly show how runs scatter: with three per side intervals are several times narrower")
+        notes.append(
+            "two runs hardly show how runs scatter: with three per side intervals are several times narrower"
+        )
     began_a = [run.record.started for run in a.runs]
     began_b = [run.record.started for run in b.runs]
     if max(began_a) < min(began_b) or max(began_b) < min(began_a):
-        notes.append("one side ran before the other: the machine may have changed in between; alternate the runs")
+        notes.append(
+            "one side ran before the other: the machine may have changed in between; alternate the runs"
+        )
     return notes

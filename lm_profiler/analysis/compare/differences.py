@@ -8,8 +8,12 @@ from typing import Any
 
 from lm_profiler.record.run_record import RunRecord
 
-OF_EACH_RUN = frozenset({"name", "log_dir"})  # options that say where a run goes, not what it does
-SEEDS = frozenset({"seed_everything", "data.seed"})  # options in which repeats may differ
+OF_EACH_RUN = frozenset(
+    {"name", "log_dir"}
+)  # options that say where a run goes, not what it does
+SEEDS = frozenset(
+    {"seed_everything", "data.seed"}
+)  # options in which repeats may differ
 
 _SAID_AS_UNLIKE = frozenset({"device_name", "world_size"})
 _TOLERANCE = 0.01  # batches of text vary in tokens from run to run
@@ -33,7 +37,8 @@ def unlike(a: RunRecord, b: RunRecord) -> list[Difference]:
     return [
         Difference(name, work_a[name], work_b[name])
         for name in work_a
-        if None not in (work_a[name], work_b[name]) and not _alike(work_a[name], work_b[name])
+        if None not in (work_a[name], work_b[name])
+        and not _alike(work_a[name], work_b[name])
     ]
 
 
@@ -45,7 +50,10 @@ def in_config(a: RunRecord, b: RunRecord) -> list[Difference]:
 
 
 def _without_config(run: RunRecord) -> dict[str, Any]:
-    return {"module": run.model and run.model.model_dump(), "program": run.command.partition(" -- ")[2]}
+    return {
+        "module": run.model and run.model.model_dump(),
+        "program": run.command.partition(" -- ")[2],
+    }
 
 
 def in_environment(a: RunRecord, b: RunRecord) -> list[Difference] | None:
@@ -53,7 +61,11 @@ def in_environment(a: RunRecord, b: RunRecord) -> list[Difference] | None:
     if a.environment is None or b.environment is None:
         return None
     differences = _between(a.environment.model_dump(), b.environment.model_dump())
-    return [difference for difference in differences if difference.path not in _SAID_AS_UNLIKE]
+    return [
+        difference
+        for difference in differences
+        if difference.path not in _SAID_AS_UNLIKE
+    ]
 
 
 def _work(run: RunRecord) -> dict[str, Any]:
@@ -79,7 +91,9 @@ def _between(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     flat_a, flat_b = flat(a), flat(b)
     paths = [path for path in {**flat_a, **flat_b} if path not in OF_EACH_RUN]
     return [
-        Difference(path, flat_a.get(path), flat_b.get(path)) for path in paths if flat_a.get(path) != flat_b.get(path)
+        Difference(path, flat_a.get(path), flat_b.get(path))
+        for path in paths
+        if flat_a.get(path) != flat_b.get(path)
     ]
 
 
@@ -87,7 +101,9 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Values by dotted path, as the command line would name them."""
     values: dict[str, Any] = {}
     for key, value in tree.items():
-        path = prefix if key == "init_args" and prefix else f"{prefix}.{key}".lstrip(".")
+        path = (
+            prefix if key == "init_args" and prefix else f"{prefix}.{key}".lstrip(".")
+        )
         if isinstance(value, Mapping) and value:
             values.update(flat(value, path))
         else:

@@ -49,7 +49,11 @@ class RatioInterval:
 
 
 def single_interval(
-    a: Interval, b: Interval, confidence: float = CONFIDENCE, spread: ProcessSpread = ASSUMED_SPREAD, bias: float = 0.0
+    a: Interval,
+    b: Interval,
+    confidence: float = CONFIDENCE,
+    spread: ProcessSpread = ASSUMED_SPREAD,
+    bias: float = 0.0,
 ) -> RatioInterval | None:
     """Return the ratio of the mean steps of one run each, B over A; None if one is not positive, or it is too wide.
 
@@ -68,7 +72,10 @@ def single_interval(
 
 
 def repeats_interval(
-    a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE, bias: float = 0.0
+    a: Sequence[float],
+    b: Sequence[float],
+    confidence: float = CONFIDENCE,
+    bias: float = 0.0,
 ) -> RatioInterval | None:
     """Return the ratio of geometric means, B over A, of one figure per run, with Student's t interval of logarithms.
 
@@ -79,15 +86,24 @@ def repeats_interval(
     there one of one run against one.
     """
     x, y = finite(a), finite(b)
-    if not x.size or not y.size or max(x.size, y.size) < 2 or min(x.min(), y.min()) <= 0.0:
+    if (
+        not x.size
+        or not y.size
+        or max(x.size, y.size) < 2
+        or min(x.min(), y.min()) <= 0.0
+    ):
         return None
     x, y = np.log(x), np.log(y)
     freedom = x.size + y.size - 2
     variance = (_squares(x) + _squares(y)) / freedom
-    by_chance = student(freedom, confidence) * math.sqrt(variance * (1.0 / x.size + 1.0 / y.size))
+    by_chance = student(freedom, confidence) * math.sqrt(
+        variance * (1.0 / x.size + 1.0 / y.size)
+    )
     normal = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     half_width = math.hypot(by_chance, normal * bias)
-    return _interval_around(math.exp(float(y.mean() - x.mean())), half_width, confidence)
+    return _interval_around(
+        math.exp(float(y.mean() - x.mean())), half_width, confidence
+    )
 
 
 def _squares(logs: Series) -> float:
@@ -128,10 +144,14 @@ def detectable(spread: ProcessSpread, runs: int) -> float:
     freedom = spread.freedom
     if runs > 1:
         freedom = 2.0 * runs - 2.0
-    return max(MARGIN, math.expm1(standard_error * (student(freedom, CONFIDENCE) + _POWER)))
+    return max(
+        MARGIN, math.expm1(standard_error * (student(freedom, CONFIDENCE) + _POWER))
+    )
 
 
-def _interval_around(ratio: float, half_width: float, confidence: float) -> RatioInterval | None:
+def _interval_around(
+    ratio: float, half_width: float, confidence: float
+) -> RatioInterval | None:
     """Return the interval with this half width in logarithms; None if it is too wide."""
     if 2.0 * half_width > math.log(WIDEST):
         return None

@@ -13,7 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from lm_profiler.analysis.compare.differences import SEEDS, in_config, in_environment, unlike
+from lm_profiler.analysis.compare.differences import (
+    SEEDS,
+    in_config,
+    in_environment,
+    unlike,
+)
 from lm_profiler.analysis.evidence import read_counters
 from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.analysis.steps.statistics import Interval, Series, mean_interval
@@ -27,7 +32,10 @@ from lm_profiler.record.run_record import Ranks, RecordError, RunRecord, StepCou
 from lm_profiler.record.steps import StepRow
 from lm_profiler.usage_error import UsageError
 
-WITHOUT_CPU_WAITS, CPU_TIME = "without_cpu_waits", "cpu_time"  # names of what waiting for a CPU does not stretch
+WITHOUT_CPU_WAITS, CPU_TIME = (
+    "without_cpu_waits",
+    "cpu_time",
+)  # names of what waiting for a CPU does not stretch
 
 _NORMAL_95 = 1.96
 
@@ -45,7 +53,9 @@ class Run:
     model: StepModel  # of the steps
     # what the mean rank waits for others in each part, where that is not the part's own
     waits_s: Mapping[str, float] = field(default_factory=dict)
-    counters: Sequence[StepCounters] = ()  # of the compared steps, of all ranks; empty if unknown
+    counters: Sequence[
+        StepCounters
+    ] = ()  # of the compared steps, of all ranks; empty if unknown
 
     def mean(self, part: str) -> Interval:
         """Return the mean of ``part`` over all measured steps after the warm-up, whatever levels they have.
@@ -54,11 +64,15 @@ class Run:
         """
         seconds = np.array([row.time(part) for row in self.steps])
         mean_s = float(seconds[self.model.cut :].mean())
-        interval = mean_over_levels(self.model, seconds) or Interval(mean_s, -math.inf, math.inf)
+        interval = mean_over_levels(self.model, seconds) or Interval(
+            mean_s, -math.inf, math.inf
+        )
         own_s = max(interval.mean - self.waits_s.get(part, 0.0), 0.0)
         # As uncertain as with the waiting, whose scatter from step to step is not recorded.
         shift_s = own_s - interval.mean
-        return Interval(own_s, interval.low + shift_s, interval.high + shift_s, interval.lag1)
+        return Interval(
+            own_s, interval.low + shift_s, interval.high + shift_s, interval.lag1
+        )
 
     @property
     def without_cpu_waits(self) -> Interval | None:
@@ -67,7 +81,9 @@ class Run:
         In the rest it ran, slept, or waited for processes of the run itself, such as a loader's workers. None: unknown.
         """
         share = self._share_of_others
-        return self._mean_of_counters(lambda counters: _without_cpu_wait_s(counters, share))
+        return self._mean_of_counters(
+            lambda counters: _without_cpu_wait_s(counters, share)
+        )
 
     @property
     def _share_of_others(self) -> float:
@@ -82,9 +98,13 @@ class Run:
         """Mean CPU time of the process per step; None is unknown."""
         return self._mean_of_counters(_cpu_s)
 
-    def _mean_of_counters(self, figure: Callable[[StepCounters], float | None]) -> Interval | None:
+    def _mean_of_counters(
+        self, figure: Callable[[StepCounters], float | None]
+    ) -> Interval | None:
         """Return the mean over steps of the figure's mean over ranks; None if a step of a rank does not know it."""
-        if not self.counters and self.record.mean_counters is not None:  # the run left no counters of single steps
+        if (
+            not self.counters and self.record.mean_counters is not None
+        ):  # the run left no counters of single steps
             mean = figure(self.record.mean_counters)
             return None if mean is None else self._as_uncertain_as_the_step(mean)
         by_step: dict[int, list[float]] = {}
@@ -226,7 +246,9 @@ def _waits_s(ranks: Ranks | None) -> dict[str, float]:
     waits_s = {part: spread.median_s for part, spread in ranks.waiting.items()}
     if len(ranks.by_rank) == ranks.heard:
         for part in waits_s:
-            waits_s[part] = fmean(rank.waiting_s.get(part, 0.0) for rank in ranks.by_rank)
+            waits_s[part] = fmean(
+                rank.waiting_s.get(part, 0.0) for rank in ranks.by_rank
+            )
     both_s = waits_s.get("forward", 0.0) + waits_s.get("backward", 0.0)
     return {**waits_s, "forward_backward": both_s}
 
@@ -266,11 +288,17 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
     for entry in entries:
         steps = _measured_steps(entry)
         if entry.record is None or not steps:
-            left_out.append((entry.folder, f"it has no measured step ({_how_it_ended(entry)})"))
+            left_out.append(
+                (entry.folder, f"it has no measured step ({_how_it_ended(entry)})")
+            )
             continue
         model = model_of(steps)
         compared = {row.step for row in steps[model.cut :]}
-        counters = [reading for reading in read_counters(entry.folder) if reading.step in compared]
+        counters = [
+            reading
+            for reading in read_counters(entry.folder)
+            if reading.step in compared
+        ]
         run = Run(entry.folder, entry.record, steps, model, counters=counters)
         runs.append(run)
         doubts += [(entry.folder, doubt) for doubt in _doubts(entry, run)]
@@ -281,7 +309,9 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
             why = f"{folder}: {reason}"
         raise UsageError(f"{label}: {why}")
     statements = [(folder, f"is left out: {reason}") for folder, reason in left_out]
-    notes = [f"{label}: {note}" for note in _grouped([*statements, *doubts], len(entries))]
+    notes = [
+        f"{label}: {note}" for note in _grouped([*statements, *doubts], len(entries))
+    ]
     differing: dict[str, None] = {}
     for run in runs[1:]:
         differing.update(dict.fromkeys(_as_repeat(runs[0], run)))
@@ -326,18 +356,26 @@ def _doubts(entry: Entry, run: Run) -> list[str]:
     record = run.record
     doubts = []
     if entry.status != "ok":
-        doubts.append(f"ended {entry.status} ({_short_reason(entry)}); the steps that it measured count")
+        doubts.append(
+            f"ended {entry.status} ({_short_reason(entry)}); the steps that it measured count"
+        )
     if record.steadiness is not None and record.steadiness.word != "steady":
         words = ", ".join(record.steadiness.words) or "too short to call steady"
         doubts.append(f"was {words}{_course(run)}")
     steps = len(run.steps)
     if run.model.cut >= _MUCH_WARM_UP * steps:
-        doubts.append(f"has warm-up among its measured steps: the first {run.model.cut} of {steps} do not count")
+        doubts.append(
+            f"has warm-up among its measured steps: the first {run.model.cut} of {steps} do not count"
+        )
     doubts += [f"was disturbed: {line}" for line in contention_lines(record.contention)]
     if record.ranks is not None and record.ranks.finding.saves_s is not None:
-        doubts.append(f"has ranks that wait {record.ranks.waiting_share:.0%} of a step for {_waited_for(record.ranks)}")
+        doubts.append(
+            f"has ranks that wait {record.ranks.waiting_share:.0%} of a step for {_waited_for(record.ranks)}"
+        )
     if record.telemetry is not None and record.telemetry.throttle_reasons:
-        doubts.append(f"ran on a throttled GPU ({', '.join(record.telemetry.throttle_reasons)})")
+        doubts.append(
+            f"ran on a throttled GPU ({', '.join(record.telemetry.throttle_reasons)})"
+        )
     return doubts
 
 
@@ -370,11 +408,18 @@ def _short_reason(entry: Entry) -> str:
 def _as_repeat(first: Run, other: Run) -> list[str]:
     """Return what differs in the environments of two repeats; nothing else may differ."""
     ignored = SEEDS | {"program"}  # the program's own arguments may hold a seed too
-    config = [difference for difference in in_config(first.record, other.record) if difference.path not in ignored]
+    config = [
+        difference
+        for difference in in_config(first.record, other.record)
+        if difference.path not in ignored
+    ]
     for difference in (*unlike(first.record, other.record), *config):
         raise UsageError(
             f"{other.folder}: expected a repeat of {first.folder}, "
             f"given {difference.path} {difference.b} instead of {difference.a}\n"
             "the runs of a side must be repeats of one another; for a sweep, give the folder of one cell"
         )
-    return [difference.path for difference in in_environment(first.record, other.record) or ()]
+    return [
+        difference.path
+        for difference in in_environment(first.record, other.record) or ()
+    ]

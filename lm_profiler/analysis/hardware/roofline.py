@@ -41,7 +41,11 @@ BEATEN = 1.05  # a rate, or a floor, that a step beats by more than this is wron
 LEAST_S = 1e-6  # a floor below this says nothing: any kernel's launch takes longer
 
 _FLOAT32: dict[str, Dtype] = {"highest": "float32", "high": "tf32", "medium": "tf32"}
-_DTYPES: dict[str, Dtype] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
+_DTYPES: dict[str, Dtype] = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+}
 _LARGE_CPU_SHARE = 0.10  # share of the CPUs' time; it costs caches, memory bandwidth and clock even if nobody waits
 _ROUNDED = 1.02  # sheets round their figures: the clock that follows may lie this far above the highest
 
@@ -87,7 +91,9 @@ def _normalised(name: str) -> str:
 _BY_NAME = {_normalised(name): row for row in ROWS for name in row.names}
 
 
-def matmul_dtype(precision: str, float32_matmul_precision: str = "highest") -> Dtype | None:
+def matmul_dtype(
+    precision: str, float32_matmul_precision: str = "highest"
+) -> Dtype | None:
     """Return the dtype in which a Lightning ``precision`` multiplies matrices; None if no peak is tabulated for it.
 
     ``float32_matmul_precision`` is torch's: "high" and "medium" let float32 products run in TF32.
@@ -122,7 +128,9 @@ def rates_of(
         if rate is None and measured_flops_per_s is not None:
             rate = Rate(measured_flops_per_s, MEASURED_PRODUCT)
         if rate is not None:
-            flops.append(FlopRate(dtype=dtype, flops_per_s=rate.per_s, source=rate.source))
+            flops.append(
+                FlopRate(dtype=dtype, flops_per_s=rate.per_s, source=rate.source)
+            )
     memory = bandwidth(device_name)
     if memory is None and copied_bytes_per_s is not None:
         memory = Rate(copied_bytes_per_s, MEASURED_COPY)
@@ -149,17 +157,23 @@ def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:
     return flops.total() / seconds if seconds else usual.flops_per_s
 
 
-def clock_share(telemetry: Telemetry | None, rate: FlopRate, multiprocessors: int | None) -> float | None:
+def clock_share(
+    telemetry: Telemetry | None, rate: FlopRate, multiprocessors: int | None
+) -> float | None:
     """Return the measured clock over the datasheet's; None for a measured rate, which already reflects the clock."""
     if rate.source in (MEASURED_PRODUCT, GIVEN) or telemetry is None:
         return None
     if not telemetry.median_sm_clock_hz or not telemetry.max_sm_clock_hz:
         return None
-    stated_hz = sheet_clock_hz(rate.flops_per_s, multiprocessors or 0, telemetry.max_sm_clock_hz)
+    stated_hz = sheet_clock_hz(
+        rate.flops_per_s, multiprocessors or 0, telemetry.max_sm_clock_hz
+    )
     return None if stated_hz is None else telemetry.median_sm_clock_hz / stated_hz
 
 
-def sheet_clock_hz(peak_flops_per_s: float, multiprocessors: int, max_clock_hz: float) -> float | None:
+def sheet_clock_hz(
+    peak_flops_per_s: float, multiprocessors: int, max_clock_hz: float
+) -> float | None:
     """Return the clock at which a device with these ``multiprocessors`` has its datasheet's dense peak.
 
     A multiprocessor's matrix units do a power of two of FLOPs a clock (NVIDIA from Volta on: 1024 in fp16 there, 2048
@@ -170,12 +184,17 @@ def sheet_clock_hz(peak_flops_per_s: float, multiprocessors: int, max_clock_hz: 
     if not (peak_flops_per_s > 0 and multiprocessors > 0 and max_clock_hz > 0):
         return None
     multiprocessor_flops_per_s = peak_flops_per_s / multiprocessors
-    flops_per_clock: float = 2 ** ceil(log2(multiprocessor_flops_per_s / (max_clock_hz * _ROUNDED)))
+    flops_per_clock: float = 2 ** ceil(
+        log2(multiprocessor_flops_per_s / (max_clock_hz * _ROUNDED))
+    )
     return multiprocessor_flops_per_s / flops_per_clock
 
 
 def share_of_peak(
-    flops_per_step: float | None, step_s: float | None, peak_flops_per_s: float | None, devices: int = 1
+    flops_per_step: float | None,
+    step_s: float | None,
+    peak_flops_per_s: float | None,
+    devices: int = 1,
 ) -> float | None:
     """Return MFU or HFU, by which FLOPs are counted (Chowdhery et al. 2022, "PaLM", appendix B).
 
@@ -205,7 +224,9 @@ def judge_utilisation(
     rate = None if peak_rate is None else peak_rate.per_s
     reached = share_of_peak(flops.all, step_s, ceiling_flops_per_s, devices)
     if reached is not None and reached > BEATEN:
-        ceiling_flops_per_s = reached = None  # no step beats the machine: something else used it while it was measured
+        ceiling_flops_per_s = reached = (
+            None  # no step beats the machine: something else used it while it was measured
+        )
     return Utilisation(
         flops=flops,
         dtype=dtype,
@@ -247,27 +268,43 @@ def floor_of(work: Work, rates: Rates, took_s: float | None) -> Floor:
         times = took_s / seconds
     # Without the time of the bytes it is unknown which of the two is the bound.
     bound_is_known = seconds > 0.0 and memory_s is not None
-    figures = {"seconds": seconds, "bound": bound if bound_is_known else None, "times": times}
+    figures = {
+        "seconds": seconds,
+        "bound": bound if bound_is_known else None,
+        "times": times,
+    }
     return floor_without_time.model_copy(update=figures)
 
 
-def beaten_floors(work: Mapping[str, Work], rates: Rates, took_s: Mapping[str, float | None]) -> list[str]:
+def beaten_floors(
+    work: Mapping[str, Work], rates: Rates, took_s: Mapping[str, float | None]
+) -> list[str]:
     """Return a note on the phases that have no floor because they beat it."""
     beaten_phases = []
     for phase, phase_work in work.items():
         phase_s = took_s.get(phase)
         has_floor = floor_of(phase_work, rates, None).seconds is not None
-        if phase_s and has_floor and floor_of(phase_work, rates, phase_s).seconds is None:
+        if (
+            phase_s
+            and has_floor
+            and floor_of(phase_work, rates, phase_s).seconds is None
+        ):
             beaten_phases.append(phase)
     if not beaten_phases:
         return []
     rate_texts = []
     for rate in rates.flops:
-        rate_texts.append(f"{with_prefix(rate.flops_per_s, 'FLOP/s')} in {rate.dtype} ({rate.source})")
+        rate_texts.append(
+            f"{with_prefix(rate.flops_per_s, 'FLOP/s')} in {rate.dtype} ({rate.source})"
+        )
     if rates.bytes_per_s:
-        rate_texts.append(f"{with_prefix(rates.bytes_per_s, 'B/s')} ({rates.bytes_source})")
+        rate_texts.append(
+            f"{with_prefix(rates.bytes_per_s, 'B/s')} ({rates.bytes_source})"
+        )
     reason = f"took less time than their FLOPs or bytes need at {', '.join(rate_texts)}"
-    return [f"unknown floors: {', '.join(beaten_phases)} {reason}: bytes are in caches, or a rate is too low"]
+    return [
+        f"unknown floors: {', '.join(beaten_phases)} {reason}: bytes are in caches, or a rate is too low"
+    ]
 
 
 def _compute_s(flops: Mapping[str, int] | None, rates: Rates) -> float | None:
@@ -300,16 +337,26 @@ def contention_lines(contention: Contention | None) -> list[str]:
             "that this run needed"
         )
     elif others_s >= _LARGE_CPU_SHARE * cpu_time_s:
-        phrases.append(f"something else used {others_s / cpu_time_s:.0%} of this machine's CPU time")
+        phrases.append(
+            f"something else used {others_s / cpu_time_s:.0%} of this machine's CPU time"
+        )
     if (contention.throttled_s or 0.0) >= SHARED * contention.had_s > 0.0:
-        phrases.append(f"the CPU limit of its cgroup throttled this run for {contention.throttled_s:.1f} s")
+        phrases.append(
+            f"the CPU limit of its cgroup throttled this run for {contention.throttled_s:.1f} s"
+        )
     if contention.gpu is not None and contention.gpu.processes:
         phrases.append(_gpu_sharing_text(contention.gpu))
     return phrases
 
 
 def _gpu_sharing_text(gpu: GpuSharing) -> str:
-    processes = "1 other process" if gpu.processes == 1 else f"{gpu.processes} other processes"
+    processes = (
+        "1 other process" if gpu.processes == 1 else f"{gpu.processes} other processes"
+    )
     time_share = "unknown use" if gpu.utilisation is None else f"{gpu.utilisation:.0%}"
-    memory = "unknown memory" if gpu.memory_bytes is None else f"{gpu.memory_bytes * 2**-30:.1f} GiB"
+    memory = (
+        "unknown memory"
+        if gpu.memory_bytes is None
+        else f"{gpu.memory_bytes * 2**-30:.1f} GiB"
+    )
     return f"{processes} on this GPU: {time_share} of its time, {memory}"

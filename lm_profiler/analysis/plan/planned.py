@@ -11,9 +11,20 @@ from math import ceil, inf
 from typing import Any
 
 from lm_profiler.analysis.hardware.peak_table import ROWS, Row
-from lm_profiler.analysis.hardware.roofline import Work, floor_of, matmul_dtype, rates_of
+from lm_profiler.analysis.hardware.roofline import (
+    Work,
+    floor_of,
+    matmul_dtype,
+    rates_of,
+)
 from lm_profiler.record.memory_timeline import MemoryTimeline
-from lm_profiler.record.run_record import Floor, MemoryCauses, MemoryLevels, ModelFacts, Rates
+from lm_profiler.record.run_record import (
+    Floor,
+    MemoryCauses,
+    MemoryLevels,
+    ModelFacts,
+    Rates,
+)
 from lm_profiler.usage_error import UsageError
 
 ROOM = 0.9  # share of a device's memory that surely holds a run: the rest is the driver's context, workspaces and gaps
@@ -39,27 +50,49 @@ class Planned:
     peaks: Mapping[str, int]  # the most bytes in use at one time
     causes: Mapping[str, MemoryCauses]  # what each peak consisted of
     batch: int | None = None  # samples in a batch; None if that is unknown
-    context: int | None = None  # tokens in a sequence; None if that is unknown, or cannot be changed
+    context: int | None = (
+        None  # tokens in a sequence; None if that is unknown, or cannot be changed
+    )
     # the largest batch, or context, that fits: 0 if none does, None if it was not looked for
     largest: int | None = None
-    compiled: bool = False  # whether the run would be compiled: its step was rehearsed uncompiled
-    work: Mapping[str, Work] = field(default_factory=dict)  # what each phase has to do at least
+    compiled: bool = (
+        False  # whether the run would be compiled: its step was rehearsed uncompiled
+    )
+    work: Mapping[str, Work] = field(
+        default_factory=dict
+    )  # what each phase has to do at least
     float32: str = "unknown"  # how float32 is multiplied: ``highest``, ``high`` (TF32) or ``medium``
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of ``SETTINGS``, those that the call has, by name
+    settings: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of ``SETTINGS``, those that the call has, by name
     held: MemoryLevels | None = None  # what is held at moments of the step
     model: ModelFacts | None = None  # of the module
-    largest_unknown: str | None = None  # why the largest was not found, where it was looked for
-    steps: Sequence[int] = ()  # the peak of each rehearsed step; the largest is reported
-    taken_for_one: Sequence[str] = ()  # lines that converted an unknown number to a float: it was taken to be 1
-    buckets: int | None = None  # bytes of DDP's buckets, in the rest of each phase's peak; None without buckets
-    gathered: int = 0  # most bytes at one time of weights gathered from other ranks, in the rest
-    workspaces: int | None = None  # bytes of library workspaces, in each phase's peak; None on the CPU
+    largest_unknown: str | None = (
+        None  # why the largest was not found, where it was looked for
+    )
+    steps: Sequence[
+        int
+    ] = ()  # the peak of each rehearsed step; the largest is reported
+    taken_for_one: Sequence[
+        str
+    ] = ()  # lines that converted an unknown number to a float: it was taken to be 1
+    buckets: int | None = (
+        None  # bytes of DDP's buckets, in the rest of each phase's peak; None without buckets
+    )
+    gathered: int = (
+        0  # most bytes at one time of weights gathered from other ranks, in the rest
+    )
+    workspaces: int | None = (
+        None  # bytes of library workspaces, in each phase's peak; None on the CPU
+    )
     # bytes that a GPU's allocator reserves for these steps; None on the CPU
     reserved: int | None = None
     ranks: int = 1  # the number of ranks of the run; rank 0 was rehearsed
     # bytes that the collectives of each phase put on a rank's link
     sent: Mapping[str, int] = field(default_factory=dict)
-    split_by: str | None = None  # the strategy that splits the module over the ranks; None if each holds all of it
+    split_by: str | None = (
+        None  # the strategy that splits the module over the ranks; None if each holds all of it
+    )
     timeline: MemoryTimeline | None = None  # every allocation of the step
 
     @property
@@ -124,7 +157,11 @@ class PlannedFloors:
         """Return the least seconds of ``phase``: at best the link is busy while the device computes."""
         floor = self.by_phase.get(phase)
         work_s = None if floor is None else floor.seconds
-        known_s = [seconds for seconds in (work_s, self.sent_s.get(phase)) if seconds is not None]
+        known_s = [
+            seconds
+            for seconds in (work_s, self.sent_s.get(phase))
+            if seconds is not None
+        ]
         return max(known_s, default=None)
 
     @property
@@ -158,12 +195,18 @@ class Plan:
     device: Capacity
     fits: bool | None  # None if that is unknown, as when steps grow
     needs_bytes: int  # the least that surely holds the run
-    largest_context: int | None  # the largest context that fits; ``planned.largest`` is the largest batch
+    largest_context: (
+        int | None
+    )  # the largest context that fits; ``planned.largest`` is the largest batch
     floor_s: float | None  # of the step; None if no peaks of the device are known
-    smaller: Sequence[Alternative]  # settings that would need less, if the run may not fit
+    smaller: Sequence[
+        Alternative
+    ]  # settings that would need less, if the run may not fit
 
 
-def planned_floors(planned: Planned, device: str, link_bytes_per_s: float | None = None) -> PlannedFloors:
+def planned_floors(
+    planned: Planned, device: str, link_bytes_per_s: float | None = None
+) -> PlannedFloors:
     """Return the floors of ``planned`` on the GPU of that name, as far as the table of peaks knows it.
 
     Communication counts if the rate of the links is given.
@@ -171,8 +214,12 @@ def planned_floors(planned: Planned, device: str, link_bytes_per_s: float | None
     dtypes: set[str] = set()
     for work in planned.work.values():
         dtypes.update(work.flops or {})
-    rates = rates_of(device, dict.fromkeys(sorted(dtypes)), None, matmul_dtype("32", planned.float32))
-    floors = {phase: floor_of(work, rates, None) for phase, work in planned.work.items()}
+    rates = rates_of(
+        device, dict.fromkeys(sorted(dtypes)), None, matmul_dtype("32", planned.float32)
+    )
+    floors = {
+        phase: floor_of(work, rates, None) for phase, work in planned.work.items()
+    }
     sent_s: dict[str, float] = {}
     if link_bytes_per_s:
         for phase, sent_bytes in planned.sent.items():
@@ -183,7 +230,9 @@ def planned_floors(planned: Planned, device: str, link_bytes_per_s: float | None
 # the compute capability to plan for if it is unknown: libraries' workspaces are largest on it
 ANY_GPU = (9, 0)
 
-_LEAST_SIMILARITY = 0.7  # of two words (``difflib``'s ratio), for one to be proposed for the other
+_LEAST_SIMILARITY = (
+    0.7  # of two words (``difflib``'s ratio), for one to be proposed for the other
+)
 _MOST_PROPOSED = 3
 _MOST_NAMES = 5  # in a message
 
@@ -193,7 +242,11 @@ _BRANDS = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "generation",
 # words that distinguish products with the same number: nobody leaves them out
 _OTHER_PRODUCT = {"ti", "super", "laptop"}
 
-_ON_A_BOARD = {"NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"}  # SXM boards, though their names do not say so
+_ON_A_BOARD = {
+    "NVIDIA H100 80GB HBM3",
+    "NVIDIA H200",
+    "NVIDIA B200",
+}  # SXM boards, though their names do not say so
 
 
 @dataclass(frozen=True)
@@ -219,12 +272,16 @@ def capacity(device_name: str) -> Capacity:
     names = _names_meant(device_name, list(rows))
     different_gpus = {_speed_and_memory(rows[name]) for name in names}
     if len(different_gpus) > 1:
-        raise UsageError(f"device: expected one GPU, given {device_name[:100]!r}, which may be {_enumeration(names)}")
+        raise UsageError(
+            f"device: expected one GPU, given {device_name[:100]!r}, which may be {_enumeration(names)}"
+        )
     if names:
         name = names[0]
         return Capacity(name, _bytes_of(rows[name]), gpu=rows[name].gpu)
     hint = _similar_names_hint(device_name, list(rows))
-    raise UsageError(f"device: expected a GPU such as A100 80GB, given {device_name[:100]!r}; {hint}")
+    raise UsageError(
+        f"device: expected a GPU such as A100 80GB, given {device_name[:100]!r}; {hint}"
+    )
 
 
 def _names_meant(device_name: str, names: Sequence[str]) -> list[str]:
@@ -266,7 +323,9 @@ def smallest_gpu(needed_bytes: int) -> Capacity | None:
 
     Of several GPUs with equal memory, it is the one with the highest bfloat16 peak.
     """
-    rows = [row for row in ROWS if row.gib is not None and _bytes_of(row) >= needed_bytes]
+    rows = [
+        row for row in ROWS if row.gib is not None and _bytes_of(row) >= needed_bytes
+    ]
     if not rows:
         return None
     row = min(rows, key=lambda row: (row.gib, -(row.bfloat16 or 0.0)))
@@ -283,7 +342,10 @@ def _enumeration(names: Sequence[str]) -> str:
 
 def _similarity(text: str, name: str) -> float:
     """Return how similar ``text`` is to the most similar word of ``name``."""
-    return max(difflib.SequenceMatcher(None, text.casefold(), word).ratio() for word in _words(name))
+    return max(
+        difflib.SequenceMatcher(None, text.casefold(), word).ratio()
+        for word in _words(name)
+    )
 
 
 def _words(name: str) -> set[str]:
@@ -305,7 +367,10 @@ def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, in
     both miss, so that two turns have not halved what is open, the middle and a little less than ``room`` are tried in
     turns. 0 if not even 1 fits.
     """
-    needs = {0: 0, begin: needed}  # bytes by size; without a batch at least nothing is needed
+    needs = {
+        0: 0,
+        begin: needed,
+    }  # bytes by size; without a batch at least nothing is needed
     widths = [inf] * 3  # of the open interval, turn by turn
     stuck_turns = 0
     for turn in range(_MOST_TRIALS):
@@ -321,7 +386,11 @@ def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, in
         if is_stuck:
             stuck_turns += 1
             is_turn_of_middle = stuck_turns % 2 == 1
-            size = (low + high) // 2 if is_turn_of_middle else _size_that_needs(0.998 * room, needs, low, high)
+            size = (
+                (low + high) // 2
+                if is_turn_of_middle
+                else _size_that_needs(0.998 * room, needs, low, high)
+            )
         elif turn % 2 == 0 and too_large:
             size = _size_that_needs(room, needs, low, high)
         elif low > 0:
@@ -337,7 +406,9 @@ def _fitting_sizes(needs: Mapping[int, int], room: float) -> list[int]:
     return sorted(size for size, needed_bytes in needs.items() if needed_bytes <= room)
 
 
-def _size_that_needs(room: float, needs: Mapping[int, int], small: int, large: int) -> int:
+def _size_that_needs(
+    room: float, needs: Mapping[int, int], small: int, large: int
+) -> int:
     """Return the size at which a line through the needs of two sizes meets ``room``."""
     rise = needs[large] - needs[small]
     if rise == 0:

@@ -34,7 +34,9 @@ _LEAST_JITTER = 0.05  # the least share of the step that evening a part must sav
 # a rank's part is named if fixing all ranks without it saves less by this share
 _LEAST_LOSS = 0.1
 
-_SINGLE_RANKS = 4  # more ranks than this that are slow in one part are fixed together or not at all
+_SINGLE_RANKS = (
+    4  # more ranks than this that are slow in one part are fixed together or not at all
+)
 
 # standard deviation over mean of a rank's part relative to the others' in the same step: below this it is plain noise
 _UNEVEN = 0.20
@@ -65,7 +67,10 @@ class Contended:
 
         They cannot cause a sleep, a late batch, or a ``cause`` of its own, which they only make longer.
         """
-        if cause is not None and cause.seconds * (1.0 - self.taken) >= _MOST_BY_OTHERS * slow.seconds:
+        if (
+            cause is not None
+            and cause.seconds * (1.0 - self.taken) >= _MOST_BY_OTHERS * slow.seconds
+        ):
             return True
         own_s = self.added_s[slow.rank]
         others_s = [self.added_s[rank] for rank in slow.fast if rank != slow.rank]
@@ -76,7 +81,9 @@ class Contended:
         return added_s <= _MOST_BY_OTHERS * slow.seconds
 
 
-def contended(shared: Contention | None, counters: Sequence[StepCounters], ranks: Sequence[int]) -> Contended | None:
+def contended(
+    shared: Contention | None, counters: Sequence[StepCounters], ranks: Sequence[int]
+) -> Contended | None:
     """Return what other programs can have added to ``ranks``, from the ``counters`` of their measured steps.
 
     None if nothing else used the machine.
@@ -94,7 +101,9 @@ def contended(shared: Contention | None, counters: Sequence[StepCounters], ranks
     return Contended(added_s, threads_s, taken)
 
 
-def _lost_s(counters: CountersByRank, rank: int, taken: float) -> tuple[float | None, float]:
+def _lost_s(
+    counters: CountersByRank, rank: int, taken: float
+) -> tuple[float | None, float]:
     """Return what the training thread, None if unknown, and the other threads may have lost in the mean step."""
     wall_s = counters.mean_s(rank, "wall_s")
     asleep_s = counters.mean_s(rank, "asleep_s")
@@ -114,7 +123,9 @@ class HeardRanks:
     numbers: Sequence[int]  # the number of each
     hosts: Sequence[str]
     counters: CountersByRank
-    contended: Contended | None = None  # the delay that other programs may have caused, if any used the machine
+    contended: Contended | None = (
+        None  # the delay that other programs may have caused, if any used the machine
+    )
 
     def cause_of(self, slow: Slow) -> RankCause | None:
         """Return what explains the excess time of ``slow``."""
@@ -123,7 +134,9 @@ class HeardRanks:
 
     def is_sure(self, slow: Slow) -> bool:
         """Return whether other programs cannot have made the rank slow."""
-        return self.contended is None or self.contended.is_sure(slow, self.cause_of(slow))
+        return self.contended is None or self.contended.is_sure(
+            slow, self.cause_of(slow)
+        )
 
 
 def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
@@ -139,7 +152,9 @@ def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
         return certain_finding
 
     doubt: RankDoubt = "few steps"
-    doubtful = [candidate for candidate in slow if candidate.seconds > candidate.half_s][:_SINGLE_RANKS]
+    doubtful = [
+        candidate for candidate in slow if candidate.seconds > candidate.half_s
+    ][:_SINGLE_RANKS]
     if len(sure) < len(certain):
         doubt, doubtful = "shared machine", certain
     if work.saves_s(doubtful) < _LEAST_JITTER * work.step_s:
@@ -150,7 +165,9 @@ def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
     return RankFinding(kind="unsure", slow=kept, doubt=doubt, steps=steps)
 
 
-def _finding_about(slow: Sequence[Slow], work: RanksWork, group: HeardRanks) -> RankFinding | None:
+def _finding_about(
+    slow: Sequence[Slow], work: RanksWork, group: HeardRanks
+) -> RankFinding | None:
     """Return the finding about those of ``slow`` that must be fixed, if that saves enough to be reported."""
     to_fix = _worth_fixing(slow, work)
     saving_s = work.saves_s(to_fix)
@@ -214,7 +231,11 @@ def _kind_of(ranks: Sequence[int], group: HeardRanks) -> FindingKind:
         return "straggler"
     hosts = {group.hosts[rank] for rank in ranks}
     ranks_of_hosts = [rank for rank, host in enumerate(group.hosts) if host in hosts]
-    is_whole_host = len(hosts) == 1 and list(ranks) == ranks_of_hosts and len(ranks) < len(group.hosts)
+    is_whole_host = (
+        len(hosts) == 1
+        and list(ranks) == ranks_of_hosts
+        and len(ranks) < len(group.hosts)
+    )
     return "host" if is_whole_host else "several"
 
 
@@ -277,7 +298,9 @@ def _others_wait_s(work: RanksWork, ranks: Sequence[int]) -> float:
     all_ranks = len(work.own_s)
     if len(ranks) == all_ranks:
         return float(waiting_s.mean())
-    by_all_s = float(work.caused_s[ranks].sum(axis=0).mean()) * (all_ranks - 1)  # slow ranks wait for each other, too
+    by_all_s = float(work.caused_s[ranks].sum(axis=0).mean()) * (
+        all_ranks - 1
+    )  # slow ranks wait for each other, too
     others_waiting_s = float(np.delete(waiting_s, ranks, axis=0).mean())
     return min(by_all_s / (all_ranks - len(ranks)), others_waiting_s)
 
@@ -294,11 +317,15 @@ def _nobody(work: RanksWork, group: HeardRanks) -> RankFinding:
     if uneven_part is None or saved_s[uneven_part] < _LEAST_JITTER * work.step_s:
         return RankFinding(kind="equal", others_wait_s=waits_s, steps=steps)
 
-    unsure = RankFinding(kind="unsure", phase=RANK_PARTS[uneven_part], others_wait_s=waits_s, steps=steps)
+    unsure = RankFinding(
+        kind="unsure", phase=RANK_PARTS[uneven_part], others_wait_s=waits_s, steps=steps
+    )
     caused_s = work.caused_s.sum(axis=1)
     worst = int(caused_s.argmax())
     if caused_s[worst] > _SINGLE_CAUSE * caused_s.sum():
-        return unsure.model_copy(update={"rank": group.numbers[worst], "doubt": "chance"})
+        return unsure.model_copy(
+            update={"rank": group.numbers[worst], "doubt": "chance"}
+        )
     if group.contended is not None:
         return unsure.model_copy(update={"doubt": "shared machine"})
     return unsure.model_copy(update={"kind": "turns", "saves_s": saved_s[uneven_part]})

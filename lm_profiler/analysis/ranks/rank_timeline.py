@@ -43,7 +43,9 @@ class RankTimeline:
     # of the step; the last mark of a step ends it
     codes: Codes
     host_ns: Instants  # int64[m], the instant of each mark
-    arrivals_ns: Instants  # int64[k], arrival at each collective, in the order of arrival
+    arrivals_ns: (
+        Instants  # int64[k], arrival at each collective, in the order of arrival
+    )
     collectives: list[Collective]  # [k], the collective of each arrival
     clock: str  # name of the clock, the same for all ranks that share it
     # int64[k], how long it waited for the others at each, if measured (on NCCL: the duration on its stream
@@ -102,7 +104,9 @@ class Track:
         """Return how long each [step, part] took; the last part is the time between the previous step and this one."""
         parts = OUTSIDE + 1
         cell_of_mark = self.step[:-1] * parts + self.codes[:-1]
-        spent_ns = np.bincount(cell_of_mark, np.diff(self.marks_ns), len(steps) * parts).reshape(-1, parts)
+        spent_ns = np.bincount(
+            cell_of_mark, np.diff(self.marks_ns), len(steps) * parts
+        ).reshape(-1, parts)
         is_next_step = np.diff(steps) == 1
         between_ns = np.where(is_next_step, self.begin_ns[1:] - self.end_ns[:-1], 0)
         spent_ns[:, OUTSIDE] = np.append(0, between_ns)
@@ -115,7 +119,9 @@ class Track:
         until_mark_ns = np.concatenate([[0.0], np.cumsum(in_part_ns)])
         # Relative to the first mark: instants since boot have no room for nanoseconds in a float.
         begin_ns = self.marks_ns[0]
-        return np.asarray(np.interp(instants - begin_ns, self.marks_ns - begin_ns, until_mark_ns))
+        return np.asarray(
+            np.interp(instants - begin_ns, self.marks_ns - begin_ns, until_mark_ns)
+        )
 
 
 def with_waits(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
@@ -137,7 +143,9 @@ def with_waits(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
         for key, duration_ns in _durations_ns(timeline):
             is_timed_by_all = least_ns[key] >= 0
             waited_ns.append(duration_ns - least_ns[key] if is_timed_by_all else -1)
-        with_waits_ns.append(replace(timeline, waited_ns=np.array(waited_ns, dtype=np.int64)))
+        with_waits_ns.append(
+            replace(timeline, waited_ns=np.array(waited_ns, dtype=np.int64))
+        )
     return with_waits_ns
 
 
@@ -145,12 +153,18 @@ def _durations_ns(timeline: RankTimeline) -> Iterator[tuple[tuple[str, int], int
     """Yield group and number of each call, with its duration; nothing if the rank timed none."""
     if timeline.waited_ns is None:
         return
-    for call, duration_ns in zip(timeline.collectives, timeline.waited_ns.tolist(), strict=True):
+    for call, duration_ns in zip(
+        timeline.collectives, timeline.waited_ns.tolist(), strict=True
+    ):
         yield (call.group, call.number), duration_ns
 
 
 def comes_ns(
-    called_ns: Instants, took_ns: Instants, host_ns: Instants, stream_ns: Instants, behind: NDArray[np.bool_]
+    called_ns: Instants,
+    took_ns: Instants,
+    host_ns: Instants,
+    stream_ns: Instants,
+    behind: NDArray[np.bool_],
 ) -> Instants:
     """Return the instant of each call on the stream.
 
@@ -180,14 +194,18 @@ def comes_ns(
     return np.asarray(np.rint(comes_at_ns), dtype=np.int64)
 
 
-def _stopping_ns(share: NDArray[np.float64], took_ns: Instants, duration_ns: float) -> NDArray[np.float64]:
+def _stopping_ns(
+    share: NDArray[np.float64], took_ns: Instants, duration_ns: float
+) -> NDArray[np.float64]:
     """Return the instants of calls that each stop the stream."""
     earlier_calls_ns = np.cumsum(took_ns) - took_ns
     own_work_ns = max(duration_ns - took_ns.sum(), 0)
     return np.asarray(share * own_work_ns + earlier_calls_ns)
 
 
-def _queued_ns(share: NDArray[np.float64], took_ns: Instants, duration_ns: float) -> NDArray[np.float64]:
+def _queued_ns(
+    share: NDArray[np.float64], took_ns: Instants, duration_ns: float
+) -> NDArray[np.float64]:
     """Return the instants of calls that queue behind each other on their own stream; the part ends with the last one.
 
     If the queue never runs empty from one call on, that call came before the part's end by its and all later durations.

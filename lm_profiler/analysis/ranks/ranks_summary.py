@@ -55,11 +55,17 @@ def ranks_of(
     """
     timelines = sorted(timelines, key=lambda timeline: timeline.rank)
     # Arrivals on different clocks cannot be compared; measured waits need no common clock.
-    timelines = [timeline for timeline in timelines if _is_comparable(timeline, timelines[0])]
+    timelines = [
+        timeline for timeline in timelines if _is_comparable(timeline, timelines[0])
+    ]
     if len(timelines) < 2:
         return None
     common_steps = reduce(np.intersect1d, (timeline.steps for timeline in timelines))
-    is_judged = np.ones(len(common_steps), bool) if steps is None else np.isin(common_steps, list(steps))
+    is_judged = (
+        np.ones(len(common_steps), bool)
+        if steps is None
+        else np.isin(common_steps, list(steps))
+    )
     if not is_judged.any():
         return None
     work = work_of(timelines, common_steps, overlap)
@@ -68,7 +74,12 @@ def ranks_of(
     step_s = float((own_s + waiting_s).sum(axis=2).mean())
     numbers = [timeline.rank for timeline in timelines]
     hosts = [timeline.host for timeline in timelines]
-    group = HeardRanks(numbers, hosts, CountersByRank(counters), contended(contention, counters, numbers))
+    group = HeardRanks(
+        numbers,
+        hosts,
+        CountersByRank(counters),
+        contended(contention, counters, numbers),
+    )
     ranks_of_host: dict[str, list[int]] = {}
     for timeline in timelines:
         ranks_of_host.setdefault(timeline.host, []).append(timeline.rank)
@@ -122,7 +133,9 @@ def _ranks_to_show(own_s: Seconds) -> list[int]:
     return sorted({0, *by_own_work[:_EXTREMES], *by_own_work[-_EXTREMES:]})
 
 
-def communication_figures(traced: Traced | None, waiting_s: Mapping[str, float] | None = None) -> dict[str, Any]:
+def communication_figures(
+    traced: Traced | None, waiting_s: Mapping[str, float] | None = None
+) -> dict[str, Any]:
     """Return the fields of ``Ranks`` on communication, from traced steps; none if nothing is known.
 
     A trace shows one rank, which may wait for ``waiting_s`` in each phase: it does not distinguish communication
@@ -139,7 +152,10 @@ def communication_figures(traced: Traced | None, waiting_s: Mapping[str, float] 
         fields["communication_s"] = communication.ns * s_per_ns
         fields["exposed_communication_s"] = communication.exposed_ns * s_per_ns
         fields["communication_share"] = communication.share
-        fields["collectives"] = [_collective_figures(calls, communication.steps) for calls in communication.by_name]
+        fields["collectives"] = [
+            _collective_figures(calls, communication.steps)
+            for calls in communication.by_name
+        ]
     exposed_ns: Counter[str] = Counter()
     if traced.on_device:
         for piece, own_ns in traced.by_use["communication"]:
@@ -151,9 +167,13 @@ def communication_figures(traced: Traced | None, waiting_s: Mapping[str, float] 
     for phase, phase_ns in exposed_ns.items():
         waited_s = 0.0 if waiting_s is None else waiting_s.get(phase, 0.0)
         exposed_s[phase] = max(phase_ns * 1e-9 / traced.steps - waited_s, 0.0)
-    waiting_words = "waiting included" if waiting_s is None else "minus the waiting of that rank"
+    waiting_words = (
+        "waiting included" if waiting_s is None else "minus the waiting of that rank"
+    )
     fields["exposed_s"] = exposed_s
-    fields["exposed_source"] = f"rank 0's trace of {counted(traced.steps, 'step')}, {waiting_words}"
+    fields["exposed_source"] = (
+        f"rank 0's trace of {counted(traced.steps, 'step')}, {waiting_words}"
+    )
     return fields
 
 

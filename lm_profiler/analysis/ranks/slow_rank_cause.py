@@ -39,7 +39,9 @@ class CountersByRank:
 
     def mean_s(self, rank: int, field_name: str) -> float | None:
         """Return the mean of a counter over the steps of ``rank``; None if no step has it."""
-        readings = [getattr(reading, field_name) for reading in self._by_rank.get(rank, [])]
+        readings = [
+            getattr(reading, field_name) for reading in self._by_rank.get(rank, [])
+        ]
         seconds = [reading for reading in readings if reading is not None]
         if not seconds:
             return None
@@ -54,9 +56,14 @@ class CountersByRank:
             return 0.0
         return max(own_s - fmean(seconds), 0.0)
 
-    def cause_of(self, rank: int, others: Sequence[int], excess_s: float) -> RankCause | None:
+    def cause_of(
+        self, rank: int, others: Sequence[int], excess_s: float
+    ) -> RankCause | None:
         """Return what explains at least half of the ``excess_s`` of ``rank`` over the ``others``."""
-        explained_s = {field_name: self.excess_s(rank, others, field_name) for field_name in _CAUSES}
+        explained_s = {
+            field_name: self.excess_s(rank, others, field_name)
+            for field_name in _CAUSES
+        }
         longest = max(explained_s, key=lambda field_name: explained_s[field_name])
         if explained_s[longest] <= 0.0 or explained_s[longest] < _EXPLAINED * excess_s:
             return None

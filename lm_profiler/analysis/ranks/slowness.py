@@ -92,24 +92,37 @@ def _in_part(own_s: Seconds, part: int, step_s: float, tests: int) -> list[Slow]
 
     # Each test fits a model: with many slow ranks, the two extremes stand for all.
     tested = slow if len(slow) <= _TESTED else [slow[0], slow[-1]]
-    slow_by_rank = {rank: _tested(own_s, rank, part, fast, step_s, tests) for rank in tested}
+    slow_by_rank = {
+        rank: _tested(own_s, rank, part, fast, step_s, tests) for rank in tested
+    }
     slow_in_part = []
     for rank in slow:
         if rank in slow_by_rank:
             slow_in_part.append(slow_by_rank[rank])
         else:
             least_slow = slow_by_rank[slow[-1]]
-            slow_in_part.append(replace(least_slow, rank=rank, seconds=float(excess_s[rank])))
+            slow_in_part.append(
+                replace(least_slow, rank=rank, seconds=float(excess_s[rank]))
+            )
     return slow_in_part
 
 
-def _tested(own_s: Seconds, rank: int, part: int, fast: tuple[int, ...], step_s: float, tests: int) -> Slow:
+def _tested(
+    own_s: Seconds,
+    rank: int,
+    part: int,
+    fast: tuple[int, ...],
+    step_s: float,
+    tests: int,
+) -> Slow:
     """Return how much slower ``rank`` is than the fast ranks, with its interval, and whether that is certain."""
     others = [other for other in fast if other != rank]
     others_s = own_s[others].mean(axis=0)
     all_excess_s = own_s[rank] - others_s
     judged = _active_steps(others_s)
-    if all_excess_s[judged].sum() < _HALF * all_excess_s.sum():  # the rank is slow in the other steps
+    if (
+        all_excess_s[judged].sum() < _HALF * all_excess_s.sum()
+    ):  # the rank is slow in the other steps
         judged = np.arange(others_s.size)
     share = judged.size / others_s.size
     excess_s = all_excess_s[judged]
@@ -121,8 +134,12 @@ def _tested(own_s: Seconds, rank: int, part: int, fast: tuple[int, ...], step_s:
     pattern_length = 1 if model.pattern is None else model.pattern.every
     fitted = len(model.levels) + pattern_length - 1
     freedom = max(int(np.count_nonzero(~model.odd)) - fitted, 1)
-    odd_error = math.sqrt(float((residuals[model.odd] ** 2).sum())) / excess_s.size  # of a compound Poisson process
-    error_s = math.hypot(_standard_error(residuals[~model.odd], freedom), odd_error) * step_s
+    odd_error = (
+        math.sqrt(float((residuals[model.odd] ** 2).sum())) / excess_s.size
+    )  # of a compound Poisson process
+    error_s = (
+        math.hypot(_standard_error(residuals[~model.odd], freedom), odd_error) * step_s
+    )
     mean_s = float(excess_s.mean())
     is_certain = mean_s > student(freedom, 1.0 - 2.0 * SIGNIFICANCE / tests) * error_s
 
@@ -165,6 +182,8 @@ def _standard_error(noise: Seconds, freedom: int) -> float:
     if noise.size < FEWEST_VALUES:
         return math.inf
     score, _, errors = ar1_means(noise - noise.mean())
-    weights = np.exp(-0.5 * (score - score.min())) * (1.0 - PHI)  # ten steps could show nothing without this prior
+    weights = np.exp(-0.5 * (score - score.min())) * (
+        1.0 - PHI
+    )  # ten steps could show nothing without this prior
     mean_square = float(weights @ errors**2) / float(weights.sum())
     return math.sqrt(mean_square * (noise.size - 1) / freedom)

@@ -15,7 +15,14 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, OUTSIDE, Instants, RankTimeline, Seconds, Track
+from lm_profiler.analysis.ranks.rank_timeline import (
+    BACKWARD,
+    OUTSIDE,
+    Instants,
+    RankTimeline,
+    Seconds,
+    Track,
+)
 from lm_profiler.analysis.ranks.slowness import Slow
 
 Flags = NDArray[np.bool_]
@@ -36,7 +43,9 @@ class Calls:
     names: list[str]  # [C]
     came_ns: Instants  # [C, R]
     members: Flags  # [C, R], whether the rank takes part in the call; values of other ranks mean nothing
-    measured_ns: Instants  # [C, R], how long the rank waited where that was measured, else -1
+    measured_ns: (
+        Instants  # [C, R], how long the rank waited where that was measured, else -1
+    )
 
     @property
     def released_ns(self) -> Instants:
@@ -47,11 +56,15 @@ class Calls:
     def sorted_by_release(self, begin_ns: int, end_ns: int) -> Calls:
         """Return the calls that released their ranks between two instants, in the order of the release."""
         released_ns = self.released_ns
-        order = released_ns.argsort(kind="stable")  # what comes later on every rank also has the later last arrival
+        order = released_ns.argsort(
+            kind="stable"
+        )  # what comes later on every rank also has the later last arrival
         is_inside = (released_ns[order] >= begin_ns) & (released_ns[order] <= end_ns)
         order = order[is_inside]
         names = [self.names[call] for call in order.tolist()]
-        return Calls(names, self.came_ns[order], self.members[order], self.measured_ns[order])
+        return Calls(
+            names, self.came_ns[order], self.members[order], self.measured_ns[order]
+        )
 
 
 @dataclass(eq=False)
@@ -66,10 +79,18 @@ class RanksWork:
     # and where a step was left out
     own_s: Seconds
     waiting_s: Seconds  # [rank, step, part]; with the own work in the step's parts it makes up the step
-    in_part: Callable[[int | None], Seconds]  # returns the own work in a part, or in all of them: [K, R]
-    step: NDArray[np.int64]  # [K], index of the step that the cell is in, or precedes if it lies between steps; else -1
-    first: NDArray[np.int64]  # where each segment begins: within one, no rank waits for another; all meet at its end
-    caused_s: Seconds = field(init=False)  # [rank, step], how long the others waited for this rank on average
+    in_part: Callable[
+        [int | None], Seconds
+    ]  # returns the own work in a part, or in all of them: [K, R]
+    step: NDArray[
+        np.int64
+    ]  # [K], index of the step that the cell is in, or precedes if it lies between steps; else -1
+    first: NDArray[
+        np.int64
+    ]  # where each segment begins: within one, no rank waits for another; all meet at its end
+    caused_s: Seconds = field(
+        init=False
+    )  # [rank, step], how long the others waited for this rank on average
     _cells: Seconds = field(init=False)
     _whole_s: float = field(init=False)
 
@@ -77,13 +98,21 @@ class RanksWork:
         self._cells = self.in_part(None)
         self._whole_s = self._duration_s(self._cells)
         self.caused_s = np.zeros(self.own_s.shape[:2])
-        segments_s = np.add.reduceat(self._cells, self.first, axis=0)[:-1]  # nobody waits at the end of the last one
+        segments_s = np.add.reduceat(self._cells, self.first, axis=0)[
+            :-1
+        ]  # nobody waits at the end of the last one
         ranks = segments_s.shape[1]
         step_of_segment = self.step[self.first[1:] - 1]
         last_rank = segments_s.argmax(axis=1)
-        waits_s = (segments_s.max(axis=1) * ranks - segments_s.sum(axis=1)) / (ranks - 1)
+        waits_s = (segments_s.max(axis=1) * ranks - segments_s.sum(axis=1)) / (
+            ranks - 1
+        )
         in_step = step_of_segment >= 0
-        np.add.at(self.caused_s, (last_rank[in_step], step_of_segment[in_step]), waits_s[in_step])
+        np.add.at(
+            self.caused_s,
+            (last_rank[in_step], step_of_segment[in_step]),
+            waits_s[in_step],
+        )
 
     @property
     def step_s(self) -> float:
@@ -107,14 +136,20 @@ class RanksWork:
             slow_in_part = {candidate.rank for candidate in same_part}
             others = sorted(set(same_part[0].fast) - slow_in_part)
             others_sorted_s = np.sort(self.own_s[others, :, part], axis=1)
-            usual_s = np.median(others_sorted_s, axis=0)  # of the fastest step, the second, …
+            usual_s = np.median(
+                others_sorted_s, axis=0
+            )  # of the fastest step, the second, …
             spent_s = self.in_part(part)
             for candidate in same_part:
                 own_s = self.own_s[candidate.rank, :, part]
                 place_by_length = own_s.argsort(kind="stable").argsort()
                 less_s = own_s - usual_s[place_by_length]
-                share = np.divide(less_s, own_s, out=np.zeros_like(own_s), where=own_s > 0)
-                cells[in_step, candidate.rank] -= share[step_of_cell] * spent_s[in_step, candidate.rank]
+                share = np.divide(
+                    less_s, own_s, out=np.zeros_like(own_s), where=own_s > 0
+                )
+                cells[in_step, candidate.rank] -= (
+                    share[step_of_cell] * spent_s[in_step, candidate.rank]
+                )
         return self._saved_s(cells)
 
     def evened_s(self, part: int) -> float:
@@ -144,22 +179,33 @@ class _RankCalls:
     parts: NDArray[np.uint8]
 
 
-def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -> RanksWork:
+def work_of(
+    timelines: Sequence[RankTimeline], steps: Instants, overlap: bool
+) -> RanksWork:
     """Return own work and waiting of at least two ranks in ``steps``, which all of them have.
 
     With ``overlap`` gradients are reduced during backward: then only the last call of a backward holds ranks.
     """
     tracks = [Track.of(timeline, steps) for timeline in timelines]
     calls = shared_calls(timelines, tracks)
-    marks = np.stack([track.last_mark(calls.came_ns[:, rank]) for rank, track in enumerate(tracks)], axis=1)
-    parts = np.stack([track.codes[marks[:, rank]] for rank, track in enumerate(tracks)], axis=1)
+    marks = np.stack(
+        [track.last_mark(calls.came_ns[:, rank]) for rank, track in enumerate(tracks)],
+        axis=1,
+    )
+    parts = np.stack(
+        [track.codes[marks[:, rank]] for rank, track in enumerate(tracks)], axis=1
+    )
     waits_ns, all_meet = _waits(calls, tracks, marks, parts, overlap)
     points_ns, step, first = _cut_into_cells(tracks, steps, calls.came_ns[all_meet])
 
     own_s, waiting_s, calls_of_rank = [], [], []
     for rank, track in enumerate(tracks):
         is_member = calls.members[:, rank]
-        rank_calls = _RankCalls(calls.came_ns[is_member, rank], waits_ns[is_member, rank], parts[is_member, rank])
+        rank_calls = _RankCalls(
+            calls.came_ns[is_member, rank],
+            waits_ns[is_member, rank],
+            parts[is_member, rank],
+        )
         waited_ns = _waited_by_step(rank_calls, track, len(steps))
         calls_of_rank.append(rank_calls)
         own_s.append(np.maximum(track.spent_ns(steps) - waited_ns, 0.0) * 1e-9)
@@ -177,13 +223,17 @@ def work_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -
 
 def _waited_by_step(calls: _RankCalls, track: Track, steps: int) -> Seconds:
     """Return how long a rank waited in each [step, part]."""
-    step_of_call = np.clip(np.searchsorted(track.end_ns, calls.came_ns, "left"), 0, steps - 1)
+    step_of_call = np.clip(
+        np.searchsorted(track.end_ns, calls.came_ns, "left"), 0, steps - 1
+    )
     cells = step_of_call * (OUTSIDE + 1) + calls.parts
     waited_ns = np.bincount(cells, calls.waited_ns, steps * (OUTSIDE + 1))
     return np.asarray(waited_ns.reshape(-1, OUTSIDE + 1), dtype=np.float64)
 
 
-def _own_s(track: Track, ends_ns: Instants, calls: _RankCalls, part: int | None) -> Seconds:
+def _own_s(
+    track: Track, ends_ns: Instants, calls: _RankCalls, part: int | None
+) -> Seconds:
     """Return one rank's own work in ``part``, or in all parts, in cells that end at ``ends_ns``."""
     cell_of_call = np.searchsorted(ends_ns, calls.came_ns, "right")
     counts = cell_of_call < len(ends_ns)
@@ -221,7 +271,9 @@ def _equal_calls(timelines: Sequence[RankTimeline]) -> Calls:
     """Return the calls of ranks that all made the same ones, in the same order."""
     names = [call.name for call in timelines[0].collectives]
     came_ns = np.stack([timeline.arrivals_ns for timeline in timelines], axis=1)
-    measured_ns = np.stack([_measured_waits(timeline) for timeline in timelines], axis=1)
+    measured_ns = np.stack(
+        [_measured_waits(timeline) for timeline in timelines], axis=1
+    )
     return Calls(names, came_ns, np.ones(came_ns.shape, dtype=bool), measured_ns)
 
 
@@ -261,27 +313,43 @@ def _matched_calls(timelines: Sequence[RankTimeline]) -> Calls:
 
 
 def _waits(
-    calls: Calls, tracks: Sequence[Track], marks: NDArray[np.int64], parts: NDArray[np.uint8], overlap: bool
+    calls: Calls,
+    tracks: Sequence[Track],
+    marks: NDArray[np.int64],
+    parts: NDArray[np.uint8],
+    overlap: bool,
 ) -> tuple[Instants, Flags]:
     """Return how long each rank waited in each call, and in which calls all of them wait for the last one.
 
     ``marks`` and ``parts`` are of each call on each rank: the mark before it, and the part that it is in.
     """
-    came_ns, members, released_ns = calls.came_ns, calls.members, calls.released_ns[:, None]
+    came_ns, members, released_ns = (
+        calls.came_ns,
+        calls.members,
+        calls.released_ns[:, None],
+    )
     is_timed = (calls.measured_ns >= 0).any(axis=1)
     next_ns = _next_event(came_ns, members, tracks)
-    next_ns[is_timed] = _NEVER  # the order of arrival is unknown for calls timed on a stream
+    next_ns[is_timed] = (
+        _NEVER  # the order of arrival is unknown for calls timed on a stream
+    )
     went_on = np.asarray((members & (next_ns < released_ns - _WENT_ON_NS)).any(axis=1))
     holds = _calls_that_hold(calls, went_on, marks, parts, overlap)
 
     until_release_ns = np.maximum(np.minimum(released_ns, next_ns) - came_ns, 0)
     waits_ns = np.where(members & holds[:, None], until_release_ns, 0)
-    waits_ns[is_timed] = _timed_waits(holds[is_timed], came_ns[is_timed], calls.measured_ns[is_timed])
+    waits_ns[is_timed] = _timed_waits(
+        holds[is_timed], came_ns[is_timed], calls.measured_ns[is_timed]
+    )
     return waits_ns, holds & members.all(axis=1)
 
 
 def _calls_that_hold(
-    calls: Calls, went_on: Flags, marks: NDArray[np.int64], parts: NDArray[np.uint8], overlap: bool
+    calls: Calls,
+    went_on: Flags,
+    marks: NDArray[np.int64],
+    parts: NDArray[np.uint8],
+    overlap: bool,
 ) -> Flags:
     """Return [C]: whether the ranks of the call wait in it for the last one.
 
@@ -293,7 +361,9 @@ def _calls_that_hold(
     holds = np.ones(len(all_calls), dtype=bool)
     if overlap:
         in_backward = np.flatnonzero(part == BACKWARD).tolist()
-        for _, calls_of_backward in groupby(in_backward, key=lambda call: (int(first_member[call]), int(mark[call]))):
+        for _, calls_of_backward in groupby(
+            in_backward, key=lambda call: (int(first_member[call]), int(mark[call]))
+        ):
             all_but_last = list(calls_of_backward)[:-1]
             holds[all_but_last] = False
 
@@ -302,7 +372,9 @@ def _calls_that_hold(
         same_name_and_part[calls.names[call], int(part[call])].append(call)
     for (name, _), same_calls in same_name_and_part.items():
         if went_on[same_calls].mean() > _MAY_GO_ON:
-            holds[same_calls] = ":broadcast" in name  # holds the sender, and ranks that have not received yet
+            holds[same_calls] = (
+                ":broadcast" in name
+            )  # holds the sender, and ranks that have not received yet
     return holds
 
 
@@ -327,7 +399,11 @@ def _timed_waits(holds: Flags, came_ns: Instants, measured_ns: Instants) -> Inst
     waits_ns = np.zeros_like(came_ns)
     queue_end_ns = np.full(came_ns.shape[1], _NEVER_YET)
     for call, is_measured in enumerate(measured_ns >= 0):
-        queue_end_ns = np.where(is_measured, np.maximum(queue_end_ns, came_ns[call]) + measured_ns[call], queue_end_ns)
+        queue_end_ns = np.where(
+            is_measured,
+            np.maximum(queue_end_ns, came_ns[call]) + measured_ns[call],
+            queue_end_ns,
+        )
         if holds[call]:
             waits_ns[call] = np.where(is_measured, queue_end_ns - came_ns[call], 0)
             queue_end_ns[:] = _NEVER_YET

@@ -31,7 +31,13 @@ from lm_profiler.analysis.remedies.remedy import (
     smaller,
 )
 from lm_profiler.record.quantities import counted, duration_text
-from lm_profiler.record.run_record import RANK_PARTS, Finding, RankFinding, RunRecord, Settings
+from lm_profiler.record.run_record import (
+    RANK_PARTS,
+    Finding,
+    RankFinding,
+    RunRecord,
+    Settings,
+)
 
 ATTENTION = "model.attention"
 WORKERS = ("data.num_workers", "loader.num_workers")
@@ -62,22 +68,43 @@ def lower_precision(run: FirstRun) -> Iterator[Candidate]:
     if not run.settings.half_precision and not run.has_device:
         refused = "half precision is not faster on this hardware"
     ceiling_s = run.phases_s(*_MATMUL_PHASES)
-    yield faster({_PRECISION: precision}, group=_PRECISION, ceiling_s=ceiling_s, may_change=may_change, refused=refused)
+    yield faster(
+        {_PRECISION: precision},
+        group=_PRECISION,
+        ceiling_s=ceiling_s,
+        may_change=may_change,
+        refused=refused,
+    )
 
 
 def allow_tf32(run: FirstRun) -> Iterator[Candidate]:
     """Yield products in TF32, for a run in full precision on a device that does not use it."""
-    option = run.first_existing("torch.float32_matmul_precision", "model.float32_matmul_precision")
-    if option is None or not run.has_device or run.option(_PRECISION) not in _FULL_PRECISIONS:
+    option = run.first_existing(
+        "torch.float32_matmul_precision", "model.float32_matmul_precision"
+    )
+    if (
+        option is None
+        or not run.has_device
+        or run.option(_PRECISION) not in _FULL_PRECISIONS
+    ):
         return
     environment = run.record.environment
-    if environment is not None and environment.flags.get("float32_matmul_precision") != "highest":
+    if (
+        environment is not None
+        and environment.flags.get("float32_matmul_precision") != "highest"
+    ):
         return
     refused = ""
     if run.settings.tf32 is None:
         refused = "this hardware has no TF32"
     ceiling_s = run.phases_s(*_MATMUL_PHASES)
-    yield faster({option: "high"}, group=option, ceiling_s=ceiling_s, may_change=TF32, refused=refused)
+    yield faster(
+        {option: "high"},
+        group=option,
+        ceiling_s=ceiling_s,
+        may_change=TF32,
+        refused=refused,
+    )
 
 
 def toggle_compile(run: FirstRun) -> Iterator[Candidate]:
@@ -115,9 +142,13 @@ def switch_attention(run: FirstRun) -> Iterator[Candidate]:
     attention = run.option(ATTENTION)
     ceiling_s = run.phases_s(*_MATMUL_PHASES)
     if attention == "math":
-        yield faster({ATTENTION: "sdpa"}, group=ATTENTION, ceiling_s=ceiling_s, may_change=ORDER)
+        yield faster(
+            {ATTENTION: "sdpa"}, group=ATTENTION, ceiling_s=ceiling_s, may_change=ORDER
+        )
     elif attention == "sdpa":
-        yield faster({ATTENTION: "math"}, group=ATTENTION, ceiling_s=ceiling_s, may_change=ORDER)
+        yield faster(
+            {ATTENTION: "math"}, group=ATTENTION, ceiling_s=ceiling_s, may_change=ORDER
+        )
 
 
 def stop_checkpointing(run: FirstRun) -> Iterator[Candidate]:
@@ -140,20 +171,32 @@ def resize_batches(run: FirstRun) -> Iterator[Candidate]:
     batches = run.option(_ACCUMULATED_BATCHES)
     if not isinstance(batch, int) or not isinstance(batches, int):
         return
-    may_checkpoint = run.option(_CHECKPOINTING) is False and not run.option(_CHECKPOINT_EVERY)
+    may_checkpoint = run.option(_CHECKPOINTING) is False and not run.option(
+        _CHECKPOINT_EVERY
+    )
     factor = 2
     while batches % factor == 0:
-        fewer_batches = {_BATCH: str(batch * factor), _ACCUMULATED_BATCHES: str(batches // factor)}
+        fewer_batches = {
+            _BATCH: str(batch * factor),
+            _ACCUMULATED_BATCHES: str(batches // factor),
+        }
         yield faster(fewer_batches, group="batch", ceiling_s=None, may_change=PER_BATCH)
         if may_checkpoint:  # so that the larger batch fits
             checkpointed = {**fewer_batches, _CHECKPOINTING: "true"}
-            yield faster(checkpointed, group="batch", ceiling_s=None, may_change=PER_BATCH)
+            yield faster(
+                checkpointed, group="batch", ceiling_s=None, may_change=PER_BATCH
+            )
         factor *= 2
     if batch % 2 == 0:
         more_batches = {_BATCH: str(batch // 2), _ACCUMULATED_BATCHES: str(batches * 2)}
         yield faster(more_batches, group="batch", ceiling_s=None, may_change=PER_BATCH)
     for factor in (2, 4):
-        yield faster({_BATCH: str(batch * factor)}, group="batch", ceiling_s=None, may_change=OTHER_BATCH)
+        yield faster(
+            {_BATCH: str(batch * factor)},
+            group="batch",
+            ceiling_s=None,
+            may_change=OTHER_BATCH,
+        )
 
 
 def add_workers(run: FirstRun) -> Iterator[Candidate]:
@@ -161,7 +204,9 @@ def add_workers(run: FirstRun) -> Iterator[Candidate]:
     option = run.first_existing(*WORKERS)
     if option is None:
         return
-    current_count = run.option(option) or 0  # None for the loader's option: the data decides
+    current_count = (
+        run.option(option) or 0
+    )  # None for the loader's option: the data decides
     ceiling_s = run.phases_s("data")
     for count in (1, 2, 4, 8):
         if count <= current_count:
@@ -171,7 +216,13 @@ def add_workers(run: FirstRun) -> Iterator[Candidate]:
         if cores and count > WORKERS_PER_CORE * cores:
             refused = f"too many workers for {cores} cores"
         options = {option: str(count)}
-        yield faster(options, group="num_workers", ceiling_s=ceiling_s, may_change=BY_WORKERS, refused=refused)
+        yield faster(
+            options,
+            group="num_workers",
+            ceiling_s=ceiling_s,
+            may_change=BY_WORKERS,
+            refused=refused,
+        )
 
 
 def pin_memory(run: FirstRun) -> Iterator[Candidate]:
@@ -184,7 +235,12 @@ def pin_memory(run: FirstRun) -> Iterator[Candidate]:
     if pins is not False and not leaves_it_to_data:
         return
     refused = "" if run.has_device else "batches are not copied to a device"
-    yield faster({option: "true"}, group=option, ceiling_s=run.phases_s("data", "transfer"), refused=refused)
+    yield faster(
+        {option: "true"},
+        group=option,
+        ceiling_s=run.phases_s("data", "transfer"),
+        refused=refused,
+    )
 
 
 def benchmark_convolutions(run: FirstRun) -> Iterator[Candidate]:
@@ -192,18 +248,32 @@ def benchmark_convolutions(run: FirstRun) -> Iterator[Candidate]:
     option = "trainer.benchmark"
     if run.option(option) is True or not run.has_device or not run.has_option(option):
         return
-    yield faster({option: "true"}, group=option, ceiling_s=run.phases_s(*_MATMUL_PHASES), may_change=ORDER)
+    yield faster(
+        {option: "true"},
+        group=option,
+        ceiling_s=run.phases_s(*_MATMUL_PHASES),
+        may_change=ORDER,
+    )
 
 
 def switch_option(
-    option: str, from_value: bool, to_value: str, phases: tuple[str, ...], may_change: str | None
+    option: str,
+    from_value: bool,
+    to_value: str,
+    phases: tuple[str, ...],
+    may_change: str | None,
 ) -> FindCandidates:
     """Return the function that yields ``option`` set to ``to_value``, for runs where it is ``from_value``."""
 
     def candidates(run: FirstRun) -> Iterator[Candidate]:
         if run.option(option) is from_value:
             ceiling_s = run.phases_s(*phases)
-            yield faster({option: to_value}, group=option, ceiling_s=ceiling_s, may_change=may_change)
+            yield faster(
+                {option: to_value},
+                group=option,
+                ceiling_s=ceiling_s,
+                may_change=may_change,
+            )
 
     return candidates
 
@@ -211,7 +281,9 @@ def switch_option(
 # -- what `plan` rehearses ---------------------------------------------------------------------------------------------
 
 
-def narrower_precisions(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
+def narrower_precisions(
+    planned: Planned, largest_context: int | None
+) -> Iterator[Smaller]:
     """Yield precisions of fewer bits. A run in float64 gets none: whoever asks for float64 needs it."""
     precision = str(planned.settings.get(_PRECISION) or "32-true")
     is_full = precision in _FULL_PRECISIONS
@@ -227,9 +299,13 @@ def fused_attention(planned: Planned, largest_context: int | None) -> Iterator[S
         yield smaller({ATTENTION: "sdpa"}, may_change=ORDER)
 
 
-def activation_checkpointing(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
+def activation_checkpointing(
+    planned: Planned, largest_context: int | None
+) -> Iterator[Smaller]:
     """Yield activation checkpointing, if none is on."""
-    if planned.settings.get(_CHECKPOINTING) is False and not planned.settings.get(_CHECKPOINT_EVERY):
+    if planned.settings.get(_CHECKPOINTING) is False and not planned.settings.get(
+        _CHECKPOINT_EVERY
+    ):
         yield smaller({_CHECKPOINTING: "true"})
 
 
@@ -243,7 +319,9 @@ def smaller_batches(planned: Planned, largest_context: int | None) -> Iterator[S
             divisors.append(size)
     yield from accumulated_batches(planned, divisors)
     if planned.largest and planned.settings.get(_BATCH) == planned.batch:
-        yield smaller({_BATCH: planned.largest}, may_change=OTHER_BATCH, surely_fits=True)
+        yield smaller(
+            {_BATCH: planned.largest}, may_change=OTHER_BATCH, surely_fits=True
+        )
 
 
 def accumulated_batches(planned: Planned, sizes: Sequence[int]) -> Iterator[Smaller]:
@@ -254,10 +332,15 @@ def accumulated_batches(planned: Planned, sizes: Sequence[int]) -> Iterator[Smal
         return
     for size in sizes:
         if size < batch:
-            yield smaller({_BATCH: size, _ACCUMULATED_BATCHES: batches * batch // size}, may_change=PER_BATCH)
+            yield smaller(
+                {_BATCH: size, _ACCUMULATED_BATCHES: batches * batch // size},
+                may_change=PER_BATCH,
+            )
 
 
-def optimizer_without_state(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
+def optimizer_without_state(
+    planned: Planned, largest_context: int | None
+) -> Iterator[Smaller]:
     """Yield SGD, in place of our AdamW."""
     if planned.settings.get("model.optimizer") == "adamw":
         yield smaller({"model.optimizer": "sgd"}, may_change=OTHER_OPTIMIZER)
@@ -266,7 +349,9 @@ def optimizer_without_state(planned: Planned, largest_context: int | None) -> It
 def shorter_context(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
     """Yield the largest context that fits."""
     if largest_context and planned.context and largest_context < planned.context:
-        yield smaller({"data.context_length": largest_context}, may_change=OTHER_CONTEXT)
+        yield smaller(
+            {"data.context_length": largest_context}, may_change=OTHER_CONTEXT
+        )
 
 
 # -- sentences ---------------------------------------------------------------------------------------------------------
@@ -335,8 +420,12 @@ def _input_text(finding: Finding, settings: Settings) -> str:
 
 def _transfer_text(finding: Finding, settings: Settings) -> str:
     if settings.pin_memory is False:
-        return "Pin the batches' memory (pin_memory=True): copies then overlap with work."
-    return "Send less: token ids as int32 instead of int64, and only what the step uses."
+        return (
+            "Pin the batches' memory (pin_memory=True): copies then overlap with work."
+        )
+    return (
+        "Send less: token ids as int32 instead of int64, and only what the step uses."
+    )
 
 
 def _reload_text(finding: Finding, settings: Settings) -> str:
@@ -404,7 +493,9 @@ def _small_batch_text(finding: Finding, settings: Settings) -> str:
     elif "samples_per_batch" in finding.facts:
         samples = int(finding.facts["samples_per_batch"])
         size = f" (now {counted(samples, 'sample')})"
-    memory_is_full = settings.memory_free_share is not None and settings.memory_free_share < 0.1
+    memory_is_full = (
+        settings.memory_free_share is not None and settings.memory_free_share < 0.1
+    )
     if memory_is_full:
         return f"Memory is full: accumulate gradients over more batches{size}."
     return f"Try a larger batch{size}: much of the step time does not depend on the batch size."
@@ -451,7 +542,11 @@ REMEDIES: Sequence[Remedy] = (
         likely_share_of_fact=0.8,
         bounds=("host", "memory bandwidth"),
         candidates=switch_option(
-            "model.fused", from_value=False, to_value="true", phases=("optimizer",), may_change=ORDER
+            "model.fused",
+            from_value=False,
+            to_value="true",
+            phases=("optimizer",),
+            may_change=ORDER,
         ),
     ),
     Remedy("attention", candidates=switch_attention, smaller_settings=fused_attention),
@@ -470,23 +565,51 @@ REMEDIES: Sequence[Remedy] = (
         candidates=resize_batches,
         smaller_settings=smaller_batches,
     ),
-    Remedy("input", _input_text, likely_share=0.9, bounds=("input",), candidates=add_workers),
-    Remedy("transfer", _transfer_text, likely_share=0.6, bounds=("input",), candidates=pin_memory),
-    Remedy("clip", "Clip gradients with foreach operators, or check whether clipping is necessary.", likely_share=0.5),
+    Remedy(
+        "input",
+        _input_text,
+        likely_share=0.9,
+        bounds=("input",),
+        candidates=add_workers,
+    ),
+    Remedy(
+        "transfer",
+        _transfer_text,
+        likely_share=0.6,
+        bounds=("input",),
+        candidates=pin_memory,
+    ),
+    Remedy(
+        "clip",
+        "Clip gradients with foreach operators, or check whether clipping is necessary.",
+        likely_share=0.5,
+    ),
     Remedy(
         "anomalies",
         "Switch off anomaly detection (detect_anomaly): it checks every gradient.",
         likely_share=0.5,
         candidates=switch_option(
-            "trainer.detect_anomaly", from_value=True, to_value="false", phases=_MATMUL_PHASES, may_change=None
+            "trainer.detect_anomaly",
+            from_value=True,
+            to_value="false",
+            phases=_MATMUL_PHASES,
+            may_change=None,
         ),
     ),
     Remedy("benchmark", candidates=benchmark_convolutions),
     Remedy("sgd", smaller_settings=optimizer_without_state),
     Remedy("context", smaller_settings=shorter_context),
-    Remedy("ranks", likely_share=0.9),  # the record's own finding about ranks has the sentence
-    Remedy("validation", "Validate less often, or on fewer batches (val_check_interval, limit_val_batches)."),
-    Remedy("checkpoint", "Save checkpoints less often (every_n_train_steps), or asynchronously (AsyncCheckpointIO)."),
+    Remedy(
+        "ranks", likely_share=0.9
+    ),  # the record's own finding about ranks has the sentence
+    Remedy(
+        "validation",
+        "Validate less often, or on fewer batches (val_check_interval, limit_val_batches).",
+    ),
+    Remedy(
+        "checkpoint",
+        "Save checkpoints less often (every_n_train_steps), or asynchronously (AsyncCheckpointIO).",
+    ),
     Remedy("epoch", "Make epochs longer: the epoch boundary takes time."),
     Remedy(
         "worker_start",
@@ -504,14 +627,21 @@ REMEDIES: Sequence[Remedy] = (
         "garbage",
         "Collect garbage less often: gc.freeze() after set-up, or gc.disable() with an occasional gc.collect().",
     ),
-    Remedy("compilation", "Keep shapes equal, or compile with dynamic=True: torch.compile recompiles repeatedly."),
+    Remedy(
+        "compilation",
+        "Keep shapes equal, or compile with dynamic=True: torch.compile recompiles repeatedly.",
+    ),
     Remedy("profiler", _profiler_text, likely_share=0.5),
     Remedy(
         "sync",
         _sync_text,
         likely_share=0.7,
     ),
-    Remedy("double", "Train in float32: float64 takes at least twice as long.", likely_share=0.5),
+    Remedy(
+        "double",
+        "Train in float32: float64 takes at least twice as long.",
+        likely_share=0.5,
+    ),
     Remedy(
         "communication",
         "Try a larger batch: gradients are exchanged once per step, whatever the batch size.",

@@ -24,7 +24,16 @@ OTHER_CONTEXT = "the context"
 UNKNOWN = "an option of yours: its other effects are unknown"
 
 # the effects of what a plan offers, the least first
-LEAST_FIRST = (None, ORDER, PER_BATCH, BFLOAT16, WEIGHTS, OTHER_BATCH, OTHER_OPTIMIZER, OTHER_CONTEXT)
+LEAST_FIRST = (
+    None,
+    ORDER,
+    PER_BATCH,
+    BFLOAT16,
+    WEIGHTS,
+    OTHER_BATCH,
+    OTHER_OPTIMIZER,
+    OTHER_CONTEXT,
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,10 @@ class FirstRun:
     @property
     def has_device(self) -> bool:
         """Whether batches are copied to a device."""
-        return self.record.environment is not None and self.record.environment.device_type != "cpu"
+        return (
+            self.record.environment is not None
+            and self.record.environment.device_type != "cpu"
+        )
 
     @property
     def settings(self) -> Settings:
@@ -64,7 +76,9 @@ class FirstRun:
 
     def phases_s(self, *names: str) -> float | None:
         """Return the mean seconds that these phases take: a remedy saves at most the phases that it changes."""
-        summaries = [self.record.time[name] for name in names if name in self.record.time]
+        summaries = [
+            self.record.time[name] for name in names if name in self.record.time
+        ]
         if not summaries:
             return None
         return sum(summary.mean for summary in summaries if summary.mean is not None)
@@ -74,7 +88,9 @@ class FirstRun:
         waterfall = self.record.waterfall
         if waterfall is None:
             return None
-        return sum(term.at_most_s or 0.0 for term in waterfall.terms if term.name in names)
+        return sum(
+            term.at_most_s or 0.0 for term in waterfall.terms if term.name in names
+        )
 
 
 @dataclass(frozen=True)
@@ -82,9 +98,13 @@ class Candidate:
     """A change that may make the step faster."""
 
     name: str  # as the table shows it: ``bf16-mixed``, ``data.num_workers=4``
-    options: Mapping[str, str]  # options added to the call: text as written on the command line, by option
+    options: Mapping[
+        str, str
+    ]  # options added to the call: text as written on the command line, by option
     group: str  # candidates of one group exclude each other (all values of one option)
-    ceiling_s: float | None = None  # most seconds of a step that it can save, if the first run shows it
+    ceiling_s: float | None = (
+        None  # most seconds of a step that it can save, if the first run shows it
+    )
     may_change: str | None = None  # what it may change in the results; None for nothing
     refused: str = ""  # why it is not tried; empty if it is tried
 
@@ -107,17 +127,25 @@ class Smaller(Candidate):
 
 
 def faster(
-    options: Mapping[str, str], group: str, ceiling_s: float | None, may_change: str | None = None, refused: str = ""
+    options: Mapping[str, str],
+    group: str,
+    ceiling_s: float | None,
+    may_change: str | None = None,
+    refused: str = "",
 ) -> Candidate:
     """Return a candidate of ``improve``, named after its options."""
     return Candidate(name_of(options), options, group, ceiling_s, may_change, refused)
 
 
-def smaller(options: Mapping[str, Any], may_change: str | None = None, surely_fits: bool = False) -> Smaller:
+def smaller(
+    options: Mapping[str, Any], may_change: str | None = None, surely_fits: bool = False
+) -> Smaller:
     """Return a setting of a plan, named after its options and grouped by the first of them."""
     texts = {option: str(value) for option, value in options.items()}
     group = next(iter(texts))
-    return Smaller(name_of(texts), texts, group, may_change=may_change, surely_fits=surely_fits)
+    return Smaller(
+        name_of(texts), texts, group, may_change=may_change, surely_fits=surely_fits
+    )
 
 
 def name_of(options: Mapping[str, str]) -> str:
@@ -135,11 +163,17 @@ FindSmaller = Callable[[Planned, int | None], Iterator[Smaller]]
 class Remedy:
     """Something to do about a step that takes too long or needs too much."""
 
-    name: str  # the name of the finding that it answers, or its own name if there is none
-    sentence: str | Callable[[Finding, Settings], str] = ""  # on what to do about such a finding
+    name: (
+        str  # the name of the finding that it answers, or its own name if there is none
+    )
+    sentence: str | Callable[[Finding, Settings], str] = (
+        ""  # on what to do about such a finding
+    )
     # the share of its ceiling that it usually saves, to rank findings by: ceilings of fusing or halving are loose
     likely_share: float = 1.0
-    likely_share_of_fact: float | None = None  # the same if the problem is a fact and not a possibility
+    likely_share_of_fact: float | None = (
+        None  # the same if the problem is a fact and not a possibility
+    )
     # what binds the runs for which it goes before other remedies with ceilings that are not lower
     bounds: tuple[Bound, ...] = ()
     candidates: FindCandidates | None = None

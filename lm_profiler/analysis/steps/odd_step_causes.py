@@ -12,7 +12,9 @@ from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.run_record import OddStep, StepCounters
 from lm_profiler.record.steps import StepRow
 
-EXPLAINED = 0.5  # the share of a step's excess over the median that a cause must explain
+EXPLAINED = (
+    0.5  # the share of a step's excess over the median that a cause must explain
+)
 _WORTH_REPORTING = 0.1  # the share of the same excess from which a counter is reported
 
 # counters that are reported by their number: the singular and the plural of what they count
@@ -42,9 +44,20 @@ _CHECKPOINT = "a checkpoint"
 _GARBAGE = "garbage collection"
 _COMPILATION = "compilation"
 _RECOMPILATION = "recompilation"
-_CAUSES_WITH_FINDING = (NO_CPU, _EMPTY_QUEUE, _LOADER, _CHECKPOINT, _GARBAGE, _COMPILATION, _RECOMPILATION)
+_CAUSES_WITH_FINDING = (
+    NO_CPU,
+    _EMPTY_QUEUE,
+    _LOADER,
+    _CHECKPOINT,
+    _GARBAGE,
+    _COMPILATION,
+    _RECOMPILATION,
+)
 
-_FIGURES = tuple(set(StepCounters.model_fields) - {"step", "rank", "gc_generation", "compiled", "throttled"})
+_FIGURES = tuple(
+    set(StepCounters.model_fields)
+    - {"step", "rank", "gc_generation", "compiled", "throttled"}
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,9 @@ class _RankReadings:
 
     counters: dict[int, StepCounters]  # by step
     usual: StepCounters
-    data_s: dict[int, float]  # by step: how long the loop waited for its batch, on the host
+    data_s: dict[
+        int, float
+    ]  # by step: how long the loop waited for its batch, on the host
 
     def excess(self, name: str, step: int) -> float:
         """Return by how much ``name`` is more than usual in ``step``; 0 if that is unknown."""
@@ -84,7 +99,10 @@ class _Cause:
 
 
 def with_causes(
-    odd: Sequence[OddStep], rows: Sequence[StepRow], counters: Sequence[StepCounters], workers: int | None
+    odd: Sequence[OddStep],
+    rows: Sequence[StepRow],
+    counters: Sequence[StepCounters],
+    workers: int | None,
 ) -> tuple[list[OddStep], list[StepCounters]]:
     """Return ``odd`` with what explains each step, and the counters that show it.
 
@@ -105,7 +123,9 @@ def with_causes(
     return explained_steps, usual + slow_counters
 
 
-def _readings_by_rank(rows: Sequence[StepRow], counters: Sequence[StepCounters]) -> dict[int, _RankReadings]:
+def _readings_by_rank(
+    rows: Sequence[StepRow], counters: Sequence[StepCounters]
+) -> dict[int, _RankReadings]:
     """Return the readings of each rank that has counters, in the order of ranks."""
     data_s: defaultdict[int, dict[int, float]] = defaultdict(dict)
     for row in rows:
@@ -116,7 +136,9 @@ def _readings_by_rank(rows: Sequence[StepRow], counters: Sequence[StepCounters])
 
     ranks: dict[int, _RankReadings] = {}
     for rank, readings in sorted(counters_by_rank.items()):
-        by_step = {reading.step: reading for reading in readings if reading.step is not None}
+        by_step = {
+            reading.step: reading for reading in readings if reading.step is not None
+        }
         ranks[rank] = _RankReadings(by_step, usual_counters(readings), data_s[rank])
     return ranks
 
@@ -133,7 +155,11 @@ def explained_by(
     ``data_s`` is how long a step usually waits for its batch, and how long this one did.
     """
     usual_data_s, odd_data_s = data_s
-    waits_s = {odd.step: odd_data_s, -1: usual_data_s, -2: usual_data_s}  # the median of which is the usual one
+    waits_s = {
+        odd.step: odd_data_s,
+        -1: usual_data_s,
+        -2: usual_data_s,
+    }  # the median of which is the usual one
     rank = _RankReadings({odd.step: counters}, usual, waits_s)
     return _explained(odd, {0: rank}, workers)
 
@@ -167,7 +193,9 @@ def counters_per_step(counters: Sequence[StepCounters]) -> StepCounters:
     return mean.model_copy(update=figures)
 
 
-def mean_counters(counters: Sequence[StepCounters], rank: int = 0) -> StepCounters | None:
+def mean_counters(
+    counters: Sequence[StepCounters], rank: int = 0
+) -> StepCounters | None:
     """Return the mean of each figure over the steps of ``rank``, as far as known, and what was compiled longest."""
     rank_counters = [reading for reading in counters if reading.rank == rank]
     if not rank_counters:
@@ -181,7 +209,9 @@ def _largest(counters: Sequence[StepCounters], name: str) -> StepCounters:
     return max(counters, key=lambda reading: getattr(reading, name) or 0.0)
 
 
-def _averaged(counters: Sequence[StepCounters], average: Callable[[list[Any]], Any]) -> StepCounters:
+def _averaged(
+    counters: Sequence[StepCounters], average: Callable[[list[Any]], Any]
+) -> StepCounters:
     """Return the ``average`` of each figure over readings of one rank; None if no reading has it."""
     figures: dict[str, Any] = {}
     for name in _FIGURES:
@@ -196,7 +226,9 @@ def has_own_finding(cause: str | None) -> bool:
     return cause is not None and cause.startswith(_CAUSES_WITH_FINDING)
 
 
-def _explained(odd: OddStep, ranks: dict[int, _RankReadings], workers: int | None) -> OddStep:
+def _explained(
+    odd: OddStep, ranks: dict[int, _RankReadings], workers: int | None
+) -> OddStep:
     """Return ``odd`` with the cause that explains half of its excess; without one, with the counters that differ.
 
     With several ranks, the cause that explains most counts. A step that is faster than the others stays as it is:
@@ -204,31 +236,42 @@ def _explained(odd: OddStep, ranks: dict[int, _RankReadings], workers: int | Non
     """
     usual_s = odd.step_s / odd.ratio if odd.ratio else odd.step_s
     excess_s = odd.step_s - usual_s
-    ranks = {number: rank for number, rank in ranks.items() if odd.step in rank.counters}
+    ranks = {
+        number: rank for number, rank in ranks.items() if odd.step in rank.counters
+    }
     if excess_s <= 0.0 or not ranks:
         return odd
 
     main_causes: dict[int, _Cause] = {}
     for number, rank in ranks.items():
-        main_causes[number] = max(_possible_causes(rank, odd, workers), key=lambda cause: cause.seconds)
+        main_causes[number] = max(
+            _possible_causes(rank, odd, workers), key=lambda cause: cause.seconds
+        )
     blamed = max(main_causes, key=lambda number: main_causes[number].seconds)
     cause = main_causes[blamed]
     if cause.seconds >= EXPLAINED * excess_s:
         cause_s = min(cause.seconds, excess_s)
-        return odd.model_copy(update={"cause": cause.words, "cause_s": cause_s, "rank": blamed})
+        return odd.model_copy(
+            update={"cause": cause.words, "cause_s": cause_s, "rank": blamed}
+        )
 
     slowest = max(ranks, key=lambda number: ranks[number].excess("wall_s", odd.step))
     beside = _differing_counters(ranks[slowest], odd.step, excess_s)
     return odd.model_copy(update={"beside": beside, "rank": slowest})
 
 
-def _possible_causes(rank: _RankReadings, odd: OddStep, workers: int | None) -> list[_Cause]:
+def _possible_causes(
+    rank: _RankReadings, odd: OddStep, workers: int | None
+) -> list[_Cause]:
     """Return what may have held ``odd`` up, each with the seconds that it explains."""
     step = odd.step
     counters = rank.counters[step]
     page_faults = counted(round(counters.minor_faults or 0), "page fault")
     causes = [
-        _Cause(f"{_GARBAGE} of generation {counters.gc_generation}", rank.excess("gc_s", step)),
+        _Cause(
+            f"{_GARBAGE} of generation {counters.gc_generation}",
+            rank.excess("gc_s", step),
+        ),
         _Cause(_compilation_words(counters.compiled), rank.excess("compile_s", step)),
         _Cause(NO_CPU, rank.excess_in_step("cpu_wait_s", step)),
         _Cause(page_faults, rank.excess_in_step("fault_s", step)),
@@ -283,7 +326,9 @@ def _differing_counters(rank: _RankReadings, step: int, excess_s: float) -> str:
         more_s = rank.excess_in_step(name, step)
         if more_s >= least_s:
             differences.append(f"{duration_text(more_s)} more {words}")
-    if rank.excess("between_s", step) >= least_s:  # then counts may be of the time between steps
+    if (
+        rank.excess("between_s", step) >= least_s
+    ):  # then counts may be of the time between steps
         return ", ".join(differences)
 
     for name, (singular, plural) in _COUNT_WORDS.items():

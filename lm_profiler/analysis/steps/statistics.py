@@ -22,7 +22,9 @@ FEWEST_VALUES = 3  # an interval needs three values
 
 FINEST = 0.0003  # noise, as a share of the value, below which timers and rounding hide a finer one
 
-PHI = np.arange(0.0, 0.96, 0.05)  # coefficients of AR(1) noise that are weighed against each other
+PHI = np.arange(
+    0.0, 0.96, 0.05
+)  # coefficients of AR(1) noise that are weighed against each other
 
 # An interval that reaches farther than the mean itself is not reported: the values are too few, or too unlike.
 WIDEST_REPORTED = 1.0
@@ -30,7 +32,9 @@ WIDEST_REPORTED = 1.0
 _TO_NORMAL = 1.4826  # the standard deviation of normal values over their median distance from the median
 
 _DRAWS = 4000
-_ANGLES = 20_000  # of the density of Student's t: its quantiles are right to five digits
+_ANGLES = (
+    20_000  # of the density of Student's t: its quantiles are right to five digits
+)
 _NORMAL_97_5 = 1.96
 
 _HAMPEL_NEIGHBOURS = 5
@@ -65,7 +69,9 @@ def finite(values: ArrayLike) -> Series:
     array = np.asarray(values, dtype=np.float64).ravel()
     bad = int(np.count_nonzero(~np.isfinite(array)))
     if bad:
-        raise ValueError(f"times must be finite, but {bad} of {array.size} are NaN or infinite: drop them first")
+        raise ValueError(
+            f"times must be finite, but {bad} of {array.size} are NaN or infinite: drop them first"
+        )
     return array
 
 
@@ -86,7 +92,9 @@ def mean_interval(values: ArrayLike) -> Interval | None:
     posterior /= posterior.sum()
     quantiles = (np.arange(_DRAWS) + 0.5) / _DRAWS
     drawn = np.searchsorted(np.cumsum(posterior)[:-1], quantiles)
-    distances = np.abs(_draws_of_student(count - 1) * standard_error[drawn] + centre[drawn])
+    distances = np.abs(
+        _draws_of_student(count - 1) * standard_error[drawn] + centre[drawn]
+    )
     half = abs(scale) * float(np.quantile(distances, 0.95))
     return Interval(mean, mean - half, mean + half, float(posterior @ PHI))
 
@@ -100,7 +108,10 @@ def ar1_means(y: Series) -> tuple[Series, Series, Series]:
     weight = remainder + (count - 1) * step_weight**2
     on_one = remainder * y[0] + step_weight * whitened.sum(axis=1)
     squares = remainder * y[0] ** 2 + (whitened**2).sum(axis=1)
-    variance = np.maximum(squares - on_one**2 / weight, 0.0) / (count - 1) + FINEST**2 * remainder
+    variance = (
+        np.maximum(squares - on_one**2 / weight, 0.0) / (count - 1)
+        + FINEST**2 * remainder
+    )
     score = (count - 1) * np.log(variance) - np.log(remainder) + np.log(weight)
     return score, on_one / weight, np.sqrt(variance / weight)
 
@@ -112,7 +123,9 @@ def poisson_factors(events: float) -> tuple[float, float]:
     """
     half_square = _NORMAL_97_5**2 / 2.0
     reach = _NORMAL_97_5 * math.sqrt(events + half_square / 2.0)
-    return (events + half_square - reach) / events, (events + half_square + reach) / events
+    return (events + half_square - reach) / events, (
+        events + half_square + reach
+    ) / events
 
 
 def median_interval(values: ArrayLike) -> tuple[float, float] | None:
@@ -197,7 +210,9 @@ def hampel(values: Series) -> tuple[Series, NDArray[np.bool_]]:
     return np.where(is_far, medians, values), is_far
 
 
-def summarise(values: Sequence[float] | Series, interval: Interval | None = None) -> TimeSummary:
+def summarise(
+    values: Sequence[float] | Series, interval: Interval | None = None
+) -> TimeSummary:
     """Summary of times in seconds with the ``interval`` of their mean, whose mean it takes over.
 
     std is the sample's (ddof=1, None below two values), percentiles interpolate linearly (Hyndman & Fan 1996, type 7).

@@ -28,7 +28,9 @@ _COEFFICIENTS = np.array([0.0, 0.3, 0.6, 0.8, 0.9, 0.95])
 _PRIOR = np.array([4.0, 3.0, 2.0, 1.0, 1.0, 1.0]) / 12.0
 
 _MOST_CHANGES = 10
-_MOST_VALUES = 400  # of more values, means of a few at once are searched: the search is quadratic
+_MOST_VALUES = (
+    400  # of more values, means of a few at once are searched: the search is quadratic
+)
 _IMPOSSIBLE = 1e300
 
 # Costs, in units of twice the log likelihood: simulated (benchmarks/statistics)
@@ -43,7 +45,10 @@ _LONG_FACTOR_UP_TO = 80  # values; with more of them the likeness of neighbours 
 
 # Decays: values in which an excess falls to 1/e; a power law falls with the root of the steps since its beginning.
 _DECAYS = (1.5, 2.1, 3.0, 4.2, 6.0, 8.5, 12.0, 17.0, 24.0, 34.0, 48.0, 68.0, 96.0)
-_POWER_LAW_BEGINNINGS = (1.0, 6.0)  # steps before the first value, itself included: without and with a usual warm-up
+_POWER_LAW_BEGINNINGS = (
+    1.0,
+    6.0,
+)  # steps before the first value, itself included: without and with a usual warm-up
 
 # Orders of a series that are tried, of which at most so many may show as clear a course. Three of twenty values that
 # are apart are neighbours in one order of 63: with fewer values the test could not be passed.
@@ -60,7 +65,9 @@ class Course:
     edges: tuple[int, ...]  # indices at which segments begin, 0 first, and n at the end
     levels: tuple[float, ...]  # the mean of each segment, without ``trend``
     trend: Series  # (n,) what a line or a decay adds to the level, 0 on average; zeros if there is none
-    excess: Series | None = None  # (n,) of a decay: how far each value lies above what it falls to
+    excess: Series | None = (
+        None  # (n,) of a decay: how far each value lies above what it falls to
+    )
 
     @property
     def fitted(self) -> Series:
@@ -91,7 +98,10 @@ def find_course(values: Series, smallest: float) -> Course:
     means = _block_means(values, block)
     cuts, levels_gain = _find_levels(means, smallest)
     trend = _find_trend(means)
-    has_trend = trend.gain - _TREND_COST > levels_gain and abs(trend.values[-1] - trend.values[0]) >= smallest
+    has_trend = (
+        trend.gain - _TREND_COST > levels_gain
+        and abs(trend.values[-1] - trend.values[0]) >= smallest
+    )
     if not has_trend:
         edges = (0, *(block * cut for cut in cuts), count)
         return Course(edges, _means_between(values, edges), np.zeros(count))
@@ -100,7 +110,12 @@ def find_course(values: Series, smallest: float) -> Course:
     by_value = np.interp(np.arange(count), middles, trend.values)
     centred = by_value - by_value.mean()
     edges = (0, count)
-    return Course(edges, _means_between(values - centred, edges), centred, by_value if trend.dies_away else None)
+    return Course(
+        edges,
+        _means_between(values - centred, edges),
+        centred,
+        by_value if trend.dies_away else None,
+    )
 
 
 def beats_random_order(values: Series) -> bool:
@@ -175,7 +190,9 @@ def _find_levels(values: Series, smallest: float) -> tuple[list[int], float]:
     before and after it, is a candidate of its own (Olshen et al. 2004, Biostatistics 5:557).
     """
     most_changes = _most_changes(values.size)
-    centred = values - np.median(values)  # sums of squares about 0 lose digits far from it
+    centred = values - np.median(
+        values
+    )  # sums of squares about 0 lose digits far from it
     score_rows = []
     candidate_rows = []
     for coefficient in _COEFFICIENTS:
@@ -207,15 +224,21 @@ def _clear_cuts(values: Series, cuts: Sequence[int], smallest: float) -> list[in
         weakest = int(np.argmin(clearness))
         if clearness[weakest] >= 1.0:
             break
-        del kept[weakest]  # one at a time: its neighbours have longer levels now, and may be clear
+        del kept[
+            weakest
+        ]  # one at a time: its neighbours have longer levels now, and may be clear
     return kept
 
 
-def _clearness(values: Series, begin: int, cut: int, end: int, smallest: float) -> float:
+def _clearness(
+    values: Series, begin: int, cut: int, end: int, smallest: float
+) -> float:
     """Return how many times as large a change is as it has to be."""
     before = values[begin:cut]
     after = values[cut:end]
-    nearby = np.concatenate([(before - before.mean())[-_NEARBY:], (after - after.mean())[:_NEARBY]])
+    nearby = np.concatenate(
+        [(before - before.mean())[-_NEARBY:], (after - after.mean())[:_NEARBY]]
+    )
     noise = math.sqrt(float(nearby @ nearby) / max(nearby.size - 2, 1) + FINEST**2)
     standard_error = noise * math.sqrt(1 / before.size + 1 / after.size)
 
@@ -249,23 +272,32 @@ class _SegmentCosts:
         summed = np.concatenate([[0.0, 0.0], np.cumsum(whitened)])
         summed_squares = np.concatenate([[0.0, 0.0], np.cumsum(whitened**2)])
 
-        second = np.minimum(np.arange(1, count + 1), count)  # the index after each begin
+        second = np.minimum(
+            np.arange(1, count + 1), count
+        )  # the index after each begin
         first_squares = (remainder * values * values)[:, None]
         first_sums = (remainder * values)[:, None]
         lengths = np.arange(count + 1)[None, :] - np.arange(count)[:, None]
-        squares = summed_squares[None, :] - summed_squares[second][:, None] + first_squares
+        squares = (
+            summed_squares[None, :] - summed_squares[second][:, None] + first_squares
+        )
         sums = step_weight * (summed[None, :] - summed[second][:, None]) + first_sums
         weights = np.maximum(remainder + (lengths - 1) * step_weight**2, remainder)
         return cls(count, remainder, squares, sums, weights)
 
     @property
     def _is_long_enough(self) -> NDArray[np.bool_]:
-        return np.arange(self.count + 1)[None, :] - np.arange(self.count)[:, None] >= FEWEST
+        return (
+            np.arange(self.count + 1)[None, :] - np.arange(self.count)[:, None]
+            >= FEWEST
+        )
 
     @property
     def _residuals(self) -> Series:
         """The sum of squares of each segment about its own level; infinite if it is too short."""
-        return np.where(self._is_long_enough, self.squares - self.sums**2 / self.weights, np.inf)
+        return np.where(
+            self._is_long_enough, self.squares - self.sums**2 / self.weights, np.inf
+        )
 
     def segmentations(self, most_changes: int) -> tuple[list[float], list[list[int]]]:
         """Return the score of the best segmentation with 0 to ``most_changes`` changes, and where these are."""
@@ -278,7 +310,11 @@ class _SegmentCosts:
         best = residuals[0]
         best_log_weight = log_weights[0].copy()
         last_cuts: list[NDArray[np.intp]] = []
-        scores = [self._score(float(best[count]), levels=1, log_weight=float(best_log_weight[count]))]
+        scores = [
+            self._score(
+                float(best[count]), levels=1, log_weight=float(best_log_weight[count])
+            )
+        ]
         candidates: list[list[int]] = [[]]
         for changes in range(1, most_changes + 1):
             with_last = best[:count, None] + residuals
@@ -288,7 +324,11 @@ class _SegmentCosts:
             last_cuts.append(last_cut)
             candidates.append(_traced_back(last_cuts, count))
             log_weight = float(best_log_weight[count])
-            scores.append(self._score(float(best[count]), levels=changes + 1, log_weight=log_weight))
+            scores.append(
+                self._score(
+                    float(best[count]), levels=changes + 1, log_weight=log_weight
+                )
+            )
         return scores, candidates
 
     def burst(self) -> tuple[float, list[int]]:
@@ -302,10 +342,14 @@ class _SegmentCosts:
         squares = self._outside(self.squares)
         sums = self._outside(self.sums)
         weights = self._outside(self.weights)
-        totals = np.where(is_inside, self._residuals + squares - sums**2 / weights, np.inf)
+        totals = np.where(
+            is_inside, self._residuals + squares - sums**2 / weights, np.inf
+        )
         place = np.unravel_index(int(totals.argmin()), totals.shape)
         log_weight = math.log(weights[place]) + math.log(self.weights[place])
-        score = self._score(float(totals[place]), levels=2, log_weight=log_weight, segments=3)
+        score = self._score(
+            float(totals[place]), levels=2, log_weight=log_weight, segments=3
+        )
         return score, [int(place[0]), int(place[1])]
 
     def _outside(self, sums: Series) -> Series:
@@ -314,11 +358,21 @@ class _SegmentCosts:
         after = np.append(sums[:, self.count], 0.0)[None, :]
         return np.asarray(before + after)
 
-    def _score(self, residual: float, levels: int, log_weight: float, segments: int | None = None) -> float:
+    def _score(
+        self,
+        residual: float,
+        levels: int,
+        log_weight: float,
+        segments: int | None = None,
+    ) -> float:
         """Return -2 log of the likelihood, marginal in the levels and the scale."""
         begun = levels if segments is None else segments
         variance = residual / max(self.count - levels, 1) + FINEST**2 * self.remainder
-        return (self.count - 1) * math.log(variance) - begun * math.log(self.remainder) + log_weight
+        return (
+            (self.count - 1) * math.log(variance)
+            - begun * math.log(self.remainder)
+            + log_weight
+        )
 
 
 def _traced_back(last_cuts: Sequence[NDArray[np.intp]], count: int) -> list[int]:
@@ -367,17 +421,28 @@ def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Tren
         weight = float(constant @ constant)
         response_on_constant = float(constant @ response)
         regressors_on_constant = regressors @ constant
-        regressor_weight = (regressors**2).sum(axis=1) - regressors_on_constant**2 / weight
-        covariance = regressors @ response - regressors_on_constant * response_on_constant / weight
+        regressor_weight = (regressors**2).sum(
+            axis=1
+        ) - regressors_on_constant**2 / weight
+        covariance = (
+            regressors @ response
+            - regressors_on_constant * response_on_constant / weight
+        )
         slopes[index] = covariance / regressor_weight
 
         finest = FINEST**2 * remainder
         level_squares = float(response @ response) - response_on_constant**2 / weight
-        shape_squares = np.maximum(level_squares - slopes[index] ** 2 * regressor_weight, 0.0)
+        shape_squares = np.maximum(
+            level_squares - slopes[index] ** 2 * regressor_weight, 0.0
+        )
         common = -math.log(remainder) + math.log(weight)
-        level_scores[index] = (count - 1) * math.log(level_squares / (count - 1) + finest) + common
+        level_scores[index] = (count - 1) * math.log(
+            level_squares / (count - 1) + finest
+        ) + common
         shape_variances = shape_squares / (count - 2) + finest
-        shape_scores[index] = (count - 1) * np.log(shape_variances) + common + np.log(regressor_weight)
+        shape_scores[index] = (
+            (count - 1) * np.log(shape_variances) + common + np.log(regressor_weight)
+        )
 
     prior = _PRIOR[:coefficients] / _PRIOR[:coefficients].sum()
     level_total, _ = _averaged(level_scores, prior)

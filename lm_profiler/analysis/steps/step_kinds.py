@@ -19,7 +19,9 @@ _MOST_KINDS = 5  # more of them are no kinds, but noise with gaps
 _GAP = math.log(1.1)  # in logarithms: kinds are 10 % apart at least
 _GAP_IN_SPREADS = 3.0  # standard deviations within a kind
 _ORDER = 0.02  # chance of as few changes between two kinds in random order, at which they count as ordered
-_POSITION = 2.6  # standard errors by which a kind may come earlier or later than the others
+_POSITION = (
+    2.6  # standard errors by which a kind may come earlier or later than the others
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,11 @@ def find_kinds(values: Series) -> list[RarerKind]:
     for cluster in clusters:
         if cluster is usual or _has_order(cluster):
             continue
-        kinds.append(RarerKind(cluster, float(np.median(values[cluster]) - np.median(values[usual]))))
+        kinds.append(
+            RarerKind(
+                cluster, float(np.median(values[cluster]) - np.median(values[usual]))
+            )
+        )
     return kinds
 
 

@@ -29,7 +29,12 @@ from lm_profiler.analysis.steps.statistics import (
     poisson_factors,
     robust_std,
 )
-from lm_profiler.analysis.steps.step_course import Course, beats_random_order, find_course, flat_course
+from lm_profiler.analysis.steps.step_course import (
+    Course,
+    beats_random_order,
+    find_course,
+    flat_course,
+)
 from lm_profiler.analysis.steps.step_kinds import RarerKind, find_kinds, offsets_of
 from lm_profiler.analysis.steps.step_pattern import Pattern, find_pattern
 from lm_profiler.record.run_record import Steadiness, StepKind, StepLevel, StepPattern
@@ -57,7 +62,9 @@ _INDEPENDENT_STEPS = 20.0  # simulated: the interval where measuring stops holds
 
 _SMALL = math.log1p(SMALLEST_EFFECT)
 _WIDEST = 10.0  # half an interval in logarithms: beyond it nothing is known
-_ALIKE_LATER = 2  # later steps that are as slow as the first ones show that these are no warm-up
+_ALIKE_LATER = (
+    2  # later steps that are as slow as the first ones show that these are no warm-up
+)
 
 
 class Parts(NamedTuple):
@@ -78,13 +85,19 @@ class StepModel:
     seconds: Series  # (n,) the series
     cut: int  # leading steps that are warm-up
     edges: tuple[int, ...]  # where levels begin, ``cut`` first, and n at the end
-    trend: Series  # (n,) what a trend adds to the logarithm of the level; zeros of levels
+    trend: (
+        Series  # (n,) what a trend adds to the logarithm of the level; zeros of levels
+    )
     is_settled: bool  # whether what died away at the beginning was over before half of the steps
     pattern: Pattern | None  # what repeats; None if nothing does
-    odd: NDArray[np.bool_]  # (n,) which steps are odd: far from their neighbours, or of a rarer kind, and 10 % off
+    odd: NDArray[
+        np.bool_
+    ]  # (n,) which steps are odd: far from their neighbours, or of a rarer kind, and 10 % off
     first: int  # the stretch begins here
     end: int  # and ends before this step
-    kinds: tuple[RarerKind, ...] = field(default=())  # kinds of steps without an order; all of their steps are odd
+    kinds: tuple[RarerKind, ...] = field(
+        default=()
+    )  # kinds of steps without an order; all of their steps are odd
 
     @cached_property
     def regular(self) -> NDArray[np.bool_]:
@@ -116,7 +129,12 @@ class StepModel:
     @property
     def expected(self) -> Series:
         """(n,) seconds that each step would have taken without noise, were it not odd."""
-        by_level = np.concatenate([np.full(self.cut, self.levels[0]), np.repeat(self.levels, np.diff(self.edges))])
+        by_level = np.concatenate(
+            [
+                np.full(self.cut, self.levels[0]),
+                np.repeat(self.levels, np.diff(self.edges)),
+            ]
+        )
         repeated = 0.0 if self.pattern is None else self.pattern.repeated(by_level.size)
         return np.asarray(by_level * np.exp(self.trend + repeated))
 
@@ -138,7 +156,9 @@ class StepModel:
         is_alike &= ~self.odd & (self._classes == self._classes[step])
         if not is_alike.any():
             is_alike = self.regular
-        return float(values[is_alike].mean()) if is_alike.any() else float(values.mean())
+        return (
+            float(values[is_alike].mean()) if is_alike.any() else float(values.mean())
+        )
 
     @cached_property
     def level(self) -> Interval | None:
@@ -151,12 +171,16 @@ class StepModel:
         if self.pattern is None:
             return ()
         differences = np.expm1(self.pattern.offsets)
-        return tuple(np.flatnonzero(np.abs(differences) >= SMALLEST_EFFECT / 2).tolist())
+        return tuple(
+            np.flatnonzero(np.abs(differences) >= SMALLEST_EFFECT / 2).tolist()
+        )
 
     @property
     def extra(self) -> float:
         """The largest excess of a step of the pattern over the level, as a share of the level; 0 without a pattern."""
-        means = self._class_means(self.seconds)  # without odd steps, of which one would pass for its whole phase
+        means = self._class_means(
+            self.seconds
+        )  # without odd steps, of which one would pass for its whole phase
         base = means.pop(0, 0.0)
         if base <= 0.0 or not means:
             return 0.0
@@ -206,8 +230,12 @@ class StepModel:
         regular = self._in_stretch(self.regular)
         if noise is None or not regular.any():
             return noise
-        half = (noise.high - noise.mean) * math.sqrt(self._inlier_count / int(regular.sum()))
-        return _around(float(self._in_stretch(values)[regular].mean()), half, noise.lag1)
+        half = (noise.high - noise.mean) * math.sqrt(
+            self._inlier_count / int(regular.sum())
+        )
+        return _around(
+            float(self._in_stretch(values)[regular].mean()), half, noise.lag1
+        )
 
     @cached_property
     def _classes(self) -> NDArray[np.intp]:
@@ -262,7 +290,9 @@ class StepModel:
         inliers = self._in_stretch(values)[is_inlier]
         classes = self._in_stretch(self._classes)[is_inlier]
         class_means = self._class_means(values)
-        residuals = inliers - np.array([class_means[label] for label in classes.tolist()])
+        residuals = inliers - np.array(
+            [class_means[label] for label in classes.tolist()]
+        )
         trend = self._in_stretch(self.trend)[is_inlier]
         trend = trend - trend.mean()
         trend_weight = float(trend @ trend)
@@ -282,7 +312,9 @@ class StepModel:
         for label, share in self._class_shares.items():
             steps_of_class = int((inlier_classes == label).sum())
             variance_of_mean += share**2 / max(steps_of_class, 1)
-        half = (noise.high - noise.mean) * math.sqrt(variance_of_mean * inlier_classes.size)
+        half = (noise.high - noise.mean) * math.sqrt(
+            variance_of_mean * inlier_classes.size
+        )
         return _around(self._inlier_mean(values), half, noise.lag1)
 
     def _odd_reach(self, values: Series) -> tuple[float, float]:
@@ -291,11 +323,15 @@ class StepModel:
         if not odd.any():
             return 0.0, 0.0
         means = self._class_means(values)
-        usual = np.array([means[label] for label in self._in_stretch(self._classes)[odd].tolist()])
+        usual = np.array(
+            [means[label] for label in self._in_stretch(self._classes)[odd].tolist()]
+        )
         costs = self.weights[odd] * (self._in_stretch(values)[odd] - usual)
         slower_less, slower_more = _cost_reach(costs[costs > 0.0])
         faster_less, faster_more = _cost_reach(-costs[costs < 0.0])
-        return math.hypot(slower_less, faster_more), math.hypot(slower_more, faster_less)
+        return math.hypot(slower_less, faster_more), math.hypot(
+            slower_more, faster_less
+        )
 
     def _in_stretch(self, values: NDArray[Any]) -> NDArray[Any]:
         return values[self.first : self.end]
@@ -306,7 +342,9 @@ def _cost_reach(costs: Series) -> tuple[float, float]:
     if not costs.size:
         return 0.0, 0.0
     cost = float(costs.sum())
-    events = cost**2 / float(costs @ costs)  # as many as there would be if all cost the same
+    events = cost**2 / float(
+        costs @ costs
+    )  # as many as there would be if all cost the same
     low_factor, high_factor = poisson_factors(events)
     return cost * (1.0 - low_factor), cost * (high_factor - 1.0)
 
@@ -359,7 +397,9 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
         odd |= kind.members
     edges = tuple(cut + edge for edge in course.edges)
     # The longest level; of equally long ones the last, which the run goes on with.
-    first, end = max(pairwise(edges), key=lambda stretch: (stretch[1] - stretch[0], stretch[0]))
+    first, end = max(
+        pairwise(edges), key=lambda stretch: (stretch[1] - stretch[0], stretch[0])
+    )
     return StepModel(
         seconds=seconds,
         cut=cut,
@@ -390,7 +430,9 @@ def is_level_known(step_s: ArrayLike, target: float) -> bool:
     level = model.level
     if level is None or level.known_to is None or level.known_to > target:
         return False
-    regular_s = model.seconds[model.first : model.end][model.regular[model.first : model.end]]
+    regular_s = model.seconds[model.first : model.end][
+        model.regular[model.first : model.end]
+    ]
     are_equal = float(np.ptp(regular_s)) <= target / 2.0 * level.mean
     if are_equal:
         return True
@@ -409,7 +451,9 @@ def plain(step_s: ArrayLike) -> StepModel:
     elif count >= _FEWEST_FOR_A_MEDIAN:
         median = float(np.median(seconds))
         distance = np.abs(seconds - median)
-        odd = (distance > _DEVIATIONS_OF_FEW * robust_std(seconds)) & (distance >= _ODD_OF_FEW * median)
+        odd = (distance > _DEVIATIONS_OF_FEW * robust_std(seconds)) & (
+            distance >= _ODD_OF_FEW * median
+        )
     return StepModel(
         seconds=seconds,
         cut=0,
@@ -425,7 +469,9 @@ def plain(step_s: ArrayLike) -> StepModel:
 
 def _pattern_and_course_in_turns(logs: Series) -> Pattern | None:
     """Return the pattern of ``logs``; it is sought twice, since the course is found better without it."""
-    pattern = find_pattern(logs - _course_of(logs, may_be_chance=True)[0].fitted, SMALLEST_EFFECT)
+    pattern = find_pattern(
+        logs - _course_of(logs, may_be_chance=True)[0].fitted, SMALLEST_EFFECT
+    )
     if pattern is None:
         return None
     without_pattern = logs - pattern.repeated(logs.size)
@@ -433,7 +479,9 @@ def _pattern_and_course_in_turns(logs: Series) -> Pattern | None:
     return find_pattern(logs - course.fitted, SMALLEST_EFFECT)
 
 
-def _course_of(logs: Series, may_be_chance: bool = False) -> tuple[Course, NDArray[np.bool_]]:
+def _course_of(
+    logs: Series, may_be_chance: bool = False
+) -> tuple[Course, NDArray[np.bool_]]:
     """Return the course of ``logs``, and which of them are far from their neighbours.
 
     Unless it ``may_be_chance``, a course that random order explains is one level.
@@ -481,7 +529,10 @@ def _leading_high_levels(course: Course, most: int) -> int:
 
 
 def steadiness(
-    model: StepModel, recompilations: int = 0, parts_s: Mapping[str, Series] = {}, first_step: int = 1
+    model: StepModel,
+    recompilations: int = 0,
+    parts_s: Mapping[str, Series] = {},
+    first_step: int = 1,
 ) -> Steadiness:
     """Return the course of a run's measured steps, of which the first is the run's ``first_step``.
 
@@ -495,13 +546,19 @@ def steadiness(
     kept_s = float(model.seconds[model.cut :].mean())
     levels = []
     for (begin, end), level_s in zip(pairwise(model.edges), model.levels, strict=True):
-        levels.append(StepLevel(first=first_step + begin, last=first_step + end - 1, seconds=level_s))
+        levels.append(
+            StepLevel(
+                first=first_step + begin, last=first_step + end - 1, seconds=level_s
+            )
+        )
     return Steadiness(
         word="noisy" if is_noisy else word,
         also=word if is_noisy and word != "steady" else None,
         cut=model.cut,
         lag1=None if level is None else level.lag1,
-        bias_of_mean=float(model.seconds.mean()) / kept_s - 1.0 if kept_s > 0.0 else None,
+        bias_of_mean=float(model.seconds.mean()) / kept_s - 1.0
+        if kept_s > 0.0
+        else None,
         recompilations=recompilations,
         known_to=level_known_to,
         first=first_step + model.first,
@@ -510,7 +567,9 @@ def steadiness(
         took_s=float(model.seconds[model.first : model.end].sum()),
         levels=levels,
         rise=model.rise if np.any(model.trend) else None,
-        pattern=None if model.pattern is None else _pattern_record(model.pattern, model, parts_s),
+        pattern=None
+        if model.pattern is None
+        else _pattern_record(model.pattern, model, parts_s),
         kinds=_kind_records(model),
         level_s=parts.level,
         level_low_s=None if level is None else level.low,
@@ -520,10 +579,19 @@ def steadiness(
     )
 
 
-def _pattern_record(pattern: Pattern, model: StepModel, parts_s: Mapping[str, Series]) -> StepPattern:
-    costs_s = {part: abs(model.parts_of(part_s).pattern) for part, part_s in parts_s.items()}
+def _pattern_record(
+    pattern: Pattern, model: StepModel, parts_s: Mapping[str, Series]
+) -> StepPattern:
+    costs_s = {
+        part: abs(model.parts_of(part_s).pattern) for part, part_s in parts_s.items()
+    }
     part = max(costs_s, key=costs_s.__getitem__, default=None)
-    return StepPattern(every=pattern.every, slow=[phase + 1 for phase in model.slow], extra=model.extra, part=part)
+    return StepPattern(
+        every=pattern.every,
+        slow=[phase + 1 for phase in model.slow],
+        extra=model.extra,
+        part=part,
+    )
 
 
 def _kind_records(model: StepModel) -> list[StepKind]:
@@ -533,7 +601,10 @@ def _kind_records(model: StepModel) -> list[StepKind]:
     for kind in model.kinds:
         members = kind.members[model.first : model.end]
         if members.any() and regular_s > 0.0:
-            ratio = float(model.seconds[model.first : model.end][members].mean()) / regular_s
+            ratio = (
+                float(model.seconds[model.first : model.end][members].mean())
+                / regular_s
+            )
             records.append(StepKind(share=float(members.mean()), ratio=ratio))
     return sorted(records, key=lambda record: -record.share)
 
@@ -549,9 +620,13 @@ def word_of(model: StepModel) -> Word | None:
     if abs(model.rise) >= SMALLEST_EFFECT:
         return "slowing" if model.rise > 0.0 else "unsettled"
     levels = model.levels
-    changes_level = min(levels) > 0.0 and max(levels) / min(levels) - 1.0 >= SMALLEST_EFFECT
+    changes_level = (
+        min(levels) > 0.0 and max(levels) / min(levels) - 1.0 >= SMALLEST_EFFECT
+    )
     if not changes_level:
         return "steady" if model.is_settled else "unsettled"
     rises = levels[-1] / levels[0] - 1.0 >= SMALLEST_EFFECT
-    falls = any(later / earlier < 1.0 - SMALLEST_EFFECT for earlier, later in pairwise(levels))
+    falls = any(
+        later / earlier < 1.0 - SMALLEST_EFFECT for earlier, later in pairwise(levels)
+    )
     return "slowing" if rises and not falls else "unsettled"

@@ -13,10 +13,18 @@ from lm_profiler.analysis.steps.statistics import Series, noise_of
 _LONGEST_PERIOD = 50
 _REPEATS = 3  # of the period, at least
 _FEWEST_SLOW = 4  # steps that differ, at least
-_NEEDED_GAIN = 28.0  # of the two classes of phases: simulated, see benchmarks/statistics
-_LEAST_GAIN_SHARE = 0.7  # of the best split's gain: the shortest such period is the pattern's
-_CLIP = 4.0  # standard deviations that one step may count for: two spikes make no pattern
-_LOG_CHANCE = math.log(0.01)  # how probable the best of all splits may be if the same values stand in random order
+_NEEDED_GAIN = (
+    28.0  # of the two classes of phases: simulated, see benchmarks/statistics
+)
+_LEAST_GAIN_SHARE = (
+    0.7  # of the best split's gain: the shortest such period is the pattern's
+)
+_CLIP = (
+    4.0  # standard deviations that one step may count for: two spikes make no pattern
+)
+_LOG_CHANCE = math.log(
+    0.01
+)  # how probable the best of all splits may be if the same values stand in random order
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,11 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
     if not splits:
         return None
     most_gain = max(split.gain for split in splits)
-    split = next(split for split in splits if split.gain >= _LEAST_GAIN_SHARE * most_gain or split.gain == most_gain)
+    split = next(
+        split
+        for split in splits
+        if split.gain >= _LEAST_GAIN_SHARE * most_gain or split.gain == most_gain
+    )
     period = split.period
 
     unexplained = residuals.copy()
@@ -52,7 +64,9 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
         if split.gain < _NEEDED_GAIN or not _separates(split, unexplained):
             break
         is_slow = split.is_slow(unexplained.size)
-        difference = float(np.median(unexplained[is_slow]) - np.median(unexplained[~is_slow]))
+        difference = float(
+            np.median(unexplained[is_slow]) - np.median(unexplained[~is_slow])
+        )
         if abs(difference) < smallest / 2:
             break
         unexplained[is_slow] -= difference
@@ -80,7 +94,9 @@ class _Split:
 
 def _best_split(residuals: Series, period: int) -> _Split:
     count = residuals.size
-    noise = noise_of(residuals[period:] - residuals[:-period])  # the pattern cancels out
+    noise = noise_of(
+        residuals[period:] - residuals[:-period]
+    )  # the pattern cancels out
     whole_periods = count // period * period
     medians = np.median(residuals[:whole_periods].reshape(-1, period), axis=0)
     scores = np.clip((residuals - np.median(medians)) / noise, -_CLIP, _CLIP)
@@ -93,7 +109,9 @@ def _best_split(residuals: Series, period: int) -> _Split:
     counts_below = np.cumsum(counts)[:-1]
     counts_above = count - counts_below
     difference = (sums.sum() - sums_below) / counts_above - sums_below / counts_below
-    gains_by_chance = 2.0 * np.log([_number_of_splits(period, slow) for slow in range(1, period)])
+    gains_by_chance = 2.0 * np.log(
+        [_number_of_splits(period, slow) for slow in range(1, period)]
+    )
     gains = difference**2 / (1.0 / counts_below + 1.0 / counts_above) - gains_by_chance
 
     best = int(gains.argmax())
@@ -124,10 +142,16 @@ def _separates(split: _Split, residuals: Series) -> bool:
     order = np.argsort(-residuals if lies_above else residuals, kind="stable")
     overlap = int(is_slow[order[: slow_values.size]].sum())
     log_chance = _log_chance_of_overlap(residuals.size, slow_values.size, overlap)
-    return log_chance + math.log(_number_of_splits(split.period, len(split.phases))) <= _LOG_CHANCE
+    return (
+        log_chance + math.log(_number_of_splits(split.period, len(split.phases)))
+        <= _LOG_CHANCE
+    )
 
 
 def _log_chance_of_overlap(count: int, size: int, overlap: int) -> float:
     """Return the log of the chance that two random sets of ``size`` out of ``count`` share ``overlap`` or more."""
-    ways = sum(math.comb(size, shared) * math.comb(count - size, size - shared) for shared in range(overlap, size + 1))
+    ways = sum(
+        math.comb(size, shared) * math.comb(count - size, size - shared)
+        for shared in range(overlap, size + 1)
+    )
     return math.log(ways) - math.log(math.comb(count, size))

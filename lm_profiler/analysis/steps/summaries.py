@@ -13,7 +13,17 @@ from lm_profiler.analysis.hardware.roofline import per_second
 from lm_profiler.analysis.steps.statistics import Series, summarise
 from lm_profiler.analysis.steps.step_model import StepModel, fit, plain
 from lm_profiler.record.entry import Cut, Entry
-from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMED, TIMES, TOKENS_PER_S, Quantity, counted
+from lm_profiler.record.quantities import (
+    HOST_TIMES,
+    MEMORY,
+    MFU,
+    PARTS,
+    TIMED,
+    TIMES,
+    TOKENS_PER_S,
+    Quantity,
+    counted,
+)
 from lm_profiler.record.run_record import (
     VALIDATION,
     LoaderFacts,
@@ -44,7 +54,9 @@ def mean_over_ranks(rows: Sequence[StepRow], world: int | None = None) -> list[S
     if ranks <= 1 or not len(table):
         return list(table)
     table = StepTable.concatenate([table])  # in the order of steps
-    steps, step_starts, row_counts = np.unique(table.step, return_index=True, return_counts=True)
+    steps, step_starts, row_counts = np.unique(
+        table.step, return_index=True, return_counts=True
+    )
     has_all_ranks = row_counts == ranks
     summed_tokens = np.add.reduceat(table.tokens, step_starts)
     summed_s = np.add.reduceat(table.seconds, step_starts)
@@ -100,7 +112,11 @@ def scalars(row: StepRow, ideal_s: float | None = None) -> dict[str, float]:
         values.append((TOKENS_PER_S, per_second(row.tokens, step_s)))
         if ideal_s is not None:
             values.append((MFU, ideal_s / step_s))
-    return {str(quantity.tag): value * quantity.scale for quantity, value in values if value is not None}
+    return {
+        str(quantity.tag): value * quantity.scale
+        for quantity, value in values
+        if value is not None
+    }
 
 
 def model_of(rows: Sequence[StepRow], keeps_all_steps: bool = False) -> StepModel:
@@ -112,7 +128,9 @@ def model_of(rows: Sequence[StepRow], keeps_all_steps: bool = False) -> StepMode
     return plain(seconds) if keeps_all_steps else fit(seconds)
 
 
-def summaries(rows: Sequence[StepRow], clock: str, model: StepModel) -> dict[str, TimeSummary]:
+def summaries(
+    rows: Sequence[StepRow], clock: str, model: StepModel
+) -> dict[str, TimeSummary]:
     """Return a summary of each part, the step, and forward + backward, over the stretch of ``model`` of ``rows``."""
     by_part: dict[str, TimeSummary] = {}
     for part in TIMES:
@@ -122,7 +140,9 @@ def summaries(rows: Sequence[StepRow], clock: str, model: StepModel) -> dict[str
     return by_part
 
 
-def step_figures(rows: Sequence[StepRow], model: StepModel, samples: float | None = None) -> dict[str, Any]:
+def step_figures(
+    rows: Sequence[StepRow], model: StepModel, samples: float | None = None
+) -> dict[str, Any]:
     """Return fields of a record for measured ``rows``; ``samples`` are those of a mean step, over all ranks."""
     times = summaries(rows, "device", model)
     step_s = times["step"].mean
@@ -134,7 +154,9 @@ def step_figures(rows: Sequence[StepRow], model: StepModel, samples: float | Non
         "host_time": summaries(rows, "host", model),
         "shares": shares,
         "odd_steps": odd_steps(rows, model),
-        "throughput": throughput(rows[model.first : model.end], step_s, samples, model.weights),
+        "throughput": throughput(
+            rows[model.first : model.end], step_s, samples, model.weights
+        ),
     }
 
 
@@ -156,7 +178,15 @@ def odd_steps(rows: Sequence[StepRow], model: StepModel) -> list[OddStep]:
         is_slow = ratio > 1.0
         choose = max if is_slow else min
         part = choose(excess_s, key=excess_s.__getitem__)
-        odd.append(OddStep(step=row.step, step_s=row.time("step"), ratio=ratio, part=part, excess_s=excess_s[part]))
+        odd.append(
+            OddStep(
+                step=row.step,
+                step_s=row.time("step"),
+                ratio=ratio,
+                part=part,
+                excess_s=excess_s[part],
+            )
+        )
     return sorted(odd, key=lambda step: -abs(step.ratio - 1.0))
 
 
@@ -200,24 +230,33 @@ class MeanCounts(NamedTuple):
     elements: float | None = None
 
 
-def mean_counts(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> MeanCounts:
+def mean_counts(
+    ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]
+) -> MeanCounts:
     """Return the mean over ``steps`` of the counts of all ``ranks``. Unknown if it is for one step of one rank."""
     if not (ranks and all(ranks) and len(steps)):
         return MeanCounts()
     means = np.zeros(3)
     for counts in ranks:
-        figures = [[count.batches or None, count.samples, count.elements] for count in _counts_of_steps(counts, steps)]
+        figures = [
+            [count.batches or None, count.samples, count.elements]
+            for count in _counts_of_steps(counts, steps)
+        ]
         means += np.array(figures, dtype=float).mean(axis=0)  # None becomes NaN
     return MeanCounts(*[None if np.isnan(mean) else float(mean) for mean in means])
 
 
-def _counts_of_steps(counts: Sequence[BatchCount], steps: Sequence[int]) -> list[BatchCount]:
+def _counts_of_steps(
+    counts: Sequence[BatchCount], steps: Sequence[int]
+) -> list[BatchCount]:
     """Return the entry of ``counts`` that applies to each of ``steps``: the latest one up to it."""
     positions = np.searchsorted([count.step for count in counts], steps, "right") - 1
     return [counts[position] for position in positions]
 
 
-def short_steps(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> dict[int, int]:
+def short_steps(
+    ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]
+) -> dict[int, int]:
     """Return those of ``steps`` in which the first of ``ranks`` had fewer samples than in most, and how many."""
     if not ranks or not ranks[0] or not steps:
         return {}
@@ -227,7 +266,9 @@ def short_steps(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> 
             return {}
         samples_by_step[step] = count.samples
     usual = float(np.median(list(samples_by_step.values())))
-    return {step: samples for step, samples in samples_by_step.items() if samples < usual}
+    return {
+        step: samples for step, samples in samples_by_step.items() if samples < usual
+    }
 
 
 def slower_throughput(rate: Throughput, share: float) -> Throughput:
@@ -250,7 +291,9 @@ def share_in_steps(record: RunRecord) -> float:
     steps = record.steps.get("measure", 0)
     if step is None or not step.mean or not steps or record.between_steps_s is None:
         return 1.0
-    validation_s = sum(between.seconds for between in record.between if between.what == VALIDATION)
+    validation_s = sum(
+        between.seconds for between in record.between if between.what == VALIDATION
+    )
     between_s = max(record.between_steps_s - validation_s, 0.0)
     steps_s = steps * (record.lasting_step_s or step.mean)
     return steps_s / (steps_s + between_s)
@@ -267,18 +310,26 @@ def lower_bound_share(quantity: Quantity, record: RunRecord) -> float | None:
     return share_in_steps(record)
 
 
-def changed_batches_note(counts: Sequence[BatchCount], last_step: int, mean: float | None) -> list[str]:
+def changed_batches_note(
+    counts: Sequence[BatchCount], last_step: int, mean: float | None
+) -> list[str]:
     """Return the note on a rank whose steps up to ``last_step`` vary in batches; figures are of ``mean`` per step."""
-    known_counts = [count for count in counts if count.batches and count.step <= last_step]
+    known_counts = [
+        count for count in counts if count.batches and count.step <= last_step
+    ]
     numbers = {count.batches for count in known_counts}
     if len(numbers) < 2 or mean is None:
         return []
-    changed_step = next(count.step for count in known_counts if count.batches != known_counts[0].batches)
+    changed_step = next(
+        count.step for count in known_counts if count.batches != known_counts[0].batches
+    )
     steps = f"a step takes {min(numbers)} to {max(numbers)} batches, and the number changes at step {changed_step}"
     return [f"{steps}: throughput and FLOPs use {mean:.3g} batches per step"]
 
 
-def lasting_step_s(mean_s: float, steps: int, batches: float, loader: LoaderFacts | None) -> float | None:
+def lasting_step_s(
+    mean_s: float, steps: int, batches: float, loader: LoaderFacts | None
+) -> float | None:
     """Return the seconds of a step in the long run: as long as the workers take to make its batches.
 
     In the seconds of ``steps`` that took ``batches`` each, workers made all but those that were ``used_up``, and if
@@ -288,7 +339,9 @@ def lasting_step_s(mean_s: float, steps: int, batches: float, loader: LoaderFact
     taken = steps * batches
     if loader is None or not loader.used_up or taken <= 0:
         return mean_s
-    begun_more = _half_made(loader, loader.ready_after) - _half_made(loader, loader.ready_before)
+    begun_more = _half_made(loader, loader.ready_after) - _half_made(
+        loader, loader.ready_before
+    )
     made = taken - loader.used_up + begun_more
     workers = max(loader.workers or 0, 1)
     if made < _FEWEST_MADE * workers:
@@ -312,7 +365,9 @@ class Steps:
     left_out: Sequence[StepRow]  # the recorded steps before them
 
 
-def steps_after(entry: Entry, warmup: int | None = None, count: int | None = None) -> Steps:
+def steps_after(
+    entry: Entry, warmup: int | None = None, count: int | None = None
+) -> Steps:
     """Return ``count`` (all) recorded steps after the first ``warmup``; as ``entry`` is cut where neither is given.
 
     Without any cut: the measured steps that the run's own figures are of.
@@ -338,7 +393,9 @@ def steps_after(entry: Entry, warmup: int | None = None, count: int | None = Non
 
 def _recorded(entry: Entry) -> list[StepRow]:
     """Return the steps of ``entry``, those of its warm-up included, each the mean over the ranks."""
-    return mean_over_ranks(entry.rows.of_stages("warmup", "measure").timed, world_of(entry.record))
+    return mean_over_ranks(
+        entry.rows.of_stages("warmup", "measure").timed, world_of(entry.record)
+    )
 
 
 # returns the batches of each rank's steps of the run in a folder, as ``BatchCount`` has them; none if they are unknown
@@ -361,7 +418,9 @@ def cut_anew(
     for entry in entries:
         counts = read_batch_counts(entry.folder)
         for warmup in warmups:
-            cut_entry = none_if_unreadable(_cut, entry, Cut(warmup, count), counts, problems=problems)
+            cut_entry = none_if_unreadable(
+                _cut, entry, Cut(warmup, count), counts, problems=problems
+            )
             if cut_entry is not None:
                 cut_entries.append(cut_entry)
     return cut_entries, list(dict.fromkeys(problems))
@@ -389,9 +448,18 @@ def _cut(entry: Entry, cut: Cut, counts: Sequence[Sequence[BatchCount]]) -> Entr
         samples = _exact_samples_per_step(record)
     figures = step_figures(steps.rows, model, samples)
     # The run's own record has the causes of odd steps among the measured ones; nothing was read in warm-up.
-    causes = {odd.step: odd.model_dump(include={"cause", "cause_s", "beside", "rank"}) for odd in record.odd_steps}
-    figures["odd_steps"] = [odd.model_copy(update=causes.get(odd.step, {})) for odd in figures["odd_steps"]]
-    figures["steps"] = {**record.steps, "warmup": len(steps.left_out), "measure": len(steps.rows)}
+    causes = {
+        odd.step: odd.model_dump(include={"cause", "cause_s", "beside", "rank"})
+        for odd in record.odd_steps
+    }
+    figures["odd_steps"] = [
+        odd.model_copy(update=causes.get(odd.step, {})) for odd in figures["odd_steps"]
+    ]
+    figures["steps"] = {
+        **record.steps,
+        "warmup": len(steps.left_out),
+        "measure": len(steps.rows),
+    }
     figures["utilisation"] = _scaled_utilisation(record, steps.times)
     figures["steadiness"] = None  # it is that of the run's own cut
     figures["verdict"] = None
@@ -409,7 +477,9 @@ def _exact_samples_per_step(record: RunRecord) -> float | None:
     return rates.samples_per_s * step_s
 
 
-def _scaled_utilisation(record: RunRecord, times: Mapping[str, TimeSummary]) -> Utilisation | None:
+def _scaled_utilisation(
+    record: RunRecord, times: Mapping[str, TimeSummary]
+) -> Utilisation | None:
     """Return the utilisation of steps that take ``times``: shares of a peak go by the inverse of the mean step."""
     use = record.utilisation
     recorded_step_s = record.time["step"].mean
@@ -427,7 +497,11 @@ def _scaled_utilisation(record: RunRecord, times: Mapping[str, TimeSummary]) -> 
 def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     """Return those of ``entries`` that have steps to cut, and a line on each other."""
     problems: list[str] = []
-    with_steps = [entry for entry in entries if none_if_unreadable(_has_steps, entry, problems=problems)]
+    with_steps = [
+        entry
+        for entry in entries
+        if none_if_unreadable(_has_steps, entry, problems=problems)
+    ]
     return with_steps, problems
 
 

@@ -23,7 +23,14 @@ from lm_profiler.analysis.trace.pieces import (
     shared_out,
     union_of,
 )
-from lm_profiler.record.kernels import KernelRow, KernelTable, Kind, KindTime, PhaseKernels, Rest
+from lm_profiler.record.kernels import (
+    KernelRow,
+    KernelTable,
+    Kind,
+    KindTime,
+    PhaseKernels,
+    Rest,
+)
 from lm_profiler.record.parts import NO_PHASE, PARTS
 
 LARGEST_ROWS = 300  # rows that are kept: the file stays small, and what is left out adds up to next to nothing
@@ -33,7 +40,13 @@ _LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 _PATH_AND_TYPE = re.compile(r"(?P<path>.*?)(?: \((?P<type>\w+)\))?", re.DOTALL)
 _COLLECTIVES = {
     kind: re.compile(kind.replace("_", "_?"), re.IGNORECASE)
-    for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+    for kind in (
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "broadcast",
+        "all_to_all",
+    )
 }
 
 
@@ -75,8 +88,13 @@ def kernel_table(work: TracedWork) -> KernelTable:
         steps=len(work.packed.steps),
         window_s=(work.done - work.begin) * 1e-9,
         phases=_phase_kernels(work),
-        rows=[KernelRow(**key._asdict(), count=row.calls, total_s=row.ns * 1e-9) for key, row in largest],
-        rest=Rest(rows=len(smallest), count=smallest_sum.calls, total_s=smallest_sum.ns * 1e-9),
+        rows=[
+            KernelRow(**key._asdict(), count=row.calls, total_s=row.ns * 1e-9)
+            for key, row in largest
+        ],
+        rest=Rest(
+            rows=len(smallest), count=smallest_sum.calls, total_s=smallest_sum.ns * 1e-9
+        ),
         memory_bound_share=_share_of_kinds(work, MEMORY_BOUND),
         communication_share=_share_of_kinds(work, {"communication"}),
     )
@@ -102,7 +120,9 @@ def _call_count(piece: Piece) -> int:
 
 def _phase_kernels(work: TracedWork) -> dict[str, PhaseKernels]:
     """Return the kernels of each phase that had any work or idle time."""
-    kinds_by_phase = defaultdict[str, defaultdict[Kind, _Sum]](lambda: defaultdict(_Sum))
+    kinds_by_phase = defaultdict[str, defaultdict[Kind, _Sum]](
+        lambda: defaultdict(_Sum)
+    )
     for piece in work.pieces:
         kinds_by_phase[piece.phase][piece.kind].add(_call_count(piece), piece.own)
     busy_ns, idle_ns = _busy_and_idle(work)
@@ -116,7 +136,10 @@ def _phase_kernels(work: TracedWork) -> dict[str, PhaseKernels]:
             busy_s=busy_ns[phase] * 1e-9,
             idle_s=idle_ns[phase] * 1e-9,
             overlap_s=max(all_kinds_ns - busy_ns[phase], 0) * 1e-9,
-            kinds={kind: KindTime(count=kind_sum.calls, total_s=kind_sum.ns * 1e-9) for kind, kind_sum in kinds},
+            kinds={
+                kind: KindTime(count=kind_sum.calls, total_s=kind_sum.ns * 1e-9)
+                for kind, kind_sum in kinds
+            },
         )
     return phases
 
@@ -222,7 +245,11 @@ def communication_of(work: TracedWork) -> Communication | None:
     for name in dict.fromkeys(names.tolist()):
         has_name = names == name
         total_ns = int((ends - starts)[has_name].sum())
-        by_name.append(CollectiveTime(name, int(has_name.sum()), total_ns, int(exposed_ns[has_name].sum())))
+        by_name.append(
+            CollectiveTime(
+                name, int(has_name.sum()), total_ns, int(exposed_ns[has_name].sum())
+            )
+        )
 
     left, right = union_of(call_starts, call_ends, work.begin, work.end)
     union_ns = int((right - left).sum())
@@ -244,7 +271,11 @@ def collective_calls(work: TracedWork) -> list[Range]:
                 calls.append(Range(piece.start, piece.end, piece.name))
                 asked.append(piece.asked)
     else:
-        calls = [call for call in work.packed.collectives if work.begin <= call.start <= work.end]
+        calls = [
+            call
+            for call in work.packed.collectives
+            if work.begin <= call.start <= work.end
+        ]
         asked = [call.start for call in calls]
 
     gathered_modules = phases_at(sorted(work.packed.gathers), asked)
@@ -266,11 +297,16 @@ def _collective_kind(name: str) -> str:
 
 def compute_spans(work: TracedWork) -> tuple[list[int], list[int]]:
     """Return the starts and ends of what computes, or copies, on the device; on the CPU without what only calls."""
-    return _spans(piece for piece in work.pieces if piece.use not in ("communication", "dispatch"))
+    return _spans(
+        piece for piece in work.pieces if piece.use not in ("communication", "dispatch")
+    )
 
 
 def _exposed_ns(work: TracedWork, starts: Times, ends: Times) -> Times:
     """Return how much of each stretch no compute hides."""
     compute_starts, compute_ends = compute_spans(work)
-    left, right = np.array(compute_starts, dtype=np.int64), np.array(compute_ends, dtype=np.int64)
+    left, right = (
+        np.array(compute_starts, dtype=np.int64),
+        np.array(compute_ends, dtype=np.int64),
+    )
     return ends - starts - covered(left, right, starts, ends, work.begin, work.end)

@@ -9,15 +9,23 @@ from typing import cast
 from lm_profiler.record.kernels import Kind
 
 # kinds with so little arithmetic for each byte that memory sets their pace
-MEMORY_BOUND: frozenset[Kind] = frozenset({"elementwise", "normalization", "reduction", "softmax", "copies"})
+MEMORY_BOUND: frozenset[Kind] = frozenset(
+    {"elementwise", "normalization", "reduction", "softmax", "copies"}
+)
 
 _Table = tuple[tuple[Kind, re.Pattern[str]], ...]
 
 
 def _table(text: str) -> _Table:
     """Return the rows of ``text``: a kind and a pattern each. A pattern may hold blanks; lines of # are comments."""
-    rows = (line.split(maxsplit=1) for line in text.strip().splitlines() if not line.startswith("#"))
-    return tuple((cast(Kind, kind), re.compile(pattern, re.IGNORECASE)) for kind, pattern in rows)
+    rows = (
+        line.split(maxsplit=1)
+        for line in text.strip().splitlines()
+        if not line.startswith("#")
+    )
+    return tuple(
+        (cast(Kind, kind), re.compile(pattern, re.IGNORECASE)) for kind, pattern in rows
+    )
 
 
 # Asked from top to bottom; the first that is found anywhere in the name counts. Order matters: torch.compile's names
@@ -140,12 +148,16 @@ def operator_kind(name: str) -> Kind:
 
 def _called(name: str) -> str:
     """Return ``name`` without its argument list, whose types are words of other kinds; template arguments stay."""
-    if name.startswith("kernel_cutlass_"):  # CUTLASS's Python, which writes arguments into the name
+    if name.startswith(
+        "kernel_cutlass_"
+    ):  # CUTLASS's Python, which writes arguments into the name
         return _PYTHON_ARGUMENTS.split(name, maxsplit=1)[0]
     opened = ""  # brackets that are open: within parentheses < and > compare, as in enable_if<((8)>(0))>
     for at, character in enumerate(name):
         if character == "(":
-            if not opened and not name.startswith(("(anonymous namespace)", "(M2D", "(D2M"), at):
+            if not opened and not name.startswith(
+                ("(anonymous namespace)", "(M2D", "(D2M"), at
+            ):
                 return name[:at]
             opened += character
         elif character == "<" and not opened.endswith("("):

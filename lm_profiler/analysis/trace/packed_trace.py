@@ -82,7 +82,9 @@ class PackedTrace:
             packing.add(event)
         if len(packing.step_processes) > 1:
             count_of_processes = len(packing.step_processes)
-            raise ValueError(f"it holds steps of {count_of_processes} processes: expected one trace for each rank")
+            raise ValueError(
+                f"it holds steps of {count_of_processes} processes: expected one trace for each rank"
+            )
 
         self.left_out = packing.left_out
         self.steps = sorted(packing.steps)
@@ -96,12 +98,18 @@ class PackedTrace:
         self.inputs: list[Inputs | None] = [*packing.inputs, None]
         self._name_modules(packing.has_marks)
 
-        has_time_between_steps = any(phase.name == BETWEEN_STEPS for phase in self.phases)
+        has_time_between_steps = any(
+            phase.name == BETWEEN_STEPS for phase in self.phases
+        )
         if has_time_between_steps:
             self._leave_out_between_steps()
-        if self.phases:  # torch's last step may be what came after the run's: no phase is in it
+        if (
+            self.phases
+        ):  # torch's last step may be what came after the run's: no phase is in it
             phase_starts = [phase.start for phase in self.phases]
-            self.steps = [step for step in self.steps if _begins_within(phase_starts, step)]
+            self.steps = [
+                step for step in self.steps if _begins_within(phase_starts, step)
+            ]
         self.has_device = len(self._device_rows) > 0
 
     def _name_modules(self, is_marked: bool) -> None:
@@ -139,12 +147,21 @@ class PackedTrace:
             return np.column_stack((begin, end - begin, rows[:, 2:]))
 
         def moved_ranges(ranges: Sequence[Range]) -> list[Range]:
-            shifted = [Range(int(moved(old.start)), int(moved(old.end)), old.name) for old in ranges]
+            shifted = [
+                Range(int(moved(old.start)), int(moved(old.end)), old.name)
+                for old in ranges
+            ]
             return [new for new in shifted if new.end > new.start]
 
         self.steps, self.phases = moved_ranges(self.steps), moved_ranges(self.phases)
-        self.collectives, self.gathers = moved_ranges(self.collectives), moved_ranges(self.gathers)
-        self._host_rows, self._device_rows = moved_rows(self._host_rows), moved_rows(self._device_rows)
+        self.collectives, self.gathers = (
+            moved_ranges(self.collectives),
+            moved_ranges(self.gathers),
+        )
+        self._host_rows, self._device_rows = (
+            moved_rows(self._host_rows),
+            moved_rows(self._device_rows),
+        )
 
     def window(self) -> tuple[int, int]:
         """Return where the first step begins and where the last one ends; ValueError: there is no whole step."""
@@ -232,12 +249,22 @@ class _Packing:
     left_out: Counter[str] = field(default_factory=Counter)
     numbers: defaultdict[str, int] = field(default_factory=_numbering)  # of names
     inputs: list[Inputs] = field(default_factory=list)
-    threads: defaultdict[tuple[str, str], int] = field(default_factory=_numbering)  # by process and thread
-    _callers: defaultdict[str, int] = field(default_factory=_numbering)  # by their text in the file
+    threads: defaultdict[tuple[str, str], int] = field(
+        default_factory=_numbering
+    )  # by process and thread
+    _callers: defaultdict[str, int] = field(
+        default_factory=_numbering
+    )  # by their text in the file
     _input_numbers: dict[str, int] = field(default_factory=dict)  # by their text
-    _operators: list[Rows] = field(default_factory=list)  # columns: start, length, caller's number, inputs' number
-    _host: array[int] = field(default_factory=lambda: array("q"))  # six numbers an event: see ``PackedTrace.host``
-    _device: array[int] = field(default_factory=lambda: array("q"))  # four numbers: start, length, name, correlation
+    _operators: list[Rows] = field(
+        default_factory=list
+    )  # columns: start, length, caller's number, inputs' number
+    _host: array[int] = field(
+        default_factory=lambda: array("q")
+    )  # six numbers an event: see ``PackedTrace.host``
+    _device: array[int] = field(
+        default_factory=lambda: array("q")
+    )  # four numbers: start, length, name, correlation
 
     def add(self, event: Event) -> None:
         """Keep what counts of ``event``; of a damaged one count the damage."""
@@ -253,7 +280,9 @@ class _Packing:
 
     def host_rows(self) -> Rows:
         """Return the rows of the host's events, in the order of reading. ``[events, 6]``"""
-        start, length, caller, inputs = np.hstack([np.empty((4, 0), np.int64), *self._operators])
+        start, length, caller, inputs = np.hstack(
+            [np.empty((4, 0), np.int64), *self._operators]
+        )
         callers = []
         for text in self._callers:
             caller_fields = json.loads(f"{{{text}}}")
@@ -270,11 +299,18 @@ class _Packing:
     def _add_operators(self, events: OperatorEvents) -> None:
         """Add operators as they stand in the file: what was decoded once is known by its text."""
         input_texts = [text.partition('"Input ')[2] for text in events.arguments]
-        for input_text, argument_text in zip(input_texts, events.arguments, strict=True):
+        for input_text, argument_text in zip(
+            input_texts, events.arguments, strict=True
+        ):
             if input_text not in self._input_numbers:
                 arguments = json.loads(f"{{{argument_text}}}")
-                self._input_numbers[input_text] = self._inputs_number(arguments, is_attention=False)
-        starts_ns, lengths_ns = _nanoseconds(events.starts), _nanoseconds(events.lengths)
+                self._input_numbers[input_text] = self._inputs_number(
+                    arguments, is_attention=False
+                )
+        starts_ns, lengths_ns = (
+            _nanoseconds(events.starts),
+            _nanoseconds(events.lengths),
+        )
         callers = [self._callers[text] for text in events.callers]
         inputs = [self._input_numbers[text] for text in input_texts]
         self._operators.append(np.array((starts_ns, lengths_ns, callers, inputs)))
@@ -294,7 +330,9 @@ class _Packing:
         elif category in _DEVICE_CATEGORIES:
             start, length = _span_of(event)
             correlation = _number_in(arguments.get("correlation"))
-            self._device.extend((start, length, self.numbers[_name_of(event)], correlation))
+            self._device.extend(
+                (start, length, self.numbers[_name_of(event)], correlation)
+            )
         elif category == "user_annotation":
             self._add_range(event)
         elif category == "fwdbwd" and event.get("ph") in _LINKS:
@@ -305,13 +343,17 @@ class _Packing:
         elif category.endswith(("_runtime", "_driver")):
             correlation = _number_in(arguments.get("correlation"))
             if correlation != NONE:
-                self._add_host(event, LAUNCH, correlation, self.numbers[_name_of(event)])
+                self._add_host(
+                    event, LAUNCH, correlation, self.numbers[_name_of(event)]
+                )
 
     def _add_range(self, event: Mapping[str, Any]) -> None:
         name = _name_of(event)
         if is_marked_range(name):
             self.has_marks = True
-        may_be_module = any(module_in(name, is_marked) is not None for is_marked in (True, False))
+        may_be_module = any(
+            module_in(name, is_marked) is not None for is_marked in (True, False)
+        )
         if may_be_module:
             self._add_host(event, MODULE, self.numbers[name])
             return
@@ -342,14 +384,20 @@ class _Packing:
         text = repr((dims, types, values))
         number = self._input_numbers.setdefault(text, len(self.inputs))
         if number == len(self.inputs):
-            self.inputs.append(Inputs(dims, _list_or_empty(types), _list_or_empty(values)))
+            self.inputs.append(
+                Inputs(dims, _list_or_empty(types), _list_or_empty(values))
+            )
         return number
 
-    def _add_host(self, event: Mapping[str, Any], what: int, value: int, rest: int = NONE) -> None:
+    def _add_host(
+        self, event: Mapping[str, Any], what: int, value: int, rest: int = NONE
+    ) -> None:
         is_link = what in (FORWARD_LINK, BACKWARD_LINK)
         start = _start_of(event)
         length = 0 if is_link else _length_of(event)
-        self._host.extend((start, length, self._thread_number(event), what, value, rest))
+        self._host.extend(
+            (start, length, self._thread_number(event), what, value, rest)
+        )
 
     def _thread_number(self, event: Mapping[str, Any]) -> int:
         return self.threads[str(event.get("pid")), str(event.get("tid"))]
@@ -407,7 +455,11 @@ def _number_in(correlation: Any) -> int:
     """Return a correlation or the number of a link, signed in 64 bits; -1 if it is none. Some tools write text."""
     if isinstance(correlation, str) and correlation.isdecimal():
         correlation = int(correlation)
-    if not isinstance(correlation, int) or isinstance(correlation, bool) or not -(2**63) <= correlation < 2**64:
+    if (
+        not isinstance(correlation, int)
+        or isinstance(correlation, bool)
+        or not -(2**63) <= correlation < 2**64
+    ):
         return NONE
     if correlation >= 2**63:
         return correlation - 2**64

@@ -30,8 +30,16 @@ Times = NDArray[np.int64]
 Use = Literal["products", "memory", "communication", "input", "dispatch"]
 
 # of what runs at the same time, the piece of the lowest rank has the time
-_RANKS: dict[Use, int] = {"products": 0, "memory": 1, "communication": 3, "input": 4, "dispatch": 5}
-_RANK_OF_UNKNOWN_MEMORY = 2  # what is known by name goes first, for a compiled region may hold it
+_RANKS: dict[Use, int] = {
+    "products": 0,
+    "memory": 1,
+    "communication": 3,
+    "input": 4,
+    "dispatch": 5,
+}
+_RANK_OF_UNKNOWN_MEMORY = (
+    2  # what is known by name goes first, for a compiled region may hold it
+)
 
 # operators that compute nothing: views, empty tensors, autograd's nodes, what surrounds compiled graphs
 _CALLS_ONLY = re.compile(
@@ -91,7 +99,9 @@ class TracedWork:
         """Yield the phases of a stretch of time, with how much of it lies in each, and outside all of them."""
         outside_ns, phases = end - begin, self.packed.phases
         first = max(bisect_right(self._phase_starts, begin) - 1, 0)
-        for index in range(first, len(phases)):  # a slice would copy all later phases for each of many gaps
+        for index in range(
+            first, len(phases)
+        ):  # a slice would copy all later phases for each of many gaps
             start, stop, name = phases[index]
             if start >= end:
                 break
@@ -108,8 +118,12 @@ def traced_work(packed: PackedTrace) -> TracedWork:
     begin, end = packed.window()
     calls, launches = walk(packed)
     if packed.has_device:
-        return TracedWork(packed, list(_kernels(packed, launches, begin, end)), launches, begin, end)
-    return TracedWork(packed, list(_operators(packed, calls, begin, end)), [], begin, end)
+        return TracedWork(
+            packed, list(_kernels(packed, launches, begin, end)), launches, begin, end
+        )
+    return TracedWork(
+        packed, list(_operators(packed, calls, begin, end)), [], begin, end
+    )
 
 
 def work_of(path: Path) -> TracedWork | None:
@@ -122,7 +136,9 @@ def work_of(path: Path) -> TracedWork | None:
     return traced_work(packed)
 
 
-def _kernels(packed: PackedTrace, calls: Sequence[DriverCall], begin: int, end: int) -> Iterator[Piece]:
+def _kernels(
+    packed: PackedTrace, calls: Sequence[DriverCall], begin: int, end: int
+) -> Iterator[Piece]:
     """Yield the kernels launched between ``begin`` and ``end``, by their start.
 
     ``calls`` launched them. The kernels of a replayed CUDA graph have one launch.
@@ -132,7 +148,9 @@ def _kernels(packed: PackedTrace, calls: Sequence[DriverCall], begin: int, end: 
     launches = []
     for start, _, _, correlation in kernels:
         launch = launch_by_correlation.get(correlation)
-        if launch is None:  # the trace has no launch of it: assume that it was launched when it started
+        if (
+            launch is None
+        ):  # the trace has no launch of it: assume that it was launched when it started
             launch = DriverCall(
                 start=start,
                 length=0,
@@ -146,7 +164,9 @@ def _kernels(packed: PackedTrace, calls: Sequence[DriverCall], begin: int, end: 
         launches.append(launch)
     phases = phases_at(packed.phases, [launch.start for launch in launches])
 
-    for (start, length, name_number, _), launch, phase in zip(kernels, launches, phases, strict=True):
+    for (start, length, name_number, _), launch, phase in zip(
+        kernels, launches, phases, strict=True
+    ):
         is_launched_in_steps = begin <= launch.start <= end
         if not is_launched_in_steps:
             continue
@@ -170,13 +190,28 @@ def _kernels(packed: PackedTrace, calls: Sequence[DriverCall], begin: int, end: 
         )
 
 
-def _operators(packed: PackedTrace, calls: OperatorCalls, begin: int, end: int) -> Iterator[Piece]:
+def _operators(
+    packed: PackedTrace, calls: OperatorCalls, begin: int, end: int
+) -> Iterator[Piece]:
     """Yield the operators that were called while the steps lasted, in the order in which they end."""
     is_wanted = (begin <= calls.start) & (calls.start <= end)
     calls = OperatorCalls(*(column[is_wanted] for column in calls))
     phases = phases_at(packed.phases, calls.start)
-    rows = zip(*(column.tolist() for column in calls), phases, strict=True)  # thousands: as Python's own numbers
-    for start, length, name_number, caller, module, number, inputs, own, is_again, phase in rows:
+    rows = zip(
+        *(column.tolist() for column in calls), phases, strict=True
+    )  # thousands: as Python's own numbers
+    for (
+        start,
+        length,
+        name_number,
+        caller,
+        module,
+        number,
+        inputs,
+        own,
+        is_again,
+        phase,
+    ) in rows:
         name = packed.names[name_number] or ""
         kind, use = _work_of_operator(name, own < length, phase)
         yield Piece(
@@ -234,7 +269,9 @@ def phases_at(phases: Sequence[Range], moments: Sequence[int] | Times) -> list[s
     return [names[number] for number in np.where(is_inside, latest, 0).tolist()]
 
 
-def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> tuple[Times, Times]:
+def union_of(
+    starts: Sequence[int], ends: Sequence[int], begin: int, end: int
+) -> tuple[Times, Times]:
     """Return what any interval covers between ``begin`` and ``end``, without overlaps: where it begins and ends."""
     order = np.argsort(np.asarray(starts, dtype=np.int64), kind="stable")
     start = np.clip(np.asarray(starts, dtype=np.int64)[order], begin, end)
@@ -245,7 +282,13 @@ def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -
     return start[is_begin], reached[np.roll(is_begin, -1)]
 
 
-def shared_out(starts: Sequence[int], ends: Sequence[int], ranks: Sequence[int], begin: int, end: int) -> Times:
+def shared_out(
+    starts: Sequence[int],
+    ends: Sequence[int],
+    ranks: Sequence[int],
+    begin: int,
+    end: int,
+) -> Times:
     """Return how much of the time from ``begin`` to ``end`` is each interval's own, in nanoseconds.
 
     Time that several cover belongs to the one of the lowest rank; among equals, to the one that began first.
@@ -263,12 +306,16 @@ def shared_out(starts: Sequence[int], ends: Sequence[int], ranks: Sequence[int],
         np.maximum(first[1:], reached[:-1], out=first[1:])
         last = np.maximum(stop[same_rank], first)
         is_lower_rank = rank < level
-        covered_ns = covered(start[is_lower_rank], stop[is_lower_rank], first, last, begin, end)
+        covered_ns = covered(
+            start[is_lower_rank], stop[is_lower_rank], first, last, begin, end
+        )
         own[same_rank] = last - first - covered_ns
     return own
 
 
-def covered(starts: Times, ends: Times, first: Times, last: Times, begin: int, end: int) -> Times:
+def covered(
+    starts: Times, ends: Times, first: Times, last: Times, begin: int, end: int
+) -> Times:
     """Return how much of each stretch from ``first`` to ``last`` any of the intervals covers."""
     if len(starts) == 0:
         return np.zeros(len(first), dtype=np.int64)
@@ -284,7 +331,9 @@ def covered(starts: Times, ends: Times, first: Times, last: Times, begin: int, e
     return covered_until(last) - covered_until(first)
 
 
-def gaps_between(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> tuple[Times, Times]:
+def gaps_between(
+    starts: Sequence[int], ends: Sequence[int], begin: int, end: int
+) -> tuple[Times, Times]:
     """Return where nothing runs between ``begin`` and ``end``: from when to when."""
     if len(starts) == 0:
         return np.array([begin]), np.array([end])

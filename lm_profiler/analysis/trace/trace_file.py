@@ -74,7 +74,9 @@ def _events_of_text(file: TextIO) -> Iterator[Event]:
 def _operators_first(text: str) -> tuple[list[Event], str]:
     """Return the events up to the last operator that ``text`` holds, and the text behind it."""
     *fields, rest = _OPERATOR_EVENT.split(text)
-    fields_a_match = 1 + _GROUPS_OF_OPERATOR  # the text before an operator, then the operator's groups
+    fields_a_match = (
+        1 + _GROUPS_OF_OPERATOR
+    )  # the text before an operator, then the operator's groups
     events: list[Event] = []
     for other_events in fields[::fields_a_match]:
         stripped = other_events.strip(", \t\r\n")

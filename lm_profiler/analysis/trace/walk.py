@@ -47,7 +47,9 @@ class OperatorCalls(NamedTuple):
     number: NDArray[Any]  # tells an operator's calls apart
     inputs: NDArray[Any]
     own: NDArray[Any]  # the length without that of the operators that it calls
-    again: NDArray[Any]  # whether an operator of the same name, another overload, called it: no call of its own
+    again: NDArray[
+        Any
+    ]  # whether an operator of the same name, another overload, called it: no call of its own
 
 
 class _Nesting(NamedTuple):
@@ -76,8 +78,14 @@ def walk(packed: PackedTrace) -> tuple[OperatorCalls, list[DriverCall]]:
 def _nesting_of(rows: Rows) -> _Nesting:
     """Follow the events of each thread in time; the last of ``rows`` stands for none."""
     none = len(rows) - 1
-    around, operator, module = [none] * len(rows), [none] * len(rows), [NONE] * len(rows)
-    open_ranges: defaultdict[int, list[int]] = defaultdict(list)  # by thread, the innermost last
+    around, operator, module = (
+        [none] * len(rows),
+        [none] * len(rows),
+        [NONE] * len(rows),
+    )
+    open_ranges: defaultdict[int, list[int]] = defaultdict(
+        list
+    )  # by thread, the innermost last
     module_of_link: dict[int, int] = {}  # until the backward node of a link comes
     ends = (rows[:, 0] + rows[:, 1]).tolist()
 
@@ -115,9 +123,21 @@ def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
 
     calls = np.flatnonzero(is_operator)
     ends = start + length
-    by_end = calls[np.lexsort((-calls, ends[calls]))]  # of those that end at one moment, the inner ones first
+    by_end = calls[
+        np.lexsort((-calls, ends[calls]))
+    ]  # of those that end at one moment, the inner ones first
     number = _numbers_of_operators(nesting)
-    columns = (start, length, name, caller, nesting.module, number, inputs, own, is_again)
+    columns = (
+        start,
+        length,
+        name,
+        caller,
+        nesting.module,
+        number,
+        inputs,
+        own,
+        is_again,
+    )
     return OperatorCalls(*(column[by_end] for column in columns))
 
 
@@ -126,7 +146,16 @@ def _driver_calls(rows: Rows, nesting: _Nesting) -> list[DriverCall]:
     operator_name = np.where(what == OPERATOR, value, NONE)[nesting.operator]
     operator_inputs = np.where(what == OPERATOR, rest, NONE)[nesting.operator]
     number = _numbers_of_operators(nesting)
-    columns = (start, length, rest, value, operator_name, nesting.module, number, operator_inputs)
+    columns = (
+        start,
+        length,
+        rest,
+        value,
+        operator_name,
+        nesting.module,
+        number,
+        operator_inputs,
+    )
     is_launch = what == LAUNCH
     launches = zip(*(column[is_launch].tolist() for column in columns), strict=True)
     return [DriverCall(*launch) for launch in launches]

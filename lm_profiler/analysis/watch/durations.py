@@ -45,8 +45,12 @@ class Durations:
     """The durations of one kind, as they come."""
 
     _usual_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    _last: deque[tuple[float, int, float]] = field(default_factory=lambda: deque(maxlen=_FEWEST))
-    _begin_s: list[float] = field(default_factory=list)  # the durations that the reference was taken from
+    _last: deque[tuple[float, int, float]] = field(
+        default_factory=lambda: deque(maxlen=_FEWEST)
+    )
+    _begin_s: list[float] = field(
+        default_factory=list
+    )  # the durations that the reference was taken from
     _reference_s: float | None = None
     _long: LongDurations | None = None
     _course: LongDurations | None = None
@@ -68,7 +72,13 @@ class Durations:
             self._usual_s.append(seconds)
             return
         if self._long is None:
-            self._long = LongDurations(first_step=step, found_step=step, at_s=at_s, against_s=usual_s, now_s=seconds)
+            self._long = LongDurations(
+                first_step=step,
+                found_step=step,
+                at_s=at_s,
+                against_s=usual_s,
+                now_s=seconds,
+            )
         else:
             long = self._long
             long.now_s = (long.now_s * long.times + seconds) / (long.times + 1)
@@ -85,7 +95,9 @@ class Durations:
             return False
         reference_s = self._reference_s
         shortest_s = min(duration for duration, _, _ in self._last)
-        has_grown = shortest_s >= _GREW_RATIO * reference_s and seconds - reference_s >= least_s
+        has_grown = (
+            shortest_s >= _GREW_RATIO * reference_s and seconds - reference_s >= least_s
+        )
         course = self._course
         if course is not None:
             course.now_s = seconds

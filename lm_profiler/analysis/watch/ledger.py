@@ -49,7 +49,11 @@ class SpansInOrder:
 
     def beginning(self, begin_ns: int, end_ns: int) -> Sequence[NamedSpan]:
         """Return the spans that begin between two instants, both included."""
-        return self._spans[bisect_left(self._begins_ns, begin_ns) : bisect_right(self._begins_ns, end_ns)]
+        return self._spans[
+            bisect_left(self._begins_ns, begin_ns) : bisect_right(
+                self._begins_ns, end_ns
+            )
+        ]
 
     def around(self, begin_ns: int, end_ns: int) -> Sequence[NamedSpan]:
         """Return the same and the span before them, which may reach into them: for spans that do not overlap."""
@@ -57,15 +61,21 @@ class SpansInOrder:
         return self._spans[first : bisect_right(self._begins_ns, end_ns)]
 
 
-def passed(departures: Iterable[tuple[int, str]], checkpoint_instants_ns: Sequence[int] = ()) -> list[NamedSpan]:
+def passed(
+    departures: Iterable[tuple[int, str]], checkpoint_instants_ns: Sequence[int] = ()
+) -> list[NamedSpan]:
     """Return the moments at which a loop left its steps, with the reason, and the spans of its checkpoints.
 
     ``checkpoint_instants_ns`` holds the begin and the end of one checkpoint after the other.
     """
-    spans = [NamedSpan(instant_ns, instant_ns, reason) for instant_ns, reason in departures]
+    spans = [
+        NamedSpan(instant_ns, instant_ns, reason) for instant_ns, reason in departures
+    ]
     begins_ns = checkpoint_instants_ns[::2]
     ends_ns = checkpoint_instants_ns[1::2]
-    for begin_ns, end_ns in zip(begins_ns, ends_ns, strict=False):  # the last checkpoint may not have ended
+    for begin_ns, end_ns in zip(
+        begins_ns, ends_ns, strict=False
+    ):  # the last checkpoint may not have ended
         spans.append(NamedSpan(begin_ns, end_ns, CHECKPOINTS))
     return spans
 
@@ -83,7 +93,9 @@ class Ledger:
     last_ns: int = 0
     # seconds of each validation, checkpoint and turn of an epoch since the last call that took them
     longest: dict[str, list[float]] = field(default_factory=dict)
-    _waiting_spans: list[NamedSpan] = field(default_factory=list)  # which may lie in steps that are not known yet
+    _waiting_spans: list[NamedSpan] = field(
+        default_factory=list
+    )  # which may lie in steps that are not known yet
 
     def __post_init__(self) -> None:
         self.last_ns = self.last_ns or self.began_ns
@@ -121,14 +133,20 @@ class Ledger:
             return
         spans = self._take_spans_until(int(end_ns[-1]))
         outer_spans = self._add_own_times(spans)
-        away_s = (end_ns - begin_ns) * 1e-9 - host_s[:, -1]  # outside within a step, as in validation
-        departures_ns: dict[int, int] = {}  # of each step in which the loop left its steps: when it first did
+        away_s = (end_ns - begin_ns) * 1e-9 - host_s[
+            :, -1
+        ]  # outside within a step, as in validation
+        departures_ns: dict[
+            int, int
+        ] = {}  # of each step in which the loop left its steps: when it first did
         for span in spans:
             if _is_moment(span, VALIDATION):
                 step = int(np.searchsorted(begin_ns, span.begin_ns, "right")) - 1
                 departures_ns.setdefault(step, span.begin_ns)
 
-        gaps_ns = begin_ns - np.concatenate([[self.last_ns], end_ns[:-1]])  # before each step
+        gaps_ns = begin_ns - np.concatenate(
+            [[self.last_ns], end_ns[:-1]]
+        )  # before each step
         unnamed_gaps_s = gaps_ns * 1e-9
         unnamed_away_s = float(away_s.sum())
         for span in outer_spans:
@@ -158,7 +176,9 @@ class Ledger:
     def _take_spans_until(self, end_ns: int) -> list[NamedSpan]:
         """Return the spans that began before ``end_ns``; the others wait."""
         spans = [span for span in self._waiting_spans if span.begin_ns < end_ns]
-        self._waiting_spans = [span for span in self._waiting_spans if span.begin_ns >= end_ns]
+        self._waiting_spans = [
+            span for span in self._waiting_spans if span.begin_ns >= end_ns
+        ]
         return spans
 
     def _add_own_times(self, spans: Sequence[NamedSpan]) -> list[NamedSpan]:
@@ -168,7 +188,9 @@ class Ledger:
             if not span.ns:
                 continue
             inner_ns = 0
-            while outer_spans and outer_spans[-1].begin_ns >= span.begin_ns:  # what lies within a span ended before it
+            while (
+                outer_spans and outer_spans[-1].begin_ns >= span.begin_ns
+            ):  # what lies within a span ended before it
                 inner_ns += outer_spans.pop().ns
             outer_spans.append(span)
             self.seconds[span.what] += (span.ns - inner_ns) * 1e-9
@@ -192,7 +214,9 @@ def _is_moment(span: NamedSpan, reason: str) -> bool:
     return span.ns == 0 and span.what == reason
 
 
-def _steps_after_epoch_boundaries(begin_ns: NDArray[np.int64], spans: Sequence[NamedSpan]) -> list[int]:
+def _steps_after_epoch_boundaries(
+    begin_ns: NDArray[np.int64], spans: Sequence[NamedSpan]
+) -> list[int]:
     """Return the indices of the steps before which an epoch began."""
     steps = set()
     for span in spans:

@@ -27,7 +27,10 @@ BLOCK = 20  # steps of a block
 _TRIMMED = 6  # of them on either side; the block's value is the mean of the rest, which single slow steps do not move
 
 _REFERENCE = 25  # blocks that estimate the level, from where it began
-_FEWEST_AT_START, _FEWEST_AFTER_CHANGE = 5, 2  # blocks of a reference before a change against it is looked for
+_FEWEST_AT_START, _FEWEST_AFTER_CHANGE = (
+    5,
+    2,
+)  # blocks of a reference before a change against it is looked for
 _SETTLING = 22  # blocks in which a run warms up: it may become faster, and only large changes are reported
 _SMALLEST_EARLY_CHANGE = 0.1  # of the logarithm of the step
 _STEPS_COMPARED = 400  # steps before a change whose median is compared with that of the steps after it
@@ -41,15 +44,30 @@ _HISTORY = 800  # blocks in memory; the older half is merged in pairs beyond tha
 _PART_SHARE = 0.5  # share of a change that its phase must have
 _ONLY_PART_SHARE = 0.8  # share of a change from which on it lies in this phase alone
 _RETURN_SHARE = 0.25  # a level has gone back if it is nearer to the old one than this share of the change
-_REVERSALS, _REMEMBERED = 4, 7  # so many changes of direction among the last changes are a level that wanders
+_REVERSALS, _REMEMBERED = (
+    4,
+    7,
+)  # so many changes of direction among the last changes are a level that wanders
 _STAIRS = 8  # successive changes in one direction that are reported one by one; more are a drift
-_FEWEST_OF_GRADUAL_RISE = 3  # successive changes in one direction that are a drift if the level jumps nowhere
+_FEWEST_OF_GRADUAL_RISE = (
+    3  # successive changes in one direction that are a drift if the level jumps nowhere
+)
 _BESIDE_JUMP = 10  # blocks on either side of a jump
 _SHARE_OF_JUMPS = 0.5  # of a rise
-_FURTHER_AFTER = (5, 10, 25, 100)  # blocks after a change at which its size is estimated anew
-_CORRECTED = 0.03  # share of the size by which an estimate must differ to be reported again
+_FURTHER_AFTER = (
+    5,
+    10,
+    25,
+    100,
+)  # blocks after a change at which its size is estimated anew
+_CORRECTED = (
+    0.03  # share of the size by which an estimate must differ to be reported again
+)
 _DRIFT_STEP = 0.1  # share by which a drift's size must grow to be reported again
-_BEGIN_CORRECTED_AT = (4, 8)  # changes of a drift at which its beginning is estimated anew
+_BEGIN_CORRECTED_AT = (
+    4,
+    8,
+)  # changes of a drift at which its beginning is estimated anew
 _FEWEST_BEFORE_DRIFT = 10  # blocks whose mean is the level before a drift
 _LATER_KNEE = 0.85  # share of the squared error that is left if a drift began later than with its first block
 _DRIFT_SLOWER = 4.0  # ratio of the intervals between two changes of a drift
@@ -60,11 +78,17 @@ _LAST_OF_DRIFT = 50  # blocks whose line ends at the current level of a drift
 _LASTING, _LASTING_IF_UNIFORM = 10, 20
 _COST_SHARE, _LEAST_COST_S, _MOST_COST_S = 5e-3, 0.05, 5.0
 _COST_RATIO_IF_UNIFORM = 5.0
-_NEARLY_WHOLE_STEP = 0.75  # share of the step from which on a part's change looks like a uniform one
+_NEARLY_WHOLE_STEP = (
+    0.75  # share of the step from which on a part's change looks like a uniform one
+)
 _UNIFORM = 0.4  # share of a change that lies apart from equal ratios of all phases
 _TREND = 0.7  # Kendall's rank correlation of the level with time, from which on it follows a trend
 _TREND_GROUPS = 20  # groups of blocks whose medians are correlated
-_SMALL_BESIDE_DRIFT, _SMALL_AGAINST_DRIFT, _VERY_SMALL_BESIDE_DRIFT = 0.5, 0.25, 0.1  # shares of a drift's size
+_SMALL_BESIDE_DRIFT, _SMALL_AGAINST_DRIFT, _VERY_SMALL_BESIDE_DRIFT = (
+    0.5,
+    0.25,
+    0.1,
+)  # shares of a drift's size
 
 Course = Literal["drift", "wanders", "alternates"]
 
@@ -167,20 +191,36 @@ class LevelFollower:
     ``take_changed`` returns those that are new or corrected.
     """
 
-    open_changes: list[LevelChange] = field(default_factory=list)  # that have not gone back, the oldest first
-    _left_steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    _left_seconds: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, len(TIMED))))
-    _recent_steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    _recent_seconds: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, len(TIMED))))
+    open_changes: list[LevelChange] = field(
+        default_factory=list
+    )  # that have not gone back, the oldest first
+    _left_steps: NDArray[np.int64] = field(
+        default_factory=lambda: np.empty(0, np.int64)
+    )
+    _left_seconds: NDArray[np.float64] = field(
+        default_factory=lambda: np.empty((0, len(TIMED)))
+    )
+    _recent_steps: NDArray[np.int64] = field(
+        default_factory=lambda: np.empty(0, np.int64)
+    )
+    _recent_seconds: NDArray[np.float64] = field(
+        default_factory=lambda: np.empty((0, len(TIMED)))
+    )
     _blocks: list[StepBlock] = field(default_factory=list)
     _level_begin: int = 0  # index of the first block of the current level
     # of each block: the square of its difference from the one before it; unknown if a new level begins
     _squares: list[float] = field(default_factory=list)
-    _last_changes: deque[LevelChange] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    _reported: deque[LevelChange] = field(default_factory=lambda: deque(maxlen=4 * _REMEMBERED))
+    _last_changes: deque[LevelChange] = field(
+        default_factory=lambda: deque(maxlen=_REMEMBERED)
+    )
+    _reported: deque[LevelChange] = field(
+        default_factory=lambda: deque(maxlen=4 * _REMEMBERED)
+    )
     _wandering: LevelChange | None = None  # what stands for a level that wanders
     _range_s: tuple[float, float] = (0.0, 0.0)  # between which it wanders
-    _rise: list[LevelChange] = field(default_factory=list)  # successive changes in one direction
+    _rise: list[LevelChange] = field(
+        default_factory=list
+    )  # successive changes in one direction
     _young: list[_YoungChange] = field(default_factory=list)
     _watched_s: float = 0.0
     _changed: list[LevelChange] = field(default_factory=list)
@@ -190,7 +230,9 @@ class LevelFollower:
         """The current level of the step in seconds; None before it is known."""
         if not self._blocks:
             return None
-        return float(np.mean([block.seconds[-1] for block in self._blocks[-_REFERENCE:]]))
+        return float(
+            np.mean([block.seconds[-1] for block in self._blocks[-_REFERENCE:]])
+        )
 
     def add(self, steps: NDArray[np.int64], seconds: NDArray[np.float64]) -> None:
         """Take the next steps: their numbers and (n, TIMED) seconds."""
@@ -203,7 +245,9 @@ class LevelFollower:
             return
         kept = (_RECENT + 4) * BLOCK + whole
         self._recent_steps = np.concatenate([self._recent_steps, steps[:whole]])[-kept:]
-        self._recent_seconds = np.concatenate([self._recent_seconds, seconds[:whole]])[-kept:]
+        self._recent_seconds = np.concatenate([self._recent_seconds, seconds[:whole]])[
+            -kept:
+        ]
         for block in _blocks(steps[:whole], seconds[:whole]):
             previous_log = self._blocks[-1].log_s if self._blocks else math.nan
             self._squares.append((block.log_s - previous_log) ** 2)
@@ -259,7 +303,9 @@ class LevelFollower:
             cost_s += block.steps * (float(block.seconds[-1]) - before_s)
         if self._young[-1].change.is_uniform:
             cost_s /= _COST_RATIO_IF_UNIFORM
-        return abs(cost_s) >= min(max(_COST_SHARE * self._watched_s, _LEAST_COST_S), _MOST_COST_S)
+        return abs(cost_s) >= min(
+            max(_COST_SHARE * self._watched_s, _LEAST_COST_S), _MOST_COST_S
+        )
 
     def _drifts(self) -> bool:
         return bool(self.open_changes) and self.open_changes[-1].course == "drift"
@@ -281,7 +327,9 @@ class LevelFollower:
         centers = self._centers(references)
         sizes = _winsorized_means(logs[::-1][:widest], centers)
         scores = np.abs(sizes) / (noise * np.sqrt(1.0 / counts + 1.0 / references))
-        scores *= math.sqrt(1.0 - 4.0 / (differences + 4.0))  # few differences estimate the noise (Student's t)
+        scores *= math.sqrt(
+            1.0 - 4.0 / (differences + 4.0)
+        )  # few differences estimate the noise (Student's t)
         is_settling = len(self._blocks) <= _SETTLING
         smallest = _SMALLEST_EARLY_CHANGE if is_settling else _SMALLEST_CHANGE
         scores[np.abs(sizes) < smallest] = 0.0
@@ -325,7 +373,9 @@ class LevelFollower:
         after = np.mean([block.log_s for block in self._blocks[onset:]])
         size = float(after - before)
         by_median = math.log(float(np.median(after_s)) / float(np.median(before_s)))
-        return abs(size) >= SMALLEST_EFFECT and by_median * math.copysign(1.0, size) >= 0.3 * abs(size)
+        return abs(size) >= SMALLEST_EFFECT and by_median * math.copysign(
+            1.0, size
+        ) >= 0.3 * abs(size)
 
     def _noise(self, recent: int) -> tuple[float | None, int]:
         """Return the standard deviation of a block around its level, and from how many differences it is known."""
@@ -361,7 +411,12 @@ class LevelFollower:
         if burst is not None:
             self._take_out(burst, young.begin_step)
             return
-        has_warmed_up = onset < _SETTLING and change.direction < 0 and not self._young and not self._last_changes
+        has_warmed_up = (
+            onset < _SETTLING
+            and change.direction < 0
+            and not self._young
+            and not self._last_changes
+        )
 
         self._squares[onset] = math.nan
         has_straddling_block = self._blocks[onset].first_step < step and len(after) > 1
@@ -386,7 +441,9 @@ class LevelFollower:
         del self._squares[first : last + 1]
         if first < len(self._squares):
             self._squares[first] = math.nan
-        is_outside = (self._recent_steps < burst.begin_step) | (self._recent_steps > last_step)
+        is_outside = (self._recent_steps < burst.begin_step) | (
+            self._recent_steps > last_step
+        )
         self._recent_steps = self._recent_steps[is_outside]
         self._recent_seconds = self._recent_seconds[is_outside]
         self._level_begin = self._index_of(burst.change.began_level_before)
@@ -449,8 +506,14 @@ class LevelFollower:
         jumps = 0.0
         for change in self._rise:
             begin = self._index_of(change.since_step)
-            before = [block.log_s for block in self._blocks[max(begin - _BESIDE_JUMP, 0) : begin]]
-            after = [block.log_s for block in self._blocks[begin + 1 : begin + 1 + _BESIDE_JUMP]]
+            before = [
+                block.log_s
+                for block in self._blocks[max(begin - _BESIDE_JUMP, 0) : begin]
+            ]
+            after = [
+                block.log_s
+                for block in self._blocks[begin + 1 : begin + 1 + _BESIDE_JUMP]
+            ]
             if before and after:
                 jumps += float(np.median(after) - np.median(before))
         rise = math.log(self._rise[-1].after_s[-1] / self._rise[0].before_s[-1])
@@ -461,7 +524,9 @@ class LevelFollower:
             return self._rise
         return []
 
-    def _exact_step(self, onset: int, before: Sequence[StepBlock], after: Sequence[StepBlock]) -> int:
+    def _exact_step(
+        self, onset: int, before: Sequence[StepBlock], after: Sequence[StepBlock]
+    ) -> int:
         """Return the step at which the level changed, from the steps around the block ``onset``."""
         first = self._blocks[max(onset - 2, onset - len(before))].first_step
         last = self._blocks[min(onset + 1, len(self._blocks) - 1)].last_step
@@ -469,9 +534,13 @@ class LevelFollower:
         steps = self._recent_steps[is_near]
         if len(steps) < BLOCK:
             return self._blocks[onset].first_step
-        difference_s = _mean_seconds(after[-_REFERENCE:]) - _mean_seconds(before[-_REFERENCE:])
+        difference_s = _mean_seconds(after[-_REFERENCE:]) - _mean_seconds(
+            before[-_REFERENCE:]
+        )
         step_difference_s = float(difference_s[-1])
-        is_changed = difference_s[:-1] * np.sign(step_difference_s) >= 0.25 * abs(step_difference_s)
+        is_changed = difference_s[:-1] * np.sign(step_difference_s) >= 0.25 * abs(
+            step_difference_s
+        )
         if not is_changed.any():
             is_changed = np.full(len(PARTS), True)
         values = self._recent_seconds[is_near][:, :-1][:, is_changed].sum(axis=1)
@@ -487,15 +556,24 @@ class LevelFollower:
     def _wanders(self, change: LevelChange) -> bool:
         """Return whether the level wanders, so that ``change`` is only counted."""
         wandering = self._wandering
-        if wandering is not None and self._is_in_range(change.after_s) and _may_belong_to(change, wandering):
+        if (
+            wandering is not None
+            and self._is_in_range(change.after_s)
+            and _may_belong_to(change, wandering)
+        ):
             self._count_wandering(wandering, change)
             return True
 
         changes = [*self._last_changes]
-        reversals = sum(before.direction != after.direction for before, after in pairwise(changes))
+        reversals = sum(
+            before.direction != after.direction for before, after in pairwise(changes)
+        )
         if reversals < _REVERSALS or self._follows_trend(changes[0].since_step):
             return False
-        levels_s = [float(changes[0].before_s[-1]), *(float(each.after_s[-1]) for each in changes)]
+        levels_s = [
+            float(changes[0].before_s[-1]),
+            *(float(each.after_s[-1]) for each in changes),
+        ]
         alternates = _alternates(levels_s)
         lowest = min(changes, key=lambda each: each.after_s[-1])
         highest = max(changes, key=lambda each: each.after_s[-1])
@@ -536,7 +614,11 @@ class LevelFollower:
         """Withdraw the earlier changes between levels that are within the range in which the level wanders."""
         wandering = self._wandering
         assert wandering is not None
-        within = [each for each in self._reported if self._is_in_range(each.before_s, each.after_s)]
+        within = [
+            each
+            for each in self._reported
+            if self._is_in_range(each.before_s, each.after_s)
+        ]
         for change in within:
             wandering.since_step = min(wandering.since_step, change.since_step)
             self._reported.remove(change)
@@ -546,7 +628,9 @@ class LevelFollower:
         """Return whether levels are within the range in which the level wanders, or half of it beyond."""
         low_s, high_s = self._range_s
         margin = math.sqrt(high_s / low_s)
-        return all(low_s / margin <= level_s[-1] <= high_s * margin for level_s in levels_s)
+        return all(
+            low_s / margin <= level_s[-1] <= high_s * margin for level_s in levels_s
+        )
 
     def _count_wandering(self, wandering: LevelChange, change: LevelChange) -> None:
         wandering.times += 1
@@ -565,7 +649,9 @@ class LevelFollower:
             if was_reported and not change.is_withdrawn:
                 self._changed.append(change)
             change.is_withdrawn = True
-        self.open_changes = [change for change in self.open_changes if not change.is_withdrawn]
+        self.open_changes = [
+            change for change in self.open_changes if not change.is_withdrawn
+        ]
 
     def _returns(self, change: LevelChange) -> bool:
         """Return whether ``change`` goes back to the level before a change that is open, which it closes."""
@@ -594,7 +680,9 @@ class LevelFollower:
         if len(blocks) < _TREND_GROUPS:
             return False
         logs = np.array([block.log_s for block in blocks])
-        medians = np.array([float(np.median(group)) for group in np.array_split(logs, _TREND_GROUPS)])
+        medians = np.array(
+            [float(np.median(group)) for group in np.array_split(logs, _TREND_GROUPS)]
+        )
         earlier, later = np.triu_indices(_TREND_GROUPS, 1)
         correlation = float(np.sign(medians[later] - medians[earlier]).mean())
         return abs(correlation) >= _TREND
@@ -608,11 +696,15 @@ class LevelFollower:
         is_small_beside_drift = False
         if last is not None and last.course == "drift" and _is_hidden_by(last, change):
             if last.direction != change.direction:
-                is_in_drift = abs(change.size_s) <= _SMALL_AGAINST_DRIFT * abs(last.size_s)
+                is_in_drift = abs(change.size_s) <= _SMALL_AGAINST_DRIFT * abs(
+                    last.size_s
+                )
                 if is_in_drift:
                     self._correct(is_last=False)
                 return is_in_drift
-            is_small_beside_drift = abs(change.size_s) <= _SMALL_BESIDE_DRIFT * abs(last.size_s)
+            is_small_beside_drift = abs(change.size_s) <= _SMALL_BESIDE_DRIFT * abs(
+                last.size_s
+            )
         if not is_line and not has_many_stairs and not is_small_beside_drift:
             return False
         first = self._first_of_drift(change, has_many_stairs)
@@ -636,7 +728,9 @@ class LevelFollower:
             self._changed.append(first)
         return True
 
-    def _first_of_drift(self, change: LevelChange, has_many_stairs: bool) -> LevelChange | None:
+    def _first_of_drift(
+        self, change: LevelChange, has_many_stairs: bool
+    ) -> LevelChange | None:
         """Return the open change with which the drift began that ``change`` belongs to; None if that is ``change``.
 
         The changes of a drift follow each other ever faster or about as fast; stairs may be of any length.
@@ -664,9 +758,13 @@ class LevelFollower:
         knee = _knee(blocks)
         change.since_step = blocks[knee].first_step
         blocks_before = max(knee, len(blocks) // 8, _FEWEST_BEFORE_DRIFT)
-        change.before_s = _mean_seconds(_middle(blocks[: min(blocks_before, _REFERENCE)]))
+        change.before_s = _mean_seconds(
+            _middle(blocks[: min(blocks_before, _REFERENCE)])
+        )
 
-    def _correct(self, is_last: bool, blocks: Sequence[StepBlock] | None = None) -> None:
+    def _correct(
+        self, is_last: bool, blocks: Sequence[StepBlock] | None = None
+    ) -> None:
         """Estimate the size of the last open change anew; ``blocks`` are its level if a new one begins."""
         if self._young:
             if blocks:
@@ -686,7 +784,9 @@ class LevelFollower:
             change.after_s = _mean_seconds(level)
         if change.is_negligible:
             self._withdraw([change])
-            is_last_change = len(self._last_changes) > 0 and change is self._last_changes[-1]
+            is_last_change = (
+                len(self._last_changes) > 0 and change is self._last_changes[-1]
+            )
             if is_last_change:  # the level before goes on
                 self._level_begin = self._index_of(change.began_level_before)
             return
@@ -698,7 +798,9 @@ class LevelFollower:
         blocks = self._blocks[self._index_of(drift.since_step) :][-_LAST_OF_DRIFT:]
         if len(blocks) < 4:
             return _mean_seconds(blocks)
-        places = np.array([(block.first_step + block.last_step) / 2.0 for block in blocks])
+        places = np.array(
+            [(block.first_step + block.last_step) / 2.0 for block in blocks]
+        )
         seconds = np.array([block.seconds for block in blocks])
         from_end = (places - places[-1]) / (places[-1] - places[0])
         is_usual = np.full(len(blocks), True)
@@ -716,7 +818,10 @@ class LevelFollower:
             return
         half = min(_HISTORY // 2, len(self._blocks) - 2 * _RECENT)
         old = self._blocks[:half]
-        merged = [_merged(before, after) for before, after in zip(old[::2], old[1::2], strict=False)]
+        merged = [
+            _merged(before, after)
+            for before, after in zip(old[::2], old[1::2], strict=False)
+        ]
         level_begin_step = self._blocks[self._level_begin].first_step
         self._squares = [*[math.nan] * len(merged), *self._squares[2 * len(merged) :]]
         self._blocks = [*merged, *self._blocks[2 * len(merged) :]]
@@ -738,7 +843,9 @@ def _blocks(steps: NDArray[np.int64], seconds: NDArray[np.float64]) -> list[Step
     return blocks
 
 
-def _winsorized_means(values: NDArray[np.float64], centers: NDArray[np.float64]) -> NDArray[np.float64]:
+def _winsorized_means(
+    values: NDArray[np.float64], centers: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return by how much the means of the first 2, 3, … ``values`` differ from ``centers``, one for each.
 
     The most extreme value counts as the next one, so a single block that is far off, such as one with many slow steps,
@@ -826,8 +933,12 @@ def _is_line(before: Sequence[StepBlock], after: Sequence[StepBlock]) -> bool:
     logs = np.array([block.log_s for block in blocks])
     places = np.array([block.first_step + block.last_step for block in blocks]) / 2.0
     levels = np.empty(len(blocks))
-    levels[: len(before)] = np.average(logs[: len(before)], weights=weights[: len(before)])
-    levels[len(before) :] = np.average(logs[len(before) :], weights=weights[len(before) :])
+    levels[: len(before)] = np.average(
+        logs[: len(before)], weights=weights[: len(before)]
+    )
+    levels[len(before) :] = np.average(
+        logs[len(before) :], weights=weights[len(before) :]
+    )
     slope, start = np.polyfit(places, logs, 1, w=np.sqrt(weights))
     by_levels = float(weights @ (logs - levels) ** 2)
     by_line = float(weights @ (logs - start - slope * places) ** 2)

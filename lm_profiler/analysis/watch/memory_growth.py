@@ -37,7 +37,9 @@ class MemoryGrowth:
 class _Window:
     span_s: float
     times_s: deque[float] = field(default_factory=lambda: deque(maxlen=2 * _READINGS))
-    held_bytes: deque[float] = field(default_factory=lambda: deque(maxlen=2 * _READINGS))
+    held_bytes: deque[float] = field(
+        default_factory=lambda: deque(maxlen=2 * _READINGS)
+    )
     _begin_s: float | None = None
     _least_bytes: float = math.inf
 
@@ -70,7 +72,9 @@ class _Window:
         last = len(held) - 1
         quarters = [0, last // 4, last // 2, 3 * last // 4, last]
         slopes = np.diff(held[quarters]) / np.diff(times[quarters])
-        is_even = float(slopes.min()) >= _UNEVEN * float(slopes.mean())  # one jump is a level, not a slope
+        is_even = float(slopes.min()) >= _UNEVEN * float(
+            slopes.mean()
+        )  # one jump is a level, not a slope
         is_lasting = float(slopes[2:].mean()) >= _SLOWING * float(slopes[:2].mean())
         if not is_even or not is_lasting:
             return None
@@ -89,7 +93,9 @@ class MemoryWatch:
     """Takes the bytes that a process or a device holds between steps."""
 
     growth: MemoryGrowth | None = None
-    _windows: list[_Window] = field(default_factory=lambda: [_Window(span_s) for span_s in _WINDOWS_S])
+    _windows: list[_Window] = field(
+        default_factory=lambda: [_Window(span_s) for span_s in _WINDOWS_S]
+    )
     _found_in: _Window | None = None
 
     def add(self, at_s: float, held_bytes: float, step: int) -> MemoryGrowth | None:
@@ -124,7 +130,11 @@ class MemoryWatch:
         """Judge the growth again once a whole window has passed."""
         growth = self.growth
         slope = window.last_slope()
-        if growth is None or slope is None or window.times_s[-1] - growth._judged_at_s < window.span_s:
+        if (
+            growth is None
+            or slope is None
+            or window.times_s[-1] - growth._judged_at_s < window.span_s
+        ):
             return None
         growth._judged_at_s = window.times_s[-1]
         growth.grew_bytes = window.held_bytes[-1] - growth._first_bytes

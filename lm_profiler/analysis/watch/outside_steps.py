@@ -12,9 +12,19 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from lm_profiler.analysis.watch.ledger import CHECKPOINTS, NamedSpan, SpansInOrder
-from lm_profiler.record.run_record import CHECKPOINT, EPOCH, FIRST_BATCH, TRAIN_DATALOADER, VALIDATION, OutsideSteps
+from lm_profiler.record.run_record import (
+    CHECKPOINT,
+    EPOCH,
+    FIRST_BATCH,
+    TRAIN_DATALOADER,
+    VALIDATION,
+    OutsideSteps,
+)
 
-TIMED_STAGES = ("warmup", "measure")  # in later stages what passes is traced or timed, and takes longer
+TIMED_STAGES = (
+    "warmup",
+    "measure",
+)  # in later stages what passes is traced or timed, and takes longer
 
 _INSTRUMENTS = "instruments"
 
@@ -26,7 +36,9 @@ class RunStep(NamedTuple):
     begin_ns: int
     end_ns: int
     data_s: float  # how long it waited for its batches, on the host
-    away_ns: Sequence[tuple[int, int]] = ()  # spans within the step in which the loop had left it
+    away_ns: Sequence[
+        tuple[int, int]
+    ] = ()  # spans within the step in which the loop had left it
 
 
 class _Kind(NamedTuple):
@@ -42,7 +54,9 @@ class _Event(NamedTuple):
 
 
 def outside_steps(
-    steps: Sequence[RunStep], events: Sequence[NamedSpan], own_spans: Sequence[tuple[int, int]]
+    steps: Sequence[RunStep],
+    events: Sequence[NamedSpan],
+    own_spans: Sequence[tuple[int, int]],
 ) -> list[OutsideSteps]:
     """Return what passed beside the phases of ``steps``, what costs a mean step most first.
 
@@ -52,7 +66,9 @@ def outside_steps(
     kinds: defaultdict[_Kind, list[_Event]] = defaultdict(list)
     # A run may have ten thousand steps and as many events: each step looks only at those that began in it.
     events_in_order = SpansInOrder(events)
-    own_spans_in_order = SpansInOrder([NamedSpan(*span, _INSTRUMENTS) for span in own_spans])
+    own_spans_in_order = SpansInOrder(
+        [NamedSpan(*span, _INSTRUMENTS) for span in own_spans]
+    )
     first_steps = _first_steps_of_epochs(steps, events_in_order)
     usual_data_s = _usual_data_s(steps, first_steps)
     for number, step in enumerate(steps):
@@ -61,15 +77,23 @@ def outside_steps(
         if number:
             gaps.insert(0, (steps[number - 1].end_ns, step.begin_ns))
         for gap in gaps:
-            instruments_ns = sum(_overlap_ns(gap, span) for span in own_spans_in_order.around(*gap))
-            for kind, seconds in _seconds_by_kind(gap, events_in_order.beginning(*gap), instruments_ns).items():
+            instruments_ns = sum(
+                _overlap_ns(gap, span) for span in own_spans_in_order.around(*gap)
+            )
+            for kind, seconds in _seconds_by_kind(
+                gap, events_in_order.beginning(*gap), instruments_ns
+            ).items():
                 kinds[kind].append(_Event(seconds, max(number, 1), is_timed))
         for span in events_in_order.beginning(step.begin_ns, step.end_ns):
             if span.what == CHECKPOINTS and _is_within_step(span, step):
-                kinds[_Kind(CHECKPOINT, in_step=True)].append(_Event(span.ns * 1e-9, number + 1, is_timed))
+                kinds[_Kind(CHECKPOINT, in_step=True)].append(
+                    _Event(span.ns * 1e-9, number + 1, is_timed)
+                )
         if number in first_steps:
             excess_s = max(step.data_s - usual_data_s, 0.0)
-            kinds[_Kind(FIRST_BATCH, in_step=True)].append(_Event(excess_s, number, is_timed))
+            kinds[_Kind(FIRST_BATCH, in_step=True)].append(
+                _Event(excess_s, number, is_timed)
+            )
     costs = []
     for kind, kind_events in kinds.items():
         if kind.what != _INSTRUMENTS:
@@ -77,7 +101,9 @@ def outside_steps(
     return sorted(costs, key=lambda cost: cost.per_step_s, reverse=True)
 
 
-def _seconds_by_kind(gap: tuple[int, int], events: Sequence[NamedSpan], instruments_ns: int) -> Mapping[_Kind, float]:
+def _seconds_by_kind(
+    gap: tuple[int, int], events: Sequence[NamedSpan], instruments_ns: int
+) -> Mapping[_Kind, float]:
     """Return the seconds of each kind in a gap between steps; a span's own are those without spans inside of it.
 
     ``events`` are the moments and spans that begin in the gap, in which our instruments worked for ``instruments_ns``.
@@ -87,7 +113,9 @@ def _seconds_by_kind(gap: tuple[int, int], events: Sequence[NamedSpan], instrume
     seconds: defaultdict[_Kind, float] = defaultdict(float)
     rest_ns = end_ns - begin_ns - instruments_ns
     for span in spans:
-        inner_ns = sum(inner.ns for inner in spans if inner is not span and _contains(span, inner))
+        inner_ns = sum(
+            inner.ns for inner in spans if inner is not span and _contains(span, inner)
+        )
         own_ns = max(span.ns - inner_ns, 0)
         seconds[_kind_of(span)] += own_ns * 1e-9
         rest_ns -= own_ns
@@ -119,7 +147,9 @@ def _contains(outer: NamedSpan, inner: NamedSpan) -> bool:
 
 
 def _is_within_step(span: NamedSpan, step: RunStep) -> bool:
-    is_in_loop = not any(begin_ns <= span.begin_ns < end_ns for begin_ns, end_ns in step.away_ns)
+    is_in_loop = not any(
+        begin_ns <= span.begin_ns < end_ns for begin_ns, end_ns in step.away_ns
+    )
     return step.begin_ns <= span.begin_ns < step.end_ns and is_in_loop
 
 
@@ -134,7 +164,9 @@ def _first_steps_of_epochs(steps: Sequence[RunStep], events: SpansInOrder) -> se
 
 
 def _usual_data_s(steps: Sequence[RunStep], first_steps: set[int]) -> float:
-    waits_s = [step.data_s for number, step in enumerate(steps) if number not in first_steps]
+    waits_s = [
+        step.data_s for number, step in enumerate(steps) if number not in first_steps
+    ]
     return median(waits_s) if waits_s else 0.0
 
 
@@ -144,7 +176,9 @@ def _long_run_cost(kind: _Kind, events: Sequence[_Event], steps: int) -> Outside
     timed_s = [event.seconds for event in events if event.is_timed]
     # It came so often up to the last time; and after that, for as long as the run went on, not again.
     steps_before_last = events[-1].steps_before
-    per_step = min(len(events) / max(steps_before_last, 1), 1.0 / max(steps - steps_before_last, 1))
+    per_step = min(
+        len(events) / max(steps_before_last, 1), 1.0 / max(steps - steps_before_last, 1)
+    )
     if len(events) > steps:  # several in each step
         per_step = len(events) / steps
     return OutsideSteps(

@@ -53,13 +53,21 @@ class RankReports:
     it there, and is not reported.
     """
 
-    silent: dict[int, float] = field(default_factory=dict)  # the ranks that do not report, and since when
+    silent: dict[int, float] = field(
+        default_factory=dict
+    )  # the ranks that do not report, and since when
     waited_s: float = 0.0  # how long rank 0 waited for a late rank since the last reset
     _last_reports: dict[int, _HeardReport] = field(default_factory=dict)
-    _compared: dict[int, WatchStatus] = field(default_factory=dict)  # the reports of the last comparison
-    _lateness: dict[tuple[int, str], _Lateness] = field(default_factory=dict)  # by rank and phase
+    _compared: dict[int, WatchStatus] = field(
+        default_factory=dict
+    )  # the reports of the last comparison
+    _lateness: dict[tuple[int, str], _Lateness] = field(
+        default_factory=dict
+    )  # by rank and phase
 
-    def look(self, now_s: float, reports: Mapping[int, WatchStatus], is_last: bool = False) -> list[WatchEvent]:
+    def look(
+        self, now_s: float, reports: Mapping[int, WatchStatus], is_last: bool = False
+    ) -> list[WatchEvent]:
         """Take what the ranks report at ``now_s`` of rank 0's clock; at the last look, few steps suffice."""
         silent_events = []
         for rank, report in reports.items():
@@ -76,7 +84,9 @@ class RankReports:
             return silent_events
         return [*silent_events, *late_events]
 
-    def _silence(self, now_s: float, rank: int, report: WatchStatus) -> WatchEvent | None:
+    def _silence(
+        self, now_s: float, rank: int, report: WatchStatus
+    ) -> WatchEvent | None:
         """Return an event if ``report`` shows that ``rank`` has become silent."""
         last_report = self._last_reports.get(rank)
         if last_report is None or report.ended or _is_newer(report, last_report.status):
@@ -88,10 +98,17 @@ class RankReports:
             return None
         self.silent[rank] = last_report.at_s
         return WatchEvent(
-            at_s=now_s, rank=rank, step=report.steps, kind="silent rank", part=report.phase or None, now=quiet_s
+            at_s=now_s,
+            rank=rank,
+            step=report.steps,
+            kind="silent rank",
+            part=report.phase or None,
+            now=quiet_s,
         )
 
-    def _compare(self, now_s: float, reports: Mapping[int, WatchStatus], fewest_steps: int) -> list[WatchEvent]:
+    def _compare(
+        self, now_s: float, reports: Mapping[int, WatchStatus], fewest_steps: int
+    ) -> list[WatchEvent]:
         """Return the ranks that were late since the last comparison, once all ranks have enough steps."""
         times = self._times_since_last_comparison(reports)
         if len(times.ranks) < 2 or min(times.steps) < fewest_steps:
@@ -114,7 +131,10 @@ class RankReports:
             lateness = _Lateness(previous.times + 1, cost_s)
             self._lateness[rank, part] = lateness
             self._add_waiting(times, index, part_index)
-            is_worth_an_event = lateness.times in (1, _CHRONIC_TIMES) or lateness.times % _REPEATED_TIMES == 0
+            is_worth_an_event = (
+                lateness.times in (1, _CHRONIC_TIMES)
+                or lateness.times % _REPEATED_TIMES == 0
+            )
             if not is_worth_an_event:
                 continue
             event = WatchEvent(
@@ -131,16 +151,22 @@ class RankReports:
             events.append(event)
         return events
 
-    def _times_since_last_comparison(self, reports: Mapping[int, WatchStatus]) -> _StepTimes:
+    def _times_since_last_comparison(
+        self, reports: Mapping[int, WatchStatus]
+    ) -> _StepTimes:
         steps = []
         seconds = []
         for rank, report in reports.items():
             if rank not in self._compared:
-                self._compared[rank] = report.model_copy(update={"timed": 0, "seconds": {}})
+                self._compared[rank] = report.model_copy(
+                    update={"timed": 0, "seconds": {}}
+                )
             previous = self._compared[rank]
             steps.append(report.timed - previous.timed)
             seconds.append(_part_seconds(report) - _part_seconds(previous))
-        per_step_s = np.array(seconds).reshape(-1, len(PARTS)) / np.maximum(steps, 1).reshape(-1, 1)
+        per_step_s = np.array(seconds).reshape(-1, len(PARTS)) / np.maximum(
+            steps, 1
+        ).reshape(-1, 1)
         return _StepTimes(list(reports), steps, per_step_s)
 
     def _add_waiting(self, times: _StepTimes, late_index: int, part_index: int) -> None:
@@ -161,7 +187,9 @@ def _part_seconds(report: WatchStatus) -> NDArray[np.float64]:
     return np.array([report.seconds.get(part, 0.0) for part in PARTS])
 
 
-def _costs_s(own_s: NDArray[np.float64], others_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def _costs_s(
+    own_s: NDArray[np.float64], others_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return by part what a rank's excess time costs the others per step: how long they wait for it afterwards."""
     waits_s = np.zeros(len(PARTS))
     for phase in WAITING_PHASES:

@@ -22,7 +22,12 @@ SLOW_RATIO = 1.5
 
 # A single step is worth an event if it costs this share of the time watched so far: rare delays happen in every
 # process, and the longest of them grows with the time. Within these limits in seconds.
-_SINGLE_SHARE, _SINGLE_CAUSED_SHARE, _SINGLE_LEAST_S, _SINGLE_MOST_S = 5e-4, 1e-4, 0.05, 1.0
+_SINGLE_SHARE, _SINGLE_CAUSED_SHARE, _SINGLE_LEAST_S, _SINGLE_MOST_S = (
+    5e-4,
+    1e-4,
+    0.05,
+    1.0,
+)
 # Without a cause of its own it must also be this much longer than most of the last slow steps.
 _COMMON, _FEWEST_COMMON, _COMMON_QUANTILE, _ABOVE_COMMON = 100, 10, 0.9, 3.0
 # Steps with a cause of their own (a callback, a checkpoint, garbage collection) are worth one together by this share.
@@ -31,12 +36,13 @@ _CAUSED_SHARE, _CAUSED_LEAST_S = 2e-3, 0.1
 _RECENT_SHARE, _RECENT_S = 0.02, 60.0
 _FEWEST_REPEATS = 4  # slow steps before anything is said of how regularly they come
 _REGULAR_SHARE = 0.8  # share of the intervals that must be alike
-_UPDATE_GROWTH, _UPDATE_APART_S = 1.5, 600.0  # a group is written again after this growth, or this time
+_UPDATE_GROWTH, _UPDATE_APART_S = (
+    1.5,
+    600.0,
+)  # a group is written again after this growth, or this time
 _MOST_GROUPS = 40
 _FASTER = 0.1  # share of the interval so far below which slow steps come faster
-_SAME_SIZE = (
-    3.0  # ratio of excess times beyond which slow steps are not alike: a stall of a second is no delay of 20 ms
-)
+_SAME_SIZE = 3.0  # ratio of excess times beyond which slow steps are not alike: a stall of a second is no delay of 20 ms
 # causes that other processes bring about: they say nothing about the program
 _CONTENTION = ("waiting for a CPU", "page fault")
 
@@ -50,7 +56,9 @@ class SlowStep:
     end_ns: int
     step_s: float
     usual_s: float
-    part: str | None  # the part of the step that took most of the excess; None if no part took half of it
+    part: (
+        str | None
+    )  # the part of the step that took most of the excess; None if no part took half of it
     part_s: float  # what that part took, or the whole step
     data_s: float
     usual_data_s: float
@@ -77,10 +85,16 @@ class SlowSteps:
 
     _steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     _ns: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
-    _seconds: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, len(TIMED))))
+    _seconds: NDArray[np.float64] = field(
+        default_factory=lambda: np.empty((0, len(TIMED)))
+    )
 
     def add(
-        self, steps: NDArray[np.int64], ns: NDArray[np.int64], seconds: NDArray[np.float64], is_last: bool = False
+        self,
+        steps: NDArray[np.int64],
+        ns: NDArray[np.int64],
+        seconds: NDArray[np.float64],
+        is_last: bool = False,
     ) -> list[SlowStep]:
         """Take the next n steps: their numbers, (n, 2) begin and end, (n, TIMED) seconds. Return the slow ones."""
         self._steps = np.concatenate([self._steps, steps])
@@ -90,9 +104,13 @@ class SlowSteps:
         if blocks < 3 - is_last:
             return []
         whole = blocks * NEIGHBOURS
-        medians = np.median(self._seconds[:whole].reshape(blocks, NEIGHBOURS, len(TIMED)), axis=1)
+        medians = np.median(
+            self._seconds[:whole].reshape(blocks, NEIGHBOURS, len(TIMED)), axis=1
+        )
         step_medians = medians[:, -1]
-        usual_s = np.max([step_medians[:-2], step_medians[1:-1], step_medians[2:]], axis=0)
+        usual_s = np.max(
+            [step_medians[:-2], step_medians[1:-1], step_medians[2:]], axis=0
+        )
         first = NEIGHBOURS
         end = whole - NEIGHBOURS
         usual_of_steps = np.repeat(usual_s, NEIGHBOURS)
@@ -102,21 +120,27 @@ class SlowSteps:
             after = end - (whole - NEIGHBOURS)
             last_s = max(float(step_medians[-1]), float(step_medians[-2]))
             usual_of_steps = np.concatenate([usual_of_steps, np.full(after, last_s)])
-            usual_parts = np.concatenate([usual_parts, np.tile(medians[-1], (after, 1))])
+            usual_parts = np.concatenate(
+                [usual_parts, np.tile(medians[-1], (after, 1))]
+            )
 
         judged = self._seconds[first:end]
         is_slow = judged[:, -1] > SLOW_RATIO * usual_of_steps
         slow_steps = []
         for index in np.flatnonzero(is_slow):
             place = first + int(index)
-            slow_steps.append(self._slow_step(place, float(usual_of_steps[index]), usual_parts[index]))
+            slow_steps.append(
+                self._slow_step(place, float(usual_of_steps[index]), usual_parts[index])
+            )
         kept = whole - 2 * NEIGHBOURS
         self._steps = self._steps[kept:]
         self._ns = self._ns[kept:]
         self._seconds = self._seconds[kept:]
         return slow_steps
 
-    def _slow_step(self, place: int, usual_s: float, usual_parts_s: NDArray[np.float64]) -> SlowStep:
+    def _slow_step(
+        self, place: int, usual_s: float, usual_parts_s: NDArray[np.float64]
+    ) -> SlowStep:
         seconds = self._seconds[place]
         excess_s = seconds[:-1] - usual_parts_s[:-1]
         largest = int(excess_s.argmax())
@@ -160,7 +184,9 @@ class SlowStepGroup:
     cause_s: float = 0.0  # what the cause explains together
     last_step: int = 0
     epoch_starts: int = 0  # how many of them were the first step of an epoch
-    steps: deque[int] = field(default_factory=lambda: deque(maxlen=50))  # the last of them
+    steps: deque[int] = field(
+        default_factory=lambda: deque(maxlen=50)
+    )  # the last of them
     is_reported: bool = False
     _last: Occurrence | None = None
     _recent_s: float = 0.0  # the excess of the last minute; older excess fades
@@ -187,7 +213,9 @@ class SlowStepGroup:
 
     def recent_s(self, at_s: float) -> float:
         """Return what the slow steps of about the last minute cost."""
-        return self._recent_s * math.exp(-max(at_s - self._recent_at_s, 0.0) / _RECENT_S)
+        return self._recent_s * math.exp(
+            -max(at_s - self._recent_at_s, 0.0) / _RECENT_S
+        )
 
     @property
     def has_own_cause(self) -> bool:
@@ -196,15 +224,22 @@ class SlowStepGroup:
     def costs_much_by_itself(self, at_s: float) -> bool:
         """Return whether steps cost enough together that have a cause of their own, or come regularly."""
         since_s = at_s - self.first_at_s
-        if self.times < 2 or self.excess_s < max(_CAUSED_SHARE * since_s, _CAUSED_LEAST_S):
+        if self.times < 2 or self.excess_s < max(
+            _CAUSED_SHARE * since_s, _CAUSED_LEAST_S
+        ):
             return False
         if self.has_own_cause or self.starts_epochs():
             return True
-        may_be_regular = self.times % _FEWEST_REPEATS == 0  # the interval is not computed at each slow step
+        may_be_regular = (
+            self.times % _FEWEST_REPEATS == 0
+        )  # the interval is not computed at each slow step
         return may_be_regular and self.interval() is not None
 
     def costs_much_recently(self, at_s: float) -> bool:
-        return self.times >= _FEWEST_REPEATS and self.recent_s(at_s) >= _RECENT_SHARE * _RECENT_S
+        return (
+            self.times >= _FEWEST_REPEATS
+            and self.recent_s(at_s) >= _RECENT_SHARE * _RECENT_S
+        )
 
     def comes_faster(self, step: int) -> bool:
         """Return whether ``step`` comes much sooner after the last one than the steps before did."""
@@ -269,7 +304,9 @@ class SlowStepGroups:
     """The groups of slow steps of a run: by phase, cause and size, at most ``_MOST_GROUPS`` of them."""
 
     _groups: list[SlowStepGroup] = field(default_factory=list)
-    _unexplained_s: deque[float] = field(default_factory=lambda: deque(maxlen=_COMMON))  # the last excess times
+    _unexplained_s: deque[float] = field(
+        default_factory=lambda: deque(maxlen=_COMMON)
+    )  # the last excess times
 
     def add(self, occurrence: Occurrence, watched_s: float) -> None:
         """Add a slow step that came ``watched_s`` after the watch began."""
@@ -280,7 +317,9 @@ class SlowStepGroups:
             part = None  # other processes delay whatever runs
         group = self._nearest(part, kind, slow.excess_s)
         if group is None:
-            group = SlowStepGroup(part=part, cause=cause, first_step=slow.step, first_at_s=at_s)
+            group = SlowStepGroup(
+                part=part, cause=cause, first_step=slow.step, first_at_s=at_s
+            )
             self._groups.append(group)
             self._drop_cheapest(kept=group)
         elif group.cause != cause:
@@ -291,12 +330,16 @@ class SlowStepGroups:
         group.add(occurrence)
 
         if not group.is_reported:
-            is_worth = self._is_worth_alone(slow, watched_s, group.has_own_cause) or group.costs_much_by_itself(at_s)
+            is_worth = self._is_worth_alone(
+                slow, watched_s, group.has_own_cause
+            ) or group.costs_much_by_itself(at_s)
             group.is_reported = is_worth or self._stands_out(group, at_s)
         if not group.has_own_cause:
             self._unexplained_s.append(slow.excess_s)
 
-    def _is_worth_alone(self, slow: SlowStep, watched_s: float, has_own_cause: bool) -> bool:
+    def _is_worth_alone(
+        self, slow: SlowStep, watched_s: float, has_own_cause: bool
+    ) -> bool:
         """Return whether a single step costs enough to be worth an event.
 
         Delays without a cause come in every process. One of them must be clearly longer than most of the last ones.
@@ -318,10 +361,14 @@ class SlowStepGroups:
             return False
         if group.cause is not None:
             return True
-        unexplained_s = sum(other.recent_s(at_s) for other in self._groups if other.cause is None)
+        unexplained_s = sum(
+            other.recent_s(at_s) for other in self._groups if other.cause is None
+        )
         return group.recent_s(at_s) >= 0.5 * unexplained_s
 
-    def _nearest(self, part: str | None, kind: str | None, excess_s: float) -> SlowStepGroup | None:
+    def _nearest(
+        self, part: str | None, kind: str | None, excess_s: float
+    ) -> SlowStepGroup | None:
         """Return the group of this phase and cause whose steps cost about as much; None if there is none."""
         nearest = None
         least_ratio = _SAME_SIZE

@@ -14,7 +14,12 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED, counters_per_step, explained_by, usual_counters
+from lm_profiler.analysis.steps.odd_step_causes import (
+    EXPLAINED,
+    counters_per_step,
+    explained_by,
+    usual_counters,
+)
 from lm_profiler.analysis.watch.durations import Durations, LongDurations
 from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION, NamedSpan
 from lm_profiler.analysis.watch.levels import LevelChange, LevelFollower
@@ -34,10 +39,15 @@ from lm_profiler.record.watch_files import WatchEvent
 _READINGS = 2400  # readings of counters, named spans and steps in memory
 _USUAL_READINGS = 200  # readings whose median is the usual one
 _MOST_EXPLAINED = 20  # slow steps of one hand-over whose cause is looked for; the others count without a cause
-_SPAN_SHARE = 0.25  # of a usual step, below which a named span cannot explain a slow one
+_SPAN_SHARE = (
+    0.25  # of a usual step, below which a named span cannot explain a slow one
+)
 _LONGEST_SPAN_NS = 50_000_000  # a span of this length is kept in any case
 _PAGES = 1000  # page faults that are worth being a cause: each takes a microsecond
-_LASTING_PARTS, _LASTING = 4, 3  # a cause of a level holds in at least so many of so many parts of it
+_LASTING_PARTS, _LASTING = (
+    4,
+    3,
+)  # a cause of a level holds in at least so many of so many parts of it
 _DATA = PARTS.index("data")
 
 
@@ -65,15 +75,25 @@ class WatchedRun:
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     _slow: SlowSteps = field(default_factory=SlowSteps)
     _groups: SlowStepGroups = field(default_factory=SlowStepGroups)
-    _durations: defaultdict[str, Durations] = field(default_factory=lambda: defaultdict(Durations))
+    _durations: defaultdict[str, Durations] = field(
+        default_factory=lambda: defaultdict(Durations)
+    )
     _numbers: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))
     _ends_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))
-    _counters: deque[StepCounters] = field(default_factory=lambda: deque(maxlen=_READINGS))
+    _counters: deque[StepCounters] = field(
+        default_factory=lambda: deque(maxlen=_READINGS)
+    )
     _spans: deque[NamedSpan] = field(default_factory=lambda: deque(maxlen=_READINGS))
-    _epochs_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))  # when epochs began
+    _epochs_ns: deque[int] = field(
+        default_factory=lambda: deque(maxlen=_READINGS)
+    )  # when epochs began
     _began_ns: int | None = None
-    _names: dict[int, dict[str, Any]] = field(default_factory=dict)  # rank, step and time of events, by identity
-    _named: list[object] = field(default_factory=list)  # the objects of those identities, so that they stay alive
+    _names: dict[int, dict[str, Any]] = field(
+        default_factory=dict
+    )  # rank, step and time of events, by identity
+    _named: list[object] = field(
+        default_factory=list
+    )  # the objects of those identities, so that they stay alive
     _causes: dict[int, tuple[str | None, float | None]] = field(default_factory=dict)
 
     def add(
@@ -104,7 +124,9 @@ class WatchedRun:
     def finish(self) -> list[WatchEvent]:
         """Judge the last steps, and return all events that are known better than they were returned."""
         none = np.empty((0, len(TIMED)))
-        slow = self._slow.add(np.empty(0, np.int64), np.empty((0, 2), np.int64), none, is_last=True)
+        slow = self._slow.add(
+            np.empty(0, np.int64), np.empty((0, 2), np.int64), none, is_last=True
+        )
         self.levels.finish()
         events = self._events(slow, is_last=True)
         for what, durations in self._durations.items():
@@ -118,7 +140,9 @@ class WatchedRun:
         self._slow.forget()
         self.levels.forget_unfinished()
 
-    def judge_traced(self, first_step: int, traced: Sequence[TracedStep]) -> list[WatchEvent]:
+    def judge_traced(
+        self, first_step: int, traced: Sequence[TracedStep]
+    ) -> list[WatchEvent]:
         """Return the event of traced steps that took far longer than tracing takes; ``first_step`` is their number."""
         if not traced:
             return []
@@ -146,14 +170,18 @@ class WatchedRun:
             slow_steps.append(slow_step)
         return self._events(slow_steps, is_last=False)
 
-    def outside(self, what: str, seconds: Sequence[float], at_s: float) -> list[WatchEvent]:
+    def outside(
+        self, what: str, seconds: Sequence[float], at_s: float
+    ) -> list[WatchEvent]:
         """Take how long the last validations, checkpoints or epoch boundaries (``what``) took."""
         durations = self._durations[what]
         for duration_s in seconds:
             durations.add(duration_s, self.steps, at_s, self.levels.level_s or 0.0)
         return self._duration_events(what, durations)
 
-    def held(self, at_s: float, held_bytes: int, free_bytes: Callable[[], int | None]) -> list[WatchEvent]:
+    def held(
+        self, at_s: float, held_bytes: int, free_bytes: Callable[[], int | None]
+    ) -> list[WatchEvent]:
         """Take the bytes that are held between steps; ``free_bytes`` returns what the machine has left."""
         growth = self.memory.add(at_s, held_bytes, self.steps)
         if growth is None:
@@ -164,7 +192,9 @@ class WatchedRun:
 
     def _add_spans(self, spans: Sequence[NamedSpan]) -> None:
         """Keep the spans that may explain a slow step; a run has several short ones in each step."""
-        shortest_ns = min(_SPAN_SHARE * (self.levels.level_s or 0.0) * 1e9, _LONGEST_SPAN_NS)
+        shortest_ns = min(
+            _SPAN_SHARE * (self.levels.level_s or 0.0) * 1e9, _LONGEST_SPAN_NS
+        )
         for span in spans:
             if span.what == EPOCH and not span.ns:
                 self._epochs_ns.append(span.begin_ns)
@@ -173,7 +203,11 @@ class WatchedRun:
 
     def _events(self, slow: Sequence[SlowStep], is_last: bool) -> list[WatchEvent]:
         self._group(slow)
-        now_s = self._seconds_since_1970(self._ends_ns[-1]) if self._ends_ns else self.epoch_s
+        now_s = (
+            self._seconds_since_1970(self._ends_ns[-1])
+            if self._ends_ns
+            else self.epoch_s
+        )
         groups = self._groups.to_write(now_s, is_last)
         events = [self._slow_step_event(group) for group in groups]
         for change in self.levels.take_changed():
@@ -209,7 +243,10 @@ class WatchedRun:
     def _starts_epoch(self, step: SlowStep) -> bool:
         """Return whether an epoch began in the step, or between it and the one before it."""
         before_ns = step.begin_ns - round(step.usual_s * 1e9)
-        return any(before_ns <= began_ns <= step.end_ns for began_ns in reversed(self._epochs_ns))
+        return any(
+            before_ns <= began_ns <= step.end_ns
+            for began_ns in reversed(self._epochs_ns)
+        )
 
     def _cause(
         self, step: SlowStep, counters: StepCounters | None, usual: StepCounters | None
@@ -224,7 +261,9 @@ class WatchedRun:
                 part=step.part or "",
                 excess_s=step.excess_s,
             )
-            odd = explained_by(odd, counters, usual, (step.usual_data_s, step.data_s), self.workers)
+            odd = explained_by(
+                odd, counters, usual, (step.usual_data_s, step.data_s), self.workers
+            )
             if odd.cause is not None and _is_worth_naming(odd.cause, counters):
                 cause, cause_s = odd.cause, odd.cause_s or 0.0
         named = self._longest_span(step.begin_ns, step.end_ns)
@@ -240,7 +279,10 @@ class WatchedRun:
         longest = max(inside, key=lambda span: (span.ns, -span.begin_ns))
         within = []
         for span in inside:
-            if span is not longest and longest.begin_ns <= span.begin_ns < longest.end_ns:
+            if (
+                span is not longest
+                and longest.begin_ns <= span.begin_ns < longest.end_ns
+            ):
                 within.append(span)
         innermost = max(within, key=lambda span: span.ns, default=longest)
         if innermost.ns > EXPLAINED * longest.ns:
@@ -309,10 +351,20 @@ class WatchedRun:
         is_single_change = change.course is None
         if not is_single_change:
             return None, None
-        before = [reading for reading in self._counters if (reading.step or 0) < change.since_step]
-        after = [reading for reading in self._counters if (reading.step or 0) >= change.since_step]
+        before = [
+            reading
+            for reading in self._counters
+            if (reading.step or 0) < change.since_step
+        ]
+        after = [
+            reading
+            for reading in self._counters
+            if (reading.step or 0) >= change.since_step
+        ]
         if change.until_step is not None:
-            after = [reading for reading in after if (reading.step or 0) <= change.until_step]
+            after = [
+                reading for reading in after if (reading.step or 0) <= change.until_step
+            ]
         if len(before) < 2 or len(after) < 2 * _LASTING_PARTS:
             return self._causes.get(id(change), (None, None))
 
@@ -338,7 +390,11 @@ class WatchedRun:
             kind, times = kinds.most_common(1)[0]
             if times >= _LASTING:
                 names = [name for name, _ in explanations if cause_kind(name) == kind]
-                seconds = [cause_s for name, cause_s in explanations if cause_kind(name) == kind]
+                seconds = [
+                    cause_s
+                    for name, cause_s in explanations
+                    if cause_kind(name) == kind
+                ]
                 cause = names[-1], float(np.mean(seconds))
         self._causes[id(change)] = cause
         return cause
@@ -367,7 +423,9 @@ class WatchedRun:
             withdrawn=long.is_withdrawn,
         )
 
-    def _memory_event(self, growth: MemoryGrowth, free_bytes: Callable[[], int | None]) -> WatchEvent:
+    def _memory_event(
+        self, growth: MemoryGrowth, free_bytes: Callable[[], int | None]
+    ) -> WatchEvent:
         full_in_s = None
         if growth.until_step is None and growth.bytes_per_s > 0.0:
             free = free_bytes()

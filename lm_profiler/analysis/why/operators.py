@@ -16,14 +16,27 @@ from lm_profiler.analysis.trace.packed_trace import Inputs
 
 # bytes of an element, by the type's name in a trace
 _SIZES = {
-    **dict.fromkeys(("double", "long", "long int", "long long", "c10::complex<float>"), 8),
+    **dict.fromkeys(
+        ("double", "long", "long int", "long long", "c10::complex<float>"), 8
+    ),
     **dict.fromkeys(("float", "int", "c10::complex<c10::Half>"), 4),
     **dict.fromkeys(("c10::Half", "c10::BFloat16", "short", "short int"), 2),
     **dict.fromkeys(("bool", "unsigned char", "signed char"), 1),
-    **dict.fromkeys((f"c10::Float8_{form}" for form in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")), 1),
+    **dict.fromkeys(
+        (
+            f"c10::Float8_{form}"
+            for form in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")
+        ),
+        1,
+    ),
     "c10::complex<double>": 16,
 }
-_DTYPES = {"double": "float64", "float": "float32", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
+_DTYPES = {
+    "double": "float64",
+    "float": "float32",
+    "c10::Half": "float16",
+    "c10::BFloat16": "bfloat16",
+}
 _NO_TENSORS = frozenset({"", "Scalar", "ScalarList", "GenericList"})
 
 _BIASED = frozenset({"addmm", "baddbmm", "_addmm_activation"})
@@ -61,13 +74,17 @@ def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
     for dims, type_name in zip(inputs.dims, inputs.types, strict=False):
         item_bytes = _SIZES.get(type_name)
         if type_name == "TensorList":
-            elements = lists.elements if lists_are_cut else sum(prod(shape) for shape in dims)
+            elements = (
+                lists.elements if lists_are_cut else sum(prod(shape) for shape in dims)
+            )
             if elements is None:
                 tensors.append(Operand((), 0, None))
             else:
                 tensors.append(Operand((), elements, lists.item))
         elif item_bytes is not None:
-            tensors.append(Operand(dims, prod(dims), item_bytes, _DTYPES.get(type_name)))
+            tensors.append(
+                Operand(dims, prod(dims), item_bytes, _DTYPES.get(type_name))
+            )
         elif type_name not in _NO_TENSORS:
             tensors.append(Operand((), 0, None))
     return tensors
@@ -81,7 +98,9 @@ def is_cut(inputs: Inputs) -> bool:
     return False
 
 
-_Rule = Callable[[Sequence[Operand], int], int]  # bytes, from the operands and the bytes of reading all of them
+_Rule = Callable[
+    [Sequence[Operand], int], int
+]  # bytes, from the operands and the bytes of reading all of them
 
 
 def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
@@ -169,9 +188,24 @@ def _second_operand(tensors: Sequence[Operand], _: int) -> int:
 
 
 _BY_NAME: dict[str, _Rule] = {
-    **dict.fromkeys(("fill_", "zero_", "uniform_", "normal_", "bernoulli_", "exponential_", "random_"), _only_written),
-    **dict.fromkeys(("copy_", "_local_scalar_dense"), _only_read),  # the target is an argument
-    **dict.fromkeys(("_fused_adam_", "_fused_adamw_"), _updated(states=2)),  # amsgrad has a third
+    **dict.fromkeys(
+        (
+            "fill_",
+            "zero_",
+            "uniform_",
+            "normal_",
+            "bernoulli_",
+            "exponential_",
+            "random_",
+        ),
+        _only_written,
+    ),
+    **dict.fromkeys(
+        ("copy_", "_local_scalar_dense"), _only_read
+    ),  # the target is an argument
+    **dict.fromkeys(
+        ("_fused_adam_", "_fused_adamw_"), _updated(states=2)
+    ),  # amsgrad has a third
     "_fused_adagrad_": _updated(states=1),
     "_fused_sgd_": _updated(states=0),  # momentum has one
     "native_dropout": _dropout,
@@ -180,7 +214,10 @@ _BY_NAME: dict[str, _Rule] = {
     "embedding_dense_backward": _only_read,
     "nll_loss_forward": _second_operand,
     "nll_loss_backward": _second_operand,
-    **dict.fromkeys(("cat", "stack", "roll", "flip", "constant_pad_nd", "split_with_sizes_copy"), _read_and_written),
+    **dict.fromkeys(
+        ("cat", "stack", "roll", "flip", "constant_pad_nd", "split_with_sizes_copy"),
+        _read_and_written,
+    ),
     **dict.fromkeys(("triu", "tril", "cumsum", "cumprod", "sort"), _result_like_first),
 }
 _BY_KIND: dict[str, _Rule] = {
@@ -221,7 +258,9 @@ def product_of(name: str, inputs: Inputs) -> Product | None:
     return Product(2 * batch * m * n * k, dtype, batch, m, n, k)
 
 
-def _attention(base_name: str, shapes: Sequence[Sequence[int]], dtype: str | None, inputs: Inputs) -> Product | None:
+def _attention(
+    base_name: str, shapes: Sequence[Sequence[int]], dtype: str | None, inputs: Inputs
+) -> Product | None:
     """Return the product of attention on [B, H, T, D]; operators not called ``scaled_dot_product`` get [B, T, H, D]."""
     is_backward = "backward" in base_name
     factors = shapes[1:4] if is_backward else shapes[:3]

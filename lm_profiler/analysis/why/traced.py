@@ -45,7 +45,11 @@ class Gap(NamedTuple):
     at: int = 0  # when the host asked for what ended it
 
 
-def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequence[tuple[int, int]]) -> Iterator[Gap]:
+def gaps_of(
+    work: TracedWork,
+    pieces: Sequence[tuple[Piece, int]],
+    idle: Sequence[tuple[int, int]],
+) -> Iterator[Gap]:
     """Yield the ``idle`` spans with their causes; on the CPU also ``pieces`` that only call others."""
     if work.on_device:
         yield from _gaps_on_device(work, pieces, idle)
@@ -59,12 +63,20 @@ def gaps_of(work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequenc
 
 
 def _gaps_on_device(
-    work: TracedWork, pieces: Sequence[tuple[Piece, int]], idle: Sequence[tuple[int, int]]
+    work: TracedWork,
+    pieces: Sequence[tuple[Piece, int]],
+    idle: Sequence[tuple[int, int]],
 ) -> Iterator[Gap]:
     """Yield each idle span with its cause: the host was ahead, waited for the device, or was launching."""
     names = work.packed.names
-    waiting_calls = {number for number, name in enumerate(names) if _WAITS.search(name or "")}
-    long_calls = [call for call in work.launches if call.length > _LONG_NS or call.name in waiting_calls]
+    waiting_calls = {
+        number for number, name in enumerate(names) if _WAITS.search(name or "")
+    }
+    long_calls = [
+        call
+        for call in work.launches
+        if call.length > _LONG_NS or call.name in waiting_calls
+    ]
     long_calls.sort(key=_end)
     by_start = sorted((piece for piece, _ in pieces), key=attrgetter("start"))
 
@@ -75,17 +87,26 @@ def _gaps_on_device(
             asked, what = end, "the loop"
             phase = phases_at(work.packed.phases, [end - 1])[0]
         else:
-            asked, what = next_piece.asked, f"launching {next_piece.operator or next_piece.name}"
+            asked, what = (
+                next_piece.asked,
+                f"launching {next_piece.operator or next_piece.name}",
+            )
             phase = next_piece.phase
         if asked <= begin:
-            yield Gap(end - begin, phase, QUEUED, asked)  # the host was ahead, so it is not the cause
+            yield Gap(
+                end - begin, phase, QUEUED, asked
+            )  # the host was ahead, so it is not the cause
             continue
         blocking = _call_in_gap(long_calls, waiting_calls, begin, end)
         if blocking is not None:
             what = blocking.words(names)
 
         # Split into the time in which the host handled the batch, and the rest.
-        input_ns = sum(phase_ns for name, phase_ns in work.by_phase(begin, end) if name in INPUT_PHASES)
+        input_ns = sum(
+            phase_ns
+            for name, phase_ns in work.by_phase(begin, end)
+            if name in INPUT_PHASES
+        )
         other_ns = end - begin - input_ns
         is_input = phase in INPUT_PHASES
         if input_ns:
@@ -131,7 +152,9 @@ def _call_in_gap(
 
 
 Weighed = tuple[Piece, float]  # a piece, and how many nanoseconds of it count
-Floor = Callable[[Piece], float | None]  # returns nanoseconds of the whole call of an operator; None is unknown
+Floor = Callable[
+    [Piece], float | None
+]  # returns nanoseconds of the whole call of an operator; None is unknown
 
 
 @dataclass(frozen=True)
@@ -150,7 +173,11 @@ class Traced:
         """Return what was asked for in one of the steps, from 0 on, as if no other had been traced."""
         boundaries = (-inf, *self.begins[1:], inf)
         begin, end = boundaries[step], boundaries[step + 1]
-        pieces = [(piece, own_ns) for piece, own_ns in self.pieces if begin <= piece.asked < end]
+        pieces = [
+            (piece, own_ns)
+            for piece, own_ns in self.pieces
+            if begin <= piece.asked < end
+        ]
         gaps = [gap for gap in self.gaps if begin <= gap.at < end]
         return replace(self, pieces=pieces, gaps=gaps, steps=1, begins=(), is_part=True)
 
@@ -178,8 +205,12 @@ def traced_of(work: TracedWork) -> Traced:
     starts, ends = [piece.start for piece in pieces], [piece.end for piece in pieces]
     ranks = [rank_of(piece) for piece in pieces]
     weighed = []
-    for piece, own_ns in zip(pieces, shared_out(starts, ends, ranks, begin, end).tolist(), strict=True):
-        if own_ns:  # a piece that runs entirely beside one of a lower rank has no own time
+    for piece, own_ns in zip(
+        pieces, shared_out(starts, ends, ranks, begin, end).tolist(), strict=True
+    ):
+        if (
+            own_ns
+        ):  # a piece that runs entirely beside one of a lower rank has no own time
             weighed.append((piece, own_ns))
 
     step_begins = tuple(step.start for step in work.packed.steps)
@@ -187,7 +218,9 @@ def traced_of(work: TracedWork) -> Traced:
     idle_starts, idle_ends = gaps_between([*starts, *cuts], [*ends, *cuts], begin, end)
     idle = list(zip(idle_starts.tolist(), idle_ends.tolist(), strict=True))
     return Traced(
-        pieces=[(piece, own_ns) for piece, own_ns in weighed if piece.use != "dispatch"],
+        pieces=[
+            (piece, own_ns) for piece, own_ns in weighed if piece.use != "dispatch"
+        ],
         gaps=list(gaps_of(work, weighed, idle)),
         steps=len(work.packed.steps),
         on_device=work.on_device,
@@ -196,7 +229,9 @@ def traced_of(work: TracedWork) -> Traced:
     )
 
 
-def with_floors(pieces: Iterable[Weighed], floor: Floor) -> list[tuple[Piece, float, float | None]]:
+def with_floors(
+    pieces: Iterable[Weighed], floor: Floor
+) -> list[tuple[Piece, float, float | None]]:
     """Return each piece with its own time and the least time that it could take, its floor; None if that is unknown.
 
     ``floor`` returns the floor of a call of an operator, and depends on the operator and its inputs alone. The kernels
@@ -206,19 +241,25 @@ def with_floors(pieces: Iterable[Weighed], floor: Floor) -> list[tuple[Piece, fl
     first_pieces: dict[int, Piece] = {}
     call_ns: defaultdict[int, float] = defaultdict(float)
     for index, (piece, own_ns) in enumerate(pieces):
-        call = piece.call if piece.call >= 0 else -1 - index  # each unknown call is separate
+        call = (
+            piece.call if piece.call >= 0 else -1 - index
+        )  # each unknown call is separate
         calls.append((call, piece, own_ns))
         first_pieces.setdefault(call, piece)
         call_ns[call] += own_ns
 
-    floors_ns: dict[tuple[str | None, int], float | None] = {}  # equal inputs of a trace are one object
+    floors_ns: dict[
+        tuple[str | None, int], float | None
+    ] = {}  # equal inputs of a trace are one object
     floor_shares: dict[int, float | None] = {}
     for call, piece in first_pieces.items():
         key = (piece.operator, id(piece.inputs))
         if key not in floors_ns:
             floors_ns[key] = floor(piece)
         floor_ns = floors_ns[key]
-        floor_shares[call] = None if floor_ns is None else min(floor_ns / call_ns[call], 1.0)
+        floor_shares[call] = (
+            None if floor_ns is None else min(floor_ns / call_ns[call], 1.0)
+        )
 
     pieces_with_floors: list[tuple[Piece, float, float | None]] = []
     for call, piece, own_ns in calls:

@@ -10,7 +10,14 @@ from typing import NamedTuple
 
 from lm_profiler.analysis.trace.kernel_sums import module_of
 from lm_profiler.analysis.trace.pieces import Piece
-from lm_profiler.analysis.why.operators import UNKNOWN_LISTS, Lists, Product, is_cut, least_bytes, product_of
+from lm_profiler.analysis.why.operators import (
+    UNKNOWN_LISTS,
+    Lists,
+    Product,
+    is_cut,
+    least_bytes,
+    product_of,
+)
 from lm_profiler.analysis.why.traced import Gap, Traced, Weighed, with_floors
 from lm_profiler.record.parts import INPUT_PHASES
 from lm_profiler.record.run_record import Contributor, Rates, Term, TermName, Waterfall
@@ -34,9 +41,13 @@ class Step:
     recomputed_share: float  # share of all FLOPs that activation checkpointing repeats
     rates: Rates  # FLOP/s by the dtype of the factors
     dtype: str  # dtype of most FLOPs; its rate is known
-    clock_share: float | None = None  # the measured clock over the clock of the stated peak
+    clock_share: float | None = (
+        None  # the measured clock over the clock of the stated peak
+    )
     lists: Lists = UNKNOWN_LISTS  # all parameters that an optimizer gets in lists
-    waiting_s: Mapping[str, float] = field(default_factory=dict)  # part of it: waiting for other ranks, by phase
+    waiting_s: Mapping[str, float] = field(
+        default_factory=dict
+    )  # part of it: waiting for other ranks, by phase
 
 
 def waterfall(step: Step, traced: Traced) -> Waterfall:
@@ -48,7 +59,10 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
     """
     notes: list[str] = []
     terms = _terms(step, traced, notes)
-    terms_by_step = [_terms(step, traced.alone(index), notes=[]) for index in range(len(traced.begins))]
+    terms_by_step = [
+        _terms(step, traced.alone(index), notes=[])
+        for index in range(len(traced.begins))
+    ]
     if len(terms_by_step) > 1:
         terms = _with_extremes(terms, terms_by_step)
     peak = next(rate for rate in step.rates.flops if rate.dtype == step.dtype)
@@ -68,12 +82,16 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
     )
 
 
-def _with_extremes(terms: Sequence[Term], terms_by_step: Sequence[Sequence[Term]]) -> list[Term]:
+def _with_extremes(
+    terms: Sequence[Term], terms_by_step: Sequence[Sequence[Term]]
+) -> list[Term]:
     """Return ``terms`` with the least and the most that each would be, by all steps or by one of them alone."""
     with_extremes = []
     for term, *same_of_steps in zip(terms, *terms_by_step, strict=True):
         seconds = [term.seconds, *(same.seconds for same in same_of_steps)]
-        with_extremes.append(term.model_copy(update={"low_s": min(seconds), "high_s": max(seconds)}))
+        with_extremes.append(
+            term.model_copy(update={"low_s": min(seconds), "high_s": max(seconds)})
+        )
     return with_extremes
 
 
@@ -88,7 +106,10 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     if excess > 0.0:
         scaled = []
         if available_s > 0.0:
-            scaled = [(piece, own_ns * available_s / busy_s) for piece, own_ns in traced.pieces]
+            scaled = [
+                (piece, own_ns * available_s / busy_s)
+                for piece, own_ns in traced.pieces
+            ]
         traced = replace(traced, pieces=scaled, gaps=[])
     if excess >= _NOTED:
         ceilings = ", and no ceilings are shown" if is_unlike else ""
@@ -97,7 +118,11 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
             f"the measured ones: terms are scaled down to these{ceilings}"
         )
 
-    terms = [*_products(step, traced, notes), *_memory(step, traced, notes), *_waiting(step, traced)]
+    terms = [
+        *_products(step, traced, notes),
+        *_memory(step, traced, notes),
+        *_waiting(step, traced),
+    ]
     # The rest makes the terms always add up to the step. Below a nanosecond it is the error of the sum, which
     # differs between rows in memory and those of a file.
     rest_s = step.step_s - math.fsum(term.seconds for term in terms)
@@ -110,7 +135,9 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
 
 
 def _busy_s(traced: Traced) -> float:
-    return sum(traced.seconds[use] for use in ("products", "memory", "communication", "input"))
+    return sum(
+        traced.seconds[use] for use in ("products", "memory", "communication", "input")
+    )
 
 
 def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
@@ -140,7 +167,9 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
         mean_share_at_peak = ideal_s / products_s
     at_peak: list[Weighed] = []
     beyond_peak: list[Weighed] = []
-    for piece, own_ns, floor_ns in with_floors(traced.by_use["products"], lambda piece: _at_peak_ns(piece, step)):
+    for piece, own_ns, floor_ns in with_floors(
+        traced.by_use["products"], lambda piece: _at_peak_ns(piece, step)
+    ):
         if floor_ns is None:  # its shapes are unknown
             floor_ns = own_ns * mean_share_at_peak
         at_peak.append((piece, floor_ns))
@@ -151,7 +180,12 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
         ideal_term.model_copy(update={"at_most_s": None}),
         _term("clock", clock_s, at_peak, traced),
         _term("slow_products", slow_s, beyond_peak, traced, why=_shape),
-        Term(name="recomputation", seconds=repeated_s, at_most_s=repeated_s, phases=repeated_by_phase),
+        Term(
+            name="recomputation",
+            seconds=repeated_s,
+            at_most_s=repeated_s,
+            phases=repeated_by_phase,
+        ),
     ]
 
 
@@ -174,9 +208,13 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
             "the memory bandwidth of this device is unknown: all time of memory-bound kernels counts as beyond it"
         )
     elif unknown_s >= _NOTED * step.step_s:
-        notes.append(f"of the time beyond the bandwidth, {ms(unknown_s)} are {_things(traced)} whose bytes are unknown")
+        notes.append(
+            f"of the time beyond the bandwidth, {ms(unknown_s)} are {_things(traced)} whose bytes are unknown"
+        )
     return [
-        _term("bandwidth", _seconds_of_step(at_bandwidth, traced), at_bandwidth, traced),
+        _term(
+            "bandwidth", _seconds_of_step(at_bandwidth, traced), at_bandwidth, traced
+        ),
         _term("beyond_bandwidth", _seconds_of_step(beyond, traced), beyond, traced),
     ]
 
@@ -204,26 +242,43 @@ def _waiting(step: Step, traced: Traced) -> list[Term]:
 
     idle_s = max(step.step_s - _busy_s(traced), 0.0)
     rank_waits_in_gaps_s = min(rank_waits_s - rank_waits_in_calls_s, idle_s)
-    rank_waits_at_input_s = sum(step.waiting_s.get(phase, 0.0) for phase in INPUT_PHASES)
+    rank_waits_at_input_s = sum(
+        step.waiting_s.get(phase, 0.0) for phase in INPUT_PHASES
+    )
     batch_waits_s = max(step.input_s - rank_waits_at_input_s - copies_s, 0.0)
     batch_waits_s = min(batch_waits_s, idle_s - rank_waits_in_gaps_s)
     if not input_gaps:
         input_gaps = [Gap(1, "data", "not while traced")] * traced.steps
-    idle_in_other_gaps_s = min(idle_s - rank_waits_in_gaps_s - batch_waits_s, other_gaps_s)
+    idle_in_other_gaps_s = min(
+        idle_s - rank_waits_in_gaps_s - batch_waits_s, other_gaps_s
+    )
 
     waiting_s = rank_waits_in_calls_s + rank_waits_in_gaps_s
     copies = _term("input", copies_s, traced.by_use["input"], traced)
     return [
-        _term("communication", exchange_s - rank_waits_in_calls_s, traced.by_use["communication"], traced),
-        Term(name="waiting", seconds=waiting_s, phases=by_phase(step.waiting_s.items(), waiting_s)),
+        _term(
+            "communication",
+            exchange_s - rank_waits_in_calls_s,
+            traced.by_use["communication"],
+            traced,
+        ),
+        Term(
+            name="waiting",
+            seconds=waiting_s,
+            phases=by_phase(step.waiting_s.items(), waiting_s),
+        ),
         _gap_term("gaps", idle_in_other_gaps_s, other_gaps, traced),
         _sum_of(copies, _gap_term("input", batch_waits_s, input_gaps, traced)),
     ]
 
 
-def _without_waits(gaps: Sequence[Gap], waiting_s: Mapping[str, float], steps: int) -> list[Gap]:
+def _without_waits(
+    gaps: Sequence[Gap], waiting_s: Mapping[str, float], steps: int
+) -> list[Gap]:
     """Return ``gaps`` minus the waits in their phases (seconds per step), which are in the longest gaps."""
-    waits_left_ns = {phase: round(seconds * 1e9 * steps) for phase, seconds in waiting_s.items()}
+    waits_left_ns = {
+        phase: round(seconds * 1e9 * steps) for phase, seconds in waiting_s.items()
+    }
     shortened = []
     # Waiting for a rank takes milliseconds, launching microseconds: so the longest gaps are the waits.
     for gap in sorted(gaps, key=lambda gap: gap.ns, reverse=True):
@@ -254,10 +309,18 @@ def _term(
     )
 
 
-def _gap_term(name: TermName, seconds: float, gaps: Sequence[Gap], traced: Traced) -> Term:
+def _gap_term(
+    name: TermName, seconds: float, gaps: Sequence[Gap], traced: Traced
+) -> Term:
     phases = by_phase([(gap.phase, gap.ns) for gap in gaps], seconds)
     causes = waits(gaps, seconds, traced.steps)
-    return Term(name=name, seconds=seconds, at_most_s=seconds, phases=phases, contributors=causes)
+    return Term(
+        name=name,
+        seconds=seconds,
+        at_most_s=seconds,
+        phases=phases,
+        contributors=causes,
+    )
 
 
 def _sum_of(term: Term, other: Term) -> Term:
@@ -267,7 +330,13 @@ def _sum_of(term: Term, other: Term) -> Term:
         phases[phase] = phases.get(phase, 0.0) + phase_s
     parts = [*term.contributors, *other.contributors]
     parts.sort(key=lambda part: part.seconds, reverse=True)
-    return Term(name=term.name, seconds=seconds, at_most_s=seconds, phases=phases, contributors=parts)
+    return Term(
+        name=term.name,
+        seconds=seconds,
+        at_most_s=seconds,
+        phases=phases,
+        contributors=parts,
+    )
 
 
 def _product_of_piece(piece: Piece) -> Product | None:
@@ -309,7 +378,9 @@ def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
     return lists
 
 
-def _at_bandwidth_ns(piece: Piece, step: Step, lists: Mapping[str, Lists]) -> float | None:
+def _at_bandwidth_ns(
+    piece: Piece, step: Step, lists: Mapping[str, Lists]
+) -> float | None:
     """Return how long moving the bytes of the whole call would take at the memory's bandwidth."""
     if piece.inputs is None or step.rates.bytes_per_s is None:
         return None
@@ -399,7 +470,11 @@ def _what(key: _ContributorKey, group: Sequence[Weighed]) -> str:
 
 
 def _detail(
-    group: Sequence[Weighed], seconds_per_ns: float, steps: int, things: str, why: Callable[[Piece], str | None] | None
+    group: Sequence[Weighed],
+    seconds_per_ns: float,
+    steps: int,
+    things: str,
+    why: Callable[[Piece], str | None] | None,
 ) -> str:
     """Return the share of the largest kind, and what is known about the largest piece."""
     largest_kind = _largest_sum((piece.kind, ns) for piece, ns in group)
@@ -450,7 +525,9 @@ def by_phase(weighed: Iterable[tuple[str, float]], seconds: float) -> dict[str, 
         weights[phase] += weight
     total = sum(weights.values())
     longest = sorted(weights, key=lambda phase: weights[phase], reverse=True)
-    return {phase: weights[phase] * seconds / total for phase in longest if weights[phase]}
+    return {
+        phase: weights[phase] * seconds / total for phase in longest if weights[phase]
+    }
 
 
 def waits(gaps: Iterable[Gap], seconds: float, steps: int) -> list[Contributor]:
@@ -466,5 +543,12 @@ def waits(gaps: Iterable[Gap], seconds: float, steps: int) -> list[Contributor]:
     causes = []
     for cause, ns in lost_ns.most_common(LARGEST):
         seconds_lost = seconds * ns / lost_ns.total()
-        causes.append(Contributor(module=None, what=cause, count=counts[cause] / steps, seconds=seconds_lost))
+        causes.append(
+            Contributor(
+                module=None,
+                what=cause,
+                count=counts[cause] / steps,
+                seconds=seconds_lost,
+            )
+        )
     return causes

@@ -16,7 +16,14 @@ from lightning.pytorch import Callback
 
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
-from lm_profiler.callbacks.marks.actions import NOTHING, Epoch, Loop, Marked, OptimizerStep, candidates
+from lm_profiler.callbacks.marks.actions import (
+    NOTHING,
+    Epoch,
+    Loop,
+    Marked,
+    OptimizerStep,
+    candidates,
+)
 from lm_profiler.callbacks.marks.namespaces import overrides
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
@@ -27,7 +34,13 @@ from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.counts.step_reader import ThreadTimes, thread_times
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import LIGHTNING, OURS, OtherByOwner, OwnedTime, ThreadUse
+from lm_profiler.record.run_record import (
+    LIGHTNING,
+    OURS,
+    OtherByOwner,
+    OwnedTime,
+    ThreadUse,
+)
 
 
 class Owner(NamedTuple):
@@ -51,7 +64,12 @@ _SCHEDULER_HOOK = "lr_scheduler_step"
 _LIGHTNING_ACTIONS = ("run_training_batch", "run_training_epoch", "save_checkpoint")
 
 # methods in which Lightning computes the metrics that ``self.log`` was given, and sends them between ranks
-_METRIC_METHODS = ("on_batch_start", "on_batch_end", "update_train_step_metrics", "update_eval_step_metrics")
+_METRIC_METHODS = (
+    "on_batch_start",
+    "on_batch_end",
+    "update_train_step_metrics",
+    "update_eval_step_metrics",
+)
 
 
 @dataclass(eq=False)
@@ -74,14 +92,24 @@ class OwnersWatch(Instrument):
             return
         owners = Owners(self.timeline, self.steps, part=self.part)
         self._owners = owners
-        if not is_compiled_in(self.trainer.lightning_module):  # a compiled step runs hardly any Python
-            owners.python_times = PythonTimes(lambda: owners.code, self.timeline.clock, part=self.part)
+        if not is_compiled_in(
+            self.trainer.lightning_module
+        ):  # a compiled step runs hardly any Python
+            owners.python_times = PythonTimes(
+                lambda: owners.code, self.timeline.clock, part=self.part
+            )
             self._undo.callback(owners.python_times.stop)
         self.observe(self.timeline, owners.observe)
         for call in self._calls_without_action(profiler):
             # Another version may lack a method, or an object refuse attributes: its time is then the loop's.
             with suppress(AttributeError):
-                bracket(call.receiver, call.method, OwnedSpan(owners, call.owner), self.part, self._undo)
+                bracket(
+                    call.receiver,
+                    call.method,
+                    OwnedSpan(owners, call.owner),
+                    self.part,
+                    self._undo,
+                )
         self._undo.callback(profiler.surround, None)
         profiler.surround(self._owned_span)
 
@@ -91,7 +119,10 @@ class OwnersWatch(Instrument):
             return {}
         self.discard()
         thread_use = owners.thread_use()
-        facts: dict[str, Any] = {"other_by_owner": owners.shares(), "thread_use": thread_use}
+        facts: dict[str, Any] = {
+            "other_by_owner": owners.shares(),
+            "thread_use": thread_use,
+        }
         if owners.python_times is not None:
             ran_s = {phase: use.ran_s for phase, use in thread_use.items()}
             facts["python_times"] = owners.python_times.shares(ran_s)
@@ -116,13 +147,19 @@ class OwnersWatch(Instrument):
             yield _OwnedCall(LOGGING.get_or(trainer), method, _LOGGED_METRICS)
         loop = getattr(trainer.fit_loop, "epoch_loop", None)
         yield _OwnedCall(loop, SIGTERM_FLAG.name, Owner(LIGHTNING, "SIGTERM flag"))
-        yield _OwnedCall(loop, "update_lr_schedulers", Owner(LIGHTNING, "learning-rate schedulers"))
+        yield _OwnedCall(
+            loop, "update_lr_schedulers", Owner(LIGHTNING, "learning-rate schedulers")
+        )
         for logger in trainer.loggers:
             for method in ("log_metrics", "save"):
                 yield _OwnedCall(logger, method, Owner(type(logger).__name__, method))
         if profiler.users is not None:
             for method in ("start", "stop"):
-                yield _OwnedCall(profiler.users, method, Owner(type(trainer.profiler).__name__, method))
+                yield _OwnedCall(
+                    profiler.users,
+                    method,
+                    Owner(type(trainer.profiler).__name__, method),
+                )
 
 
 class _OwnedCall(NamedTuple):
@@ -145,7 +182,9 @@ def owner_of(action_name: str, trainer: Any, callback: Callback) -> Owner:
         return Owner(OURS, hook)
     if any(overrides(owner, hook) for owner in owners_of_hook):
         return Owner(type(owners_of_hook[0]).__name__, hook)
-    if hook == _SCHEDULER_HOOK:  # what takes time there is the scheduler, and the functions that it calls
+    if (
+        hook == _SCHEDULER_HOOK
+    ):  # what takes time there is the scheduler, and the functions that it calls
         return Owner(_scheduler_name(trainer), "step")
     if hook.startswith("on_"):
         return _EMPTY_HOOKS
@@ -184,18 +223,30 @@ class Owners:
 
     timeline: Timeline  # has ``observe`` among its observers
     most_steps: int = 1 << 30  # number of steps that are timed by action
-    python_times: PythonTimes | None = None  # starts to follow the thread's Python in the step after those
+    python_times: PythonTimes | None = (
+        None  # starts to follow the thread's Python in the step after those
+    )
     # returns how long the thread ran and waited for a CPU by now; None is unknown
     thread: Callable[[], ThreadTimes | None] = thread_times
     part: Guard = UNGUARDED  # guards what training calls here
-    code: int = at.OUTSIDE  # the part of the step that runs now, as an index of ``PARTS``
-    _running: list[Owner] = field(default_factory=lambda: [LOOP])  # the innermost action last
+    code: int = (
+        at.OUTSIDE
+    )  # the part of the step that runs now, as an index of ``PARTS``
+    _running: list[Owner] = field(
+        default_factory=lambda: [LOOP]
+    )  # the innermost action last
     _cut_ns: int = 0  # when time was last given to an action
     _noted_ns: int = 0  # when the method that did so ended: the time between the two is that of this watch
-    _ns: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))  # in the running step
-    _calls: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))  # in the running step
+    _ns: defaultdict[Owner, int] = field(
+        default_factory=lambda: defaultdict(int)
+    )  # in the running step
+    _calls: defaultdict[Owner, int] = field(
+        default_factory=lambda: defaultdict(int)
+    )  # in the running step
     _steps: list[_StepShares] = field(default_factory=list)  # the finished steps
-    _use_of_phase: defaultdict[int, _PhaseUse] = field(default_factory=lambda: defaultdict(_PhaseUse))
+    _use_of_phase: defaultdict[int, _PhaseUse] = field(
+        default_factory=lambda: defaultdict(_PhaseUse)
+    )
     _last_thread_times: ThreadTimes | None = None
 
     def observe(self, code: int) -> None:
@@ -281,7 +332,9 @@ class Owners:
             for owner, ns in step.ns.items():
                 total_ns[owner] += ns
         longest_first = sorted(total_ns, key=lambda owner: (-total_ns[owner], owner))
-        actions = [self._owned_time(owner) for owner in longest_first if total_ns[owner] > 0]
+        actions = [
+            self._owned_time(owner) for owner in longest_first if total_ns[owner] > 0
+        ]
         seconds = sum(total_ns.values()) * 1e-9 / len(self._steps)
         return OtherByOwner(steps=len(self._steps), seconds=seconds, actions=actions)
 
@@ -317,7 +370,9 @@ class OwnedSpan(AbstractContextManager[None]):
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
         if kind is None and self.loop is not None:
-            self.loop.step_done = True  # set before anything that may fail, so that the step counts
+            self.loop.step_done = (
+                True  # set before anything that may fail, so that the step counts
+            )
         owners = self.owners
         if self.span is not None:
             owners.timeline.part.run(self.span.__exit__, kind, value, traceback)

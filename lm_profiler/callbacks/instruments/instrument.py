@@ -21,8 +21,12 @@ class SeenFlops:
     """Counts over all steps of the ``memory`` stage together."""
 
     flops: Flops | None = None
-    unknown: str | None = None  # why FLOPs are unknown; None if no step of that stage ran
-    compiled: bool = False  # whether the step is compiled, and FLOPs have to be counted on a copy
+    unknown: str | None = (
+        None  # why FLOPs are unknown; None if no step of that stage ran
+    )
+    compiled: bool = (
+        False  # whether the step is compiled, and FLOPs have to be counted on a copy
+    )
     # FLOPs of one rank, by the work and the dtype of the factors
     by_dtype: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
@@ -92,7 +96,9 @@ class Watch(Instrument):
         stage: str,
         start: Callable[[], Any],
         result: Callable[[Any], Mapping[str, Any]],
-        stop: Callable[[], object] = lambda: None,  # ends the work without a result; may be called twice
+        stop: Callable[[], object] = lambda: (
+            None
+        ),  # ends the work without a result; may be called twice
     ) -> None:
         self.name = name
         self.stage = stage  # type: ignore[misc]  # that of other instruments is their class's

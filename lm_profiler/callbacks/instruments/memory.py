@@ -42,14 +42,18 @@ class MemoryReader(Instrument):
     forward: ForwardTraffic = field(default_factory=ForwardTraffic)
     # in the ``memory`` stage, gets what ``TensorReporter`` reports of tensors and their causes; None: nobody needs it
     note_tensors: Callable[..., object] | None = None
-    storage_id: Callable[[Any], int] = id  # returns the identity of a storage for ``note_tensors``
+    storage_id: Callable[[Any], int] = (
+        id  # returns the identity of a storage for ``note_tensors``
+    )
     name = "memory"
     _set_up: MemoryCauses | None = None
     _reporter: TensorReporter | None = None
     _readers: _Readers | None = None
 
     def __post_init__(self) -> None:
-        self.step_peaks = self.probe.peaks  # since the stage began; in the ``memory`` stage, those of the last step
+        self.step_peaks = (
+            self.probe.peaks
+        )  # since the stage began; in the ``memory`` stage, those of the last step
 
     def _step_peaks(self) -> Peaks:
         readers = self._readers
@@ -64,19 +68,34 @@ class MemoryReader(Instrument):
         self.probe.reset()  # each stage has its own peaks
         module, optimizers = self.parties()
         if self._set_up is None:
-            self._set_up = by_cause(self.probe.held(), holdings(module, optimizers, self.device))
+            self._set_up = by_cause(
+                self.probe.held(), holdings(module, optimizers, self.device)
+            )
         if stage != "memory":
             return
-        causes = HoldingsReader(module, optimizers, self._allocated_peak, self.device, self.probe.held, self.part)
-        traffic = TrafficReader(module, optimizers, self.device, self.timeline, causes.saved, self.forward)
+        causes = HoldingsReader(
+            module,
+            optimizers,
+            self._allocated_peak,
+            self.device,
+            self.probe.held,
+            self.part,
+        )
+        traffic = TrafficReader(
+            module, optimizers, self.device, self.timeline, causes.saved, self.forward
+        )
         self._readers = _Readers(causes, traffic, PartPeaks(self.probe))
         causes.start()
         observers: list[Callable[[int], object]] = [*self._readers]
         if self.note_tensors is not None:
-            self._reporter = TensorReporter(module, optimizers, causes.saved, self.storage_id, self.note_tensors)
+            self._reporter = TensorReporter(
+                module, optimizers, causes.saved, self.storage_id, self.note_tensors
+            )
             observers.insert(0, self._reporter)
         self.observe(self.timeline, *observers)
-        self.step_peaks = self._step_peaks  # swapped instead of a branch: the steps of other stages are timed
+        self.step_peaks = (
+            self._step_peaks
+        )  # swapped instead of a branch: the steps of other stages are timed
 
     def _allocated_peak(self) -> int | None:
         return self.probe.peaks()[0]
@@ -103,4 +122,6 @@ class MemoryReader(Instrument):
         causes = self._readers.causes
         causes.stop()
         if not causes.saved.seeing:
-            self._readers = None  # only now: the next call tries again what could not be undone
+            self._readers = (
+                None  # only now: the next call tries again what could not be undone
+            )

@@ -27,11 +27,20 @@ class KeptLosses(Callback):
         self._losses = defaultdict[int, list[torch.Tensor]](list)  # by step
         self._norms = defaultdict[int, list[torch.Tensor]](list)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._step = trainer.global_step  # kept now: the Trainer counts on before the batch ends
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._step = (
+            trainer.global_step
+        )  # kept now: the Trainer counts on before the batch ends
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if self._step >= self._steps:
             return
@@ -40,11 +49,16 @@ class KeptLosses(Callback):
             self._losses[self._step].append(loss.detach().clone())
 
     def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        optimizer: torch.optim.Optimizer,
     ) -> None:
         if self._step >= self._steps:
             return
-        with suppress(Exception):  # gradients may be of any kind: then the norm is unknown, and training continues
+        with suppress(
+            Exception
+        ):  # gradients may be of any kind: then the norm is unknown, and training continues
             norm = _norm(_gradients_of(optimizer))
             self._norms[self._step].append(norm)
 
@@ -53,12 +67,17 @@ class KeptLosses(Callback):
         """The mean loss of each step over its batches; None if it is not finite."""
         # The sum is the mean: Lightning has divided each loss by the number of batches
         # (2.6.6: ClosureResult.from_training_step_output).
-        return [_finite_or_none(torch.stack(losses).float().sum()) for losses in self._losses.values()]
+        return [
+            _finite_or_none(torch.stack(losses).float().sum())
+            for losses in self._losses.values()
+        ]
 
     @property
     def gradient_norms(self) -> list[float | None]:
         """The norm of each step's gradients over all optimizers; None if it is not finite."""
-        return [_finite_or_none(torch.stack(norms).norm()) for norms in self._norms.values()]
+        return [
+            _finite_or_none(torch.stack(norms).norm()) for norms in self._norms.values()
+        ]
 
 
 def _finite_or_none(value: torch.Tensor) -> float | None:
@@ -95,7 +114,9 @@ def _leaf_on_host(leaf: Any) -> Any:
     return leaf
 
 
-def numerics_facts(trainer: Trainer, verb: Verb, get_batch: Callable[[], Any]) -> NumericsFacts:
+def numerics_facts(
+    trainer: Trainer, verb: Verb, get_batch: Callable[[], Any]
+) -> NumericsFacts:
     """Return what the audit finds; may raise any error. ``get_batch`` returns the copy that ``copy_to_host`` made."""
     batch = get_batch()
     module = trainer.lightning_module

@@ -48,14 +48,39 @@ class StageOptions:
     stop_when_done: bool = True
 
     def __post_init__(self) -> None:
-        expect(self.warmup_steps >= 0, "stages.warmup_steps", "0 or more", self.warmup_steps)
+        expect(
+            self.warmup_steps >= 0,
+            "stages.warmup_steps",
+            "0 or more",
+            self.warmup_steps,
+        )
         if self.measure_steps is not None:
-            expect(self.measure_steps >= 0, "stages.measure_steps", "0 or more", self.measure_steps)
+            expect(
+                self.measure_steps >= 0,
+                "stages.measure_steps",
+                "0 or more",
+                self.measure_steps,
+            )
         if self.until_ci is not None:
             share = f"a share from {FINEST_TARGET}, the finest that one process can reach, to below 1"
-            expect(FINEST_TARGET <= self.until_ci < 1, "stages.until_ci", share, self.until_ci)
-        expect(self.max_steps >= FEWEST_STEPS, "stages.max_steps", f"{FEWEST_STEPS} or more", self.max_steps)
-        expect(self.max_seconds > 0, "stages.max_seconds", "a positive number", self.max_seconds)
+            expect(
+                FINEST_TARGET <= self.until_ci < 1,
+                "stages.until_ci",
+                share,
+                self.until_ci,
+            )
+        expect(
+            self.max_steps >= FEWEST_STEPS,
+            "stages.max_steps",
+            f"{FEWEST_STEPS} or more",
+            self.max_steps,
+        )
+        expect(
+            self.max_seconds > 0,
+            "stages.max_seconds",
+            "a positive number",
+            self.max_seconds,
+        )
 
     @property
     def is_timed(self) -> bool:
@@ -109,8 +134,18 @@ class MemoryOptions:
 
     def __post_init__(self) -> None:
         expect(self.steps >= 0, "memory.steps", "0 or more", self.steps)
-        expect(self.steps > 0 or not self.history, "memory.steps", "1 or more with memory.history", self.steps)
-        expect(not self.history or torch.cuda.is_available(), "memory.history", "a CUDA device", None)
+        expect(
+            self.steps > 0 or not self.history,
+            "memory.steps",
+            "1 or more with memory.history",
+            self.steps,
+        )
+        expect(
+            not self.history or torch.cuda.is_available(),
+            "memory.history",
+            "a CUDA device",
+            None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +227,9 @@ class ExportOptions:
         """Return the host and the port of ``prometheus``; raises UsageError if it is no address."""
         host, _, port = str(self.prometheus).rpartition(":")
         is_port = port.isascii() and port.isdigit() and 0 < int(port) < 2**16
-        expect(is_port, "export.prometheus", "[HOST:]PORT, such as 9464", self.prometheus)
+        expect(
+            is_port, "export.prometheus", "[HOST:]PORT, such as 9464", self.prometheus
+        )
         return host or "127.0.0.1", int(port)
 
     def check(self, is_watched: bool) -> None:
@@ -200,12 +237,24 @@ class ExportOptions:
         if not self.monitoring:
             return
         if not is_watched:
-            raise UsageError("export: expected --watch=true with prometheus or textfile, given a run without it")
-        require("prometheus_client", "export.prometheus" if self.textfile is None else "export.textfile")
+            raise UsageError(
+                "export: expected --watch=true with prometheus or textfile, given a run without it"
+            )
+        require(
+            "prometheus_client",
+            "export.prometheus" if self.textfile is None else "export.textfile",
+        )
         if self.textfile is not None:
             path = Path(self.textfile)
-            is_writable = os.access(path.absolute().parent, os.W_OK) and not path.is_dir()
-            expect(is_writable, "export.textfile", "a file in a folder that can be written to", self.textfile)
+            is_writable = (
+                os.access(path.absolute().parent, os.W_OK) and not path.is_dir()
+            )
+            expect(
+                is_writable,
+                "export.textfile",
+                "a file in a folder that can be written to",
+                self.textfile,
+            )
         if self.prometheus is not None:
             _check_that_address_is_free(*self.address())
 
@@ -213,12 +262,16 @@ class ExportOptions:
 def _check_that_address_is_free(host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server itself does
+        listener.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as the server itself does
         try:
             listener.bind((host.strip("[]"), port))
         except OSError as error:
             address = f"{host}:{port} ({error.strerror or error})"
-            raise UsageError(f"export.prometheus: cannot listen on {address}; give a free address") from None
+            raise UsageError(
+                f"export.prometheus: cannot listen on {address}; give a free address"
+            ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,9 +295,24 @@ class WatchOptions:
     def check(self) -> None:
         """Raise UsageError for a budget that is not positive; a parser that tries several types would swallow it."""
         hint = "; watch.traces=false leaves traces out"
-        expect(self.traces_per_day > 0, "watch.traces_per_day", f"1 or more{hint}", self.traces_per_day)
-        expect(self.trace_mib > 0, "watch.trace_mib", f"a positive number{hint}", self.trace_mib)
-        expect(self.cooldown_s > 0, "watch.cooldown_s", f"a positive number{hint}", self.cooldown_s)
+        expect(
+            self.traces_per_day > 0,
+            "watch.traces_per_day",
+            f"1 or more{hint}",
+            self.traces_per_day,
+        )
+        expect(
+            self.trace_mib > 0,
+            "watch.trace_mib",
+            f"a positive number{hint}",
+            self.trace_mib,
+        )
+        expect(
+            self.cooldown_s > 0,
+            "watch.cooldown_s",
+            f"a positive number{hint}",
+            self.cooldown_s,
+        )
 
 
 @dataclass(frozen=True)
@@ -261,9 +329,13 @@ class Launch:
     kept: bool = False
     # whether Lightning added the callback to a program that does not know it: its stdout is left to the program
     added: bool = False
-    planned: PlannedMemory | None = None  # memory that the run would need, as it was rehearsed
+    planned: PlannedMemory | None = (
+        None  # memory that the run would need, as it was rehearsed
+    )
     started: float = field(default_factory=time.time)  # seconds since 1970
-    called_ns: int | None = None  # when the Trainer was called, by perf_counter_ns; no hook comes before prepare_data
+    called_ns: int | None = (
+        None  # when the Trainer was called, by perf_counter_ns; no hook comes before prepare_data
+    )
 
     def facts(self) -> dict[str, Any]:
         """Return the record's fields about the start; the duration is up to now."""
@@ -303,25 +375,42 @@ class ProfilingOptions:
         is_watched = self.watch is not None
         expect_one_of(get_args(Verb), "verb", self.verb)
         if self.watch is not None:
-            expect(isinstance(self.watch, WatchOptions), "watch", "True, False or WatchOptions", self.watch)
+            expect(
+                isinstance(self.watch, WatchOptions),
+                "watch",
+                "True, False or WatchOptions",
+                self.watch,
+            )
             expect(self.verb == "fit", "watch", "a fit", self.verb)
             self.watch.check()
         can_be_watched = is_watched and self.stages.warmup_steps > 0
         has_work = self.stages.planned_steps > 0 or can_be_watched
-        expect(has_work, "stages.measure_steps", "1 or more, or 0 with watch and a warm-up step", 0)
+        expect(
+            has_work,
+            "stages.measure_steps",
+            "1 or more, or 0 with watch and a warm-up step",
+            0,
+        )
         self.export.check(is_watched)
         check_folder_name(self.launch.name, self.log_dir)
 
     def steps(self, collectives: int = 0) -> dict[str, int]:
         """Return the steps of each stage, in their order; ``collectives`` is how many the stage of that name has."""
-        steps = {"warmup": self.stages.warmup_steps, "measure": self.stages.planned_steps}
+        steps = {
+            "warmup": self.stages.warmup_steps,
+            "measure": self.stages.planned_steps,
+        }
         if collectives > 0:
             steps["collectives"] = collectives
         steps["actions"] = 0
         if self.actions.steps > 0:
-            steps["actions"] = self.actions.steps + 1  # the last step is followed line by line
+            steps["actions"] = (
+                self.actions.steps + 1
+            )  # the last step is followed line by line
         steps["memory"] = self.memory.steps
         steps["trace"] = 0
         if self.trace.steps > 0:
-            steps["trace"] = self.trace.steps + 1  # the first step is the profiler's warm-up
+            steps["trace"] = (
+                self.trace.steps + 1
+            )  # the first step is the profiler's warm-up
         return steps

@@ -44,7 +44,9 @@ class FollowedTime:
     clock_ns: int = 0
     ran_ns: int = 0
     calls: int = 0
-    intervals: int = 0  # between two events, each of which holds the cost of following once
+    intervals: int = (
+        0  # between two events, each of which holds the cost of following once
+    )
 
 
 class _FollowedCall(NamedTuple):
@@ -67,13 +69,19 @@ class PythonTimes:
     thread ran, which other programs cannot lengthen.
     """
 
-    phase: Callable[[], int]  # returns the part of the step that runs now, as an index of ``PARTS``
+    phase: Callable[
+        [], int
+    ]  # returns the part of the step that runs now, as an index of ``PARTS``
     clock: Callable[[], int]  # returns nanoseconds
-    ran: Callable[[], int] = time.thread_time_ns  # returns the nanoseconds that this thread ran
+    ran: Callable[[], int] = (
+        time.thread_time_ns
+    )  # returns the nanoseconds that this thread ran
     part: Guard = UNGUARDED  # guards what training calls here
     _cost: FollowingCost = field(default_factory=lambda: FollowingCost())
     # by phase, line and activity
-    _followed: dict[tuple[int, Line, str], FollowedTime] = field(default_factory=lambda: defaultdict(FollowedTime))
+    _followed: dict[tuple[int, Line, str], FollowedTime] = field(
+        default_factory=lambda: defaultdict(FollowedTime)
+    )
     _stack: list[_FollowedCall] = field(default_factory=lambda: [_OUTERMOST])
     _events_left: int = MOST_EVENTS
     _last_ns: int = 0
@@ -111,12 +119,16 @@ class PythonTimes:
                 self._enter(self._call_of_python(frame))
             elif event == "c_call":
                 self._enter(self._call_of_c(argument))
-            elif len(self._stack) > 1:  # functions that were entered before the start are not on the stack
+            elif (
+                len(self._stack) > 1
+            ):  # functions that were entered before the start are not on the stack
                 self._stack.pop()
             self._events_left -= 1
             if self._events_left <= 0:
                 self.stop()
-            if self._stack[-1].owner is not None:  # what passed since the reading above is the cost of following
+            if (
+                self._stack[-1].owner is not None
+            ):  # what passed since the reading above is the cost of following
                 self._last_ran_ns = self.ran()
                 self._last_ns = self.clock()
         except BaseException as error:
@@ -133,7 +145,9 @@ class PythonTimes:
         package = package_of(frame.f_code.co_filename)
         if package:
             return _FollowedCall(caller.owner, package)
-        is_inner_function = frame.f_code.co_name.startswith("<")  # a lambda counts as the function it is in
+        is_inner_function = frame.f_code.co_name.startswith(
+            "<"
+        )  # a lambda counts as the function it is in
         if caller.owner is not None and is_inner_function:
             return _FollowedCall(caller.owner, _PYTHON)
         return _FollowedCall(frame, _PYTHON)
@@ -145,7 +159,11 @@ class PythonTimes:
         is_called_by_program = caller.activity in (_PYTHON, _BUILTIN)
         name = _name_of(function)
         if not name:
-            return _FollowedCall(caller.owner, _BUILTIN) if is_called_by_program else caller
+            return (
+                _FollowedCall(caller.owner, _BUILTIN)
+                if is_called_by_program
+                else caller
+            )
         if name != _OPERATORS or is_called_by_program:
             return _FollowedCall(caller.owner, name)
         if caller.activity == TORCH:
@@ -165,7 +183,10 @@ class PythonTimes:
             if phase >= len(PARTS) or activity == _INNER_OPERATORS:
                 continue
             correction = corrections.get(phase, _NO_CORRECTION)
-            own_ns = self._cost.own_ns(followed, activity) - correction.event_ns * followed.intervals
+            own_ns = (
+                self._cost.own_ns(followed, activity)
+                - correction.event_ns * followed.intervals
+            )
             place = (phase, line, _PYTHON if activity == _BUILTIN else activity)
             seconds[place] += correction.scale * own_ns * 1e-9
             if activity != _BUILTIN:
@@ -210,7 +231,9 @@ class _Correction(NamedTuple):
 _NO_CORRECTION = _Correction(event_ns=0.0, scale=1.0)
 
 
-def _row(phase: int, line: Line, activity: str, seconds: float, calls: int) -> PythonTime:
+def _row(
+    phase: int, line: Line, activity: str, seconds: float, calls: int
+) -> PythonTime:
     file, number, function = line
     return PythonTime(
         phase=PARTS[phase],
@@ -229,7 +252,9 @@ class FollowingCost:
 
     event_ns: float = 0.0
     event_ran_ns: float = 0.0
-    slower: float = 1.0  # Python 3.11 leaves its faster instructions while a thread is followed
+    slower: float = (
+        1.0  # Python 3.11 leaves its faster instructions while a thread is followed
+    )
 
     def own_ns(self, followed: FollowedTime, activity: str) -> float:
         """Return the time of a line without the cost of following."""
@@ -241,7 +266,11 @@ class FollowingCost:
     def own_ran_ns(self, followed: FollowedTime, activity: str) -> float:
         """Return how long the thread ran in a line, without the cost of following."""
         own_ns = followed.ran_ns - self.event_ran_ns * followed.intervals
-        is_c_function = "." in activity or activity in (_OPERATORS, _INNER_OPERATORS, _BUILTIN)
+        is_c_function = "." in activity or activity in (
+            _OPERATORS,
+            _INNER_OPERATORS,
+            _BUILTIN,
+        )
         if is_c_function:
             return own_ns
         return own_ns / self.slower
@@ -285,7 +314,9 @@ class _FollowedTrial(NamedTuple):
     intervals: int
 
 
-def _followed_trial(work: Callable[[], object], clock: Callable[[], int], ran: Callable[[], int]) -> _FollowedTrial:
+def _followed_trial(
+    work: Callable[[], object], clock: Callable[[], int], ran: Callable[[], int]
+) -> _FollowedTrial:
     """Return the trial with the least time that the thread runs in ``work`` while it is followed."""
     trials = []
     for _ in range(_TRIALS):

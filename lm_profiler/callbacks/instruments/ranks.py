@@ -16,7 +16,13 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, Collective, Instants, RankTimeline, comes_ns
+from lm_profiler.analysis.ranks.rank_timeline import (
+    BACKWARD,
+    Collective,
+    Instants,
+    RankTimeline,
+    comes_ns,
+)
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.tape import StepMarks
@@ -34,7 +40,9 @@ from lm_profiler.record.quantities import counted
 # most collectives whose arrivals a rank sends, at 25 bytes each: 1,024 ranks then send half a gigabyte together
 MOST_CALLS = 20_000
 
-_SHARE_UNTIL_READ = 0.75  # of the flight recorder's ring buffer that may fill up before it is read
+_SHARE_UNTIL_READ = (
+    0.75  # of the flight recorder's ring buffer that may fill up before it is read
+)
 
 STEPS = 6  # steps of the ``collectives`` stage
 
@@ -73,7 +81,9 @@ class RanksWatch(Instrument):
         new_steps = max(steps - self._steps_at_read, 1)
         entries_per_step = max(new_entries / new_steps, 1e-3)
         # The rest is left for steps with more calls, and for validation. Reading the whole ring takes some 15 ms.
-        steps_until_read = int(self.arrivals.capacity * _SHARE_UNTIL_READ / entries_per_step)
+        steps_until_read = int(
+            self.arrivals.capacity * _SHARE_UNTIL_READ / entries_per_step
+        )
         self._steps_at_read = steps
         self._next_read = steps + max(steps_until_read, 1)
 
@@ -95,8 +105,12 @@ class RanksWatch(Instrument):
                 self.facts["timelines"] = [timeline]
                 return
             problem = "the module calls its own collectives during backward, which look the same as DDP's"
-        is_own_problem = self.arrivals is not None and (self.arrivals.lost or self.arrivals.clock_was_set)
-        if self.rank == 0 or is_own_problem:  # rank 0 reports the problems that all ranks share
+        is_own_problem = self.arrivals is not None and (
+            self.arrivals.lost or self.arrivals.clock_was_set
+        )
+        if (
+            self.rank == 0 or is_own_problem
+        ):  # rank 0 reports the problems that all ranks share
             self.part.report(f"{UNKNOWN_WAITS}: {problem}")
 
     def _drain(self, arrivals: Arrivals) -> None:
@@ -110,7 +124,9 @@ class RanksWatch(Instrument):
         most_calls = most_reductions(self.wrapped_module())
         if most_calls is None:
             return False
-        mark_of_call = np.searchsorted(timeline.host_ns, timeline.arrivals_ns, "right") - 1
+        mark_of_call = (
+            np.searchsorted(timeline.host_ns, timeline.arrivals_ns, "right") - 1
+        )
         mark_of_call = mark_of_call[mark_of_call >= 0]
         is_in_backward = timeline.codes[mark_of_call] == BACKWARD
         calls_by_mark = np.bincount(mark_of_call[is_in_backward])
@@ -123,19 +139,21 @@ class RanksWatch(Instrument):
             return "this torch has no flight recorder"
         if arrivals.lost:
             capacity = counted(arrivals.capacity, "call")
-            return (
-                f"a step makes more than the {capacity} that torch's recorder holds: set TORCH_FR_BUFFER_SIZE to more"
-            )
+            return f"a step makes more than the {capacity} that torch's recorder holds: set TORCH_FR_BUFFER_SIZE to more"
         if arrivals.clock_was_set:
             return "this machine's clock was set while steps were measured"
-        if arrivals.capacity == 0 or arrivals.newest_record < 0:  # no entry at all, not even of DDP's first broadcast
+        if (
+            arrivals.capacity == 0 or arrivals.newest_record < 0
+        ):  # no entry at all, not even of DDP's first broadcast
             return "torch's flight recorder is empty: TORCH_FR_BUFFER_SIZE=2000 switches it on; on GPUs it is NCCL's"
         if not arrivals.at_ns or arrivals.at_ns[-1] < self._marks[0].host_ns[0]:
             return "torch's flight recorder has no collective of the measured steps"
         return None
 
 
-def timeline_of(rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arrivals: Arrivals) -> RankTimeline:
+def timeline_of(
+    rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arrivals: Arrivals
+) -> RankTimeline:
     """Return what ``rank`` did in ``steps``, with its ``arrivals`` from the last one before.
 
     Of many steps it has the last ones, so that ``MOST_CALLS`` are enough.
@@ -159,7 +177,9 @@ def timeline_of(rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arr
     collectives = []
     for call in arrivals.calls[calls_begin:calls_end]:
         # Names are interned, so that thousands of equal names are one string.
-        collectives.append(Collective(intern(call.group), call.number, intern(call.name)))
+        collectives.append(
+            Collective(intern(call.group), call.number, intern(call.name))
+        )
     return RankTimeline(
         rank=rank,
         host=socket.gethostname(),
@@ -177,7 +197,9 @@ def clock_name() -> str:
     """Return the name of this process's monotonic clock; the same clock has the same name in other containers too."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        time_namespace = Path("/proc/self/ns/time").readlink()  # may have its own offset (time_namespaces(7))
+        time_namespace = Path(
+            "/proc/self/ns/time"
+        ).readlink()  # may have its own offset (time_namespaces(7))
     except OSError:
         return socket.gethostname()
     return f"{boot} {time_namespace}"
@@ -236,7 +258,9 @@ class StreamRanksWatch(RanksWatch):
             self.discard()
         super().end(stage)
 
-    def _stream_instants_ns(self, stream: EventStream, marks: StepMarks) -> list[int] | None:
+    def _stream_instants_ns(
+        self, stream: EventStream, marks: StepMarks
+    ) -> list[int] | None:
         """Return the step's marks on the stream; None if one of them cannot be read."""
         step_begin_ns = marks.host_ns[0]
         if self._stream_marks:
@@ -250,7 +274,9 @@ class StreamRanksWatch(RanksWatch):
             instants_ns.append(step_begin_ns + round(seconds * 1e9))
         return instants_ns
 
-    def _waits_in(self, stream: EventStream, step: int, marks: StepMarks, step_begin_ns: int) -> list[_StreamWait]:
+    def _waits_in(
+        self, stream: EventStream, step: int, marks: StepMarks, step_begin_ns: int
+    ) -> list[_StreamWait]:
         """Return the computing stream's waits in ``step``; empty if one is unreadable."""
         if self.waits is None:
             return []
@@ -282,12 +308,20 @@ class StreamRanksWatch(RanksWatch):
         """Return ``arrivals`` with the computing stream's waits in place of calls on other streams."""
         calls = list(zip(arrivals.at_ns, arrivals.calls, strict=True))
         if self.waits is not None and self._stream_waits:
-            calls = [(at_ns, call) for at_ns, call in calls if not self.waits.is_on_other_stream(at_ns)]
+            calls = [
+                (at_ns, call)
+                for at_ns, call in calls
+                if not self.waits.is_on_other_stream(at_ns)
+            ]
         if len(calls) == len(arrivals.calls):  # no call is on another stream
             self._stream_waits.clear()
         calls += [(wait.asked_ns, wait.call) for wait in self._stream_waits]
         calls.sort(key=itemgetter(0))
-        return replace(arrivals, at_ns=[at_ns for at_ns, _ in calls], calls=[call for _, call in calls])
+        return replace(
+            arrivals,
+            at_ns=[at_ns for at_ns, _ in calls],
+            calls=[call for _, call in calls],
+        )
 
     def _timeline(self, arrivals: Arrivals) -> RankTimeline:
         arrivals = self._with_stream_waits(arrivals)
@@ -302,7 +336,9 @@ class StreamRanksWatch(RanksWatch):
             host_ns.append(np.array([wait.asked_ns, wait.asked_ns + 1]))
             stream_ns.append(np.array([wait.begin_ns, wait.end_ns]))
         # Gradients that are reduced during backward have their own stream.
-        works_beside_calls = np.zeros(len(host.codes) + 2 * len(self._stream_waits), dtype=bool)
+        works_beside_calls = np.zeros(
+            len(host.codes) + 2 * len(self._stream_waits), dtype=bool
+        )
         if reduces_in_backward(self.wrapped_module()):
             works_beside_calls[: len(host.codes)] = host.codes == BACKWARD
 
@@ -315,7 +351,9 @@ class StreamRanksWatch(RanksWatch):
             np.concatenate(stream_ns)[order],
             works_beside_calls[order],
         )
-        zero_ns = stream.host_ns[0]  # waits are measured, so the ranks' instants need only an order
+        zero_ns = stream.host_ns[
+            0
+        ]  # waits are measured, so the ranks' instants need only an order
         return replace(
             host,
             host_ns=stream.host_ns - zero_ns,
@@ -323,10 +361,17 @@ class StreamRanksWatch(RanksWatch):
             waited_ns=durations_ns,
         )
 
-    def _durations_ns(self, arrivals: Arrivals, collectives: Sequence[Collective]) -> Instants:
+    def _durations_ns(
+        self, arrivals: Arrivals, collectives: Sequence[Collective]
+    ) -> Instants:
         """Return how long each of ``collectives`` took; -1 if that is unknown."""
         duration_of: dict[tuple[str, int], int] = {}
         for call in arrivals.calls:
-            duration_of[call.group, call.number] = -1 if call.duration_ns is None else call.duration_ns
-        durations_ns = [duration_of[collective.group, collective.number] for collective in collectives]
+            duration_of[call.group, call.number] = (
+                -1 if call.duration_ns is None else call.duration_ns
+            )
+        durations_ns = [
+            duration_of[collective.group, collective.number]
+            for collective in collectives
+        ]
         return np.array(durations_ns, dtype=np.int64)

@@ -27,8 +27,12 @@ from lm_profiler.torch_names import tree_leaves, tree_map
 _META = torch.device("meta")
 _PLAIN_TYPES = (bool, int, float, str)
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-_COMPILER_FILE = str(Path(torch.__file__).parent / "_dynamo" / "eval_frame.py")  # of a compiled function's wrapper
-_MOST_VALUES = 1 << 18  # elements of a tensor beside the step, up to which its values are sent too
+_COMPILER_FILE = str(
+    Path(torch.__file__).parent / "_dynamo" / "eval_frame.py"
+)  # of a compiled function's wrapper
+_MOST_VALUES = (
+    1 << 18
+)  # elements of a tensor beside the step, up to which its values are sent too
 
 
 @dataclass(frozen=True)
@@ -42,14 +46,22 @@ class SentOptimizer:
     def of(cls, optimizer: Optimizer, device: torch.device) -> SentOptimizer:
         """Return the groups of ``optimizer``; raises UncountableError if it may run the step several times."""
         if "max_eval" in optimizer.defaults:  # LBFGS
-            raise UncountableError(f"{type(optimizer).__name__} runs a step several times")
+            raise UncountableError(
+                f"{type(optimizer).__name__} runs a step several times"
+            )
         groups = []
         states = []
         for group in optimizer.param_groups:
             groups.append(_plain_options(group))
             for parameter in group["params"]:
                 leaves = tree_leaves(optimizer.state.get(parameter, {}))
-                states.append([leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.device == device])
+                states.append(
+                    [
+                        leaf
+                        for leaf in leaves
+                        if isinstance(leaf, Tensor) and leaf.device == device
+                    ]
+                )
         return cls(groups, states)
 
 
@@ -58,7 +70,11 @@ def _plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
 
     Others, such as a learning rate in a tensor, do not change what a step moves.
     """
-    return {name: value for name, value in group.items() if name == "params" or isinstance(value, _PLAIN_TYPES)}
+    return {
+        name: value
+        for name, value in group.items()
+        if name == "params" or isinstance(value, _PLAIN_TYPES)
+    }
 
 
 @dataclass(frozen=True)
@@ -71,7 +87,9 @@ class SentStep:
     batches: int  # batches of one optimizer step on one rank
     precision: str  # Lightning's name of the precision
     on_cpu: bool  # whether the device is the CPU; on others, fused attention multiplies in the dtype of its inputs
-    optimizers: list[SentOptimizer]  # the optimizers of the module; empty if they hold shards of its parameters
+    optimizers: list[
+        SentOptimizer
+    ]  # the optimizers of the module; empty if they hold shards of its parameters
 
     @classmethod
     def of(cls, trainer: Trainer, verb: Verb, batch: Any) -> SentStep:
@@ -84,12 +102,18 @@ class SentStep:
         module = trainer.lightning_module
         device = trainer.strategy.root_device
         if any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
-            raise UncountableError("its weights are sharded")  # a rank multiplies them whole, or its part of them
+            raise UncountableError(
+                "its weights are sharded"
+            )  # a rank multiplies them whole, or its part of them
         optimizers: list[SentOptimizer] = []
         if verb == "fit" and nearest(trainer.strategy) in WHOLE:
             # If a module has no optimizer, Lightning gives it one that has no parameters.
-            used_optimizers = [optimizer for optimizer in trainer.optimizers if optimizer.param_groups]
-            optimizers = [SentOptimizer.of(optimizer, device) for optimizer in used_optimizers]
+            used_optimizers = [
+                optimizer for optimizer in trainer.optimizers if optimizer.param_groups
+            ]
+            optimizers = [
+                SentOptimizer.of(optimizer, device) for optimizer in used_optimizers
+            ]
         module, batch, optimizers = _copy_to_meta((module, batch, optimizers))
         _undo_lightnings_compilation(module)
         return cls(
@@ -116,7 +140,9 @@ class SentStep:
             _StepPickler(stream).dump(self)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            raise UncountableError(f"it cannot be sent to another process: {reason}") from None
+            raise UncountableError(
+                f"it cannot be sent to another process: {reason}"
+            ) from None
         return stream.getvalue()
 
 
@@ -132,7 +158,11 @@ class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
             return _return_unchanged, (function,)
         if isinstance(value, torch.device):
             return torch.device, ("cpu",)
-        has_data = type(value) is Tensor and value.device != _META and value.layout is torch.strided
+        has_data = (
+            type(value) is Tensor
+            and value.device != _META
+            and value.layout is torch.strided
+        )
         if has_data and value.numel() > _MOST_VALUES:
             return _uninitialized, (tuple(value.shape), value.stride(), value.dtype)
         if has_data and value.device.type != "cpu":
@@ -140,7 +170,9 @@ class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
         return super().reducer_override(value)
 
 
-def _uninitialized(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _uninitialized(
+    shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
     return torch.empty_strided(shape, stride, dtype=dtype)
 
 
@@ -184,7 +216,9 @@ def shape_of(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on ``device`` with shape, strides and dtype of ``tensor``, and none of its data."""
     if torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
         raise UncopyableError("a tensor has no shape yet, or is not a dense one")
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
+    )
 
 
 def _shape_of_leaf(leaf: Any) -> Any:
@@ -194,5 +228,7 @@ def _shape_of_leaf(leaf: Any) -> Any:
         return leaf.to("meta")
     shape = _copy_to_meta(leaf)
     if shape is leaf:
-        raise UncountableError(f"a batch that holds a {type(leaf).__name__} cannot be described")
+        raise UncountableError(
+            f"a batch that holds a {type(leaf).__name__} cannot be described"
+        )
     return shape

@@ -20,7 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import profiler as autograd_profiler
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
@@ -63,12 +66,18 @@ class PhaseRanges:
     open until it has closed, and has the ranges of what runs meanwhile inside it, also that of no phase.
     """
 
-    def __init__(self, push: Callable[[str], object], pop: Callable[[], object]) -> None:
+    def __init__(
+        self, push: Callable[[str], object], pop: Callable[[], object]
+    ) -> None:
         self._push = push
         self._pop = pop
         self._open: list[_OpenPhase] = []
-        self._depth = 0  # the optimizer steps that are running: an optimizer may call another one
-        self._thread = get_ident()  # an optimizer may run in another thread too, which has no phases
+        self._depth = (
+            0  # the optimizer steps that are running: an optimizer may call another one
+        )
+        self._thread = (
+            get_ident()
+        )  # an optimizer may run in another thread too, which has no phases
 
     def __call__(self, code: int) -> None:
         self._close_those_opened_in(self._depth)
@@ -138,8 +147,12 @@ class ModuleRanges:
             name = module_range_name(path, type(child).__name__)
             opened = self._part.guard(partial(self._open, name))
             # Before and after every hook of the user's; `always_call` closes the range when forward raises.
-            self._hooks.enter_context(child.register_forward_pre_hook(opened, prepend=True))
-            self._hooks.enter_context(child.register_forward_hook(closed, always_call=True))
+            self._hooks.enter_context(
+                child.register_forward_pre_hook(opened, prepend=True)
+            )
+            self._hooks.enter_context(
+                child.register_forward_hook(closed, always_call=True)
+            )
 
     def detach(self) -> None:
         self._hooks.close()
@@ -156,7 +169,9 @@ class ModuleRanges:
 
     def _close(self, module: nn.Module, args: Any, output: Any) -> None:
         stack = self._threads.open
-        if torch.compiler.is_compiling() or not any(opened is module for opened, _ in stack):
+        if torch.compiler.is_compiling() or not any(
+            opened is module for opened, _ in stack
+        ):
             return
         opened = None
         while opened is not module:  # Ctrl-C may have left inner ranges open
@@ -171,7 +186,9 @@ def _callable_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if is_compiled(submodule):
             compiled_modules.update(submodule.modules())
     for path, submodule in module.named_modules(memo=compiled_modules):
-        is_called = type(submodule).forward is not nn.Module.forward  # a ModuleList, for one, is never called
+        is_called = (
+            type(submodule).forward is not nn.Module.forward
+        )  # a ModuleList, for one, is never called
         if path and is_called:
             yield _WRAPPERS.sub("", path), submodule
 
@@ -183,7 +200,11 @@ def is_session_taken() -> bool:
     """
     if PROFILER_ENABLED.get(autograd_profiler):
         return True
-    return any(_is_open(thing) for thing in gc.get_objects() if issubclass(type(thing), autograd_profiler.profile))
+    return any(
+        _is_open(thing)
+        for thing in gc.get_objects()
+        if issubclass(type(thing), autograd_profiler.profile)
+    )
 
 
 def _is_open(session: autograd_profiler.profile) -> bool:
@@ -204,7 +225,9 @@ class Tracer(Instrument):
     timeline: Timeline  # its marks name the phases
     folder: Path  # the folder of the run
     rank: int  # the rank of this process
-    module: Callable[[], nn.Module]  # returns the module whose parts are named in the trace; called once it is built
+    module: Callable[
+        [], nn.Module
+    ]  # returns the module whose parts are named in the trace; called once it is built
     taken: bool = False  # whether the user has a profiler of torch's own, which may begin at any time
     label: str = ""  # what the file's name has after the rank, such as ``.step500`` for a trace during training
     name = "trace"
@@ -218,7 +241,9 @@ class Tracer(Instrument):
     def start(self) -> None:
         if self.taken or is_session_taken():
             # torch has one session a process: a second one would end the user's, or the process.
-            self.part.leave_out("torch.profiler is already running in this process, and only one session is possible")
+            self.part.leave_out(
+                "torch.profiler is already running in this process, and only one session is possible"
+            )
             return
         activities = [ProfilerActivity.CPU]
         if self.device.type in TRACED:
@@ -234,9 +259,15 @@ class Tracer(Instrument):
         )
         tracing.start()
         if tracing.profiler is not None:
-            tracing.profiler.acc_events = False  # otherwise torch parses all events for it, and nobody reads them
-            with suppress(AttributeError):  # before torch 2.13 it parses them anyway, 800 bytes each
-                tracing.profiler.experimental_config.trace_only = not self.options.with_stack
+            tracing.profiler.acc_events = (
+                False  # otherwise torch parses all events for it, and nobody reads them
+            )
+            with suppress(
+                AttributeError
+            ):  # before torch 2.13 it parses them anyway, 800 bytes each
+                tracing.profiler.experimental_config.trace_only = (
+                    not self.options.with_stack
+                )
         self._undo.callback(tracing.stop)
         self._profile = tracing
         self._open_ranges_of_phases()
@@ -248,9 +279,13 @@ class Tracer(Instrument):
     def _open_ranges_of_phases(self) -> None:
         trace_ranges = TraceRanges()
         phases = PhaseRanges(trace_ranges.push, trace_ranges.pop)
-        before_step = register_optimizer_step_pre_hook(self.part.guard(phases.enter_optimizer_step))
+        before_step = register_optimizer_step_pre_hook(
+            self.part.guard(phases.enter_optimizer_step)
+        )
         self._undo.callback(before_step.remove)
-        after_step = register_optimizer_step_post_hook(self.part.guard(phases.leave_optimizer_step))
+        after_step = register_optimizer_step_post_hook(
+            self.part.guard(phases.leave_optimizer_step)
+        )
         self._undo.callback(after_step.remove)
         self.observe(self.timeline, phases)
 
@@ -259,7 +294,9 @@ class Tracer(Instrument):
 
         A session of torch.profiler is prepared before it starts; ``emit_nvtx`` and ``emit_itt`` only start.
         """
-        PREPARE_TRACE.get(autograd_profiler.profile)  # raises if this torch has no such method
+        PREPARE_TRACE.get(
+            autograd_profiler.profile
+        )  # raises if this torch has no such method
         beginnings: list[tuple[type, str]] = [
             (autograd_profiler.profile, PREPARE_TRACE.name),
             (autograd_profiler.emit_nvtx, "__enter__"),
@@ -281,7 +318,9 @@ class Tracer(Instrument):
         if self._profile is None:
             return
         self.discard()
-        self.part.leave_out("another session of torch.profiler began, and only one session is possible")
+        self.part.leave_out(
+            "another session of torch.profiler began, and only one session is possible"
+        )
 
     def step(self) -> None:
         """Tell the profiler that a step of the stage has ended and another follows."""
@@ -300,16 +339,23 @@ class Tracer(Instrument):
         self.path.parent.mkdir(exist_ok=True)
         # In a temporary folder, which is removed with all that is in it: torch writes a second file beside the one that
         # it is given, and leaves it there when the disk is full.
-        with TemporaryDirectory(dir=self.path.parent, prefix=".writing-", ignore_cleanup_errors=True) as folder:
+        with TemporaryDirectory(
+            dir=self.path.parent, prefix=".writing-", ignore_cleanup_errors=True
+        ) as folder:
             plain_file = Path(folder, "trace.json")
             compressed_file = Path(folder, self.path.name)
             running.export_chrome_trace(str(plain_file))
             # It holds all events, 3 kB each, and would live until the next garbage collection, being in a cycle.
             running.profiler = None
-            with suppress(AttributeError):  # not glibc, which keeps freed memory: 150 MB after 60,000 events
+            with suppress(
+                AttributeError
+            ):  # not glibc, which keeps freed memory: 150 MB after 60,000 events
                 ctypes.CDLL(None).malloc_trim(0)
             # Compressed here, at a level that takes a tenth of torch's time; the file is a third larger.
-            with plain_file.open("rb") as source, gzip.open(compressed_file, "wb", compresslevel=3) as target:
+            with (
+                plain_file.open("rb") as source,
+                gzip.open(compressed_file, "wb", compresslevel=3) as target,
+            ):
                 shutil.copyfileobj(source, target)
             compressed_file.replace(self.path)
         return {}
@@ -319,7 +365,9 @@ class Tracer(Instrument):
         work = work_of(self.path)
         if work is None:
             if self.path.exists():
-                notes.append("no kernels and no waterfall: the run ended before a traced step was complete")
+                notes.append(
+                    "no kernels and no waterfall: the run ended before a traced step was complete"
+                )
             return None
         for damage, events in work.packed.left_out.items():
             notes.append(f"trace: {counted(events, 'event')} {damage} left out")

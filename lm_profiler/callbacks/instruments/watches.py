@@ -15,7 +15,11 @@ from lm_profiler.callbacks.instruments.instrument import Instrument, Watch
 from lm_profiler.lightning_names import COMBINED, FETCHER
 from lm_profiler.measure.boundary import Guard, say
 from lm_profiler.measure.counts.recompiles import recompilations
-from lm_profiler.measure.counts.step_reader import StepReader, ready_batches, step_counters
+from lm_profiler.measure.counts.step_reader import (
+    StepReader,
+    ready_batches,
+    step_counters,
+)
 from lm_profiler.measure.counts.syncs import SyncDetector, sync_detector_of
 from lm_profiler.measure.device.contention import cpu_reading, cpu_use_since
 from lm_profiler.measure.device.nvml import TelemetrySampler
@@ -32,13 +36,17 @@ class StepWatch(Instrument):
 
     reader: StepReader  # reads the counts
     rank: int = 0  # the rank of this process
-    sampler: TelemetrySampler | None = None  # samples the clock of its GPU; None without one
+    sampler: TelemetrySampler | None = (
+        None  # samples the clock of its GPU; None without one
+    )
     saved_ns: Sequence[int] = ()  # when each checkpoint began and ended, in turn
     name = "counters of the steps"
     stage = "measure"
 
     @property
-    def facts(self) -> dict[str, Any]:  # computed when asked for, after everything that is timed
+    def facts(
+        self,
+    ) -> dict[str, Any]:  # computed when asked for, after everything that is timed
         return self.part.run(self._facts, otherwise={})
 
     def _facts(self) -> dict[str, Any]:
@@ -47,7 +55,12 @@ class StepWatch(Instrument):
             return {}
         gpu_readings = None if self.sampler is None else self.sampler.during
         counters = step_counters(
-            reader.raw, reader.collections, reader.compilations, self.rank, gpu_readings, self.saved_ns
+            reader.raw,
+            reader.collections,
+            reader.compilations,
+            self.rank,
+            gpu_readings,
+            self.saved_ns,
         )
         return {"counters": counters}
 
@@ -137,7 +150,9 @@ def loader_watch(trainer: Trainer) -> Watch:
         iterators = _loader_iterators(trainer)
         if len(iterators) != 1:
             return None
-        return ready_batches(iterators[0], getattr(trainer.train_dataloader, "num_workers", None))
+        return ready_batches(
+            iterators[0], getattr(trainer.train_dataloader, "num_workers", None)
+        )
 
     def facts(ready_before: int | None) -> Mapping[str, Any]:
         loader = trainer.train_dataloader
@@ -147,7 +162,10 @@ def loader_watch(trainer: Trainer) -> Watch:
             batches_per_worker = getattr(loader, "prefetch_factor", None) or 0
             most_ready = workers * batches_per_worker
         loader_facts = LoaderFacts(
-            workers=workers, ahead=most_ready, ready_before=ready_before, ready_after=count_ready()
+            workers=workers,
+            ahead=most_ready,
+            ready_before=ready_before,
+            ready_after=count_ready(),
         )
         return {"loader": loader_facts}
 
@@ -166,7 +184,9 @@ def _loader_iterators(trainer: Trainer) -> list[Iterator[Any]]:
     return iterators
 
 
-def history_watch(device: torch.device, path: Path, mark_log: MarkLog | None = None) -> Watch:
+def history_watch(
+    device: torch.device, path: Path, mark_log: MarkLog | None = None
+) -> Watch:
     """Return the watch that writes the allocator's history to ``path``, and the last step's memory timeline beside it.
 
     Raises:
@@ -181,7 +201,9 @@ def history_watch(device: torch.device, path: Path, mark_log: MarkLog | None = N
             recorded = history.dump(path)
             if mark_log is not None:
                 part = Guard("the measured memory timeline", say, outcome="unknown")
-                timeline = part.run(timeline_from_snapshot, recorded, device.index or 0, mark_log)
+                timeline = part.run(
+                    timeline_from_snapshot, recorded, device.index or 0, mark_log
+                )
                 if timeline is not None:
                     part.run(write_timeline, timeline, path.parent)
         finally:

@@ -25,13 +25,20 @@ from lm_profiler.processes.child import Child, NamedCall, NoAnswer
 from lm_profiler.record.run_record import Flops, Verb
 from lm_profiler.torch_names import tree_leaves
 
-LIMIT_S, LIMIT_BYTES = 60.0, 4 << 30  # most CPU time and memory of a process that counts on shapes alone
+LIMIT_S, LIMIT_BYTES = (
+    60.0,
+    4 << 30,
+)  # most CPU time and memory of a process that counts on shapes alone
 # The same if training goes on afterwards and waits for it: with busy cores it may take a minute (``child.PATIENCE``).
 LIMIT_IN_TRAINING_S = 20.0
 
 # strategies whose optimizers hold a rank's own shard; what a rank gathers from the others is unknown
 _SHARDED = ("FSDPStrategy", "ModelParallelStrategy")
-_FROM_SHARDS = ("zero_grad", "clip", "optimizer")  # phases that touch only a rank's own shard
+_FROM_SHARDS = (
+    "zero_grad",
+    "clip",
+    "optimizer",
+)  # phases that touch only a rank's own shard
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,12 @@ class StepWork:
     """The work of one step."""
 
     flops: Flops  # over all ranks
-    by_dtype: Mapping[str, Mapping[str, int]]  # FLOPs of one rank, by the work and by dtype
-    traffic: StepTraffic | None = None  # the least that one rank moves, where that was counted on shapes alone
+    by_dtype: Mapping[
+        str, Mapping[str, int]
+    ]  # FLOPs of one rank, by the work and by dtype
+    traffic: StepTraffic | None = (
+        None  # the least that one rank moves, where that was counted on shapes alone
+    )
 
 
 @dataclass(eq=False)
@@ -58,7 +69,9 @@ class FlopsWatch(Instrument):
         # Functions that were compiled belong to no module, so any compilation counts.
         is_compiled = recompilations() > 0 or is_compiled_in(self.module())
         if is_compiled:
-            self.facts["seen_flops"] = SeenFlops(unknown="the step is compiled", compiled=True)
+            self.facts["seen_flops"] = SeenFlops(
+                unknown="the step is compiled", compiled=True
+            )
         elif _has_cuda_graphs():
             reason = "the step may replay CUDA graphs, whose FLOPs cannot be counted"
             self.facts["seen_flops"] = SeenFlops(unknown=reason)
@@ -89,7 +102,10 @@ def _has_cuda_graphs() -> bool:
         return False
     # By type(), since isinstance would ask each object for its `__class__`, which runs foreign code where the object is
     # a proxy.
-    return any(issubclass(type(candidate), torch.cuda.CUDAGraph) for candidate in gc.get_objects())
+    return any(
+        issubclass(type(candidate), torch.cuda.CUDAGraph)
+        for candidate in gc.get_objects()
+    )
 
 
 def sum_over_ranks(ranks: Sequence[SeenFlops]) -> SeenFlops:
@@ -147,15 +163,21 @@ def step_work(
     return StepWork(counted.flops.times(trainer.world_size), counted.by_dtype, traffic)
 
 
-def _per_step(by_dtype: Mapping[str, Mapping[str, int]], steps: int) -> dict[str, dict[str, int]]:
+def _per_step(
+    by_dtype: Mapping[str, Mapping[str, int]], steps: int
+) -> dict[str, dict[str, int]]:
     """Return the FLOPs of a mean step, given those of all ``steps`` together."""
     per_step: dict[str, dict[str, int]] = {}
     for work, flops_by_dtype in by_dtype.items():
-        per_step[work] = {dtype: round(flops / steps) for dtype, flops in flops_by_dtype.items()}
+        per_step[work] = {
+            dtype: round(flops / steps) for dtype, flops in flops_by_dtype.items()
+        }
     return per_step
 
 
-def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any, limit_s: float = LIMIT_S) -> StepWork:
+def count_elsewhere(
+    trainer: Trainer, verb: Verb, batch: Any, limit_s: float = LIMIT_S
+) -> StepWork:
     """Return the work of a step on one rank, rehearsed on shapes alone in a fresh process, which takes some seconds.
 
     Raises:
@@ -167,7 +189,9 @@ def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any, limit_s: float = L
         raise UncountableError(str(error)) from None
     # By name, because `rehearse` is a layer above, and this process need not load it.
     count = NamedCall("lm_profiler.rehearse.sent.count", (pickled_step,))
-    child: Child[StepWork | str] = Child(count, limit_s, fresh=True, limit_bytes=LIMIT_BYTES)
+    child: Child[StepWork | str] = Child(
+        count, limit_s, fresh=True, limit_bytes=LIMIT_BYTES
+    )
     try:
         answer = child.answer()
     except NoAnswer as error:
@@ -178,7 +202,10 @@ def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any, limit_s: float = L
 
 
 def phase_work(
-    trainer: Trainer, work: StepWork | None, traffic: StepTraffic | None, batch_bytes: int | None
+    trainer: Trainer,
+    work: StepWork | None,
+    traffic: StepTraffic | None,
+    batch_bytes: int | None,
 ) -> dict[str, Work]:
     """Return the least work of each phase that occurred in a step, on one device of the rank that writes the record.
 
@@ -191,7 +218,11 @@ def phase_work(
         return {}
     moved_bytes = dict(known_traffic.by_phase)
     moved_bytes["forward"] = _forward_bytes(traffic, traffic_on_shapes, batch_bytes)
-    if "clip" in moved_bytes and trainer.lightning_module.automatic_optimization and not trainer.gradient_clip_val:
+    if (
+        "clip" in moved_bytes
+        and trainer.lightning_module.automatic_optimization
+        and not trainer.gradient_clip_val
+    ):
         # An overridden hook decides how to clip, without the Trainer's limit.
         may_clip = overrides(trainer.lightning_module, "configure_gradient_clipping")
         moved_bytes["clip"] = None if may_clip else 0
@@ -212,7 +243,9 @@ def _phases_of_known_bytes(trainer: Trainer, phases: Iterable[str]) -> set[str]:
     # A rank's own tensors do not show what no single rank holds whole. An optimizer may update only a part of its
     # parameters, as torch's ZeroRedundancyOptimizer does.
     strategy = nearest(trainer.strategy)
-    has_partial_optimizer = any(hasattr(optimizer, "consolidate_state_dict") for optimizer in trainer.optimizers)
+    has_partial_optimizer = any(
+        hasattr(optimizer, "consolidate_state_dict") for optimizer in trainer.optimizers
+    )
     if strategy not in WHOLE or has_partial_optimizer:
         own_phases = _FROM_SHARDS if strategy in _SHARDED else ()
         known_phases &= {*own_phases}
@@ -227,16 +260,24 @@ def _flops_by_phase(work: StepWork | None) -> dict[str, Mapping[str, int] | None
         return {"forward": None, "backward": None}
     forward = work.by_dtype.get("forward", {})
     # Backward recomputes what activation checkpointing did not keep.
-    backward = Counter(work.by_dtype.get("backward", {})) + Counter(work.by_dtype.get("recomputation", {}))
+    backward = Counter(work.by_dtype.get("backward", {})) + Counter(
+        work.by_dtype.get("recomputation", {})
+    )
     return {"forward": forward, "backward": backward}
 
 
 def bytes_of_batch(batch: Any) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+    return sum(
+        leaf.numel() * leaf.element_size()
+        for leaf in tree_leaves(batch)
+        if isinstance(leaf, Tensor)
+    )
 
 
 def _forward_bytes(
-    traffic: StepTraffic | None, traffic_on_shapes: StepTraffic | None, batch_bytes: int | None
+    traffic: StepTraffic | None,
+    traffic_on_shapes: StepTraffic | None,
+    batch_bytes: int | None,
 ) -> int | None:
     """Return what forward reads and writes: in a step that ran, else on shapes alone."""
     known_traffic = traffic or traffic_on_shapes
@@ -248,8 +289,12 @@ def _forward_bytes(
     if is_compiled:
         # What autograd saved includes the batch, which forward did not write.
         if written_bytes is not None:
-            written_bytes = None if batch_bytes is None else max(written_bytes - batch_bytes, 0)
-        read_bytes = None if traffic_on_shapes is None else traffic_on_shapes.forward_read
+            written_bytes = (
+                None if batch_bytes is None else max(written_bytes - batch_bytes, 0)
+            )
+        read_bytes = (
+            None if traffic_on_shapes is None else traffic_on_shapes.forward_read
+        )
     if read_bytes is None or written_bytes is None:
         return None
     return read_bytes + written_bytes

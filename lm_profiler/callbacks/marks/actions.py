@@ -19,7 +19,12 @@ Marked = AbstractContextManager[None]
 
 # Hooks that Lightning calls inside a phase but that are not its work: a user's gradient norm is not the backward pass.
 # Only under manual optimization is the last one inside a phase: the forward pass.
-_HOOKS_INSIDE = ("on_before_backward", "on_after_backward", "on_after_batch_transfer", "on_before_optimizer_step")
+_HOOKS_INSIDE = (
+    "on_before_backward",
+    "on_after_backward",
+    "on_after_batch_transfer",
+    "on_before_optimizer_step",
+)
 
 # Hooks that Lightning calls as an epoch begins or ends, between steps: their own time is noted by their names.
 _EPOCH_HOOKS = ("train_dataloader", "on_train_epoch_start", "on_train_epoch_end")
@@ -211,7 +216,9 @@ class Actions(dict[str, Marked]):
                 "run_training_epoch": Epoch(loop, timeline.part),
                 "save_checkpoint": Saved(timeline),
                 "[LightningModule].optimizer_zero_grad": Span(timeline, at.ZERO_GRAD),
-                "[LightningModule].configure_gradient_clipping": Span(timeline, at.CLIP),
+                "[LightningModule].configure_gradient_clipping": Span(
+                    timeline, at.CLIP
+                ),
                 "[LightningModule].optimizer_step": OptimizerStep(timeline, loop),
                 "[LightningModule].on_validation_model_zero_grad": validation,
                 "[LightningModule].on_validation_model_eval": validation,
@@ -237,14 +244,20 @@ class Actions(dict[str, Marked]):
         self.clear()
         if surrounding is None:
             return
-        for action_name in action_names:  # made now, so that the first step is not slower
+        for (
+            action_name
+        ) in action_names:  # made now, so that the first step is not slower
             self[action_name]
 
     def _span(self, action_name: str, kind: str) -> Marked | None:
         """Return the span of ``[Owner]Class.hook``, whose short name is ``kind``; None if the action is ignored."""
         owner, _, hook = kind.partition(".")
         if hook in _HOOKS_INSIDE:
-            return Span(self._timeline, at.OTHER) if self._is_users(owner, action_name, hook) else None
+            return (
+                Span(self._timeline, at.OTHER)
+                if self._is_users(owner, action_name, hook)
+                else None
+            )
         if hook in _EPOCH_HOOKS and self._is_users(owner, action_name, hook):
             owning_object = candidates(self._trainer, owner, action_name, hook)[0]
             return EpochHook(self._timeline, f"{type(owning_object).__name__}.{hook}")

@@ -14,7 +14,9 @@ from torch import Tensor
 from lm_profiler.measure.boundary import Guard, say
 from lm_profiler.torch_names import tree_leaves
 
-_TOKEN_IDS = "input_ids"  # the name that tokenizers and collators of transformers give token ids
+_TOKEN_IDS = (
+    "input_ids"  # the name that tokenizers and collators of transformers give token ids
+)
 
 _Path = tuple[Any, ...]  # the keys that lead to a tensor in a batch
 
@@ -97,7 +99,9 @@ class Tokens:
     """
 
     def __init__(self, module: object) -> None:
-        self._tokens_in: Callable[[Any], Any] | None = getattr(module, "tokens_in", None)
+        self._tokens_in: Callable[[Any], Any] | None = getattr(
+            module, "tokens_in", None
+        )
         self._paths_by_kind: dict[Any, list[_Path]] = {}
 
     def __call__(self, batch: Any) -> int | None:
@@ -110,7 +114,9 @@ class Tokens:
 
         kind = _kind(batch)
         paths = self._paths_by_kind.get(kind)
-        if paths is None:  # only once per kind: walking through every batch would cost more than all marks
+        if (
+            paths is None
+        ):  # only once per kind: walking through every batch would cost more than all marks
             paths = [path for path, _ in _tensors(batch) if path[-1:] == (_TOKEN_IDS,)]
             self._paths_by_kind[kind] = paths
         if not paths:
@@ -213,7 +219,11 @@ def _sample_counter(batch: Any, batch_size: int | None) -> Callable[[Any], int |
         return _own_count
     with_paths = [(path, tensor) for path, tensor in _tensors(batch) if tensor.ndim > 0]
     tensors = [tensor for _, tensor in with_paths]
-    tensors += [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 0]
+    tensors += [
+        leaf
+        for leaf in tree_leaves(batch)
+        if isinstance(leaf, Tensor) and leaf.ndim > 0
+    ]
     first_lengths = {tensor.shape[0] for tensor in tensors}
     if not with_paths or len(first_lengths) != 1:
         return _unknown_count
@@ -228,7 +238,12 @@ def _sample_counter(batch: Any, batch_size: int | None) -> Callable[[Any], int |
     def count(batch: Any) -> int | None:
         try:
             return int(reduce(getitem, path, batch).shape[dimension])
-        except (AttributeError, IndexError, KeyError, TypeError):  # not like the first batch of its kind
+        except (
+            AttributeError,
+            IndexError,
+            KeyError,
+            TypeError,
+        ):  # not like the first batch of its kind
             return None
 
     return count

@@ -64,7 +64,9 @@ def overrides(thing: object, hook: str) -> bool:
 
 def is_fetch(frame: FrameType) -> bool:
     """Return whether ``frame`` runs the function in which Lightning's loops ask for a batch."""
-    return frame.f_code.co_name == "__next__" and frame.f_globals.get("__name__", "").endswith(".loops.fetchers")
+    return frame.f_code.co_name == "__next__" and frame.f_globals.get(
+        "__name__", ""
+    ).endswith(".loops.fetchers")
 
 
 def _is_lightnings(kind: type, name: str) -> bool:

@@ -34,14 +34,20 @@ class OptimizerMarks:
     def attach(self, trainer: Trainer, module: LightningModule) -> None:
         """Mark every optimizer of ``trainer``, and under manual optimization the functions that the user calls."""
         for optimizer in trainer.optimizers:
-            is_stand_in = nearest(optimizer) != ""  # Lightning's own, where the user has no optimizer
+            is_stand_in = (
+                nearest(optimizer) != ""
+            )  # Lightning's own, where the user has no optimizer
             if is_stand_in:
                 continue
-            _replace(optimizer, "step", _MarkedStep(optimizer, self._timeline), self._undo)
+            _replace(
+                optimizer, "step", _MarkedStep(optimizer, self._timeline), self._undo
+            )
         if not module.automatic_optimization:
             self._mark_what_the_user_calls(trainer, module)
 
-    def _mark_what_the_user_calls(self, trainer: Trainer, module: LightningModule) -> None:
+    def _mark_what_the_user_calls(
+        self, trainer: Trainer, module: LightningModule
+    ) -> None:
         backward = Span(self._timeline, at.BACKWARD)
         self._bracket(module, "manual_backward", backward)
         # ``loss.backward()`` calls this function of torch, and so does ``manual_backward``, inside of which it changes
@@ -55,7 +61,9 @@ class OptimizerMarks:
         for optimizer in (*trainer.optimizers, *wrappers):
             self._bracket(optimizer, "zero_grad", Span(self._timeline, at.ZERO_GRAD))
 
-    def _bracket(self, owner: Any, name: str, context: AbstractContextManager[None]) -> None:
+    def _bracket(
+        self, owner: Any, name: str, context: AbstractContextManager[None]
+    ) -> None:
         bracket(owner, name, context, self._timeline.part, self._undo)
 
 
@@ -75,7 +83,13 @@ class OnThisThread(AbstractContextManager[None]):
             self._span.__exit__(kind, value, traceback)
 
 
-def bracket(owner: Any, name: str, context: AbstractContextManager[None], part: Guard, undo: ExitStack) -> None:
+def bracket(
+    owner: Any,
+    name: str,
+    context: AbstractContextManager[None],
+    part: Guard,
+    undo: ExitStack,
+) -> None:
     """Have each call of ``owner.name`` run inside ``context``, guarded by ``part``, until ``undo`` is closed.
 
     Raises AttributeError if ``owner`` has no such method, or does not let it be replaced.
@@ -123,7 +137,9 @@ class _Wrapper:
 class _Bracketed(_Wrapper):
     """A method inside a context."""
 
-    def __init__(self, owner: Any, name: str, context: AbstractContextManager[None], part: Guard) -> None:
+    def __init__(
+        self, owner: Any, name: str, context: AbstractContextManager[None], part: Guard
+    ) -> None:
         super().__init__(owner, name)
         self._context = context
         self._part = part
@@ -149,8 +165,12 @@ class _MarkedStep(_Wrapper):
         self._timeline = timeline
         # Torch's own optimizers, and the one of a rehearsal, call their closure before anything else. Their phase
         # begins where it ends, and not also for a moment before it.
-        is_torchs_own = getattr(self._method, "__module__", "").startswith("torch.optim.")
-        self._closure_first = is_torchs_own or getattr(optimizer, "calls_closure_first", False)
+        is_torchs_own = getattr(self._method, "__module__", "").startswith(
+            "torch.optim."
+        )
+        self._closure_first = is_torchs_own or getattr(
+            optimizer, "calls_closure_first", False
+        )
         self._is_open = False  # whether the phase is running
 
     @property
@@ -180,7 +200,9 @@ class _MarkedStep(_Wrapper):
         part.run(self._end)
         return result
 
-    def _run_closure(self, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _run_closure(
+        self, closure: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         """Run the ``closure`` outside the optimizer's phase, which continues when it returns."""
         part = self._timeline.part
         part.run(self._end)

@@ -36,7 +36,9 @@ class PhaseProfiler:
     trainer: Any  # Lightning sets some of its attributes where no type checker looks
     timeline: Timeline  # takes the marks
     steps_left: int  # until the stages are done
-    step_ended: Callable[[], int]  # called between a step and the next; returns how many are left
+    step_ended: Callable[
+        [], int
+    ]  # called between a step and the next; returns how many are left
     # whose run this is; while the Trainer does not have it (a Tuner tries a learning rate), nothing is marked
     callback: object
     # returns the other ranks' count of steps left, given this rank's, where the instruments failed; does not raise
@@ -44,7 +46,9 @@ class PhaseProfiler:
     # called when none is left; returns whoever marks the rest of training, if anybody does; does not raise
     stages_ended: Callable[[], PhaseProfiler | None] = lambda: None
     ends: bool = False  # whether the loop ends then: StopIteration looks like the end of its data
-    on_no_step: Callable[[str], object] = lambda place: None  # gets what had no step, where the loop would never end
+    on_no_step: Callable[[str], object] = lambda place: (
+        None
+    )  # gets what had no step, where the loop would never end
     step_done: bool = False
     is_sure: bool = False
     cut: bool = False
@@ -62,7 +66,9 @@ class PhaseProfiler:
         verb = verb_of(trainer)
         self._fetch = fetch_action(trainer, verb)
         self._fitting = verb == "fit"
-        self._automatic = self._fitting and trainer.lightning_module.automatic_optimization
+        self._automatic = (
+            self._fitting and trainer.lightning_module.automatic_optimization
+        )
         self._spans = Actions(trainer, self.timeline, self)
         self.surround = self._spans.surround
         self._marks = ProfilerMarks(trainer.profiler)
@@ -82,7 +88,9 @@ class PhaseProfiler:
 
     def mark_optimizers(self) -> None:
         if self._fitting:
-            OptimizerMarks(self.timeline, self._undo).attach(self.trainer, self.trainer.lightning_module)
+            OptimizerMarks(self.timeline, self._undo).attach(
+                self.trainer, self.trainer.lightning_module
+            )
 
     def restore(self) -> None:
         """Leave the Trainer's profiler and its optimizers."""
@@ -107,7 +115,9 @@ class PhaseProfiler:
         return InsideUsers(users, span)
 
     def start(self, action_name: str) -> None:
-        if self.users is not None:  # before our mark, so that its cost is in no phase that begins here
+        if (
+            self.users is not None
+        ):  # before our mark, so that its cost is in no phase that begins here
             self.users.start(action_name)
         if action_name != self._fetch:
             return
@@ -142,7 +152,9 @@ class PhaseProfiler:
                     raise StopIteration
                 if successor is None:
                     return
-                timeline = successor.timeline  # this batch is the first of a run that is watched from here on
+                timeline = (
+                    successor.timeline
+                )  # this batch is the first of a run that is watched from here on
         try:
             timeline.note((at.DATA, timeline.clock()))
         except BaseException as error:
@@ -217,14 +229,18 @@ class PhaseProfiler:
         """Return which of Lightning's actions should have come by the end of a batch and did not."""
         if not self._fetched:
             return FETCHED
-        has_stepped = not self._automatic or self.trainer.global_step > self._steps_before
+        has_stepped = (
+            not self._automatic or self.trainer.global_step > self._steps_before
+        )
         if has_stepped and not self.step_done:
             return STEPPED
         return None
 
     def _leave(self) -> None:
         """End the loop if no epoch's context is open; an open one raises StopIteration if it is ``cut``."""
-        if self._fitting and not self._in_epoch:  # this version of Lightning names its epochs differently
+        if (
+            self._fitting and not self._in_epoch
+        ):  # this version of Lightning names its epochs differently
             self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
 
     def enter_epoch(self) -> None:
@@ -232,7 +248,9 @@ class PhaseProfiler:
         self._in_epoch = True
         self._steps_left_at_epoch_start = self.steps_left
         self.timeline.went_outside.append((self.timeline.clock(), EPOCH))
-        is_own_fit = any(callback is self.callback for callback in self.trainer.callbacks)
+        is_own_fit = any(
+            callback is self.callback for callback in self.trainer.callbacks
+        )
         if self._marks.are_put and not is_own_fit:
             self._marks.remove()
             self._stands_aside = True
@@ -256,4 +274,9 @@ class PhaseProfiler:
     def _has_no_limit(self) -> bool:
         """Return whether nothing but the stages would end this fit."""
         trainer = self.trainer
-        return bool(self.ends and self._fitting and trainer.max_epochs == -1 and trainer.max_steps == -1)
+        return bool(
+            self.ends
+            and self._fitting
+            and trainer.max_epochs == -1
+            and trainer.max_steps == -1
+        )

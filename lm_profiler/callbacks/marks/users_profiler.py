@@ -43,13 +43,17 @@ class ProfilerMarks:
 
     def prepare(self, methods: ProfilerMethods) -> None:
         """Make the class that has ``methods``."""
-        self._marked_class = _subclass(self._plain_class, {**vars(methods), "__reduce_ex__": self._reduce_plain()})
+        self._marked_class = _subclass(
+            self._plain_class, {**vars(methods), "__reduce_ex__": self._reduce_plain()}
+        )
 
     def put(self) -> None:
         if self.are_put:
             return
         attributes = vars(self._profiler)
-        for name in _METHODS:  # an attribute of the object would hide the method of its class
+        for (
+            name
+        ) in _METHODS:  # an attribute of the object would hide the method of its class
             if name in attributes:
                 self._displaced[name] = attributes.pop(name)
         _set_attribute(self._profiler, "__class__", self._marked_class)

@@ -16,8 +16,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from lm_profiler.analysis.compare.comparison import Comparison, PartChange, compare, decide
-from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval, minimum_detectable_effect
+from lm_profiler.analysis.compare.comparison import (
+    Comparison,
+    PartChange,
+    compare,
+    decide,
+)
+from lm_profiler.analysis.compare.ratio import (
+    MARGIN,
+    RatioInterval,
+    minimum_detectable_effect,
+)
 from lm_profiler.cli.verbs.compare import ComparisonOptions, write_comparison
 from lm_profiler.improve.candidates import budget_seconds
 from lm_profiler.improve.decision import LOOKS
@@ -77,16 +86,27 @@ class Options(ComparisonOptions):
         try:
             _ = shlex.split(self.a_options), shlex.split(self.b_options)
         except ValueError as error:
-            raise UsageError(f"a_options, b_options: expected words as a shell has them ({error})") from None
+            raise UsageError(
+                f"a_options, b_options: expected words as a shell has them ({error})"
+            ) from None
         can_write = self.output is None or self.output.absolute().parent.is_dir()
         expect(can_write, "output", "a file in a folder that is there", self.output)
-        expect(self.program[0] in _VERBS, "ab", f"one of {', '.join(_VERBS)} after --", self.program[0])
+        expect(
+            self.program[0] in _VERBS,
+            "ab",
+            f"one of {', '.join(_VERBS)} after --",
+            self.program[0],
+        )
         for word in self.program:
             if word.partition("=")[0] in _SET_BY_AB:
                 options = " and ".join(_SET_BY_AB)
-                raise UsageError(f"ab: expected a call without {options}, which ab sets; given {word}")
+                raise UsageError(
+                    f"ab: expected a call without {options}, which ab sets; given {word}"
+                )
         if (self.a, self.a_options) == (self.b, self.b_options):
-            raise UsageError(f"ab: expected two sides that differ, given {self.a} for both; name --a git:main, say")
+            raise UsageError(
+                f"ab: expected two sides that differ, given {self.a} for both; name --a git:main, say"
+            )
 
 
 def run(options: Options) -> int:
@@ -96,11 +116,23 @@ def run(options: Options) -> int:
 
         def run_side(side: str) -> Entry:
             if side == "a":
-                return _run(options.program, shlex.split(options.a_options), tree_a, folder / "a")
-            return _run(options.program, shlex.split(options.b_options), tree_b, folder / "b")
+                return _run(
+                    options.program,
+                    shlex.split(options.a_options),
+                    tree_a,
+                    folder / "a",
+                )
+            return _run(
+                options.program, shlex.split(options.b_options), tree_b, folder / "b"
+            )
 
         try:
-            pairs = run_in_turns(run_side, budget_seconds(options.budget), time.monotonic, options.process_spread)
+            pairs = run_in_turns(
+                run_side,
+                budget_seconds(options.budget),
+                time.monotonic,
+                options.process_spread,
+            )
         except _RunFailed as error:
             say(str(error))
             return FAILED
@@ -179,7 +211,9 @@ class Pairs:
         """How far equal processes differ: by the user's option, or else as is known of the machine."""
         return self.users_spread or known_spread(machine_of(self.a))
 
-    def decision(self, is_final: bool = False, same_within: float = MARGIN) -> PartChange:
+    def decision(
+        self, is_final: bool = False, same_within: float = MARGIN
+    ) -> PartChange:
         """Return the row that decides, with an interval that holds at all looks together.
 
         If the pairs are the last ones, this is the last look, whenever it comes: the looks that were planned after it
@@ -190,7 +224,9 @@ class Pairs:
             pairs = len(self.a)
             looks_before = [look for look in AB_LOOKS if look < pairs]
             looks = (*looks_before, pairs)
-        return decide(paired_changes(self.a, self.b, ERROR, self.spread, looks, same_within))
+        return decide(
+            paired_changes(self.a, self.b, ERROR, self.spread, looks, same_within)
+        )
 
 
 def run_in_turns(
@@ -233,7 +269,9 @@ def _measured(entry: Entry) -> Entry:
     """Return ``entry``, which must have a measured step."""
     step = None if entry.record is None else entry.record.time.get("step")
     if step is None or step.mean is None:
-        raise _RunFailed(f"ab: {entry.folder}: {entry.reason or 'no step was measured'}")
+        raise _RunFailed(
+            f"ab: {entry.folder}: {entry.reason or 'no step was measured'}"
+        )
     return entry
 
 
@@ -241,7 +279,9 @@ class _RunFailed(Exception):
     """A run failed; the message has its folder and the reason."""
 
 
-def _run(program: Sequence[str], options: Sequence[str], tree: Path, folder: Path) -> Entry:
+def _run(
+    program: Sequence[str], options: Sequence[str], tree: Path, folder: Path
+) -> Entry:
     """Run the call in ``tree`` in a fresh process, and return its run.
 
     Raises:
@@ -265,7 +305,11 @@ def _run(program: Sequence[str], options: Sequence[str], tree: Path, folder: Pat
     )
     runs: list[Entry] = []
     if folder.is_dir():
-        runs = [entry for entry in collect([folder]).entries if entry.folder not in earlier_runs]
+        runs = [
+            entry
+            for entry in collect([folder]).entries
+            if entry.folder not in earlier_runs
+        ]
     # a program of the user's own may fail after its training was profiled
     has_failed = program[0] != "run" and process.returncode != OK
     if runs and not has_failed:
@@ -296,12 +340,20 @@ def _python_paths(tree: Path) -> list[str]:
     """Return ``PYTHONPATH`` for ``tree``: imports from this repository, editable ones too, then come from there."""
     current = Path.cwd()
     repository = Path(_git("rev-parse", "--show-toplevel") or current)
-    users_paths = [Path(path).absolute() for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    other_paths = [Path(path).absolute() for path in [*sys.path, *_editable_paths()] if path]
+    users_paths = [
+        Path(path).absolute()
+        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if path
+    ]
+    other_paths = [
+        Path(path).absolute() for path in [*sys.path, *_editable_paths()] if path
+    ]
     paths: list[str] = []
     for path in [*users_paths, *other_paths]:
         path_in_tree = Path(os.path.normpath(tree / os.path.relpath(path, current)))
-        is_of_repository = path.is_relative_to(repository) and not path.is_relative_to(sys.prefix)
+        is_of_repository = path.is_relative_to(repository) and not path.is_relative_to(
+            sys.prefix
+        )
         if is_of_repository and path_in_tree.is_dir():
             path_to_use = path_in_tree
         elif path in users_paths:
@@ -330,14 +382,20 @@ def _tree(side: str, tree: str) -> Iterator[Path]:
         if not Path(tree).is_dir():
             raise UsageError(f"{side}: expected a folder or git:REF, given {tree}")
         if _git("status", "--porcelain", "--untracked-files=no", cwd=Path(tree)):
-            say(f"ab: {side.upper()} has changes that are not committed: they are measured too")
+            say(
+                f"ab: {side.upper()} has changes that are not committed: they are measured too"
+            )
         yield Path(tree).absolute()
         return
     ref = tree.removeprefix("git:")
     if _git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}") is None:
-        raise UsageError(f"{side}: expected a state of this repository, such as git:main, given {tree}")
+        raise UsageError(
+            f"{side}: expected a state of this repository, such as git:main, given {tree}"
+        )
     current = Path.cwd()
-    current_in_repository = current.relative_to(_git("rev-parse", "--show-toplevel") or current)
+    current_in_repository = current.relative_to(
+        _git("rev-parse", "--show-toplevel") or current
+    )
     folder = Path(tempfile.mkdtemp(prefix="lm_profiler-ab-"))
     try:
         if _git("worktree", "add", "--detach", str(folder / "tree"), ref) is None:
@@ -351,7 +409,9 @@ def _tree(side: str, tree: str) -> Iterator[Path]:
 def _git(*words: str, cwd: Path | None = None) -> str | None:
     """Return what git prints; None if git fails or is not installed."""
     try:
-        process = subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=False)
+        process = subprocess.run(
+            ["git", *words], cwd=cwd, capture_output=True, text=True, check=False
+        )
     except OSError:
         return None
     return process.stdout.strip() if process.returncode == 0 else None

@@ -64,13 +64,33 @@ class Options:
 
     def __post_init__(self) -> None:
         for count in self.processes:
-            expect(2 <= count <= _MOST_PROCESSES, "processes", f"2 to {_MOST_PROCESSES}", count)
-        expect(self.repeats >= 6, "repeats", "6 or more, without which there is no interval", self.repeats)
-        expect(0 < self.budget_s < float("inf"), "budget_s", "seconds above 0", self.budget_s)
+            expect(
+                2 <= count <= _MOST_PROCESSES,
+                "processes",
+                f"2 to {_MOST_PROCESSES}",
+                count,
+            )
+        expect(
+            self.repeats >= 6,
+            "repeats",
+            "6 or more, without which there is no interval",
+            self.repeats,
+        )
+        expect(
+            0 < self.budget_s < float("inf"),
+            "budget_s",
+            "seconds above 0",
+            self.budget_s,
+        )
         if self.format is not None:
             expect_one_of(_FORMATS, "format", self.format)
         object.__setattr__(self, "format", choose_format(self.format, self.output))
-        expect(self.format != "html", "output", f"a table ({', '.join(_FORMATS)})", str(self.output))
+        expect(
+            self.format != "html",
+            "output",
+            f"a table ({', '.join(_FORMATS)})",
+            str(self.output),
+        )
         if self.plot is not None:
             check_picture(self.plot)
         for size in self.sizes:
@@ -92,7 +112,12 @@ def run(options: Options) -> int:
         code = FAILED
     finally:
         if rows:
-            write(Collection(), [link_table(rows)], options.format or "terminal", options.output)
+            write(
+                Collection(),
+                [link_table(rows)],
+                options.format or "terminal",
+                options.output,
+            )
     if options.plot is not None and rows:
         with writable(options.plot):
             save_figure(partial(bandwidths, rows), options.plot)
@@ -115,11 +140,22 @@ def _measure(options: Options) -> Iterator[LinkFigures]:
     for index, (backend, count) in enumerate(groups):
         warn_of_shared_cores(count, cpu_cores(), "the collectives")
         request = LinkRequest(
-            backend, count, store.port, str(index), options.ops, sizes, options.repeats, options.budget_s
+            backend,
+            count,
+            store.port,
+            str(index),
+            options.ops,
+            sizes,
+            options.repeats,
+            options.budget_s,
         )
-        say(f"timing {len(options.ops) * len(sizes)} collectives of {count} processes over {backend}")
+        say(
+            f"timing {len(options.ops) * len(sizes)} collectives of {count} processes over {backend}"
+        )
         for row in rank_messages(partial(time_links, request), count):
-            yield LinkFigures(backend, count, row.op, row.size_bytes, row.seconds, row.unknown)
+            yield LinkFigures(
+                backend, count, row.op, row.size_bytes, row.seconds, row.unknown
+            )
 
 
 def _groups(options: Options, gpus: int, has_nccl: bool) -> list[tuple[str, int]]:
@@ -134,8 +170,18 @@ def _groups(options: Options, gpus: int, has_nccl: bool) -> list[tuple[str, int]
     for backend in options.backend or (default_backend,):
         for count in options.processes or default_counts[backend]:
             if backend == "nccl":
-                expect(gpus > 0, "backend", "gloo on a machine without NVIDIA GPUs", backend)
-                expect(count <= gpus, "processes", f"at most {gpus} for nccl, one for each GPU", count)
+                expect(
+                    gpus > 0,
+                    "backend",
+                    "gloo on a machine without NVIDIA GPUs",
+                    backend,
+                )
+                expect(
+                    count <= gpus,
+                    "processes",
+                    f"at most {gpus} for nccl, one for each GPU",
+                    count,
+                )
             groups.append((backend, count))
     return groups
 

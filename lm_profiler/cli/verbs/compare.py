@@ -54,14 +54,26 @@ class ComparisonOptions:
     fail_on: Literal["slower", "unclear"] | None = None
     spread: float | None = None
     same_within: float = SAME_WITHIN
-    format: Literal["terminal", "markdown", "json", "bmf", "github-action-benchmark", "junit"] = "terminal"
+    format: Literal[
+        "terminal", "markdown", "json", "bmf", "github-action-benchmark", "junit"
+    ] = "terminal"
     github: bool | None = None
     output: Path | None = None
 
     def __post_init__(self) -> None:
         if self.spread is not None:
-            expect(0.0 < self.spread < 1.0, "spread", "a share between 0 and 1, such as 0.03", self.spread)
-        expect(0.0 < self.same_within < 1.0, "same_within", "a share between 0 and 1, such as 0.05", self.same_within)
+            expect(
+                0.0 < self.spread < 1.0,
+                "spread",
+                "a share between 0 and 1, such as 0.03",
+                self.spread,
+            )
+        expect(
+            0.0 < self.same_within < 1.0,
+            "same_within",
+            "a share between 0 and 1, such as 0.05",
+            self.same_within,
+        )
 
     @property
     def process_spread(self) -> ProcessSpread | None:
@@ -71,7 +83,9 @@ class ComparisonOptions:
         return ProcessSpread(self.spread, math.inf, is_set_by_user=True)
 
 
-def write_comparison(comparison: Comparison, options: ComparisonOptions, verb: str) -> int:
+def write_comparison(
+    comparison: Comparison, options: ComparisonOptions, verb: str
+) -> int:
     """Print or write ``comparison`` and return the exit code."""
     if options.format == "json":
         text = json_of(comparison, indent=1) + "\n"
@@ -82,7 +96,9 @@ def write_comparison(comparison: Comparison, options: ComparisonOptions, verb: s
         text = render([comparison_table(comparison)], options.format, stream)
     write_text(text, options.format, options.output)
     fails = comparison.verdict in _FAILING[options.fail_on]
-    if write_for_github(options.github, partial(github_summary, comparison), github_outputs(comparison)):
+    if write_for_github(
+        options.github, partial(github_summary, comparison), github_outputs(comparison)
+    ):
         # GitHub reads both streams; output for programs stays clean
         is_for_people = options.format == "terminal" or options.output is not None
         stream = sys.stdout if is_for_people else sys.stderr
@@ -132,7 +148,9 @@ class Options(ComparisonOptions):
         words = [str(folder) for folder in self.folders]
         words += [f"--{side}" for side in "ab" if getattr(self, side)]
         expected = "two folders, or --a RUN ... --b RUN ..."
-        raise UsageError(f"compare: expected {expected}, given {', '.join(words) or 'none'}; see --help")
+        raise UsageError(
+            f"compare: expected {expected}, given {', '.join(words) or 'none'}; see --help"
+        )
 
 
 def run(options: Options) -> int:
@@ -142,20 +160,28 @@ def run(options: Options) -> int:
         paths_a, paths_b = options.folders[:1], options.folders[1:]
     try:
         entries_a, entries_b = _entries("A", paths_a), _entries("B", paths_b)
-        comparison = compare(entries_a, entries_b, options.process_spread, options.same_within)
+        comparison = compare(
+            entries_a, entries_b, options.process_spread, options.same_within
+        )
     except (UsageError, RecordError) as error:
         raise UsageError(f"compare: {error}") from None
     if comparison.unlike and not options.unlike:
-        differences = ", ".join(f"{row.path} {row.a} and {row.b}" for row in comparison.unlike)
+        differences = ", ".join(
+            f"{row.path} {row.a} and {row.b}" for row in comparison.unlike
+        )
         expected = "compare: expected runs of the same work on the same device"
-        raise UsageError(f"{expected}, given {differences}\n--unlike to compare them anyway")
+        raise UsageError(
+            f"{expected}, given {differences}\n--unlike to compare them anyway"
+        )
     return write_comparison(comparison, options, "compare")
 
 
 def _entries(label: str, paths: Sequence[Path]) -> list[Entry]:
     runs = runs_below(paths, label)
     if runs.problems:
-        raise UsageError(f"{label}: {runs.problems[0]}\nname the runs to compare: --a RUN ... --b RUN ...")
+        raise UsageError(
+            f"{label}: {runs.problems[0]}\nname the runs to compare: --a RUN ... --b RUN ..."
+        )
     return runs.entries
 
 

@@ -20,15 +20,31 @@ from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.options import read_config
 from lm_profiler.cli.verbs.shared import AnswerFormat, show, write_json
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
-from lm_profiler.improve.candidates import ImproveRequest, open_candidates, refuse_small, requested_candidates
-from lm_profiler.improve.cells import CellCalls, Cells, FinishedCell, Interrupted, NoSteps
+from lm_profiler.improve.candidates import (
+    ImproveRequest,
+    open_candidates,
+    refuse_small,
+    requested_candidates,
+)
+from lm_profiler.improve.cells import (
+    CellCalls,
+    Cells,
+    FinishedCell,
+    Interrupted,
+    NoSteps,
+)
 from lm_profiler.improve.search import FEWEST_RUNS
 from lm_profiler.improve.searching import Account, ImproveDisplay, Runner, search
 from lm_profiler.measure.boundary import say
 from lm_profiler.processes.fork_server import CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, config_file
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.improve_record import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
+from lm_profiler.record.improve_record import (
+    IMPROVE_FILE,
+    IMPROVED_CONFIG,
+    ImproveRecord,
+    read_improve,
+)
 from lm_profiler.record.run_record import RecordError, RunRecord
 from lm_profiler.record.sweep_files import Cell, SweepPlan
 from lm_profiler.report.run.improve_table import improve_table
@@ -49,7 +65,10 @@ _NO_TIME = "the first setting's own run did not end within the budget, and no ch
 # A run's time limit: the larger of this multiple of the first setting's own run, which includes the trace, and this
 # share of the budget. A run that hangs must not use up the budget, and a comparison needs two pairs of runs.
 _LIMIT_IN_RUNS, _LIMIT_IN_BUDGETS = 2.0, 1 / 4
-_EXIT_CODES = {"interrupted": INTERRUPTED, "failed": FAILED}  # by how a search ended; any other end is OK
+_EXIT_CODES = {
+    "interrupted": INTERRUPTED,
+    "failed": FAILED,
+}  # by how a search ended; any other end is OK
 
 
 def run(request: ImproveRequest) -> int:
@@ -73,17 +92,29 @@ def _plan(request: ImproveRequest) -> tuple[SweepPlan, CellCalls]:
         call.append(f"--config={request.folder / CONFIGS / name}")
     calls = CellCalls(request.folder, [*call, *request.options])
     texts = list(configs.values())
-    plan = made_plan(request.name, request.command, texts, configs, cells=[calls.baseline()])
+    plan = made_plan(
+        request.name, request.command, texts, configs, cells=[calls.baseline()]
+    )
     return plan, calls
 
 
 def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
     console = Console(stderr=request.format == "json")
     display = ImproveDisplay(folder.path, request.budget_s, console)
-    with CellServer(SERVER, folder.lock) as server, Runner(folder, server, display) as runner:
+    with (
+        CellServer(SERVER, folder.lock) as server,
+        Runner(folder, server, display) as runner,
+    ):
         cells = Cells(folder, runner)
         # calls are checked before anything runs
-        check_calls(server, [cell for cell in _written_cells(request, calls) if not is_done(folder.path, cell)])
+        check_calls(
+            server,
+            [
+                cell
+                for cell in _written_cells(request, calls)
+                if not is_done(folder.path, cell)
+            ],
+        )
         # Only now: a wrong call must leave no folder behind.
         if folder.is_new:
             folder.begin()
@@ -93,8 +124,13 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
                 baseline = cells.result(calls.baseline())
                 enough_s = baseline.took_s * (1 + FEWEST_RUNS)
                 if request.budget_s < enough_s:
-                    say(f"budget: may be too short for any change; --budget={math.ceil(enough_s)}s is enough for one")
-                cells.limit_s = max(_LIMIT_IN_BUDGETS * request.budget_s, _LIMIT_IN_RUNS * baseline.took_s)
+                    say(
+                        f"budget: may be too short for any change; --budget={math.ceil(enough_s)}s is enough for one"
+                    )
+                cells.limit_s = max(
+                    _LIMIT_IN_BUDGETS * request.budget_s,
+                    _LIMIT_IN_RUNS * baseline.took_s,
+                )
                 record = _search(request, cells, calls, baseline, display)
             except Interrupted as error:  # in the first setting's own run
                 reason = f": {error}" if error.args else ""
@@ -112,7 +148,11 @@ def _written_cells(request: ImproveRequest, calls: CellCalls) -> list[Cell]:
 
 
 def _search(
-    request: ImproveRequest, cells: Cells, calls: CellCalls, baseline: FinishedCell, display: ImproveDisplay
+    request: ImproveRequest,
+    cells: Cells,
+    calls: CellCalls,
+    baseline: FinishedCell,
+    display: ImproveDisplay,
 ) -> ImproveRecord:
     """Try the changes that the first setting's run leaves open; return the record of the search."""
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -125,21 +165,30 @@ def _search(
         return _record_failure(cells, account, baseline, error)
 
     changes = _changes_to_try(request, baseline, baseline_run)
-    notes = [f"in the first setting's own run, {line}" for line in contention_lines(baseline_run.contention)]
+    notes = [
+        f"in the first setting's own run, {line}"
+        for line in contention_lines(baseline_run.contention)
+    ]
     if baseline_run.loader is None or baseline_run.loader.used_up is None:
         notes.append(_UNKNOWN_PREFETCH)
     refused = [change for change in changes if change.refused]
     account = replace(account, refused=refused, notes=notes)
     to_try = [change for change in changes if not change.refused]
-    return search(cells, replace(calls, first_record=baseline_run), to_try, account, display.show)
+    return search(
+        cells, replace(calls, first_record=baseline_run), to_try, account, display.show
+    )
 
 
-def _record_failure(cells: Cells, account: Account, baseline: FinishedCell, error: NoSteps) -> ImproveRecord:
+def _record_failure(
+    cells: Cells, account: Account, baseline: FinishedCell, error: NoSteps
+) -> ImproveRecord:
     """Write and return the record of a search whose first run measured no steps; UsageError: its call was wrong."""
     outcome = baseline.outcome
     if outcome.exit_code == WRONG_CALL and outcome.status == "failed":
         cells.folder.forget()
-        raise UsageError(str(error).removeprefix(f"failed: exit code {WRONG_CALL}: ")) from None
+        raise UsageError(
+            str(error).removeprefix(f"failed: exit code {WRONG_CALL}: ")
+        ) from None
     if baseline.was_cut:
         record = replace(account, notes=[_NO_TIME]).record(None, "budget", 1)
     else:
@@ -148,12 +197,16 @@ def _record_failure(cells: Cells, account: Account, baseline: FinishedCell, erro
     return record
 
 
-def _changes_to_try(request: ImproveRequest, baseline: FinishedCell, baseline_run: RunRecord) -> list[Candidate]:
+def _changes_to_try(
+    request: ImproveRequest, baseline: FinishedCell, baseline_run: RunRecord
+) -> list[Candidate]:
     """Return the changes of ``--try``, then those that the baseline run suggests. Some have ``refused`` set.
 
     A suggestion for an option that ``--try`` names is left out, except a refused one: its reason is reported.
     """
-    suggested = open_candidates(baseline.entry, free_batch=request.global_batch == "free")
+    suggested = open_candidates(
+        baseline.entry, free_batch=request.global_batch == "free"
+    )
     requested = requested_candidates(request.try_, suggested, baseline.entry.option)
     if request.only:
         return requested
@@ -170,7 +223,10 @@ def _changes_to_try(request: ImproveRequest, baseline: FinishedCell, baseline_ru
 
 
 def _print_end(
-    folder: SweepFolder, record: ImproveRecord, call: Sequence[str], format_name: AnswerFormat = "terminal"
+    folder: SweepFolder,
+    record: ImproveRecord,
+    call: Sequence[str],
+    format_name: AnswerFormat = "terminal",
 ) -> int:
     """Print the result, write the config of the best setting, and return the exit code."""
     improved = folder.path / IMPROVED_CONFIG

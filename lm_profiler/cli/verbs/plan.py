@@ -25,15 +25,30 @@ from lm_profiler.analysis.plan.planned import (
 from lm_profiler.analysis.remedies.catalogue import combined_remedies, remedies
 from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.cli.surroundings import quiet_libraries
-from lm_profiler.cli.verbs.shared import choose_answer_format, show, writable, write, write_json
+from lm_profiler.cli.verbs.shared import (
+    choose_answer_format,
+    show,
+    writable,
+    write,
+    write_json,
+)
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import other_meanings
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection
 from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.report.pictures.over_time import memory_timelines, titled_timelines
-from lm_profiler.report.pictures.plots import SUFFIXES, TIMELINE, check_picture, save_figure
-from lm_profiler.report.run.plan_table import allocation_tables, plan_table, remedy_table
+from lm_profiler.report.pictures.plots import (
+    SUFFIXES,
+    TIMELINE,
+    check_picture,
+    save_figure,
+)
+from lm_profiler.report.run.plan_table import (
+    allocation_tables,
+    plan_table,
+    remedy_table,
+)
 from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError, expect
 
@@ -63,7 +78,9 @@ _UNITS = {
     "ti": 1 << 40,
 }
 
-_MAX_BYTES = 1 << 50  # the largest ``--memory`` that is accepted: 1024 TiB, a hundred times what any machine has
+_MAX_BYTES = (
+    1 << 50
+)  # the largest ``--memory`` that is accepted: 1024 TiB, a hundred times what any machine has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +115,22 @@ class Options:
         expect(is_valid, "bandwidth", "bytes per second, such as 450e9", self.bandwidth)
         expect(self.plot in (None, TIMELINE), "plot", TIMELINE, self.plot)
         tables_file = self.output if self.plot is None else None
-        object.__setattr__(self, "format", choose_answer_format(self.format, tables_file))
+        object.__setattr__(
+            self, "format", choose_answer_format(self.format, tables_file)
+        )
         if self.plot is not None:
             if self.output is None:
-                raise UsageError(f"plot: expected --output FILE too, given none; end FILE with {', '.join(SUFFIXES)}")
+                raise UsageError(
+                    f"plot: expected --output FILE too, given none; end FILE with {', '.join(SUFFIXES)}"
+                )
             check_picture(self.output)
         if self.output is not None:
-            expect(self.output.parent.is_dir(), "output", "a file in a folder that is there", str(self.output))
+            expect(
+                self.output.parent.is_dir(),
+                "output",
+                "a file in a folder that is there",
+                str(self.output),
+            )
 
 
 def run(options: Options) -> int:
@@ -141,7 +167,9 @@ def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
     device = _device(options)
     sys.path.append(str(Path.cwd()))  # as fit does: a user's module is there
     plans: list[Planned] = []
-    for answer in _rehearsed(options.options, device, [_Question((), "batch"), _Question((), "context")]):
+    for answer in _rehearsed(
+        options.options, device, [_Question((), "batch"), _Question((), "context")]
+    ):
         plans.append(_checked(answer))
     batch_plan, context_plan = plans
     largest_context = context_plan.largest
@@ -149,7 +177,9 @@ def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
         say(line)
 
     def floors_of(rehearsed: Planned) -> PlannedFloors:
-        return planned_floors(rehearsed, device=device.name, link_bytes_per_s=options.bandwidth)
+        return planned_floors(
+            rehearsed, device=device.name, link_bytes_per_s=options.bandwidth
+        )
 
     floors = floors_of(batch_plan)
     show_table(plan_table(batch_plan, largest_context, device, floors))
@@ -159,8 +189,12 @@ def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
     does_fit = fits(batch_plan, device.bytes)
     alternatives: list[Alternative] = []
     if not does_fit:
-        smaller = _smaller_settings(batch_plan, largest_context, options.options, device)
-        rows = [(remedy, rehearsed, floors_of(rehearsed)) for remedy, rehearsed in smaller]
+        smaller = _smaller_settings(
+            batch_plan, largest_context, options.options, device
+        )
+        rows = [
+            (remedy, rehearsed, floors_of(rehearsed)) for remedy, rehearsed in smaller
+        ]
         show_table(remedy_table(rows, device))
         for remedy, rehearsed, floors_of_remedy in rows:
             alternative = Alternative(
@@ -173,7 +207,15 @@ def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
             alternatives.append(alternative)
     if not options.allocations:
         batch_plan = replace(batch_plan, timeline=None)
-    return Plan(batch_plan, device, does_fit, batch_plan.needs, largest_context, floors.seconds, alternatives)
+    return Plan(
+        batch_plan,
+        device,
+        does_fit,
+        batch_plan.needs,
+        largest_context,
+        floors.seconds,
+        alternatives,
+    )
 
 
 def _checked(answer: Planned | Unplanned) -> Planned:
@@ -185,13 +227,18 @@ def _checked(answer: Planned | Unplanned) -> Planned:
 
 
 def _smaller_settings(
-    batch_plan: Planned, largest_context: int | None, options: Sequence[str], device: Capacity
+    batch_plan: Planned,
+    largest_context: int | None,
+    options: Sequence[str],
+    device: Capacity,
 ) -> list[tuple[Smaller, Planned]]:
     """Return remedies for a run that does not fit, with their plans: single ones, and combinations if none is enough.
 
     Each costs a rehearsal.
     """
-    rehearsed = _rehearsed_remedies(remedies(batch_plan, largest_context), options, device)
+    rehearsed = _rehearsed_remedies(
+        remedies(batch_plan, largest_context), options, device
+    )
     one_is_enough = any(fits(plan, device.bytes) for _, plan in rehearsed)
     if not one_is_enough:
         rehearsed += _rehearsed_remedies(combined_remedies(batch_plan), options, device)
@@ -230,7 +277,11 @@ def _rehearsed(
         rehearsals = []
         for question in questions[start : start + _PARALLEL]:
             call = ["fit", *options, *question.options]
-            rehearsals.append(start_rehearsal(call, device.gpu, question.maximized, device.bytes, _LIMIT_S))
+            rehearsals.append(
+                start_rehearsal(
+                    call, device.gpu, question.maximized, device.bytes, _LIMIT_S
+                )
+            )
         try:
             for rehearsal in rehearsals:
                 yield wait_for_plan(rehearsal)
@@ -239,7 +290,9 @@ def _rehearsed(
                 rehearsal.end()
 
 
-def _show_timeline(timeline: MemoryTimeline, options: Options, show_table: Callable[[Table], object]) -> None:
+def _show_timeline(
+    timeline: MemoryTimeline, options: Options, show_table: Callable[[Table], object]
+) -> None:
     if options.allocations:
         for table in allocation_tables(timeline):
             has_heading = bool(table.above[0])
@@ -248,7 +301,9 @@ def _show_timeline(timeline: MemoryTimeline, options: Options, show_table: Calla
             show_table(table)
     if options.plot is not None and options.output is not None:
         with writable(options.output):
-            save_figure(partial(memory_timelines, titled_timelines([timeline])), options.output)
+            save_figure(
+                partial(memory_timelines, titled_timelines([timeline])), options.output
+            )
         say(f"written to {options.output}")
 
 
@@ -273,18 +328,26 @@ def _own_device() -> Capacity:
     from lm_profiler.measure.device.environment import device_name
     from lm_profiler.measure.memory.peaks import available_bytes
 
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    device = (
+        torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    )
     name = device_name(device)
     free_bytes = available_bytes(device)
     if free_bytes is None:
-        raise UsageError(f"memory: expected a size such as 80GiB, for {name} does not report its memory")
+        raise UsageError(
+            f"memory: expected a size such as 80GiB, for {name} does not report its memory"
+        )
     return Capacity(name, free_bytes, is_free=True, gpu=gpu_of(device))
 
 
-def size_bytes(text: str, option: str, example: str, max_bytes: int = _MAX_BYTES) -> int:
+def size_bytes(
+    text: str, option: str, example: str, max_bytes: int = _MAX_BYTES
+) -> int:
     """Return ``text``, the value of ``option``, as bytes; UsageError: it is not a size up to ``max_bytes``."""
     message = f"{option}: expected a size such as {example}, at most {max_bytes >> 40}TiB, given {text[:100]!r}"
-    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
+    match = re.fullmatch(
+        r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE
+    )
     if match is None:
         raise UsageError(message)
     number, unit = float(match[1]), match[2].casefold()

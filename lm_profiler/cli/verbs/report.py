@@ -11,7 +11,14 @@ from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
 from lm_profiler.analysis.conclude import concluded_again
 from lm_profiler.analysis.evidence import read_batch_counts
 from lm_profiler.analysis.steps.summaries import WARMUPS, cut_anew, readable
-from lm_profiler.cli.verbs.shared import choose_format, runs_below, writable, write, write_for_github, write_text
+from lm_profiler.cli.verbs.shared import (
+    choose_format,
+    runs_below,
+    writable,
+    write,
+    write_for_github,
+    write_text,
+)
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection, Entry, unreadable
@@ -20,7 +27,12 @@ from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines
 from lm_profiler.record.run_record import RecordError, RunRecord, none_if_unreadable
 from lm_profiler.report.pictures.over_time import memory_timelines, titled_timelines
 from lm_profiler.report.pictures.plots import KINDS, TIMELINE, draw, save_figure
-from lm_profiler.report.run.comparison_table import CiFormat, changes_table, ci_text, measured_by
+from lm_profiler.report.run.comparison_table import (
+    CiFormat,
+    changes_table,
+    ci_text,
+    measured_by,
+)
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
 from lm_profiler.report.run.plan_table import allocation_tables
@@ -33,7 +45,13 @@ from lm_profiler.report.tables.remedies import best_checkpoints, remedies
 from lm_profiler.report.tables.rows import raw_runs_table, runs_table
 from lm_profiler.report.tables.run_groups import group_by_facts, repeats_together
 from lm_profiler.report.tables.table import Heading, Table, TableCell
-from lm_profiler.report.tables.table_columns import COLUMNS, Column, column_tables, columns_named, model_config
+from lm_profiler.report.tables.table_columns import (
+    COLUMNS,
+    Column,
+    column_tables,
+    columns_named,
+    model_config,
+)
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 EXAMPLES = """\
@@ -53,7 +71,16 @@ for example:
 
 _FOR_PEOPLE = ("terminal", "markdown")
 # options that ask for a table even of a single run, as the formats for programs do
-_TABLE_OPTIONS = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels", "allocations")
+_TABLE_OPTIONS = (
+    "columns",
+    "group_by",
+    "pivot",
+    "layout",
+    "warmup",
+    "steps",
+    "kernels",
+    "allocations",
+)
 # options of which a call may have one: each decides what is shown
 _WAYS = ("columns", "pivot", "kernels", "allocations", "plot", "layout")
 # options that count only together with another
@@ -123,13 +150,17 @@ class Options:
         least_warmup = min(self.warmup, default=0)
         expect(least_warmup >= 0, "warmup", "0 or more", least_warmup)
         if self.format is not None:
-            expect_one_of((*formats.SUFFIXES.values(), *get_args(CiFormat)), "format", self.format)
+            expect_one_of(
+                (*formats.SUFFIXES.values(), *get_args(CiFormat)), "format", self.format
+            )
         if self.plot is not None:
             expect_one_of((*KINDS, TIMELINE), "plot", self.plot)
         else:
             object.__setattr__(self, "format", choose_format(self.format, self.output))
         if not self.runs and self.columns != ["help"]:
-            raise UsageError("RUNS: expected folders of runs, given none; `report logs`, say")
+            raise UsageError(
+                "RUNS: expected folders of runs, given none; `report logs`, say"
+            )
         self._check_together()
 
     def _check_together(self) -> None:
@@ -138,16 +169,27 @@ class Options:
         if self.kernels or self.allocations or self.plot:
             ways += [name for name in ("warmup", "steps") if getattr(self, name)]
         if len(ways) > 1:
-            raise UsageError(f"{ways[1]}: expected one way to show the runs, given --{ways[0]} too; leave one out")
+            raise UsageError(
+                f"{ways[1]}: expected one way to show the runs, given --{ways[0]} too; leave one out"
+            )
         if self.group_by and ways not in ([], ["columns"]):
-            raise UsageError(f"group_by: expected a table of rows, given --{ways[0]} too; leave one out")
+            raise UsageError(
+                f"group_by: expected a table of rows, given --{ways[0]} too; leave one out"
+            )
         for name, companion in _COMPANIONS.items():
             if getattr(self, name) is not None and not getattr(self, companion):
                 raise UsageError(f"{name}: expected --{companion} with it, given none")
         if self.kernels or self.allocations:
-            expect(self.format != "html", "format", f"another with --{ways[0]}", self.format)
+            expect(
+                self.format != "html",
+                "format",
+                f"another with --{ways[0]}",
+                self.format,
+            )
         if self.plot and self.output is None:
-            raise UsageError("plot: expected --output FILE, given none; end it with .svg, .png, .pdf or .html")
+            raise UsageError(
+                "plot: expected --output FILE, given none; end it with .svg, .png, .pdf or .html"
+            )
         if self.plot and self.format is not None:
             raise UsageError(
                 "format: not allowed with --plot, because the suffix of FILE sets the format; leave it out"
@@ -180,7 +222,9 @@ def _conclude_again(runs: Collection) -> tuple[Collection, list[Table]]:
         is_finished = entry.record is not None and entry.record.status != "unfinished"
         conclusion = None
         if is_finished:
-            conclusion = none_if_unreadable(concluded_again, entry.folder, entry.record, problems=runs.problems)
+            conclusion = none_if_unreadable(
+                concluded_again, entry.folder, entry.record, problems=runs.problems
+            )
         if conclusion is not None:
             record, changes = conclusion
             entry = replace(entry, record=record)
@@ -189,11 +233,15 @@ def _conclude_again(runs: Collection) -> tuple[Collection, list[Table]]:
     return replace(runs, entries=entries), tables
 
 
-def _show(runs: Collection, options: Options, changes: Sequence[Table], problems: list[str]) -> bool:
+def _show(
+    runs: Collection, options: Options, changes: Sequence[Table], problems: list[str]
+) -> bool:
     """Print or write the runs, and return whether any was shown; ``problems`` gets the reasons for others."""
     if options.plot is not None and options.output is not None:
         with writable(options.output):
-            return _draw(runs.entries, options.plot, options.output, options.by, problems)
+            return _draw(
+                runs.entries, options.plot, options.output, options.by, problems
+            )
     format_name = options.format or "terminal"
     if format_name in get_args(CiFormat):
         text = ci_text(measured_by(runs.entries), cast(CiFormat, format_name))
@@ -202,8 +250,12 @@ def _show(runs: Collection, options: Options, changes: Sequence[Table], problems
 
     asks_for_table = any(getattr(options, name) for name in _TABLE_OPTIONS)
     is_plain = format_name in _FOR_PEOPLE and not asks_for_table
-    searches = runs.searches if is_plain else {}  # the table of a search stands for all its runs
-    entries = [entry for entry in runs.entries if not _is_in_search(entry.folder, searches)]
+    searches = (
+        runs.searches if is_plain else {}
+    )  # the table of a search stands for all its runs
+    entries = [
+        entry for entry in runs.entries if not _is_in_search(entry.folder, searches)
+    ]
     tables = _tables(entries, options, format_name, is_plain, problems)
     tables += [improve_table(record, folder) for folder, record in searches.items()]
     if is_plain:
@@ -228,7 +280,13 @@ def _is_in_search(folder: Path, searches: Mapping[Path, object]) -> bool:
     return any(folder.is_relative_to(search_folder) for search_folder in searches)
 
 
-def _draw(entries: Sequence[Entry], plot: str, output: Path, axis: str | None, problems: list[str]) -> bool:
+def _draw(
+    entries: Sequence[Entry],
+    plot: str,
+    output: Path,
+    axis: str | None,
+    problems: list[str],
+) -> bool:
     """Draw a plot against ``axis`` into ``output``; return whether there was anything to draw."""
     if plot == TIMELINE:
         _draw_timelines(entries, output, problems)
@@ -239,8 +297,12 @@ def _draw(entries: Sequence[Entry], plot: str, output: Path, axis: str | None, p
     return True
 
 
-def _draw_timelines(entries: Sequence[Entry], output: Path, problems: list[str]) -> None:
-    runs_with_timelines = _read_all(entries, read_timelines, "memory timeline", problems)
+def _draw_timelines(
+    entries: Sequence[Entry], output: Path, problems: list[str]
+) -> None:
+    runs_with_timelines = _read_all(
+        entries, read_timelines, "memory timeline", problems
+    )
     by_title: dict[str, MemoryTimeline] = {}
     for entry, timelines in runs_with_timelines:
         run_name = str(entry.folder) if len(runs_with_timelines) > 1 else ""
@@ -249,7 +311,11 @@ def _draw_timelines(entries: Sequence[Entry], output: Path, problems: list[str])
 
 
 def _tables(
-    entries: Sequence[Entry], options: Options, format_name: str, is_plain: bool, problems: list[str]
+    entries: Sequence[Entry],
+    options: Options,
+    format_name: str,
+    is_plain: bool,
+    problems: list[str],
 ) -> list[Table]:
     """Return tables of the runs outside of searches; ``is_plain`` shows a single run as a page of all its figures."""
     if not entries:
@@ -258,12 +324,16 @@ def _tables(
         return _page_tables(entries[0], entries[0].record, problems)
     is_for_programs = format_name in formats.FOR_PROGRAMS
     if options.kernels:
-        runs_with_kernels = _read_all(entries, _read_first_kernels, "table of kernels", problems)
+        runs_with_kernels = _read_all(
+            entries, _read_first_kernels, "table of kernels", problems
+        )
         if is_for_programs:
             return _flat_table(_all_kernel_rows(runs_with_kernels))
         return _kernel_tables(runs_with_kernels, has_headings=len(entries) > 1)
     if options.allocations:
-        runs_with_timelines = _read_all(entries, read_timelines, "memory timeline", problems)
+        runs_with_timelines = _read_all(
+            entries, read_timelines, "memory timeline", problems
+        )
         if is_for_programs:
             return _flat_table(_all_allocation_rows(runs_with_timelines))
         return _allocation_tables(runs_with_timelines)
@@ -286,7 +356,10 @@ def _page_tables(entry: Entry, record: RunRecord, problems: list[str]) -> list[T
 
 
 def _read_all(
-    entries: Sequence[Entry], read: Callable[[Path], Content | None], content_name: str, problems: list[str]
+    entries: Sequence[Entry],
+    read: Callable[[Path], Content | None],
+    content_name: str,
+    problems: list[str],
 ) -> list[tuple[Entry, Content]]:
     """Return each run with what ``read`` finds in its folder; ``problems`` gets a line for each of the others."""
     runs_with_content: list[tuple[Entry, Content]] = []
@@ -306,13 +379,17 @@ def _read_all(
 # -- which table -------------------------------------------------------------------------------------------------------
 
 
-def _table_of_runs(entries: Sequence[Entry], options: Options, format_name: str, problems: list[str]) -> Table | None:
+def _table_of_runs(
+    entries: Sequence[Entry], options: Options, format_name: str, problems: list[str]
+) -> Table | None:
     """Return the table of ``entries``, None if none can be used; ``problems`` gets those that cannot."""
     warmups: Sequence[int] = options.warmup
     if not warmups and options.layout == "warmups":
         warmups = WARMUPS
     if warmups or options.steps is not None:
-        entries, cut_problems = cut_anew(entries, warmups or [None], options.steps, read_batch_counts)
+        entries, cut_problems = cut_anew(
+            entries, warmups or [None], options.steps, read_batch_counts
+        )
         problems += cut_problems
     if options.layout == "blocks":
         entries = _with_steps_or_dead(entries, problems)
@@ -326,10 +403,14 @@ def _with_steps_or_dead(entries: Sequence[Entry], problems: list[str]) -> list[E
     alive = [entry for entry in entries if entry.shows_steps]
     readable_runs, unreadable_lines = readable(alive)
     problems += unreadable_lines
-    return [entry for entry in entries if entry in readable_runs or not entry.shows_steps]
+    return [
+        entry for entry in entries if entry in readable_runs or not entry.shows_steps
+    ]
 
 
-def _grouped_table(entries: Sequence[Entry], options: Options, format_name: str) -> Table:
+def _grouped_table(
+    entries: Sequence[Entry], options: Options, format_name: str
+) -> Table:
     if options.layout is not None:
         return laid_out(entries, options.layout)
     if options.pivot is not None:
@@ -350,7 +431,9 @@ def _grouped_table(entries: Sequence[Entry], options: Options, format_name: str)
     return runs_table(groups, columns, facts)
 
 
-def _groups(entries: Sequence[Entry], facts: Sequence[Column]) -> Sequence[Sequence[Entry]]:
+def _groups(
+    entries: Sequence[Entry], facts: Sequence[Column]
+) -> Sequence[Sequence[Entry]]:
     """Return the runs that share a row: those with equal ``facts``, or the repeats if there are no facts."""
     if not facts:
         return repeats_together(entries)
@@ -361,7 +444,9 @@ def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
     columns = columns_named(names, entries)
     for column in columns:
         if column.quantity is not None:
-            raise UsageError(f"{column.name}: expected a fact or an option that distinguishes runs, given a figure")
+            raise UsageError(
+                f"{column.name}: expected a fact or an option that distinguishes runs, given a figure"
+            )
     return columns
 
 
@@ -375,7 +460,9 @@ def _read_first_kernels(folder: Path) -> KernelTable | None:
     return None
 
 
-def _kernel_tables(runs_with_kernels: Sequence[tuple[Entry, KernelTable]], has_headings: bool) -> list[Table]:
+def _kernel_tables(
+    runs_with_kernels: Sequence[tuple[Entry, KernelTable]], has_headings: bool
+) -> list[Table]:
     """Return each run's kernel tables for people, headed by its folder if ``has_headings``."""
     all_tables: list[Table] = []
     for entry, kernels in runs_with_kernels:
@@ -388,7 +475,9 @@ def _kernel_tables(runs_with_kernels: Sequence[tuple[Entry, KernelTable]], has_h
     return all_tables
 
 
-def _all_kernel_rows(runs_with_kernels: Sequence[tuple[Entry, KernelTable]]) -> list[dict[str, Any]]:
+def _all_kernel_rows(
+    runs_with_kernels: Sequence[tuple[Entry, KernelTable]],
+) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for entry, kernels in runs_with_kernels:
         for row in kernel_rows(kernels):
@@ -396,7 +485,9 @@ def _all_kernel_rows(runs_with_kernels: Sequence[tuple[Entry, KernelTable]]) -> 
     return rows
 
 
-def _allocation_tables(runs_with_timelines: Sequence[tuple[Entry, Sequence[MemoryTimeline]]]) -> list[Table]:
+def _allocation_tables(
+    runs_with_timelines: Sequence[tuple[Entry, Sequence[MemoryTimeline]]],
+) -> list[Table]:
     """Return the tables of each timeline for people, headed by the run's folder."""
     tables: list[Table] = []
     for entry, timelines in runs_with_timelines:
@@ -405,7 +496,9 @@ def _allocation_tables(runs_with_timelines: Sequence[tuple[Entry, Sequence[Memor
     return tables
 
 
-def _all_allocation_rows(runs_with_timelines: Sequence[tuple[Entry, Sequence[MemoryTimeline]]]) -> list[dict[str, Any]]:
+def _all_allocation_rows(
+    runs_with_timelines: Sequence[tuple[Entry, Sequence[MemoryTimeline]]],
+) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for entry, timelines in runs_with_timelines:
         for timeline in timelines:
@@ -415,7 +508,10 @@ def _all_allocation_rows(runs_with_timelines: Sequence[tuple[Entry, Sequence[Mem
 
 
 def _allocation_rows(timeline: MemoryTimeline) -> Iterator[dict[str, Any]]:
-    for which, allocations in (("at_peak", timeline.largest), ("saved", timeline.saved)):
+    for which, allocations in (
+        ("at_peak", timeline.largest),
+        ("saved", timeline.saved),
+    ):
         for allocation in allocations:
             yield {"source": timeline.source, "which": which, **allocation.model_dump()}
 

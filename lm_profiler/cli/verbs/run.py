@@ -75,23 +75,47 @@ class Options:
                 minimum = 1 if name == "measure_steps" else 0
                 expect(value >= minimum, name, f"{minimum} or more", value)
         expect("" not in self.program[:1], "run", "a program after --", "an empty word")
-        expect(self.trainer is None or self.trainer >= 1, "trainer", "1 or more", self.trainer)
+        expect(
+            self.trainer is None or self.trainer >= 1,
+            "trainer",
+            "1 or more",
+            self.trainer,
+        )
         check_folder_name(self.name, self.log_dir)
-        expect(self.log_dir.is_dir() or not self.log_dir.exists(), "log_dir", "a folder", str(self.log_dir))
+        expect(
+            self.log_dir.is_dir() or not self.log_dir.exists(),
+            "log_dir",
+            "a folder",
+            str(self.log_dir),
+        )
 
 
 def run(options: Options) -> int:
     """Replace this process by the program; return an exit code only if the program cannot be started."""
     claims = Path(tempfile.mkdtemp(prefix="lm_profiler-run-"))
-    arguments = {name: value for name, value in asdict(options).items() if name not in _NOT_PASSED}
-    arguments["log_dir"] = str(options.log_dir.absolute())  # the program may change its folder
-    request = {"options": arguments, "command": options.command, "trainer": options.trainer, "claims": str(claims)}
+    arguments = {
+        name: value
+        for name, value in asdict(options).items()
+        if name not in _NOT_PASSED
+    }
+    arguments["log_dir"] = str(
+        options.log_dir.absolute()
+    )  # the program may change its folder
+    request = {
+        "options": arguments,
+        "command": options.command,
+        "trainer": options.trainer,
+        "claims": str(claims),
+    }
     os.environ[VARIABLE] = json.dumps(request)
     program = options.program[0]
     if shutil.which(program) is not None:  # otherwise there is no process to wait for
         _watch_for_end(claims, options)
     sys.stdout.flush()
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the program would inherit that
+    for ignored in (
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+    ):  # Python ignores them, and the program would inherit that
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvp(program, [*options.program])
@@ -130,7 +154,9 @@ def _watch_for_end(claims: Path, options: Options) -> None:
         select.select([program], [], [])
         was_started = claims.is_dir()
         if was_started and not os.path.lexists(claims / CLAIMED):
-            number = "" if options.trainer is None else f" with the number {options.trainer}"
+            number = (
+                "" if options.trainer is None else f" with the number {options.trainer}"
+            )
             reason = f"no Lightning Trainer{number} ran {options.verb}, or its Python does not have lm_profiler"
             say(f"{reason}: nothing was profiled")
         shutil.rmtree(claims, ignore_errors=True)

@@ -18,7 +18,12 @@ import numpy as np
 from lm_profiler.analysis.compare.ratio import detectable
 from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.cli.option_errors import message_in
-from lm_profiler.cli.verbs.shared import AnswerFormat, choose_answer_format, write, write_json
+from lm_profiler.cli.verbs.shared import (
+    AnswerFormat,
+    choose_answer_format,
+    write,
+    write_json,
+)
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.entry import Collection
 from lm_profiler.record.process_spread import ProcessSpread, save_spread, spread_of
@@ -41,7 +46,10 @@ _SMALL_MODEL = (
 )
 _ONLY_TIMED = ("--actions.steps=0", "--memory.steps=0", "--trace.steps=0")
 _PROCESSES = "ABCDE"  # The names of the equal runs. Two runs would say too little about their spread.
-_RUNS_PER_SIDE = (1, 3)  # of the comparisons whose smallest detectable change is printed
+_RUNS_PER_SIDE = (
+    1,
+    3,
+)  # of the comparisons whose smallest detectable change is printed
 
 
 @dataclass(frozen=True)
@@ -67,13 +75,18 @@ def run(options: Options) -> int:
             runs = [_fit(fit_options, Path(folder), name) for name in _PROCESSES]
     except subprocess.CalledProcessError as error:
         last_lines = "\n".join(error.stderr.strip().splitlines()[-2:])
-        print(last_lines or f"a run of the self-test ended with code {error.returncode}", file=sys.stderr)
+        print(
+            last_lines or f"a run of the self-test ended with code {error.returncode}",
+            file=sys.stderr,
+        )
         return FAILED
     spread = spread_of([run.time["step"].mean or 0.0 for run in runs])
     machine = runs[0].environment
     is_busy = any(run.contended for run in runs)
     spread_with_earlier = spread
-    if spread is not None and machine is not None and not is_busy:  # a load is not a property of the machine
+    if (
+        spread is not None and machine is not None and not is_busy
+    ):  # a load is not a property of the machine
         spread_with_earlier = save_spread(machine, spread)
     result = conclude_test(runs, spread, spread_with_earlier)
     if options.format == "json":
@@ -93,17 +106,23 @@ class SelfTest:
     words: list[str]  # the verdict on each run, with what else used the machine
     seen: ProcessSpread | None  # spread of the runs' steps; None if they are too few
     kept: ProcessSpread | None  # spread with earlier self-tests of the machine
-    detectable: dict[int, float]  # smallest detectable change, as a share, by runs per side
+    detectable: dict[
+        int, float
+    ]  # smallest detectable change, as a share, by runs per side
     busy: bool = False  # whether other programs used the machine: then nothing is kept for compare and improve
 
 
 def conclude_test(
-    runs: Sequence[RunRecord], spread: ProcessSpread | None, spread_with_earlier: ProcessSpread | None
+    runs: Sequence[RunRecord],
+    spread: ProcessSpread | None,
+    spread_with_earlier: ProcessSpread | None,
 ) -> SelfTest:
     """Return what ``runs`` show; a spread is None if they are too few."""
     smallest_changes: dict[int, float] = {}
     if spread is not None and spread_with_earlier is not None:
-        smallest_changes = {count: detectable(spread_with_earlier, count) for count in _RUNS_PER_SIDE}
+        smallest_changes = {
+            count: detectable(spread_with_earlier, count) for count in _RUNS_PER_SIDE
+        }
     machine = runs[0].environment
     return SelfTest(
         device="unknown" if machine is None else machine.device_name,
@@ -124,7 +143,9 @@ def _verdict(run: RunRecord) -> str:
 
 def report_lines(test: SelfTest) -> list[str]:
     """Return the lines that the self-test prints."""
-    lines = [f"equal runs on {test.device}: the same {test.verb} {len(test.steps)} times, in fresh processes"]
+    lines = [
+        f"equal runs on {test.device}: the same {test.verb} {len(test.steps)} times, in fresh processes"
+    ]
     for name, step, words in zip(_PROCESSES, test.steps, test.words, strict=False):
         lines.append(f"  {name}: step {_mean_with_interval(step)}, {words}")
     if test.seen is None or test.kept is None:
@@ -154,7 +175,15 @@ def _mean_with_interval(step: TimeSummary) -> str:
 
 def _fit(options: Sequence[str], folder: Path, name: str) -> RunRecord:
     """Run ``fit`` in a fresh process; a wrong call raises its own UsageError."""
-    call = (sys.executable, "-m", "lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
+    call = (
+        sys.executable,
+        "-m",
+        "lm_profiler",
+        "fit",
+        *options,
+        f"--log_dir={folder}",
+        f"--name={name}",
+    )
     process = subprocess.run(call, capture_output=True, text=True, check=False)
     if process.returncode == WRONG_CALL:
         raise UsageError(message_in(process.stderr))
@@ -184,7 +213,9 @@ class SumsOptions:
     output: Path | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "format", choose_answer_format(self.format, self.output))
+        object.__setattr__(
+            self, "format", choose_answer_format(self.format, self.output)
+        )
 
 
 def run_numerics(options: SumsOptions) -> int:
@@ -200,7 +231,14 @@ def run_numerics(options: SumsOptions) -> int:
     for addition, result, reason in sums():
         error = result / exact - 1
         error_cell = TableCell(error, f"{error:+.3%}")
-        rows.append([text_cell(addition), TableCell(result, f"{result:.4f}"), error_cell, text_cell(reason)])
+        rows.append(
+            [
+                text_cell(addition),
+                TableCell(result, f"{result:.4f}"),
+                error_cell,
+                text_cell(reason),
+            ]
+        )
     title = f"{_ADDEND} added {_TIMES} times is {exact:g}; here it is"
     table = Table(headings, rows, above=[title])
     write(Collection(), [table], options.format or "terminal", options.output)
@@ -217,9 +255,15 @@ def sums() -> list[tuple[str, float, str]]:
     """Return the same sum in each combination of precisions: how it is added, its result, and why."""
     single, half = np.float32(_ADDEND), np.float16(_ADDEND)
     float32_reason = "24 bits: each addition rounds by at most 5e-7"
-    float16_reason = "11 bits: from 8 on the sum moves in steps of 1/128, and 0.01 becomes 0.0078"
-    bfloat16_reason = "8 bits: from 4 on the sum moves in steps of 1/32, so 0.01 is lost"
-    addend_reason = f"the sum is precise, the addend is not: 0.01 in float16 is {half:.8f}"
+    float16_reason = (
+        "11 bits: from 8 on the sum moves in steps of 1/128, and 0.01 becomes 0.0078"
+    )
+    bfloat16_reason = (
+        "8 bits: from 4 on the sum moves in steps of 1/32, so 0.01 is lost"
+    )
+    addend_reason = (
+        f"the sum is precise, the addend is not: 0.01 in float16 is {half:.8f}"
+    )
     cast_reason = "the same: the addend is cast up before it is added"
     return [
         ("float32 += float32", _sum_in(np.float32, single), float32_reason),
@@ -242,4 +286,7 @@ def _sum_in_bfloat16(value: np.float32) -> float:
     return float(total)
 
 
-VERBS = {"selftest": (Options, EXAMPLES, run), "numerics": (SumsOptions, NUMERICS_EXAMPLES, run_numerics)}
+VERBS = {
+    "selftest": (Options, EXAMPLES, run),
+    "numerics": (SumsOptions, NUMERICS_EXAMPLES, run_numerics),
+}

@@ -20,7 +20,13 @@ from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError, expect_one_of
 
-FORMATS = ("terminal", "markdown", "latex", "typst", "json")  # for a verb with one answer
+FORMATS = (
+    "terminal",
+    "markdown",
+    "latex",
+    "typst",
+    "json",
+)  # for a verb with one answer
 AnswerFormat = Literal["terminal", "json"]  # for a verb whose answer is not a table
 
 # the formats that need a file, each with the package that writes it
@@ -33,10 +39,14 @@ def runs_below(paths: Sequence[Path], label: str) -> Collection:
     try:
         runs = with_unfinished(collect(paths))
     except FileNotFoundError as error:
-        raise UsageError(f"{label}: expected folders, given {error}, which is not a folder") from None
+        raise UsageError(
+            f"{label}: expected folders, given {error}, which is not a folder"
+        ) from None
     if not (runs.entries or runs.searches or runs.problems):
         folders = ", ".join(map(str, paths))
-        raise UsageError(f"{label}: expected runs, found none at or below {folders}; `lm_profiler fit` makes one")
+        raise UsageError(
+            f"{label}: expected runs, found none at or below {folders}; `lm_profiler fit` makes one"
+        )
     return runs
 
 
@@ -52,11 +62,15 @@ def choose_format(format_option: str | None, output: Path | None) -> str | None:
         format_name = formats.SUFFIXES.get(output.suffix.lower())
         if format_name is None:
             suffixes = ", ".join(formats.SUFFIXES)
-            raise UsageError(f"output: expected a file ending in {suffixes}, given {output.name!r}; or give --format")
+            raise UsageError(
+                f"output: expected a file ending in {suffixes}, given {output.name!r}; or give --format"
+            )
     if format_name not in _PACKAGES:
         return format_name
     if output is None:
-        raise UsageError(f"format: expected --output FILE for {format_name}, given none")
+        raise UsageError(
+            f"format: expected --output FILE for {format_name}, given none"
+        )
     require(_PACKAGES[format_name], _deciding_option(format_option))
     return format_name
 
@@ -78,7 +92,9 @@ def show(table: Table) -> None:
     sys.stdout.flush()
 
 
-def write(runs: Collection, tables: Sequence[Table], format_name: str, output: Path | None) -> None:
+def write(
+    runs: Collection, tables: Sequence[Table], format_name: str, output: Path | None
+) -> None:
     """Print ``tables``, or write them to ``output``, in a format; a page shows ``runs`` as well."""
     if output is None or format_name not in _PACKAGES:
         stream = sys.stdout if output is None else None
@@ -111,7 +127,9 @@ def write_text(text: str, format_name: str, output: Path | None) -> None:
 
 
 def write_for_github(
-    github_option: bool | None, summary: Callable[[], str], outputs: Mapping[str, Any] | None = None
+    github_option: bool | None,
+    summary: Callable[[], str],
+    outputs: Mapping[str, Any] | None = None,
 ) -> bool:
     """Append ``summary`` and ``outputs`` to the files that GitHub's variables name; return whether this was due.
 
@@ -155,4 +173,6 @@ def writable(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"output: expected a file that can be written, given {output} ({error.strerror})") from None
+        raise UsageError(
+            f"output: expected a file that can be written, given {output} ({error.strerror})"
+        ) from None

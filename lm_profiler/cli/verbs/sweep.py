@@ -31,7 +31,13 @@ from lm_profiler.report.tables.run_groups import repeats_together
 from lm_profiler.sweep.display import Display
 from lm_profiler.sweep.schedule import Schedule
 from lm_profiler.sweep.sweep_folder import SweepFolder
-from lm_profiler.sweep.sweep_plan import SweepRequest, part_of, plan_of, run_order, shell_line
+from lm_profiler.sweep.sweep_plan import (
+    SweepRequest,
+    part_of,
+    plan_of,
+    run_order,
+    shell_line,
+)
 from lm_profiler.usage_error import UsageError
 
 EXAMPLES = """\
@@ -58,7 +64,9 @@ def run(request: SweepRequest) -> int:
             _, texts[path] = read_config(path)
     plan = plan_of(request, texts)
     part = None if request.part is None else part_of(request.part)
-    for line in other_meanings(cell.overrides.get("model.size", "") for cell in plan.cells):
+    for line in other_meanings(
+        cell.overrides.get("model.size", "") for cell in plan.cells
+    ):
         say(line)
     if request.dry_run:
         cells = run_order(plan)
@@ -74,7 +82,9 @@ def run(request: SweepRequest) -> int:
     except ServerError as error:
         say(str(error))
         return FAILED
-    except BrokenPipeError:  # an OSError that main handles: the reader of stdout has gone
+    except (
+        BrokenPipeError
+    ):  # an OSError that main handles: the reader of stdout has gone
         raise
     except OSError as error:  # a full disk, or a folder that was removed
         say(
@@ -92,14 +102,21 @@ def _run(request: SweepRequest, folder: SweepFolder) -> bool:
     cells = folder.cells
     devices = request.devices or (None,)
     console = Console(stderr=request.format == "json")
-    display = Display(cells, len(cells) - len(missing), len(devices), folder.path, console)
+    display = Display(
+        cells, len(cells) - len(missing), len(devices), folder.path, console
+    )
     with CellServer(SERVER, folder.lock) as server:
-        schedule = Schedule(folder.path, missing, server, display, devices, request.timeout_s)
+        schedule = Schedule(
+            folder.path, missing, server, display, devices, request.timeout_s
+        )
         # The check costs seconds; a resumed sweep has passed it.
         if folder.is_new:
             check_calls(server, cells_to_check(folder.plan.cells), request.timeout_s)
             folder.begin()
-        with display.live_line(), interrupting(partial(setattr, schedule, "interrupted", True)):
+        with (
+            display.live_line(),
+            interrupting(partial(setattr, schedule, "interrupted", True)),
+        ):
             schedule.run()
     return schedule.interrupted
 
@@ -134,7 +151,9 @@ def _facts_checked(cell: Cell) -> set[tuple[str, ...]]:
     return facts
 
 
-def check_calls(server: CellServer, cells: Iterable[Cell], timeout_s: float | None = None) -> None:
+def check_calls(
+    server: CellServer, cells: Iterable[Cell], timeout_s: float | None = None
+) -> None:
     """Raise UsageError for the first cell whose call is wrong.
 
     Once a check takes longer than a cell may run, the rest is not checked: the cells themselves will fail.
@@ -158,7 +177,9 @@ def _check_config(config: Mapping[str, Any], cell: Cell) -> None:
     nodes = config["trainer"]["num_nodes"]
     if nodes != 1:  # a sweep starts no processes on other machines
         remedy = f"run {cell.id} with torchrun or srun"
-        raise UsageError(f"trainer.num_nodes: expected 1 in a cell of a sweep, given {nodes}; {remedy}")
+        raise UsageError(
+            f"trainer.num_nodes: expected 1 in a cell of a sweep, given {nodes}; {remedy}"
+        )
     model = config.get("model") or {}
     init_args = model.get("init_args", {})
     is_ours = str(model.get("class_path", "")).startswith("lm_profiler.")
@@ -186,7 +207,11 @@ def _wait_for_end(server: CellServer, cell: Cell, timeout_s: float | None) -> in
 def _print_end(folder: SweepFolder, is_interrupted: bool, request: SweepRequest) -> int:
     """Print the table of this process's own cells, and return the exit code."""
     cell_ids = {cell.id for cell in folder.cells}
-    entries = [entry for entry in with_unfinished(collect([folder.path])).entries if entry.name in cell_ids]
+    entries = [
+        entry
+        for entry in with_unfinished(collect([folder.path])).entries
+        if entry.name in cell_ids
+    ]
     groups = repeats_together(entries)
     counts = Counter(entry.status for entry in entries)
     if request.format == "json":
@@ -202,7 +227,9 @@ def _print_end(folder: SweepFolder, is_interrupted: bool, request: SweepRequest)
     return OK if counts.keys() <= set(_GOOD_STATUSES) else FAILED
 
 
-def _counts_line(counts: Counter[str], folder: SweepFolder, request: SweepRequest) -> str:
+def _counts_line(
+    counts: Counter[str], folder: SweepFolder, request: SweepRequest
+) -> str:
     """Return how many cells have ended in which status."""
     cells = counted(counts.total(), "cell")
     if request.part is not None:

@@ -26,13 +26,17 @@ def _code_of_record(record: RunRecord | None) -> int:
 
 def run(call: Call) -> int:
     """Run a Trainer verb and return the exit code."""
-    sys.path.append(str(Path.cwd()))  # a console script lacks the current folder, where a user's module is
+    sys.path.append(
+        str(Path.cwd())
+    )  # a console script lacks the current folder, where a user's module is
     with quiet():
         try:
             cli = ProfilerCLI(call)
         except SystemExit as done:  # --help and --print_config end so
             return done.code if isinstance(done.code, int) else OK
-        except Exception as error:  # no code of the user has run yet, so the call is wrong
+        except (
+            Exception
+        ) as error:  # no code of the user has run yet, so the call is wrong
             raise wrong_call(error) from error
         try:
             cli.begin()
@@ -48,7 +52,9 @@ def run(call: Call) -> int:
             if not cli.context.is_refusal(error):
                 return cli.context.on_failure(error)
             cli.context.discard()
-            if local_rank() > 0:  # the process that started this rank prints the message
+            if (
+                local_rank() > 0
+            ):  # the process that started this rank prints the message
                 return WRONG_CALL
             raise wrong_call(error) from error
         finally:

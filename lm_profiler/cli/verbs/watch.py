@@ -82,7 +82,9 @@ def run(options: Options) -> int:
 
 
 def _watch(
-    folder: Path, sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic
+    folder: Path,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> int:
     ending = _ending(read_status(folder))
     if ending or not sys.stdout.isatty():
@@ -95,8 +97,12 @@ def _watch(
         return WRONG_CALL
 
     console = Console()
-    written_s: float | None = None  # when the last report was written, by the training's clock
-    report_s = clock()  # when it came, by this machine's clock: the training's may differ
+    written_s: float | None = (
+        None  # when the last report was written, by the training's clock
+    )
+    report_s = (
+        clock()
+    )  # when it came, by this machine's clock: the training's may differ
     with Live(console=console, auto_refresh=False, screen=False) as live:
         while True:
             live.update(Text.from_ansi(_picture(folder, console.width)), refresh=True)
@@ -113,7 +119,9 @@ def _watch(
             elif now_s - report_s >= _SILENT_S:
                 break
             sleep(_REDRAW_S)
-    say(f"{folder}: no report for {duration_text(_SILENT_S)}: the training was killed, or its files do not arrive here")
+    say(
+        f"{folder}: no report for {duration_text(_SILENT_S)}: the training was killed, or its files do not arrive here"
+    )
     return FAILED
 
 
@@ -141,8 +149,12 @@ def watched_folder(run: Path | None) -> Path:
     """Return the folder of a watched run: the given one, or the latest version below it."""
     try:
         if run is None or not run.is_dir():
-            raise UsageError(f"RUN: expected the folder of a run, such as logs/demo/version_0, given {run}")
-        status_files = sorted(run.glob(f"version_*/{STATUS}"), key=lambda file: file.stat().st_mtime)
+            raise UsageError(
+                f"RUN: expected the folder of a run, such as logs/demo/version_0, given {run}"
+            )
+        status_files = sorted(
+            run.glob(f"version_*/{STATUS}"), key=lambda file: file.stat().st_mtime
+        )
         if status_files and not is_watched(run):
             run = status_files[-1].parent
         if not is_watched(run):
@@ -185,24 +197,37 @@ class TraceOptions:
 
     def __post_init__(self) -> None:
         is_in_range = 0 < self.steps <= MOST_TRACED
-        expect(is_in_range, "steps", f"1 to {MOST_TRACED} (all of them are kept in memory)", self.steps)
+        expect(
+            is_in_range,
+            "steps",
+            f"1 to {MOST_TRACED} (all of them are kept in memory)",
+            self.steps,
+        )
         expect(self.patience_s > 0, "patience_s", "a positive number", self.patience_s)
 
 
-def run_trace(options: TraceOptions, sleep: Callable[[float], None] = time.sleep) -> int:
+def run_trace(
+    options: TraceOptions, sleep: Callable[[float], None] = time.sleep
+) -> int:
     """Ask by a file in the run's folder, wait for the trace, print its kernels and return the exit code."""
     folder = watched_folder(options.run)
     expect_one_of(watched_ranks(folder), "rank", options.rank)
     status = read_status(folder, options.rank)
     ending = _ending(status)
     if ending:
-        raise UsageError(f"RUN: the training of {folder} {ending}; its traces are in that folder")
+        raise UsageError(
+            f"RUN: the training of {folder} {ending}; its traces are in that folder"
+        )
     if not status.traces:
-        raise UsageError(f"RUN: {folder} takes no traces, because it runs with watch.traces=false")
+        raise UsageError(
+            f"RUN: {folder} takes no traces, because it runs with watch.traces=false"
+        )
     request = request_file(folder, options.rank)
     earlier_files = _files_of_kernels(folder, options.rank)
     if request.exists():
-        raise UsageError(f"RUN: {folder} already has a pending trace request; wait for it to finish")
+        raise UsageError(
+            f"RUN: {folder} already has a pending trace request; wait for it to finish"
+        )
     try:
         TraceRequest(steps=options.steps, rank=options.rank).write(request)
     except OSError as error:
@@ -221,7 +246,9 @@ def run_trace(options: TraceOptions, sleep: Callable[[float], None] = time.sleep
             break
     if request.exists():
         request.unlink(missing_ok=True)
-        say(f"{folder}: no answer to the request: the training has ended, was killed, or is stalled")
+        say(
+            f"{folder}: no answer to the request: the training has ended, was killed, or is stalled"
+        )
     else:
         say(f"{folder}: no trace yet; it comes when the training continues")
     return FAILED
@@ -238,7 +265,12 @@ def _show(kernels: KernelTable, format_name: AnswerFormat) -> None:
 
 def _files_of_kernels(folder: Path, rank: int) -> set[Path]:
     """Return the files with tables of kernels that ``rank`` has written."""
-    return {path for path in kernel_files(folder) if path.name.startswith(f"rank{rank}.")}
+    return {
+        path for path in kernel_files(folder) if path.name.startswith(f"rank{rank}.")
+    }
 
 
-VERBS = {"watch": (Options, EXAMPLES, run), "trace": (TraceOptions, TRACE_EXAMPLES, run_trace)}
+VERBS = {
+    "watch": (Options, EXAMPLES, run),
+    "trace": (TraceOptions, TRACE_EXAMPLES, run_trace),
+}

@@ -24,14 +24,22 @@ class EventStream:
         index = cast("int | None", device.index)
         if index is None:
             index = torch.accelerator.current_device_index()
-        self._current: Callable[[], Any] = partial(torch.accelerator.current_stream, index)
+        self._current: Callable[[], Any] = partial(
+            torch.accelerator.current_stream, index
+        )
         capturing = torch.cuda.is_current_stream_capturing
-        self.capturing: Callable[[], bool] = capturing if device.type == "cuda" else lambda: False
+        self.capturing: Callable[[], bool] = (
+            capturing if device.type == "cuda" else lambda: False
+        )
         """Whether a CUDA graph is being captured, so that what is enqueued does not run now."""
 
     def record(self) -> torch.Event:
         """Return an instant at the end of what is enqueued so far; takes a microsecond and never waits."""
-        event = self._free.pop() if self._free else torch.Event(device=self._device, enable_timing=True)
+        event = (
+            self._free.pop()
+            if self._free
+            else torch.Event(device=self._device, enable_timing=True)
+        )
         try:
             if not self.capturing():
                 # Without an argument the event would go to the current device, which may be another one.
@@ -39,7 +47,9 @@ class EventStream:
                 return event
         except (RuntimeError, ValueError):
             pass
-        return torch.Event(device=self._device, enable_timing=True)  # never recorded: no time can be read from it
+        return torch.Event(
+            device=self._device, enable_timing=True
+        )  # never recorded: no time can be read from it
 
     def reached(self, instant: torch.Event) -> bool:
         """Whether the stream has reached ``instant``; False if that cannot be known."""
@@ -51,7 +61,9 @@ class EventStream:
     def seconds(self, start: torch.Event, end: torch.Event) -> float | None:
         """Return the seconds between two instants that were reached; None if one cannot be read."""
         try:
-            return float(start.elapsed_time(end)) * 1e-3  # elapsed_time is in milliseconds
+            return (
+                float(start.elapsed_time(end)) * 1e-3
+            )  # elapsed_time is in milliseconds
         except (RuntimeError, ValueError):
             return None
 
@@ -82,7 +94,9 @@ def stream_of(device: torch.device) -> EventStream | None:
 class Stopwatch:
     """Times work on ``device`` by its events where it has them, else by ``clock`` (ns); waits for the device."""
 
-    def __init__(self, device: torch.device, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(
+        self, device: torch.device, clock: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
         self._device = device
         self._clock = clock
         self._stream = stream_of(device)

@@ -39,7 +39,9 @@ class StepMarks:
     idle: int = 0  # phases at whose start it was: there it waits for the host
 
     def host_seconds(self) -> tuple[float, ...]:
-        seconds = [(end_ns - begin_ns) * 1e-9 for begin_ns, end_ns in pairwise(self.host_ns)]
+        seconds = [
+            (end_ns - begin_ns) * 1e-9 for begin_ns, end_ns in pairwise(self.host_ns)
+        ]
         return _per_part(self.codes, seconds)
 
     def stream_seconds(self, stream: EventStream) -> tuple[float, ...] | None:
@@ -58,7 +60,9 @@ def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ..
     parts = [0.0] * (len(PARTS) + 1)
     for code, duration in zip(codes, seconds, strict=False):
         parts[code] += duration
-    parts[OUTSIDE] = sum(parts[:OUTSIDE])  # time outside is dropped; its slot holds the sum, which is the step
+    parts[OUTSIDE] = sum(
+        parts[:OUTSIDE]
+    )  # time outside is dropped; its slot holds the sum, which is the step
     return tuple(parts)
 
 
@@ -70,13 +74,19 @@ class TapeReading:
     running: bool = False
     failed_in: int | None = None  # the innermost part when an error first passed
     begun_part: int | None = None  # the part that the last mark began
-    finished: deque[StepMarks] = field(default_factory=deque)  # finished steps that were not taken yet
-    step: StepMarks = field(default_factory=lambda: StepMarks([], [], []))  # the current or last one
+    finished: deque[StepMarks] = field(
+        default_factory=deque
+    )  # finished steps that were not taken yet
+    step: StepMarks = field(
+        default_factory=lambda: StepMarks([], [], [])
+    )  # the current or last one
 
     def after(self, tape: Sequence[Any]) -> TapeReading:
         """Return the state after ``tape``, which alternates between codes and instants; this one stays unchanged."""
         step = self.step
-        step_copy = StepMarks([*step.codes], [*step.host_ns], [*step.instants], step.asked, step.idle)
+        step_copy = StepMarks(
+            [*step.codes], [*step.host_ns], [*step.instants], step.asked, step.idle
+        )
         reading = TapeReading(
             stack=self.stack.copy(),
             running=self.running,
@@ -146,8 +156,12 @@ class TimedSteps(NamedTuple):
 
     begin_ns: NDArray[np.int64]  # (n,) on the host's clock
     end_ns: NDArray[np.int64]
-    host_s: NDArray[np.float64]  # (n, TIMED) seconds of each part and of the step on the host's clock
-    seconds: NDArray[np.float64]  # the same on the device's, NaN if unknown; ``host_s`` without a device
+    host_s: NDArray[
+        np.float64
+    ]  # (n, TIMED) seconds of each part and of the step on the host's clock
+    seconds: NDArray[
+        np.float64
+    ]  # the same on the device's, NaN if unknown; ``host_s`` without a device
 
 
 class _Layout(NamedTuple):
@@ -163,10 +177,14 @@ class _Layout(NamedTuple):
 class ChunkReader:
     """Reads one tape, a chunk after the other."""
 
-    stream: EventStream | None = None  # the device's clock of the timeline; None if there is only the host's
+    stream: EventStream | None = (
+        None  # the device's clock of the timeline; None if there is only the host's
+    )
     _stack: tuple[int, ...] = tuple(TapeReading().stack)
     _rest: list[Any] = field(default_factory=list)
-    _layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], _Layout | None] = field(default_factory=dict)
+    _layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], _Layout | None] = field(
+        default_factory=dict
+    )
     _unread: deque[tuple[_Layout, Sequence[Any]]] = field(default_factory=deque)
 
     def read(self, tape: Sequence[Any], wait: bool = False) -> TimedSteps:
@@ -214,7 +232,9 @@ class ChunkReader:
 
     def _new_layout(self, codes: tuple[int, ...]) -> _Layout | None:
         reading = TapeReading(stack=list(self._stack))
-        for place, code in enumerate(codes):  # the place of each mark stands for its instant
+        for place, code in enumerate(
+            codes
+        ):  # the place of each mark stands for its instant
             reading.read(code, place)
         if not reading.finished:
             return None
@@ -240,7 +260,9 @@ class ChunkReader:
             layout = steps[indices[0]][0]
             instants = [steps[index][1] for index in indices]
             if self.stream is not None:
-                device_s[indices] = [self._device_seconds(layout, row) for row in instants]
+                device_s[indices] = [
+                    self._device_seconds(layout, row) for row in instants
+                ]
                 instants = [_host_instants(row) for row in instants]
             ns = np.array(instants, np.int64)[:, layout.marks]
             begin_ns[indices] = ns[:, 0]
@@ -249,7 +271,9 @@ class ChunkReader:
         seconds = host_s if self.stream is None else device_s
         return TimedSteps(begin_ns, end_ns, host_s, seconds)
 
-    def _device_seconds(self, layout: _Layout, instants: Sequence[Any]) -> Sequence[float]:
+    def _device_seconds(
+        self, layout: _Layout, instants: Sequence[Any]
+    ) -> Sequence[float]:
         """Return the seconds of each part of a step on the device, NaN where unknown, and release the step's events.
 
         The first two values of an instant are the host's time and the event that the device records.

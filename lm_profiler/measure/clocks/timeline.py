@@ -13,7 +13,16 @@ from typing import Any
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.stream import EventStream
-from lm_profiler.measure.clocks.tape import DATA, END, FAIL, FORWARD, LEAVE, OTHER, OUTSIDE, TapeReading
+from lm_profiler.measure.clocks.tape import (
+    DATA,
+    END,
+    FAIL,
+    FORWARD,
+    LEAVE,
+    OTHER,
+    OUTSIDE,
+    TapeReading,
+)
 
 
 @dataclass(eq=False)
@@ -26,17 +35,25 @@ class Timeline:
     """
 
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock, in nanoseconds
-    stream: EventStream | None = None  # the device's clock; None if there is only the host's
+    stream: EventStream | None = (
+        None  # the device's clock; None if there is only the host's
+    )
     part: Guard = UNGUARDED  # the Guard that handles errors in here
 
     def __post_init__(self) -> None:
-        self._tape: list[Any] = [TapeReading()]  # what was read before, then two entries a mark
+        self._tape: list[Any] = [
+            TapeReading()
+        ]  # what was read before, then two entries a mark
         self._last_event: Any = None  # the device's, of the last mark within the step
         self._is_outside = False
         self._is_stopped = False
-        self.went_outside: list[tuple[int, str]] = []  # when the loop left the step (ns), and for what
+        self.went_outside: list[
+            tuple[int, str]
+        ] = []  # when the loop left the step (ns), and for what
         self.saved: list[int] = []  # when each checkpoint began and ended (ns), in turn
-        self.hooks: list[tuple[int, int, str]] = []  # when each hook at an epoch's turn began and ended (ns), its name
+        self.hooks: list[
+            tuple[int, int, str]
+        ] = []  # when each hook at an epoch's turn began and ended (ns), its name
         self.observers = ()
 
     @property
@@ -50,7 +67,9 @@ class Timeline:
         self._choose_note()
 
     def unobserve(self, *observers: Callable[[int], None]) -> None:
-        self.observers = tuple(observer for observer in self.observers if observer not in observers)
+        self.observers = tuple(
+            observer for observer in self.observers if observer not in observers
+        )
 
     def _choose_note(self) -> None:
         """Choose the cheapest ``note`` for the current state, so that a mark has no branches."""
@@ -104,7 +123,9 @@ class Timeline:
         reading: TapeReading = tape[0]
         if count > 1:
             reading = reading.after(tape[1:count])
-            tape[:count] = [reading]  # in one assignment: an interrupt must not find marks half read
+            tape[:count] = [
+                reading
+            ]  # in one assignment: an interrupt must not find marks half read
         return reading
 
     def take(self) -> list[Any]:

@@ -15,7 +15,12 @@ import types
 import warnings
 from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    redirect_stdout,
+)
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite, sqrt
@@ -30,8 +35,16 @@ from lm_profiler.measure.device.environment import exact_float32
 from lm_profiler.record.run_record import NumericsFacts, NumericsKind
 from lm_profiler.torch_names import COMPILED_CALL, tree_leaves
 
-_UNCOPYABLE = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: importing them is slow
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_UNCOPYABLE = {
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+}  # by name: importing them is slow
+_GENERATORS = (
+    torch.Generator,
+    np.random.Generator,
+    np.random.RandomState,
+    random.Random,
+)
 
 
 class UncopyableError(Exception):
@@ -48,7 +61,9 @@ class ModuleCopy:
     every device that the module remembers.
     """
 
-    def __init__(self, tensor: Callable[[Tensor], Tensor], device: torch.device | None = None) -> None:
+    def __init__(
+        self, tensor: Callable[[Tensor], Tensor], device: torch.device | None = None
+    ) -> None:
         self._tensor = tensor
         self._device = device
         # by id() of the original, which is kept alive so that its id() is not reused: the original and its copy
@@ -68,7 +83,9 @@ class ModuleCopy:
             return self._module(value)
         if isinstance(value, torch.device):
             return self._device or value
-        if isinstance(value, types.MethodType) and isinstance(value.__self__, nn.Module):
+        if isinstance(value, types.MethodType) and isinstance(
+            value.__self__, nn.Module
+        ):
             return types.MethodType(value.__func__, self(value.__self__))
         return self._container(value)
 
@@ -77,13 +94,20 @@ class ModuleCopy:
         return copied
 
     def _module(self, module: nn.Module) -> nn.Module:
-        if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ in _UNCOPYABLE:
+        if (
+            isinstance(module, torch.jit.ScriptModule)
+            or type(module).__name__ in _UNCOPYABLE
+        ):
             raise UncopyableError(f"a {type(module).__name__} cannot be copied")
         clone: nn.Module = self._keep(module, object.__new__(type(module)))
         # A parametrized module refuses to be pickled.
         state = dict(vars(module)) if is_parametrized(module) else module.__getstate__()
         # Without its compiled call the copy runs eagerly.
-        state_copy = {key: self(value) for key, value in state.items() if key != COMPILED_CALL.name}
+        state_copy = {
+            key: self(value)
+            for key, value in state.items()
+            if key != COMPILED_CALL.name
+        }
         clone.__setstate__(state_copy)
         # As a new module has them: empty, by whatever names this torch keeps them.
         for name, empty_hooks in vars(nn.Module()).items():
@@ -95,8 +119,12 @@ class ModuleCopy:
         # Exact types only: a subclass may refuse writes. Kept before they are filled, since they may contain
         # themselves.
         is_named_tuple = isinstance(value, tuple) and hasattr(value, "_make")
-        is_dataclass_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
-        if type(value) in (dict, OrderedDict, defaultdict) or isinstance(value, UserDict):
+        is_dataclass_instance = dataclasses.is_dataclass(value) and not isinstance(
+            value, type
+        )
+        if type(value) in (dict, OrderedDict, defaultdict) or isinstance(
+            value, UserDict
+        ):
             container = self._keep(value, copy.copy(value))
             for key in value:
                 container[key] = self(value[key])
@@ -114,7 +142,9 @@ class ModuleCopy:
             container = self._keep(value, copy.copy(value))
             for field_of_class in dataclasses.fields(value):
                 field_copy = self(getattr(value, field_of_class.name))
-                object.__setattr__(container, field_of_class.name, field_copy)  # frozen ones too
+                object.__setattr__(
+                    container, field_of_class.name, field_copy
+                )  # frozen ones too
             return container
         if type(value) in _GENERATORS:
             return self._keep(value, copy.deepcopy(value))
@@ -179,8 +209,13 @@ def audit(
         return ModuleCopy(copy_tensor)(original)
 
     with undisturbed(module), torch.enable_grad():
-        as_trained = _run(copy_of(module, None), copy_of(batch, None), step, precision, loss_scale)
-        module32, batch32 = copy_of(module, torch.float32), copy_of(batch, torch.float32)
+        as_trained = _run(
+            copy_of(module, None), copy_of(batch, None), step, precision, loss_scale
+        )
+        module32, batch32 = (
+            copy_of(module, torch.float32),
+            copy_of(batch, torch.float32),
+        )
         reference = _run(module32, batch32, step, exact_float32(), scale=1.0)
     return _compare(as_trained, reference)
 
@@ -195,16 +230,27 @@ class _StepResults:
     # the output of the ``last`` module that returned a floating-point tensor with dimensions
     output: dict[str, Tensor] = field(default_factory=dict)
     # the dtypes of a class's ``parameters``, ``outputs`` and ``gradients``
-    dtypes: defaultdict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
-    gradients: defaultdict[str, dict[str, Tensor]] = field(default_factory=lambda: defaultdict(dict))
+    dtypes: defaultdict[tuple[str, str], set[str]] = field(
+        default_factory=lambda: defaultdict(set)
+    )
+    gradients: defaultdict[str, dict[str, Tensor]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
 
 
 def _run(
-    module: nn.Module, batch: Any, step: Step, precision: AbstractContextManager[Any], scale: float
+    module: nn.Module,
+    batch: Any,
+    step: Step,
+    precision: AbstractContextManager[Any],
+    scale: float,
 ) -> _StepResults:
     module.eval()
     results = _StepResults(Counter(map(_kind, module.modules())))
-    hooks = [part.register_forward_hook(partial(_note_output, results)) for part in module.modules()]
+    hooks = [
+        part.register_forward_hook(partial(_note_output, results))
+        for part in module.modules()
+    ]
     seed()
     with precision:
         result = step(module, batch)
@@ -212,7 +258,9 @@ def _run(
     for hook in hooks:  # activation checkpointing would run them again
         hook.remove()
     if not isinstance(loss, Tensor) or not loss.requires_grad:
-        raise ValueError(f"expected a loss that can be differentiated, given {type(loss).__name__}")
+        raise ValueError(
+            f"expected a loss that can be differentiated, given {type(loss).__name__}"
+        )
     (loss * scale).backward()
     results.loss = loss.item()
     results.loss_dtype = _dtype_name(loss.dtype)
@@ -221,8 +269,14 @@ def _run(
     return results
 
 
-def _note_output(results: _StepResults, part: nn.Module, arguments: Any, output: Any) -> None:
-    floating = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+def _note_output(
+    results: _StepResults, part: nn.Module, arguments: Any, output: Any
+) -> None:
+    floating = [
+        leaf
+        for leaf in tree_leaves(output)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
     for leaf in floating:
         results.dtypes[_kind(part), "outputs"].add(_dtype_name(leaf.dtype))
     with_dimensions = [leaf for leaf in floating if leaf.ndim > 0]
@@ -277,7 +331,10 @@ def _compare(results: _StepResults, reference: _StepResults) -> NumericsFacts:
     for kind, modules in results.modules.items():
         gradients = _squared_norms(results.gradients[kind], reference.gradients[kind])
         all_gradients.add(gradients)
-        parameter_dtypes, output_dtypes = results.dtypes[kind, "parameters"], results.dtypes[kind, "outputs"]
+        parameter_dtypes, output_dtypes = (
+            results.dtypes[kind, "parameters"],
+            results.dtypes[kind, "outputs"],
+        )
         if not parameter_dtypes and not output_dtypes:
             continue
         kinds.append(
@@ -300,7 +357,9 @@ def _compare(results: _StepResults, reference: _StepResults) -> NumericsFacts:
     )
 
 
-def _squared_norms(tensors: Mapping[str, Tensor], references: Mapping[str, Tensor]) -> _SquaredNorms:
+def _squared_norms(
+    tensors: Mapping[str, Tensor], references: Mapping[str, Tensor]
+) -> _SquaredNorms:
     """Return the sums over the tensors that both have."""
     sums = _SquaredNorms()
     for name, tensor in tensors.items():

@@ -37,10 +37,18 @@ from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run_record import Flops
-from lm_profiler.torch_names import DISPATCH_MODE, FAKES, GRAPH_TASK, MODE_STACK, tree_leaves
+from lm_profiler.torch_names import (
+    DISPATCH_MODE,
+    FAKES,
+    GRAPH_TASK,
+    MODE_STACK,
+    tree_leaves,
+)
 
 WORK = ("forward", "backward", "recomputation")
-Formula = Callable[..., int]  # takes the operator's arguments and, as ``out_val``, its result; returns FLOPs
+Formula = Callable[
+    ..., int
+]  # takes the operator's arguments and, as ``out_val``, its result; returns FLOPs
 
 
 class UncountableError(Exception):
@@ -48,24 +56,72 @@ class UncountableError(Exception):
 
 
 # Operators of distributed torch, which communicate and multiply nothing.
-_PARALLEL = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp")
-_TORCHS_OWN = frozenset(("aten", "prim", "prims", "profiler", "higher_order", *_PARALLEL))
+_PARALLEL = (
+    "c10d",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "_dtensor",
+    "fsdp",
+)
+_TORCHS_OWN = frozenset(
+    ("aten", "prim", "prims", "profiler", "higher_order", *_PARALLEL)
+)
 # namespaces whose operators are known: those that multiply have a formula or are in ``_OPERATORS_WITHOUT_FORMULA``
-_KNOWN_NAMESPACES = {*_TORCHS_OWN, "torchvision", "torchaudio", "torch_scatter", "torch_cluster"} - {"higher_order"}
+_KNOWN_NAMESPACES = {
+    *_TORCHS_OWN,
+    "torchvision",
+    "torchaudio",
+    "torch_scatter",
+    "torch_cluster",
+} - {"higher_order"}
 
 # operators that multiply, and have no formula in torch or here
 _OPERATORS_WITHOUT_FORMULA = {
-    *("aten::_int_mm", "aten::_trilinear", "aten::_foreach_mm", "aten::conv_tbc", "aten::_mixed_dtypes_linear"),
-    *("aten::hspmm", "aten::sparse_sampled_addmm", "aten::_sparse_sparse_matmul", "aten::_sparse_mm_reduce_impl"),
+    *(
+        "aten::_int_mm",
+        "aten::_trilinear",
+        "aten::_foreach_mm",
+        "aten::conv_tbc",
+        "aten::_mixed_dtypes_linear",
+    ),
+    *(
+        "aten::hspmm",
+        "aten::sparse_sampled_addmm",
+        "aten::_sparse_sparse_matmul",
+        "aten::_sparse_mm_reduce_impl",
+    ),
     *("aten::_sparse_semi_structured_linear", "aten::_sparse_semi_structured_mm"),
-    *("aten::_sparse_semi_structured_addmm", "aten::_cslt_sparse_mm", "aten::_dyn_quant_matmul_4bit"),
-    *("aten::_weight_int4pack_mm", "aten::_weight_int4pack_mm_for_cpu", "aten::_weight_int8pack_mm"),
-    *("aten::_weight_int4pack_mm_with_scales_and_zeros", "aten::quantized_gru", "aten::quantized_lstm"),
+    *(
+        "aten::_sparse_semi_structured_addmm",
+        "aten::_cslt_sparse_mm",
+        "aten::_dyn_quant_matmul_4bit",
+    ),
+    *(
+        "aten::_weight_int4pack_mm",
+        "aten::_weight_int4pack_mm_for_cpu",
+        "aten::_weight_int8pack_mm",
+    ),
+    *(
+        "aten::_weight_int4pack_mm_with_scales_and_zeros",
+        "aten::quantized_gru",
+        "aten::quantized_lstm",
+    ),
     *("aten::_triton_multi_head_attention", "aten::_triton_scaled_dot_attention"),
-    *("aten::mkldnn_linear", "aten::mkldnn_convolution", "aten::miopen_convolution", "aten::_mps_convolution"),
-    *("aten::_lstm_mps", "torchvision::deform_conv2d", "torchvision::_deform_conv2d_backward"),
+    *(
+        "aten::mkldnn_linear",
+        "aten::mkldnn_convolution",
+        "aten::miopen_convolution",
+        "aten::_mps_convolution",
+    ),
+    *(
+        "aten::_lstm_mps",
+        "torchvision::deform_conv2d",
+        "torchvision::_deform_conv2d_backward",
+    ),
 }
-_OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class of operators with a schema; higher-order operators have others
+_OVERLOAD = type(
+    torch.ops.aten.add.Tensor
+)  # the class of operators with a schema; higher-order operators have others
 
 
 def formula_of(operator: Any) -> Formula | None:
@@ -75,7 +131,9 @@ def formula_of(operator: Any) -> Formula | None:
         name = operator.name().partition(".")[0]
     namespace, _, base = name.partition("::")
     packets = [getattr(operator, "overloadpacket", operator)]
-    works_in_place = namespace == "aten" and base.endswith("_") and not base.startswith("__")
+    works_in_place = (
+        namespace == "aten" and base.endswith("_") and not base.startswith("__")
+    )
     if works_in_place:  # ``addmm_`` has the formula of ``addmm``
         packets.append(getattr(torch.ops.aten, base[:-1], None))
     for packet in packets:
@@ -84,7 +142,9 @@ def formula_of(operator: Any) -> Formula | None:
             return formula
     if namespace in _KNOWN_NAMESPACES and name not in _OPERATORS_WITHOUT_FORMULA:
         return None
-    raise UncountableError(f"{name} has no formula; torch.utils.flop_counter.register_flop_formula gives it one")
+    raise UncountableError(
+        f"{name} has no formula; torch.utils.flop_counter.register_flop_formula gives it one"
+    )
 
 
 def _matmul(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
@@ -111,12 +171,16 @@ def _stored_elements(factor: Tensor) -> int:
     raise UncountableError(f"a product with a matrix of layout {factor.layout}")
 
 
-def _convolution(x: Tensor, weight: Tensor, *rest: Any, out_val: Tensor, **__: Any) -> int:
+def _convolution(
+    x: Tensor, weight: Tensor, *rest: Any, out_val: Tensor, **__: Any
+) -> int:
     # ``rest``: bias, stride, padding, dilation, whether it is transposed, …
     return _convolution_flops(x.shape, weight, out_val.shape, rest[4])
 
 
-def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, **__: Any) -> int:
+def _convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, **__: Any
+) -> int:
     # The gradients of input and weight are each as much work as the convolution itself; torch's own formula counts
     # grouped ones too high. ``rest``: the bias' sizes, stride, padding, dilation, whether it is transposed, …, and
     # which gradients are wanted.
@@ -126,7 +190,10 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, *
 
 
 def _convolution_flops(
-    input_shape: Sequence[int], weight: Tensor, output_shape: Sequence[int], is_transposed: bool
+    input_shape: Sequence[int],
+    weight: Tensor,
+    output_shape: Sequence[int],
+    is_transposed: bool,
 ) -> int:
     """Count one multiply-add for each weight and output position; input positions where it is transposed."""
     shape = input_shape if is_transposed else output_shape
@@ -149,7 +216,9 @@ def _twice_forward(forward_name: str, input_count: int) -> Formula:
     def formula(gradient: Any, *args: Any, **options: Any) -> int:
         forward_formula = flop_registry.get(getattr(torch.ops.aten, forward_name, None))
         if forward_formula is None:
-            raise UncountableError("this torch has no formula for attention of sequences of unlike lengths")
+            raise UncountableError(
+                "this torch has no formula for attention of sequences of unlike lengths"
+            )
         inputs = args[:input_count]
         # In both backwards the inputs and results before the lengths are five arguments.
         lengths = args[5:9]
@@ -159,14 +228,22 @@ def _twice_forward(forward_name: str, input_count: int) -> Formula:
 
 
 def _multi_head_attention(
-    query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, *weights: Any, **__: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    width: int,
+    heads: int,
+    *weights: Any,
+    **__: Any,
 ) -> int:
     """Count the fused ``nn.MultiheadAttention`` of evaluation: four projections, scores and weighted sums."""
     query_lengths = _lengths(query)
     key_lengths = _lengths(key)
     # of queries and results, of keys, and of values
     projected_rows = 2 * sum(query_lengths) + sum(key_lengths) + sum(_lengths(value))
-    pairs = sum(queries * keys for queries, keys in zip(query_lengths, key_lengths, strict=True))
+    pairs = sum(
+        queries * keys for queries, keys in zip(query_lengths, key_lengths, strict=True)
+    )
     return 2 * width * width * projected_rows + 4 * width * pairs
 
 
@@ -190,12 +267,18 @@ def _lengths(sequences: Tensor) -> list[int]:
     return [sequences.shape[1]] * sequences.shape[0]
 
 
-def _recurrent_layer(x: Tensor, w_input: Tensor, w_hidden: Tensor, *_: Any, **__: Any) -> int:
+def _recurrent_layer(
+    x: Tensor, w_input: Tensor, w_hidden: Tensor, *_: Any, **__: Any
+) -> int:
     return 2 * prod(x.shape[:-1]) * (w_input.numel() + w_hidden.numel())
 
 
 def _recurrent(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
-    return 2 * prod(x.shape[:-1]) * sum(weight.numel() for weight in weights if weight.ndim == 2)
+    return (
+        2
+        * prod(x.shape[:-1])
+        * sum(weight.numel() for weight in weights if weight.ndim == 2)
+    )
 
 
 def _euclidean_distance(left: Tensor, right: Tensor, **_: Any) -> int:
@@ -221,9 +304,21 @@ def _double(formula: Formula) -> Formula:
 
 
 # Torch's registry has most of them; here are those that it lacks, or counts otherwise than the convention above.
-_SDPA = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
-_FUSED = [f"_scaled_dot_product_{kind}" for kind in (*_SDPA, "fused_attention_overrideable")]
-_SCALED_OR_GROUPED = ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", "_scaled_mm_v2")
+_SDPA = (
+    "flash_attention",
+    "flash_attention_for_cpu",
+    "efficient_attention",
+    "cudnn_attention",
+)
+_FUSED = [
+    f"_scaled_dot_product_{kind}" for kind in (*_SDPA, "fused_attention_overrideable")
+]
+_SCALED_OR_GROUPED = (
+    "_grouped_mm",
+    "_scaled_grouped_mm",
+    "_scaled_grouped_mm_v2",
+    "_scaled_mm_v2",
+)
 _BIASED = ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation", "_sparse_addmm")
 _BY_NAME: dict[str, Formula] = {
     **dict.fromkeys((*_SCALED_OR_GROUPED, "mm", "bmm", "mv", "dot", "vdot"), _matmul),
@@ -232,15 +327,23 @@ _BY_NAME: dict[str, Formula] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(_FUSED, _attention),
-    **dict.fromkeys([f"{name}_backward" for name in _FUSED], _skip_argument(_double(_attention))),
-    "_flash_attention_backward": _twice_forward("_flash_attention_forward", input_count=3),
-    "_efficient_attention_backward": _twice_forward("_efficient_attention_forward", input_count=4),
+    **dict.fromkeys(
+        [f"{name}_backward" for name in _FUSED], _skip_argument(_double(_attention))
+    ),
+    "_flash_attention_backward": _twice_forward(
+        "_flash_attention_forward", input_count=3
+    ),
+    "_efficient_attention_backward": _twice_forward(
+        "_efficient_attention_forward", input_count=4
+    ),
     "_native_multi_head_attention": _multi_head_attention,
     "_transformer_encoder_layer_fwd": _encoder_layer,
     "mkldnn_rnn_layer": _recurrent_layer,
     "mkldnn_rnn_layer_backward": _double(_recurrent_layer),
     **dict.fromkeys(("_cudnn_rnn", "miopen_rnn"), _recurrent),
-    **dict.fromkeys(("_cudnn_rnn_backward", "miopen_rnn_backward"), _double(_recurrent)),
+    **dict.fromkeys(
+        ("_cudnn_rnn_backward", "miopen_rnn_backward"), _double(_recurrent)
+    ),
 }
 
 
@@ -252,7 +355,9 @@ def _formulas() -> dict[Any, Formula]:
         if operator is not None:
             formulas[operator] = formula
     for operator in flop_registry:
-        if str(operator) == "flex_attention_backward":  # by its name: importing it would import torch's compiler
+        if (
+            str(operator) == "flex_attention_backward"
+        ):  # by its name: importing it would import torch's compiler
             formulas[operator] = _double(_attention)
     return formulas
 
@@ -260,7 +365,9 @@ def _formulas() -> dict[Any, Formula]:
 _FORMULAS = _formulas()
 
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
-_SHAPES_ALONE = FAKES.path.rpartition(".")[0]  # fake tensors', on which torch also tries operators to infer shapes
+_SHAPES_ALONE = FAKES.path.rpartition(".")[
+    0
+]  # fake tensors', on which torch also tries operators to infer shapes
 _PLAIN_DISPATCH = Tensor.__torch_dispatch__
 
 
@@ -279,7 +386,9 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
     def _should_skip_dynamo(cls) -> bool:
         return False  # so that torch does not import its compiler to keep it away; nothing compiled runs in here
 
-    def __init__(self, traffic: ForwardTraffic | None = None, on_shapes: bool = False) -> None:
+    def __init__(
+        self, traffic: ForwardTraffic | None = None, on_shapes: bool = False
+    ) -> None:
         super().__init__()
         GRAPH_TASK.find()  # raises here, before a step, where this torch lacks it
         self._on_shapes = on_shapes
@@ -311,14 +420,20 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             flops_by_work.setdefault(work, {})[dtype] = flops
         return flops_by_work
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         is_counted = False
         is_composite = False
         autocast: AbstractContextManager[Any] = nullcontext()
         try:  # This asks classes of the user, which may raise anything.
-            subclasses = [kind for kind in types if kind.__torch_dispatch__ is not _PLAIN_DISPATCH]
-            has_shapes_alone = any(str(kind.__module__).startswith(_SHAPES_ALONE) for kind in subclasses)
+            subclasses = [
+                kind for kind in types if kind.__torch_dispatch__ is not _PLAIN_DISPATCH
+            ]
+            has_shapes_alone = any(
+                str(kind.__module__).startswith(_SHAPES_ALONE) for kind in subclasses
+            )
             if subclasses and not has_shapes_alone:
                 return NotImplemented  # its tensors wrap others, whose operators arrive here one by one
             is_composite = not has_shapes_alone and self._is_composite(func)
@@ -331,7 +446,10 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         except BaseException as error:
             self._lose(func, error)
         if is_composite:
-            with enable_reentrant_dispatch(), self:  # so that its parts run under autocast, as without this mode
+            with (
+                enable_reentrant_dispatch(),
+                self,
+            ):  # so that its parts run under autocast, as without this mode
                 return func.decompose(*args, **kwargs)
         with autocast:
             result = func(*args, **kwargs)
@@ -346,7 +464,9 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         if self.unknown is None:
             try:
                 formula = self._formula_of(func)
-                flops = 0 if formula is None else formula(*args, **kwargs, out_val=result)
+                flops = (
+                    0 if formula is None else formula(*args, **kwargs, out_val=result)
+                )
                 if flops:
                     self._flops[_work(self._thread), _dtype(args, kwargs)] += flops
             except BaseException as error:
@@ -396,7 +516,11 @@ def _autocast_of_caller() -> AbstractContextManager[Any]:
                 dtypes[device_type] = torch.get_autocast_dtype(device_type)
     stack = ExitStack()
     for device_type, dtype in dtypes.items():
-        stack.enter_context(torch.autocast(device_type, dtype, cache_enabled=torch.is_autocast_cache_enabled()))
+        stack.enter_context(
+            torch.autocast(
+                device_type, dtype, cache_enabled=torch.is_autocast_cache_enabled()
+            )
+        )
     return stack
 
 
@@ -441,7 +565,12 @@ class StepFlops:
     also hears when a forward pass begins.
     """
 
-    def __init__(self, timeline: Timeline, traffic: ForwardTraffic | None = None, on_shapes: bool = False) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        traffic: ForwardTraffic | None = None,
+        on_shapes: bool = False,
+    ) -> None:
         self._timeline = timeline
         self._counter = FlopCounter(traffic, on_shapes)
         self.flops = self._counter.flops

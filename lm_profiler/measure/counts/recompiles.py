@@ -34,13 +34,19 @@ class TimedCompilation(NamedTuple):
     what: str | None
 
 
-def compilations(since_s: float, remembered: int = _REMEMBERED) -> list[TimedCompilation] | None:
+def compilations(
+    since_s: float, remembered: int = _REMEMBERED
+) -> list[TimedCompilation] | None:
     """Return the compilations that began ``since_s`` seconds after the epoch, or later; None if torch may have
     forgotten one."""
     dynamo = DYNAMO.loaded()
     entries = [] if dynamo is None else dynamo.get_compilation_metrics()
     later = [
-        TimedCompilation(e.start_time_us * 1e-6, e.end_time_us * 1e-6, _named(e) if e.co_name else None)
+        TimedCompilation(
+            e.start_time_us * 1e-6,
+            e.end_time_us * 1e-6,
+            _named(e) if e.co_name else None,
+        )
         for e in entries
         if e.start_time_us and e.end_time_us and e.start_time_us * 1e-6 >= since_s
     ]
@@ -48,7 +54,9 @@ def compilations(since_s: float, remembered: int = _REMEMBERED) -> list[TimedCom
 
 
 def _named(entry: Any) -> str:
-    name = f"{entry.co_name} ({Path(entry.co_filename or '').name}:{entry.co_firstlineno})"
+    name = (
+        f"{entry.co_name} ({Path(entry.co_filename or '').name}:{entry.co_firstlineno})"
+    )
     # "0/1: reason" names the compiled version whose guard failed last; one line of it is enough for a person.
     _, _, reason = (entry.recompile_reason or "").partition("\n")[0].partition(": ")
     return f"{name}: {reason}" if reason else name
@@ -61,8 +69,10 @@ def is_compiled_in(module: nn.Module) -> bool:
 def is_compiled(module: nn.Module) -> bool:
     """Return whether ``module`` itself was compiled by any form of torch.compile, or by TorchScript."""
     return (
-        type(module).__name__ == "OptimizedModule"  # by name: importing it would import the compiler
+        type(module).__name__
+        == "OptimizedModule"  # by name: importing it would import the compiler
         or COMPILED_CALL.get(module) is not None
-        or COMPILED_STEPS.get_or(module) is not None  # Lightning compiled the steps themselves
+        or COMPILED_STEPS.get_or(module)
+        is not None  # Lightning compiled the steps themselves
         or isinstance(module, torch.jit.ScriptModule)
     )

@@ -80,7 +80,9 @@ class GarbageLog:
     clock: Callable[[], int]
     collections: list[GarbageCollection] = field(default_factory=list)
     held_error: BaseException | None = None
-    own_objects: int = 0  # that this profiler has made since the last collection, and keeps
+    own_objects: int = (
+        0  # that this profiler has made since the last collection, and keeps
+    )
     _own_share: float = 0.0
     _began_ns: int = 0
     _replaced_hook: Any = None
@@ -106,11 +108,17 @@ class GarbageLog:
             # Python collects once so many objects were made; a program may call for it earlier.
             threshold = gc.get_threshold()[0]
             is_automatic = 0 < threshold < gc.get_count()[0]
-            self._own_share = min(self.own_objects / threshold, 1.0) if is_automatic else 0.0
+            self._own_share = (
+                min(self.own_objects / threshold, 1.0) if is_automatic else 0.0
+            )
             self.own_objects = 0
         else:
             ended_ns = self.clock()
-            self.collections.append(GarbageCollection(self._began_ns, ended_ns, info["generation"], self._own_share))
+            self.collections.append(
+                GarbageCollection(
+                    self._began_ns, ended_ns, info["generation"], self._own_share
+                )
+            )
 
     def add_own_objects(self, count_before: int) -> None:
         """Note that the number of young objects has changed from ``count_before`` by what this profiler did."""
@@ -135,12 +143,20 @@ class StepReader:
     clock: Callable[[], int]  # the clock of the marks, in nanoseconds
     # retries and segments of the device's allocator so far; empty if it does not count them
     allocator: Callable[[], Sequence[int]] = tuple
-    usage: Callable[[], Any] = _usage_of_process  # usage of the process, as getrusage(2) has it
-    compilations: Sequence[TimedCompilation] | None = None  # those of the same time; None if they are not known
+    usage: Callable[[], Any] = (
+        _usage_of_process  # usage of the process, as getrusage(2) has it
+    )
+    compilations: Sequence[TimedCompilation] | None = (
+        None  # those of the same time; None if they are not known
+    )
     _readings: list[Reading] = field(default_factory=list)
-    _instants: dict[int, tuple[int, int]] = field(default_factory=dict)  # when each step began and ended (ns)
+    _instants: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # when each step began and ended (ns)
     _file: int | None = None
-    _compiles_since_s: float = 0.0  # the time of day from which on compilations were not taken yet
+    _compiles_since_s: float = (
+        0.0  # the time of day from which on compilations were not taken yet
+    )
     _clock_ahead_s: float = 0.0  # of the time of day, then
 
     def __post_init__(self) -> None:
@@ -188,7 +204,11 @@ class StepReader:
             self._garbage.held_error = None
             raise held_error
 
-    def take(self) -> tuple[list[Reading], Sequence[GarbageCollection], Sequence[TimedCompilation] | None]:
+    def take(
+        self,
+    ) -> tuple[
+        list[Reading], Sequence[GarbageCollection], Sequence[TimedCompilation] | None
+    ]:
         """Return the readings, collections and compilations since the last call, and forget them."""
         readings = self._readings
         self._readings = []
@@ -225,7 +245,11 @@ class StepReader:
         if drift_s > _APART_S:
             return None
         return [
-            TimedCompilation(compilation.began_s + ahead_s, compilation.ended_s + ahead_s, compilation.what)
+            TimedCompilation(
+                compilation.began_s + ahead_s,
+                compilation.ended_s + ahead_s,
+                compilation.what,
+            )
             for compilation in by_time_of_day
         ]
 
@@ -253,7 +277,9 @@ def step_counters(
         began_s = collection.began_ns * 1e-9
         own_ns = collection.own_share * (collection.ended_ns - collection.began_ns)
         own_end_s = (collection.began_ns + own_ns) * 1e-9
-        garbage.append(_TimeSpan(began_s, collection.ended_ns * 1e-9, collection.generation))
+        garbage.append(
+            _TimeSpan(began_s, collection.ended_ns * 1e-9, collection.generation)
+        )
         own_garbage.append(_TimeSpan(began_s, own_end_s, None))
     compiling = None if compilations is None else disjoint(compilations)
     saving: list[_TimeSpan] = []
@@ -286,14 +312,19 @@ def step_counters(
             sm_clock_hz=clock_hz,
             throttled=reasons,
         )
-        counters.append(overlapping.model_copy(update=_counted_between(previous, current)))
+        counters.append(
+            overlapping.model_copy(update=_counted_between(previous, current))
+        )
     return counters
 
 
 def _counted_between(previous: Raw, current: Raw) -> dict[str, float | None]:
     """Return the counters of the system between the ends of two steps."""
     wall_s = max((current.ended_ns - previous.ended_ns) * 1e-9, 1e-9)
-    used = {name: getattr(current.usage, name) - getattr(previous.usage, name) for name in _USAGE}
+    used = {
+        name: getattr(current.usage, name) - getattr(previous.usage, name)
+        for name in _USAGE
+    }
     system_s = used["ru_stime"]
     cpu_s = used["ru_utime"] + system_s
     # Faults of several threads pass at the same time: divide by the threads that ran on average.

@@ -58,17 +58,34 @@ class SyncDetector:
         if undo is not None:
             undo.close()
         return [
-            Sync(file=file, line=line, function=function, count=count, call=linecache.getline(file, line).strip())
+            Sync(
+                file=file,
+                line=line,
+                function=function,
+                count=count,
+                call=linecache.getline(file, line).strip(),
+            )
             for (file, line, function), count in self._counts.most_common()
         ]
 
-    def _show(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+    def _show(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        *rest: Any,
+    ) -> None:
         if str(message).startswith(_TEXT):
-            self._counts[user_line(sys._getframe(1), frameworks=True) or (filename, lineno, "")] += 1
+            self._counts[
+                user_line(sys._getframe(1), frameworks=True) or (filename, lineno, "")
+            ] += 1
         else:
             self._show_others(message, category, filename, lineno, *rest)
 
 
 def sync_detector_of(device: torch.device) -> SyncDetector | None:
     """Return a detector for ``device``; None if torch has no debug mode (only CUDA has one)."""
-    return SyncDetector() if device.type == "cuda" and torch.cuda.is_available() else None
+    return (
+        SyncDetector() if device.type == "cuda" and torch.cuda.is_available() else None
+    )

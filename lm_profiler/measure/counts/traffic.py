@@ -15,15 +15,32 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm_profiler.measure.clocks.tape import BACKWARD, CLIP, FORWARD, OPTIMIZER, ZERO_GRAD
+from lm_profiler.measure.clocks.tape import (
+    BACKWARD,
+    CLIP,
+    FORWARD,
+    OPTIMIZER,
+    ZERO_GRAD,
+)
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.memory.causes import gradients, pieces, storages, storages_by_cause, tensors_in
+from lm_profiler.measure.memory.causes import (
+    gradients,
+    pieces,
+    storages,
+    storages_by_cause,
+    tensors_in,
+)
 from lm_profiler.measure.memory.saved_tensors import SavedTensors
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.torch_names import tree_leaves
 
 # Operators that read as many rows or elements of their first tensor as indices say.
-_LOOK_UPS = {"embedding", "_embedding_bag", "_embedding_bag_forward_only", "embedding_renorm_"}
+_LOOK_UPS = {
+    "embedding",
+    "_embedding_bag",
+    "_embedding_bag_forward_only",
+    "embedding_renorm_",
+}
 _GATHERS = {"index", "index_select", "gather", "take", "_index_put_impl_"}
 # operators that read a tensor's shape, and not its elements
 _SHAPES_ALONE = {
@@ -61,7 +78,9 @@ class Regions:
     def bytes_by_storage(self) -> dict[int, int]:
         sizes: dict[int, int] = {}
         for storage, piece_bytes in self._pieces.items():
-            sizes[storage] = min(self._storage_bytes[storage], sum(piece_bytes.values()))
+            sizes[storage] = min(
+                self._storage_bytes[storage], sum(piece_bytes.values())
+            )
         return sizes
 
 
@@ -74,8 +93,12 @@ class ForwardTraffic:
 
     def __init__(self) -> None:
         self.lost = False  # whether an error occurred, and nothing is known
-        self.made_storages: set[int] = set()  # the storages that the current or last pass made
-        self.copied_storages: set[int] = set()  # those of them that are weights and inputs in autocast's dtype
+        self.made_storages: set[int] = (
+            set()
+        )  # the storages that the current or last pass made
+        self.copied_storages: set[int] = (
+            set()
+        )  # those of them that are weights and inputs in autocast's dtype
         self._passes = 0
         self._bytes_read = 0  # by the passes before the current one
         self._reads = Regions()
@@ -147,7 +170,9 @@ def _identity(tensor: Tensor) -> int:
 
 
 class StepTraffic(NamedTuple):
-    by_phase: Mapping[str, int | None]  # the phases that occurred; of the forward pass what is written
+    by_phase: Mapping[
+        str, int | None
+    ]  # the phases that occurred; of the forward pass what is written
     # what the forward pass reads. None if the step is compiled, so that its operators were not seen: then
     # ``by_phase`` includes saved inputs.
     forward_read: int | None
@@ -166,18 +191,26 @@ class TrafficReader:
     """
 
     module: nn.Module
-    optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
+    optimizers: Sequence[
+        Optimizer
+    ]  # the plain optimizers, without Lightning's wrapping
     device: torch.device  # the device whose memory is meant
     timeline: Timeline  # the timeline whose marks are observed
-    saved: SavedTensors  # what autograd saved; ``HoldingsReader`` switches it on and off
+    saved: (
+        SavedTensors  # what autograd saved; ``HoldingsReader`` switches it on and off
+    )
     forward: ForwardTraffic  # sees the operators of forward passes; ``StepFlops`` shows them to it
     traffic: StepTraffic | None = None  # the traffic of the last step that ended
     _bytes: Counter[str] = field(default_factory=Counter)
     _open: frozenset[int] = frozenset()
     _sparse: bool = False
-    _stepped: list[Tensor] = field(default_factory=list)  # the parameters that the optimizers step
+    _stepped: list[Tensor] = field(
+        default_factory=list
+    )  # the parameters that the optimizers step
     _stepped_gradient_bytes: int = 0
-    _has_new_gradients: bool = False  # a backward pass has begun since an optimizer's step was last counted
+    _has_new_gradients: bool = (
+        False  # a backward pass has begun since an optimizer's step was last counted
+    )
 
     def __call__(self, code: int) -> None:
         parts_before = self._open
@@ -204,7 +237,12 @@ class TrafficReader:
             saved = self._saved_bytes()
             self._add(BACKWARD, sum(saved.values()) + self._gradient_bytes())
             made_storages = self._made_by_forward(saved)
-            self._add(FORWARD, sum(size for storage, size in saved.items() if storage in made_storages))
+            self._add(
+                FORWARD,
+                sum(
+                    size for storage, size in saved.items() if storage in made_storages
+                ),
+            )
         elif part == CLIP:
             self._add(CLIP, self._gradient_bytes())
         elif part == OPTIMIZER:
@@ -213,7 +251,9 @@ class TrafficReader:
     def _part_ends(self, part: int) -> None:
         if part in (BACKWARD, ZERO_GRAD):
             self._add(part, self._gradient_bytes())
-        elif part == OPTIMIZER and self._has_new_gradients:  # not before its closure, where it has changed nothing yet
+        elif (
+            part == OPTIMIZER and self._has_new_gradients
+        ):  # not before its closure, where it has changed nothing yet
             self._has_new_gradients = False
             self._add_optimizer_step()
 
@@ -223,7 +263,9 @@ class TrafficReader:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 parameters.update(dict.fromkeys(group["params"]))
-        self._stepped = [parameter for parameter in parameters if parameter.grad is not None]
+        self._stepped = [
+            parameter for parameter in parameters if parameter.grad is not None
+        ]
         # Together: FSDP's gradients are views of one storage.
         self._stepped_gradient_bytes = self._stored_bytes(
             parameter.grad for parameter in self._stepped if parameter.grad is not None
@@ -233,7 +275,9 @@ class TrafficReader:
         """Add the bytes of a step that has ended; states are there by now, since the first step makes them."""
         states: list[Any] = []
         for optimizer in self.optimizers:
-            states.extend(optimizer.state.get(parameter, {}) for parameter in self._stepped)
+            states.extend(
+                optimizer.state.get(parameter, {}) for parameter in self._stepped
+            )
         read_and_written = self._stored_bytes([*self._stepped, *tensors_in(states)])
         self._add(OPTIMIZER, 2 * read_and_written + self._stepped_gradient_bytes)
         for parameter in self._stepped:
@@ -246,7 +290,10 @@ class TrafficReader:
         for tensor in self.saved:
             for piece in pieces(tensor):
                 device = piece.untyped_storage().device
-                if device.type == self.device.type and self.device.index in (None, device.index):
+                if device.type == self.device.type and self.device.index in (
+                    None,
+                    device.index,
+                ):
                     regions.add(piece)
         return regions.bytes_by_storage()
 
@@ -254,7 +301,9 @@ class TrafficReader:
         """Return which of ``saved`` the forward pass made; if no operator was seen, all but parameters and the like."""
         if self.forward.made_storages:
             return self.forward.made_storages - self.forward.copied_storages
-        storages_held = chain.from_iterable(storages_by_cause(self.module, self.optimizers, self.device))
+        storages_held = chain.from_iterable(
+            storages_by_cause(self.module, self.optimizers, self.device)
+        )
         return set(saved) - set(storages_held)
 
     def _gradient_bytes(self) -> int:

@@ -17,7 +17,11 @@ import torch
 from torch import Tensor
 
 from lm_profiler.measure.clocks.stream import Stopwatch
-from lm_profiler.measure.device.environment import cpu_name, device_name, float32_matmul_precision
+from lm_profiler.measure.device.environment import (
+    cpu_name,
+    device_name,
+    float32_matmul_precision,
+)
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.process_spread import FigureCache
 
@@ -35,7 +39,9 @@ SMALLEST = 128
 LARGEST = 16384
 
 LONG_ENOUGH_S = 0.01  # a matmul of this length hides the cost of launching and timing it, which is microseconds
-SETTLED = 1.1  # sizes grow until doubling the side raises the rate by less than this factor
+SETTLED = (
+    1.1  # sizes grow until doubling the side raises the rate by less than this factor
+)
 BELIEVABLE_S = 0.001  # where all matmuls are shorter there is no ceiling: memory was too small for a longer one
 
 _TILE = 256
@@ -60,7 +66,10 @@ def matmul_ceiling(
     try:
         products = Products(device, dtype, clock)
         products(1)
-    except (RuntimeError, TypeError):  # RuntimeError with NotImplementedError; MPS raises TypeError for float64
+    except (
+        RuntimeError,
+        TypeError,
+    ):  # RuntimeError with NotImplementedError; MPS raises TypeError for float64
         return None
     best: tuple[int, float] | None = None
     for probe in range(_PROBES):
@@ -90,7 +99,11 @@ def usable_bytes(device: torch.device) -> int:
         return available_bytes(torch.device("cpu")) or 0
     if device.type == "cpu":
         return free
-    return free + torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
+    return (
+        free
+        + torch.accelerator.memory_reserved(device)
+        - torch.accelerator.memory_allocated(device)
+    )
 
 
 def fastest(
@@ -107,7 +120,9 @@ def fastest(
     previous_s = inf  # of the size before
     while not seconds or (size <= largest and 8 * previous_s < left_s()):
         try:
-            seconds[size] = time_product(size)  # includes fresh pages and the choice of a kernel, so it runs twice
+            seconds[size] = time_product(
+                size
+            )  # includes fresh pages and the choice of a kernel, so it runs twice
             if seconds[size] < left_s():
                 seconds[size] = min(seconds[size], time_product(size))
         except torch.OutOfMemoryError:  # free memory is fragmented
@@ -125,7 +140,9 @@ def fastest(
 
 
 def _repeat(
-    time_product: Callable[[int], float], seconds: dict[int, float], left_s: Callable[[], float]
+    time_product: Callable[[int], float],
+    seconds: dict[int, float],
+    left_s: Callable[[], float],
 ) -> tuple[int, float] | None:
     """Repeat the two best sizes until time is up; return the best size and its seconds, None without a time."""
 
@@ -159,17 +176,25 @@ def largest_size(available_bytes: int, dtype: torch.dtype) -> int:
 class Products:
     """Runs and times one matmul at a time; keeps the matrices of every size, since sizes take turns."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, clock: Callable[[], int]
+    ) -> None:
         self._seconds = Stopwatch(device, clock)
         # Random values: zeros draw less power and so run faster. An own generator leaves the run's unchanged.
         generator = torch.Generator(device).manual_seed(0)
-        tile = torch.empty(_TILE, _TILE, device=device, dtype=torch.float32).uniform_(-1, 1, generator=generator)
+        tile = torch.empty(_TILE, _TILE, device=device, dtype=torch.float32).uniform_(
+            -1, 1, generator=generator
+        )
         self._tile = tile.to(dtype)
         self._matrices: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def __call__(self, size: int) -> float:
         if size not in self._matrices:
-            self._matrices[size] = self._matrix(size), self._matrix(size), self._matrix(size)
+            self._matrices[size] = (
+                self._matrix(size),
+                self._matrix(size),
+                self._matrix(size),
+            )
         factor, other_factor, product = self._matrices[size]
         # With `out`, autocast does not change the dtype.
         return self._seconds(lambda: torch.mm(factor, other_factor, out=product))
@@ -248,7 +273,10 @@ def known_ceiling(
     number of threads, dtype, precision and version of torch. For ``FRESH_S`` after two readings have agreed it is used
     without a new reading. A file that cannot be read or written counts as absent.
     """
-    dtype_facts = {"dtype": str(dtype).removeprefix("torch."), "precision": float32_matmul_precision(device.type)}
+    dtype_facts = {
+        "dtype": str(dtype).removeprefix("torch."),
+        "precision": float32_matmul_precision(device.type),
+    }
     file = _rate_file("ceiling", device, dtype_facts, folder)
     rates = _read_rates(file, "flops_per_s", lambda: probe(device, dtype), clock())
     if rates.current is None or rates.stored is None:
@@ -280,7 +308,9 @@ def known_copy_rate(
     return max(rates.current, rates.stored or 0.0)
 
 
-def _rate_file(kind: str, device: torch.device, facts: Mapping[str, str], folder: Path | None) -> FigureCache:
+def _rate_file(
+    kind: str, device: torch.device, facts: Mapping[str, str], folder: Path | None
+) -> FigureCache:
     """Return the file of a rate, named after the machine and further ``facts`` on which it depends."""
     dependencies: dict[str, object] = {
         "device": device_name(device),
@@ -292,7 +322,9 @@ def _rate_file(kind: str, device: torch.device, facts: Mapping[str, str], folder
     return FigureCache(kind, dependencies, folder)
 
 
-def _read_rates(file: FigureCache, key: str, probe: Callable[[], float | None], now_s: float) -> _RateReadings:
+def _read_rates(
+    file: FigureCache, key: str, probe: Callable[[], float | None], now_s: float
+) -> _RateReadings:
     """Return the current and the stored rate; store the better of them, and the time if they agree."""
     figures = file.read()
     stored = figures.get(key) or None

@@ -14,7 +14,9 @@ from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic  # not by its module: whoever replaces the clock there counts its calls
+from time import (
+    monotonic,
+)  # not by its module: whoever replaces the clock there counts its calls
 
 from lm_profiler.measure.device.nvml import Gpu, gpu_sharing
 from lm_profiler.record.run_record import Contention, GpuSharing
@@ -32,7 +34,9 @@ class CpuReading:
     cpus: frozenset[int]
     busy_s: float  # sum over the CPUs that this process may use, as is ``stolen_s``
     stolen_s: float
-    own_s: dict[int, float]  # by process: this one and its descendants, with children that have ended
+    own_s: dict[
+        int, float
+    ]  # by process: this one and its descendants, with children that have ended
     waited_s: dict[int, float] | None  # by thread of these processes
     pressure_s: float | None
     throttled_s: float | None
@@ -48,7 +52,9 @@ class CpuUse:
     gpu: GpuSharing | None = None
 
 
-def cpu_use_since(begin: CpuReading | None, begun_s: float, gpu: Gpu | None) -> list[CpuUse]:
+def cpu_use_since(
+    begin: CpuReading | None, begun_s: float, gpu: Gpu | None
+) -> list[CpuUse]:
     """Return this process's use since ``begun_s``, as a list of one; empty if the system does not count."""
     if begin is None:
         return []
@@ -71,7 +77,11 @@ def contention(uses: Sequence[CpuUse]) -> Contention | None:
     contentions = []
     for (machine, cpus), use in use_by_cpus.items():
         # Ranks may share CPUs or have their own: those count together whose CPUs are among these.
-        sharers = [sharer for sharer in long_enough if sharer.end.machine == machine and sharer.end.cpus <= cpus]
+        sharers = [
+            sharer
+            for sharer in long_enough
+            if sharer.end.machine == machine and sharer.end.cpus <= cpus
+        ]
         contentions.append(_contention_for_cpus(use, sharers))
     if not contentions:
         return None
@@ -166,7 +176,9 @@ def _increase(begin: float | None, end: float | None) -> float | None:
     return max(end - begin, 0.0)
 
 
-def cpu_reading(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> CpuReading | None:
+def cpu_reading(
+    proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> CpuReading | None:
     """Return the current counts; None off Linux. Reads a small file for each process, and for each of our threads."""
     if not hasattr(os, "sched_getaffinity"):
         return None

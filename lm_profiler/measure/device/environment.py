@@ -25,7 +25,10 @@ _PACKAGES = ("lm_profiler", "torch", "lightning", "numpy")
 
 def environment(device: torch.device, world_size: int) -> Environment:
     return Environment(
-        versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        versions={
+            "python": platform.python_version(),
+            **{name: _version(name) for name in _PACKAGES},
+        },
         platform=platform.platform(),
         cpu=cpu_name(),
         cpu_count=cpu_cores(),
@@ -95,7 +98,9 @@ def _version(package: str) -> str:
         return torch.__version__
     try:
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # "lightning" may be there as pytorch-lightning
+    except (
+        importlib.metadata.PackageNotFoundError
+    ):  # "lightning" may be there as pytorch-lightning
         return "unknown"
 
 
@@ -134,7 +139,9 @@ def git_commit() -> str | None:
     """Return the commit of the current folder, with ``-dirty`` behind it where files were changed; None without git."""
     command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=5, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return result.stdout.strip() or None
@@ -166,7 +173,14 @@ def exact_float32() -> Iterator[None]:
     """Within this context float32 is exact: no TF32 or bf16 inside matmuls and convolutions."""
     libraries: Any = torch.backends  # which torch types in part
     cuda, cudnn, mkldnn = libraries.cuda, libraries.cudnn, libraries.mkldnn
-    operators = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+    operators = [
+        cuda.matmul,
+        cudnn.conv,
+        cudnn.rnn,
+        mkldnn.matmul,
+        mkldnn.conv,
+        mkldnn.rnn,
+    ]
     matmul_precision = _older_setting(torch.get_float32_matmul_precision)
     allows_tf32 = _older_setting(lambda: cudnn.allow_tf32)
     precisions = [operator.fp32_precision for operator in operators]

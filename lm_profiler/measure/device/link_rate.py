@@ -19,7 +19,9 @@ _BYTES = 4  # float32
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _FEWEST_REPEATS = 6  # the interval of a median needs six times
-_TIMEOUT = timedelta(minutes=1)  # if a rank hangs, collectives of the others end in an error that names it
+_TIMEOUT = timedelta(
+    minutes=1
+)  # if a rank hangs, collectives of the others end in an error that names it
 
 
 @dataclass(frozen=True)
@@ -45,17 +47,27 @@ class LinkRow(NamedTuple):
     unknown: str | None = None
 
 
-def time_links(request: LinkRequest, rank: int, send: Callable[[LinkRow], object]) -> None:
+def time_links(
+    request: LinkRequest, rank: int, send: Callable[[LinkRow], object]
+) -> None:
     """Measure as one of ``request.ranks`` ranks; rank 0 sends each row as soon as it is known.
 
     Raises RuntimeError if a collective gives a wrong result, or another rank is gone.
     """
-    device = torch.device("cuda", rank) if request.backend == "nccl" else torch.device("cpu")
+    device = (
+        torch.device("cuda", rank) if request.backend == "nccl" else torch.device("cpu")
+    )
     if device.type == "cuda":
         torch.cuda.set_device(device)
     server = dist.TCPStore("localhost", request.port, is_master=False)  # type: ignore[attr-defined]  # the stubs lack it
     store = dist.PrefixStore(request.name, server)  # type: ignore[attr-defined]  # as above
-    dist.init_process_group(request.backend, store=store, rank=rank, world_size=request.ranks, timeout=_TIMEOUT)
+    dist.init_process_group(
+        request.backend,
+        store=store,
+        rank=rank,
+        world_size=request.ranks,
+        timeout=_TIMEOUT,
+    )
     for op in request.ops:
         for size_bytes in request.sizes_bytes:
             row = _row(request, op, size_bytes, device, rank)
@@ -63,12 +75,18 @@ def time_links(request: LinkRequest, rank: int, send: Callable[[LinkRow], object
                 send(row)
 
 
-def _row(request: LinkRequest, op: str, size_bytes: int, device: torch.device, rank: int) -> LinkRow:
+def _row(
+    request: LinkRequest, op: str, size_bytes: int, device: torch.device, rank: int
+) -> LinkRow:
     # All tensors have whole parts for the ranks, as those of nccl-tests.
     part = max(size_bytes // _BYTES // request.ranks, 1)
     size_bytes = part * request.ranks * _BYTES
     if _lacks_memory_on_a_rank(request, size_bytes, device):
-        return LinkRow(op, size_bytes, unknown="the tensors do not fit into the memory that is free")
+        return LinkRow(
+            op,
+            size_bytes,
+            unknown="the tensors do not fit into the memory that is free",
+        )
     collective = _collective(op, part, request.ranks, rank, device)
     try:
         collective.call()
@@ -80,7 +98,9 @@ def _row(request: LinkRequest, op: str, size_bytes: int, device: torch.device, r
     return LinkRow(op, size_bytes, _slowest_seconds(request, collective.call, device))
 
 
-def _lacks_memory_on_a_rank(request: LinkRequest, size_bytes: int, device: torch.device) -> bool:
+def _lacks_memory_on_a_rank(
+    request: LinkRequest, size_bytes: int, device: torch.device
+) -> bool:
     available = available_bytes(device)
     needed = 2 * size_bytes
     if device.type == "cpu":  # all ranks share it
@@ -89,7 +109,9 @@ def _lacks_memory_on_a_rank(request: LinkRequest, size_bytes: int, device: torch
     return _maximum_over_ranks(float(is_short), device) > 0.0
 
 
-def _slowest_seconds(request: LinkRequest, call: Callable[[], object], device: torch.device) -> tuple[float, ...]:
+def _slowest_seconds(
+    request: LinkRequest, call: Callable[[], object], device: torch.device
+) -> tuple[float, ...]:
     """Return the seconds of each repeat of ``call``, on the rank that took longest."""
     stopwatch = Stopwatch(device)
 
@@ -115,10 +137,14 @@ def _maximum_over_ranks(value: float, device: torch.device) -> float:
 
 class _CheckedCall(NamedTuple):
     call: Callable[[], Any]
-    has_right_result: Callable[[], bool]  # after the first call; it overwrites the tensors
+    has_right_result: Callable[
+        [], bool
+    ]  # after the first call; it overwrites the tensors
 
 
-def _collective(op: str, part: int, ranks: int, rank: int, device: torch.device) -> _CheckedCall:
+def _collective(
+    op: str, part: int, ranks: int, rank: int, device: torch.device
+) -> _CheckedCall:
     """Return ``op`` over tensors of ``part`` · ``ranks`` elements.
 
     Rank r has r + 1 everywhere; for reduce-scatter, times p + 1 in part p.

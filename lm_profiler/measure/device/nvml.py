@@ -25,7 +25,9 @@ from lm_profiler.record.run_record import GpuSharing, Telemetry
 
 Value = TypeVar("Value")
 
-_PATIENCE_S = 5.0  # seconds to wait for NVML, which can hang on a GPU that fell off its bus
+_PATIENCE_S = (
+    5.0  # seconds to wait for NVML, which can hang on a GPU that fell off its bus
+)
 _NOT_FOUND = 6  # nvml.h, NVML_ERROR_NOT_FOUND: nothing ran on the GPU since then
 _CLOCK_SM = 1  # nvml.h, nvmlClockType_t
 _TEMPERATURE_GPU = 0  # nvml.h, nvmlTemperatureSensors_t
@@ -73,7 +75,9 @@ def initialized(nvml: Any = None) -> Any:
     return nvml
 
 
-def gpu_of(device: torch.device, nvml: Any = None, properties: Any = None) -> Gpu | None:
+def gpu_of(
+    device: torch.device, nvml: Any = None, properties: Any = None
+) -> Gpu | None:
     """Return the GPU of a CUDA device; None off NVIDIA, without NVML, and under MIG.
 
     Call it from the thread that uses CUDA. Tests hand in ``nvml`` and the ``properties`` of the device.
@@ -97,7 +101,9 @@ def gpu_of(device: torch.device, nvml: Any = None, properties: Any = None) -> Gp
     return None if is_sliced else gpu
 
 
-def compute_capability(device: torch.device, nvml: Any = None) -> tuple[int, int] | None:
+def compute_capability(
+    device: torch.device, nvml: Any = None
+) -> tuple[int, int] | None:
     """Return a GPU's compute capability; None if unknown. It is not opened, so that this process can still fork."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
@@ -118,7 +124,9 @@ def compute_capability(device: torch.device, nvml: Any = None) -> tuple[int, int
     return major, minor
 
 
-def gpu_sharing(gpu: Gpu, since_s: float, patience_s: float = _PATIENCE_S) -> GpuSharing | None:
+def gpu_sharing(
+    gpu: Gpu, since_s: float, patience_s: float = _PATIENCE_S
+) -> GpuSharing | None:
     """Return the use of ``gpu`` by others after ``since_s`` (seconds since 1970, as NVML stamps its samples).
 
     None if NVML does not answer within ``patience_s``, hence the thread.
@@ -141,7 +149,9 @@ def _read_sharing(gpu: Gpu, since_us: int) -> GpuSharing | None:
     bytes_by_pid = {process.pid: process.usedGpuMemory for process in processes}
     if os.getpid() not in bytes_by_pid:
         # Inside a container NVML has the host's process ids, or none. One of the processes is this one.
-        return GpuSharing(processes=len(bytes_by_pid) - 1, utilisation=None, memory_bytes=None)
+        return GpuSharing(
+            processes=len(bytes_by_pid) - 1, utilisation=None, memory_bytes=None
+        )
     del bytes_by_pid[os.getpid()]
 
     other_pids = set(bytes_by_pid)
@@ -153,7 +163,9 @@ def _read_sharing(gpu: Gpu, since_us: int) -> GpuSharing | None:
     memory_bytes: int | None = None
     if None not in bytes_by_pid.values():
         memory_bytes = sum(bytes_by_pid.values())
-    return GpuSharing(processes=len(other_pids), utilisation=utilisation, memory_bytes=memory_bytes)
+    return GpuSharing(
+        processes=len(other_pids), utilisation=utilisation, memory_bytes=memory_bytes
+    )
 
 
 def _utilisation(gpu: Gpu, since_us: int) -> dict[int, float] | None:
@@ -168,7 +180,9 @@ def _utilisation(gpu: Gpu, since_us: int) -> dict[int, float] | None:
         is_other_process = sample.pid not in (0, os.getpid())
         if is_other_process and sample.timeStamp >= since_us:
             shares[sample.pid].append(sample.smUtil / 100)
-    return {pid: fmean(pid_shares) for pid, pid_shares in shares.items() if any(pid_shares)}
+    return {
+        pid: fmean(pid_shares) for pid, pid_shares in shares.items() if any(pid_shares)
+    }
 
 
 class _Sample(NamedTuple):
@@ -191,7 +205,9 @@ class TelemetrySampler:
 
     gpu: Gpu
     period_s: float = 0.1  # seconds from one sample to the next
-    clock: Callable[[], float] = time.perf_counter  # the clock of the samples, in seconds
+    clock: Callable[[], float] = (
+        time.perf_counter
+    )  # the clock of the samples, in seconds
     kept: int | None = None  # the number of last samples to keep; None keeps all
 
     def __post_init__(self) -> None:
@@ -207,7 +223,10 @@ class TelemetrySampler:
         self._samples = deque(maxlen=self.kept)
         self._stopping = threading.Event()
         self._thread = threading.Thread(
-            target=self._collect, args=(self._samples, self._stopping), name="lm_profiler telemetry", daemon=True
+            target=self._collect,
+            args=(self._samples, self._stopping),
+            name="lm_profiler telemetry",
+            daemon=True,
         )
         self._thread.start()
 
@@ -224,13 +243,17 @@ class TelemetrySampler:
         thread.join(timeout=_PATIENCE_S)
         return _reading([*self._samples], self.gpu.uuid)
 
-    def during(self, began_s: float, ended_s: float) -> tuple[float | None, list[str] | None]:
+    def during(
+        self, began_s: float, ended_s: float
+    ) -> tuple[float | None, list[str] | None]:
         """Return the SM clock between two instants and its throttle reasons; None if there is no sample."""
         samples = list(self._samples)
         begin = bisect_left(samples, began_s, key=attrgetter("at_s"))
         end = bisect_left(samples, ended_s, key=attrgetter("at_s"))
         samples_between = samples[begin:end]
-        return _median(sample.sm_clock_hz for sample in samples_between), _throttling(samples_between)
+        return _median(sample.sm_clock_hz for sample in samples_between), _throttling(
+            samples_between
+        )
 
     def _collect(self, samples: deque[_Sample], stopping: threading.Event) -> None:
         samples.append(self._sample())
@@ -264,7 +287,12 @@ def _reading(samples: Sequence[_Sample], uuid: str) -> Telemetry | None:
         return None
     first_j, last_j = samples[0].energy_j, samples[-1].energy_j
     energy_j = None  # the counter may restart, and GPUs before Volta have none
-    if first_j is not None and last_j is not None and last_j >= first_j and len(samples) > 1:
+    if (
+        first_j is not None
+        and last_j is not None
+        and last_j >= first_j
+        and len(samples) > 1
+    ):
         energy_j = last_j - first_j
     clock_hz = _median(sample.sm_clock_hz for sample in samples)
     highest_hz = _median(sample.max_sm_clock_hz for sample in samples)

@@ -27,7 +27,11 @@ _IN_FLOAT32_OF_ALL_RELEASES = frozenset({
     "log_softmax", "mse_loss", "nll_loss", "norm", "normalize", "pow", "prod", "reciprocal", "rsqrt", "smooth_l1_loss",
     "softmax", "softmin", "softplus", "sum", "__pow__", "__rdiv__", "__rpow__", "__rtruediv__",
 })  # fmt: skip
-_IN_FLOAT32_OF_SOME_RELEASES = ("huber_loss", "logsumexp", "rms_norm")  # torch 2.11 leaves the last one unchanged
+_IN_FLOAT32_OF_SOME_RELEASES = (
+    "huber_loss",
+    "logsumexp",
+    "rms_norm",
+)  # torch 2.11 leaves the last one unchanged
 
 
 def _is_in_autocast(name: str) -> bool:
@@ -36,7 +40,9 @@ def _is_in_autocast(name: str) -> bool:
     return bool(operator.has_kernel_for_dispatch_key("AutocastCUDA"))
 
 
-_IN_FLOAT32 = _IN_FLOAT32_OF_ALL_RELEASES.union(filter(_is_in_autocast, _IN_FLOAT32_OF_SOME_RELEASES))
+_IN_FLOAT32 = _IN_FLOAT32_OF_ALL_RELEASES.union(
+    filter(_is_in_autocast, _IN_FLOAT32_OF_SOME_RELEASES)
+)
 
 
 class KernelsOfCuda(TorchFunctionMode):
@@ -57,7 +63,11 @@ class KernelsOfCuda(TorchFunctionMode):
         }
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
@@ -65,10 +75,14 @@ class KernelsOfCuda(TorchFunctionMode):
             args, kwargs = tree_map(_to_float32, (args, kwargs))
         kernel = self._fused.get(name)
         if kernel is not None:
-            if "input" in kwargs:  # by its name in torch, which the kernels here do not have
+            if (
+                "input" in kwargs
+            ):  # by its name in torch, which the kernels here do not have
                 args = (kwargs.pop("input"), *args)
             return kernel(func, *args, **kwargs)
-        calls_other_functions = isinstance(func, FunctionType) and (func.__globals__ is vars(F) or func in _BACKWARD)
+        calls_other_functions = isinstance(func, FunctionType) and (
+            func.__globals__ is vars(F) or func in _BACKWARD
+        )
         if not calls_other_functions:
             return func(*args, **kwargs)
         # Torch has left this mode. ``F.multi_head_attention_forward`` calls functions that need it, and so does
@@ -83,9 +97,15 @@ _BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 @cache
 def _without_mode_checks(func: FunctionType) -> Callable[..., Any]:
     """Return ``func`` of torch without its check for modes, which would send the call back here."""
-    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    checks = (
+        "has_torch_function",
+        "has_torch_function_unary",
+        "has_torch_function_variadic",
+    )
     names = {**func.__globals__, **dict.fromkeys(checks, _answer_no)}
-    copy = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    copy = FunctionType(
+        func.__code__, names, func.__name__, func.__defaults__, func.__closure__
+    )
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
 
@@ -112,13 +132,20 @@ def _rms_norm(
     CUDA's saves its input and one number per row; the CPU's is composed of other operators and saves a second tensor of
     the input's size.
     """
-    if x.is_complex() or (weight is not None and weight.dtype != x.dtype):  # not fused on CUDA either
+    if x.is_complex() or (
+        weight is not None and weight.dtype != x.dtype
+    ):  # not fused on CUDA either
         return func(x, normalized_shape, weight, eps)
     return F.layer_norm(x, normalized_shape, weight, None)
 
 
 def _dropout(
-    func: Callable[..., Tensor], x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **options: Any
+    func: Callable[..., Tensor],
+    x: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    **options: Any,
 ) -> Tensor:
     """Call ``native_dropout``, whose mask takes a byte per element, as on CUDA; the CPU's has the input's dtype."""
     training = options.get("train", training)  # the name in torch.dropout
@@ -129,7 +156,9 @@ def _dropout(
     return torch.native_dropout(x, p, True)[0]
 
 
-def _cross_entropy(func: Callable[..., Tensor], x: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _cross_entropy(
+    func: Callable[..., Tensor], x: Tensor, target: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
     """Under autocast, save both the log-probabilities in low precision and their copy in float32, as CUDA does.
 
     ``cross_entropy_loss`` is not in CUDA's autocast list: it calls ``log_softmax`` for the dtype that it was given.
@@ -186,17 +215,33 @@ def _attention(
     takes_dtype = is_half or query.dtype == torch.float32
     if gpu < _AMPERE and query.dtype == torch.bfloat16:
         takes_dtype = False
-    has_efficient = switches.mem_efficient_sdp_enabled() and takes_dtype and not is_grouped
+    has_efficient = (
+        switches.mem_efficient_sdp_enabled() and takes_dtype and not is_grouped
+    )
 
     if has_fused_shape and is_half and attn_mask is None and (has_cudnn or has_flash):
-        result = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
+        result = aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )
     elif has_fused_shape and is_half and has_cudnn:
-        result = aten._scaled_dot_product_cudnn_attention(query, key, value, *mask_arguments, False, scale=scale)
+        result = aten._scaled_dot_product_cudnn_attention(
+            query, key, value, *mask_arguments, False, scale=scale
+        )
     elif has_fused_shape and has_efficient:
-        result = aten._scaled_dot_product_efficient_attention(query, key, value, *mask_arguments, scale=scale)
+        result = aten._scaled_dot_product_efficient_attention(
+            query, key, value, *mask_arguments, scale=scale
+        )
     else:
         result = aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=is_grouped
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            None,
+            scale=scale,
+            enable_gqa=is_grouped,
         )
     return cast(Tensor, result[0])
 

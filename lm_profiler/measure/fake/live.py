@@ -19,7 +19,10 @@ from lm_profiler.torch_names import DISPATCH_MODE, GRAPH_TASK, tree_leaves
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = {_aten.convolution.default, _aten.convolution_backward.default}
-_MATMULS = {getattr(_aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot")}
+_MATMULS = {
+    getattr(_aten, name).default
+    for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot")
+}
 
 _HOPPER = (9, 0)
 
@@ -51,7 +54,9 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
     def __init__(self, gpu: tuple[int, int] | None = None) -> None:
         super().__init__()
         self._gpu = gpu
-        self._held: dict[int, tuple[ref[Any], MemoryBlock]] = {}  # by the storage's identity
+        self._held: dict[
+            int, tuple[ref[Any], MemoryBlock]
+        ] = {}  # by the storage's identity
         self._allocator = None if gpu is None else CachingAllocator()
         self._workspaces: dict[bool, int] = {}  # bytes by thread: True is backward's
         self.held_bytes = 0
@@ -68,15 +73,23 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         self.convolution_bytes = 0
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is _aten.mkldnn_rnn_layer.default:
-            raise NotImplementedError("the memory that the CPU's LSTM kernel keeps for backward is unknown")
+            raise NotImplementedError(
+                "the memory that the CPU's LSTM kernel keeps for backward is unknown"
+            )
         if any(hasattr(kind, "to_local") for kind in types):
             return NotImplemented  # a DTensor takes itself apart: the operators on its local tensors come here
         if self._gpu is not None and func in _MATMULS:
             has_large_workspace = self._gpu >= _HOPPER
-            self._take_workspace(_CUBLAS_HOPPER_BYTES if has_large_workspace else _CUBLAS_BYTES)
+            self._take_workspace(
+                _CUBLAS_HOPPER_BYTES if has_large_workspace else _CUBLAS_BYTES
+            )
         only_queries = getattr(func, "namespace", "") == "prim"
         if self.notes is not None and not only_queries:
             self._site = self.site(func)
@@ -84,9 +97,13 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         self.see(result)
         self._site = NOWHERE
         if func in _CONVOLUTIONS:
-            tensors = [leaf for leaf in tree_leaves((args, result)) if isinstance(leaf, Tensor)]
+            tensors = [
+                leaf for leaf in tree_leaves((args, result)) if isinstance(leaf, Tensor)
+            ]
             copied_bytes = 2 * sum(tensor.nbytes for tensor in tensors)
-            self.convolution_bytes = max(self.convolution_bytes, self.held_bytes + copied_bytes)
+            self.convolution_bytes = max(
+                self.convolution_bytes, self.held_bytes + copied_bytes
+            )
         return result
 
     def begin(self) -> None:
@@ -98,8 +115,12 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
 
     def take_notes(self) -> StorageNotes:
         """Have a step noted from here on, until ``notes`` is None again; return the notes."""
-        sizes = {storage_id: block.size for storage_id, (_, block) in self._held.items()}
-        self.notes = StorageNotes(sizes, workspaces=self.held_bytes - sum(sizes.values()))
+        sizes = {
+            storage_id: block.size for storage_id, (_, block) in self._held.items()
+        }
+        self.notes = StorageNotes(
+            sizes, workspaces=self.held_bytes - sum(sizes.values())
+        )
         self.most_gathered = sum(self._gathered.values())
         return self.notes
 
@@ -140,19 +161,26 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
 
         setattr(torch.UntypedStorage, resize.__name__, counting_resize)
 
-    def _start_counting(self, storage: torch.UntypedStorage, tensor: Tensor | None = None) -> None:
+    def _start_counting(
+        self, storage: torch.UntypedStorage, tensor: Tensor | None = None
+    ) -> None:
         """Count a storage until it is freed or resized, unless it is empty or counted already."""
         storage_id = id(storage)
         if storage_id in self._held or not storage.nbytes():
             return
         block = self._take(storage.nbytes())
         # A weak reference: the counter must not keep alive what it counts.
-        self._held[storage_id] = ref(storage, lambda _: self._stop_counting(storage_id)), block
+        self._held[storage_id] = (
+            ref(storage, lambda _: self._stop_counting(storage_id)),
+            block,
+        )
         if self.notes is not None:
             self.notes.note_made(storage_id, block.size, self._site, tensor)
 
     def _take(self, size: int) -> MemoryBlock:
-        block = MemoryBlock(size) if self._allocator is None else self._allocator.take(size)
+        block = (
+            MemoryBlock(size) if self._allocator is None else self._allocator.take(size)
+        )
         self.held_bytes += block.size
         self._peak_bytes = max(self._peak_bytes, self.held_bytes)
         return block
@@ -191,7 +219,9 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
 
     def peaks(self) -> Peaks:
         """Return the peak since the last reset, and what a GPU's allocator has reserved."""
-        reserved_bytes = None if self._allocator is None else self._allocator.reserved_bytes
+        reserved_bytes = (
+            None if self._allocator is None else self._allocator.reserved_bytes
+        )
         return self._peak_bytes, reserved_bytes, None
 
     def held(self) -> int | None:
@@ -212,13 +242,17 @@ MIN_BLOCK = 512  # ``kMinBlockSize``, in bytes: sizes are rounded up to a multip
 _SMALL_SIZE = 1 << 20  # ``kSmallSize``: the largest request of the pool of small blocks
 _SMALL_SEGMENT = 2 << 20  # ``kSmallBuffer``
 _LARGE_SEGMENT = 20 << 20  # ``kLargeBuffer``
-_LEAST_OWN_SEGMENT = 10 << 20  # ``kMinLargeAlloc``: a request of this size has a segment of its own
+_LEAST_OWN_SEGMENT = (
+    10 << 20
+)  # ``kMinLargeAlloc``: a request of this size has a segment of its own
 _ROUND_SEGMENT = 2 << 20  # ``kRoundLarge``
 
 
 class MemoryBlock(NamedTuple):
     size: int
-    address: int = 0  # among free blocks of equal size the one with the lowest address is taken
+    address: int = (
+        0  # among free blocks of equal size the one with the lowest address is taken
+    )
     is_small: bool = False
 
 
@@ -231,8 +265,12 @@ class CachingAllocator:
         # the free blocks, the smallest first. Small and large requests have separate pools: a small one never
         # splits a large block.
         self._free: dict[bool, list[MemoryBlock]] = {True: [], False: []}
-        self._free_by_begin: dict[int, MemoryBlock] = {}  # by the address at which they begin
-        self._free_by_end: dict[int, MemoryBlock] = {}  # by the address at which they end
+        self._free_by_begin: dict[
+            int, MemoryBlock
+        ] = {}  # by the address at which they begin
+        self._free_by_end: dict[
+            int, MemoryBlock
+        ] = {}  # by the address at which they end
         self._segments: dict[int, int] = {}  # bytes by address
         self._numbers = count()
 
@@ -285,7 +323,9 @@ class CachingAllocator:
         else:
             segment_bytes = _rounded_up(size, _ROUND_SEGMENT)
         self.reserved_bytes += segment_bytes
-        address = next(self._numbers) << 40  # leaves space for a TiB: segments never touch
+        address = (
+            next(self._numbers) << 40
+        )  # leaves space for a TiB: segments never touch
         self._segments[address] = segment_bytes
         return MemoryBlock(segment_bytes, address, is_small)
 

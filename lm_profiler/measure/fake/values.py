@@ -67,7 +67,10 @@ class Unknown:
     def __float__(self) -> float:
         """Return 1.0, since Python accepts only a float here, and note the line that asked."""
         frame = sys._getframe(1)
-        while frame.f_back is not None and package_of(frame.f_code.co_filename) in (TORCH, OURS):
+        while frame.f_back is not None and package_of(frame.f_code.co_filename) in (
+            TORCH,
+            OURS,
+        ):
             frame = frame.f_back
         file_name = os.path.basename(frame.f_code.co_filename)  # noqa: PTH119
         LINES_THAT_GOT_ONE[f"{file_name}, line {frame.f_lineno}"] = None
@@ -77,7 +80,9 @@ class Unknown:
     __trunc__ = __floor__ = __ceil__ = _refuse
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Run ``func`` with 1.0 in place of unknowns: the result has the same size, and its value is forgotten."""
         args, kwargs = tree_map(_one_if_unknown, (args, kwargs or {}))
         try:
@@ -115,7 +120,9 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
 
     def with_value(self, tensor: Tensor) -> FakeTensor:
         """Return a fake tensor that has the value of a real one."""
-        fake: FakeTensor = self.fake_tensor_converter.from_real_tensor(self, tensor, make_constant=True)
+        fake: FakeTensor = self.fake_tensor_converter.from_real_tensor(
+            self, tensor, make_constant=True
+        )
         return fake
 
     def forget(self, value: Any) -> None:
@@ -125,12 +132,16 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
                 self.fake_tensor_converter.invalidate_constant_aliases(leaf.constant)
                 leaf.constant = None
 
-    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         # Queries, as of a device or a size, are two thirds of all calls, so they come first.
         if not isinstance(func, _OVERLOAD) or func.namespace == "prim":
             return super().dispatch(func, types, args, kwargs)
-        if any(type(tensor) is Tensor for tensor in _tensors((*args, *kwargs.values()))):
+        if any(
+            type(tensor) is Tensor for tensor in _tensors((*args, *kwargs.values()))
+        ):
             args, kwargs = tree_map(self._fake_if_small, (args, kwargs))
         result = super().dispatch(func, types, args, kwargs)
         name = func.__name__
@@ -144,19 +155,33 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
                 if is_made_of_numbers:
                     with NO_MODES.find()():
                         return self.with_value(func(*args, **kwargs))
-        if "batch_norm" in name:  # updates running statistics, which most schemas do not declare
+        if (
+            "batch_norm" in name
+        ):  # updates running statistics, which most schemas do not declare
             self.forget((args, kwargs))
-        elif args and isinstance(args[0], (list, tuple)) and name.partition(".")[0].endswith("_"):
+        elif (
+            args
+            and isinstance(args[0], (list, tuple))
+            and name.partition(".")[0].endswith("_")
+        ):
             # Writes to lists of tensors; torch forgets only single tensors.
             written = args[:1] if "foreach" in name else args
-            fakes = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+            fakes = [
+                leaf
+                for leaf in tree_leaves((args, kwargs))
+                if isinstance(leaf, FakeTensor)
+            ]
             if any(fake.constant is None for fake in fakes):
                 self.forget(written)
         return result
 
     def _fake_if_small(self, argument: Any) -> Any:
         """Replace a small real tensor, such as data that a module keeps, by a fake one with its value."""
-        is_plain = type(argument) is Tensor and not argument.is_quantized and not argument.requires_grad
+        is_plain = (
+            type(argument) is Tensor
+            and not argument.is_quantized
+            and not argument.requires_grad
+        )
         if is_plain and _can_have_value(argument):
             return self.with_value(argument)
         return argument
@@ -172,7 +197,11 @@ def _tensors(arguments: Sequence[Any]) -> Iterator[Tensor]:
 
 
 def _can_have_value(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.numel() <= MOST_ELEMENTS and tensor.layout is torch.strided
+    return (
+        tensor.device.type == "cpu"
+        and tensor.numel() <= MOST_ELEMENTS
+        and tensor.layout is torch.strided
+    )
 
 
 def answer_with_unknown() -> None:
@@ -228,7 +257,9 @@ def _choosing_with_unknown(choose: Callable[..., Any]) -> Callable[..., Any]:
         except DependsOnValues:
             values = args if len(args) > 1 else args[0]
             is_sequence = isinstance(values, (list, tuple))
-            if is_sequence and all(isinstance(value, (Number, Unknown)) for value in values):
+            if is_sequence and all(
+                isinstance(value, (Number, Unknown)) for value in values
+            ):
                 return Unknown()
             raise
 
@@ -254,9 +285,13 @@ def _always_finite(answer: bool, check: Callable[..., Any]) -> Callable[..., Any
         if isinstance(value, Unknown):
             return answer
         is_unknown = isinstance(value, FakeTensor) and value.constant is None
-        if not is_unknown or value.fake_mode.in_kernel_invocation:  # in the latter case torch infers a shape
+        if (
+            not is_unknown or value.fake_mode.in_kernel_invocation
+        ):  # in the latter case torch infers a shape
             return check(value, *args, **kwargs)
         with value.fake_mode:
-            return torch.full(value.shape, answer, dtype=torch.bool, device=value.device)
+            return torch.full(
+                value.shape, answer, dtype=torch.bool, device=value.device
+            )
 
     return check_or_assume

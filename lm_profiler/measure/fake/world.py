@@ -25,7 +25,11 @@ from torch import Tensor, nn
 
 from lm_profiler.measure.fake.cuda import KernelsOfCuda
 from lm_profiler.measure.fake.live import LiveBytes, Uncounted
-from lm_profiler.measure.fake.values import MOST_ELEMENTS, KnownValues, answer_with_unknown
+from lm_profiler.measure.fake.values import (
+    MOST_ELEMENTS,
+    KnownValues,
+    answer_with_unknown,
+)
 from lm_profiler.torch_names import APPLY, DYNAMO, FAKES, tree_map
 
 if TYPE_CHECKING:
@@ -45,12 +49,16 @@ class FakeWorld:
         self.gpu = gpu
         self.mode = KnownValues()
         self.live = LiveBytes(gpu)
-        self.link: AbstractContextManager[Any] = nullcontext()  # a mode that sees collectives from the next entry on
+        self.link: AbstractContextManager[Any] = (
+            nullcontext()
+        )  # a mode that sees collectives from the next entry on
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Within this context new tensors are fake, and counted."""
-        kernels: AbstractContextManager[Any] = nullcontext() if self.gpu is None else KernelsOfCuda(self.gpu)
+        kernels: AbstractContextManager[Any] = (
+            nullcontext() if self.gpu is None else KernelsOfCuda(self.gpu)
+        )
         with self.mode, self.live, self.link, kernels:
             yield
 
@@ -62,7 +70,11 @@ class FakeWorld:
         self.live.begin()
         self.live.see([*weights, *buffers])
 
-    def faked(self, value: Any, resize: Callable[[Sequence[int]], Sequence[int]] = lambda shape: shape) -> Any:
+    def faked(
+        self,
+        value: Any,
+        resize: Callable[[Sequence[int]], Sequence[int]] = lambda shape: shape,
+    ) -> Any:
         """Return ``value`` with its real tensors replaced by fake ones of the shapes that ``resize`` returns."""
 
         def fake(leaf: Any) -> Any:
@@ -73,7 +85,11 @@ class FakeWorld:
                     f"a batch holds a tensor of {leaf.layout}, whose size in bytes does not follow from its shape"
                 )
             shape = tuple(resize(leaf.shape))
-            has_value = math.prod(shape) <= MOST_ELEMENTS and 0 not in leaf.stride() and not leaf.requires_grad
+            has_value = (
+                math.prod(shape) <= MOST_ELEMENTS
+                and 0 not in leaf.stride()
+                and not leaf.requires_grad
+            )
             if has_value:
                 return self.mode.with_value(_repeated(leaf, shape))
             stored_shape = list(shape)
@@ -83,7 +99,9 @@ class FakeWorld:
                     if stride == 0:
                         stored_shape[axis] = 1
             with self.mode:
-                stored = torch.empty(stored_shape, dtype=leaf.dtype, requires_grad=leaf.requires_grad)
+                stored = torch.empty(
+                    stored_shape, dtype=leaf.dtype, requires_grad=leaf.requires_grad
+                )
                 return stored.expand(shape)
 
         faked_value = tree_map(fake, value)
@@ -111,7 +129,9 @@ def prepare(gpu: tuple[int, int] | None) -> None:
     """
     forbid_writing()
     _leave_weights_unfilled()
-    APPLY.get(nn.Module)  # raises if this torch has no such method: setting it would have no effect
+    APPLY.get(
+        nn.Module
+    )  # raises if this torch has no such method: setting it would have no effect
     setattr(nn.Module, APPLY.name, _apply)
     FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
     # A GPU has no kernels of oneDNN: there an LSTM runs as its matmuls and gates.
@@ -120,7 +140,9 @@ def prepare(gpu: tuple[int, int] | None) -> None:
     torch.bincount = _without_values(torch.bincount)
     torch.jit.script = _unscripted  # type: ignore[assignment]
     answer_with_unknown()
-    if DYNAMO.loaded() is not None:  # something is compiled already, and its graphs know no fake tensors
+    if (
+        DYNAMO.loaded() is not None
+    ):  # something is compiled already, and its graphs know no fake tensors
         torch.compiler.set_stance("force_eager")
 
 
@@ -143,20 +165,26 @@ def _unscripted(function: Any, *_: Any, **__: Any) -> Any:
     return function
 
 
-def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+def _apply(
+    module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True
+) -> nn.Module:
     """Replace ``nn.Module._apply``, which swaps data in place and fails here: make new tensors, tied ones only once."""
     # new tensors by the identity of the old ones, which are kept so that no other tensor gets their identity
     replaced: dict[int, tuple[Tensor, nn.Parameter | Tensor]] = {}
     parts = module.modules() if recurse else [module]
     for part in parts:
-        for name, weight in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+        for name, weight in list(
+            part.named_parameters(recurse=False, remove_duplicate=False)
+        ):
             if id(weight) not in replaced:
                 changed = change(weight.detach())
                 requires_grad = weight.requires_grad and changed.is_floating_point()
                 replaced[id(weight)] = weight, nn.Parameter(changed, requires_grad)
             _, new_weight = replaced[id(weight)]
             nn.Module.__setattr__(part, name, new_weight)
-        for name, buffer in list(part.named_buffers(recurse=False, remove_duplicate=False)):
+        for name, buffer in list(
+            part.named_buffers(recurse=False, remove_duplicate=False)
+        ):
             changed = change(buffer)
             _, new_buffer = replaced.setdefault(id(buffer), (buffer, changed))
             nn.Module.__setattr__(part, name, new_buffer)
@@ -174,7 +202,9 @@ def _without_values(count: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Replace ``torch.bincount``: values are taken to be below ``minlength``, as metrics guarantee."""
 
     @wraps(count)
-    def bincount(values: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    def bincount(
+        values: Tensor, weights: Tensor | None = None, minlength: int = 0
+    ) -> Tensor:
         if not minlength:
             return count(values, weights)
         like = values if weights is None else weights
@@ -214,7 +244,11 @@ class WouldChange(PermissionError):
 
 def forbid_writing() -> None:
     """For the rest of this process allow writes only to its own temporary files and to caches."""
-    writable = {Path("/dev").resolve(), Path("/proc").resolve(), Path("~/.cache").expanduser().resolve()}
+    writable = {
+        Path("/dev").resolve(),
+        Path("/proc").resolve(),
+        Path("~/.cache").expanduser().resolve(),
+    }
     for variable in _CACHES:
         folder = os.environ.get(variable)
         if folder:
@@ -222,9 +256,13 @@ def forbid_writing() -> None:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _TEMPORARY:
-            writable.add(Path(arguments[0]).resolve())  # a new name, so a file of this process
+            writable.add(
+                Path(arguments[0]).resolve()
+            )  # a new name, so a file of this process
             return
-        changes_file = event in _CHANGES and (event != "open" or _opens_for_writing(*arguments))
+        changes_file = event in _CHANGES and (
+            event != "open" or _opens_for_writing(*arguments)
+        )
         if not changes_file:
             return
         folder = "."

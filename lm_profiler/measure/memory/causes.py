@@ -32,7 +32,9 @@ class Holdings(NamedTuple):
         return sum(self)
 
 
-def holdings(module: nn.Module, optimizers: Sequence[Optimizer], device: torch.device) -> Holdings:
+def holdings(
+    module: nn.Module, optimizers: Sequence[Optimizer], device: torch.device
+) -> Holdings:
     """Return what ``module`` and ``optimizers`` hold now on ``device``.
 
     Tied weights and views count once, and a sharded tensor (DTensor, FSDP) counts with its local part. Parameters that
@@ -51,8 +53,12 @@ def storages_by_cause(
 ) -> Iterator[dict[int, int]]:
     """Yield, for each cause of ``Holdings``, the bytes of each storage on ``device``; no storage occurs twice."""
     parameters = list(module.parameters())
-    parameter_ids = {id(parameter) for parameter in parameters}  # a tensor's own hash takes five times as long
-    master_weights = [weight for weight in _optimized(optimizers) if id(weight) not in parameter_ids]
+    parameter_ids = {
+        id(parameter) for parameter in parameters
+    }  # a tensor's own hash takes five times as long
+    master_weights = [
+        weight for weight in _optimized(optimizers) if id(weight) not in parameter_ids
+    ]
     tensors_by_cause = (
         parameters,
         _gradients_of((*parameters, *master_weights)),
@@ -62,7 +68,9 @@ def storages_by_cause(
     counted: set[int] = set()
     for tensors in tensors_by_cause:
         sizes = storages(tensors, device)
-        uncounted_sizes = {storage: size for storage, size in sizes.items() if storage not in counted}
+        uncounted_sizes = {
+            storage: size for storage, size in sizes.items() if storage not in counted
+        }
         counted.update(uncounted_sizes)
         yield uncounted_sizes
 
@@ -72,7 +80,9 @@ def _states(optimizers: Sequence[Optimizer]) -> Iterator[Any]:
     for optimizer in optimizers:
         yield from optimizer.state.values()
     for optimizer in optimizers:
-        inner = getattr(optimizer, "optim", None)  # a ZeroRedundancyOptimizer keeps its rank's states there
+        inner = getattr(
+            optimizer, "optim", None
+        )  # a ZeroRedundancyOptimizer keeps its rank's states there
         if inner is not None:
             yield from inner.state.values()
 
@@ -120,7 +130,9 @@ class HoldingsReader:
     """
 
     module: nn.Module
-    optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
+    optimizers: Sequence[
+        Optimizer
+    ]  # the plain optimizers, without Lightning's wrapping
     # returns the most bytes allocated since the last reset; None if that is unknown
     peak_bytes: Callable[[], int | None]
     device: torch.device  # the device whose memory is read
@@ -129,25 +141,37 @@ class HoldingsReader:
     part: Guard = UNGUARDED  # handles errors in a hook
 
     def __post_init__(self) -> None:
-        self.moments: dict[str, MemoryCauses] = {}  # what was held before and after the optimizer's step
-        self.levels: MemoryLevels | None = None  # the levels of the last step that ended
+        self.moments: dict[
+            str, MemoryCauses
+        ] = {}  # what was held before and after the optimizer's step
+        self.levels: MemoryLevels | None = (
+            None  # the levels of the last step that ended
+        )
         self.saved = SavedTensors(self.part)
         self._source: Literal["allocator", "counted"] = "allocator"
         if self.held_bytes() is None:
             self._source = "counted"
         self._level_bytes: dict[str, int] = {}  # the levels of the current step
         self._hooks: list[Any] = []
-        self._part: int | None = None  # the current part; None before a step's first mark
-        self._held_at_begin = Holdings(0, 0, 0, 0)  # what was held when the current part began
+        self._part: int | None = (
+            None  # the current part; None before a step's first mark
+        )
+        self._held_at_begin = Holdings(
+            0, 0, 0, 0
+        )  # what was held when the current part began
         self._arrived_gradients: dict[int, int] = {}  # bytes by storage
-        self._highest: _GradientReading | None = None  # the reading at which the peak last rose in the current part
+        self._highest: _GradientReading | None = (
+            None  # the reading at which the peak last rose in the current part
+        )
         self._by_part: dict[int, _PeakReading] = {}
 
     def start(self) -> None:
         on_gradient = self.part.guard(self._gradient_arrived)
         for parameter in self.module.parameters():
             if parameter.requires_grad and parameter.is_leaf:
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(on_gradient))
+                self._hooks.append(
+                    parameter.register_post_accumulate_grad_hook(on_gradient)
+                )
 
     def stop(self) -> None:
         for hook in self._hooks:
@@ -165,7 +189,9 @@ class HoldingsReader:
         if ended_part in (FORWARD, BACKWARD):
             # Accumulation has several passes in a step: the highest level counts.
             phase = PARTS[ended_part]
-            self._level_bytes[phase] = max(self._level_bytes.get(phase, 0), self._level(causes))
+            self._level_bytes[phase] = max(
+                self._level_bytes.get(phase, 0), self._level(causes)
+            )
         if code == FORWARD and "start" not in self._level_bytes:
             self._level_bytes["start"] = self._level(causes)
         if code == OPTIMIZER:
@@ -223,13 +249,17 @@ class HoldingsReader:
         return sum(sizes.values())
 
     def _gradient_arrived(self, parameter: Tensor) -> None:
-        if parameter.grad is not None:  # an optimizer that steps inside of backward has cleared it already
+        if (
+            parameter.grad is not None
+        ):  # an optimizer that steps inside of backward has cleared it already
             self._arrived_gradients.update(storages((parameter.grad,), self.device))
         peak_bytes = self.peak_bytes()
         if peak_bytes is None:
             return
         if self._highest is None or peak_bytes > self._highest.peak_bytes:
-            self._highest = _GradientReading(peak_bytes, sum(self._arrived_gradients.values()))
+            self._highest = _GradientReading(
+                peak_bytes, sum(self._arrived_gradients.values())
+            )
 
 
 def _optimized(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
@@ -245,7 +275,11 @@ def gradients(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor
 
 def _gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
     # Usually both the module and an optimizer have a parameter: it is checked once.
-    return [parameter.grad for parameter in dict.fromkeys(parameters) if parameter.grad is not None]
+    return [
+        parameter.grad
+        for parameter in dict.fromkeys(parameters)
+        if parameter.grad is not None
+    ]
 
 
 def tensors_in(states: Iterable[Any]) -> Iterator[Tensor]:
@@ -257,7 +291,9 @@ def tensors_in(states: Iterable[Any]) -> Iterator[Tensor]:
             if isinstance(value, Tensor):
                 yield value
             else:
-                yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+                yield from (
+                    leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)
+                )
 
 
 def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
@@ -265,12 +301,16 @@ def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
     sizes: dict[int, int] = {}
     for tensor in tensors:
         # Nearly all are plain, without the attributes that ``pieces`` asks for.
-        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+        is_plain = (
+            type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+        )
         plain_tensors = (tensor,) if is_plain else pieces(tensor)
         for piece in plain_tensors:
             storage = piece.untyped_storage()
             place = storage.device
-            is_on_device = place == device or (place.type == device.type and device.index in (None, place.index))
+            is_on_device = place == device or (
+                place.type == device.type and device.index in (None, place.index)
+            )
             if is_on_device:
                 sizes[id(storage)] = storage.nbytes()
     return sizes

@@ -28,12 +28,16 @@ class MemoryHistory:
     """
 
     record: Callable[..., object]  # torch's function that starts and stops recording
-    snapshot: Callable[[], object]  # returns what was recorded, for all devices of this process
+    snapshot: Callable[
+        [], object
+    ]  # returns what was recorded, for all devices of this process
     max_entries: int = 100_000  # how many of the last events are kept, at several KB of host memory each
     _running: bool = field(default=False, init=False)
 
     def start(self) -> None:
-        self.record(enabled="all", context="all", stacks="python", max_entries=self.max_entries)
+        self.record(
+            enabled="all", context="all", stacks="python", max_entries=self.max_entries
+        )
         self._running = True
 
     def dump(self, path: Path) -> Any:
@@ -53,7 +57,9 @@ def memory_history_of(device: torch.device) -> MemoryHistory | None:
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     record, snapshot = RECORD_HISTORY.find_or(None), HISTORY.find_or(None)
-    return None if record is None or snapshot is None else MemoryHistory(record, snapshot)
+    return (
+        None if record is None or snapshot is None else MemoryHistory(record, snapshot)
+    )
 
 
 def allocator_facts(device: torch.device) -> AllocatorReading | None:
@@ -77,8 +83,19 @@ def graph_pool_bytes(device: torch.device) -> int | None:
     """
     if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
         return None
-    segments = (segment for segment in torch.cuda.memory_snapshot() if segment["device"] == device.index)
-    return sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0)) or None
+    segments = (
+        segment
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == device.index
+    )
+    return (
+        sum(
+            each["total_size"]
+            for each in segments
+            if tuple(each["segment_pool_id"]) != (0, 0)
+        )
+        or None
+    )
 
 
 def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorReading:
@@ -88,7 +105,10 @@ def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorRead
     the most that can have been reserved and not allocated when allocated memory peaked, with blocks kept for reuse.
     """
     # CUDA's own allocator (cudaMallocAsync) leaves at zero the counts that only torch's has.
-    allocated, reserved = stats.get("allocated_bytes.all.peak"), stats.get("reserved_bytes.all.peak")
+    allocated, reserved = (
+        stats.get("allocated_bytes.all.peak"),
+        stats.get("reserved_bytes.all.peak"),
+    )
     own = stats if stats.get("requested_bytes.all.peak") or not allocated else {}
     return AllocatorReading(
         allocated_peak=allocated,
@@ -96,7 +116,9 @@ def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorRead
         active_peak=stats.get("active_bytes.all.peak"),
         reserved_peak=reserved,
         inactive_split_peak=own.get("inactive_split_bytes.all.peak"),
-        fragmentation=None if allocated is None or reserved is None else reserved - allocated,
+        fragmentation=None
+        if allocated is None or reserved is None
+        else reserved - allocated,
         driver_used=driver_used,
         alloc_retries=own.get("num_alloc_retries"),
         ooms=own.get("num_ooms"),
@@ -138,7 +160,10 @@ def oom_cause(error: BaseException, device: torch.device) -> OutOfMemory | None:
     message = message_of(error)
     said = {name: _bytes(pattern, message) for name, pattern in _MESSAGES.items()}
     if device.type == "cpu":
-        said |= {"free": available_bytes(device), "total": int(psutil.virtual_memory().total)}
+        said |= {
+            "free": available_bytes(device),
+            "total": int(psutil.virtual_memory().total),
+        }
     return OutOfMemory(**said)
 
 

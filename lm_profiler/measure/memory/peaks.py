@@ -17,7 +17,9 @@ from lm_profiler.measure.clocks.tape import OUTSIDE
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, Peaks, largest_peaks
 
-_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes in a unit of getrusage(2)'s maximum resident set size
+_RSS_UNIT = (
+    1 if sys.platform == "darwin" else 1024
+)  # bytes in a unit of getrusage(2)'s maximum resident set size
 
 
 class Probe:
@@ -63,7 +65,11 @@ class DeviceProbe(Probe):
             if not stats:  # nothing was allocated yet
                 return 0, 0, None
             self.counts = stats["num_alloc_retries"], stats["num_device_alloc"]
-            return stats["allocated_bytes"]["all"]["peak"], stats["reserved_bytes"]["all"]["peak"], None
+            return (
+                stats["allocated_bytes"]["all"]["peak"],
+                stats["reserved_bytes"]["all"]["peak"],
+                None,
+            )
         allocated_bytes = torch.accelerator.max_memory_allocated(self.device)
         reserved_bytes = torch.accelerator.max_memory_reserved(self.device)
         return allocated_bytes, reserved_bytes, None
@@ -143,9 +149,13 @@ class PartPeaks:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._peaks: dict[int, Peaks] = {}
-        self._part: int | None = None  # the current part; None before a step's first mark
+        self._part: int | None = (
+            None  # the current part; None before a step's first mark
+        )
         self._step_peaks = UNKNOWN
-        self._peaks_at_begin = UNKNOWN  # those when the current part began, if peaks cannot be reset
+        self._peaks_at_begin = (
+            UNKNOWN  # those when the current part began, if peaks cannot be reset
+        )
 
     def __call__(self, code: int) -> None:
         if self._part is not None and self._part != OUTSIDE:
@@ -153,7 +163,9 @@ class PartPeaks:
             self._step_peaks = largest_peaks((self._step_peaks, peaks))
             is_of_this_part = self._probe.resettable or peaks != self._peaks_at_begin
             if is_of_this_part:
-                self._peaks[self._part] = largest_peaks((self._peaks.get(self._part, UNKNOWN), peaks))
+                self._peaks[self._part] = largest_peaks(
+                    (self._peaks.get(self._part, UNKNOWN), peaks)
+                )
         self._part = code
         self._probe.reset()
         if not self._probe.resettable:
@@ -168,7 +180,11 @@ class PartPeaks:
 
     def by_part(self) -> dict[str, Peaks]:
         """Return the peaks of each part whose peak is known, over all observed steps."""
-        return {part: self._peaks[code] for code, part in enumerate(PARTS) if code in self._peaks}
+        return {
+            part: self._peaks[code]
+            for code, part in enumerate(PARTS)
+            if code in self._peaks
+        }
 
 
 def available_bytes(device: torch.device) -> int | None:
@@ -205,13 +221,17 @@ class _GroupVersion(NamedTuple):
     prefix: str  # of names in ``memory.stat``
 
 
-_V1 = _GroupVersion("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+_V1 = _GroupVersion(
+    "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+)
 _V2 = _GroupVersion("", "memory.max", "memory.current", "")
 # names of file pages in ``memory.stat``, which the kernel reclaims before it refuses memory
 _RECLAIMED = ("active_file", "inactive_file")
 
 
-def left_bytes(mounted: Path = _MOUNTED, groups_file: Path = _GROUPS_OF_PROCESS) -> int | None:
+def left_bytes(
+    mounted: Path = _MOUNTED, groups_file: Path = _GROUPS_OF_PROCESS
+) -> int | None:
     """Return the bytes that the strictest limit (control groups, ``ulimit -v``) leaves; None without a limit."""
     bytes_left = list(_bytes_left_in_groups(mounted, groups_file))
     address_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -234,7 +254,10 @@ def _bytes_left_in_groups(mounted: Path, groups_file: Path) -> Iterator[int]:
             continue
         version = _V2 if is_v2 else _V1
         innermost = PurePosixPath(path.lstrip("/"))
-        for group in (innermost, *innermost.parents):  # a container sees only the part that is mounted
+        for group in (
+            innermost,
+            *innermost.parents,
+        ):  # a container sees only the part that is mounted
             bytes_left = _bytes_left_in_group(mounted / version.folder / group, version)
             if bytes_left is not None:
                 yield bytes_left
@@ -244,8 +267,12 @@ def _bytes_left_in_group(group: Path, version: _GroupVersion) -> int | None:
     try:
         limit_bytes = int((group / version.limit).read_text())
         used_bytes = int((group / version.usage).read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        stat = dict(
+            line.split() for line in (group / "memory.stat").read_text().splitlines()
+        )
     except (OSError, ValueError):  # no such file, or "max"
         return None
-    reclaimable_bytes = sum(int(stat.get(version.prefix + name, 0)) for name in _RECLAIMED)
+    reclaimable_bytes = sum(
+        int(stat.get(version.prefix + name, 0)) for name in _RECLAIMED
+    )
     return max(limit_bytes - used_bytes + reclaimable_bytes, 0)

@@ -44,9 +44,13 @@ class TensorReporter:
     """
 
     module: nn.Module
-    optimizers: Sequence[Optimizer]  # the plain optimizers, without Lightning's wrapping
+    optimizers: Sequence[
+        Optimizer
+    ]  # the plain optimizers, without Lightning's wrapping
     saved: Iterable[Tensor]  # the tensors that autograd keeps now
-    storage: Callable[[Any], int]  # returns the identity of a storage by which the notes know it
+    storage: Callable[
+        [Any], int
+    ]  # returns the identity of a storage by which the notes know it
     # gets the code of the part that begins, the tensors of known cause, and those saved (None: not looked up)
     report: Callable[[int, list[SeenTensor], list[SeenTensor] | None], object]
     _part: int | None = None
@@ -61,7 +65,9 @@ class TensorReporter:
         if ended_part == FORWARD and code != FORWARD:
             saved_tensors = []
             for tensor in self.saved:
-                saved_tensors.extend(seen_tensors("activations", None, tensor, self.storage))
+                saved_tensors.extend(
+                    seen_tensors("activations", None, tensor, self.storage)
+                )
         self.report(code, tensors, saved_tensors)
 
     def step_ended(self) -> None:
@@ -77,7 +83,9 @@ class TensorReporter:
             names[parameter] = name
             yield from seen_tensors("parameters", name, parameter, self.storage)
             if parameter.grad is not None:
-                yield from seen_tensors("gradients", f"gradient of {name}", parameter.grad, self.storage)
+                yield from seen_tensors(
+                    "gradients", f"gradient of {name}", parameter.grad, self.storage
+                )
         for optimizer in self.optimizers:
             for parameter, states in optimizer.state.items():
                 parameter_name = names.get(parameter, "?")
@@ -86,7 +94,9 @@ class TensorReporter:
                 for key, state in states.items():
                     if isinstance(state, Tensor):
                         state_name = f"{key} of {parameter_name}"
-                        yield from seen_tensors("optimizer_states", state_name, state, self.storage)
+                        yield from seen_tensors(
+                            "optimizer_states", state_name, state, self.storage
+                        )
         for name, buffer in self.module.named_buffers():
             yield from seen_tensors("buffers", name, buffer, self.storage)
 
@@ -170,19 +180,31 @@ class StorageNotes:
     """
 
     def __init__(self, sizes: Mapping[int, int], workspaces: int = 0) -> None:
-        self._alive = {storage: _Note(size, made_at=-1) for storage, size in sizes.items()}
-        self._notes = [*self._alive.values(), _Note(workspaces, made_at=-1, cause="workspaces")]
+        self._alive = {
+            storage: _Note(size, made_at=-1) for storage, size in sizes.items()
+        }
+        self._notes = [
+            *self._alive.values(),
+            _Note(workspaces, made_at=-1, cause="workspaces"),
+        ]
         self._events: list[tuple[_Note, int]] = []
         self._phases: list[tuple[str, int]] = []
 
     def note_made(
-        self, storage: int, size: int, site: Site = NOWHERE, tensor: Tensor | None = None, cause: str | None = None
+        self,
+        storage: int,
+        size: int,
+        site: Site = NOWHERE,
+        tensor: Tensor | None = None,
+        cause: str | None = None,
     ) -> None:
         """Note a new storage, and that ``tensor`` lies in it."""
         phase = self._phases[-1][0] if self._phases else None
         if site.recomputes:
             cause = "activations"
-        note = _Note(size, made_at=len(self._events), cause=cause, phase=phase, site=site)
+        note = _Note(
+            size, made_at=len(self._events), cause=cause, phase=phase, site=site
+        )
         if tensor is not None:
             note.shape = _shape(tensor)
             note.dtype = _dtype_name(tensor)
@@ -197,7 +219,12 @@ class StorageNotes:
             note.freed_at = len(self._events)
             self._events.append((note, -note.bytes))
 
-    def note_part(self, code: int, tensors: Iterable[SeenTensor], saved_tensors: Iterable[SeenTensor] | None) -> None:
+    def note_part(
+        self,
+        code: int,
+        tensors: Iterable[SeenTensor],
+        saved_tensors: Iterable[SeenTensor] | None,
+    ) -> None:
         """Note that the part ``code`` begins, and the tensors that ``TensorReporter`` reports then."""
         phase = PARTS[code] if code < len(PARTS) else PARTS[OTHER]
         self._phases.append((phase, len(self._events)))
@@ -206,15 +233,23 @@ class StorageNotes:
             return
         for note in self.learn(saved_tensors):
             note.is_saved = True
-        for note in self._alive.values():  # alive after forward but not saved by autograd, such as checkpoints' inputs
+        for note in (
+            self._alive.values()
+        ):  # alive after forward but not saved by autograd, such as checkpoints' inputs
             if note.cause is None and note.phase == PARTS[FORWARD]:
                 note.cause = "activations"
 
     def learn(self, tensors: Iterable[SeenTensor]) -> list[_Note]:
         """Learn from ``tensors`` what their storages are; return the notes of these storages."""
-        pairs = [(self._alive[tensor.storage], tensor) for tensor in tensors if tensor.storage in self._alive]
+        pairs = [
+            (self._alive[tensor.storage], tensor)
+            for tensor in tensors
+            if tensor.storage in self._alive
+        ]
         for note, tensor in pairs:
-            if note.cause is None or _CAUSES.index(tensor.cause) < _CAUSES.index(note.cause):
+            if note.cause is None or _CAUSES.index(tensor.cause) < _CAUSES.index(
+                note.cause
+            ):
                 note.cause = tensor.cause
                 note.name = tensor.name
             if note.shape is None:
@@ -227,8 +262,14 @@ class StorageNotes:
         for note in self._notes:
             if note.made_at < 0:
                 start_bytes[note.known_cause] += note.bytes
-        events = [(_CAUSES.index(note.known_cause), change) for note, change in self._events]
-        saved = [note for note in self._notes if note.is_saved and note.cause in ("activations", "rest")]
+        events = [
+            (_CAUSES.index(note.known_cause), change) for note, change in self._events
+        ]
+        saved = [
+            note
+            for note in self._notes
+            if note.is_saved and note.cause in ("activations", "rest")
+        ]
         timeline = MemoryTimeline(
             source=source,
             causes=[*_CAUSES],
@@ -240,7 +281,9 @@ class StorageNotes:
             saved_bytes=sum(note.bytes for note in saved),
             residual=self._residual(),
         )
-        return timeline.model_copy(update={"largest": self._largest_at(timeline.peak_at)})
+        return timeline.model_copy(
+            update={"largest": self._largest_at(timeline.peak_at)}
+        )
 
     def _largest_at(self, event: int) -> list[Allocation]:
         alive = [note for note in self._notes if note.is_alive_at(event)]
@@ -253,13 +296,19 @@ class StorageNotes:
         for note in self._notes:
             shape = note.shape or ()
             operator = note.site.operator or ""
-            is_addition = note.cause == "activations" and operator.startswith("aten.add.")
+            is_addition = note.cause == "activations" and operator.startswith(
+                "aten.add."
+            )
             if is_addition and len(shape) == 3:
                 additions.setdefault((*shape, note.dtype), []).append(note)
         if not additions:
             return None
         commonest = max(additions.values(), key=len)
-        return commonest[0].allocation().model_copy(update={"count": len(commonest), "module": None})
+        return (
+            commonest[0]
+            .allocation()
+            .model_copy(update={"count": len(commonest), "module": None})
+        )
 
 
 def _grouped_by_layer(notes: Iterable[_Note]) -> list[Allocation]:
@@ -271,7 +320,9 @@ def _grouped_by_layer(notes: Iterable[_Note]) -> list[Allocation]:
             any_layer = re.sub(r"\d+", "*", allocation.module)
             allocation = allocation.model_copy(update={"module": any_layer})
         groups.setdefault(repr(allocation), []).append(allocation)
-    rows = [group[0].model_copy(update={"count": len(group)}) for group in groups.values()]
+    rows = [
+        group[0].model_copy(update={"count": len(group)}) for group in groups.values()
+    ]
     return sorted(rows, key=_group_bytes, reverse=True)
 
 
@@ -302,17 +353,26 @@ class MarkLog:
 
     # the clock of the allocator's history, in microseconds since 1970
     clock_us: Callable[[], int] = _now_us
-    step: list[_Mark] = field(default_factory=list)  # the marks of the last step that ended
+    step: list[_Mark] = field(
+        default_factory=list
+    )  # the marks of the last step that ended
     _running_step: list[_Mark] = field(default_factory=list)
 
-    def __call__(self, code: int, tensors: list[SeenTensor], saved_tensors: list[SeenTensor] | None) -> None:
+    def __call__(
+        self,
+        code: int,
+        tensors: list[SeenTensor],
+        saved_tensors: list[SeenTensor] | None,
+    ) -> None:
         self._running_step.append(_Mark(self.clock_us(), code, tensors, saved_tensors))
         if code == END:
             self.step = self._running_step
             self._running_step = []
 
 
-def timeline_from_snapshot(snapshot: Mapping[str, Any], device: int, mark_log: MarkLog) -> MemoryTimeline:
+def timeline_from_snapshot(
+    snapshot: Mapping[str, Any], device: int, mark_log: MarkLog
+) -> MemoryTimeline:
     """Return the timeline of the last step of ``mark_log`` from torch's ``_snapshot``.
 
     Memory counts as in use until its last kernel has run (``free_completed``). Sizes are rounded up to the allocator's
@@ -323,30 +383,42 @@ def timeline_from_snapshot(snapshot: Mapping[str, Any], device: int, mark_log: M
         ValueError: the log has no step, or the snapshot no history.
     """
     trace = snapshot["device_traces"][device]
-    history = [entry for entry in trace if entry["action"] in ("alloc", "free_completed")]
+    history = [
+        entry for entry in trace if entry["action"] in ("alloc", "free_completed")
+    ]
     if not mark_log.step or not history:
         raise ValueError("expected a step and its history, given none")
 
     begins_us = mark_log.step[0].time_us
     ends_us = mark_log.step[-1].time_us
     history_from_begin = [entry for entry in history if entry["time_us"] >= begins_us]
-    notes = StorageNotes(_alive_before(snapshot["segments"], device, history_from_begin))
+    notes = StorageNotes(
+        _alive_before(snapshot["segments"], device, history_from_begin)
+    )
     happenings: list[tuple[int, Any]] = [(mark.time_us, mark) for mark in mark_log.step]
     for entry in history_from_begin:
         if entry["time_us"] <= ends_us:
             happenings.append((entry["time_us"], entry))
-    happenings.sort(key=itemgetter(0))  # if a mark and an entry have the same time, the mark comes first
+    happenings.sort(
+        key=itemgetter(0)
+    )  # if a mark and an entry have the same time, the mark comes first
     for _, happening in happenings:
         if isinstance(happening, _Mark):
             notes.note_part(happening.code, happening.tensors, happening.saved_tensors)
         elif happening["action"] == "alloc":
-            notes.note_made(happening["addr"], _rounded(happening["size"]), _site(happening["frames"]))
+            notes.note_made(
+                happening["addr"],
+                _rounded(happening["size"]),
+                _site(happening["frames"]),
+            )
         else:
             notes.note_freed(happening["addr"])
     return notes.timeline("measured")
 
 
-def _alive_before(segments: Iterable[Any], device: int, history: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+def _alive_before(
+    segments: Iterable[Any], device: int, history: Sequence[Mapping[str, Any]]
+) -> dict[int, int]:
     """Return bytes by address of blocks alive before ``history``: those alive now, with all of it undone."""
     alive: dict[int, int] = {}
     for segment in segments:
@@ -355,7 +427,9 @@ def _alive_before(segments: Iterable[Any], device: int, history: Sequence[Mappin
         for block in segment["blocks"]:
             # A block that waits for a stream was requested to be freed, and is still in use.
             if block["state"] != "inactive":
-                alive[block["address"]] = _rounded(block.get("requested_size", block["size"]))
+                alive[block["address"]] = _rounded(
+                    block.get("requested_size", block["size"])
+                )
     for entry in reversed(history):
         if entry["action"] == "alloc":
             alive.pop(entry["addr"], None)
@@ -381,5 +455,7 @@ def _site(frames: Iterable[Mapping[str, Any]]) -> Site:
     for frame in known_frames:
         is_users_code = not package_of(frame["filename"])
         if is_users_code:
-            return Site(operator, line=f"{short_path(frame['filename'])}:{frame['line']}")
+            return Site(
+                operator, line=f"{short_path(frame['filename'])}:{frame['line']}"
+            )
     return Site(operator)

@@ -11,7 +11,13 @@ from lm_profiler.record.improve_record import ImproveRecord
 from lm_profiler.record.quantities import TIMES, Place
 from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE
 from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS, SERIES_COLOURS
-from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, FACTS, Column, figures
+from lm_profiler.report.tables.table_columns import (
+    COLUMNS,
+    COMPARED,
+    FACTS,
+    Column,
+    figures,
+)
 from lm_profiler.report.tables.table_columns import column as column_by_name
 from lm_profiler.report.views.blocks import MEANINGS, Json
 from lm_profiler.report.views.improve_view import improve_blocks
@@ -52,7 +58,11 @@ def listing(
     by_name = {column.name: column for column in _main_columns()} | options
     columns = list(by_name.values())
     came_of_it = [fact for fact in FACTS if fact.group == COLUMNS["steadiness"].group]
-    in_table = [column.name for column in (*came_of_it, *figures(Place.TABLE)) if column.place is Place.TABLE]
+    in_table = [
+        column.name
+        for column in (*came_of_it, *figures(Place.TABLE))
+        if column.place is Place.TABLE
+    ]
     labels = short_names(runs)
     empty_views = [] if searches else ["improve"]
     return {
@@ -65,8 +75,13 @@ def listing(
         # the columns of the table of runs, of which the headline stays in view
         "headline": [column.name for column in figures(Place.HEADLINE)],
         "table": in_table,
-        "parts": {part: TIMES[part].name for part in PART_COLOURS},  # in the order of a stack
-        "runs": [{**_run(name, entry, columns), "label": labels[name]} for name, entry in runs.items()],
+        "parts": {
+            part: TIMES[part].name for part in PART_COLOURS
+        },  # in the order of a stack
+        "runs": [
+            {**_run(name, entry, columns), "label": labels[name]}
+            for name, entry in runs.items()
+        ],
         "improve": improve_blocks(searches),
         "empty_views": empty_views,
         "problems": list(problems),
@@ -78,7 +93,11 @@ def _main_columns() -> list[Column]:
     main = []
     for column in COLUMNS.values():
         is_fact = column.quantity is None
-        if is_fact or (column.place <= Place.FILE and column.quantity is not None and column.quantity.member is None):
+        if is_fact or (
+            column.place <= Place.FILE
+            and column.quantity is not None
+            and column.quantity.member is None
+        ):
             main.append(column)
     return main
 
@@ -97,8 +116,17 @@ def _described(column: Column) -> Json:
     quantity = column.quantity
     display = None
     if quantity is not None:
-        display = {"unit": quantity.shown_unit, "scale": quantity.scale, "digits": quantity.digits}
-    return {"name": column.name, "title": column.title, "meaning": column.meaning, "shown": display}
+        display = {
+            "unit": quantity.shown_unit,
+            "scale": quantity.scale,
+            "digits": quantity.digits,
+        }
+    return {
+        "name": column.name,
+        "title": column.title,
+        "meaning": column.meaning,
+        "shown": display,
+    }
 
 
 def _run(name: str, entry: Entry, columns: Sequence[Column]) -> Json:
@@ -112,12 +140,16 @@ def _run(name: str, entry: Entry, columns: Sequence[Column]) -> Json:
         interval = column.interval(entry)
         if interval:
             intervals[column.name] = interval
-    empty_views = [view.name for view in VIEWS.values() if view.missing(entry) is not None]
+    empty_views = [
+        view.name for view in VIEWS.values() if view.missing(entry) is not None
+    ]
     has_trace = (entry.folder / "trace").is_dir()
     return {
         "run": name,
         "stamp": None if entry.record is None else _stamp(entry),
-        "point": None if entry.cell is None else f"{entry.sweep}: {entry.cell.overrides}",  # equal for repeats
+        "point": None
+        if entry.cell is None
+        else f"{entry.sweep}: {entry.cell.overrides}",  # equal for repeats
         "values": values,
         "intervals": intervals,
         "empty_views": empty_views if has_trace else [*empty_views, "trace"],
@@ -126,7 +158,9 @@ def _run(name: str, entry: Entry, columns: Sequence[Column]) -> Json:
 
 def _stamp(entry: Entry) -> str:
     """Return a text that changes when there is something new to show."""
-    files = [entry.folder / name for name in ("run.json", STEPS_FILE, COLUMNS_FILE, "trace")]
+    files = [
+        entry.folder / name for name in ("run.json", STEPS_FILE, COLUMNS_FILE, "trace")
+    ]
     return " ".join(str(path.stat().st_mtime_ns) for path in files if path.exists())
 
 

@@ -27,11 +27,22 @@ from lm_profiler.report.views.view import Limits
 STATIC = Path(__file__).parent / "static"
 
 # The parts of the script. Each may use what the ones before it define.
-SCRIPTS = ("elements.js", "source.js", "tables.js", "charts.js", "blocks.js", "compare.js", "trace.js", "shell.js")
+SCRIPTS = (
+    "elements.js",
+    "source.js",
+    "tables.js",
+    "charts.js",
+    "blocks.js",
+    "compare.js",
+    "trace.js",
+    "shell.js",
+)
 
 # The page loads nothing, and runs only the two scripts whose digests are here.
-_POLICY = "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; \
+_POLICY = (
+    "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; \
 form-action 'none'"
+)
 
 # Limits on the size of a page: the steps, the rows of kernels and the points of curves of all runs, and the runs that
 # have kernels.
@@ -85,9 +96,13 @@ def _answers(collection: Collection, top_table: Table | None) -> dict[str, Any]:
     limits = _limits(len(recorded))
     answers: dict[str, Any] = {"runs": listed | {"given": _top_blocks(top_table)}}
     for route, view in VIEWS.items():
-        answers[route] = {name: view.answer(entry, limits) for name, entry in recorded.items()}
+        answers[route] = {
+            name: view.answer(entry, limits) for name, entry in recorded.items()
+        }
     for name in list(recorded)[_KERNEL_RUNS:]:
-        left_out = "Left out to keep this page small: `report RUN --kernels` shows them."
+        left_out = (
+            "Left out to keep this page small: `report RUN --kernels` shows them."
+        )
         answers["kernels"][name] = [line(left_out, "quiet")]
     return answers
 
@@ -105,19 +120,28 @@ def _limits(run_count: int) -> Limits:
     share = max(run_count, 1)
     points = max(_FEWEST_ITEMS, min(_MOST_POINTS, _ALL_POINTS // share))
     steps = max(_FEWEST_ITEMS, min(Limits.steps, _ALL_STEPS // share))
-    return Limits(steps, points, watch_points=points, kernel_rows=max(_FEWEST_ITEMS, _ALL_KERNELS // share))
+    return Limits(
+        steps,
+        points,
+        watch_points=points,
+        kernel_rows=max(_FEWEST_ITEMS, _ALL_KERNELS // share),
+    )
 
 
 def _top_blocks(top_table: Table | None) -> list[Json]:
     """Return the blocks above the runs: the table that the user asked for; none if it is empty."""
-    if top_table is None or not (top_table.headings or top_table.above or top_table.below):
+    if top_table is None or not (
+        top_table.headings or top_table.above or top_table.below
+    ):
         return []
     default_title = "Table" if top_table.headings else "Notes"
     title = top_table.title or default_title
     return [card(title, *table(replace(top_table, title=""), is_long=True))]
 
 
-def _by_name(collection: Collection) -> tuple[dict[str, Entry], dict[str, ImproveRecord]]:
+def _by_name(
+    collection: Collection,
+) -> tuple[dict[str, Entry], dict[str, ImproveRecord]]:
     """Return the runs and the searches of ``collection`` by name: their path, as far as it differs."""
     run_folders = [_real_path(entry.folder) for entry in collection.entries]
     search_folders = [_real_path(folder) for folder in collection.searches]
@@ -162,4 +186,6 @@ def _plotly() -> bytes:
 
 def digests(scripts: Iterable[bytes]) -> str:
     """Return the digests of ``scripts`` as a page's Content-Security-Policy lists those that may run."""
-    return " ".join(f"'sha256-{b64encode(sha256(script).digest()).decode()}'" for script in scripts)
+    return " ".join(
+        f"'sha256-{b64encode(sha256(script).digest()).decode()}'" for script in scripts
+    )

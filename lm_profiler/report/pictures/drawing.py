@@ -92,7 +92,12 @@ def add_legend(figure: Figure, colours: Sequence[tuple[str, str]]) -> None:
 
     if colours:
         patches = [Patch(color=colour, label=label) for label, colour in colours]
-        figure.legend(handles=patches, loc="outside upper center", ncols=len(patches), handlelength=1.0)
+        figure.legend(
+            handles=patches,
+            loc="outside upper center",
+            ncols=len(patches),
+            handlelength=1.0,
+        )
 
 
 @dataclass
@@ -101,7 +106,9 @@ class ErrorBars:
 
     places: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-    below: list[float] = field(default_factory=list)  # how far each interval reaches below the value
+    below: list[float] = field(
+        default_factory=list
+    )  # how far each interval reaches below the value
     above: list[float] = field(default_factory=list)
 
 
@@ -134,7 +141,11 @@ def error_bar_text(figures: Iterable[Estimate]) -> str:
 def wrapped(text: str, inches: float) -> str:
     """Return ``text`` on at most two lines no wider than ``inches``; the rest is left out."""
     width = max(8, int(inches * _CHARACTERS_PER_INCH))
-    return "\n".join(textwrap.wrap(text, width, max_lines=2, placeholder=" …", break_on_hyphens=False))
+    return "\n".join(
+        textwrap.wrap(
+            text, width, max_lines=2, placeholder=" …", break_on_hyphens=False
+        )
+    )
 
 
 def thinned(count: int, most: int) -> range:

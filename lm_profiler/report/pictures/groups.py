@@ -23,7 +23,13 @@ from lm_profiler.report.tables.run_groups import (
     status_text,
 )
 from lm_profiler.report.tables.table import fact_text, is_number
-from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, Column, column, columns_named
+from lm_profiler.report.tables.table_columns import (
+    COLUMNS,
+    COMPARED,
+    Column,
+    column,
+    columns_named,
+)
 from lm_profiler.usage_error import UsageError
 
 _COMPILE_WORDS = {True: "compiled", False: "eager"}
@@ -58,7 +64,9 @@ class Group:
     def full_label(self) -> str:
         """The name away from an axis: facts with their titles."""
         entry = self.entries[0]
-        return ", ".join(_fact_word(fact, entry, with_title=True) for fact in self.columns)
+        return ", ".join(
+            _fact_word(fact, entry, with_title=True) for fact in self.columns
+        )
 
     @property
     def trouble(self) -> str:
@@ -129,9 +137,13 @@ def _is_number_of_all(fact: Column, entries: Sequence[Entry]) -> bool:
     return all(is_number(value) for value in values)
 
 
-def _groups_along(axis: Column, facts: Sequence[Column], entries: Sequence[Entry]) -> list[Group]:
+def _groups_along(
+    axis: Column, facts: Sequence[Column], entries: Sequence[Entry]
+) -> list[Group]:
     columns = [axis, *(fact for fact in facts if fact.name != axis.name)]
-    return [Group(alike, columns) for alike in group_by_facts(entries, columns).values()]
+    return [
+        Group(alike, columns) for alike in group_by_facts(entries, columns).values()
+    ]
 
 
 def differing_facts(entries: Sequence[Entry]) -> list[Column]:
@@ -155,7 +167,9 @@ def _axis(name: str, entries: Sequence[Entry]) -> Column:
             f"by: expected a fact such as size, or an option that these runs have, given {name!r}"
         ) from None
     if axis.quantity is not None:
-        raise UsageError(f"by: expected an option or a fact, given the figure {name!r}; take model.size, say")
+        raise UsageError(
+            f"by: expected an option or a fact, given the figure {name!r}; take model.size, say"
+        )
     return axis
 
 
@@ -184,4 +198,6 @@ def axis_of(groups: Sequence[Group]) -> Axis:
     are_numbers = all(is_number(value) for value in values)
     if are_numbers:
         return Axis({value: value for value in values}, are_numbers)
-    return Axis({value: float(place) for place, value in enumerate(values)}, are_numbers)
+    return Axis(
+        {value: float(place) for place, value in enumerate(values)}, are_numbers
+    )

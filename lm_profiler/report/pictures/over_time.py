@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from lm_profiler.analysis.trace.kernel_sums import collective_calls, compute_spans
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
-from lm_profiler.analysis.trace.pieces import TracedWork, gaps_between, traced_work, union_of
+from lm_profiler.analysis.trace.pieces import (
+    TracedWork,
+    gaps_between,
+    traced_work,
+    union_of,
+)
 from lm_profiler.analysis.trace.trace_file import trace_events
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.memory_timeline import CAUSE_TITLES, SOURCES, Allocation, MemoryTimeline
+from lm_profiler.record.memory_timeline import (
+    CAUSE_TITLES,
+    SOURCES,
+    Allocation,
+    MemoryTimeline,
+)
 from lm_profiler.record.quantities import PARTS, bytes_text
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures.drawing import (
@@ -33,13 +43,18 @@ if TYPE_CHECKING:
 
 # -- the memory of one step --------------------------------------------------------------------------------------------
 
-_PANEL_WIDTH, _FURTHER_WIDTH = 8.6, 6.2  # inches of a picture with one panel, and of each further one
+_PANEL_WIDTH, _FURTHER_WIDTH = (
+    8.6,
+    6.2,
+)  # inches of a picture with one panel, and of each further one
 _MOST_TIMELINES = 4
 _NARROW = 0.012  # the share of the axis for a character of a phase's name; names with less room are rotated
 _UNITS = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
 
 
-def titled_timelines(timelines: Sequence[MemoryTimeline], run_name: str = "") -> dict[str, MemoryTimeline]:
+def titled_timelines(
+    timelines: Sequence[MemoryTimeline], run_name: str = ""
+) -> dict[str, MemoryTimeline]:
     """Return ``timelines`` by the title of their source, after the run's name if given."""
     by_title = {}
     for timeline in timelines:
@@ -57,9 +72,18 @@ def memory_timelines(timelines: Mapping[str, MemoryTimeline]) -> Figure:
     unit = _fitting_unit(most_bytes)
     unit_bytes = _UNITS[unit]
     width = _PANEL_WIDTH + _FURTHER_WIDTH * (len(timelines) - 1)
-    figure, panels = new_figure(width, 6.4, nrows=2, ncols=len(timelines), squeeze=False, height_ratios=(3.4, 2.0))
+    figure, panels = new_figure(
+        width,
+        6.4,
+        nrows=2,
+        ncols=len(timelines),
+        squeeze=False,
+        height_ratios=(3.4, 2.0),
+    )
     drawn_causes: set[str] = set()
-    for (name, timeline), axes, axes_below in zip(timelines.items(), *panels, strict=True):
+    for (name, timeline), axes, axes_below in zip(
+        timelines.items(), *panels, strict=True
+    ):
         drawn_causes.update(_draw_memory(axes, timeline, unit_bytes))
         axes.set_ylim(0, 1.12 * most_bytes / unit_bytes or 1.0)
         axes.set_title(wrapped(name, _FURTHER_WIDTH), fontsize=9.5, loc="left", pad=36)
@@ -67,7 +91,9 @@ def memory_timelines(timelines: Mapping[str, MemoryTimeline]) -> Figure:
         _list_largest(axes_below, timeline)
     panels[0][0].set_ylabel(f"bytes in use ({unit})")
     entries = [
-        (CAUSE_TITLES.get(cause, cause), colour) for cause, colour in CAUSE_COLOURS.items() if cause in drawn_causes
+        (CAUSE_TITLES.get(cause, cause), colour)
+        for cause, colour in CAUSE_COLOURS.items()
+        if cause in drawn_causes
     ]
     add_legend(figure, entries)
     return figure
@@ -76,7 +102,9 @@ def memory_timelines(timelines: Mapping[str, MemoryTimeline]) -> Figure:
 def _check_count(count: int) -> None:
     expected = f"plot: expected 1 to {_MOST_TIMELINES} memory timelines"
     if count == 0:
-        raise UsageError(f"{expected}, given none; a run has one if --check_memory=true planned it, or with a snapshot")
+        raise UsageError(
+            f"{expected}, given none; a run has one if --check_memory=true planned it, or with a snapshot"
+        )
     if count > _MOST_TIMELINES:
         raise UsageError(f"{expected}, given {count}; name fewer runs")
 
@@ -89,7 +117,9 @@ def _fitting_unit(count: int) -> str:
     return "B"
 
 
-def _draw_memory(axes: Axes, timeline: MemoryTimeline, unit_bytes: float) -> Iterable[str]:
+def _draw_memory(
+    axes: Axes, timeline: MemoryTimeline, unit_bytes: float
+) -> Iterable[str]:
     """Draw the stack, the phases behind it and the mark at the peak; return the causes that have an area."""
     places, curves = timeline.curves()
     heights = []
@@ -111,7 +141,9 @@ def _draw_memory(axes: Axes, timeline: MemoryTimeline, unit_bytes: float) -> Ite
     peak = timeline.peak / unit_bytes
     axes.plot([timeline.peak_at], [peak], "v", color="black", ms=6, clip_on=False)
     # The text is on the side of the mark with more room.
-    offset, alignment = ((-7, 3), "right") if timeline.peak_at > 0.6 * end else ((7, 3), "left")
+    offset, alignment = (
+        ((-7, 3), "right") if timeline.peak_at > 0.6 * end else ((7, 3), "left")
+    )
     axes.annotate(
         f"peak {bytes_text(timeline.peak)}", (timeline.peak_at, peak), textcoords="offset points", va="bottom",
         fontweight="bold", xytext=offset, ha=alignment,
@@ -135,17 +167,33 @@ def _write_phase(axes: Axes, phase: str, middle: float, is_narrow: bool) -> None
 def _list_largest(axes: Axes, timeline: MemoryTimeline) -> None:
     """Write a table of the largest allocations at the peak."""
     axes.axis("off")
-    _write_row(axes, 0, ["at the peak", "cause", "shape, dtype", "made by"], fontweight="bold")
+    _write_row(
+        axes, 0, ["at the peak", "cause", "shape, dtype", "made by"], fontweight="bold"
+    )
     for number, allocation in enumerate(timeline.largest, 1):
         cause = CAUSE_TITLES.get(allocation.cause, allocation.cause)
         maker = shortened(made_by(allocation), 58)
-        _write_row(axes, number, [bytes_text(allocation.bytes), cause, _shape_text(allocation), maker])
+        _write_row(
+            axes,
+            number,
+            [bytes_text(allocation.bytes), cause, _shape_text(allocation), maker],
+        )
 
 
-def _write_row(axes: Axes, number: int, texts: Sequence[str], fontweight: str = "normal") -> None:
+def _write_row(
+    axes: Axes, number: int, texts: Sequence[str], fontweight: str = "normal"
+) -> None:
     for x, text in zip((0.0, 0.14, 0.31, 0.55), texts, strict=True):
         y = 1.0 - 0.092 * number
-        axes.text(x, y, text, transform=axes.transAxes, fontsize=7, va="top", fontweight=fontweight)
+        axes.text(
+            x,
+            y,
+            text,
+            transform=axes.transAxes,
+            fontsize=7,
+            va="top",
+            fontweight=fontweight,
+        )
 
 
 def _shape_text(allocation: Allocation) -> str:
@@ -192,16 +240,22 @@ def overlap(groups: Sequence[Group]) -> Figure:
         if lanes:
             traced.append((group, lanes))
     if not traced:
-        raise UsageError("plot: expected runs of several ranks with traces, given none; `fit` makes one")
+        raise UsageError(
+            "plot: expected runs of several ranks with traces, given none; `fit` makes one"
+        )
     height = 1.0 + sum(0.3 + 0.68 * len(lanes) for _, lanes in traced)
-    figure, panels = new_figure(8.5, height, nrows=len(traced), sharex=True, squeeze=False)
+    figure, panels = new_figure(
+        8.5, height, nrows=len(traced), sharex=True, squeeze=False
+    )
     visible_phases: set[str] = set()
     for axes, (group, lanes) in zip(panels[:, 0], traced, strict=True):
         name = group.full_label or group.entries[0].folder.parent.name
         axes.set_title(shortened(name), fontsize=9, loc="left")
         _draw_lanes(axes, lanes)
         visible_phases.update(*(lane.visible_phases() for lane in lanes))
-    panels[-1, 0].set_xlabel("ms of the last traced step; waiting for other ranks counts as communication")
+    panels[-1, 0].set_xlabel(
+        "ms of the last traced step; waiting for other ranks counts as communication"
+    )
     entries = [(part, PART_COLOURS[part]) for part in PARTS if part in visible_phases]
     entries += [("communication, exposed", _EXPOSED_COLOUR), ("hidden", _HIDDEN_COLOUR)]
     add_legend(figure, entries)
@@ -215,9 +269,15 @@ def _draw_lanes(axes: Any, lanes: Sequence[_Lanes]) -> None:
         compute_row = len(names)
         names += [f"rank {lane.rank}: compute", f"rank {lane.rank}: communication"]
         for phase, spans in lane.compute.items():
-            axes.broken_barh(spans, (compute_row - 0.4, 0.8), color=PART_COLOURS[phase], lw=0)
-        axes.broken_barh(lane.hidden, (compute_row + 0.6, 0.8), color=_HIDDEN_COLOUR, lw=0)
-        axes.broken_barh(lane.exposed, (compute_row + 0.6, 0.8), color=_EXPOSED_COLOUR, lw=0)
+            axes.broken_barh(
+                spans, (compute_row - 0.4, 0.8), color=PART_COLOURS[phase], lw=0
+            )
+        axes.broken_barh(
+            lane.hidden, (compute_row + 0.6, 0.8), color=_HIDDEN_COLOUR, lw=0
+        )
+        axes.broken_barh(
+            lane.exposed, (compute_row + 0.6, 0.8), color=_EXPOSED_COLOUR, lw=0
+        )
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
@@ -236,9 +296,14 @@ def _lanes_of_run(entry: Entry) -> list[_Lanes]:
     works = {rank: work for rank, work in works.items() if collective_calls(work)}
     if ranks.host_count != 1:
         # Clocks of several machines cannot be compared: each rank begins at 0.
-        return [_lanes_of_rank(rank, work, zero_ns=_step_begin_ns(work)) for rank, work in works.items()]
+        return [
+            _lanes_of_rank(rank, work, zero_ns=_step_begin_ns(work))
+            for rank, work in works.items()
+        ]
     earliest_ns = min((_step_begin_ns(work) for work in works.values()), default=0)
-    return [_lanes_of_rank(rank, work, zero_ns=earliest_ns) for rank, work in works.items()]
+    return [
+        _lanes_of_rank(rank, work, zero_ns=earliest_ns) for rank, work in works.items()
+    ]
 
 
 def _step_begin_ns(work: TracedWork) -> int:
@@ -254,17 +319,25 @@ def _lanes_of_rank(rank: int, work: TracedWork, zero_ns: int) -> _Lanes:
     compute: dict[str, list[Span]] = {}
     for phase in work.packed.phases:
         if begin <= phase.start < end:
-            busy_starts, busy_ends = union_of(starts, ends_past_gaps, phase.start, phase.end)
-            compute.setdefault(phase.name, []).extend(_spans(busy_starts, busy_ends, zero_ns))
+            busy_starts, busy_ends = union_of(
+                starts, ends_past_gaps, phase.start, phase.end
+            )
+            compute.setdefault(phase.name, []).extend(
+                _spans(busy_starts, busy_ends, zero_ns)
+            )
 
     calls = collective_calls(work)
-    call_starts, call_ends = union_of([call.start for call in calls], [call.end for call in calls], begin, end)
+    call_starts, call_ends = union_of(
+        [call.start for call in calls], [call.end for call in calls], begin, end
+    )
     exposed: list[Span] = []
     for start, stop in zip(call_starts.tolist(), call_ends.tolist(), strict=True):
         if stop > start:
             gap_starts, gap_ends = gaps_between(starts, ends, start, stop)
             exposed += _spans(gap_starts, gap_ends, zero_ns)
-    return _Lanes(rank, compute, hidden=_spans(call_starts, call_ends, zero_ns), exposed=exposed)
+    return _Lanes(
+        rank, compute, hidden=_spans(call_starts, call_ends, zero_ns), exposed=exposed
+    )
 
 
 def _spans(starts: Iterable[int], ends: Iterable[int], zero_ns: int) -> list[Span]:

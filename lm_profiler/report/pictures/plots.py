@@ -24,7 +24,14 @@ from lm_profiler.report.pictures.drawing import (
     thinned,
     wrapped,
 )
-from lm_profiler.report.pictures.groups import Axis, Group, axis_of, bar_groups, groups_by_line, line_groups
+from lm_profiler.report.pictures.groups import (
+    Axis,
+    Group,
+    axis_of,
+    bar_groups,
+    groups_by_line,
+    line_groups,
+)
 from lm_profiler.report.pictures.over_time import overlap
 from lm_profiler.report.tables.link_table import BUS, SIZE, LinkFigures
 from lm_profiler.report.tables.run_groups import Estimate, estimate
@@ -41,13 +48,22 @@ TIMELINE = "memory_timeline"  # the kind of picture that shows one step of each 
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
 
 # Without a date equal figures make equal files.
-_NO_DATE = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+_NO_DATE = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+}
 _PAGE = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>lm_profiler</title></head>{}</html>\n'
 
 
 def check_picture(path: Path) -> None:
     """Raise UsageError or MissingExtra if no picture can be drawn into ``path``."""
-    expect(path.suffix.lower() in SUFFIXES, "plot", f"a file ending in {', '.join(SUFFIXES)}", path.name)
+    expect(
+        path.suffix.lower() in SUFFIXES,
+        "plot",
+        f"a file ending in {', '.join(SUFFIXES)}",
+        path.name,
+    )
     require("matplotlib", "plot")
 
 
@@ -58,10 +74,14 @@ def save_figure(draw_figure: Callable[[], Figure], path: Path) -> None:
 
     suffix = path.suffix.lower()
     is_page = suffix == ".html"
-    drawn_suffix = ".svg" if is_page else suffix  # a page embeds the picture, and needs no script
+    drawn_suffix = (
+        ".svg" if is_page else suffix
+    )  # a page embeds the picture, and needs no script
     with rc_context(STYLE):
         buffer = io.BytesIO()
-        draw_figure().savefig(buffer, format=drawn_suffix[1:], dpi=150, metadata=_NO_DATE[drawn_suffix])
+        draw_figure().savefig(
+            buffer, format=drawn_suffix[1:], dpi=150, metadata=_NO_DATE[drawn_suffix]
+        )
     content = buffer.getvalue()
     if is_page:
         svg = content[content.index(b"<svg") :].decode()
@@ -88,7 +108,9 @@ _FIGURE_OF_KIND = {"mfu": "mfu", "tokens": "tokens_per_s", "attention": "saved_b
 
 _BARS_WIDTH = 8.0
 _NAME_WIDTH = 2.6  # the width of the names in inches; longer ones have a second line
-_MOST_NAMES = 100  # the most bars that have a name each; of more bars every k-th has one
+_MOST_NAMES = (
+    100  # the most bars that have a name each; of more bars every k-th has one
+)
 _SPACED_BARS = 50  # bars with a white line between their parts; on more, thinner bars it would hide them
 
 
@@ -103,16 +125,32 @@ def phases(groups: Sequence[Group]) -> Figure:
     bars = error_bars(enumerate(steps), scale)
     if bars.values:
         around = (bars.below, bars.above)
-        axes.errorbar(bars.values, bars.places, xerr=around, fmt="|", color="black", ms=9, capsize=3, lw=1.2)
+        axes.errorbar(
+            bars.values,
+            bars.places,
+            xerr=around,
+            fmt="|",
+            color="black",
+            ms=9,
+            capsize=3,
+            lw=1.2,
+        )
 
     named_rows = thinned(count, _MOST_NAMES)
-    labels = [wrapped(shortened(groups[row].label, 64), _NAME_WIDTH) for row in named_rows]
+    labels = [
+        wrapped(shortened(groups[row].label, 64), _NAME_WIDTH) for row in named_rows
+    ]
     axes.set_yticks(list(named_rows), labels)
     axes.set_ylim(count - 0.4, -0.6)
     highest_ms = [(step.high or step.value or 0.0) * scale for step in steps]
     axes.set_xlim(0, 1.03 * max([*ends_ms, *highest_ms]) or 1.0)
-    beside = axes.secondary_yaxis("right")  # a column: next to the bars the longest text would squeeze them all
-    beside.set_yticks(list(named_rows), [_step_text(steps[row], groups[row].trouble) for row in named_rows])
+    beside = axes.secondary_yaxis(
+        "right"
+    )  # a column: next to the bars the longest text would squeeze them all
+    beside.set_yticks(
+        list(named_rows),
+        [_step_text(steps[row], groups[row].trouble) for row in named_rows],
+    )
     beside.tick_params(length=0)
     beside.spines["right"].set_visible(False)
     axes.grid(visible=False, axis="y")
@@ -130,7 +168,9 @@ def phases(groups: Sequence[Group]) -> Figure:
     return figure
 
 
-def _draw_stacks(axes: Axes, stacks: Sequence[Mapping[str, float]]) -> tuple[list[str], list[float]]:
+def _draw_stacks(
+    axes: Axes, stacks: Sequence[Mapping[str, float]]
+) -> tuple[list[str], list[float]]:
     """Draw a row for each stack of parts; return the parts that occur, and where each row ends, in ms."""
     scale = TIMES["step"].scale
     line_width = 0.4 if len(stacks) < _SPACED_BARS else 0.0
@@ -143,7 +183,15 @@ def _draw_stacks(axes: Axes, stacks: Sequence[Mapping[str, float]]) -> tuple[lis
         drawn_parts.append(part)
         starts = [ends_ms[row] for row in rows]
         widths = [stacks[row][part] * scale for row in rows]
-        axes.barh(rows, widths, 0.72, starts, color=PART_COLOURS[part], edgecolor="white", lw=line_width)
+        axes.barh(
+            rows,
+            widths,
+            0.72,
+            starts,
+            color=PART_COLOURS[part],
+            edgecolor="white",
+            lw=line_width,
+        )
         for row, width in zip(rows, widths, strict=True):
             ends_ms[row] += width
     return drawn_parts, ends_ms
@@ -186,14 +234,26 @@ def _figure_against_fact(groups: Sequence[Group], column: Column) -> Figure:
     all_lines = groups_by_line(groups)
     lines = _distinct_lines(all_lines, column, _SAME_SHARE * max(values))
     for index, (name, groups_of_line) in enumerate(lines.items()):
-        points = [(axis.places[group.values[0]], estimate(group.entries, column)) for group in groups_of_line]
+        points = [
+            (axis.places[group.values[0]], estimate(group.entries, column))
+            for group in groups_of_line
+        ]
         label = name if index < _MOST_LINES else "_"
-        _draw_line(axes, points, index, scale=quantity.scale, label=label, is_connected=axis.are_numbers)
+        _draw_line(
+            axes,
+            points,
+            index,
+            scale=quantity.scale,
+            label=label,
+            is_connected=axis.are_numbers,
+        )
     _set_ticks(axes, axis)
 
     columns = groups[0].columns
     axes.set_xlabel("\n".join([wrapped(columns[0].title, _WIDTH), *trouble_lines]))
-    axes.set_ylabel("\n".join(filter(None, (quantity.heading, error_bar_text(figures)))))
+    axes.set_ylabel(
+        "\n".join(filter(None, (quantity.heading, error_bar_text(figures))))
+    )
     if len(all_lines) > 1:
         title = shortened(columns[1].title, 24) if len(columns) == 2 else ""
         if len(lines) > _MOST_LINES:
@@ -218,7 +278,15 @@ def _draw_line(
         style += _DASHES[index // len(SERIES_COLOURS) % len(_DASHES)]
     bars = error_bars(points, scale)
     around = (bars.below, bars.above)
-    axes.errorbar(bars.places, bars.values, yerr=around, color=colour, capsize=3, fmt=style, label=label)
+    axes.errorbar(
+        bars.places,
+        bars.values,
+        yerr=around,
+        color=colour,
+        capsize=3,
+        fmt=style,
+        label=label,
+    )
     missing = [place for place, figure in points if figure.value is None]
     if missing:
         axes.plot(missing, [0.0] * len(missing), "x", color=colour, clip_on=False)
@@ -227,17 +295,28 @@ def _draw_line(
 ValuesByPlace = Mapping[Any, float | None]
 
 
-def _distinct_lines(lines: Mapping[str, list[Group]], column: Column, same: float) -> dict[str, list[Group]]:
+def _distinct_lines(
+    lines: Mapping[str, list[Group]], column: Column, same: float
+) -> dict[str, list[Group]]:
     """Return the lines to draw by their labels. Lines whose values differ by less than ``same`` are one.
 
     Otherwise the last one drawn would hide the others. Its label names all of them, each on a line of its own.
     """
     values_by_line: dict[str, ValuesByPlace] = {}
     for name, groups in lines.items():
-        values_by_line[name] = {group.values[0]: estimate(group.entries, column).value for group in groups}
+        values_by_line[name] = {
+            group.values[0]: estimate(group.entries, column).value for group in groups
+        }
     twins: dict[str, list[str]] = {}  # by the first of them
     for name, values in values_by_line.items():
-        twin = next((other for other in twins if _are_same(values, values_by_line[other], same)), name)
+        twin = next(
+            (
+                other
+                for other in twins
+                if _are_same(values, values_by_line[other], same)
+            ),
+            name,
+        )
         twins.setdefault(twin, []).append(shortened(name))
     return {" =\n".join(names): lines[name] for name, names in twins.items()}
 
@@ -295,14 +374,20 @@ def bandwidths(rows: Sequence[LinkFigures]) -> Figure:
     """Draw bus bandwidth against size, a line for each collective, with a dash pattern for each number of processes."""
     known = [row for row in rows if row.bus_bandwidth]
     if not known:
-        raise UsageError("plot: expected a collective that could be timed, given none; the table gives the reason")
+        raise UsageError(
+            "plot: expected a collective that could be timed, given none; the table gives the reason"
+        )
 
     figure, axes = new_figure(_WIDTH, 4.0)
     links = list(dict.fromkeys((row.backend, row.ranks) for row in known))
     operations = list(dict.fromkeys(row.op for row in known))
     for link_index, (backend, ranks) in enumerate(links):
         for index, operation in enumerate(operations):
-            line = [row for row in known if (row.backend, row.ranks, row.op) == (backend, ranks, operation)]
+            line = [
+                row
+                for row in known
+                if (row.backend, row.ranks, row.op) == (backend, ranks, operation)
+            ]
             label = operation
             if len(links) > 1:
                 label += f", {ranks} x {backend}"
@@ -314,7 +399,9 @@ def bandwidths(rows: Sequence[LinkFigures]) -> Figure:
                 linestyle=_DASHES[link_index % len(_DASHES)],
                 label=label,
             )
-    _use_logarithmic_axes(axes, sizes=sorted({row.size_bytes * SIZE.scale for row in known}))
+    _use_logarithmic_axes(
+        axes, sizes=sorted({row.size_bytes * SIZE.scale for row in known})
+    )
     axes.set_xlabel(SIZE.heading)
     axes.set_ylabel("bus bandwidth (GB/s)")
     title = ""

@@ -9,36 +9,75 @@ from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-from lm_profiler.analysis.compare.comparison import Comparison, MemoryChange, PartChange, RateChange
+from lm_profiler.analysis.compare.comparison import (
+    Comparison,
+    MemoryChange,
+    PartChange,
+    RateChange,
+)
 from lm_profiler.analysis.compare.differences import Difference
 from lm_profiler.analysis.compare.ratio import CONFIDENCE, MARGIN, RatioInterval
 from lm_profiler.analysis.compare.sides import CPU_TIME, WITHOUT_CPU_WAITS
 from lm_profiler.analysis.conclude import Change
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.figure import Figure
-from lm_profiler.record.quantities import MEMORY, QUANTITIES, TIMES, TOKENS_PER_S, Quantity, counted
+from lm_profiler.record.quantities import (
+    MEMORY,
+    QUANTITIES,
+    TIMES,
+    TOKENS_PER_S,
+    Quantity,
+    counted,
+)
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables.formats import render
 from lm_profiler.report.tables.table import Heading, Table, TableCell, text_table
 
 _SURE = f"{CONFIDENCE * 100:.0f} %"
-HEADER = ("mean (ms)", "A", "B", "B - A", "of A's step", f"B / A [{_SURE} interval]", "verdict")
-_STYLES = {"FASTER": "green", "LESS": "green", "SLOWER": "red", "MORE": "red", "UNCLEAR": "yellow"}
+HEADER = (
+    "mean (ms)",
+    "A",
+    "B",
+    "B - A",
+    "of A's step",
+    f"B / A [{_SURE} interval]",
+    "verdict",
+)
+_STYLES = {
+    "FASTER": "green",
+    "LESS": "green",
+    "SLOWER": "red",
+    "MORE": "red",
+    "UNCLEAR": "yellow",
+}
 _SHOWN = 3  # phases that a verdict names
 
 # what decides on a busy machine
 _WORK = {
-    WITHOUT_CPU_WAITS: Figure("step without CPU waits", "ms", "the thread ran or slept", "step_without_cpu_waits_s"),
+    WITHOUT_CPU_WAITS: Figure(
+        "step without CPU waits",
+        "ms",
+        "the thread ran or slept",
+        "step_without_cpu_waits_s",
+    ),
     CPU_TIME: Figure("CPU time", "ms", "of the process, in all threads", "cpu_time_s"),
 }
-_DECIDING = {"step": "step time", WITHOUT_CPU_WAITS: "step without waits for a CPU", CPU_TIME: "CPU time of a step"}
+_DECIDING = {
+    "step": "step time",
+    WITHOUT_CPU_WAITS: "step without waits for a CPU",
+    CPU_TIME: "CPU time of a step",
+}
 
-_ADVICE = "repeat both more often, alternately, or measure longer (--stages.until_ci=0.005)"
+_ADVICE = (
+    "repeat both more often, alternately, or measure longer (--stages.until_ci=0.005)"
+)
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """Return a table with a row for each of ``rows``, differences of the settings above, verdict and notes below."""
-    small_titles = {TIMES[row.part].title for row in comparison.phases if _is_small(row)}
+    small_titles = {
+        TIMES[row.part].title for row in comparison.phases if _is_small(row)
+    }
     body = []
     for texts in rows(comparison):
         style = ""
@@ -61,8 +100,14 @@ def opening(comparison: Comparison) -> list[str]:
     """Return lines on what is compared, and on the differences of the two sides' settings."""
     lines = [_side_line("A", comparison.a), _side_line("B", comparison.b)]
     if comparison.unlike:
-        lines += ["not the same work on the same device (A → B):", *_difference_lines(comparison.unlike)]
-    for name, differences in (("configs", comparison.config), ("environments", comparison.environment)):
+        lines += [
+            "not the same work on the same device (A → B):",
+            *_difference_lines(comparison.unlike),
+        ]
+    for name, differences in (
+        ("configs", comparison.config),
+        ("environments", comparison.environment),
+    ):
         if differences:
             lines += [f"{name} differ (A → B):", *_difference_lines(differences)]
         elif differences is None:
@@ -79,7 +124,10 @@ def _side_line(label: str, folders: Sequence[str]) -> str:
 
 
 def _difference_lines(differences: Sequence[Difference]) -> list[str]:
-    return [f"  {row.path}: {_option_text(row.a)} → {_option_text(row.b)}" for row in differences]
+    return [
+        f"  {row.path}: {_option_text(row.a)} → {_option_text(row.b)}"
+        for row in differences
+    ]
 
 
 def _option_text(value: Any) -> str:
@@ -96,16 +144,25 @@ def rows(comparison: Comparison) -> list[list[str]]:
     texts += [_cells(_WORK[row.part], row.a_s, row.b_s, row) for row in comparison.work]
     for row in (comparison.forward_backward, *comparison.phases):
         texts.append(_cells(TIMES[row.part], row.a_s, row.b_s, row))
-    texts += [_cells(QUANTITIES[row.part], row.a_s, row.b_s, row) for row in comparison.ranks]
+    texts += [
+        _cells(QUANTITIES[row.part], row.a_s, row.b_s, row) for row in comparison.ranks
+    ]
     rate = comparison.tokens
     if rate is not None:
         title, a, b, *others = _cells(TOKENS_PER_S, rate.a_per_s, rate.b_per_s, rate)
-        texts.append([title, _bounded(a, rate.a_bound), _bounded(b, rate.b_bound), *others])
-    texts += [_cells(MEMORY[peak.reading], peak.a_bytes, peak.b_bytes, peak) for peak in comparison.memory]
+        texts.append(
+            [title, _bounded(a, rate.a_bound), _bounded(b, rate.b_bound), *others]
+        )
+    texts += [
+        _cells(MEMORY[peak.reading], peak.a_bytes, peak.b_bytes, peak)
+        for peak in comparison.memory
+    ]
     return texts
 
 
-def _cells(quantity: Quantity, a: float, b: float, row: PartChange | RateChange | MemoryChange) -> list[str]:
+def _cells(
+    quantity: Quantity, a: float, b: float, row: PartChange | RateChange | MemoryChange
+) -> list[str]:
     title = quantity.title if quantity.unit == "s" else quantity.heading
     difference = quantity.show(b - a, unit=False)
     if a <= b:
@@ -114,7 +171,15 @@ def _cells(quantity: Quantity, a: float, b: float, row: PartChange | RateChange 
     if isinstance(row, PartChange) and row.of_step is not None:
         of_step = f"{row.of_step:+.1%}"
     shown_a, shown_b = quantity.show(a, unit=False), quantity.show(b, unit=False)
-    return [title, shown_a, shown_b, difference, of_step, _ratio_text(row.interval, a, b), row.verdict]
+    return [
+        title,
+        shown_a,
+        shown_b,
+        difference,
+        of_step,
+        _ratio_text(row.interval, a, b),
+        row.verdict,
+    ]
 
 
 def _bounded(text: str, bound: str | None) -> str:
@@ -126,7 +191,9 @@ def closing(comparison: Comparison) -> list[str]:
     """Return lines on the verdict, what to be careful with, and how to be surer."""
     lines = [f"verdict: {verdict_line(comparison)}"]
     if comparison.flops is not None and abs(comparison.flops - 1.0) >= MARGIN:
-        lines.append(f"note: a step of B computes {comparison.flops:.3g} times the FLOPs of A's")
+        lines.append(
+            f"note: a step of B computes {comparison.flops:.3g} times the FLOPs of A's"
+        )
     lines += [f"note: {note}" for note in comparison.notes]
     lines.append(
         f"note: {_SURE} confidence for the deciding figure, and for all intervals together; "
@@ -140,7 +207,9 @@ def closing(comparison: Comparison) -> list[str]:
 def _how_to_be_surer(comparison: Comparison) -> str:
     advice = comparison.advice or _ADVICE
     if comparison.assumption is not None:
-        advice += "; three runs per side need no assumption about the spread of processes"
+        advice += (
+            "; three runs per side need no assumption about the spread of processes"
+        )
     least = comparison.detectable
     if least is None or least >= 1.0:
         return f"for a clearer result, {advice}"
@@ -186,7 +255,9 @@ def _is_small(row: PartChange) -> bool:
 def _ratio_text(interval: RatioInterval | None, a: float, b: float) -> str:
     if interval is None:
         return "unknown, repeat" if a > 0.0 and b > 0.0 else ""
-    return f"{_number(interval.ratio)} [{_number(interval.low)}, {_number(interval.high)}]"
+    return (
+        f"{_number(interval.ratio)} [{_number(interval.low)}, {_number(interval.high)}]"
+    )
 
 
 def _number(ratio: float) -> str:
@@ -222,12 +293,20 @@ def measured_in(comparison: Comparison) -> list[CiFigure]:
     for row in comparison.work:
         figures.append(_compared(_WORK[row.part], row.a_s, row.b_s, row, comparison))
     for peak in comparison.memory:
-        figures.append(_compared(MEMORY[peak.reading], peak.a_bytes, peak.b_bytes, peak, comparison))
+        figures.append(
+            _compared(
+                MEMORY[peak.reading], peak.a_bytes, peak.b_bytes, peak, comparison
+            )
+        )
     return figures
 
 
 def _compared(
-    quantity: Quantity, a: float, b: float, row: PartChange | MemoryChange, comparison: Comparison
+    quantity: Quantity,
+    a: float,
+    b: float,
+    row: PartChange | MemoryChange,
+    comparison: Comparison,
 ) -> CiFigure:
     low, high = None, None
     if row.interval is not None:
@@ -254,7 +333,15 @@ def measured_by(entries: Iterable[Entry]) -> list[CiFigure]:
             continue
         for part, summary in record.time.items():
             if summary.mean is not None and part in TIMES:
-                figures.append(CiFigure(name, TIMES[part], summary.mean, summary.mean_low, summary.mean_high))
+                figures.append(
+                    CiFigure(
+                        name,
+                        TIMES[part],
+                        summary.mean,
+                        summary.mean_low,
+                        summary.mean_high,
+                    )
+                )
         for quantity in (TOKENS_PER_S, *MEMORY.values()):
             value = quantity.get(record)
             if isinstance(value, (int, float)):
@@ -272,11 +359,19 @@ def ci_text(figures: Sequence[CiFigure], kind: CiFormat) -> str:
 
 
 def _bmf(figures: Iterable[CiFigure]) -> dict[str, dict[str, Mapping[str, float]]]:
-    measures = {"s": ("latency", 1e9), "1/s": ("throughput", 1.0), "bytes": ("memory", 1.0)}
+    measures = {
+        "s": ("latency", 1e9),
+        "1/s": ("throughput", 1.0),
+        "bytes": ("memory", 1.0),
+    }
     content: dict[str, dict[str, Mapping[str, float]]] = {}
     for figure in figures:
         measure, scale = measures[figure.quantity.unit]
-        ends = {"value": figure.value, "lower_value": figure.low, "upper_value": figure.high}
+        ends = {
+            "value": figure.value,
+            "lower_value": figure.low,
+            "upper_value": figure.high,
+        }
         metric = {name: scale * end for name, end in ends.items() if end is not None}
         content[f"{figure.subject} {figure.quantity.title}"] = {measure: metric}
     return content
@@ -294,20 +389,30 @@ def _action_benchmark(figures: Iterable[CiFigure]) -> list[dict[str, str | float
             "unit": quantity.shown_unit,
         }
         if figure.low is not None and figure.high is not None:
-            row["range"] = f"[{figure.low * quantity.scale:.6g}, {figure.high * quantity.scale:.6g}]"
+            row["range"] = (
+                f"[{figure.low * quantity.scale:.6g}, {figure.high * quantity.scale:.6g}]"
+            )
         content.append(row)
     return content
 
 
 def _junit(figures: Sequence[CiFigure]) -> str:
     failures = sum(figure.failure is not None for figure in figures)
-    suite = ElementTree.Element("testsuite", name="lm_profiler", tests=str(len(figures)), failures=str(failures))
+    suite = ElementTree.Element(
+        "testsuite", name="lm_profiler", tests=str(len(figures)), failures=str(failures)
+    )
     for figure in figures:
         seconds = figure.value if figure.quantity.unit == "s" else 0.0
-        about = {"classname": printable(figure.subject), "name": figure.quantity.title, "time": f"{seconds:.9f}"}
+        about = {
+            "classname": printable(figure.subject),
+            "name": figure.quantity.title,
+            "time": f"{seconds:.9f}",
+        }
         case = ElementTree.SubElement(suite, "testcase", about)
         if figure.failure is not None:
-            failure = ElementTree.SubElement(case, "failure", message=printable(figure.failure))
+            failure = ElementTree.SubElement(
+                case, "failure", message=printable(figure.failure)
+            )
             failure.text = printable(figure.failure)
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
@@ -316,7 +421,10 @@ def _junit(figures: Sequence[CiFigure]) -> str:
 def github_summary(comparison: Comparison) -> str:
     """Return Markdown of at most ``SUMMARY_BYTES``: the verdict, a picture and the table; the rest is folded."""
     table = text_table(HEADER, rows(comparison))
-    folded = render([Table(above=[*opening(comparison), "", *closing(comparison)], verbatim=True)], "markdown")
+    folded = render(
+        [Table(above=[*opening(comparison), "", *closing(comparison)], verbatim=True)],
+        "markdown",
+    )
     head = f"### Step time: {printable(verdict_line(comparison))}\n\n"
     body = "\n".join([_chart(comparison), render([table], "markdown")])
     end = "\n<details><summary>What was compared</summary>\n\n{}\n</details>\n"
@@ -333,7 +441,13 @@ def _chart(comparison: Comparison) -> str:
     bars = ", ".join(f"{1e3 * row.a_s:.4g}" for row in parts)
     points = ", ".join(f"{1e3 * row.b_s:.4g}" for row in parts)
     title = 'title "ms per step: bars are A, the line is B"'
-    lines = ["xychart-beta", title, f"x-axis [{names}]", f"bar [{bars}]", f"line [{points}]"]
+    lines = [
+        "xychart-beta",
+        title,
+        f"x-axis [{names}]",
+        f"bar [{bars}]",
+        f"line [{points}]",
+    ]
     return "\n".join(["```mermaid", *lines, "```", ""])
 
 
@@ -353,7 +467,9 @@ def github_annotation(comparison: Comparison, fails: bool) -> str:
         level = "error"
     elif comparison.verdict in ("SLOWER", "UNCLEAR"):
         level = "warning"
-    line = printable(verdict_line(comparison)).replace("%", "%25")  # a workflow command decodes percent signs
+    line = printable(verdict_line(comparison)).replace(
+        "%", "%25"
+    )  # a workflow command decodes percent signs
     return f"::{level} title=lm_profiler::{line}\n"
 
 
@@ -364,13 +480,18 @@ def changes_table(folder: Path, changes: Sequence[Change]) -> Table:
     """Return a row for each field that differs; one line if none does."""
     if not changes:
         return Table(above=[f"{folder}: this version concludes the same"])
-    rows = [[change.field, _value_text(change.before), _value_text(change.now)] for change in changes[:_MOST_CHANGES]]
+    rows = [
+        [change.field, _value_text(change.before), _value_text(change.now)]
+        for change in changes[:_MOST_CHANGES]
+    ]
     below = []
     more = len(changes) - _MOST_CHANGES
     if more > 0:
         below.append(f"and {counted(more, 'more field')}")
     titles = ("changed", "the record", "by this version")
-    return text_table(titles, rows, left=3, above=[f"{folder}: by this version's rules"], below=below)
+    return text_table(
+        titles, rows, left=3, above=[f"{folder}: by this version's rules"], below=below
+    )
 
 
 def _value_text(value: Any) -> str:

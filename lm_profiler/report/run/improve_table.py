@@ -9,8 +9,19 @@ from shlex import quote
 from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.record.figure import digits_of, ms_text
 from lm_profiler.record.files import relative_to_cwd
-from lm_profiler.record.improve_record import IMPROVED_CONFIG, Final, ImproveRecord, Numerics, Tried
-from lm_profiler.record.quantities import TRIED_COLUMNS, bytes_text, counted, duration_text
+from lm_profiler.record.improve_record import (
+    IMPROVED_CONFIG,
+    Final,
+    ImproveRecord,
+    Numerics,
+    Tried,
+)
+from lm_profiler.record.quantities import (
+    TRIED_COLUMNS,
+    bytes_text,
+    counted,
+    duration_text,
+)
 from lm_profiler.report.tables.table import Table, TableCell, headings_of
 
 _STYLES = {"FASTER": "green", "SLOWER": "red", "SAME": "dim"}  # the others are yellow
@@ -75,7 +86,10 @@ def way_texts(record: ImproveRecord) -> list[tuple[str, str]]:
     if not record.way:
         return []
     digits = digits_of(record.way[0].step_s)
-    return [(ms_text(point.step_s, digits), _interval(point.low_s, point.high_s, digits)) for point in record.way]
+    return [
+        (ms_text(point.step_s, digits), _interval(point.low_s, point.high_s, digits))
+        for point in record.way
+    ]
 
 
 def _interval(low_s: float | None, high_s: float | None, digits: int) -> str:

@@ -10,16 +10,27 @@ from typing import NamedTuple
 from lm_profiler.record.kernels import KernelRow, KernelTable, Kind
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.text import shortened
-from lm_profiler.report.tables.table import Heading, Table, TableCell, text_cell, text_table
+from lm_profiler.report.tables.table import (
+    Heading,
+    Table,
+    TableCell,
+    text_cell,
+    text_table,
+)
 
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _PASSES = ("forward", "backward")
 # the parts of a kernel's name that do not help a reader
 _NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
-_SIGNIFICANT, _NAMED = 0.02, 5  # the least share of forward that is shown, and the most kernels that are named
+_SIGNIFICANT, _NAMED = (
+    0.02,
+    5,
+)  # the least share of forward that is shown, and the most kernels that are named
 _SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide
 _LARGEST = 15
-_KERNEL_TEXTS = 5  # the columns of the table of kernels that are texts; the others are figures
+_KERNEL_TEXTS = (
+    5  # the columns of the table of kernels that are texts; the others are figures
+)
 _CALLER_WIDTH = 32  # characters of the calling operator on a terminal
 IDLE = "idle"
 
@@ -36,7 +47,9 @@ def kernel_answers(
     answers += _largest_of_passes(table)
     answers += _beside_matmuls(table)
     products = _shares(table, "matmul")
-    has_fused_attention = any("attention" in phase.kinds for phase in table.phases.values())
+    has_fused_attention = any(
+        "attention" in phase.kinds for phase in table.phases.values()
+    )
     if has_fused_attention:
         products += f"; fused attention, which contains further products, takes another {_shares(table, 'attention')}"
     answers.append(("matrix products", products))
@@ -83,7 +96,9 @@ def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
         call_us = kernel.total_s / max(kernel.calls, 1) * 1e6
         share = kernel.total_s / part_s
         answer = f"{again}{largest}: {_ms_with_unit(table, kernel.total_s)}, {share:.1%} of it"
-        answers.append((f"largest in {part}", f"{answer}, {calls:g} {word} of {call_us:,.0f} µs"))
+        answers.append(
+            (f"largest in {part}", f"{answer}, {calls:g} {word} of {call_us:,.0f} µs")
+        )
     return answers
 
 
@@ -98,13 +113,19 @@ def _by_name(rows: Iterable[KernelRow]) -> dict[str, _KernelSum]:
     sums: dict[str, _KernelSum] = {}
     for row in rows:
         earlier = sums.get(row.name, _KernelSum())
-        sums[row.name] = _KernelSum(earlier.total_s + row.total_s, earlier.calls + row.count)
+        sums[row.name] = _KernelSum(
+            earlier.total_s + row.total_s, earlier.calls + row.count
+        )
     return sums
 
 
 def _beside_matmuls(table: KernelTable) -> list[tuple[str, str]]:
     """Return the largest kernels of forward that are neither matrix products nor fused attention."""
-    rows = [row for row in table.rows if row.phase == "forward" and row.kind not in ("matmul", "attention")]
+    rows = [
+        row
+        for row in table.rows
+        if row.phase == "forward" and row.kind not in ("matmul", "attention")
+    ]
     sums = _by_name(rows)
     if not sums:
         return []
@@ -161,10 +182,16 @@ def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | 
         products_name: products_s,
         "projections": _total(projection_rows),
     }
-    answers = [f"{name} {_ms_with_unit(table, seconds)}" for name, seconds in times_s.items() if seconds]
+    answers = [
+        f"{name} {_ms_with_unit(table, seconds)}"
+        for name, seconds in times_s.items()
+        if seconds
+    ]
     if softmax_s and products_s:
         comparison = f"softmax takes {softmax_s / products_s:.2f} times as long as those products"
-        if head_width and phase == "forward":  # either product takes 2 FLOPs for each score and number of a query
+        if (
+            head_width and phase == "forward"
+        ):  # either product takes 2 FLOPs for each score and number of a query
             flops_ratio = _SOFTMAX_FLOPS / (4 * head_width)
             comparison += f", for {flops_ratio:.3f} times their FLOPs"
         answers.append(comparison)
@@ -198,9 +225,14 @@ def _ms_with_unit(table: KernelTable, seconds: float) -> str:
     return TIMES["step"].show(seconds / table.steps)
 
 
-def kernel_tables(table: KernelTable, forward_s: float | None = None, head_width: int | None = None) -> list[Table]:
+def kernel_tables(
+    table: KernelTable, forward_s: float | None = None, head_width: int | None = None
+) -> list[Table]:
     """Return a table of ms per step by phase and kind, one of the largest kernels, and answers about them."""
-    answers = [f"{question}: {answer}" for question, answer in kernel_answers(table, forward_s, head_width)]
+    answers = [
+        f"{question}: {answer}"
+        for question, answer in kernel_answers(table, forward_s, head_width)
+    ]
     largest = kernels_table(table, _LARGEST, is_short=True)
     left_out = left_out_line(table, _LARGEST)
     if left_out:
@@ -213,7 +245,9 @@ def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
     rows: list[dict[str, str | int | float | None]] = []
     for phase, times in table.phases.items():
         for kind, time in times.kinds.items():
-            rows.append(_kind_row(table, phase, kind, time.total_s, time.count / table.steps))
+            rows.append(
+                _kind_row(table, phase, kind, time.total_s, time.count / table.steps)
+            )
         rows.append(_kind_row(table, phase, IDLE, times.idle_s, None))
     return rows
 
@@ -262,17 +296,38 @@ def kinds_table(table: KernelTable) -> Table:
     totals_s = [sums[kind] for kind in kinds]
     totals_s.append(sum(phase.idle_s for phase in table.phases.values()))
     rows.append(["step", *_ms_or_nothing(table, [*totals_s, table.window_s])])
-    rows.append(["share", *(f"{total_s / table.window_s:.1%}" for total_s in totals_s), ""])
+    rows.append(
+        ["share", *(f"{total_s / table.window_s:.1%}" for total_s in totals_s), ""]
+    )
     titles = ["phase", *(kind.replace("_", " ") for kind in kinds), idle, "busy + idle"]
-    return text_table(titles, rows, title=f"{source}, milliseconds of one step (mean of {table.steps} traced)")
+    return text_table(
+        titles,
+        rows,
+        title=f"{source}, milliseconds of one step (mean of {table.steps} traced)",
+    )
 
 
-def kernels_table(table: KernelTable, most_rows: int | None = None, is_short: bool = False) -> Table:
+def kernels_table(
+    table: KernelTable, most_rows: int | None = None, is_short: bool = False
+) -> Table:
     """Return the largest kernels or operators; with ``is_short``, long names are cut for a terminal."""
     # The name comes first, because a table that is too wide comes in pieces that repeat the first column.
     name_title = "kernel" if table.source == "kernels" else "operator"
-    titles = [name_title, "phase", "kind", "called by", "module", "calls", "ms", "µs a call", "share"]
-    headings = [Heading(title, title, index >= _KERNEL_TEXTS) for index, title in enumerate(titles)]
+    titles = [
+        name_title,
+        "phase",
+        "kind",
+        "called by",
+        "module",
+        "calls",
+        "ms",
+        "µs a call",
+        "share",
+    ]
+    headings = [
+        Heading(title, title, index >= _KERNEL_TEXTS)
+        for index, title in enumerate(titles)
+    ]
     rows = [_kernel_row(table, row, is_short) for row in table.rows[:most_rows]]
     return Table(headings, rows)
 
@@ -282,12 +337,19 @@ def _kernel_row(table: KernelTable, row: KernelRow, is_short: bool) -> list[Tabl
     caller = _NOISE.sub("", row.operator or "")
     module = row.module or ""
     if is_short:
-        name, caller, module = shortened(name), shortened(caller, _CALLER_WIDTH), shortened(module)
+        name, caller, module = (
+            shortened(name),
+            shortened(caller, _CALLER_WIDTH),
+            shortened(module),
+        )
     calls = row.count / table.steps
     call_s = row.total_s / max(row.count, 1)
     share = row.total_s / table.window_s
     return [
-        *(text_cell(text) for text in (name, row.phase, row.kind.replace("_", " "), caller, module)),
+        *(
+            text_cell(text)
+            for text in (name, row.phase, row.kind.replace("_", " "), caller, module)
+        ),
         TableCell(calls, f"{calls:g}"),
         TableCell(row.total_s / table.steps, _ms(table, row.total_s)),
         TableCell(call_s, f"{call_s * 1e6:,.1f}"),

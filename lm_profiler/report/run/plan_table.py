@@ -5,14 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lm_profiler.analysis.plan.planned import Capacity, Planned, PlannedFloors, fits, smallest_gpu
+from lm_profiler.analysis.plan.planned import (
+    Capacity,
+    Planned,
+    PlannedFloors,
+    fits,
+    smallest_gpu,
+)
 from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.record.figure import bytes_text, ms_text, with_prefix
-from lm_profiler.record.memory_timeline import CAUSE_TITLES, SOURCES, Allocation, MemoryTimeline
-from lm_profiler.record.quantities import CAUSES, FLOOR, PARTS, PLANNED_COLUMNS, REMEDY_COLUMNS, Quantity
+from lm_profiler.record.memory_timeline import (
+    CAUSE_TITLES,
+    SOURCES,
+    Allocation,
+    MemoryTimeline,
+)
+from lm_profiler.record.quantities import (
+    CAUSES,
+    FLOOR,
+    PARTS,
+    PLANNED_COLUMNS,
+    REMEDY_COLUMNS,
+    Quantity,
+)
 from lm_profiler.record.run_record import MOMENTS
 from lm_profiler.report.run.sections import floor_texts
-from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, text_cell, text_table
+from lm_profiler.report.tables.table import (
+    Heading,
+    Table,
+    TableCell,
+    headings_of,
+    text_cell,
+    text_table,
+)
 
 _FITS = {True: "fits", None: "may not fit", False: "does not fit"}
 
@@ -20,7 +45,9 @@ _FITS = {True: "fits", None: "may not fit", False: "does not fit"}
 # -- the plan ----------------------------------------------------------------------------------------------------------
 
 
-def plan_table(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> Table:
+def plan_table(
+    planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors
+) -> Table:
     """Return a row for each phase of ``planned``, with lines on what fits into ``device``."""
     rows = []
     for phase in PARTS:
@@ -32,7 +59,9 @@ def plan_table(planned: Planned, context: int | None, device: Capacity, floors: 
             "causes": _causes_without_workspaces(planned, phase),
             "workspaces": planned.workspaces,
         }
-        rows.append(_row_cells(PLANNED_COLUMNS, values, _phase_floor_cell(floors, phase)))
+        rows.append(
+            _row_cells(PLANNED_COLUMNS, values, _phase_floor_cell(floors, phase))
+        )
     headings, cells = _without_empty_columns(PLANNED_COLUMNS, rows)
     return Table(headings, cells, below=_plan_lines(planned, context, device, floors))
 
@@ -57,7 +86,9 @@ def _phase_floor_cell(floors: PlannedFloors, phase: str) -> TableCell:
     return TableCell(least_s, text)
 
 
-def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> list[str]:
+def _plan_lines(
+    planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors
+) -> list[str]:
     """Return the lines below the phases: what fits, how steps differ, ranks, floors, and what is not counted."""
     lines = [_peak_line(planned, device)]
     if fits(planned, device.bytes) is not True:
@@ -67,9 +98,13 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
     lines += _rank_lines(planned)
     if planned.taken_for_one:
         places = "; ".join(planned.taken_for_one)
-        lines.append(f"float() of an unknown number returned 1, so real steps may differ: in {places}")
+        lines.append(
+            f"float() of an unknown number returned 1, so real steps may differ: in {places}"
+        )
     if planned.compiled:
-        lines.append("compiled: unknown; these are the figures of the same step without torch.compile")
+        lines.append(
+            "compiled: unknown; these are the figures of the same step without torch.compile"
+        )
     lines += _floor_lines(floors, device)
     lines += _sent_lines(planned, floors)
     uncounted = "not counted: workspaces other than cuBLAS's, the driver's context"
@@ -122,11 +157,15 @@ def _step_lines(planned: Planned) -> list[str]:
     number = len(planned.steps)
     if planned.growth is not None:
         growth = f"each of {number} needs {bytes_text(planned.growth)} or more beyond the one before"
-        return [f"steps grow: {growth}; the table shows the last of them, and later steps need more"]
+        return [
+            f"steps grow: {growth}; the table shows the last of them, and later steps need more"
+        ]
     different_texts = {bytes_text(peak) for peak in planned.steps}
     if len(different_texts) > 1:
         least = bytes_text(min(planned.steps))
-        return [f"steps differ: the table shows the largest of {number}; the smallest needs {least}"]
+        return [
+            f"steps differ: the table shows the largest of {number}; the smallest needs {least}"
+        ]
     return []
 
 
@@ -134,20 +173,28 @@ def _rank_lines(planned: Planned) -> list[str]:
     """Return lines on what the figures are of where several ranks train."""
     lines = []
     if planned.buckets is not None:
-        lines.append(f"per device of DDP; its buckets are part of the rest: {bytes_text(planned.buckets)}")
+        lines.append(
+            f"per device of DDP; its buckets are part of the rest: {bytes_text(planned.buckets)}"
+        )
     if planned.split_by is not None:
         gathered = f"gathered weights are part of the rest: up to {bytes_text(planned.gathered)} at a time"
-        lines.append(f"rank 0 of {planned.ranks}; {planned.split_by} splits the module among them; {gathered}")
+        lines.append(
+            f"rank 0 of {planned.ranks}; {planned.split_by} splits the module among them; {gathered}"
+        )
     elif "optimizer" in planned.sent:
         limit = "a rank with a larger share takes longer, and all ranks wait for it"
-        lines.append(f"optimizer states and their floor are for rank 0's share of {planned.ranks}: {limit}")
+        lines.append(
+            f"optimizer states and their floor are for rank 0's share of {planned.ranks}: {limit}"
+        )
     return lines
 
 
 def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
     """Return the floor of the step with the rates that it assumes, and their sources."""
     if floors.seconds is None:
-        return [f"floor of the step: unknown, because no peaks of {device.name} are known: name a GPU with --device"]
+        return [
+            f"floor of the step: unknown, because no peaks of {device.name} are known: name a GPU with --device"
+        ]
     rates = floors.rates
     peaks = []
     sources = []
@@ -161,14 +208,19 @@ def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
     if floors.unknown:
         floor += f", without {' and '.join(floors.unknown)} (unknown)"
     different_sources = filter(None, dict.fromkeys(sources))
-    return [f"floor of the step (no step is faster): {floor}", f"peaks: {'; '.join(different_sources)}"]
+    return [
+        f"floor of the step (no step is faster): {floor}",
+        f"peaks: {'; '.join(different_sources)}",
+    ]
 
 
 def _sent_lines(planned: Planned, floors: PlannedFloors) -> list[str]:
     """Return a line with the bytes that each rank sends, if any."""
     if not planned.sent:
         return []
-    sent = ", ".join(f"{bytes_text(count)} in {phase}" for phase, count in planned.sent.items())
+    sent = ", ".join(
+        f"{bytes_text(count)} in {phase}" for phase, count in planned.sent.items()
+    )
     line = f"each of {planned.ranks} ranks sends {sent} at least"
     if not floors.sent_s:
         line += "; --bandwidth=450e9 (bytes per second) includes them in the floor"
@@ -178,7 +230,9 @@ def _sent_lines(planned: Planned, floors: PlannedFloors) -> list[str]:
 # -- what would need less ----------------------------------------------------------------------------------------------
 
 
-def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device: Capacity) -> Table:
+def remedy_table(
+    tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device: Capacity
+) -> Table:
     """Return a row for each rehearsed setting that would need less, with the floor of its step."""
     if not tried:
         return Table(above=["no known setting would need less"])
@@ -194,14 +248,18 @@ def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device
             "changes": remedy.changes or "nothing",
         }
         floor_text = "" if floors.seconds is None else ms_text(floors.seconds)
-        rows.append(_row_cells(REMEDY_COLUMNS, values, TableCell(floors.seconds, floor_text)))
+        rows.append(
+            _row_cells(REMEDY_COLUMNS, values, TableCell(floors.seconds, floor_text))
+        )
     headings, cells = _without_empty_columns(REMEDY_COLUMNS, rows)
     above = ["", "settings that need less, each rehearsed by itself:"]
     below = [] if has_fitting else ["none of them certainly fits"]
     return Table(headings, cells, above=above, below=below)
 
 
-def _row_cells(columns: Sequence[Quantity], values: Mapping[str, Any], floor: TableCell) -> list[TableCell]:
+def _row_cells(
+    columns: Sequence[Quantity], values: Mapping[str, Any], floor: TableCell
+) -> list[TableCell]:
     """Return the cells of ``values`` in the order of ``columns``, with ``floor`` in its column."""
     cells = []
     for column in columns:
@@ -219,7 +277,9 @@ def _without_empty_columns(
     columns: Sequence[Quantity], rows: Sequence[Sequence[TableCell]]
 ) -> tuple[list[Heading], list[list[TableCell]]]:
     """Return the headings and the rows without the columns in which no row has a text."""
-    shown_columns = [index for index in range(len(columns)) if any(row[index].text for row in rows)]
+    shown_columns = [
+        index for index in range(len(columns)) if any(row[index].text for row in rows)
+    ]
     headings = headings_of(columns[index] for index in shown_columns)
     shown_rows = []
     for row in rows:
@@ -239,18 +299,29 @@ def allocation_tables(timeline: MemoryTimeline) -> Iterator[Table]:
         residual = timeline.residual
         if residual is not None:
             kind = f"{_shape_text(residual)}, {residual.dtype}"
-            below.append(f"a residual tensor ({kind}): {bytes_text(residual.bytes)}, {residual.count:,} of them")
-        above = ["", f"saved for backward {bytes_text(timeline.saved_bytes)}; the largest tensors:"]
+            below.append(
+                f"a residual tensor ({kind}): {bytes_text(residual.bytes)}, {residual.count:,} of them"
+            )
+        above = [
+            "",
+            f"saved for backward {bytes_text(timeline.saved_bytes)}; the largest tensors:",
+        ]
         yield _allocation_table(timeline.saved, above, below)
     moments = timeline.moments()
     if moments:
         rows = []
         for name, held in moments.items():
             rows.append([MOMENTS[name], *(bytes_text(count) for _, count in held)])
-        yield text_table(("moment", *CAUSES.values()), rows, above=["", "memory held at three moments:"])
+        yield text_table(
+            ("moment", *CAUSES.values()),
+            rows,
+            above=["", "memory held at three moments:"],
+        )
 
 
-def _allocation_table(allocations: Sequence[Allocation], above: list[str], below: list[str] | None = None) -> Table:
+def _allocation_table(
+    allocations: Sequence[Allocation], above: list[str], below: list[str] | None = None
+) -> Table:
     headings = [
         Heading("bytes", "bytes", figures=True),
         Heading("count", "count", figures=True),
@@ -277,7 +348,9 @@ def _shape_text(allocation: Allocation) -> str:
 def made_by(allocation: Allocation) -> str:
     """Return the tensor's name, or the operator with the module and the line that called it, or at least the phase."""
     operator = (allocation.name or "").removeprefix("aten.").removesuffix(".default")
-    origins = [origin for origin in (operator, allocation.module, allocation.line) if origin]
+    origins = [
+        origin for origin in (operator, allocation.module, allocation.line) if origin
+    ]
     if origins:
         return ", ".join(origins)
     return f"unknown, in {allocation.phase}" if allocation.phase else "unknown"

@@ -8,7 +8,14 @@ from statistics import fmean, median
 
 from lm_profiler.record.figure import ms_text
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import RANK_PARTS, Floor, Ranks, RankSpread, RunRecord, SlowRank
+from lm_profiler.record.run_record import (
+    RANK_PARTS,
+    Floor,
+    Ranks,
+    RankSpread,
+    RunRecord,
+    SlowRank,
+)
 from lm_profiler.record.text import ranks_text
 from lm_profiler.report.run.sections import table_with_floors
 from lm_profiler.report.tables.table import Table
@@ -27,7 +34,10 @@ def own_work_table(record: RunRecord) -> Table:
     ranks = record.ranks
     assert ranks is not None
     spreads = _spreads(ranks)
-    rows = [(part, _row_texts(part, spread, ranks.step_s)) for part, spread in spreads.items()]
+    rows = [
+        (part, _row_texts(part, spread, ranks.step_s))
+        for part, spread in spreads.items()
+    ]
     empty_cells = [""] * (len(_TITLES) - 2)
     rows.append(("step", ["step", ms_text(ranks.step_s), *empty_cells]))
     floors = {} if record.contended else _own_work_floors(record.floors, spreads)
@@ -47,7 +57,9 @@ def _spreads(ranks: Ranks) -> dict[str, RankSpread]:
     return spreads
 
 
-def _own_work_floors(floors: Mapping[str, Floor], spreads: Mapping[str, RankSpread]) -> dict[str, Floor]:
+def _own_work_floors(
+    floors: Mapping[str, Floor], spreads: Mapping[str, RankSpread]
+) -> dict[str, Floor]:
     """Return the floors compared with own work, since a rank cannot wait faster."""
     compared = {}
     for part, floor in floors.items():
@@ -60,7 +72,10 @@ def _own_work_floors(floors: Mapping[str, Floor], spreads: Mapping[str, RankSpre
 
 def _row_texts(title: str, spread: RankSpread, step_s: float) -> list[str]:
     """Return the texts of a row; the rank with most is named where ranks differ."""
-    middle, least, most = (ms_text(seconds) for seconds in (spread.median_s, spread.least_s, spread.largest_s))
+    middle, least, most = (
+        ms_text(seconds)
+        for seconds in (spread.median_s, spread.least_s, spread.largest_s)
+    )
     share = f"{spread.median_s / step_s:.1%}" if step_s else ""
     rank = "" if least == most else str(spread.slowest)
     return [title, middle, share, least, most, rank]
@@ -77,7 +92,12 @@ def waiting_spread(ranks: Ranks) -> RankSpread | None:
         middle_s = median(waiting_s.values())
     slowest = max(waiting_s, key=lambda rank: waiting_s[rank])
     least_s = min(waiting_s.values())
-    return RankSpread(least_s=least_s, median_s=middle_s, largest_s=waiting_s[slowest], slowest=slowest)
+    return RankSpread(
+        least_s=least_s,
+        median_s=middle_s,
+        largest_s=waiting_s[slowest],
+        slowest=slowest,
+    )
 
 
 # -- the lines ---------------------------------------------------------------------------------------------------------
@@ -94,15 +114,23 @@ def communication_lines(ranks: Ranks) -> list[str]:
     """Return lines on communication, and the notes on the ranks."""
     lines = []
     least_s = _LEAST_EXPOSED * ranks.step_s
-    exposed = [f"{part} {ms_text(seconds)}" for part, seconds in ranks.exposed_s.items() if seconds >= least_s]
+    exposed = [
+        f"{part} {ms_text(seconds)}"
+        for part, seconds in ranks.exposed_s.items()
+        if seconds >= least_s
+    ]
     if exposed:
         source = ranks.exposed_source or "of an unknown source"
-        lines.append(f"exposed communication: {', '.join(exposed)} ms per step ({source})")
+        lines.append(
+            f"exposed communication: {', '.join(exposed)} ms per step ({source})"
+        )
     exposed_s = ranks.exposed_communication_s
     if ranks.communication_s and exposed_s is not None:
         took = f"collectives: {ms_text(ranks.communication_s)} ms of a traced step"
         share = exposed_s / ranks.communication_s
-        lines.append(f"{took}, waiting included, of which no compute hides {ms_text(exposed_s)} ms ({share:.0%})")
+        lines.append(
+            f"{took}, waiting included, of which no compute hides {ms_text(exposed_s)} ms ({share:.0%})"
+        )
     lines += [f"note: {note}" for note in ranks.notes]
     return lines
 
@@ -135,7 +163,9 @@ def _slow_rank_texts(ranks: Ranks, saves_s: float) -> list[str]:
         texts.append(f"{spends} {finding.cause}")
     has_others = (finding.slow_ranks or 1) < ranks.heard
     if finding.others_wait_s is not None and has_others:
-        texts.append(f"the others wait {_ms(finding.others_wait_s)} per step for {pronoun}")
+        texts.append(
+            f"the others wait {_ms(finding.others_wait_s)} per step for {pronoun}"
+        )
     interval = ""
     if finding.low_s is not None and finding.high_s is not None:
         interval = f" [{finding.low_s * 1e3:.1f}, {finding.high_s * 1e3:.1f}]"
@@ -146,13 +176,18 @@ def _slow_rank_texts(ranks: Ranks, saves_s: float) -> list[str]:
     return texts
 
 
-_DOUBTS = {"shared machine": "which other programs on this machine may have caused", "chance": "perhaps by chance"}
+_DOUBTS = {
+    "shared machine": "which other programs on this machine may have caused",
+    "chance": "perhaps by chance",
+}
 
 
 def _doubtful_text(ranks: Ranks) -> str:
     """Return which rank may be slow, and why that is not sure."""
     finding = ranks.finding
-    doubt = _DOUBTS.get(finding.doubt or "", f"too few steps ({finding.steps}) to be sure")
+    doubt = _DOUBTS.get(
+        finding.doubt or "", f"too few steps ({finding.steps}) to be sure"
+    )
     if finding.slow:
         return f"{_slow_ranks_text(ranks)}, {doubt}"
     if finding.phase is None:
@@ -164,7 +199,9 @@ def _doubtful_text(ranks: Ranks) -> str:
 def _slow_ranks_text(ranks: Ranks) -> str:
     """Return ``rank 1 is 30.0 ms slower in data``; ranks that are slow in the same steps of a phase share a phrase."""
     finding = ranks.finding
-    if not finding.slow:  # a record of version 0.2, which names one rank or one host in one phase
+    if (
+        not finding.slow
+    ):  # a record of version 0.2, which names one rank or one host in one phase
         return _slow_rank_of_0_2(ranks)
     by_place: defaultdict[str, list[SlowRank]] = defaultdict(list)
     for slow_rank in finding.slow:

@@ -9,20 +9,46 @@ from shlex import quote
 
 from lm_profiler.record.figure import ms_text
 from lm_profiler.record.files import relative_to_cwd
-from lm_profiler.record.quantities import GROUPS, MEMORY, MFU, QUANTITIES, TIMES, Quantity, counted, with_prefix
+from lm_profiler.record.quantities import (
+    GROUPS,
+    MEMORY,
+    MFU,
+    QUANTITIES,
+    TIMES,
+    Quantity,
+    counted,
+    with_prefix,
+)
 from lm_profiler.record.run_record import NumericsFacts, RunRecord, Utilisation
 from lm_profiler.record.text import short_path
 from lm_profiler.report.run.rank_lines import own_work_table, ranks_lines
-from lm_profiler.report.run.sections import list_table, phase_table, sections, shown, step_line
-from lm_profiler.report.run.verdict import findings_lines, odd_lines, percent, step_lines, verdict_lines
+from lm_profiler.report.run.sections import (
+    list_table,
+    phase_table,
+    sections,
+    shown,
+    step_line,
+)
+from lm_profiler.report.run.verdict import (
+    findings_lines,
+    odd_lines,
+    percent,
+    step_lines,
+    verdict_lines,
+)
 from lm_profiler.report.run.waterfall_text import why_lines
 from lm_profiler.report.tables.table import Table, text_table
 from lm_profiler.report.tables.table_columns import device_text
 
 _WAITS_SHOWN = 2
 _ACTIONS_SHOWN = 4
-_LEAST_OTHER = 0.05  # the share of the step from which ``other`` is broken down at a run's end
-_AS_PLANNED = (0.995, 1.005)  # a measured peak that differs by less from the planned one is as planned
+_LEAST_OTHER = (
+    0.05  # the share of the step from which ``other`` is broken down at a run's end
+)
+_AS_PLANNED = (
+    0.995,
+    1.005,
+)  # a measured peak that differs by less from the planned one is as planned
 
 
 # -- the pages ---------------------------------------------------------------------------------------------------------
@@ -40,7 +66,10 @@ def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[T
             written += f"; all figures: lm_profiler report {quote(str(relative_to_cwd(folder)))}"
     audit = Table()
     if record.numerics is not None:
-        audit = replace(list_table(record, "numerics.kinds"), above=[numerics_headline(record.numerics)])
+        audit = replace(
+            list_table(record, "numerics.kinds"),
+            above=[numerics_headline(record.numerics)],
+        )
     return [verdict, table, audit, Table(above=[written])]
 
 
@@ -66,9 +95,14 @@ def run_page(record: RunRecord, folder: Path) -> list[Table]:
     lines += [f"note: {note}" for note in record.notes]
     lines.append(f"folder: {relative_to_cwd(folder)}")
     rows = [line.partition(": ")[::2] for line in lines]
-    pages = [text_table(("", ""), rows, left=2, title=headline(record)), *sections(record)]
+    pages = [
+        text_table(("", ""), rows, left=2, title=headline(record)),
+        *sections(record),
+    ]
     if record.command:
-        pages.append(Table(above=record.command.splitlines(), verbatim=True, title="Command"))
+        pages.append(
+            Table(above=record.command.splitlines(), verbatim=True, title="Command")
+        )
     return pages
 
 
@@ -104,7 +138,15 @@ def summary_lines(record: RunRecord) -> list[str]:
     """Return a line each on throughput, memory, verdict, ranks, waterfall, first step, notes and failure."""
     # The table of own work has no columns for the step's spread.
     lines = [step_line(record)] if record.ranks is not None and record.time else []
-    for lines_of in (_rate_lines, _memory_lines, _planned_lines, verdict_lines, step_lines, ranks_lines, why_lines):
+    for lines_of in (
+        _rate_lines,
+        _memory_lines,
+        _planned_lines,
+        verdict_lines,
+        step_lines,
+        ranks_lines,
+        why_lines,
+    ):
         lines += lines_of(record)
     for lines_of in (_wait_lines, odd_lines, other_lines):
         lines += lines_of(record)
@@ -127,10 +169,20 @@ def main_lines(record: RunRecord) -> list[str]:
 
 def _memory_lines(record: RunRecord) -> list[str]:
     """Return lines with the peaks, with the peak of each phase, and with what the largest of them consists of."""
-    peaks = [f"{figure.title} {figure.fit(figure.get(record))}" for figure in _known(MEMORY.values(), record)]
-    allocated = [figure for figure in GROUPS["Memory by phase"] if figure.path.endswith("allocated_peak")]
+    peaks = [
+        f"{figure.title} {figure.fit(figure.get(record))}"
+        for figure in _known(MEMORY.values(), record)
+    ]
+    allocated = [
+        figure
+        for figure in GROUPS["Memory by phase"]
+        if figure.path.endswith("allocated_peak")
+    ]
     by_phase = [figure for figure in allocated if figure.get(record)]
-    phase_peaks = [f"{TIMES[str(figure.member)].title} {figure.fit(figure.get(record))}" for figure in by_phase]
+    phase_peaks = [
+        f"{TIMES[str(figure.member)].title} {figure.fit(figure.get(record))}"
+        for figure in by_phase
+    ]
     phase, place = "backward", "held by the step"
     if by_phase:
         largest = max(by_phase, key=lambda figure: figure.get(record))
@@ -164,8 +216,12 @@ def _planned_lines(record: RunRecord) -> list[str]:
     least, most = _AS_PLANNED
     result = "as planned" if least <= ratio <= most else f"{ratio:.3f} times as much"
     # A device's allocator also counts workspaces of libraries other than cuBLAS, which a rehearsal does not know.
-    is_of_device = record.memory is None or record.memory.measured.allocated_peak is not None
-    scope = ", with workspaces of libraries," if is_of_device else " when forward has ended"
+    is_of_device = (
+        record.memory is None or record.memory.measured.allocated_peak is not None
+    )
+    scope = (
+        ", with workspaces of libraries," if is_of_device else " when forward has ended"
+    )
     return [f"{text}; measured{scope} {result}"]
 
 
@@ -176,7 +232,9 @@ def _wait_lines(record: RunRecord) -> list[str]:
         return []
     texts = []
     for sync in waits[:_WAITS_SHOWN]:
-        texts.append(f"{sync.call or sync.function} ({short_path(sync.file)}, line {sync.line})")
+        texts.append(
+            f"{sync.call or sync.function} ({short_path(sync.file)}, line {sync.line})"
+        )
     waits_left = len(waits) - _WAITS_SHOWN
     if waits_left > 0:
         texts.append(counted(waits_left, "more line"))
@@ -223,7 +281,10 @@ def _utilisation_texts(use: Utilisation) -> list[str]:
     if use.of_ceiling is None or use.ceiling_flops_per_s is None:
         return [text]
     ceiling = with_prefix(use.ceiling_flops_per_s, "FLOP/s")
-    return [text, f"{percent(use.of_ceiling)} of the matmul rate measured here ({ceiling})"]
+    return [
+        text,
+        f"{percent(use.of_ceiling)} of the matmul rate measured here ({ceiling})",
+    ]
 
 
 def numerics_headline(audit: NumericsFacts) -> str:
@@ -231,7 +292,10 @@ def numerics_headline(audit: NumericsFacts) -> str:
     losses = f"{_loss_text(audit.loss)} against {_loss_text(audit.reference_loss)}"
     if audit.loss_dtype is not None:
         losses += f" (in {audit.loss_dtype})"
-    output, gradients = _error_text(audit.output_error), _error_text(audit.gradient_error)
+    output, gradients = (
+        _error_text(audit.output_error),
+        _error_text(audit.gradient_error),
+    )
     text = f"numerics against float32: loss {losses}, output off by {output}, gradients by {gradients}"
     if not audit.losses:
         return text

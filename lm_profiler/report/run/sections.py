@@ -10,16 +10,40 @@ from pydantic import BaseModel
 
 from lm_profiler.analysis.hardware.roofline import LEAST_S
 from lm_profiler.analysis.steps.summaries import lower_bound_share
-from lm_profiler.record.figure import AT_LEAST, TOO_FEW_STEPS, digits_of, ms_text, share_text
-from lm_profiler.record.quantities import FLOOR, GROUPS, LISTS, PARTS, TIMES, TIMES_FLOOR, Quantity
+from lm_profiler.record.figure import (
+    AT_LEAST,
+    TOO_FEW_STEPS,
+    digits_of,
+    ms_text,
+    share_text,
+)
+from lm_profiler.record.quantities import (
+    FLOOR,
+    GROUPS,
+    LISTS,
+    PARTS,
+    TIMES,
+    TIMES_FLOOR,
+    Quantity,
+)
 from lm_profiler.record.run_record import MOMENTS, Floor, RunRecord
 from lm_profiler.report.run.waterfall_text import waterfall_tables
-from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, headings_of, text_cell, text_table
+from lm_profiler.report.tables.table import (
+    Heading,
+    Table,
+    TableCell,
+    fact_text,
+    headings_of,
+    text_cell,
+    text_table,
+)
 
 
 def phase_table(record: RunRecord) -> Table:
     """Return a row for each phase that occurred, then forward + backward, and the step."""
-    has_device = record.environment is not None and record.environment.device_type != "cpu"
+    has_device = (
+        record.environment is not None and record.environment.device_type != "cpu"
+    )
     titles = ["phase", "mean [95 % interval] (ms)", "std", "median", "p95", "share"]
     if has_device:
         titles.append("host (ms)")
@@ -47,13 +71,18 @@ def _occurred(record: RunRecord, part: str) -> bool:
 
 
 def table_with_floors(
-    titles: Sequence[str], rows: Sequence[tuple[str, list[str]]], floors: Mapping[str, Floor]
+    titles: Sequence[str],
+    rows: Sequence[tuple[str, list[str]]],
+    floors: Mapping[str, Floor],
 ) -> Table:
     """Return a table of the texts of each part, the last row bold, with the floors of the parts if any is known."""
     headings = [Heading(title, title, figures=title != "phase") for title in titles]
     has_floors = any((floor.seconds or 0.0) >= LEAST_S for floor in floors.values())
     if has_floors:
-        headings += [Heading(figure.heading, figure.heading, figures=True) for figure in (FLOOR, TIMES_FLOOR)]
+        headings += [
+            Heading(figure.heading, figure.heading, figures=True)
+            for figure in (FLOOR, TIMES_FLOOR)
+        ]
     cells = []
     for index, (part, texts) in enumerate(rows):
         style = "bold" if index == len(rows) - 1 else ""
@@ -65,7 +94,12 @@ def table_with_floors(
 def step_line(record: RunRecord) -> str:
     """Return the measured step, its interval and its spread in a line, for tables without such columns."""
     _, mean, std, median, p95, _ = _row_texts(record, "step")
-    spread = {"std": std, "CV": share_text(record.time["step"].cv), "median": median, "p95": p95}
+    spread = {
+        "std": std,
+        "CV": share_text(record.time["step"].cv),
+        "median": median,
+        "p95": p95,
+    }
     known = [f"{name} {value}" for name, value in spread.items() if value]
     return ", ".join([f"step: {mean} ms", *known])
 
@@ -120,17 +154,39 @@ _LISTS = {
     "Use of the hardware": ("rates.flops",),
     "Synchronization": ("syncs",),
     "Numerics": ("numerics.kinds", "numerics.losses", "numerics.gradient_norms"),
-    "Ranks": ("rank_step_s", "ranks.finding.slow", "ranks.by_rank", "ranks.collectives"),
+    "Ranks": (
+        "rank_step_s",
+        "ranks.finding.slow",
+        "ranks.by_rank",
+        "ranks.collectives",
+    ),
 }
 # the lists whose columns are left out where no row has a value
-_SPARSE = ("odd_steps", "step_counters", "ranks.by_rank", "findings", "other_by_owner.actions")
+_SPARSE = (
+    "odd_steps",
+    "step_counters",
+    "ranks.by_rank",
+    "findings",
+    "other_by_owner.actions",
+)
 # lists of bare figures: what their rows count, and the first number
-_NUMBERED = {"rank_step_s": ("rank", 0), "numerics.losses": ("step", 1), "numerics.gradient_norms": ("step", 1)}
-_TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "Shares of the typical step")
+_NUMBERED = {
+    "rank_step_s": ("rank", 0),
+    "numerics.losses": ("step", 1),
+    "numerics.gradient_norms": ("step", 1),
+}
+_TIMES = (
+    "Time of a step",
+    "Time on the host's clock",
+    "Spread of the steps",
+    "Shares of the typical step",
+)
 _ELSEWHERE = (*_TIMES, "Terms of the waterfall")  # groups with their own tables
 _MOST_ROWS = 64
 # the rows of families, each with its title
-_KEYS = {part: TIMES[part].title for part in (*PARTS, "forward_backward", "step")} | MOMENTS
+_KEYS = {
+    part: TIMES[part].title for part in (*PARTS, "forward_backward", "step")
+} | MOMENTS
 
 
 def shown(figure: Quantity, record: RunRecord) -> str:
@@ -159,7 +215,9 @@ def sections(record: RunRecord) -> list[Table]:
     step_times = [figure for figure in times if figure not in host_times]
     tables = [replace(list_table(record, "findings"), title="What could be saved")]
     tables.append(_families(record, step_times, "Time of a step (ms)"))
-    has_device = record.environment is not None and record.environment.device_type != "cpu"
+    has_device = (
+        record.environment is not None and record.environment.device_type != "cpu"
+    )
     if has_device:  # on the CPU the two clocks are one
         tables.append(_families(record, host_times, "Time on the host's clock (ms)"))
     for title, group in GROUPS.items():
@@ -178,10 +236,15 @@ def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[T
     if title == "Waterfall":
         tables += waterfall_tables(record)
     first, *others = [table for table in tables if table.rows] or [Table()]
-    return [replace(first, title=title), *(replace(table, title="") for table in others)]
+    return [
+        replace(first, title=title),
+        *(replace(table, title="") for table in others),
+    ]
 
 
-def known_table(record: RunRecord, group: Sequence[Quantity], words: Sequence[Sequence[str]] = ()) -> Table:
+def known_table(
+    record: RunRecord, group: Sequence[Quantity], words: Sequence[Sequence[str]] = ()
+) -> Table:
     """Return the known figures of ``group`` with their meanings, and then the rows of ``words``."""
     rows = []
     for figure in group:
@@ -192,7 +255,10 @@ def known_table(record: RunRecord, group: Sequence[Quantity], words: Sequence[Se
 
 def _word_rows(record: RunRecord, title: str) -> list[list[str]]:
     """Return a row for each field of the model or the machine that is no figure."""
-    parts: dict[str, BaseModel | None] = {"Model": record.model, "Machine": record.environment}
+    parts: dict[str, BaseModel | None] = {
+        "Model": record.model,
+        "Machine": record.environment,
+    }
     part = parts.get(title)
     if part is None:
         return []
@@ -203,7 +269,9 @@ def _word_rows(record: RunRecord, title: str) -> list[list[str]]:
 def _value_text(value: Any) -> str:
     """Return ``value`` as text; empty for numbers, which are separate figures."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_value_text(inner)}" for name, inner in value.items())
+        return ", ".join(
+            f"{name} {_value_text(inner)}" for name, inner in value.items()
+        )
     if isinstance(value, list):
         return ", ".join(str(inner) for inner in value)
     if isinstance(value, (str, bool)):
@@ -227,7 +295,10 @@ def list_table(record: RunRecord, path: str) -> Table:
     if path in _NUMBERED:
         noun, first_number = _NUMBERED[path]
         headings = [Heading(noun, noun, figures=True), *headings]
-        rows = [[TableCell(number, str(number)), *row] for number, row in enumerate(rows, first_number)]
+        rows = [
+            [TableCell(number, str(number)), *row]
+            for number, row in enumerate(rows, first_number)
+        ]
     rows_left = len(items) - _MOST_ROWS
     below = [f"and {rows_left:,} more"] if rows_left > 0 else []
     return Table(headings, rows, below=below)
@@ -267,12 +338,18 @@ def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> 
     for figure in group:
         part = figure.member or figure.path.split(".")[1]
         value = figure.get(record)
-        is_nothing = not value and figure.shown_unit  # no time and no memory are left out
+        is_nothing = (
+            not value and figure.shown_unit
+        )  # no time and no memory are left out
         if value is None or is_nothing:
             continue
-        family = figure.title.removesuffix(" (host)").removeprefix(_KEYS[part]).lstrip(": ")
+        family = (
+            figure.title.removesuffix(" (host)").removeprefix(_KEYS[part]).lstrip(": ")
+        )
         column = columns.setdefault(family or "mean [95 % interval]", {})
-        column[part] = _rounded(figure, record) if figure.unit == "s" else figure.fit(value)
+        column[part] = (
+            _rounded(figure, record) if figure.unit == "s" else figure.fit(value)
+        )
     are_moments = False
     rows = []
     for part, part_title in _KEYS.items():
@@ -280,4 +357,6 @@ def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> 
         if any(texts):
             rows.append([part_title, *texts])
             are_moments = are_moments or part in MOMENTS
-    return text_table(["moment" if are_moments else "phase", *columns], rows, title=title)
+    return text_table(
+        ["moment" if are_moments else "phase", *columns], rows, title=title
+    )

@@ -8,7 +8,15 @@ from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.analysis.remedies.catalogue import remedy_of
 from lm_profiler.record.figure import digits_of, is_zero_text, ms_text
 from lm_profiler.record.quantities import counted, duration_text
-from lm_profiler.record.run_record import Finding, OddStep, RunRecord, Steadiness, Telemetry, Verdict, worst_first
+from lm_profiler.record.run_record import (
+    Finding,
+    OddStep,
+    RunRecord,
+    Steadiness,
+    Telemetry,
+    Verdict,
+    worst_first,
+)
 
 _ODD_SHOWN = 3
 _LONGER_THAN_STEP = 1.02  # what is longer by more than this includes more than the step
@@ -58,7 +66,9 @@ def verdict_lines(record: RunRecord) -> list[str]:
         phrases += contention_lines(record.contention)
     phrases.append(_bound(verdict))
     if steadiness is not None and steadiness.recompilations:
-        phrases.append(f"{counted(steadiness.recompilations, 'recompilation')} while measuring")
+        phrases.append(
+            f"{counted(steadiness.recompilations, 'recompilation')} while measuring"
+        )
     phrases += _clock(record.telemetry)
     return [f"verdict: {'; '.join(phrases)}", f"next: {next_text(record)}"]
 
@@ -75,7 +85,9 @@ def _bound(verdict: Verdict) -> str:
         share += f" [{verdict.share_low * 100:.0f}, {verdict.share_high * 100:.0f}]"
     facts = verdict.facts
     texts = facts | {"share": share, "reached": percent(facts.get("utilisation", 0.0))}
-    text = _BECAUSE.get(verdict.because, verdict.because).format_map(defaultdict(float, texts))
+    text = _BECAUSE.get(verdict.because, verdict.because).format_map(
+        defaultdict(float, texts)
+    )
     if verdict.because == "compute" and "utilisation" in facts:
         text += f", at {facts['utilisation']:.0%} of what the machine can reach"
     if "run_s" in facts:
@@ -121,7 +133,9 @@ def _advice_text(finding: Finding, record: RunRecord) -> str:
     amount = duration_text(finding.saves_s)
     saves = f"It {verb} at most {amount} ({finding.share:.0%}) of a step."
     if _includes_time_between(finding, record):
-        saves = f"It {verb} at most {amount} per step ({finding.share:.0%} of the time)."
+        saves = (
+            f"It {verb} at most {amount} per step ({finding.share:.0%} of the time)."
+        )
     return f"{remedy_of(finding, record)} {saves}"
 
 
@@ -164,8 +178,14 @@ def _course(steadiness: Steadiness) -> list[str]:
     phrases = []
     before_s = None
     for level in steadiness.levels:
-        change = " take" if before_s is None else f" ({level.seconds / before_s - 1.0:+.1%}):"
-        phrases.append(f"steps {level.first} to {level.last}{change} {duration_text(level.seconds)}")
+        change = (
+            " take"
+            if before_s is None
+            else f" ({level.seconds / before_s - 1.0:+.1%}):"
+        )
+        phrases.append(
+            f"steps {level.first} to {level.last}{change} {duration_text(level.seconds)}"
+        )
         before_s = level.seconds
     return [*phrases, f"figures are of steps {steadiness.first} to {steadiness.last}"]
 
@@ -211,10 +231,14 @@ def _parts(steadiness: Steadiness) -> list[str]:
             steps = "the last, shorter batch of each epoch"
         terms.append(_signed(pattern_s, digits, f"in {steps} ({pattern.extra:+.0%})"))
     if total_s > 0.0 and not is_zero_text(ms_text(odd_s, digits)):
-        terms.append(_signed(odd_s, digits, f"odd steps ({odd_s / total_s:.0%} of the mean)"))
+        terms.append(
+            _signed(odd_s, digits, f"odd steps ({odd_s / total_s:.0%} of the mean)")
+        )
     if not terms:
         return []
-    return [f"step: {ms_text(total_s, digits)} ms = {ms_text(level_s, digits)} level {' '.join(terms)}"]
+    return [
+        f"step: {ms_text(total_s, digits)} ms = {ms_text(level_s, digits)} level {' '.join(terms)}"
+    ]
 
 
 def _signed(seconds: float, digits: int, name: str) -> str:
@@ -234,7 +258,9 @@ def _words(steadiness: Steadiness) -> str:
     share = steadiness.known_to
     if share is None or share > 1.0:
         return f"{text}: too few steps, or too much variation, to know the level"
-    known = f"{share:.1%}" if share < 0.1 else f"{share:.0%}"  # just above the limit it must not look like the limit
+    known = (
+        f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
+    )  # just above the limit it must not look like the limit
     return f"{text}: the level is only known to within ±{known}"
 
 

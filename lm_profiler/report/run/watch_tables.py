@@ -11,7 +11,13 @@ from lm_profiler.record import watch_files
 from lm_profiler.record.figure import share_text
 from lm_profiler.record.parts import TIMED
 from lm_profiler.record.quantities import bytes_text, counted, duration_text
-from lm_profiler.record.watch_files import Sketch, WatchEvent, WatchStatus, WatchWindow, process_has_ended
+from lm_profiler.record.watch_files import (
+    Sketch,
+    WatchEvent,
+    WatchStatus,
+    WatchWindow,
+    process_has_ended,
+)
 from lm_profiler.report.tables.table import Table, text_table
 
 _MOST_EVENTS = 12
@@ -26,7 +32,10 @@ def watch_tables(folder: Path, most_events: int = _MOST_EVENTS) -> list[Table]:
     """Return tables on the watched run in ``folder``: the state, the ledger, the phases, the ranks, the last events."""
     watched = watch_files.read_watched(folder)
     status = watched.ranks[0]
-    tables = [Table(title="Watch", above=_state_lines(status, watched.windows)), _ledger_table(status)]
+    tables = [
+        Table(title="Watch", above=_state_lines(status, watched.windows)),
+        _ledger_table(status),
+    ]
     if watched.windows:
         tables.append(_phase_table(watched.windows))
     if len(watched.ranks) > 1:
@@ -40,7 +49,10 @@ def watch_tables(folder: Path, most_events: int = _MOST_EVENTS) -> list[Table]:
 
 
 def _event_table(events: Sequence[WatchEvent], world_size: int) -> Table:
-    rows = [[_clock_text(event.at_s), f"{event.step:,}", event_text(event, world_size)] for event in events]
+    rows = [
+        [_clock_text(event.at_s), f"{event.step:,}", event_text(event, world_size)]
+        for event in events
+    ]
     return text_table(("when", "step", "what"), rows, left=3)
 
 
@@ -71,7 +83,9 @@ def _process_state(status: WatchStatus) -> str:
 
 def _memory_line(held_bytes: int, windows: Sequence[WatchWindow]) -> str:
     line = f"held between steps: {bytes_text(held_bytes)}"
-    held_by_window = [window.held_bytes for window in windows if window.held_bytes is not None]
+    held_by_window = [
+        window.held_bytes for window in windows if window.held_bytes is not None
+    ]
     if len(windows) > 1 and held_by_window:
         line += f", {bytes_text(held_by_window[0])} in the first thousand steps"
     peaks = [window.peak_bytes for window in windows if window.peak_bytes is not None]
@@ -104,7 +118,12 @@ def _phase_table(windows: Sequence[WatchWindow]) -> Table:
         whole_run = reduce(Sketch.merge, sketches)
         if not whole_run.count:
             continue
-        figures = [whole_run.mean, whole_run.quantile(0.5), whole_run.quantile(0.99), whole_run.max]
+        figures = [
+            whole_run.mean,
+            whole_run.quantile(0.5),
+            whole_run.quantile(0.99),
+            whole_run.max,
+        ]
         if has_several_windows:
             figures += [sketches[0].mean, sketches[-1].mean]
         rows.append([part, *(_milliseconds_text(seconds) for seconds in figures)])
@@ -118,10 +137,18 @@ def _milliseconds_text(seconds: float | None) -> str:
 
 
 def _rank_table(statuses: Sequence[WatchStatus]) -> Table:
-    silent = statuses[0].silent  # as rank 0 saw it: the clocks of other ranks and of this machine may differ
+    silent = (
+        statuses[0].silent
+    )  # as rank 0 saw it: the clocks of other ranks and of this machine may differ
     rows = []
     for status in statuses:
-        rows.append([str(status.rank), f"{status.steps:,}", _rank_state(status, silent.get(status.rank))])
+        rows.append(
+            [
+                str(status.rank),
+                f"{status.steps:,}",
+                _rank_state(status, silent.get(status.rank)),
+            ]
+        )
     return text_table(("rank", "steps", "now"), rows)
 
 

@@ -6,10 +6,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lm_profiler.record.figure import TOO_FEW_STEPS, digits_of, is_zero_text, ms_text, share_text
+from lm_profiler.record.figure import (
+    TOO_FEW_STEPS,
+    digits_of,
+    is_zero_text,
+    ms_text,
+    share_text,
+)
 from lm_profiler.record.quantities import LISTS, PARTS, TERMS, TIMES, term_title
 from lm_profiler.record.run_record import RunRecord, Term, Waterfall
-from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of, text_cell
+from lm_profiler.report.tables.table import (
+    Heading,
+    Table,
+    TableCell,
+    headings_of,
+    text_cell,
+)
 
 # terms below this share of the step are summed up on the terminal
 _SMALL = 0.01
@@ -17,7 +29,9 @@ _NOTHING = 1e-3  # a rest without a phase below this share of a term is rounding
 # Beyond this unexplained share of the step, any term may be longer than the trace shows: no ceilings.
 _UNSURE = 0.1
 _ENDS = ("ideal", "unexplained")  # always shown, first and last
-_PRODUCTS = "slow_products"  # the term of matrix products, to which convolutions belong too
+_PRODUCTS = (
+    "slow_products"  # the term of matrix products, to which convolutions belong too
+)
 _UNKNOWN_BANDWIDTH = "kernels that wait for memory, whose bandwidth is unknown"
 
 # why the terms of a run on a busy machine are not shown as a sum
@@ -30,7 +44,9 @@ class Rung:
 
     term: Term
     start_s: float
-    text: str  # its time in ms, rounded so that all of them add up to the step's own text
+    text: (
+        str  # its time in ms, rounded so that all of them add up to the step's own text
+    )
     title: str
 
     @property
@@ -101,7 +117,9 @@ def meaning_in(fall: Waterfall, name: str) -> str:
     if name == "beyond_bandwidth" and fall.bandwidth_bytes_per_s is None:
         return _UNKNOWN_BANDWIDTH
     if name == _PRODUCTS:
-        return meaning.replace("matrix products", _products_title(fall).removeprefix("slow "))
+        return meaning.replace(
+            "matrix products", _products_title(fall).removeprefix("slow ")
+        )
     return meaning
 
 
@@ -127,14 +145,18 @@ def _term_texts(fall: Waterfall) -> list[str]:
     """Return the time of each term in ms with the step's digits; the texts add up to that of the step."""
     # The largest-remainder method: round all down, then give the missing units to those that lost most.
     digits = digits_of(fall.step_s)
-    units_per_second = TIMES["step"].scale * 10**digits  # a unit is one of the last digit
+    units_per_second = (
+        TIMES["step"].scale * 10**digits
+    )  # a unit is one of the last digit
     exact_units = [term.seconds * units_per_second for term in fall.terms]
     whole_units = [math.floor(units) for units in exact_units]
     missing_units = round(fall.step_s * units_per_second) - sum(whole_units)
     adds_up = 0 <= missing_units <= len(exact_units)
     if not adds_up:  # a foreign record
         return [ms_text(term.seconds, digits) for term in fall.terms]
-    lost = [exact - whole for exact, whole in zip(exact_units, whole_units, strict=True)]
+    lost = [
+        exact - whole for exact, whole in zip(exact_units, whole_units, strict=True)
+    ]
     by_loss = sorted(range(len(lost)), key=lambda index: lost[index], reverse=True)
     for index in by_loss[:missing_units]:
         whole_units[index] += 1
@@ -165,7 +187,9 @@ def why_lines(record: RunRecord) -> list[str]:
             terms.append(_with_sign(rung.text, rung.title))
     if small:
         total_ms = sum(float(rung.text.replace(",", "")) for rung in small)
-        terms.append(_with_sign(f"{total_ms:,.{digits_of(fall.step_s)}f}", "smaller terms"))
+        terms.append(
+            _with_sign(f"{total_ms:,.{digits_of(fall.step_s)}f}", "smaller terms")
+        )
     terms += [_with_sign(rung.text, rung.title) for rung in unexplained]
     mean, bracket, interval = step_text(fall).partition(" [")
     return [f"why: {mean} ms{bracket}{interval} = {' '.join(terms)}"]
@@ -197,7 +221,9 @@ def ends_text(fall: Waterfall, term: Term) -> str:
 
 def unsure(fall: Waterfall) -> str:
     """Return why no ceiling is shown; empty where ceilings are shown."""
-    unexplained_s = sum(term.seconds for term in fall.terms if term.name == "unexplained")
+    unexplained_s = sum(
+        term.seconds for term in fall.terms if term.name == "unexplained"
+    )
     share = unexplained_s / (fall.step_s or 1.0)
     if abs(share) <= _UNSURE:
         return ""
@@ -243,7 +269,9 @@ def waterfall_tables(record: RunRecord) -> list[Table]:
 def _terms_table(fall: Waterfall) -> Table:
     """Return a row for each term and one for the step that they add up to; columns of phases that occur."""
     name, seconds, low, high, at_most, *phases = LISTS["waterfall.terms"]
-    has_ends = any(term.low_s is not None for term in fall.terms)  # none for one traced step, or an older record
+    has_ends = any(
+        term.low_s is not None for term in fall.terms
+    )  # none for one traced step, or an older record
     ends = [low, high] if has_ends else []
     phase_columns = {}
     for part, column in zip(PARTS, phases, strict=True):
@@ -268,7 +296,9 @@ def _terms_table(fall: Waterfall) -> Table:
 
     below = []
     if has_ends:
-        below.append(f"from, to: by each of the {fall.traced_steps} traced steps alone; this is not an interval")
+        below.append(
+            f"from, to: by each of the {fall.traced_steps} traced steps alone; this is not an interval"
+        )
     below.append(f"could save at most: {unsure(fall) or 'a ceiling, never a gain'}")
     below += [f"note: {note}" for note in fall.notes]
     return Table(headings, rows, below=below)
@@ -307,7 +337,15 @@ def contributors(term: Term, fall: Waterfall) -> Table:
     for part in sorted(term.contributors, key=lambda part: part.seconds, reverse=True):
         count = TableCell(part.count, f"{part.count:,g}")
         seconds = _ms(part.seconds, digits)
-        rows.append([text_cell(part.module), text_cell(part.what), count, seconds, text_cell(part.detail)])
+        rows.append(
+            [
+                text_cell(part.module),
+                text_cell(part.what),
+                count,
+                seconds,
+                text_cell(part.detail),
+            ]
+        )
     return Table(headings_of(_CONTRIBUTOR), rows)
 
 

@@ -41,7 +41,9 @@ def entries_where(entries: Sequence[Entry], conditions: Sequence[str]) -> list[E
     if not chosen:
         columns = {condition.column.name: condition.column for condition in parsed}
         known = "; ".join(_values_text(column, entries) for column in columns.values())
-        raise UsageError(f"where: expected runs with {', '.join(conditions)}, found none; {known}")
+        raise UsageError(
+            f"where: expected runs with {', '.join(conditions)}, found none; {known}"
+        )
     return chosen
 
 
@@ -62,11 +64,15 @@ def _any_holds(conditions: Sequence[Condition], entry: Entry) -> bool:
 def _condition(text: str, entries: Sequence[Entry]) -> Condition:
     match = _CONDITION.fullmatch(text)
     if match is None:
-        raise UsageError(f"where: expected a condition such as verb=fit, given {text!r}")
+        raise UsageError(
+            f"where: expected a condition such as verb=fit, given {text!r}"
+        )
     name, sign, value = match.groups()
     [column] = columns_named([name], entries)
     if column.quantity is not None:
-        raise UsageError(f"where: expected a fact or an option that distinguishes runs, given the figure {name!r}")
+        raise UsageError(
+            f"where: expected a fact or an option that distinguishes runs, given the figure {name!r}"
+        )
     return Condition(column, value, excludes=sign == "!=")
 
 

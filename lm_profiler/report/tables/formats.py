@@ -166,7 +166,9 @@ def _latex(text: str) -> str:
 def typst(table: Table) -> str:
     """Return a ``table``, for use with ``#include``; the lines around it are comments."""
     titles, *rows = [", ".join(texts) for texts in _escaped_texts(table, _typst)]
-    alignments = ", ".join("right" if heading.figures else "left" for heading in table.headings)
+    alignments = ", ".join(
+        "right" if heading.figures else "left" for heading in table.headings
+    )
     body = [
         "#table(",
         f"  columns: {len(table.headings)}, align: ({alignments},), stroke: none,",
@@ -201,7 +203,9 @@ def _comment(mark: str, line: str) -> str:
 # text that a spreadsheet takes for a formula: it starts with one of these, and is not a number
 _FORMULA = re.compile(r"[=@\t\r]|[+-](?!\d*\.?\d+(?:[eE][+-]?\d+)?$)")
 # characters that JSON leaves unchanged, and that a terminal or an editor would obey or hide
-_HIDDEN_CHARACTERS = re.compile("[\x7f-\xa0\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+_HIDDEN_CHARACTERS = re.compile(
+    "[\x7f-\xa0\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
+)
 
 
 def csv_text(table: Table) -> str:
@@ -255,7 +259,13 @@ def _of_one_type(values: list[Any]) -> list[Any]:
     return [None if value is None else str(value) for value in values]
 
 
-_TEXT_FUNCTIONS = {"markdown": markdown, "latex": latex, "typst": typst, "csv": csv_text, "json": json_text}
+_TEXT_FUNCTIONS = {
+    "markdown": markdown,
+    "latex": latex,
+    "typst": typst,
+    "csv": csv_text,
+    "json": json_text,
+}
 
 
 # -- the terminal ------------------------------------------------------------------------------------------------------
@@ -284,7 +294,9 @@ def terminal(table: Table, file: TextIO | None = None) -> str:
     return "".join(f"{line}\n" for line in lines(table, max_width, is_coloured))
 
 
-def lines(table: Table, max_width: int = sys.maxsize, is_coloured: bool = False) -> Iterator[str]:
+def lines(
+    table: Table, max_width: int = sys.maxsize, is_coloured: bool = False
+) -> Iterator[str]:
     """Yield the lines of ``table``, no wider than ``max_width`` if its figures allow it; they are never shortened.
 
     A table that is too wide is cut into pieces, one below the other, that all begin with the first column.
@@ -332,12 +344,16 @@ def _needed_widths(rows: Sequence[Sequence[TableCell]]) -> list[int]:
     return widths
 
 
-def _fitting_widths(widths: Sequence[int], headings: Sequence[Heading], max_width: int) -> list[int]:
+def _fitting_widths(
+    widths: Sequence[int], headings: Sequence[Heading], max_width: int
+) -> list[int]:
     """Return ``widths``, with columns of text made narrower, the widest first, so that the table fits.
 
     If it cannot fit in one piece, texts are only cut to half of ``max_width``.
     """
-    text_columns = [index for index, heading in enumerate(headings) if not heading.figures]
+    text_columns = [
+        index for index, heading in enumerate(headings) if not heading.figures
+    ]
     narrowed = list(widths)
     excess = sum(widths) + len(_GAP) * (len(widths) - 1) - max_width
     while excess > 0:

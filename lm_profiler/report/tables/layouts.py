@@ -38,14 +38,25 @@ from lm_profiler.report.tables.run_groups import (
     status_text,
 )
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
-from lm_profiler.report.tables.table_columns import COLUMNS, Column, column, parameters, preset_of
+from lm_profiler.report.tables.table_columns import (
+    COLUMNS,
+    Column,
+    column,
+    parameters,
+    preset_of,
+)
 
 _STEP = TIMES["step"]
 
 # -- pivots ------------------------------------------------------------------------------------------------------------
 
 
-def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Column], value: Column) -> Table:
+def pivot(
+    entries: Sequence[Entry],
+    down: Sequence[Column],
+    across: Sequence[Column],
+    value: Column,
+) -> Table:
     """Return ``value`` by the facts ``down`` and ``across``, or a word for why there is none."""
     facts = [*down, *across]
     rows = group_by_facts(entries, down)
@@ -53,8 +64,13 @@ def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Col
     cells = group_by_facts(entries, facts)
     fact_headings = [heading(fact, list(rows.values())) for fact in down]
     names = [fact_heading.name for fact_heading in fact_headings]
-    titles = _distinct_titles(names, [_pivot_title(group, across) for group in columns.values()])
-    headings = [*fact_headings, *(Heading(title, title, figures=True) for title in titles)]
+    titles = _distinct_titles(
+        names, [_pivot_title(group, across) for group in columns.values()]
+    )
+    headings = [
+        *fact_headings,
+        *(Heading(title, title, figures=True) for title in titles),
+    ]
 
     body = []
     has_intervals = False
@@ -136,7 +152,11 @@ def model_name(entry: Entry) -> str:
 def _distinguishing(entries: Sequence[Entry]) -> list[Column]:
     """Return the facts that distinguish ``entries``, except facts about the outcome."""
     outcome = COLUMNS["steadiness"].group
-    return [fact for fact in distinguishing_facts(single_run_groups(entries)) if fact.group != outcome]
+    return [
+        fact
+        for fact in distinguishing_facts(single_run_groups(entries))
+        if fact.group != outcome
+    ]
 
 
 def names(entries: Sequence[Entry]) -> list[str]:
@@ -144,7 +164,10 @@ def names(entries: Sequence[Entry]) -> list[str]:
     facts = [fact for fact in _distinguishing(entries) if fact.name not in _MODEL_FACTS]
     labels = []
     for entry in entries:
-        words = [model_name(entry), *(fact_phrase(fact, fact.get(entry)) for fact in facts)]
+        words = [
+            model_name(entry),
+            *(fact_phrase(fact, fact.get(entry)) for fact in facts),
+        ]
         labels.append(", ".join(filter(None, words)))
     uses = Counter(labels)
     distinct = []
@@ -159,9 +182,14 @@ def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
     types: dict[str | None, str] = {}
     for entry in entries:
         environment = entry.environment
-        types[COLUMNS["device"].get(entry)] = "unknown" if environment is None else environment.device_type
+        types[COLUMNS["device"].get(entry)] = (
+            "unknown" if environment is None else environment.device_type
+        )
     uses = Counter(types.values())
-    return {name: kind if name is None or uses[kind] == 1 else name for name, kind in types.items()}
+    return {
+        name: kind if name is None or uses[kind] == 1 else name
+        for name, kind in types.items()
+    }
 
 
 # -- wide --------------------------------------------------------------------------------------------------------------
@@ -175,9 +203,22 @@ _HELD = {
     "back mem": "backward_added_bytes",
 }
 _PASSES = {"forward": "fwd", "backward": "back", "forward_backward": "fwd & back"}
-_DTYPES = {"64-true": "float64", "32-true": "float32", "16-true": "float16", "bf16-true": "bfloat16"}
+_DTYPES = {
+    "64-true": "float64",
+    "32-true": "float32",
+    "16-true": "float16",
+    "bf16-true": "bfloat16",
+}
 _WORD_COLUMNS = ("device", "compile", "model", "dtype", "status")
-_WIDE_FACTS = (*_MODEL_FACTS, "device", "batch_size", "compile", "context_length", "precision", "warmup_steps")
+_WIDE_FACTS = (
+    *_MODEL_FACTS,
+    "device",
+    "batch_size",
+    "compile",
+    "context_length",
+    "precision",
+    "warmup_steps",
+)
 
 
 def wide(entries: Sequence[Entry]) -> Table:
@@ -187,24 +228,35 @@ def wide(entries: Sequence[Entry]) -> Table:
     shown_names = {*_WIDE_FACTS}
     if _is_attention_alone(entries):
         shown_names.add("attention")  # it stands in the place of the model's name
-    more_facts = [fact for fact in _distinguishing(entries) if fact.name not in shown_names]
+    more_facts = [
+        fact for fact in _distinguishing(entries) if fact.name not in shown_names
+    ]
     columns = _wide_columns(entries, [fact.name for fact in more_facts])
-    words = {*_WORD_COLUMNS, *(fact.name for fact in more_facts if not heading(fact, groups).figures)}
+    words = {
+        *_WORD_COLUMNS,
+        *(fact.name for fact in more_facts if not heading(fact, groups).figures),
+    }
     headings = [Heading(title, title, figures=title not in words) for title in columns]
     body = []
     for entry in entries:
         body.append([cell_of(entry) for cell_of in columns.values()])
-    return Table(headings, body, below=notes(groups, message_columns(naming_columns(groups))))
+    return Table(
+        headings, body, below=notes(groups, message_columns(naming_columns(groups)))
+    )
 
 
-def _wide_columns(entries: Sequence[Entry], more_facts: Sequence[str]) -> dict[str, CellFunction]:
+def _wide_columns(
+    entries: Sequence[Entry], more_facts: Sequence[str]
+) -> dict[str, CellFunction]:
     """Return the columns of ``wide`` by their titles, each as a function that makes the cell of a run."""
     is_attention = _is_attention_alone(entries)
     types = device_names(entries)
     columns: dict[str, CellFunction] = {
         "device": lambda entry: _word_cell(types[COLUMNS["device"].get(entry)]),
         "batch_size": _fact_column("batch_size"),
-        "compile": lambda entry: _word_cell(COLUMNS["compile"].get(entry)),  # as a frame prints it: True, not true
+        "compile": lambda entry: _word_cell(
+            COLUMNS["compile"].get(entry)
+        ),  # as a frame prints it: True, not true
         "model": _attention_cell if is_attention else _model_cell,
     }
     if is_attention:
@@ -230,7 +282,10 @@ def _wide_columns(entries: Sequence[Entry], more_facts: Sequence[str]) -> dict[s
 
 def _is_attention_alone(entries: Sequence[Entry]) -> bool:
     """Whether all runs are of attention alone, which has a width and no size."""
-    return all(COLUMNS["size"].get(entry) is None and COLUMNS["d_model"].get(entry) is not None for entry in entries)
+    return all(
+        COLUMNS["size"].get(entry) is None and COLUMNS["d_model"].get(entry) is not None
+        for entry in entries
+    )
 
 
 def _model_cell(entry: Entry) -> TableCell:
@@ -278,7 +333,11 @@ def _mib(count: float) -> str:
 # -- modes of a step ---------------------------------------------------------------------------------------------------
 
 # the extent of a run's step, by the part whose time is its figure; each mode has the parts before it, too
-MODES = {"forward": "forward", "forward_backward": "forward + backward", "step": "full step"}
+MODES = {
+    "forward": "forward",
+    "forward_backward": "forward + backward",
+    "step": "full step",
+}
 _FACTS_OF_MODES = tuple(COLUMNS[name] for name in ("verb", "optimizer", "parameters"))
 
 
@@ -293,14 +352,21 @@ def modes(entries: Sequence[Entry]) -> Table:
     rows = list(group_by_facts(entries, down).values())
     headings = [heading(fact, rows) for fact in down]
     for part, title in MODES.items():
-        headings.append(Heading(f"{part}_s", f"{title} ({_STEP.shown_unit})", figures=True))
+        headings.append(
+            Heading(f"{part}_s", f"{title} ({_STEP.shown_unit})", figures=True)
+        )
     body = []
     for row in rows:
         cells = [fact_cell(row, fact) for fact in down]
         cells += [_mode_cell(row, part) for part in MODES]
         body.append(cells)
-    above = ["mean ± standard deviation of the steps", *shared_fact_lines(rows, [*down, *_FACTS_OF_MODES])]
-    return Table(headings, body, above, notes(groups, message_columns(naming_columns(groups))))
+    above = [
+        "mean ± standard deviation of the steps",
+        *shared_fact_lines(rows, [*down, *_FACTS_OF_MODES]),
+    ]
+    return Table(
+        headings, body, above, notes(groups, message_columns(naming_columns(groups)))
+    )
 
 
 def _mode(entry: Entry) -> str:
@@ -331,7 +397,11 @@ def _mode_cell(group: RunGroup, part: str) -> TableCell:
     std = COLUMNS[f"{part}_std_s"].get(timed[0])
     if mean is None:
         return TableCell(text=_word_for(timed[0].status), status=timed[0].status)
-    text = " ± ".join(_STEP.show(seconds, unit=False, digits=2) for seconds in (mean, std) if seconds is not None)
+    text = " ± ".join(
+        _STEP.show(seconds, unit=False, digits=2)
+        for seconds in (mean, std)
+        if seconds is not None
+    )
     if len(timed) > 1:
         text += f" (of {len(timed)})"
     return TableCell(mean, text, std=std)
@@ -362,13 +432,19 @@ def devices(entries: Sequence[Entry]) -> Table:
             row += [_milliseconds_cell(runs, part) for part in _DEVICE_PARTS.values()]
         body.append(row)
 
-    headings = [Heading("Size", "Size"), *(Heading(name, name, figures=True) for name in fact_names[1:])]
+    headings = [
+        Heading("Size", "Size"),
+        *(Heading(name, name, figures=True) for name in fact_names[1:]),
+    ]
     headings.append(Heading("num_params", "num_params"))
     types = device_names(entries)
     for group in across.values():
         kind = types[fact_value(group, device)]
         title = kind.upper() if kind in _UPPER_CASE else kind
-        headings += [Heading(f"{title} {part}", f"{title} {part}", figures=True) for part in _DEVICE_PARTS]
+        headings += [
+            Heading(f"{title} {part}", f"{title} {part}", figures=True)
+            for part in _DEVICE_PARTS
+        ]
 
     groups = list(cells.values())
     is_merged = any(len(group) > 1 for group in groups)
@@ -383,7 +459,9 @@ def _milliseconds_cell(group: RunGroup, part: str) -> TableCell:
     if cell.value is None:
         return cell
     std = COLUMNS[f"{part}_std_s"].get(timed[0]) if len(timed) == 1 else None
-    return replace(cell, text=f"{_STEP.show(cell.value, unit=False, digits=1)}ms", std=std)
+    return replace(
+        cell, text=f"{_STEP.show(cell.value, unit=False, digits=1)}ms", std=std
+    )
 
 
 def _parameters_cell(group: RunGroup) -> TableCell:
@@ -395,7 +473,10 @@ def _parameters_cell(group: RunGroup) -> TableCell:
 
 # -- blocks ------------------------------------------------------------------------------------------------------------
 
-_PASS_TITLES = {"forward": "Forward pass", "forward_backward": "Forward + Backward pass"}
+_PASS_TITLES = {
+    "forward": "Forward pass",
+    "forward_backward": "Forward + Backward pass",
+}
 _SUMMARY = ("Model", "Params", "Forward (s)", "Backward (s)")
 _BANNER_FACTS = ("device", "verb", "batch_size", "context_length", "precision")
 _LONGEST_RULE = 80
@@ -405,8 +486,12 @@ def blocks(entries: Sequence[Entry]) -> Table:
     """Return a block of text for each entry, a banner for each cut of the steps, and a table that sums them up."""
     above: list[str] = []
     rows = []
-    ordered = sorted(entries, key=lambda entry: sort_key(COLUMNS["warmup_steps"].get(entry)))
-    for cut, pairs in groupby(zip(ordered, names(ordered), strict=True), lambda pair: pair[0].cut):
+    ordered = sorted(
+        entries, key=lambda entry: sort_key(COLUMNS["warmup_steps"].get(entry))
+    )
+    for cut, pairs in groupby(
+        zip(ordered, names(ordered), strict=True), lambda pair: pair[0].cut
+    ):
         named_entries = list(pairs)
         above += _banner([entry for entry, _ in named_entries], cut)
         for entry, name in named_entries:
@@ -437,7 +522,10 @@ def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
 def _block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
     size = str(COLUMNS["size"].get(entry) or entry.name)
     parameters_text = fact_cell([entry], COLUMNS["parameters"]).text or "unknown"
-    lines = [f"{size.upper()} MODEL{name[len(size) :]}", f"Parameters: {parameters_text}"]
+    lines = [
+        f"{size.upper()} MODEL{name[len(size) :]}",
+        f"Parameters: {parameters_text}",
+    ]
     if entry.status != "ok":
         word = _word_for(entry.status)
         lines.append(f"{word}: {entry.reason}" if entry.reason else word)
@@ -504,11 +592,17 @@ def warmups(entries: Sequence[Entry]) -> Table:
     run_names = names([cuts[0] for cuts in runs.values()])
     body = []
     for name, cuts in zip(run_names, runs.values(), strict=True):
-        for part, needed in (("forward", "forward_s"), ("forward_backward", "backward_s")):
+        for part, needed in (
+            ("forward", "forward_s"),
+            ("forward_backward", "backward_s"),
+        ):
             for cut in cuts:
                 if COLUMNS[needed].get(cut) is not None:
                     body.append(_warmup_row(cut, name, part))
-    headings = [Heading(title or "model", title, index > 1) for index, title in enumerate(titles)]
+    headings = [
+        Heading(title or "model", title, index > 1)
+        for index, title in enumerate(titles)
+    ]
     return Table(headings, body)
 
 

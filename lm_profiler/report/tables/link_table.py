@@ -11,10 +11,20 @@ from lm_profiler.record.figure import Figure
 from lm_profiler.report.tables.table import Table, TableCell, figure_cell, headings_of
 
 SIZE = Figure("size", "MB", "bytes of all ranks' parts together", "size_bytes")
-MEDIAN = Figure("median [95 % interval]", "ms", "median of the repeats, each the slowest rank's", "median_s")
-ALGORITHM = Figure("algbw", "GB/s of a link", "size over the median", "algbw_bytes_per_s")
+MEDIAN = Figure(
+    "median [95 % interval]",
+    "ms",
+    "median of the repeats, each the slowest rank's",
+    "median_s",
+)
+ALGORITHM = Figure(
+    "algbw", "GB/s of a link", "size over the median", "algbw_bytes_per_s"
+)
 BUS = Figure(
-    "busbw", "GB/s of a link", "algbw times the factor of nccl-tests for the load of a link", "busbw_bytes_per_s"
+    "busbw",
+    "GB/s of a link",
+    "algbw times the factor of nccl-tests for the load of a link",
+    "busbw_bytes_per_s",
 )
 _REPEATS = Figure("repeats", "count", "how often it was timed", "repeats")
 _FACTS = (
@@ -68,14 +78,18 @@ def bus_factor(op: str, ranks: int) -> float:
 def link_table(rows: Sequence[LinkFigures]) -> Table:
     """Return a row for each of ``rows``; a reason replaces unknown times."""
     headings = headings_of((*_FACTS, SIZE, MEDIAN, ALGORITHM, BUS, _REPEATS))
-    above = ["bandwidths are of the median, and as nccl-tests counts them: algbw = size / time, busbw is of one link"]
+    above = [
+        "bandwidths are of the median, and as nccl-tests counts them: algbw = size / time, busbw is of one link"
+    ]
     return Table(headings, [_cells(row) for row in rows], above)
 
 
 def _cells(row: LinkFigures) -> list[TableCell]:
     median_cell = figure_cell(MEDIAN, row.median, median_interval(row.seconds))
     if row.unknown is not None:
-        median_cell = TableCell(None, f"unknown: {row.unknown}", status="unknown", style="yellow")
+        median_cell = TableCell(
+            None, f"unknown: {row.unknown}", status="unknown", style="yellow"
+        )
     repeats_cell = TableCell()
     if row.seconds:
         repeats_cell = TableCell(len(row.seconds), str(len(row.seconds)))

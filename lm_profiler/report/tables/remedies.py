@@ -46,7 +46,9 @@ def _remedies(entry: Entry) -> list[str]:
             lines.append(f"  or instead: {' or '.join(others)}")
         return lines
     if " -m lm_profiler fit " in command:
-        plan_command = command.replace(" -m lm_profiler fit ", " -m lm_profiler plan ", 1)
+        plan_command = command.replace(
+            " -m lm_profiler fit ", " -m lm_profiler plan ", 1
+        )
         return [f"  would fit: {plan_command}"]
     return []
 
@@ -54,7 +56,11 @@ def _remedies(entry: Entry) -> list[str]:
 def _command(entry: Entry) -> str:
     """Return the command of a run; that of a cell runs it alone, without the options that separate a sweep's cells."""
     if entry.cell is not None:
-        words = [word for word in entry.cell.arguments if not word.startswith(("--log_dir=", "--name="))]
+        words = [
+            word
+            for word in entry.cell.arguments
+            if not word.startswith(("--log_dir=", "--name="))
+        ]
         return command_line(mask_line(words))
     if entry.record is not None:
         return entry.record.command
@@ -78,7 +84,11 @@ def best_checkpoints(entries: Sequence[Entry]) -> list[str]:
     for entry in entries:
         if entry.cell is None or _OPTION not in entry.overrides:
             continue
-        other_options = [f"{name}={value}" for name, value in entry.overrides.items() if name != _OPTION]
+        other_options = [
+            f"{name}={value}"
+            for name, value in entry.overrides.items()
+            if name != _OPTION
+        ]
         family = families.setdefault((entry.sweep, ", ".join(other_options)), {})
         family.setdefault(_blocks(entry), []).append(entry)
 
@@ -111,14 +121,18 @@ def _best_line(cells: CellsByBlocks) -> str | None:
     if len(peaks) < 2:
         return None
     in_order = sorted(peaks)
-    best = min(in_order, key=lambda blocks: peaks[blocks])  # of equal ones the first: without checkpoints if possible
+    best = min(
+        in_order, key=lambda blocks: peaks[blocks]
+    )  # of equal ones the first: without checkpoints if possible
     position = in_order.index(best)
     neighbours = in_order[max(position - 1, 0) : position + 2]
     others = [blocks for blocks in neighbours if blocks not in (best, ())]
     if best != () and () in peaks:
         others.insert(0, ())
     line = f"checkpoint_every={_blocks_text(best)} has the smallest peak ({source}), {bytes_text(peaks[best])}"
-    beside = ", ".join(f"{_blocks_text(blocks)} {bytes_text(peaks[blocks])}" for blocks in others)
+    beside = ", ".join(
+        f"{_blocks_text(blocks)} {bytes_text(peaks[blocks])}" for blocks in others
+    )
     return f"{line}; {beside}{_cost_text(cells, best)}"
 
 
@@ -127,7 +141,9 @@ def _peaks(cells: CellsByBlocks, figure_name: str) -> dict[Blocks, int]:
     get = QUANTITIES[figure_name].get
     largest = {}
     for blocks, entries in cells.items():
-        peaks = [get(entry.record) or 0 for entry in entries if entry.record is not None]
+        peaks = [
+            get(entry.record) or 0 for entry in entries if entry.record is not None
+        ]
         if any(peaks):
             largest[blocks] = max(peaks)
     return largest

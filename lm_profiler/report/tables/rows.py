@@ -25,8 +25,22 @@ from lm_profiler.report.tables.run_groups import (
     single_run_groups,
     status_text,
 )
-from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell, fact_text, is_number
-from lm_profiler.report.tables.table_columns import COLUMNS, FACTS, Column, column, figures, peak_memory
+from lm_profiler.report.tables.table import (
+    STATUS_STYLES,
+    Heading,
+    Table,
+    TableCell,
+    fact_text,
+    is_number,
+)
+from lm_profiler.report.tables.table_columns import (
+    COLUMNS,
+    FACTS,
+    Column,
+    column,
+    figures,
+    peak_memory,
+)
 
 MERGE_NOTE = "n > 1: the median of n runs' means [the lowest, the highest]; n = 1: the run's mean [95 % interval]"
 _LISTED_REASONS = 20
@@ -36,7 +50,11 @@ _LISTED_ROWS = 3  # the most rows that a note names
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def runs_table(groups: Sequence[RunGroup], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()) -> Table:
+def runs_table(
+    groups: Sequence[RunGroup],
+    columns: Sequence[Column] | None = None,
+    by: Sequence[Column] = (),
+) -> Table:
     """Return a table for people: ``columns``, or the facts in which rows differ, the main figures and each run's end.
 
     ``by`` are the facts by which the user grouped the runs.
@@ -46,7 +64,9 @@ def runs_table(groups: Sequence[RunGroup], columns: Sequence[Column] | None = No
         shown = list(columns)
         table = _table(groups, shown)
     else:
-        known_figures = [figure for figure in _main_figures(groups) if _is_known(groups, figure)]
+        known_figures = [
+            figure for figure in _main_figures(groups) if _is_known(groups, figure)
+        ]
         shown = [*names, *known_figures, COLUMNS["status"]]
         table = _table(groups, shown, without_interval=known_figures[1:])
 
@@ -59,7 +79,9 @@ def runs_table(groups: Sequence[RunGroup], columns: Sequence[Column] | None = No
 
 
 def raw_runs_table(
-    groups: Sequence[RunGroup], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()
+    groups: Sequence[RunGroup],
+    columns: Sequence[Column] | None = None,
+    by: Sequence[Column] = (),
 ) -> Table:
     """Return a table for programs: facts that all rows share are columns too."""
     if columns is None:
@@ -67,9 +89,15 @@ def raw_runs_table(
     return _table(groups, columns)
 
 
-def _columns_for_programs(groups: Sequence[RunGroup], by: Sequence[Column]) -> list[Column]:
+def _columns_for_programs(
+    groups: Sequence[RunGroup], by: Sequence[Column]
+) -> list[Column]:
     columns = list(by)
-    columns += [fact for fact in COLUMNS.values() if fact.quantity is None and fact.place is Place.HEADLINE]
+    columns += [
+        fact
+        for fact in COLUMNS.values()
+        if fact.quantity is None and fact.place is Place.HEADLINE
+    ]
     columns += _known_facts(groups)
     columns += _main_figures(groups)
     columns += [figure for figure in figures(Place.FILE) if _is_known(groups, figure)]
@@ -77,11 +105,20 @@ def _columns_for_programs(groups: Sequence[RunGroup], by: Sequence[Column]) -> l
     return list(by_name.values())
 
 
-def _table(groups: Sequence[RunGroup], columns: Sequence[Column], without_interval: Sequence[Column] = ()) -> Table:
+def _table(
+    groups: Sequence[RunGroup],
+    columns: Sequence[Column],
+    without_interval: Sequence[Column] = (),
+) -> Table:
     headings = [heading(column, groups) for column in columns]
     cells = []
     for group in groups:
-        cells.append([cell(group, column, interval=column not in without_interval) for column in columns])
+        cells.append(
+            [
+                cell(group, column, interval=column not in without_interval)
+                for column in columns
+            ]
+        )
     is_merged = any(len(group) > 1 for group in groups)
     if is_merged:
         headings.append(Heading("n", "n", figures=True))
@@ -108,10 +145,14 @@ def _main_figures(groups: Sequence[RunGroup]) -> list[Column]:
     allocated = COLUMNS[MEMORY["allocated_peak"].name]
     resident = COLUMNS[MEMORY["resident_peak"].name]
     memory = [peak_memory(entries)]
-    lacks_allocated = any(entry.status == "ok" and allocated.get(entry) is None for entry in entries)
+    lacks_allocated = any(
+        entry.status == "ok" and allocated.get(entry) is None for entry in entries
+    )
     if lacks_allocated and resident not in memory:
         memory.append(resident)
-    others = [figure for figure in figures(Place.TABLE) if figure not in (allocated, resident)]
+    others = [
+        figure for figure in figures(Place.TABLE) if figure not in (allocated, resident)
+    ]
     return others + memory
 
 
@@ -190,7 +231,11 @@ def cell(group: RunGroup, column: Column, interval: bool = True) -> TableCell:
 def fact_cell(group: RunGroup, column: Column) -> TableCell:
     if column.name == "status":
         status = status_text(group)
-        return TableCell(status, status_text(group, STATUS_WORDS), style=STATUS_STYLES.get(status, ""))
+        return TableCell(
+            status,
+            status_text(group, STATUS_WORDS),
+            style=STATUS_STYLES.get(status, ""),
+        )
     value = fact_value(group, column)
     return TableCell(value, _text(value, column))
 
@@ -236,7 +281,9 @@ def _unknown_figures_line(groups: Sequence[RunGroup]) -> list[str]:
     A time that no row has is of a phase that did not occur, and a plan that no row has was not asked for.
     """
     entries = chain.from_iterable(groups)
-    has_plan = any(entry.record is not None and entry.record.planned for entry in entries)
+    has_plan = any(
+        entry.record is not None and entry.record.planned for entry in entries
+    )
     titles = []
     for figure in _main_figures(groups):
         is_unplanned = figure.name == PEAK.name and not has_plan
@@ -251,13 +298,17 @@ def _legend(groups: Sequence[RunGroup], table: Table) -> list[str]:
     """Return a line on what the figures and brackets of ``table`` are, where it has any that need one."""
     if any(len(group) > 1 for group in groups):
         return [MERGE_NOTE]
-    has_interval = any("[" in cell.text and cell.low for cell in chain.from_iterable(table.rows))
+    has_interval = any(
+        "[" in cell.text and cell.low for cell in chain.from_iterable(table.rows)
+    )
     if has_interval:
         return ["[ ]: 95 % interval of the mean"]
     return []
 
 
-def notes(groups: Sequence[RunGroup], naming: Sequence[Column], shown: Sequence[Column] = ()) -> list[str]:
+def notes(
+    groups: Sequence[RunGroup], naming: Sequence[Column], shown: Sequence[Column] = ()
+) -> list[str]:
     """Return notes for the reader: which rows mix different runs, and why some have no figures, or no plan.
 
     ``naming`` are the columns by which a note names a row, ``shown`` those of the table.
@@ -276,7 +327,9 @@ def _mixed_row_notes(groups: Sequence[RunGroup], naming: Sequence[Column]) -> li
             labels_by_facts.setdefault(facts, []).append(row_label(group, naming))
     lines = []
     for facts, labels in labels_by_facts.items():
-        lines.append(f"note: runs that differ in {facts} share a row: {_first_labels(labels)}")
+        lines.append(
+            f"note: runs that differ in {facts} share a row: {_first_labels(labels)}"
+        )
     return lines
 
 
@@ -292,10 +345,15 @@ def _reasons(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[str]:
     if len(lines) <= _LISTED_REASONS:
         return lines
     hidden = len(lines) - _LISTED_REASONS
-    return [*lines[:_LISTED_REASONS], f"and {hidden} more; --columns name,status,reason shows all"]
+    return [
+        *lines[:_LISTED_REASONS],
+        f"and {hidden} more; --columns name,status,reason shows all",
+    ]
 
 
-def _unplanned_reasons(groups: Sequence[RunGroup], shown: Sequence[Column], naming: Sequence[Column]) -> list[str]:
+def _unplanned_reasons(
+    groups: Sequence[RunGroup], shown: Sequence[Column], naming: Sequence[Column]
+) -> list[str]:
     """Return why rows that ran have no planned memory: each reason, with the rows.
 
     That nobody asked for a plan is a reason only if a column shows planned memory.

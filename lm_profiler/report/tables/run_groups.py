@@ -14,7 +14,13 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import Status
 from lm_profiler.record.sweep_files import CellStatus
 from lm_profiler.report.tables.table import fact_text
-from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, Column, column, preset_of
+from lm_profiler.report.tables.table_columns import (
+    COLUMNS,
+    COMPARED,
+    Column,
+    column,
+    preset_of,
+)
 
 RunGroup = Sequence[Entry]  # the runs of one row: at least one
 
@@ -41,7 +47,9 @@ def repeats_together(entries: Iterable[Entry]) -> list[RunGroup]:
     return list(groups.values())
 
 
-def group_by_facts(entries: Iterable[Entry], columns: Sequence[Column]) -> dict[tuple[str, ...], list[Entry]]:
+def group_by_facts(
+    entries: Iterable[Entry], columns: Sequence[Column]
+) -> dict[tuple[str, ...], list[Entry]]:
     """Group the entries by their values of ``columns``, in the order of the columns."""
 
     def sort_keys(entry: Entry) -> list[tuple[int, float, str]]:
@@ -79,7 +87,9 @@ class Estimate:
     high: float | None = None
     n: int = 0
     is_lower_bound: bool = False  # a rate of a machine that other programs used
-    lacks_interval: bool = False  # the run's steps are too few, or too unlike, for an interval
+    lacks_interval: bool = (
+        False  # the run's steps are too few, or too unlike, for an interval
+    )
 
 
 def runs_for_figures(group: RunGroup) -> RunGroup:
@@ -102,14 +112,28 @@ def estimate(group: RunGroup, column: Column) -> Estimate:
         values.append(value if share is None else value * share)
     if len(runs) > 1:
         low, high = min(values), max(values)
-        return Estimate(statistics.median(values), low, high, n=len(values), is_lower_bound=is_lower_bound)
+        return Estimate(
+            statistics.median(values),
+            low,
+            high,
+            n=len(values),
+            is_lower_bound=is_lower_bound,
+        )
     (entry,), (share,) = runs, shares
     ends = column.interval(entry)
     if ends is None:
         lacks_interval = column.lacks_interval(entry)
-        return Estimate(values[0], n=1, is_lower_bound=is_lower_bound, lacks_interval=lacks_interval)
+        return Estimate(
+            values[0], n=1, is_lower_bound=is_lower_bound, lacks_interval=lacks_interval
+        )
     factor = 1.0 if share is None else share
-    return Estimate(values[0], ends[0] * factor, ends[1] * factor, n=1, is_lower_bound=is_lower_bound)
+    return Estimate(
+        values[0],
+        ends[0] * factor,
+        ends[1] * factor,
+        n=1,
+        is_lower_bound=is_lower_bound,
+    )
 
 
 def status_text(group: RunGroup, words: Mapping[str, str] = {}) -> str:
@@ -158,7 +182,9 @@ def distinct_values(values: Iterable[Any]) -> list[Any]:
     by_text: dict[str, Any] = {}
     for value in values:
         if value is not None:
-            by_text[repr(value)] = value  # options may be lists and mappings, which cannot be hashed
+            by_text[repr(value)] = (
+                value  # options may be lists and mappings, which cannot be hashed
+            )
     return list(by_text.values())
 
 
@@ -177,12 +203,19 @@ def groups_differ(groups: Sequence[RunGroup], column: Column) -> bool:
     if len(values) != 1:
         return len(values) > 1
     # With one known value, a run that has not set the option differs; a run of which nothing is known does not.
-    return any(fact_value(group, column) is None and is_unset(group[0], column) for group in groups)
+    return any(
+        fact_value(group, column) is None and is_unset(group[0], column)
+        for group in groups
+    )
 
 
 def is_unset(entry: Entry, column: Column) -> bool:
     """Return whether ``column`` is an option that the run certainly did not set."""
-    return column.option is not None and entry.config is not None and column.get(entry) is None
+    return (
+        column.option is not None
+        and entry.config is not None
+        and column.get(entry) is None
+    )
 
 
 def follows_from_size(groups: Sequence[RunGroup], column: Column) -> bool:

@@ -100,10 +100,15 @@ def _unicode(value: Any) -> Any:
 
 
 def headings_of(columns: Iterable[Quantity]) -> list[Heading]:
-    return [Heading(column.name, column.heading, figures=not column.is_text) for column in columns]
+    return [
+        Heading(column.name, column.heading, figures=not column.is_text)
+        for column in columns
+    ]
 
 
-def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **more: Any) -> Table:
+def text_table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **more: Any
+) -> Table:
     """Return a table of texts; the first ``left`` columns are left-aligned, the others figures.
 
     ``more`` are further fields of the table, such as its title.
@@ -131,7 +136,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def figure_cell(quantity: Quantity, value: float | None, interval: tuple[float, float] | None = None) -> TableCell:
+def figure_cell(
+    quantity: Quantity, value: float | None, interval: tuple[float, float] | None = None
+) -> TableCell:
     """Return a figure with its interval, in the unit of its heading; empty if it is unknown."""
     if value is None:
         return TableCell()

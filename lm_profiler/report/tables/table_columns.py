@@ -12,7 +12,15 @@ from lm_profiler.analysis.steps.summaries import lower_bound_share
 from lm_profiler.models.config import DIMENSIONS, PRESETS, TransformerConfig, preset
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.parts import full_name
-from lm_profiler.record.quantities import GROUPS, MEMORY, QUANTITIES, TIMES, Place, Quantity, overview
+from lm_profiler.record.quantities import (
+    GROUPS,
+    MEMORY,
+    QUANTITIES,
+    TIMES,
+    Place,
+    Quantity,
+    overview,
+)
 from lm_profiler.record.run_record import Environment, RunRecord
 from lm_profiler.report.tables.table import Table, text_table
 from lm_profiler.usage_error import UsageError, did_you_mean
@@ -156,28 +164,66 @@ def _dimension_getter(name: str) -> Callable[[Entry], Any]:
 
 
 def _option_column(name: str, title: str, path: str, meaning: str) -> Column:
-    return Column(name, title, _option_getter(path), meaning, option=path, compared=True)
+    return Column(
+        name, title, _option_getter(path), meaning, option=path, compared=True
+    )
 
 
 def _dimension_column(name: str) -> Column:
-    return Column(name, name, _dimension_getter(name), "of the model", option=f"model.{name}")
+    return Column(
+        name, name, _dimension_getter(name), "of the model", option=f"model.{name}"
+    )
 
 
-def _record_column(name: str, title: str, get: Callable[[RunRecord], Any], meaning: str) -> Column:
+def _record_column(
+    name: str, title: str, get: Callable[[RunRecord], Any], meaning: str
+) -> Column:
     return Column(name, title, _record_getter(get), meaning, place=Place.ASKED)
 
 
 _FACTS: dict[str, tuple[Column, ...]] = {
     "The run": (
-        Column("name", "run", lambda entry: entry.name, "its name, or its cell's", place=Place.HEADLINE),
-        Column("folder", "folder", lambda entry: str(entry.folder), "the folder of its files", place=Place.HEADLINE),
-        Column("status", "status", lambda entry: entry.status, "how it ended", place=Place.HEADLINE),
-        Column("reason", "reason", lambda entry: entry.reason, "why it failed", place=Place.HEADLINE),
+        Column(
+            "name",
+            "run",
+            lambda entry: entry.name,
+            "its name, or its cell's",
+            place=Place.HEADLINE,
+        ),
+        Column(
+            "folder",
+            "folder",
+            lambda entry: str(entry.folder),
+            "the folder of its files",
+            place=Place.HEADLINE,
+        ),
+        Column(
+            "status",
+            "status",
+            lambda entry: entry.status,
+            "how it ended",
+            place=Place.HEADLINE,
+        ),
+        Column(
+            "reason",
+            "reason",
+            lambda entry: entry.reason,
+            "why it failed",
+            place=Place.HEADLINE,
+        ),
         Column("repeat", "repeat", _repeat, "of its cell", place=Place.ASKED),
-        _record_column("started", "started", lambda record: record.started, "date and time"),
+        _record_column(
+            "started", "started", lambda record: record.started, "date and time"
+        ),
     ),
     "What ran": (
-        Column("verb", "verb", lambda entry: entry.verb, "fit, validate, test or predict", compared=True),
+        Column(
+            "verb",
+            "verb",
+            lambda entry: entry.verb,
+            "fit, validate, test or predict",
+            compared=True,
+        ),
         Column(
             "device",
             "device",
@@ -187,18 +233,46 @@ _FACTS: dict[str, tuple[Column, ...]] = {
         ),
         _option_column("size", "size", "model.size", "preset of the model"),
         *(_dimension_column(name) for name in DIMENSIONS),
-        Column("parameters", "parameters", parameters, "of the model as it was built, or would have been"),
-        Column("precision", "precision", _precision, "of the Trainer", option="trainer.precision", compared=True),
+        Column(
+            "parameters",
+            "parameters",
+            parameters,
+            "of the model as it was built, or would have been",
+        ),
+        Column(
+            "precision",
+            "precision",
+            _precision,
+            "of the Trainer",
+            option="trainer.precision",
+            compared=True,
+        ),
         _option_column("batch_size", "batch", "data.batch_size", "rows of a batch"),
-        _option_column("context_length", "context", "data.context_length", "tokens of a row"),
-        _option_column("compile", "compile", "model.compile", "whether torch.compile was used"),
+        _option_column(
+            "context_length", "context", "data.context_length", "tokens of a row"
+        ),
+        _option_column(
+            "compile", "compile", "model.compile", "whether torch.compile was used"
+        ),
         _option_column("attention", "attention", "model.attention", "which attention"),
         _option_column("optimizer", "optimizer", "model.optimizer", "which optimizer"),
-        Column("warmup_steps", "warm-up", _warmup_steps, "steps left out with --warmup"),
+        Column(
+            "warmup_steps", "warm-up", _warmup_steps, "steps left out with --warmup"
+        ),
     ),
     "Result": (
-        _record_column("benchmark_steps", "steps", QUANTITIES["steps_measure"].get, "steps that were measured"),
-        Column("steadiness", "steadiness", _record_getter(_steadiness), "words for its steps"),
+        _record_column(
+            "benchmark_steps",
+            "steps",
+            QUANTITIES["steps_measure"].get,
+            "steps that were measured",
+        ),
+        Column(
+            "steadiness",
+            "steadiness",
+            _record_getter(_steadiness),
+            "words for its steps",
+        ),
         _record_column("bound_by", "bound by", _bound_by, "its bottleneck"),
     ),
 }
@@ -228,18 +302,30 @@ def _named_columns() -> dict[str, Column]:
 COLUMNS = _named_columns()
 
 # the columns of facts that an option sets, by that option
-OPTIONS = {column.option: column for column in COLUMNS.values() if column.option is not None}
+OPTIONS = {
+    column.option: column for column in COLUMNS.values() if column.option is not None
+}
 
 # the columns that distinguish runs in a table
-FACTS = [column for column in COLUMNS.values() if column.group in _FACTS and column.place is Place.TABLE]
+FACTS = [
+    column
+    for column in COLUMNS.values()
+    if column.group in _FACTS and column.place is Place.TABLE
+]
 
 # the facts that distinguish runs if no option was swept, options first
-COMPARED = sorted((fact for fact in FACTS if fact.compared), key=lambda fact: fact.option is None)
+COMPARED = sorted(
+    (fact for fact in FACTS if fact.compared), key=lambda fact: fact.option is None
+)
 
 
 def figures(place: Place) -> list[Column]:
     """Return the figures that are shown at ``place`` or earlier, in the registry's order."""
-    return [column for column in COLUMNS.values() if column.quantity is not None and column.place <= place]
+    return [
+        column
+        for column in COLUMNS.values()
+        if column.quantity is not None and column.place <= place
+    ]
 
 
 def peak_memory(entries: Sequence[Entry]) -> Column:
@@ -257,7 +343,11 @@ def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column
         UsageError: a name is none of these.
     """
     columns = [column(name) for name in names]
-    options = [named_column.name for named_column in columns if named_column.name not in COLUMNS]
+    options = [
+        named_column.name
+        for named_column in columns
+        if named_column.name not in COLUMNS
+    ]
     if not options:
         return columns
     existing: set[str] = set()
@@ -291,12 +381,16 @@ def column_tables() -> list[Table]:
             meaning += f" (--{fact.option})"
         rows_by_group.setdefault(fact.group, []).append((fact.name, "", meaning))
     for group, quantities in overview().items():
-        rows = [(quantity.name, quantity.unit, quantity.meaning) for quantity in quantities]
+        rows = [
+            (quantity.name, quantity.unit, quantity.meaning) for quantity in quantities
+        ]
         rows_by_group[group] = [row for row in rows if row[0] not in fact_names]
 
     tables = []
     for group, rows in rows_by_group.items():
-        tables.append(text_table(("column", "unit", "meaning"), rows, left=3, title=group))
+        tables.append(
+            text_table(("column", "unit", "meaning"), rows, left=3, title=group)
+        )
     explanations = [
         f"PART is one of {', '.join(TIMES)}",
         "any option of the runs is one too, such as data.batch_size",

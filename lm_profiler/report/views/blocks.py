@@ -16,9 +16,15 @@ from lm_profiler.report.tables.table import Table
 Json = dict[str, Any]
 
 CHART_PX = 360  # the usual height of a chart
-_CHART_FRAME_PX = 100  # the height of what surrounds the rows of a chart: its axis and its legend
+_CHART_FRAME_PX = (
+    100  # the height of what surrounds the rows of a chart: its axis and its legend
+)
 _EXPLAINED = 3  # the columns of a table of facts: name, figure, meaning
-_STYLES = ("green", "yellow", "red")  # the styles of single cells; a row that begins with "bold" is bold as a whole
+_STYLES = (
+    "green",
+    "yellow",
+    "red",
+)  # the styles of single cells; a row that begins with "bold" is bold as a whole
 _ROW_PX = 28  # the height of a row in a chart of rows
 
 
@@ -33,7 +39,9 @@ def _is_empty(value: Any) -> bool:
 
 def card(title: str, *blocks: Json, words: Sequence[str] = ()) -> Json:
     """Return a framed part of a view; ``words`` such as "noisy" stand beside its title."""
-    return _filled({"kind": "card", "title": title, "words": list(words), "blocks": list(blocks)})
+    return _filled(
+        {"kind": "card", "title": title, "words": list(words), "blocks": list(blocks)}
+    )
 
 
 def fold(title: str, *blocks: Json) -> Json:
@@ -63,12 +71,17 @@ def command(text: str) -> Json:
 
 def choice(label: str, choices: Mapping[str, Sequence[Json]]) -> Json:
     """Return blocks of which one group shows at a time: the first, until another title is chosen."""
-    titled = [{"title": title, "blocks": list(blocks)} for title, blocks in choices.items()]
+    titled = [
+        {"title": title, "blocks": list(blocks)} for title, blocks in choices.items()
+    ]
     return {"kind": "choice", "label": label, "choices": titled}
 
 
 def table(
-    table: Table, is_long: bool = False, shades: Sequence[Sequence[Json | None]] = (), first_sort: str = ""
+    table: Table,
+    is_long: bool = False,
+    shades: Sequence[Sequence[Json | None]] = (),
+    first_sort: str = "",
 ) -> list[Json]:
     """Return the lines above ``table``, the table, and the lines below it.
 
@@ -84,7 +97,9 @@ def table(
         return [*above, *below]
     block = table_json(table)
     if is_long:
-        columns = [index for index, heading in enumerate(table.headings) if heading.figures]
+        columns = [
+            index for index, heading in enumerate(table.headings) if heading.figures
+        ]
         values = {}
         for index in columns:
             values[str(index)] = [row[index].value for row in table.rows]
@@ -113,14 +128,22 @@ def table_json(table: Table) -> Json:
         block["tips"] = [_MEANING_PLACES.get(row[-1], row[-1]) for row in rows]
         titles = titles[:-1]
         rows = [row[:-1] for row in rows]
-    if any(row and row[0] in PART_COLOURS for row in rows):  # the name of a phase has its colour
+    if any(
+        row and row[0] in PART_COLOURS for row in rows
+    ):  # the name of a phase has its colour
         block["colours"] = [PART_COLOURS.get(row[0], "none") for row in rows]
-    bold_rows = [index for index, row in enumerate(table.rows) if row and row[0].style == "bold"]
+    bold_rows = [
+        index for index, row in enumerate(table.rows) if row and row[0].style == "bold"
+    ]
     if bold_rows:
         block["bold_rows"] = bold_rows
     styles = []
     for index, row in enumerate(table.rows):
-        styles += [[index, column, cell.style] for column, cell in enumerate(row) if cell.style in _STYLES]
+        styles += [
+            [index, column, cell.style]
+            for column, cell in enumerate(row)
+            if cell.style in _STYLES
+        ]
     if styles:
         block["styles"] = styles
     if any(titles):
@@ -169,17 +192,37 @@ def bar(
     is_total: bool = False,
 ) -> Json:
     """Return a row of ``bars``; one with blocks ``inside`` can be opened."""
-    row = {"title": title, "pieces": list(pieces), "cells": list(cells), "name": name, "tip": tip}
-    return _filled(row | {"inside": list(inside), "whisker": whisker, "is_total": is_total})
+    row = {
+        "title": title,
+        "pieces": list(pieces),
+        "cells": list(cells),
+        "name": name,
+        "tip": tip,
+    }
+    return _filled(
+        row | {"inside": list(inside), "whisker": whisker, "is_total": is_total}
+    )
 
 
-def piece(start: float, end: float, colour: str | None, tip: str, is_pale: bool = False) -> Json:
+def piece(
+    start: float, end: float, colour: str | None, tip: str, is_pale: bool = False
+) -> Json:
     """Return a piece of a bar, between two shares of its track; one without a colour is hatched."""
     left, right = sorted((start, end))
-    return _filled({"left": left, "width": right - left, "colour": colour, "tip": tip, "is_pale": is_pale})
+    return _filled(
+        {
+            "left": left,
+            "width": right - left,
+            "colour": colour,
+            "tip": tip,
+            "is_pale": is_pale,
+        }
+    )
 
 
-def whisker(low: float | None, high: float | None, scale: float, tip: str) -> Json | None:
+def whisker(
+    low: float | None, high: float | None, scale: float, tip: str
+) -> Json | None:
     """Return the interval of a bar; None if an end is unknown."""
     if low is None or high is None:
         return None

@@ -20,6 +20,9 @@ def comparison_blocks(comparison: Comparison) -> list[Json]:
         *(line(note, "quiet") for note in notes),
     ]
     if comparison.unlike:
-        refusal = line("Not the same work on the same device: times say little about each other.", "error")
+        refusal = line(
+            "Not the same work on the same device: times say little about each other.",
+            "error",
+        )
         return [refusal, differences, fold("Compare anyway", *result)]
     return [*result, fold("What differs", differences)]

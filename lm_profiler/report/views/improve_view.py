@@ -9,15 +9,30 @@ from lm_profiler.record.improve_record import ImproveRecord
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.report.pictures.drawing import PALE, SERIES_COLOURS
 from lm_profiler.report.run.improve_table import improve_table, way_texts
-from lm_profiler.report.views.blocks import Json, bar, bars, card, command, line, piece, table, whisker
+from lm_profiler.report.views.blocks import (
+    Json,
+    bar,
+    bars,
+    card,
+    command,
+    line,
+    piece,
+    table,
+    whisker,
+)
 
 
 def improve_blocks(searches: Mapping[str, ImproveRecord]) -> list[Json]:
     """Return a card for each search, the latest first."""
-    latest_first = sorted(searches.items(), key=lambda item: item[1].started, reverse=True)
+    latest_first = sorted(
+        searches.items(), key=lambda item: item[1].started, reverse=True
+    )
     if not latest_first:
         return [
-            line("There is no search for faster settings yet. To start one: lm_profiler improve --config demo", "quiet")
+            line(
+                "There is no search for faster settings yet. To start one: lm_profiler improve --config demo",
+                "quiet",
+            )
         ]
     return [_search(name, record) for name, record in latest_first]
 
@@ -27,7 +42,14 @@ def _search(name: str, record: ImproveRecord) -> Json:
     headline, *below = tried.below
     way = [_way(record)] if record.way else []
     rows = table(replace(tried, below=below, title=""))
-    return card(name, line(headline, "headline"), *way, *rows, command(record.command), words=[record.ended])
+    return card(
+        name,
+        line(headline, "headline"),
+        *way,
+        *rows,
+        command(record.command),
+        words=[record.ended],
+    )
 
 
 def _way(record: ImproveRecord) -> Json:
@@ -38,7 +60,11 @@ def _way(record: ImproveRecord) -> Json:
     for point, (text, interval) in zip(record.way, way_texts(record), strict=True):
         pieces = [piece(0.0, point.step_s * scale, SERIES_COLOURS[0], f"{text} ms")]
         if before_s > point.step_s:
-            pieces.append(piece(point.step_s * scale, before_s * scale, PALE, "saved", is_pale=True))
+            pieces.append(
+                piece(
+                    point.step_s * scale, before_s * scale, PALE, "saved", is_pale=True
+                )
+            )
         span = whisker(point.low_s, point.high_s, scale, f"interval {interval}")
         rows.append(bar(point.name, pieces, [text, interval], whisker=span))
         before_s = point.step_s

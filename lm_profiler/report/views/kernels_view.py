@@ -19,7 +19,16 @@ from lm_profiler.report.run.kernel_tables import (
     left_out_line,
 )
 from lm_profiler.report.tables.table import text_table
-from lm_profiler.report.views.blocks import Json, card, chart, choice, fold, line, seen, table
+from lm_profiler.report.views.blocks import (
+    Json,
+    card,
+    chart,
+    choice,
+    fold,
+    line,
+    seen,
+    table,
+)
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
 TRACE_SUFFIX = ".pt.trace.json.gz"
@@ -50,7 +59,11 @@ KERNELS = View("kernels", "Kernels", blocks, missing)
 
 
 def _rank_name(file: Path) -> str:
-    return file.name.removesuffix(".kernels.json").replace("rank", "rank ").replace(".step", ", step ")
+    return (
+        file.name.removesuffix(".kernels.json")
+        .replace("rank", "rank ")
+        .replace(".step", ", step ")
+    )
 
 
 def _of_file(file: Path, most_rows: int | None) -> list[Json]:
@@ -63,10 +76,19 @@ def _of_file(file: Path, most_rows: int | None) -> list[Json]:
     largest = kernels_table(kernels, most_rows)
     left_out = left_out_line(kernels, most_rows)
     notes = [line(left_out, "quiet")] if left_out else []
-    source = "Kernels on the device" if is_device else "Operators on the host: this device has no kernels"
+    source = (
+        "Kernels on the device"
+        if is_device
+        else "Operators on the host: this device has no kernels"
+    )
     title = "Largest kernels" if is_device else "Largest operators"
     return [
-        card("Time by phase and kind", line(f"{source}.", "headline"), _chart(kernels), *_overlap_notes(kernels)),
+        card(
+            "Time by phase and kind",
+            line(f"{source}.", "headline"),
+            _chart(kernels),
+            *_overlap_notes(kernels),
+        ),
         card(title, *table(largest, is_long=True, first_sort="ms"), *notes),
         fold("Answers to common questions", *_answers(kernels)),
         fold("The same as a table", *table(kinds_table(kernels))),
@@ -76,7 +98,10 @@ def _of_file(file: Path, most_rows: int | None) -> list[Json]:
 def _chart(kernels: KernelTable) -> Json:
     """Return a bar for each phase and for the step, cut into the kinds of work."""
     step_s = kernels.window_s / kernels.steps
-    bars = {phase: (times.busy_s + times.idle_s) / kernels.steps for phase, times in kernels.phases.items()}
+    bars = {
+        phase: (times.busy_s + times.idle_s) / kernels.steps
+        for phase, times in kernels.phases.items()
+    }
     bars["step"] = step_s
     seconds = _seconds_by_kind(kernels)
     known = [kind for kind in KIND_LOOKS if kind in seconds]
@@ -103,7 +128,12 @@ def _seconds_by_kind(kernels: KernelTable) -> dict[str, dict[str, float]]:
     return seconds
 
 
-def _series(kernels: KernelTable, kind: str, seconds: Mapping[str, float], bars: Mapping[str, float]) -> Json:
+def _series(
+    kernels: KernelTable,
+    kind: str,
+    seconds: Mapping[str, float],
+    bars: Mapping[str, float],
+) -> Json:
     name = kind.replace("_", " ")
     if kind == IDLE and kernels.source == "operators":
         name = "no operator"
@@ -111,7 +141,9 @@ def _series(kernels: KernelTable, kind: str, seconds: Mapping[str, float], bars:
     texts = []
     for phase, whole_s in bars.items():
         share = seconds.get(phase, 0.0) / whole_s if whole_s else 0.0
-        texts.append(f"{TIMES['step'].show(seconds.get(phase, 0.0))}, {share:.1%} of {seen(phase)}")
+        texts.append(
+            f"{TIMES['step'].show(seconds.get(phase, 0.0))}, {share:.1%} of {seen(phase)}"
+        )
     pattern = {"shape": hatching, "fillmode": "replace", "size": 6, "solidity": 0.4}
     return {
         "type": "bar",
@@ -132,7 +164,9 @@ def _overlap_notes(kernels: KernelTable) -> list[Json]:
     notes = [f"Means of {traced}: tracing makes steps longer than the measured ones."]
     if overlap_s >= _OVERLAP_SEEN * kernels.window_s:
         overlap = TIMES["step"].show(overlap_s / steps)
-        notes.append(f"{overlap} of a step ran at the same time as other work, and is counted in both.")
+        notes.append(
+            f"{overlap} of a step ran at the same time as other work, and is counted in both."
+        )
     return [line(note, "quiet") for note in notes]
 
 
@@ -140,8 +174,16 @@ def _answers(kernels: KernelTable) -> Sequence[Json]:
     rows = [list(pair) for pair in kernel_answers(kernels)]
     if kernels.memory_bound_share is not None:
         rows.append(
-            ["bound by memory", f"{kernels.memory_bound_share:.1%} of the step runs only kernels that move bytes"]
+            [
+                "bound by memory",
+                f"{kernels.memory_bound_share:.1%} of the step runs only kernels that move bytes",
+            ]
         )
     if kernels.communication_share:
-        rows.append(["communication", f"{kernels.communication_share:.1%} of the step runs nothing else"])
+        rows.append(
+            [
+                "communication",
+                f"{kernels.communication_share:.1%} of the step runs nothing else",
+            ]
+        )
     return table(text_table(("", ""), rows, left=2))

@@ -7,12 +7,30 @@ from dataclasses import replace
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.figure import share_text
-from lm_profiler.record.memory_timeline import CAUSE_TITLES, SOURCES, MemoryTimeline, read_timelines, timeline_file
+from lm_profiler.record.memory_timeline import (
+    CAUSE_TITLES,
+    SOURCES,
+    MemoryTimeline,
+    read_timelines,
+    timeline_file,
+)
 from lm_profiler.record.quantities import CAUSES, bytes_text
 from lm_profiler.record.run_record import RunRecord
 from lm_profiler.report.pictures.drawing import CAUSE_COLOURS, PALE, PART_COLOURS
 from lm_profiler.report.run.plan_table import allocation_tables
-from lm_profiler.report.views.blocks import Json, bar, bars, byte_unit, card, chart, fold, line, piece, seen, table
+from lm_profiler.report.views.blocks import (
+    Json,
+    bar,
+    bars,
+    byte_unit,
+    card,
+    chart,
+    fold,
+    line,
+    piece,
+    seen,
+    table,
+)
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
 _CHARACTER_EVENTS = 80  # a phase narrower than this share of the axis for each character has a slanted name
@@ -40,7 +58,9 @@ def blocks(entry: Entry, limits: Limits) -> list[Json]:
 def missing(entry: Entry) -> str | None:
     if entry.record is None:
         return left_no_run(entry)
-    has_timeline = any(timeline_file(entry.folder, source).is_file() for source in SOURCES)
+    has_timeline = any(
+        timeline_file(entry.folder, source).is_file() for source in SOURCES
+    )
     _, causes = _causes_at_peak(entry.record)
     if has_timeline or any(causes.values()):
         return None
@@ -69,7 +89,9 @@ def _peak_card(phase: str, causes: Mapping[str, int]) -> Json:
     """Return a bar for each cause at the peak: in most runs the phases before and after it hold nearly the same."""
     whole = sum(causes.values())
     rows = []
-    for cause, held_bytes in sorted(causes.items(), key=lambda item: item[1], reverse=True):
+    for cause, held_bytes in sorted(
+        causes.items(), key=lambda item: item[1], reverse=True
+    ):
         if not held_bytes:
             continue
         share = held_bytes / whole
@@ -77,16 +99,24 @@ def _peak_card(phase: str, causes: Mapping[str, int]) -> Json:
         part = piece(0.0, share, _COARSE_COLOURS[cause], text)
         rows.append(bar(CAUSES[cause], [part], [text, share_text(share)]))
     headline = line(f"The most is held in {phase}: {bytes_text(whole)}.", "headline")
-    return card("Measured: memory by cause", headline, bars(["", "", "bytes", "share"], rows))
+    return card(
+        "Measured: memory by cause", headline, bars(["", "", "bytes", "share"], rows)
+    )
 
 
-def _timeline(timeline: MemoryTimeline, most_points: int, most_bytes: int) -> list[Json]:
+def _timeline(
+    timeline: MemoryTimeline, most_points: int, most_bytes: int
+) -> list[Json]:
     """Return a stack of causes over one step, with its phases and its peak, and folds with the allocations."""
     peak = bytes_text(timeline.peak)
     title = f"Bytes in use over one step: {SOURCES[timeline.source]}"
     headline = line(f"Peak {peak}.", "headline")
-    axis = line("The axis counts allocations and frees in their order, not time.", "quiet")
-    view_blocks = [card(title, headline, axis, _chart(timeline, most_points, most_bytes))]
+    axis = line(
+        "The axis counts allocations and frees in their order, not time.", "quiet"
+    )
+    view_blocks = [
+        card(title, headline, axis, _chart(timeline, most_points, most_bytes))
+    ]
     for allocations in allocation_tables(timeline):
         name = allocations.above[-1].rstrip(":")
         name = name[0].upper() + name[1:]
@@ -116,18 +146,41 @@ def _chart(timeline: MemoryTimeline, most_points: int, most_bytes: int) -> Json:
     layout = {
         "hovermode": "x unified",
         "shapes": [_phase_area(*phase) for phase in timeline.shaded()],
-        "annotations": [*(_phase_name(*phase, events) for phase in timeline.shaded()), _peak_mark(timeline, scale)],
+        "annotations": [
+            *(_phase_name(*phase, events) for phase in timeline.shaded()),
+            _peak_mark(timeline, scale),
+        ],
         "margin": {"t": 52},
         "legend": {"y": -0.22, "yanchor": "top"},
-        "xaxis": {"title": {"text": "allocations and frees of one step"}, "range": [0, events or 1]},
-        "yaxis": {"title": {"text": f"bytes in use ({unit})"}, "range": [0, _HEADROOM * most_bytes / scale or 1]},
+        "xaxis": {
+            "title": {"text": "allocations and frees of one step"},
+            "range": [0, events or 1],
+        },
+        "yaxis": {
+            "title": {"text": f"bytes in use ({unit})"},
+            "range": [0, _HEADROOM * most_bytes / scale or 1],
+        },
     }
     return chart(data, layout)
 
 
 def _phase_area(phase: str, begins: int, ends: int) -> Json:
-    area = {"type": "rect", "xref": "x", "yref": "paper", "x0": begins, "x1": ends, "y0": 0, "y1": 1}
-    return {**area, "layer": "below", "fillcolor": PART_COLOURS.get(phase, PALE), "opacity": 0.18, "line": {"width": 0}}
+    area = {
+        "type": "rect",
+        "xref": "x",
+        "yref": "paper",
+        "x0": begins,
+        "x1": ends,
+        "y0": 0,
+        "y1": 1,
+    }
+    return {
+        **area,
+        "layer": "below",
+        "fillcolor": PART_COLOURS.get(phase, PALE),
+        "opacity": 0.18,
+        "line": {"width": 0},
+    }
 
 
 def _phase_name(phase: str, begins: int, ends: int, events: int) -> Json:
@@ -148,6 +201,11 @@ def _phase_name(phase: str, begins: int, ends: int, events: int) -> Json:
 
 def _peak_mark(timeline: MemoryTimeline, scale: int) -> Json:
     is_near_the_end = timeline.peak_at > 0.6 * len(timeline.events)
-    arrow = {"showarrow": True, "arrowcolor": PALE, "ax": -60 if is_near_the_end else 60, "ay": -14}
+    arrow = {
+        "showarrow": True,
+        "arrowcolor": PALE,
+        "ax": -60 if is_near_the_end else 60,
+        "ay": -14,
+    }
     text = f"<b>peak {seen(bytes_text(timeline.peak))}</b>"
     return {"x": timeline.peak_at, "y": timeline.peak / scale, "text": text, **arrow}

@@ -16,7 +16,17 @@ from lm_profiler.report.pictures.drawing import PALE, SERIES_COLOURS
 from lm_profiler.report.run.rank_lines import communication_lines, who_waits
 from lm_profiler.report.run.sections import known_table
 from lm_profiler.report.tables.table import Table, text_table
-from lm_profiler.report.views.blocks import Json, beside, card, chart, fold, line, seen, shade, table
+from lm_profiler.report.views.blocks import (
+    Json,
+    beside,
+    card,
+    chart,
+    fold,
+    line,
+    seen,
+    shade,
+    table,
+)
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
 _MORE = SERIES_COLOURS[1]  # the colour of more own work than the fast ranks have
@@ -24,7 +34,11 @@ _WAITING = PALE
 _FULL = 0.1  # the least share of the mean step that has the full colour, so that noise stays pale
 _FULL_ONCE = 0.2  # the same of a single step
 _MOST_NAMED = 16  # ranks that an axis names
-_LEAST_PX, _MOST_PX, _RANK_PX = 190, 930, 24  # the height of the chart of steps, and of a rank in it
+_LEAST_PX, _MOST_PX, _RANK_PX = (
+    190,
+    930,
+    24,
+)  # the height of the chart of steps, and of a rank in it
 
 
 def blocks(entry: Entry, _: Limits) -> list[Json]:
@@ -41,12 +55,21 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
     else:
         title = f"Who works, who waits: {_ranks_text(ranks)}, mean of {counted(ranks.steps, 'step')}"
         drawn = f"Drawn are {len(rows):,} of {counted(ranks.heard, 'rank')}"
-        head.append(line(f"{drawn}: rank 0, those with most own work and those with least, most first.", "quiet"))
+        head.append(
+            line(
+                f"{drawn}: rank 0, those with most own work and those with least, most first.",
+                "quiet",
+            )
+        )
     pictures = [_by_phase(ranks, rows)]
     if ranks.columns:
         pictures.append(_by_steps(ranks, rows))
     facts = known_table(record, _SOURCES)
-    return [card(title, *head), beside(*pictures), fold("What this is known from", *table(facts))]
+    return [
+        card(title, *head),
+        beside(*pictures),
+        fold("What this is known from", *table(facts)),
+    ]
 
 
 def missing(entry: Entry) -> str | None:
@@ -57,7 +80,9 @@ def missing(entry: Entry) -> str | None:
         return None
     world = 1 if record.environment is None else record.environment.world_size
     if world > 1:
-        return f"{world:,} ranks, but waiting is unknown: see the notes of the Run view."
+        return (
+            f"{world:,} ranks, but waiting is unknown: see the notes of the Run view."
+        )
     return "There is only one rank, so no rank waits for another."
 
 
@@ -66,7 +91,8 @@ RANKS = View("ranks", "Ranks", blocks, missing)
 _SOURCES = [
     figure
     for figure in GROUPS["Ranks"]
-    if figure.name == "ranks_heard" or (figure.path.startswith("ranks.") and "finding" not in figure.path)
+    if figure.name == "ranks_heard"
+    or (figure.path.startswith("ranks.") and "finding" not in figure.path)
 ]
 
 
@@ -107,7 +133,9 @@ def _by_phase(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
     phases = [part for part in PARTS if part in ranks.own and ranks.own[part].largest_s]
     above = {part: above_fast(ranks, rows, part) for part in phases}
     waiting = [row.all_waiting_s for row in rows]
-    full_s = max([_FULL * ranks.step_s, *waiting, *(max(column) for column in above.values())])
+    full_s = max(
+        [_FULL * ranks.step_s, *waiting, *(max(column) for column in above.values())]
+    )
     several_hosts = len(ranks.hosts) > 1
     texts, shades = [], []
     for index, row in enumerate(rows):
@@ -118,8 +146,13 @@ def _by_phase(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
         waiting_shade = shade(_WAITING, row.all_waiting_s / full_s)
         shades.append([*(None for _ in names), *own_shades, waiting_shade])
     titles = ["host", "rank"] if several_hosts else ["rank"]
-    own_table: Table = text_table([*titles, *phases, "waiting"], texts, left=len(titles) - 1)
-    legend = {"kind": "legend", "entries": [["more than the fast ranks", _MORE], ["waiting", _WAITING]]}
+    own_table: Table = text_table(
+        [*titles, *phases, "waiting"], texts, left=len(titles) - 1
+    )
+    legend = {
+        "kind": "legend",
+        "entries": [["more than the fast ranks", _MORE], ["waiting", _WAITING]],
+    }
     return card("Own work and waiting (ms)", legend, *table(own_table, shades=shades))
 
 
@@ -135,7 +168,10 @@ def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
     several_hosts = len(ranks.hosts) > 1
     every = -(-len(rows) // _MOST_NAMED)
     named = range(0, len(rows), every)
-    names = [f"{seen(rows[i].host)} · {rows[i].rank}" if several_hosts else str(rows[i].rank) for i in named]
+    names = [
+        f"{seen(rows[i].host)} · {rows[i].rank}" if several_hosts else str(rows[i].rank)
+        for i in named
+    ]
     most_ms = max(_FULL_ONCE * ranks.step_s * 1e3, float(np.max(above_s)) * 1e3)
     data = {
         "type": "heatmap",
@@ -149,18 +185,37 @@ def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
         "zmin": 0,
         "zmax": most_ms,
         "ygap": 0 if len(rows) > _MOST_NAMED else 2,
-        "colorbar": {"title": {"text": "ms more", "side": "right"}, "thickness": 12, "outlinewidth": 0},
+        "colorbar": {
+            "title": {"text": "ms more", "side": "right"},
+            "thickness": 12,
+            "outlinewidth": 0,
+        },
     }
-    y_axis = {"title": {"text": "rank"}, "autorange": "reversed", "showgrid": False, "zeroline": False}
+    y_axis = {
+        "title": {"text": "rank"},
+        "autorange": "reversed",
+        "showgrid": False,
+        "zeroline": False,
+    }
     layout = {
         "height": max(_LEAST_PX, min(_MOST_PX, 90 + _RANK_PX * len(rows))),
-        "xaxis": {"title": {"text": "step"}, "type": "category", "showgrid": False, "nticks": 20},
+        "xaxis": {
+            "title": {"text": "step"},
+            "type": "category",
+            "showgrid": False,
+            "nticks": 20,
+        },
         "yaxis": {**y_axis, "tickvals": list(named), "ticktext": names},
     }
     text = "More own work than the fast ranks: a line is a rank that is always slow, spots are ranks in turns."
-    return {**card("Own work, step by step", line(text, "quiet"), chart([data], layout)), "grows": True}
+    return {
+        **card("Own work, step by step", line(text, "quiet"), chart([data], layout)),
+        "grows": True,
+    }
 
 
 def _difference_text(row: RankTimes, seconds: float) -> str:
     direction = "less" if seconds < 0 else "more"
-    return f"rank {row.rank} ({seen(row.host)}): {ms_text(abs(seconds), 2)} ms {direction}"
+    return (
+        f"rank {row.rank} ({seen(row.host)}): {ms_text(abs(seconds), 2)} ms {direction}"
+    )

@@ -9,4 +9,6 @@ from lm_profiler.report.views.watch_view import WATCH
 from lm_profiler.report.views.why_view import WHY
 
 # In the order of their tabs. The views Compare and Trace are drawn by the browser (``report.page``).
-VIEWS: dict[str, View] = {view.name: view for view in (RUN, WHY, MEMORY, RANKS, WATCH, KERNELS)}
+VIEWS: dict[str, View] = {
+    view.name: view for view in (RUN, WHY, MEMORY, RANKS, WATCH, KERNELS)
+}

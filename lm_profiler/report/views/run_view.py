@@ -14,7 +14,12 @@ from lm_profiler.record.quantities import PARTS, TIMED, counted
 from lm_profiler.record.run_record import OtherByOwner, RecordError, RunRecord
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS, SERIES_COLOURS
-from lm_profiler.report.run.run_page import failure_lines, main_lines, summary_lines, time_table
+from lm_profiler.report.run.run_page import (
+    failure_lines,
+    main_lines,
+    summary_lines,
+    time_table,
+)
 from lm_profiler.report.run.sections import sections
 from lm_profiler.report.run.verdict import odd_text, verdict_lines
 from lm_profiler.report.views.blocks import (
@@ -36,7 +41,9 @@ from lm_profiler.report.views.blocks import (
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
 _SLOW_WARMUP = 2  # a warm-up step that is this many times as long as all others is cut off, so that they can be read
-_ABOVE_STEPS = 1.2  # the height of the axis, in measured steps, where the warm-up is cut off
+_ABOVE_STEPS = (
+    1.2  # the height of the axis, in measured steps, where the warm-up is cut off
+)
 _MOST_OWNERS = 12  # the fold with every figure has all
 
 
@@ -102,7 +109,11 @@ def _more_lines(record: RunRecord) -> list[Json]:
         return []
     title = counted(len(others), "further line")
     if notes:
-        title = f"{counted(len(notes), 'note')}, {title}" if others else counted(len(notes), "note")
+        title = (
+            f"{counted(len(notes), 'note')}, {title}"
+            if others
+            else counted(len(notes), "note")
+        )
     return [fold(title, *line_blocks)]
 
 
@@ -115,7 +126,13 @@ def _owners(owned: OtherByOwner) -> Json:
         ms = ms_text(action.seconds)
         cells = [ms, f"{action.calls:,g}", f"{action.in_steps} of {owned.steps}"]
         length = action.seconds / longest_s if longest_s else 0.0
-        rows.append(bar(action.name, [piece(0.0, length, PART_COLOURS["other"], f"{ms} ms")], cells))
+        rows.append(
+            bar(
+                action.name,
+                [piece(0.0, length, PART_COLOURS["other"], f"{ms} ms")],
+                cells,
+            )
+        )
     text = f"Each action of {counted(owned.steps, 'step')} was timed: {ms_text(owned.seconds)} ms per step in total."
     if len(owned.actions) > _MOST_OWNERS:
         text += f" Shown are the longest {_MOST_OWNERS} of {len(owned.actions):,}."
@@ -179,17 +196,28 @@ def _steps(entry: Entry, record: RunRecord, most: int) -> list[Json]:
         charts[name] = [_chart_of_steps(steps, _odd_marks(record, odd_rows, steps))]
     notes = []
     if every > 1:
-        notes.append(line(f"Drawn is 1 of {every} steps; the run has {len(means):,}.", "quiet"))
+        notes.append(
+            line(f"Drawn is 1 of {every} steps; the run has {len(means):,}.", "quiet")
+        )
     if len(record.rank_step_s) > 1:
         ranks = counted(len(record.rank_step_s), "rank")
-        notes.append(line(f"Means over {ranks}: phases include waiting, which the Ranks view separates.", "quiet"))
-    drawn = [choice("Clock", charts)] if len(charts) > 1 else next(iter(charts.values()))
+        notes.append(
+            line(
+                f"Means over {ranks}: phases include waiting, which the Ranks view separates.",
+                "quiet",
+            )
+        )
+    drawn = (
+        [choice("Clock", charts)] if len(charts) > 1 else next(iter(charts.values()))
+    )
     return [card(title, *notes, *drawn)]
 
 
 def _clocks(record: RunRecord, rows: Sequence[StepRow]) -> dict[str, str]:
     """Return the clocks that timed the steps, with their titles. On the CPU the two are one."""
-    has_device = record.environment is not None and record.environment.device_type != "cpu"
+    has_device = (
+        record.environment is not None and record.environment.device_type != "cpu"
+    )
     was_reported = any(row.seconds is not None for row in rows)
     if has_device and was_reported:
         return {"device": "Device clock", "host": "Host clock"}
@@ -203,13 +231,27 @@ def _chart_of_steps(steps: _StepColumns, odd_marks: list[Json]) -> Json:
         column = steps.column_ms(part)
         if not any(column):
             continue
-        trace = {"type": "bar", "name": part, "x": numbers, "y": column, "marker": {"color": PART_COLOURS[part]}}
-        data.append({**trace, "hovertemplate": f"{part}: %{{y:.3f}} ms<extra>step %{{x}}</extra>"})
+        trace = {
+            "type": "bar",
+            "name": part,
+            "x": numbers,
+            "y": column,
+            "marker": {"color": PART_COLOURS[part]},
+        }
+        data.append(
+            {
+                **trace,
+                "hovertemplate": f"{part}: %{{y:.3f}} ms<extra>step %{{x}}</extra>",
+            }
+        )
     layout: Json = {
         "barmode": "stack",
         "bargap": 0.1,
         "xaxis": {"title": {"text": "step"}},
-        "yaxis": {"title": {"text": f"ms on the {steps.clock}'s clock"}, "rangemode": "tozero"},
+        "yaxis": {
+            "title": {"text": f"ms on the {steps.clock}'s clock"},
+            "rangemode": "tozero",
+        },
     }
     if steps.warmup:
         _shade_warmup(layout, steps)
@@ -226,19 +268,36 @@ def _shade_warmup(layout: Json, steps: _StepColumns) -> None:
     if steady > 0 and slowest > _SLOW_WARMUP * steady:
         text = f"warm-up, up to {slowest:,.1f} ms"
         layout["yaxis"]["range"] = [0, _ABOVE_STEPS * steady]
-    area = {"type": "rect", "xref": "x", "x0": left, "x1": right, "yref": "paper", "y0": 0, "y1": 1}
-    layout["shapes"] = [{**area, "fillcolor": PALE, "opacity": 0.25, "line": {"width": 0}}]
+    area = {
+        "type": "rect",
+        "xref": "x",
+        "x0": left,
+        "x1": right,
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+    }
+    layout["shapes"] = [
+        {**area, "fillcolor": PALE, "opacity": 0.25, "line": {"width": 0}}
+    ]
     place = {"x": left, "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom"}
     layout["annotations"] = [{**place, "text": text, "showarrow": False}]
 
 
-def _odd_marks(record: RunRecord, rows: dict[int, StepRow], steps: _StepColumns) -> list[Json]:
+def _odd_marks(
+    record: RunRecord, rows: dict[int, StepRow], steps: _StepColumns
+) -> list[Json]:
     """Return a sign above each step that is far from the others; its text shows where the pointer rests."""
     odd_steps = [odd for odd in record.odd_steps if odd.step in rows]
     if not odd_steps:
         return []
     has_ranks = len(record.rank_step_s) > 1
-    marker = {"symbol": "circle-open", "size": 12, "line": {"width": 2}, "color": SERIES_COLOURS[2]}
+    marker = {
+        "symbol": "circle-open",
+        "size": 12,
+        "line": {"width": 2},
+        "color": SERIES_COLOURS[2],
+    }
     return [
         {
             "type": "scatter",
@@ -246,7 +305,10 @@ def _odd_marks(record: RunRecord, rows: dict[int, StepRow], steps: _StepColumns)
             "name": "odd",
             "x": [odd.step for odd in odd_steps],
             "y": [steps.time_ms(rows[odd.step]) for odd in odd_steps],
-            "text": [seen(odd_text(odd, has_ranks)).replace(": ", ":<br>") for odd in odd_steps],
+            "text": [
+                seen(odd_text(odd, has_ranks)).replace(": ", ":<br>")
+                for odd in odd_steps
+            ],
             "marker": marker,
             "hovertemplate": "%{text}<extra></extra>",
         }

@@ -42,7 +42,12 @@ class View:
             return [line(str(error), "error")]
 
     def described(self) -> dict[str, Any]:
-        return {"name": self.name, "title": self.title, "of_run": True, "is_live": self.is_live}
+        return {
+            "name": self.name,
+            "title": self.title,
+            "of_run": True,
+            "is_live": self.is_live,
+        }
 
 
 def left_no_run(entry: Entry) -> str:

