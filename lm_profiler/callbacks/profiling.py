@@ -162,9 +162,9 @@ class TrainingProfiler(Callback):
             )
         profilers = [
             callback
-            for callback in trainer.callbacks
+            for callback in trainer.callbacks  # type: ignore[attr-defined]
             if isinstance(callback, TrainingProfiler)
-        ]  # type: ignore[attr-defined]
+        ]
         programs_own = [profiler for profiler in profilers if profiler.admits is None]
         if len(programs_own) > 1:
             raise MisconfigurationException(

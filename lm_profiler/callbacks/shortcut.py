@@ -160,9 +160,9 @@ class Admission:
             return False
         profilers = [
             callback
-            for callback in trainer.callbacks
+            for callback in trainer.callbacks  # type: ignore[attr-defined]
             if isinstance(callback, TrainingProfiler)
-        ]  # type: ignore[attr-defined]
+        ]
         program_has_own = any(profiler.admits is None for profiler in profilers)
         if self._is_used or not self._claim():
             if trainer.is_global_zero and not program_has_own:

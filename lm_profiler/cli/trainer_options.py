@@ -181,13 +181,17 @@ class OptionsCLI(LightningCLI):
         """Add our options before the Trainer's many, so that the help shows them first."""
         for action in parser._actions:
             if action.dest == "config":
-                action.help = f"A YAML file of options, or one that comes with the package: {', '.join(shipped_configs())}."
+                configs = ", ".join(shipped_configs())
+                action.help = f"A YAML file of options, or one that comes with the package: {configs}."
         parser.add_class_arguments(_RunOptions, as_group=False)
         text = "Print all figures at the end, as `lm_profiler report` of the run does."
         parser.add_argument("--verbose", action=ActionYesNo, nargs="?", help=text)
         for key, options_class in (INSTRUMENTS | _OFFERED).items():
             parser.add_class_arguments(options_class, key)
-        text = "Keep watching until training ends, and report when and why it gets slower; --watch.signal=true and so on."
+        text = (
+            "Keep watching until training ends, and report when and why it gets slower; "
+            "--watch.signal=true and so on."
+        )
         parser.add_argument(
             "--watch", type=bool | WatchOptions, default=False, help=text
         )

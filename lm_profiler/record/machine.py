@@ -337,7 +337,10 @@ class Rates(Part):
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
-LEVEL_SOURCES = "`allocator`: all tensors of the device; `counted`: parameters, gradients, states, buffers, saved tensors"
+LEVEL_SOURCES = (
+    "`allocator`: all tensors of the device; "
+    "`counted`: parameters, gradients, states, buffers, saved tensors"
+)
 
 
 class MemoryReading(Part):

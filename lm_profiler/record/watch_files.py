@@ -444,7 +444,7 @@ def _read_lines(path: Path, form: type[P]) -> list[P]:
         raise RecordError(f"{path}: is damaged: {str(error).splitlines()[0]}") from None
 
 
-_START_TOLERANCE_S = 5.0  # most seconds between two readings of one process's start, as the wall clock may be set meanwhile
+_START_TOLERANCE_S = 5.0  # between two readings of one process's start: the wall clock may be set meanwhile
 
 
 def process_name() -> str:

@@ -61,7 +61,7 @@ _LAPTOPS = (
     "RTX 4090's ratios in the Ada whitepaper (bf16 an eighth, fp32 a sixteenth). Less at lower power limits"
 )
 _B300 = "NVIDIA HGX page (2025): 36 PFLOP/s (bf16, sparse), 18 (TF32, sparse), 0.6 (fp32) for eight B300"
-_GB300 = "NVIDIA GB300 NVL72 page (2025): 360 PFLOP/s (bf16, sparse), 180 (TF32, sparse), 576 TB/s for 72; fp32 as GB200"
+_GB300 = "NVIDIA GB300 NVL72 page (2025): 360 PFLOP/s (bf16, sparse), 180 (TF32, sparse), 576 TB/s of 72; fp32: GB200"
 _ULTRA = "NVIDIA technical blog, Inside NVIDIA Blackwell Ultra (2025): 8 TB/s"
 _SERVER = "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet (2025)"
 _H800 = "NVIDIA H800 datasheet, as its partners quote it (2023): H100 SXM except NVLink and fp64"

@@ -18,7 +18,7 @@ _LEAST_SHARE = 0.05  # least difference that is reported, as a share of the leve
 # Least difference that is reported, in spreads of the measured steps around their level. With 3, steps that resemble
 # their neighbours (AR(1) of 0.6 to 0.9) are noted by chance in 2 %, with 4 in under 1 %.
 _LEAST_SPREADS = 4.0
-_LEAST_SPAN_S = 1.0  # a neighbour on a busy machine holds a process up for up to a second: less may lie in one such burst
+_LEAST_SPAN_S = 1.0  # a neighbour holds a process up for as long as a second: less may lie in one such burst
 _LEAST_S = 3e-4  # least difference that is reported: timing the actions of a step takes up to that long
 
 

@@ -42,7 +42,7 @@ _UPDATE_GROWTH, _UPDATE_APART_S = (
 )  # a group is written again after this growth, or this time
 _MOST_GROUPS = 40
 _FASTER = 0.1  # share of the interval so far below which slow steps come faster
-_SAME_SIZE = 3.0  # ratio of excess times beyond which slow steps are not alike: a stall of a second is no delay of 20 ms
+_SAME_SIZE = 3.0  # ratio of excess times beyond which slow steps differ: a stall of a second is no delay of 20 ms
 # causes that other processes bring about: they say nothing about the program
 _CONTENTION = ("waiting for a CPU", "page fault")
 

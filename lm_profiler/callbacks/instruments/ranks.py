@@ -139,7 +139,10 @@ class RanksWatch(Instrument):
             return "this torch has no flight recorder"
         if arrivals.lost:
             capacity = counted(arrivals.capacity, "call")
-            return f"a step makes more than the {capacity} that torch's recorder holds: set TORCH_FR_BUFFER_SIZE to more"
+            return (
+                f"a step makes more than the {capacity} that torch's recorder holds: "
+                "set TORCH_FR_BUFFER_SIZE to more"
+            )
         if arrivals.clock_was_set:
             return "this machine's clock was set while steps were measured"
         if (
