@@ -41,6 +41,9 @@ from lm_profiler.record.run_record import (
 
 WORTH = 0.05  # the least share of the step that a finding must save to be reported
 
+_CLOCK_TOLERANCE = 0.03  # a share: what a trouble costs beyond the clocks' reading, such as waking up and cold caches
+_LARGEST_TOLERANCE = 0.25  # with the uncertainty of the mean; beyond that an upper limit would report nothing
+
 _TRIAL_FACTOR = (
     0.75  # for a remedy that must be tried: a fact of equal size ranks first
 )
@@ -122,6 +125,20 @@ class StepCosts:
                 )
             )
         return all_passed
+
+    @cached_property
+    def tolerance(self) -> float:
+        """The share by which a mean cost of this run may be too low, at a level of 95 %."""
+        step = self.record.time.get("step")
+        if (
+            step is None
+            or step.mean_low is None
+            or step.mean_high is None
+            or not step.mean
+        ):
+            return _CLOCK_TOLERANCE
+        uncertain_share = (step.mean_high - step.mean_low) / 2.0 / step.mean
+        return min(_CLOCK_TOLERANCE + uncertain_share, _LARGEST_TOLERANCE)
 
     @property
     def contended(self) -> bool:
@@ -257,7 +274,16 @@ def findings_of(record: RunRecord) -> list[Finding]:
             seconds *= trial_factor
         return seconds
 
-    return sorted(findings, key=likely_s, reverse=True)
+    findings.sort(key=likely_s, reverse=True)
+    return [_with_upper_limit(finding, costs) for finding in findings]
+
+
+def _with_upper_limit(finding: Finding, costs: StepCosts) -> Finding:
+    """Return ``finding`` with the most that it could save: the mean would be too low in half of all runs."""
+    high_s = finding.saves_s * (1.0 + costs.tolerance)
+    if finding.high_s is not None:
+        high_s = max(high_s, finding.high_s)
+    return finding.model_copy(update={"high_s": min(high_s, costs.whole_s)})
 
 
 def find_slow_ranks(costs: StepCosts) -> Iterator[Finding]:

@@ -181,7 +181,7 @@ class Finding(Part):
         "finding", "text", "cause of time that could be saved"
     )
     saves_s: float = figure(
-        "could save at most",
+        "could save",
         "ms",
         "of a step and the time after it",
         interval=("low_s", "high_s"),
@@ -194,7 +194,10 @@ class Finding(Part):
         default=None,
     )
     high_s: float | None = figure(
-        "to", "ms", "upper end of that interval", default=None
+        "to",
+        "ms",
+        "upper end of that interval: the most that it could save",
+        default=None,
     )
     may: bool = False  # whether a change helps is not known without trying it
     phase: str | None = figure("phase", "text", "where in the step", default=None)

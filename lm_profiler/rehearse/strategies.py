@@ -192,8 +192,8 @@ class FakeRank(FakeDevice):
 def _join(world: FakeWorld, ranks: int) -> None:
     """Make this process rank 0 of ``ranks``. Only for a separate process: it replaces code of torch."""
     from torch.distributed.fsdp import (
-        FullyShardedDataParallel,
-    )  # takes half a second, needed only here
+        FullyShardedDataParallel,  # takes half a second, needed only here
+    )
 
     FAKE_GROUP.find()  # this import registers the backend
     store = dist.HashStore()  # type: ignore[attr-defined]  # documented, but not exported

@@ -13,15 +13,15 @@ from unittest import mock
 import pytest
 import torch
 import warm
-from raised import refusal
-from stored_texts import assert_stored
-
 from benchmarks.gpu.card import watched
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.parts import machine, overhead, tests
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.registry import MACHINE, PARTS, chosen
 from benchmarks.gpu.runner import _PROGRAM, run_parts
+from raised import refusal
+from stored_texts import assert_stored
+
 from lm_profiler.processes.fork_server import CellServer
 from lm_profiler.usage_error import UsageError
 

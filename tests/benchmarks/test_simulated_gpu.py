@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from stored_texts import assert_stored
-
 from benchmarks.simulated_gpu import __main__ as simulated_gpu
 from benchmarks.simulated_gpu.build import stubs
+from stored_texts import assert_stored
 
 
 @pytest.mark.parametrize(

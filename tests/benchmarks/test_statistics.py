@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.statistics_subjects import Now, subject
 
 from benchmarks import statistics
-from benchmarks.statistics_subjects import Now, subject
 
 
 def test_every_row_has_a_share_or_none_of_its_runs_has_an_interval() -> None:

@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.compile import from_compiled
 from raised import refusal
 from stored_texts import assert_stored
+from tests.analysis.test_conclude import beside
 from torch import nn
 
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
@@ -31,7 +32,6 @@ from lm_profiler.measure.device.environment import MatrixUnits, cpu_cores, matri
 from lm_profiler.measure.memory.history import MemoryHistory
 from lm_profiler.processes.child import PATIENCE
 from lm_profiler.record.run_record import read_run
-from tests.analysis.test_conclude import beside
 
 pytestmark = pytest.mark.usefixtures("no_rates")
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.free_port import free_port
 from ddp_run import COLLECTED_S, KILLED_AT, SLOWER_S
 from known_loop import TRUTH_S
 from scripts import SUPPORT
 from warm import run, run_ranks
 
-from benchmarks.free_port import free_port
 from lm_profiler.analysis.conclude import conclude, concluded_again
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.analysis.steps.summaries import BatchCount

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.simulation import level
 from known_loop import trainer_with
 from known_session import Loop
 from lightning.pytorch.demos.boring_classes import BoringModel
 from raised import refusal
 from stored_texts import assert_stored
 
-from benchmarks.simulation import level
 from lm_profiler.analysis.steps.step_model import fit, is_level_known, known_to
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.callbacks.stages import StoppingRule

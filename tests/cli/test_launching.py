@@ -15,11 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from benchmarks.launches import SMALL, TOY, WAYS, Started
 from raised import refusal
 from stored_texts import assert_stored
 from warm import end, start
 
-from benchmarks.launches import SMALL, TOY, WAYS, Started
 from lm_profiler.cli import run_context
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.run_context import RunContext

@@ -8,10 +8,10 @@ from unittest import mock
 
 import pytest
 import torch
+from benchmarks.sweep import TINY
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from benchmarks.sweep import TINY
 from lm_profiler.cli.main import main
 from lm_profiler.cli.trainer_cli import skip_teardown
 from lm_profiler.training import LanguageModel

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.made_runs import made_record
+from tests.support.made_waterfall import made_waterfall
 
 from lm_profiler.analysis.remedies.remedy import BY_WORKERS, UNKNOWN, Candidate
 from lm_profiler.improve.candidates import open_candidates, refuse_small, requested_candidates
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import ModelFacts, Settings, TimeSummary
-from tests.support.made_runs import made_record
-from tests.support.made_waterfall import made_waterfall
 
 GPU = ("cuda", Settings(half_precision="bf16-mixed", tf32=False, cores=8))
 CPU = ("cpu", Settings(cores=1))

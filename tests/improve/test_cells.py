@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.made_runs import made_record
 
 from lm_profiler.improve.cells import CellCalls, FinishedCell
 from lm_profiler.improve.tolerance import SizeDifference, size_difference
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import LoaderFacts, ModelFacts, RunRecord
 from lm_profiler.record.sweep_files import CellOutcome
-from tests.support.made_runs import made_record
 
 OK = CellOutcome(cell="it", status="ok", reason=None, run="it", ended="", duration_s=1.0, exit_code=0)
 MODEL = ModelFacts(

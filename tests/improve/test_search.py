@@ -9,8 +9,8 @@ from typing import cast
 
 import numpy as np
 import pytest
-
 from benchmarks.improve import MACHINES, Row, hidden, nothing
+
 from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.improve.candidates import ImproveRequest
 from lm_profiler.improve.decision import NumericsCheck, PairedComparison, TimedRun

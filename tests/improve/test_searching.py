@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from stored_texts import assert_stored
+from tests.support.made_improve import TRIED, made_improve
+from tests.support.made_runs import made_record
 
 from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.improve.candidates import ImproveRequest
@@ -23,8 +25,6 @@ from lm_profiler.record.sweep_files import Cell, CellOutcome, read_plan
 from lm_profiler.sweep.schedule import OUTPUT_FILE, clear
 from lm_profiler.sweep.sweep_folder import SweepFolder
 from lm_profiler.sweep.sweep_plan import made_plan
-from tests.support.made_improve import TRIED, made_improve
-from tests.support.made_runs import made_record
 
 GAIN = {"data.num_workers": 0.7, "trainer.precision": 0.8, "data.batch_size": 1.9, "model.wrong": 0.5}
 """Of a step's time; twice the samples take 1.9 times as long."""

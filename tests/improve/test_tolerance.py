@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from stored_texts import assert_stored
+from tests.support.made_runs import made_record
 
 from lm_profiler.analysis.remedies.remedy import OTHER_BATCH, UNKNOWN
 from lm_profiler.improve.tolerance import check_numbers
 from lm_profiler.record.run_record import ModelFacts, NumericsFacts, RunRecord
-from tests.support.made_runs import made_record
 
 MODEL = ModelFacts(
     class_path="mine.Module", parameters=100, parameters_without_embedding=90, trainable_parameters=100, bytes=400,

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 import warm
+from tests.support import ranks_at_work
 
 from lm_profiler.processes.rank_group import RankFailed, Work, rank_messages
-from tests.support import ranks_at_work
 
 
 @pytest.fixture(autouse=True)

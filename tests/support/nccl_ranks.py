@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.known_ranks.loop import Delay
+from benchmarks.known_ranks.processes import on_ranks
 from known_loop import instruments, trainer_with
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
@@ -21,9 +23,6 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
-
-from benchmarks.known_ranks.loop import Delay
-from benchmarks.known_ranks.processes import on_ranks
 
 BASE_S = {"forward": 80e-3, "backward": 120e-3, "optimizer": 20e-3}
 LATE_S = 160e-3

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.known_ranks.loop import Delay
+from benchmarks.known_ranks.processes import on_ranks
+from benchmarks.known_ranks.trial import Case, watch
 from known_loop import instruments, trainer_with
 from lightning.pytorch import LightningModule, seed_everything
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
-
-from benchmarks.known_ranks.loop import Delay
-from benchmarks.known_ranks.processes import on_ranks
-from benchmarks.known_ranks.trial import Case, watch
 
 BATCHES = 24
 CALLS: list[int] = []

@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from benchmarks.known_ranks.processes import on_ranks
 from known_loop import instruments, trainer_with
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
@@ -21,7 +22,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
-from benchmarks.known_ranks.processes import on_ranks
 from lm_profiler.callbacks.gather import Exchange
 
 STEPS = 20

@@ -31,9 +31,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+from benchmarks.free_port import free_port
 from scripts import SUPPORT
 
-from benchmarks.free_port import free_port
 from lm_profiler.processes import child
 
 INTERPRETER = child.start_interpreter

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from benchmarks.known_ranks.processes import on_ranks
 from faults import Tiny
 from lightning.pytorch import Callback, Trainer
 from torch.utils.data import DataLoader, IterableDataset
 
-from benchmarks.known_ranks.processes import on_ranks
 from lm_profiler.callbacks import (
     ActionsOptions,
     MemoryOptions,

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 from kept import assert_true
+from tests.support import ways_to_average
+from tests.support.ways_to_average import WAYS, batches, train_in_every_way, trained
 from torch import Tensor
 
 from lm_profiler.cli.main import main
 from lm_profiler.processes.rank_group import rank_messages
-from tests.support import ways_to_average
-from tests.support.ways_to_average import WAYS, batches, train_in_every_way, trained
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,11 @@ from benchmarks.gpu.place import Place
 from lm_profiler.record.quantities import PHASES
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
-from known_loop import (
+from known_loop import (  # the tests' loop is no package
     instruments,
     measured_rows,
     trainer_with,
-)  # the tests' loop is no package
+)
 from sleepy_loop import (
     CudaDevice,
     Device,

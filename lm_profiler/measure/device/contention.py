@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import (
-    monotonic,
-)  # not by its module: whoever replaces the clock there counts its calls
+    monotonic,  # not by its module: whoever replaces the clock there counts its calls
+)
 
 from lm_profiler.measure.device.nvml import Gpu, gpu_sharing
 from lm_profiler.record.run_record import Contention, GpuSharing

@@ -130,12 +130,15 @@ def findings_lines(record: RunRecord) -> list[str]:
 
 def _advice_text(finding: Finding, record: RunRecord) -> str:
     verb = "could save" if finding.may else "saves"
-    amount = duration_text(finding.saves_s)
-    saves = f"It {verb} at most {amount} ({finding.share:.0%}) of a step."
+    most_s = (
+        finding.saves_s if finding.high_s is None else finding.high_s
+    )  # no interval in a record before 0.3
+    share = finding.share
+    if finding.saves_s > 0.0:
+        share *= most_s / finding.saves_s
+    saves = f"It {verb} at most {duration_text(most_s)} ({share:.0%}) of a step."
     if _includes_time_between(finding, record):
-        saves = (
-            f"It {verb} at most {amount} per step ({finding.share:.0%} of the time)."
-        )
+        saves = f"It {verb} at most {duration_text(most_s)} per step ({share:.0%} of the time)."
     return f"{remedy_of(finding, record)} {saves}"
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.simulation import TUNED, spiky
 from compared import CONFIG, ENVIRONMENT, MODEL, entry, entry_of_steps, record, rows
 from raised import refusal
 from stored_texts import assert_stored
 
-from benchmarks.simulation import TUNED, spiky
 from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.analysis.compare.ratio import repeats_interval
 from lm_profiler.record.entry import Entry

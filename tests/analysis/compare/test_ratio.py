@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from benchmarks.simulation import Times, level, repeating, spiky
 from scipy import stats
 
-from benchmarks.simulation import Times, level, repeating, spiky
 from lm_profiler.analysis.compare.ratio import (
     RatioInterval,
     change,

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from benchmarks.simulation import HELD_OUT, Simulated, jump, level
 from compared import entry_of_steps
 
-from benchmarks.simulation import HELD_OUT, Simulated, jump, level
 from lm_profiler.analysis.compare.comparison import compare
 from lm_profiler.analysis.compare.sides import read_side
 from lm_profiler.analysis.steps.step_model import fit, steadiness

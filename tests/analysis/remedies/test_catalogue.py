@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from tests.support.made_runs import made_record
+
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.analysis.remedies.catalogue import REMEDIES, combined_remedies, likely_share, remedies, remedy_of
 from lm_profiler.record.run_record import Finding, FindingName
-from tests.support.made_runs import made_record
 
 
 def planned(largest: int | None = None, batch: int = 12, **settings: Any) -> Planned:

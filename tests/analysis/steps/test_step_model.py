@@ -6,8 +6,6 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
-from scipy import stats
-
 from benchmarks.simulation import (
     HELD_OUT,
     TUNED,
@@ -25,6 +23,8 @@ from benchmarks.simulation import (
     ticks,
     wander,
 )
+from scipy import stats
+
 from lm_profiler.analysis.steps.statistics import mean_interval
 from lm_profiler.analysis.steps.step_model import StepModel, fit, known_to, plain, steadiness, word_of
 

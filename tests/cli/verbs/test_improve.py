@@ -11,6 +11,7 @@ import warm
 import yaml
 from refused import assert_refused_as_stored
 from stored_texts import assert_stored
+from tests.support.made_improve import made_improve, nothing_helped
 
 from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.cli.call import Call
@@ -21,7 +22,6 @@ from lm_profiler.improve.search import FEWEST_RUNS, Searcher
 from lm_profiler.record.improve_record import IMPROVE_FILE, IMPROVED_CONFIG, read_improve
 from lm_profiler.sweep.sweep_folder import SweepFolder
 from lm_profiler.sweep.sweep_plan import made_plan
-from tests.support.made_improve import made_improve, nothing_helped
 
 OWN = """
 import torch
