@@ -195,7 +195,9 @@ class Watching:
         trainer = self.trainer
         device = trainer.strategy.root_device
         run = WatchedRun(
-            getattr(trainer.train_dataloader, "num_workers", None), epoch_s
+            workers=getattr(trainer.train_dataloader, "num_workers", None),
+            on_device=device.type != "cpu",
+            epoch_s=epoch_s,
         )
         run.skip(self.steps)
         writer = WatchWriter(

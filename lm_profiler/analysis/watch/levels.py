@@ -70,6 +70,7 @@ _BEGIN_CORRECTED_AT = (
 )  # changes of a drift at which its beginning is estimated anew
 _FEWEST_BEFORE_DRIFT = 10  # blocks whose mean is the level before a drift
 _LATER_KNEE = 0.85  # share of the squared error that is left if a drift began later than with its first block
+_JUMP_BEFORE_DRIFT = 3.0  # ratio to all that follows, from which on a change is no part of the drift after it
 _DRIFT_SLOWER = 4.0  # ratio of the intervals between two changes of a drift
 _OPEN = 12  # changes that may go back yet
 _LAST_OF_DRIFT = 50  # blocks whose line ends at the current level of a drift
@@ -564,19 +565,19 @@ class LevelFollower:
             self._count_wandering(wandering, change)
             return True
 
-        changes = [*self._last_changes]
-        reversals = sum(
-            before.direction != after.direction for before, after in pairwise(changes)
-        )
+        changes = self._changes_since_jump()
+        reversals = 0
+        for before, after in pairwise(changes):
+            reversals += before.direction != after.direction
         if reversals < _REVERSALS or self._follows_trend(changes[0].since_step):
             return False
-        levels_s = [
-            float(changes[0].before_s[-1]),
-            *(float(each.after_s[-1]) for each in changes),
-        ]
+        levels_s = _levels_of(changes)
         alternates = _alternates(levels_s)
         lowest = min(changes, key=lambda each: each.after_s[-1])
         highest = max(changes, key=lambda each: each.after_s[-1])
+        ends_s = lowest.after_s, highest.after_s
+        if wandering is not None and not any(map(self._is_in_range, ends_s)):
+            wandering = None  # it wanders around another level now
         if wandering is None:
             wandering = LevelChange(
                 since_step=changes[0].since_step,
@@ -599,6 +600,21 @@ class LevelFollower:
         self._last_changes.clear()
         self._changed.append(wandering)
         return True
+
+    def _changes_since_jump(self) -> list[LevelChange]:
+        """Return the last changes, since the last jump to other levels from which it has not come back.
+
+        A jump is longer than the range of the levels on either side of it.
+        """
+        changes = [*self._last_changes]
+        logs = np.log(np.array(_levels_of(changes)))
+        for first_after in range(len(logs) - 1, 0, -1):
+            before = logs[:first_after]
+            after = logs[first_after:]
+            gap = max(after.min() - before.max(), before.min() - after.max())
+            if gap > max(np.ptp(before), np.ptp(after)):
+                return changes[first_after:]
+        return changes
 
     def _widen(self, level_s: NDArray[np.float64]) -> None:
         """Widen the range in which the level wanders by a level that is beyond it."""
@@ -634,7 +650,10 @@ class LevelFollower:
 
     def _count_wandering(self, wandering: LevelChange, change: LevelChange) -> None:
         wandering.times += 1
-        self._close_back_to(0, change.since_step - 1)
+        began_before = [
+            each for each in self.open_changes if each.since_step < wandering.since_step
+        ]
+        self._close_back_to(len(began_before), change.since_step - 1)
         if wandering.course == "wanders":
             self._widen(change.after_s)
             self._withdraw_within_range()
@@ -740,6 +759,10 @@ class LevelFollower:
         interval = None
         for earlier in reversed(self.open_changes):
             if earlier.direction != change.direction:
+                break
+            rise_after_s = abs(float(change.after_s[-1] - earlier.after_s[-1]))
+            is_jump = abs(earlier.size_s) > _JUMP_BEFORE_DRIFT * rise_after_s
+            if is_jump and earlier.course != "drift":
                 break
             steps = max(next_step - earlier.since_step, BLOCK)
             is_far = interval is not None and steps > _DRIFT_SLOWER * interval
@@ -962,6 +985,14 @@ def _knee(blocks: Sequence[StepBlock]) -> int:
             best_knee = knee
             least_error = error
     return best_knee
+
+
+def _levels_of(changes: Sequence[LevelChange]) -> list[float]:
+    """Return the seconds of a step before successive changes, and after each of them."""
+    levels_s = [float(change.after_s[-1]) for change in changes]
+    if changes:
+        levels_s.insert(0, float(changes[0].before_s[-1]))
+    return levels_s
 
 
 def _alternates(levels_s: Sequence[float]) -> bool:

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.steps.odd_step_causes import (
     EXPLAINED,
+    NO_CPU,
     counters_per_step,
     explained_by,
     usual_counters,
 )
+from lm_profiler.analysis.watch.cpu_waits import CpuWaits
 from lm_profiler.analysis.watch.durations import Durations, LongDurations
 from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION, NamedSpan
 from lm_profiler.analysis.watch.levels import LevelChange, LevelFollower
@@ -64,15 +66,18 @@ class TracedStep(NamedTuple):
     seconds: Sequence[float]  # of each part and of the step, on the host's clock
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class WatchedRun:
     """Takes a run's readings as they come, and returns events that are new or known better."""
 
     workers: int | None = None  # processes of the loader; None is unknown
+    on_device: bool = False  # whether a device's clock times the steps
     epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
     steps: int = 0
     levels: LevelFollower = field(default_factory=LevelFollower)
     memory: MemoryWatch = field(default_factory=MemoryWatch)
+    _cpu_waits: CpuWaits = field(default_factory=CpuWaits)
+    _reported_waits: set[int] = field(default_factory=set)  # identities of changes
     _slow: SlowSteps = field(default_factory=SlowSteps)
     _groups: SlowStepGroups = field(default_factory=SlowStepGroups)
     _durations: defaultdict[str, Durations] = field(
@@ -118,6 +123,8 @@ class WatchedRun:
         numbers = numbers[is_timed]
         seconds = np.nan_to_num(seconds[is_timed])
         slow = self._slow.add(numbers, ns[is_timed], seconds)
+        if not self.on_device:
+            seconds = self._cpu_waits.remove(numbers, seconds, counters)
         self.levels.add(numbers, seconds)
         return self._events(slow, is_last=False)
 
@@ -128,6 +135,7 @@ class WatchedRun:
             np.empty(0, np.int64), np.empty((0, 2), np.int64), none, is_last=True
         )
         self.levels.finish()
+        self._cpu_waits.finish()
         events = self._events(slow, is_last=True)
         for what, durations in self._durations.items():
             durations.finish()
@@ -139,6 +147,7 @@ class WatchedRun:
         self.steps += steps
         self._slow.forget()
         self.levels.forget_unfinished()
+        self._cpu_waits.forget_unfinished()
 
     def judge_traced(
         self, first_step: int, traced: Sequence[TracedStep]
@@ -212,6 +221,11 @@ class WatchedRun:
         events = [self._slow_step_event(group) for group in groups]
         for change in self.levels.take_changed():
             events.append(self._level_event(change))
+        for change in self._cpu_waits.take_changed():
+            event = self._level_event(change)
+            if event.cause == NO_CPU or id(change) in self._reported_waits:
+                self._reported_waits.add(id(change))
+                events.append(event)
         return events
 
     def _seconds_since_1970(self, ns: int) -> float:

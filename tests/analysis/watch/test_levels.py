@@ -128,6 +128,31 @@ def test_a_level_that_wanders_is_one_event(memory_steps: int) -> None:
     assert change.times > 10
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_jump_between_two_levels_that_wander_stays_an_event(seed: int) -> None:
+    """The loader takes three times as long since step 1,500; before and after, the machine wanders by a tenth."""
+    rng = np.random.default_rng(seed)
+    machine = np.repeat(rng.choice([1.0, 1.1], 12_000 // 600), 600)
+    forward_s = np.where(np.arange(12_000) >= 1499, 0.01, 0.0)
+    seconds = rows(machine, seed=seed)
+    seconds[:, [FORWARD, -1]] += forward_s[:, None] * machine[:, None]
+    (jump,) = [change for change in follow(seconds).changes if abs(change.size_s) > 0.005]
+    assert jump.course is None
+    assert jump.since_step == pytest.approx(1500, abs=3)
+    assert jump.size_s == pytest.approx(0.01, rel=0.15)
+    assert jump.until_step is None
+
+
+def test_a_drift_after_a_jump_is_no_part_of_it() -> None:
+    steps = np.arange(12_000)
+    forward_s = np.where(steps >= 1500, 0.01, 0.0) + 0.003 * np.clip((steps - 5000) / 4000, 0.0, 1.0)
+    changes = follow(rows(np.ones(12_000), forward_s)).changes
+    jump, drift = changes
+    assert (jump.course, drift.course) == (None, "drift")
+    assert jump.since_step == pytest.approx(1501, abs=3)
+    assert drift.size_s == pytest.approx(0.003, rel=0.15)
+
+
 def test_two_levels_that_alternate_by_chance_are_one_event() -> None:
     rng = np.random.default_rng(4)
     is_high = np.cumsum(rng.random(150_000) < 1 / 5000) % 2
