@@ -24,6 +24,7 @@ from lm_profiler.record.memory_timeline import MemoryTimeline
 from lm_profiler.record.rank_ends import RankEnd
 from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.sweep_files import CellOutcome, SweepPlan
+from lm_profiler.record.trace_answer import TraceAnswer, TraceComparison, TraceRanks
 from lm_profiler.record.watch_files import WatchFiles
 
 # the type of each kind of file, and of what verbs print with ``--format json``
@@ -39,6 +40,7 @@ FORMS: dict[str, Any] = {
     "plan": Plan,
     "selftest": SelfTest,
     "watched": WatchFiles,
+    "why": TraceAnswer | TraceComparison | TraceRanks,
     "rows": list[dict[str, bool | int | float | str | list[Any] | None]],
 }
 
@@ -51,6 +53,7 @@ ANSWERS = {
     "watch": "watched",
     "trace": "kernels",
     "selftest": "selftest",
+    "why": "why",
 }
 
 

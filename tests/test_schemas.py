@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import compared
 import pytest
+from cuda_trace import cuda_step
 from jsonschema import Draft202012Validator
 from made_improve import made_improve, made_search
 from warm import run
@@ -228,6 +229,9 @@ def asks_nothing(verb: str, folder: Path, patch: pytest.MonkeyPatch) -> list[str
         return ["--b_options=--seed=1", "--", "fit"]
     if verb == "compare":
         return [str(made_run(folder / name, scale).folder) for name, scale in (("a", 1.0), ("b", 1.2))]
+    if verb == "why":
+        (folder / "trace.json").write_text(json.dumps(cuda_step()))
+        return [str(folder / "trace.json")]
     return [run] if verb == "report" else []
 
 

@@ -33,6 +33,7 @@ VERBS = {
     "improve": "try changes that may be faster, and prove which are",
     "plan": "predict the memory that a run needs, on any GPU, before it starts",
     "report": "print and write tables, plots and pages of any runs",
+    "why": "show where the time of any trace of torch.profiler went",
     "watch": "show a running training: where its time goes, and its events",
     "trace": "request a trace of the next steps from a watched training",
     "compare": "compare runs: is B faster than A?",

@@ -43,6 +43,7 @@ from lm_profiler.record.calls import check_folder_name, command_line
 from lm_profiler.record.run_record import Verb
 from lm_profiler.record.secrets import mask, mask_line, mask_option
 from lm_profiler.training import AttentionAlone, LanguageModel, WrappedDDP
+from lm_profiler.training.optimizers import check_optimizer
 from lm_profiler.usage_error import UsageError, expect
 
 # the packages whose classes run no user code
@@ -65,7 +66,7 @@ OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException
 # Lightning makes a list entry and a process for each device: a mistyped number would exhaust the machine.
 _MAX_DEVICES = 1024
 _NAMED_PACKAGE = re.compile(
-    r'"class_path": ?"(\w+)|"attention": ?"(\w+)[\w.]*:'
+    r'"class_path": ?"(\w+)|"(?:attention|optimizer)": ?"(\w+)[\w.]*:'
 )  # in a config as JSON
 _DTYPES = {"64": torch.float64, "16": torch.float16, "bf16": torch.bfloat16}
 
@@ -173,6 +174,7 @@ class ProfilerCLI(OptionsCLI):
         self._get(self.config_init, "loader").apply(source, LOADERS[self.verb])
         check_together(self.model, self.datamodule, self.trainer, self.verb)
         check_attention_of(self.model, self.trainer, self.verb)
+        check_optimizer_of(self.model, self.verb)
         transformer.nvtx_parts = self._get(self.config_init, "trace").nvtx
         options = vars(self.config_init[self.verb])
         arguments = {key: options[key] for key in _METHOD_OPTIONS if key in options}
@@ -278,8 +280,8 @@ def _runs_only_our_code(config: Mapping[str, Any], text: str) -> bool:
             config[key]["class_path"], "lm_profiler"
         ):
             return False
-    for class_package, attention_package in _NAMED_PACKAGE.findall(text):
-        if (class_package or attention_package) not in _LIBRARIES:
+    for class_package, named_package in _NAMED_PACKAGE.findall(text):
+        if (class_package or named_package) not in _LIBRARIES:
             return False
     return True
 
@@ -453,6 +455,16 @@ def check_together(
     if isinstance(model, LanguageModel):
         model.trainer = trainer
         model.check_precision()
+
+
+def check_optimizer_of(model: LightningModule, verb: Verb) -> None:
+    """Raise UsageError if a user's optimizer takes other steps than torch's of its name."""
+    if not isinstance(model, LanguageModel) or verb != "fit":
+        return
+    try:
+        check_optimizer(model.optimizer_name)
+    except UsageError as error:
+        raise UsageError(f"model.{error}") from error.__cause__
 
 
 def check_attention_of(model: LightningModule, trainer: Trainer, verb: Verb) -> None:

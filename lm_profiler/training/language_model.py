@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,14 +11,21 @@ from lightning.pytorch.plugins.precision import FSDPPrecision, MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from lm_profiler.models.config import preset
 from lm_profiler.models.transformer import Transformer, attention_function
 from lm_profiler.torch_names import FUSED_DEVICES
 from lm_profiler.training.data_parallel import shard_blocks
 from lm_profiler.training.offered import check_compile_mode
-from lm_profiler.usage_error import expect, expect_one_of
+from lm_profiler.training.optimizers import (
+    NAMES,
+    NO_OPTIMIZER,
+    check_name,
+    optimizer_class,
+    optimizer_options,
+)
+from lm_profiler.usage_error import expect
 
 _STAGES = ("train", "val", "test")
 
@@ -52,8 +59,6 @@ class KeptMetrics(nn.ModuleDict):
             module.log(name, self[name])  # type: ignore[arg-type]
 
 
-OptimizerName = Literal["adamw", "sgd", "none"]
-
 # (inputs, targets), token ids [B, T] each (int64); targets[:, t] is the token after inputs[:, t]
 Batch = tuple[Tensor, Tensor]
 
@@ -86,7 +91,8 @@ class LanguageModel(LightningModule):
         checkpoint_every: The same for this many blocks together; [8, 2] nests twos in eights.
         compile: Compile the Transformer with torch.compile.
         compile_mode: Mode of torch.compile, such as reduce-overhead; counts only with compile.
-        optimizer: `none` runs forward and backward alone, without clipping.
+        optimizer: adamw, sgd; `none` runs forward and backward alone, without clipping; `package.module:Class` takes
+            (parameters, lr, weight_decay), and is checked before it is timed.
         lr: Learning rate.
         weight_decay: Weight decay, on every parameter.
         fused: Fused optimizer kernel; if not given, whenever the device has one and the run can use it.
@@ -111,7 +117,7 @@ class LanguageModel(LightningModule):
         checkpoint_every: int | list[int] | None = None,
         compile: bool = False,  # noqa: A002 - the option's name on the command line
         compile_mode: str | None = None,
-        optimizer: OptimizerName = "adamw",
+        optimizer: str = "adamw",
         lr: float = 3e-4,
         weight_decay: float = 0.01,
         fused: bool | None = None,
@@ -139,13 +145,13 @@ class LanguageModel(LightningModule):
         # `compile` is a method of nn.Module, and `optimizers` one of Lightning's: hence the longer names.
         self.compile_model = compile
         self.compile_mode = compile_mode
-        self.optimizer_name: OptimizerName = optimizer
+        self.optimizer_name = optimizer
         self.lr = lr
         self.weight_decay = weight_decay
         self.fused = fused
         self.shard_optimizer_states = shard_optimizer_states
         self.metrics = KeptMetrics() if metrics else None
-        expect_one_of(get_args(OptimizerName), "optimizer", optimizer)
+        check_name(optimizer)
         if compile_mode is not None:
             check_compile_mode(compile_mode, "compile_mode")
         expect(lr >= 0, "lr", "zero or more", lr)
@@ -170,7 +176,7 @@ class LanguageModel(LightningModule):
         """Raise UsageError for an optimizer that this Trainer's strategy or precision cannot use."""
         strategy = self.trainer.strategy
         plugin = self.trainer.precision_plugin
-        has_optimizer = self.optimizer_name != "none"
+        has_optimizer = self.optimizer_name != NO_OPTIMIZER
 
         # A plan of DDP rehearses a strategy for one device, which knows the number of devices.
         is_rehearsal_of_ddp = getattr(strategy, "world_size", 1) > 1 and isinstance(
@@ -216,7 +222,7 @@ class LanguageModel(LightningModule):
             self.model.compile(mode=self.compile_mode)
 
     def configure_optimizers(self) -> Optimizer | None:
-        if self.optimizer_name == "none":
+        if self.optimizer_name == NO_OPTIMIZER:
             return None
         fused = self.fused
         if fused is None:
@@ -227,34 +233,32 @@ class LanguageModel(LightningModule):
             fused = (
                 next(self.parameters()).device.type in FUSED_DEVICES and not is_refused
             )
-        optimizer_class = AdamW if self.optimizer_name == "adamw" else SGD
-        # Where not fused, None leaves torch its default: foreach on CUDA, a loop over parameters on the CPU.
-        options: dict[str, Any] = {
-            "lr": self.lr,
-            "weight_decay": self.weight_decay,
-            "fused": fused or None,
-        }
+        chosen_class = optimizer_class(self.optimizer_name)
+        options = optimizer_options(chosen_class, self.lr, self.weight_decay)
+        if self.optimizer_name in NAMES:
+            # Where not fused, None leaves torch its default: foreach on CUDA, a loop over parameters on the CPU.
+            options["fused"] = fused or None
         # A single process, as in a search for slow batches, keeps all states.
         if self.shard_optimizer_states and torch.distributed.is_initialized():
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
             return ZeroRedundancyOptimizer(
-                self.parameters(), optimizer_class=optimizer_class, **options
+                self.parameters(), optimizer_class=chosen_class, **options
             )
-        return optimizer_class(self.parameters(), **options)
+        return chosen_class(self.parameters(), **options)
 
     def optimizer_zero_grad(
         self, epoch: int, batch_idx: int, optimizer: Optimizer
     ) -> None:
         """Clear the gradients; also without an optimizer, since Lightning's stand-in would let them add up."""
-        if self.optimizer_name == "none":
+        if self.optimizer_name == NO_OPTIMIZER:
             self.zero_grad()
         else:
             super().optimizer_zero_grad(epoch, batch_idx, optimizer)
 
     def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         """Clip by the Trainer's options, but not without an optimizer: Lightning's stand-in holds no gradients."""
-        if self.optimizer_name != "none":
+        if self.optimizer_name != NO_OPTIMIZER:
             super().configure_gradient_clipping(*args, **kwargs)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:

@@ -78,26 +78,31 @@ _Key = TypeVar("_Key")
 
 def kernel_table(work: TracedWork) -> KernelTable:
     """Return the table of a trace."""
-    rows = _longest_first(_sums_by_row(work.pieces))
-    largest, smallest = rows[:LARGEST_ROWS], rows[LARGEST_ROWS:]
-    smallest_sum = _Sum()
-    for _, row_sum in smallest:
-        smallest_sum.add(row_sum.calls, row_sum.ns)
+    rows = kernel_rows(work)
+    smallest = rows[LARGEST_ROWS:]
+    rest = Rest(
+        rows=len(smallest),
+        count=sum(row.count for row in smallest),
+        total_s=sum(row.total_s for row in smallest),
+    )
     return KernelTable(
         source="kernels" if work.on_device else "operators",
         steps=len(work.packed.steps),
         window_s=(work.done - work.begin) * 1e-9,
         phases=_phase_kernels(work),
-        rows=[
-            KernelRow(**key._asdict(), count=row.calls, total_s=row.ns * 1e-9)
-            for key, row in largest
-        ],
-        rest=Rest(
-            rows=len(smallest), count=smallest_sum.calls, total_s=smallest_sum.ns * 1e-9
-        ),
+        rows=rows[:LARGEST_ROWS],
+        rest=rest,
         memory_bound_share=_share_of_kinds(work, MEMORY_BOUND),
         communication_share=_share_of_kinds(work, {"communication"}),
     )
+
+
+def kernel_rows(work: TracedWork) -> list[KernelRow]:
+    """Return the rows of all work of a trace, the longest first."""
+    rows = []
+    for key, row in _longest_first(_sums_by_row(work.pieces)):
+        rows.append(KernelRow(**key._asdict(), count=row.calls, total_s=row.ns * 1e-9))
+    return rows
 
 
 def _sums_by_row(pieces: Iterable[Piece]) -> Mapping[_RowKey, _Sum]:
@@ -281,14 +286,15 @@ def collective_calls(work: TracedWork) -> list[Range]:
     gathered_modules = phases_at(sorted(work.packed.gathers), asked)
     named_calls = []
     for call, gathered_module in zip(calls, gathered_modules, strict=True):
-        name = _collective_kind(call.name)
+        name = collective_kind(call.name)
         if name == "all_gather" and gathered_module != NO_PHASE:
             name = f"all_gather of {gathered_module}"
         named_calls.append(call._replace(name=name))
     return sorted(named_calls)
 
 
-def _collective_kind(name: str) -> str:
+def collective_kind(name: str) -> str:
+    """Return the kind of collective that ``name`` says, such as ``all_reduce``; ``name`` itself if it says none."""
     for kind, pattern in _COLLECTIVES.items():
         if pattern.search(name):
             return kind

@@ -40,7 +40,8 @@ reduction      ^triton_(red|per|spl|mix|unk|split_scan)_
 elementwise    ^triton_(_?\d|$)
 communication  nccl|rccl|msccl|all_?reduce|all_?gather|reduce_?scatter|(nv|roc)shmem|cross_device_reduce
 communication  deep_ep::|symmetric_memory::|multimem_|gloo::|userbuffers|^Memcpy P(to|eer)
-communication  hybrid_ep::|moe_comm::|lamport
+communication  hybrid_ep::|moe_comm::|lamport|(uccl|mori)::|(^|[ :_])ep_?(dispatch|combine)|pplx::|mnnvl|moe_?a2a
+communication  all_?to_?all
 host_copies    ^Memcpy (HtoD|DtoH|HtoH|M2D|D2M)|MemoryCopy\((M2D|D2M)|^Copy(HostToDevice|DeviceToHost)
 copies         ^(hip)?Mem(cpy|set)|AppendMemory(Copy|Fill)|^CopyDeviceToDevice|rocclr_(copy|fill)|reshape_and_cache
 # beside attention over the same cache
@@ -54,6 +55,8 @@ softmax        attn_softmax
 attention      flash(?!infer)|fmha|attention|attn|sdpa|mha_(fwd|bwd|varlen)|dot_do_o|do_o_dot|convert_dq
 attention      gemm_softmax_gemm|PagedKVCache|MergeState|(Prefill|Decode|POD)With\w*KVCache|one_col_block
 attention      ^(fused_)?(chunk|recurrent)_(fwd|bwd)_kernel|wy_repr|_nsa_|retention|dot_kkt
+# SageAttention, in Triton
+attention      (^|[ :_])sage_(fwd|bwd)
 attention      recompute_w_u|solve_tril|_kernel_d(q|k_?dv)|_fwd_kernel_(aligned|split_?k)|delta_rule|_gla_|_gdn\w*cfg
 softmax        softmax|sparsemax
 # of a product that was computed before
@@ -67,6 +70,9 @@ matmul         ^Cijk_|(^|_)b?mm(_|$)|marlin|machete|(^|_)moe_kernel|trsm|syrk|ch
 # Muon's products first
 matmul         (^|_)(XXT|XTX|plus_cAA|ns_line|linear_relu_square)_|addmm|int4mm|mfma_moe
 elementwise    qk_?rope|apply\w*rope|to_mxfp|cvt_fp|gating_kernel|gate_sigmoid
+# of a mixture of experts, as in Triton's kernels and vLLM: counts and prefix sums
+reduction      _combined_routing|_bitmatrix|_routing_(compute|clear)|_expt_data|MeanScaleKernel
+elementwise    SubMeanKernel|_keyed_add
 reduction      moe::dev::routing|(^|_)router_|logsumexp|entropy_(fwd|bwd)|_sum$
 elementwise    rotary|rope(_|$)|upsample|grid_sampler|__(parallel_for|transform)
 copies         roll_cuda|flip_cuda|_pad(_|\d)|im2d?2?col|col2im|unfold|repeat_interleave|^void.*::compute_cuda_kernel

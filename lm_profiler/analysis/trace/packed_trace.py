@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lm_profiler.analysis.trace.module_events import is_module_event, nested_names
 from lm_profiler.analysis.trace.range_names import (
     STEP_PREFIX,
     is_marked_range,
@@ -43,6 +45,9 @@ OPERATOR, MODULE, FORWARD_LINK, BACKWARD_LINK, LAUNCH = range(5)
 _LINKS = {"s": FORWARD_LINK, "f": BACKWARD_LINK}
 
 NONE = -1  # the number of what is unknown, or is not there
+_FEW_LAUNCHES = (
+    0.05  # the share of all launches below which those of a process are damaged events
+)
 _LONGEST_US = 9e15  # in nanoseconds it fits into 64 bits
 
 
@@ -70,39 +75,45 @@ class PackedTrace:
     """The part of ``events`` that counts; they may come in any order.
 
     Damaged events are left out and counted in ``left_out``, by their damage. ``names`` and ``inputs`` are by their
-    number; -1, which stands for none, finds the None at their end.
+    number; -1, which stands for none, finds the None at their end. In a trace of ``any_program`` only marked ranges are
+    the instruments': those of version 0.2, which had no mark, could be the program's own.
 
     Raises:
-        ValueError: the trace holds steps of several processes, whose events cannot be distinguished.
+        ValueError: the trace holds steps or launches of several processes, whose events cannot be distinguished.
     """
 
-    def __init__(self, events: Iterable[Event]) -> None:
+    def __init__(self, events: Iterable[Event], any_program: bool = False) -> None:
         packing = _Packing()
         for event in events:
             packing.add(event)
-        if len(packing.step_processes) > 1:
-            count_of_processes = len(packing.step_processes)
-            raise ValueError(
-                f"it holds steps of {count_of_processes} processes: expected one trace for each rank"
-            )
+        _check_single_process(packing.step_processes, "steps")
+        _check_single_process(packing.processes_of_launches(), "launches")
 
         self.left_out = packing.left_out
+        self.has_marks = packing.has_marks
+        self.ranges = sorted(packing.ranges)
+        self.devices = sorted(packing.devices)
+        self.groups = packing.groups
+        self.copied_bytes = packing.copied_bytes
         self.steps = sorted(packing.steps)
         self.collectives = packing.collectives
         self.gathers = packing.gathers
         self._host_rows, self._device_rows = packing.host_rows(), packing.device_rows()
         self.threads = list(packing.threads)  # process and thread, by their number
 
-        self.phases = _phases_among(packing.ranges, packing.has_marks)
+        is_marked = packing.has_marks or any_program
+        self.phases = _phases_among(packing.ranges, is_marked)
         self.names: list[str | None] = [*packing.numbers, None]
         self.inputs: list[Inputs | None] = [*packing.inputs, None]
-        self._name_modules(packing.has_marks)
+        self._name_modules(is_marked)
 
-        has_time_between_steps = any(
-            phase.name == BETWEEN_STEPS for phase in self.phases
-        )
-        if has_time_between_steps:
-            self._leave_out_between_steps()
+        time_between_steps = [
+            (phase.start, phase.end)
+            for phase in self.phases
+            if phase.name == BETWEEN_STEPS
+        ]
+        if time_between_steps:
+            self.leave_out(time_between_steps)
         if (
             self.phases
         ):  # torch's last step may be what came after the run's: no phase is in it
@@ -113,26 +124,57 @@ class PackedTrace:
         self.has_device = len(self._device_rows) > 0
 
     def _name_modules(self, is_marked: bool) -> None:
-        """Name modules by path and class, and leave out ranges of the program's own that only look like modules'."""
+        """Name modules by path and class, and leave out ranges of the program's own that only look like modules'.
+
+        Where the instruments named none, the modules are those of the profiler's own events.
+        """
         what, value = self._host_rows[:, 3], self._host_rows[:, 4]
         is_module = what == MODULE
-        is_kept = np.ones(len(self._host_rows), dtype=bool)
-        for number in np.unique(value[is_module]).tolist():
+        module_numbers = np.unique(value[is_module]).tolist()
+        kept_numbers = []
+        for number in module_numbers:
             module = module_in(self.names[number] or "", is_marked)
             if module is None:
-                is_kept &= ~(is_module & (value == number))
-            elif module.type_name is None:
+                continue
+            kept_numbers.append(number)
+            if module.type_name is None:
                 self.names[number] = module.path
             else:
                 self.names[number] = f"{module.path} ({module.type_name})"
-        self._host_rows = self._host_rows[is_kept]
+        if not kept_numbers:
+            kept_numbers = [
+                number
+                for number in module_numbers
+                if is_module_event(self.names[number] or "")
+            ]
+        self._host_rows = self._host_rows[~is_module | np.isin(value, kept_numbers)]
+        if kept_numbers and is_module_event(self.names[kept_numbers[0]] or ""):
+            self._nest_module_events()
 
-    def _leave_out_between_steps(self) -> None:
-        """Take out what began between steps, a validation for example, and that time, as if none had passed."""
-        gaps = [(0, 0)]
-        for phase in self.phases:
-            if phase.name == BETWEEN_STEPS:
-                gaps.append((phase.start, phase.end))
+    def _nest_module_events(self) -> None:
+        """Name the profiler's own events of modules by their place in the nesting, which stands in no event."""
+        rows = self.host()
+        is_module = rows[:, 3] == MODULE
+        modules = rows[is_module]
+        number_of_name = {name: number for number, name in enumerate(self.names[:-1])}
+        numbers = []
+        for name in nested_names(
+            modules[:, :3].tolist(),
+            [self.names[number] or "" for number in modules[:, 4]],
+        ):
+            if name not in number_of_name:
+                number_of_name[name] = len(self.names) - 1
+                self.names.insert(-1, name)
+            numbers.append(number_of_name[name])
+        rows[is_module, 4] = numbers
+        self._host_rows = rows
+
+    def leave_out(self, stretches: Sequence[tuple[int, int]]) -> None:
+        """Take out what began in ``stretches`` of time, a validation for example, and that time, as if none had passed.
+
+        They come by their start, and do not overlap.
+        """
+        gaps = [(0, 0), *stretches]
         starts, ends = np.array(gaps).T
         removed_ns = np.cumsum(ends - starts)
 
@@ -163,6 +205,45 @@ class PackedTrace:
             moved_rows(self._device_rows),
         )
 
+    def extent(self) -> tuple[int, int]:
+        """Return when the first event that counts began and the last one ended; ValueError: there is none."""
+        spans = np.vstack((self._host_rows[:, :2], self._device_rows[:, :2]))
+        if len(spans) == 0:
+            raise ValueError("it has neither operators nor kernels")
+        starts, lengths = spans.T
+        ends = starts + lengths
+        return int(starts.min()), int(ends.max())
+
+    def operators_named(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return start, end and name's number of the operators whose names have ``numbers``, in no order."""
+        start, length, _, what, value, _ = self._host_rows.T
+        is_wanted = (what == OPERATOR) & np.isin(value, numbers)
+        spans = np.column_stack((start, start + length, value))
+        wanted_spans: list[list[int]] = spans[is_wanted].tolist()
+        return wanted_spans
+
+    def done_after(self, moments: Sequence[int]) -> list[int]:
+        """Return for each of the ``moments``, which are sorted, when all that was launched before it was done."""
+        is_launch = self._host_rows[:, 3] == LAUNCH
+        launched_at = {}
+        for launch in self._host_rows[is_launch].tolist():
+            start, correlation = launch[0], launch[4]
+            launched_at[correlation] = start
+        works = []
+        for start, length, _, correlation in self._device_rows.tolist():
+            works.append((launched_at.get(correlation, start), start + length))
+        works.sort()
+
+        done = []
+        latest_end = 0
+        next_work = 0
+        for moment in moments:
+            while next_work < len(works) and works[next_work][0] <= moment:
+                latest_end = max(latest_end, works[next_work][1])
+                next_work += 1
+            done.append(max(moment, latest_end))
+        return done
+
     def window(self) -> tuple[int, int]:
         """Return where the first step begins and where the last one ends; ValueError: there is no whole step."""
         if not self.steps:
@@ -186,6 +267,13 @@ class PackedTrace:
         return rows[np.lexsort((-length, np.maximum(what, MODULE), start))]
 
 
+def _check_single_process(processes: set[str], things: str) -> None:
+    if len(processes) > 1:
+        raise ValueError(
+            f"it holds {things} of {len(processes)} processes: expected one trace for each rank"
+        )
+
+
 def _phases_among(ranges: Iterable[Range], is_marked: bool) -> list[Range]:
     """Return when which phase of the instruments ran, by the start, with the phases' names."""
     phases = []
@@ -193,10 +281,10 @@ def _phases_among(ranges: Iterable[Range], is_marked: bool) -> list[Range]:
         phase = phase_in(annotation.name, is_marked)
         if phase is not None:
             phases.append(Range(annotation.start, annotation.end, phase))
-    return [piece for piece in _innermost(phases) if piece.name != NO_PHASE]
+    return [piece for piece in innermost(phases) if piece.name != NO_PHASE]
 
 
-def _innermost(ranges: Iterable[Range]) -> list[Range]:
+def innermost(ranges: Iterable[Range]) -> list[Range]:
     """Return the pieces of ``ranges`` in which no other one runs: the time belongs to the innermost range."""
     pieces: list[Range] = []
     open_ranges: list[Range] = []
@@ -245,6 +333,14 @@ class _Packing:
     collectives: list[Range] = field(default_factory=list)
     gathers: list[Range] = field(default_factory=list)
     step_processes: set[str] = field(default_factory=set)
+    launches: Counter[str] = field(default_factory=Counter)  # by process
+    devices: set[str] = field(default_factory=set)  # by their number
+    groups: dict[tuple[int, int], str] = field(
+        default_factory=dict
+    )  # of collectives, by start and correlation
+    copied_bytes: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # of copies, by start and correlation
     has_marks: bool = False  # whether the instruments mark the names of their ranges, as they do since version 0.3
     left_out: Counter[str] = field(default_factory=Counter)
     numbers: defaultdict[str, int] = field(default_factory=_numbering)  # of names
@@ -277,6 +373,15 @@ class _Packing:
             self._add_decoded(event)
         except DamagedEvent as damage:
             self.left_out[str(damage)] += 1
+
+    def processes_of_launches(self) -> set[str]:
+        """Return the processes that launched work, without those of a few damaged events."""
+        least_launches = _FEW_LAUNCHES * self.launches.total()
+        return {
+            process
+            for process, launches in self.launches.items()
+            if launches > least_launches
+        }
 
     def host_rows(self) -> Rows:
         """Return the rows of the host's events, in the order of reading. ``[events, 6]``"""
@@ -328,24 +433,45 @@ class _Packing:
             inputs = self._inputs_number(arguments, is_attention="attention" in name)
             self._add_host(event, OPERATOR, self.numbers[name], inputs)
         elif category in _DEVICE_CATEGORIES:
-            start, length = _span_of(event)
-            correlation = _number_in(arguments.get("correlation"))
-            self._device.extend(
-                (start, length, self.numbers[_name_of(event)], correlation)
-            )
+            self._add_on_device(event, arguments)
         elif category == "user_annotation":
             self._add_range(event)
-        elif category == "fwdbwd" and event.get("ph") in _LINKS:
+        elif category == "python_function":  # where the profiler records stacks
+            name = _name_of(event)
+            if is_module_event(name):
+                self._add_host(event, MODULE, self.numbers[name])
+        elif category == "fwdbwd" and str(event.get("ph")) in _LINKS:
             link = _number_in(event.get("id"))
             if link == NONE:
                 raise DamagedEvent("a link without its number")
-            self._add_host(event, _LINKS[event["ph"]], link)
+            self._add_host(event, _LINKS[str(event["ph"])], link)
         elif category.endswith(("_runtime", "_driver")):
             correlation = _number_in(arguments.get("correlation"))
             if correlation != NONE:
                 self._add_host(
                     event, LAUNCH, correlation, self.numbers[_name_of(event)]
                 )
+                self.launches[str(event.get("pid"))] += 1
+
+    def _add_on_device(
+        self, event: Mapping[str, Any], arguments: Mapping[str, Any]
+    ) -> None:
+        start, length = _span_of(event)
+        correlation = _number_in(arguments.get("correlation"))
+        self._device.extend((start, length, self.numbers[_name_of(event)], correlation))
+        self.devices.add(str(arguments.get("device", event.get("pid"))))
+        group, copied_bytes = (
+            arguments.get("Process Group Name"),
+            arguments.get("bytes"),
+        )
+        if isinstance(group, str):
+            self.groups[start, correlation] = sys.intern(group)
+        if (
+            isinstance(copied_bytes, int)
+            and not isinstance(copied_bytes, bool)
+            and copied_bytes >= 0
+        ):
+            self.copied_bytes[start, correlation] = copied_bytes
 
     def _add_range(self, event: Mapping[str, Any]) -> None:
         name = _name_of(event)

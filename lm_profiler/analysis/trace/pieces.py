@@ -68,6 +68,10 @@ class Piece(NamedTuple):
     own: int = 0  # its length without that of the operators that it calls
     caller: str | None = None  # the operator that called it, or launched it
     again: bool = False  # a call of an operator by itself, another overload, which is no further call
+    group: str | None = (
+        None  # the process group of a collective, where the profiler writes it
+    )
+    copied_bytes: int | None = None  # of a copy or a memset
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,7 @@ def _kernels(
         launches.append(launch)
     phases = phases_at(packed.phases, [launch.start for launch in launches])
 
-    for (start, length, name_number, _), launch, phase in zip(
+    for (start, length, name_number, correlation), launch, phase in zip(
         kernels, launches, phases, strict=True
     ):
         is_launched_in_steps = begin <= launch.start <= end
@@ -187,6 +191,8 @@ def _kernels(
             inputs=packed.inputs[launch.inputs],
             own=length,
             caller=operator,
+            group=packed.groups.get((start, correlation)),
+            copied_bytes=packed.copied_bytes.get((start, correlation)),
         )
 
 

@@ -6,12 +6,12 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-# no string of a trace looks like this: a quote inside of one has a backslash before it
-_EVENTS_BEGIN = re.compile(r'"traceEvents"\s*:\s*\[')
+# No string of a trace looks like this: a quote inside of one has a backslash before it. Some tools write only the list.
+_EVENTS_BEGIN = re.compile(r'\A\s*\[|"traceEvents"\s*:\s*\[')
 
 # An operator's event as the profiler writes it, nine in ten of all: to find it takes a tenth of decoding it. An event
 # of attention is decoded, because its values count.
@@ -22,6 +22,10 @@ _OPERATOR_EVENT = re.compile(
 _GROUPS_OF_OPERATOR = 4
 _BETWEEN_EVENTS = re.compile(r"[\s,]*")  # matches the empty string, too
 _CHUNK_CHARACTERS = 1 << 16
+_MOST_CHARACTERS = (
+    1 << 26
+)  # of what stands before the events, or of one event: a file with more is no trace
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 class OperatorEvents(NamedTuple):
@@ -37,25 +41,60 @@ Event = Any  # a decoded event, a mapping unless the file is damaged; or ``Opera
 
 
 def trace_events(path: Path) -> Iterator[Event]:
-    """Yield the events of ``path``.
+    """Yield the events of ``path``, which may be compressed.
 
     Raises:
         ValueError: the file is not a whole trace.
     """
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
+        with _opened(path) as file:
             yield from _events_of_text(file)
-    except (ValueError, EOFError, zlib.error, RecursionError) as error:
+    except (
+        ValueError,
+        EOFError,
+        zlib.error,
+        gzip.BadGzipFile,
+        RecursionError,
+    ) as error:
         raise ValueError(f"{path}: not a whole trace: {error}") from None
 
 
-def _events_of_text(file: TextIO) -> Iterator[Event]:
+def trace_header(path: Path) -> Mapping[str, Any]:
+    """Return what stands before the events of ``path``: the devices, the rank, the options; empty if it has none."""
+    try:
+        with _opened(path) as file:
+            header, _ = _header_and_rest(file)
+        content = json.loads(header.rstrip().removesuffix(",") + "}", strict=False)
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _opened(path: Path) -> TextIO:
+    """Open ``path`` as text. Bytes that are not UTF-8, which a name may hold, are replaced."""
+    with path.open("rb") as file:
+        is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    if is_compressed:
+        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
+    return path.open(encoding="utf-8", errors="replace")
+
+
+def _header_and_rest(file: TextIO) -> tuple[str, str]:
+    """Read up to the events: return the text before their list, and the text behind its opening bracket."""
     text = ""
-    begin = _EVENTS_BEGIN.search(text)
+    begin = None
     while begin is None:
-        text += _next_characters(file, held=text)
+        characters = file.read(max(_CHUNK_CHARACTERS, len(text)))
+        text += characters
         begin = _EVENTS_BEGIN.search(text)
-    text = text[begin.end() :]
+        if begin is None and (not characters or len(text) > _MOST_CHARACTERS):
+            raise ValueError("it has no list of events (traceEvents)")
+    return text[: begin.start()], text[begin.end() :]
+
+
+def _events_of_text(file: TextIO) -> Iterator[Event]:
+    header, text = _header_and_rest(file)
+    is_list_alone = not header
 
     while True:
         events, rest = _operators_first(text)
@@ -68,7 +107,13 @@ def _events_of_text(file: TextIO) -> Iterator[Event]:
         text = rest + _next_characters(file, held=rest)
 
     # What follows must be whole as well, or the profiler did not come to the end.
-    json.loads('{"traceEvents": [' + rest[position:] + file.read())
+    beginning = "[" if is_list_alone else '{"traceEvents": ['
+    tail = rest[position:]
+    while characters := file.read(_CHUNK_CHARACTERS):
+        tail += characters
+        if len(tail) > _MOST_CHARACTERS:
+            raise ValueError("too much follows its events")
+    json.loads(beginning + tail, strict=False)
 
 
 def _operators_first(text: str) -> tuple[list[Event], str]:
@@ -81,7 +126,7 @@ def _operators_first(text: str) -> tuple[list[Event], str]:
     for other_events in fields[::fields_a_match]:
         stripped = other_events.strip(", \t\r\n")
         if stripped:
-            events.extend(json.loads(f"[{stripped}]"))
+            events.extend(json.loads(f"[{stripped}]", strict=False))
     columns = [fields[group::fields_a_match] for group in range(1, fields_a_match)]
     if columns[0]:
         events.append(OperatorEvents(*columns))
@@ -90,7 +135,9 @@ def _operators_first(text: str) -> tuple[list[Event], str]:
 
 def _whole_events(text: str) -> tuple[list[Event], int, bool]:
     """Return the events that ``text`` holds whole, the position behind them, and whether the list ends there."""
-    decode = json.JSONDecoder().raw_decode
+    decode = json.JSONDecoder(
+        strict=False
+    ).raw_decode  # a name may hold a tabulator as it is
     events: list[Event] = []
     position = 0
     while True:
@@ -108,6 +155,8 @@ def _whole_events(text: str) -> tuple[list[Event], int, bool]:
 
 def _next_characters(file: TextIO, held: str) -> str:
     """Return the next characters, at least as many as are ``held``, so that a long event is not decoded too often."""
+    if len(held) > _MOST_CHARACTERS:
+        raise ValueError("it has an event that does not end")
     characters = file.read(max(_CHUNK_CHARACTERS, len(held)))
     if not characters:
         raise ValueError("it ends, or is damaged, before the end of its events")

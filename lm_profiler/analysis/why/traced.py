@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from lm_profiler.analysis.trace.kernel_sums import Communication, communication_of
 from lm_profiler.analysis.trace.pieces import (
@@ -28,12 +28,19 @@ from lm_profiler.record.parts import INPUT_PHASES, NO_PHASE
 # calls that make the host wait for the device; a copy from or to pageable memory waits, whatever its name
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
 
+_LAUNCHES = re.compile(r"Launch|EnqueueKernel|AppendLaunch")
+
 _LONG_NS = 10_000  # a call of the driver that lasts longer is worth a name: launching takes 5 microseconds
 
 _MOST = 0.5  # the share of a gap that a call must fill to be its cause
 
 PYTHON = "Python"
 QUEUED = "between kernels that were queued"
+
+
+# What the host did while the device was idle: it had launched the next kernel already, was about to launch it, waited
+# for the device, was in another call of the driver, handled a batch, or launched nothing more; on the CPU ``python``.
+GapCause = Literal["queued", "launching", "waiting", "driver", "input", "end", "python"]
 
 
 class Gap(NamedTuple):
@@ -43,6 +50,7 @@ class Gap(NamedTuple):
     phase: str
     what: str  # the call that made the host wait, the kernel that it launched next, or the operator that it was in
     at: int = 0  # when the host asked for what ended it
+    cause: GapCause = "python"
 
 
 def gaps_of(
@@ -83,8 +91,9 @@ def _gaps_on_device(
     for begin, end in idle:
         following = bisect_left(by_start, end, key=attrgetter("start"))
         next_piece = by_start[following] if following < len(by_start) else None
+        cause: GapCause = "launching"
         if next_piece is None:
-            asked, what = end, "the loop"
+            asked, what, cause = end, "the loop", "end"
             phase = phases_at(work.packed.phases, [end - 1])[0]
         else:
             asked, what = (
@@ -94,12 +103,13 @@ def _gaps_on_device(
             phase = next_piece.phase
         if asked <= begin:
             yield Gap(
-                end - begin, phase, QUEUED, asked
+                end - begin, phase, QUEUED, asked, "queued"
             )  # the host was ahead, so it is not the cause
             continue
         blocking = _call_in_gap(long_calls, waiting_calls, begin, end)
         if blocking is not None:
             what = blocking.words(names)
+            cause = _cause_of(names[blocking.call.name] or "")
 
         # Split into the time in which the host handled the batch, and the rest.
         input_ns = sum(
@@ -110,9 +120,18 @@ def _gaps_on_device(
         other_ns = end - begin - input_ns
         is_input = phase in INPUT_PHASES
         if input_ns:
-            yield Gap(input_ns, phase if is_input else "data", what, asked)
+            yield Gap(input_ns, phase if is_input else "data", what, asked, "input")
         if other_ns:
-            yield Gap(other_ns, NO_PHASE if is_input else phase, what, asked)
+            yield Gap(other_ns, NO_PHASE if is_input else phase, what, asked, cause)
+
+
+def _cause_of(call_name: str) -> GapCause:
+    """Return what the host does in a call of the driver."""
+    if _WAITS.search(call_name):
+        return "waiting"
+    if _LAUNCHES.search(call_name):
+        return "launching"
+    return "driver"
 
 
 def _end(call: DriverCall) -> int:

@@ -26,7 +26,14 @@ from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines
 from lm_profiler.record.run_record import RecordError, RunRecord, none_if_unreadable
 from lm_profiler.report.pictures.over_time import memory_timelines, titled_timelines
-from lm_profiler.report.pictures.plots import KINDS, TIMELINE, draw, save_figure
+from lm_profiler.report.pictures.plots import (
+    ANY_FIGURE,
+    KINDS,
+    LOGARITHMIC,
+    TIMELINE,
+    draw,
+    save_figure,
+)
 from lm_profiler.report.run.comparison_table import (
     CiFormat,
     changes_table,
@@ -41,6 +48,7 @@ from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.filters import entries_where
 from lm_profiler.report.tables.layouts import laid_out, pivot
+from lm_profiler.report.tables.relative import baseline_named, with_relative
 from lm_profiler.report.tables.remedies import best_checkpoints, remedies
 from lm_profiler.report.tables.rows import raw_runs_table, runs_table
 from lm_profiler.report.tables.run_groups import group_by_facts, repeats_together
@@ -62,11 +70,13 @@ for example:
   lm_profiler report logs --where verb=fit,precision!=32-true
   lm_profiler report logs/sweep --group_by size,precision
   lm_profiler report logs/sweep --pivot size precision --value tokens_per_s --format markdown
+  lm_profiler report logs/attention --columns attention,step_s --relative attention=sdpa
   lm_profiler report logs/small --warmup 0 1 2 5
   lm_profiler report logs --layout wide --warmup 0 5 --steps 10
   lm_profiler report logs --layout modes       forward alone, forward + backward, full step: mean ± std
   lm_profiler report logs/old --again          by this version's rules, and what differs
   lm_profiler report logs/small --plot memory_timeline --output memory.png
+  lm_profiler report logs/attention --plot heat --by context_length --value step_s --output heat.svg
   lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
 
 _FOR_PEOPLE = ("terminal", "markdown")
@@ -75,6 +85,7 @@ _TABLE_OPTIONS = (
     "columns",
     "group_by",
     "pivot",
+    "relative",
     "layout",
     "warmup",
     "steps",
@@ -83,8 +94,6 @@ _TABLE_OPTIONS = (
 )
 # options of which a call may have one: each decides what is shown
 _WAYS = ("columns", "pivot", "kernels", "allocations", "plot", "layout")
-# options that count only together with another
-_COMPANIONS = {"value": "pivot", "by": "plot"}
 
 Content = TypeVar("Content")
 
@@ -104,7 +113,9 @@ class Options:
         columns: Facts and figures by name, or options such as data.batch_size; `help` lists the names.
         group_by: One row for all runs that have these facts in common; `folder` gives each run its own.
         pivot: Two facts, one for the rows and one for the columns; several, separated by commas.
-        value: The figure that a pivot shows; if not given, step_s.
+        value: The figure that a pivot, or a plot of kind line, bars or heat, shows; if not given, step_s.
+        relative: A fact and its value, such as attention=sdpa: behind each figure, its ratio to the row with this value
+            and the same other facts, with an interval.
         layout: A table as in published reports. blocks: each step, then forward and backward. wide: one wide row per
             run, means and standard deviations. devices: sizes down, devices across. modes: forward only, forward +
             backward, full step. warmups: a row for each pass and warm-up.
@@ -114,9 +125,10 @@ class Options:
         again: Conclude again, by this version's rules, from each run's evidence, and show what differs from its record.
         allocations: Print the largest allocations at the peak of one step, tensors saved for backward, and the memory
             at three moments.
-        plot: phases, memory, memory_timeline, attention, tokens, mfu or overlap; with --output FILE.svg, .png, .pdf or
-            .html.
-        by: The horizontal axis of a plot.
+        plot: phases, memory, memory_timeline, attention, tokens, mfu or overlap; or line, bars or heat for any figure,
+            see value; with --output FILE.svg, .png, .pdf or .html.
+        by: The horizontal axis of a plot; the rows of bars and heat.
+        log: Logarithmic axes for a plot.
         format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, by output's suffix; for
             CI services bmf (Bencher), github-action-benchmark or junit.
         github: Append the tables to the file that GitHub's variable names, for the page of a job; if not given, only if
@@ -133,6 +145,7 @@ class Options:
     group_by: Sequence[str] = ()
     pivot: tuple[str, str] | None = None
     value: str | None = None
+    relative: str | None = None
     layout: Literal["blocks", "wide", "devices", "modes", "warmups"] | None = None
     warmup: Sequence[int] = ()
     steps: int | None = None
@@ -141,6 +154,7 @@ class Options:
     again: bool = False
     plot: str | None = None
     by: str | None = None
+    log: bool = False
     format: str | None = None
     github: bool | None = None
     output: Path | None = None
@@ -176,9 +190,24 @@ class Options:
             raise UsageError(
                 f"group_by: expected a table of rows, given --{ways[0]} too; leave one out"
             )
-        for name, companion in _COMPANIONS.items():
-            if getattr(self, name) is not None and not getattr(self, companion):
-                raise UsageError(f"{name}: expected --{companion} with it, given none")
+        if self.relative is not None and ways not in ([], ["columns"]):
+            raise UsageError(
+                f"relative: expected a table of rows, given --{ways[0]} too; leave one out"
+            )
+        if (
+            self.value is not None
+            and self.pivot is None
+            and self.plot not in ANY_FIGURE
+        ):
+            raise UsageError(
+                f"value: expected --pivot or --plot {'|'.join(ANY_FIGURE)} with it, given none"
+            )
+        if self.by is not None and self.plot is None:
+            raise UsageError("by: expected --plot with it, given none")
+        if self.log and self.plot not in LOGARITHMIC:
+            raise UsageError(
+                f"log: expected --plot {'|'.join(LOGARITHMIC)} with it, given {self.plot or 'none'}"
+            )
         if self.kernels or self.allocations:
             expect(
                 self.format != "html",
@@ -239,9 +268,7 @@ def _show(
     """Print or write the runs, and return whether any was shown; ``problems`` gets the reasons for others."""
     if options.plot is not None and options.output is not None:
         with writable(options.output):
-            return _draw(
-                runs.entries, options.plot, options.output, options.by, problems
-            )
+            return _draw(runs.entries, options, options.output, problems)
     format_name = options.format or "terminal"
     if format_name in get_args(CiFormat):
         text = ci_text(measured_by(runs.entries), cast(CiFormat, format_name))
@@ -281,19 +308,18 @@ def _is_in_search(folder: Path, searches: Mapping[Path, object]) -> bool:
 
 
 def _draw(
-    entries: Sequence[Entry],
-    plot: str,
-    output: Path,
-    axis: str | None,
-    problems: list[str],
+    entries: Sequence[Entry], options: Options, output: Path, problems: list[str]
 ) -> bool:
-    """Draw a plot against ``axis`` into ``output``; return whether there was anything to draw."""
-    if plot == TIMELINE:
+    """Draw the plot that ``options`` ask for into ``output``; return whether there was anything to draw."""
+    if options.plot == TIMELINE:
         _draw_timelines(entries, output, problems)
         return True
     if not entries:
         return False
-    save_figure(partial(draw, plot, entries, axis), output)
+    plot = options.plot or ""
+    save_figure(
+        partial(draw, plot, entries, options.by, options.value, options.log), output
+    )
     return True
 
 
@@ -423,6 +449,12 @@ def _grouped_table(
     columns = columns_named(options.columns, entries) if options.columns else None
     facts = _facts(options.group_by, entries)
     groups = _groups(entries, facts)
+    if options.relative is not None:
+        baseline = baseline_named(options.relative, groups)
+        make_table = (
+            raw_runs_table if format_name in formats.FOR_PROGRAMS else runs_table
+        )
+        return with_relative(make_table(groups, columns, facts), groups, baseline)
     if format_name in formats.FOR_PROGRAMS:
         return raw_runs_table(groups, columns, facts)
     is_row_a_run = not facts and len(groups) == len(entries)

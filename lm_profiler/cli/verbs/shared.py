@@ -31,6 +31,7 @@ AnswerFormat = Literal["terminal", "json"]  # for a verb whose answer is not a t
 
 # the formats that need a file, each with the package that writes it
 _PACKAGES = {"html": "plotly", "parquet": "pyarrow"}
+_TRACE_SUFFIXES = (".json", ".json.gz")
 _CUT_MARK = "\n\n(cut: too long)\n"
 
 
@@ -39,8 +40,11 @@ def runs_below(paths: Sequence[Path], label: str) -> Collection:
     try:
         runs = with_unfinished(collect(paths))
     except FileNotFoundError as error:
+        remedy = ""
+        if str(error).endswith(_TRACE_SUFFIXES):
+            remedy = f"; `lm_profiler why {error}` reads a trace"
         raise UsageError(
-            f"{label}: expected folders, given {error}, which is not a folder"
+            f"{label}: expected folders, given {error}, which is not a folder{remedy}"
         ) from None
     if not (runs.entries or runs.searches or runs.problems):
         folders = ", ".join(map(str, paths))

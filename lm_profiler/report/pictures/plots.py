@@ -24,6 +24,7 @@ from lm_profiler.report.pictures.drawing import (
     thinned,
     wrapped,
 )
+from lm_profiler.report.pictures.figure_grids import bars, heat_map
 from lm_profiler.report.pictures.groups import (
     Axis,
     Group,
@@ -36,14 +37,33 @@ from lm_profiler.report.pictures.over_time import overlap
 from lm_profiler.report.tables.link_table import BUS, SIZE, LinkFigures
 from lm_profiler.report.tables.run_groups import Estimate, estimate
 from lm_profiler.report.tables.table import fact_text
-from lm_profiler.report.tables.table_columns import COLUMNS, Column, peak_memory
+from lm_profiler.report.tables.table_columns import (
+    COLUMNS,
+    Column,
+    columns_named,
+    peak_memory,
+)
 from lm_profiler.usage_error import UsageError, expect
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS = ("phases", "memory", "attention", "tokens", "mfu", "overlap")
+KINDS = (
+    "phases",
+    "memory",
+    "attention",
+    "tokens",
+    "mfu",
+    "overlap",
+    "line",
+    "bars",
+    "heat",
+)
+# the kinds of pictures that show any figure, the step's time if none is named
+ANY_FIGURE = ("line", "bars", "heat")
+# the kinds whose axis of figures may be logarithmic
+LOGARITHMIC = ("line", "bars", "memory", "attention", "tokens", "mfu")
 TIMELINE = "memory_timeline"  # the kind of picture that shows one step of each run, from files next to its record
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
 
@@ -89,16 +109,36 @@ def save_figure(draw_figure: Callable[[], Figure], path: Path) -> None:
     write_whole(path, content)
 
 
-def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
-    """Draw ``entries`` against ``by``, an option or a fact (None: one that varies)."""
+def draw(
+    kind: str,
+    entries: Sequence[Entry],
+    by: str | None = None,
+    value: str | None = None,
+    is_logarithmic: bool = False,
+) -> Figure:
+    """Draw ``entries`` against ``by``, an option or a fact (None: one that varies).
+
+    ``value`` names the figure of a kind in ``ANY_FIGURE``; ``is_logarithmic`` asks for logarithmic axes.
+    """
     if kind == "phases":
         return phases(bar_groups(entries, by))
     if kind == "overlap":
         return overlap(bar_groups(entries, by))
-    column = peak_memory(entries)
-    if kind != "memory":
-        column = COLUMNS[_FIGURE_OF_KIND[kind]]
-    return _figure_against_fact(line_groups(entries, by), column)
+    if kind in ANY_FIGURE:
+        [column] = columns_named([value or TIMES["step"].name], entries)
+        if kind == "heat":
+            return heat_map(bar_groups(entries, by), column)
+        if kind == "bars":
+            return bars(bar_groups(entries, by), column, is_logarithmic)
+        if column.quantity is None:
+            raise UsageError(
+                f"value: expected a figure such as step_s, given {column.name!r}"
+            )
+    else:
+        column = peak_memory(entries)
+        if kind != "memory":
+            column = COLUMNS[_FIGURE_OF_KIND[kind]]
+    return _figure_against_fact(line_groups(entries, by), column, is_logarithmic)
 
 
 _FIGURE_OF_KIND = {"mfu": "mfu", "tokens": "tokens_per_s", "attention": "saved_bytes"}
@@ -217,7 +257,9 @@ _DASHES = ("-", "--", ":", "-.")
 _SAME_SHARE = 1e-3  # lines whose points differ by less than this share of the largest value would hide each other
 
 
-def _figure_against_fact(groups: Sequence[Group], column: Column) -> Figure:
+def _figure_against_fact(
+    groups: Sequence[Group], column: Column, is_logarithmic: bool
+) -> Figure:
     """Draw the figure of ``column`` against the first fact, with a line for each combination of the other facts."""
     assert column.quantity is not None
     figures = [estimate(group.entries, column) for group in groups]
@@ -248,6 +290,9 @@ def _figure_against_fact(groups: Sequence[Group], column: Column) -> Figure:
             is_connected=axis.are_numbers,
         )
     _set_ticks(axes, axis)
+    if is_logarithmic:
+        axes.set_ylim(auto=True)
+        axes.set_yscale("log")
 
     columns = groups[0].columns
     axes.set_xlabel("\n".join([wrapped(columns[0].title, _WIDTH), *trouble_lines]))

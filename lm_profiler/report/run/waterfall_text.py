@@ -260,8 +260,11 @@ _CONTRIBUTOR = LISTS["waterfall.terms[].contributors"]
 def waterfall_tables(record: RunRecord) -> list[Table]:
     """Return tables of the terms and of the largest contributors of each; none without a waterfall."""
     fall = record.waterfall
-    if fall is None:
-        return []
+    return [] if fall is None else tables_of_waterfall(fall)
+
+
+def tables_of_waterfall(fall: Waterfall) -> list[Table]:
+    """Return tables of the terms and of the largest contributors of each."""
     tables = [_terms_table(fall), _largest_contributors(fall)]
     return [table for table in tables if table.rows]
 

@@ -22,6 +22,7 @@ from lm_profiler.record.quantities import (
     overview,
 )
 from lm_profiler.record.run_record import Environment, RunRecord
+from lm_profiler.report.tables.kernel_columns import kernel_columns
 from lm_profiler.report.tables.table import Table, text_table
 from lm_profiler.usage_error import UsageError, did_you_mean
 
@@ -278,6 +279,9 @@ _FACTS: dict[str, tuple[Column, ...]] = {
 }
 
 
+_KERNELS = "Kernels of the traced steps"
+
+
 def _named_columns() -> dict[str, Column]:
     """Return every column with its own name: facts first, then figures; a fact replaces the figure of its name."""
     columns = {}
@@ -295,6 +299,16 @@ def _named_columns() -> dict[str, Column]:
             group=figure.group,
             place=figure.place,
             quantity=None if figure.is_text else figure,
+        )
+    for kernels in kernel_columns():
+        columns[kernels.name] = Column(
+            kernels.name,
+            kernels.title,
+            kernels.get,
+            kernels.meaning,
+            group=_KERNELS,
+            place=Place.ASKED,
+            quantity=kernels.quantity,
         )
     return columns
 

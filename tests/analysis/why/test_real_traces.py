@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from lm_profiler.analysis.trace.any_trace import read_any_trace
 from lm_profiler.analysis.trace.kinds import kernel_kind
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import traced_work
+from lm_profiler.analysis.why.trace_answer import trace_answer
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.run_record import FlopRate, Rates
@@ -126,6 +128,55 @@ def test_terms_add_up_to_the_step_whatever_is_known_of_the_machine(path: Path) -
         assert sum(term.seconds for term in fall.terms) == pytest.approx(step_s, rel=1e-9)
         assert all(term.seconds >= 0 for term in fall.terms[:-1])
         assert abs(fall.terms[-1].seconds) < 1e-9 * step_s  # the step is the traced one
+
+
+def counts(event: dict[str, Any]) -> bool:
+    """Whether the extent of a trace without steps includes this event."""
+    category, name = str(event.get("cat")), str(event.get("name"))
+    if category.endswith(("_runtime", "_driver")):
+        return "correlation" in event.get("args", {})
+    is_module = category == "python_function" and name.startswith("nn.Module: ")
+    return category in (*ON_DEVICE, "cpu_op", "fwdbwd") or is_module
+
+
+def whole(events: list[dict[str, Any]]) -> tuple[int, int]:
+    """From the first steps' begin, or the first event, to the end of the last."""
+    steps = [e for e in events if str(e["name"]).startswith("ProfilerStep") and e.get("cat") == "user_annotation"]
+    spans = [(ns(e["ts"]), ns(e["ts"]) + ns(e.get("dur", 0))) for e in steps or filter(counts, events)]
+    return min(begin for begin, _ in spans), max(end for _, end in spans)
+
+
+@pytest.mark.parametrize("path", [path for _, path in TRACES if path.stat().st_size < 1e6], ids=lambda path: path.name)
+def test_the_answer_about_any_trace_is_that_of_a_brute_force_count(path: Path) -> None:
+    with_step = events_of(path)
+    events = with_step if with_step[-1].get("name") != "ProfilerStep#1" else with_step[:-1]
+    work, _, _ = wanted(with_step)
+    begin, end = whole(events)
+    end = max([end, *(ns(e["ts"]) + ns(e["dur"]) for e in work)])
+    answer = trace_answer(read_any_trace(path))
+
+    lengths, calls = Counter[str](), Counter[str]()
+    for event in work:
+        lengths[event["name"][:200]] += ns(event["dur"])
+        calls[event["name"][:200]] += 1
+    for row in answer.kernels.rows:
+        lengths[row.name[:200]] -= round(row.total_s * 1e9)
+        calls[row.name[:200]] -= row.count
+    rest = answer.kernels.rest
+    assert (lengths.total(), calls.total()) == (round(rest.total_s * 1e9), rest.count)
+    assert not rest.rows or all(left >= 0 for left in lengths.values())
+
+    busy, reached = 0, 0
+    for start, stop in sorted((ns(e["ts"]), ns(e["ts"]) + ns(e["dur"])) for e in work):
+        busy += max(stop - max(start, reached), 0)
+        reached = max(reached, stop)
+    assert round(answer.busy_s * 1e9) == busy
+    assert round(answer.idle_s * 1e9) == end - begin - busy
+    assert sum(round(idle.total_s * 1e9) for idle in answer.idle) == pytest.approx(
+        end - begin - busy, abs=len(answer.idle)
+    )
+    copied = sum(e["args"].get("bytes", 0) for e in work if e["name"].startswith(("Mem", "Copy")))
+    assert sum(copy.bytes or 0 for copy in answer.copies) in (copied, 0)
 
 
 @each_trace

@@ -18,8 +18,10 @@ from sleepy_loop import CudaDevice, Device, Graphed, Sleepy, SleepyLoader, TwoSt
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from lm_profiler.analysis.trace.any_trace import read_any_trace
 from lm_profiler.analysis.trace.kernel_sums import kernel_table as sums_of_kernels
 from lm_profiler.analysis.trace.trace_file import trace_events
+from lm_profiler.analysis.why.trace_answer import trace_answer
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.collect import without_kernels
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
@@ -46,6 +48,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TrainingProfiler:
 def table(run: TrainingProfiler) -> KernelTable:
     (file,) = kernel_files(run.folder)
     return read_kernels(file)
+
+
+def test_any_traces_answer_is_the_runs_own(run: TrainingProfiler, table: KernelTable) -> None:
+    answer = trace_answer(read_any_trace(run.folder / "trace" / "rank0.pt.trace.json.gz"))
+    assert answer.kernels == table
+    assert (answer.step_source, answer.steps, answer.left_out) == ("ProfilerStep", TRACED, {})
 
 
 def calls(table: KernelTable, phase: str, name: str, module: str | None) -> float:

@@ -1,0 +1,190 @@
+"""Reads a trace of any program that torch.profiler wrote: which of its ranges are steps, and which are phases.
+
+A phase is only what a range names: one of ours, one of the program's own that is called so, or one of torch's own
+(``Optimizer.step#…``, an autograd node). All other time has no phase.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lm_profiler.analysis.trace.packed_trace import PackedTrace, Range, innermost
+from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
+from lm_profiler.analysis.trace.trace_file import trace_events, trace_header
+from lm_profiler.record.parts import PHASES
+
+# Where the steps come from: ranges that the profiler names ``ProfilerStep#``, ranges of a given name, or nothing, so
+# that the whole trace is one step.
+StepSource = Literal["ProfilerStep", "range", "whole"]
+
+# Beginnings of names that torch itself gives, with their phases.
+_TORCH_RANGES = {
+    "Optimizer.step#": "optimizer",
+    "Optimizer.zero_grad#": "zero_grad",
+    "enumerate(DataLoader)#": "data",
+    "DistributedDataParallel.forward": "forward",
+    "FullyShardedDataParallel.forward": "forward",
+    "autograd::engine::evaluate_function: ": "backward",
+}
+
+# Whole names of a program's own ranges, without the signs around them; "phase: forward" is what version 0.2 wrote.
+_OWN_NAMES = re.compile(r"\W*(?:phase: )?(?P<phase>\w+?)(?:[ _](?:pass|step))?\W*")
+_OTHER_WORDS = {
+    "fwd": "forward",
+    "bwd": "backward",
+    "dataloader": "data",
+    "data_loading": "data",
+}
+
+_NUMBER_AT_END = r"[\s_#:.\[\(-]*\d*[\]\)]*"
+_MOST_NAMES = 5  # ranges that a message names
+
+
+@dataclass(frozen=True)
+class AnyTrace:
+    """The work in the steps of a trace, and what the trace tells of itself."""
+
+    path: Path
+    work: TracedWork
+    step_source: StepSource
+    step_name: str | None  # the name of the range that was asked for
+    device_name: (
+        str | None
+    )  # as the driver reports it; None if the trace has none, or several kinds
+    rank: int | None
+    world_size: int | None
+
+
+def read_any_trace(path: Path, step_name: str | None = None) -> AnyTrace:
+    """Read the trace in ``path``; with ``step_name``, its steps are the ranges of that name.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no whole trace, has no such range, or nothing ran in its steps.
+    """
+    packed = PackedTrace(trace_events(path), any_program=True)
+    source: StepSource = "ProfilerStep"
+    if step_name is not None:
+        source = "range"
+        packed.steps = _steps_named(packed, step_name)
+    if not packed.phases:
+        packed.phases = named_phases(packed)
+    if step_name is not None:
+        packed.leave_out(_time_between(packed))
+    packed.steps = [step for step in packed.steps if step.end > step.start]
+    if not packed.steps:
+        source = "whole"
+        begin, end = packed.extent()
+        if end <= begin:
+            raise ValueError("its events take no time")
+        packed.steps = [Range(begin, end, "the whole trace")]
+    work = traced_work(packed)
+    if not work.pieces:
+        raise ValueError("nothing ran in its steps")
+
+    header = trace_header(path)
+    distributed = header.get("distributedInfo")
+    if not isinstance(distributed, dict):
+        distributed = {}
+    return AnyTrace(
+        path=path,
+        work=work,
+        step_source=source,
+        step_name=step_name,
+        device_name=_device_name(header.get("deviceProperties"), packed.devices),
+        rank=_whole_number(distributed.get("rank")),
+        world_size=_whole_number(distributed.get("world_size")),
+    )
+
+
+def _steps_named(packed: PackedTrace, step_name: str) -> list[Range]:
+    """Return the ranges of a name, with or without a number behind it; of those within each other, the outermost."""
+    pattern = re.compile(re.escape(step_name) + _NUMBER_AT_END)
+    steps: list[Range] = []
+    for annotation in sorted(
+        [*packed.ranges, *packed.steps], key=lambda found: (found.start, -found.end)
+    ):
+        is_inside_last = bool(steps) and annotation.start < steps[-1].end
+        if pattern.fullmatch(annotation.name) and not is_inside_last:
+            steps.append(annotation)
+    if not steps:
+        raise ValueError(f"it has no range {step_name!r}{_names_of(packed.ranges)}")
+    return steps
+
+
+def _time_between(packed: PackedTrace) -> list[tuple[int, int]]:
+    """Return the stretches between the steps, as far as the device has nothing left to do of the step before."""
+    done = packed.done_after([step.end for step in packed.steps])
+    stretches = []
+    for step_done, following in zip(done, packed.steps[1:], strict=False):
+        if step_done < following.start:
+            stretches.append((step_done, following.start))
+    return stretches
+
+
+def _names_of(ranges: Iterable[Range]) -> str:
+    """Return the most frequent names of ranges, to choose from."""
+    counts = Counter(annotation.name for annotation in ranges)
+    names = [repr(name) for name, _ in counts.most_common(_MOST_NAMES)]
+    if not names:
+        return (
+            "; it has no range of a program at all, see torch.profiler.record_function"
+        )
+    return f"; it has {', '.join(names)}"
+
+
+def named_phases(packed: PackedTrace) -> list[Range]:
+    """Return the stretches of time whose phase a range names, by their start; the innermost range counts."""
+    ranges = []
+    for annotation in packed.ranges:
+        phase = phase_named(annotation.name)
+        if phase is not None:
+            ranges.append(Range(annotation.start, annotation.end, phase))
+
+    phase_of_number = {}
+    for number, name in enumerate(packed.names):
+        is_torch_range = name is not None and name.startswith(tuple(_TORCH_RANGES))
+        if name is not None and is_torch_range:
+            phase_of_number[number] = phase_named(name)
+    for start, end, number in packed.operators_named(list(phase_of_number)):
+        ranges.append(Range(start, end, phase_of_number[number] or ""))
+    return innermost(ranges)
+
+
+def phase_named(range_name: str) -> str | None:
+    """Return the phase that a range of any program names; None if it names none.
+
+    >>> [phase_named(name) for name in ("## backward ##", "Optimizer.step#AdamW.step", "phase: rollout")]
+    ['backward', 'optimizer', None]
+    """
+    for beginning, phase in _TORCH_RANGES.items():
+        if range_name.startswith(beginning):
+            return phase
+    match = _OWN_NAMES.fullmatch(range_name)
+    if match is None:
+        return None
+    word = match["phase"].lower()
+    word = _OTHER_WORDS.get(word, word)
+    return word if word in PHASES else None
+
+
+def _device_name(properties: Any, devices: Sequence[str]) -> str | None:
+    """Return the name of the devices that kernels ran on, by the ``properties`` of all devices of the machine."""
+    if not isinstance(properties, list):
+        return None
+    names = set()
+    for device in properties:
+        if not isinstance(device, dict) or not isinstance(device.get("name"), str):
+            continue
+        if not devices or str(device.get("id")) in devices:
+            names.add(device["name"])
+    return names.pop() if len(names) == 1 else None
+
+
+def _whole_number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

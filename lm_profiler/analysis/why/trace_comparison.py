@@ -1,0 +1,162 @@
+"""Compares two traces: which kinds, operators and kernels of a step came, went, or take another time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from lm_profiler.analysis.trace.any_trace import AnyTrace
+from lm_profiler.analysis.trace.kernel_sums import kernel_rows, kernel_table
+from lm_profiler.record.kernels import KernelRow, KernelTable
+from lm_profiler.record.trace_answer import (
+    Change,
+    TimeDifference,
+    TraceComparison,
+    TraceSide,
+)
+
+_SAME_WITHIN = 0.02
+
+_IDLE, _OVERLAP = "idle", "at the same time"
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+@dataclass
+class _Sum:
+    """Seconds and calls of one step."""
+
+    seconds: float = 0.0
+    calls: float = 0.0
+
+
+@dataclass
+class _Pair:
+    """The sums of one thing in A and in B."""
+
+    a: _Sum = field(default_factory=_Sum)
+    b: _Sum = field(default_factory=_Sum)
+
+    def difference(self, name: str, module: str | None = None) -> TimeDifference:
+        return TimeDifference(
+            name=name,
+            module=module,
+            change=_change(self.a, self.b),
+            a_s=self.a.seconds,
+            b_s=self.b.seconds,
+            a_calls=self.a.calls,
+            b_calls=self.b.calls,
+        )
+
+
+def compare_traces(trace_a: AnyTrace, trace_b: AnyTrace) -> TraceComparison:
+    """Return the differences of one step, the largest first."""
+    table_a, table_b = kernel_table(trace_a.work), kernel_table(trace_b.work)
+    rows_a, rows_b = kernel_rows(trace_a.work), kernel_rows(trace_b.work)
+    kinds = _pairs(rows_a, rows_b, table_a.steps, table_b.steps, _kind_of)
+    kinds[_IDLE] = _Pair(_Sum(_idle_s(table_a)), _Sum(_idle_s(table_b)))
+    kinds[_OVERLAP] = _Pair(_Sum(-_overlap_s(table_a)), _Sum(-_overlap_s(table_b)))
+    operator_of = _launcher_of if trace_a.work.on_device else _operator_of
+    operators = _pairs(rows_a, rows_b, table_a.steps, table_b.steps, operator_of)
+    kernels = _pairs(rows_a, rows_b, table_a.steps, table_b.steps, _name_of)
+    return TraceComparison(
+        a=_side(trace_a, table_a),
+        b=_side(trace_b, table_b),
+        kinds=_largest_first(pair.difference(kind) for kind, pair in kinds.items()),
+        operators=_largest_first(
+            pair.difference(name, module) for (name, module), pair in operators.items()
+        ),
+        kernels=_largest_first(pair.difference(name) for name, pair in kernels.items()),
+        notes=_notes(trace_a, trace_b),
+    )
+
+
+def _pairs(
+    rows_a: Iterable[KernelRow],
+    rows_b: Iterable[KernelRow],
+    steps_a: int,
+    steps_b: int,
+    key_of: Callable[[KernelRow], _Key],
+) -> dict[_Key, _Pair]:
+    """Return the sums of both sides by a key of their rows."""
+    pairs: dict[_Key, _Pair] = {}
+    for row in rows_a:
+        in_a = pairs.setdefault(key_of(row), _Pair()).a
+        in_a.seconds += row.total_s / steps_a
+        in_a.calls += row.count / steps_a
+    for row in rows_b:
+        in_b = pairs.setdefault(key_of(row), _Pair()).b
+        in_b.seconds += row.total_s / steps_b
+        in_b.calls += row.count / steps_b
+    return pairs
+
+
+def _kind_of(row: KernelRow) -> str:
+    return row.kind.replace("_", " ")
+
+
+def _launcher_of(row: KernelRow) -> tuple[str, str | None]:
+    """Return the operator that launched a kernel, or the kernel where none did, and the module."""
+    return row.operator or row.name, row.module
+
+
+def _operator_of(row: KernelRow) -> tuple[str, str | None]:
+    """Return the operator that a row without a device is of, and the module."""
+    return row.name, row.module
+
+
+def _name_of(row: KernelRow) -> str:
+    return row.name
+
+
+def _change(in_a: _Sum, in_b: _Sum) -> Change:
+    if in_a.seconds == in_a.calls == 0:
+        return "came"
+    if in_b.seconds == in_b.calls == 0:
+        return "went"
+    difference_s = abs(in_b.seconds) - abs(in_a.seconds)
+    if abs(difference_s) <= _SAME_WITHIN * abs(in_a.seconds):
+        return "same"
+    return "slower" if difference_s > 0 else "faster"
+
+
+def _idle_s(table: KernelTable) -> float:
+    return sum(phase.idle_s for phase in table.phases.values()) / table.steps
+
+
+def _overlap_s(table: KernelTable) -> float:
+    return sum(phase.overlap_s for phase in table.phases.values()) / table.steps
+
+
+def _largest_first(differences: Iterable[TimeDifference]) -> list[TimeDifference]:
+    taken = [
+        difference for difference in differences if difference.a_s or difference.b_s
+    ]
+    return sorted(
+        taken, key=lambda difference: abs(difference.b_s - difference.a_s), reverse=True
+    )
+
+
+def _side(trace: AnyTrace, table: KernelTable) -> TraceSide:
+    return TraceSide(
+        trace=str(trace.path),
+        device=trace.device_name,
+        steps=table.steps,
+        step_s=table.window_s / table.steps,
+    )
+
+
+def _notes(trace_a: AnyTrace, trace_b: AnyTrace) -> list[str]:
+    notes = []
+    if trace_a.device_name != trace_b.device_name:
+        notes.append(
+            f"the devices differ: {trace_a.device_name or 'unknown'} and {trace_b.device_name or 'unknown'}"
+        )
+    if trace_a.work.on_device != trace_b.work.on_device:
+        notes.append(
+            "one trace has kernels of a device, the other only operators of the host: no row is comparable"
+        )
+    if trace_a.step_source != trace_b.step_source:
+        notes.append("the steps of the two come from different ranges: see --step")
+    return notes

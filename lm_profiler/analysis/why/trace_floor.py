@@ -1,0 +1,151 @@
+"""The floor and the waterfall of a trace without a run: FLOPs and bytes come from the shapes that the trace has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from lm_profiler.analysis.hardware.roofline import Dtype, rates_of
+from lm_profiler.analysis.trace.pieces import Piece
+from lm_profiler.analysis.why.operators import UNKNOWN_LISTS, least_bytes, product_of
+from lm_profiler.analysis.why.traced import Traced
+from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
+from lm_profiler.record.run_record import Rates, Waterfall
+from lm_profiler.record.trace_answer import TraceFloor
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_MOSTLY_UNKNOWN = 0.5  # the share of the products' time without shapes from which there is no waterfall
+
+
+def floor_of(traced: Traced, device: str, notes: list[str]) -> TraceFloor | None:
+    """Return the least time of the traced work on ``device``; None, with a note, where its rates are unknown."""
+    rates = _rates(traced, device)
+    if not rates.flops and rates.bytes_per_s is None:
+        notes.append(
+            f"no floor: no datasheet of {device!r} is known; --device takes a name as the driver reports it"
+        )
+        return None
+    work = _Work(traced)
+    products_s: float | None = 0.0
+    for dtype, flops in work.flops.items():
+        flops_per_s = rates.flops_per_s(dtype)
+        if flops_per_s is None:
+            notes.append(
+                f"the floor of the products is unknown: no peak is published for {dtype} on {device}"
+            )
+            products_s = None
+            break
+        products_s = (products_s or 0.0) + flops / flops_per_s
+    memory_s = None
+    if rates.bytes_per_s is not None:
+        memory_s = work.bytes / rates.bytes_per_s
+    sources = dict.fromkeys(rate.source for rate in rates.flops)
+    if rates.bytes_source is not None:
+        sources[rates.bytes_source] = None
+    return TraceFloor(
+        device=device,
+        products_s=products_s,
+        memory_s=memory_s,
+        unknown_s=work.unknown_ns * 1e-9,
+        source="; ".join(sources),
+    )
+
+
+def waterfall_of(traced: Traced, device: str, notes: list[str]) -> Waterfall | None:
+    """Return the waterfall of the traced step on its own ``device``; None, with a note, where shapes or rates lack."""
+    work = _Work(traced)
+    rates = _rates(traced, device)
+    if not work.products_ns:
+        return None
+    if work.unknown_products_ns > _MOSTLY_UNKNOWN * work.products_ns:
+        share = work.unknown_products_ns / work.products_ns
+        notes.append(
+            f"no waterfall: the trace has no shapes for {share:.0%} of the time of matmuls; record_shapes=True, or a "
+            "convolution, whose FLOPs are not counted from shapes"
+        )
+        return None
+    dtype = work.flops.most_common(1)[0][0]
+    if rates.flops_per_s(dtype) is None:
+        return None
+    ideal_s = 0.0
+    for product_dtype, flops in work.flops.items():
+        ideal_s += flops / (
+            rates.flops_per_s(product_dtype) or rates.flops_per_s(dtype) or 1.0
+        )
+    known_share = 1.0 - work.unknown_products_ns / work.products_ns
+    window_ns = sum(own_ns for _, own_ns in traced.pieces) + sum(
+        gap.ns for gap in traced.gaps
+    )
+    step = Step(
+        step_s=window_ns * 1e-9 / traced.steps,
+        ci_low=None,
+        ci_high=None,
+        input_s=0.0,
+        ideal_s=ideal_s / known_share / traced.steps,
+        recomputed_share=0.0,
+        rates=rates,
+        dtype=dtype,
+    )
+    return waterfall(step, traced)
+
+
+class _Work:
+    """FLOPs by dtype and bytes of the calls whose shapes the trace has, and the time of the others."""
+
+    def __init__(self, traced: Traced) -> None:
+        self.flops: Counter[str] = Counter()
+        self.bytes = 0
+        self.products_ns = 0.0
+        self.unknown_products_ns = 0.0
+        self.unknown_ns = 0.0
+        self._add_products(traced)
+        self._add_memory(traced)
+
+    def _add_products(self, traced: Traced) -> None:
+        counted_calls = set[int]()
+        for piece, own_ns in traced.by_use["products"]:
+            self.products_ns += own_ns
+            product = (
+                None
+                if piece.inputs is None
+                else product_of(piece.operator or "", piece.inputs)
+            )
+            if product is None:
+                self.unknown_products_ns += own_ns
+                self.unknown_ns += own_ns
+            elif _is_new(piece, counted_calls):
+                self.flops[product.dtype or "float32"] += product.flops
+
+    def _add_memory(self, traced: Traced) -> None:
+        counted_calls = set[int]()
+        for piece, own_ns in traced.by_use["memory"]:
+            moved_bytes = None
+            if piece.inputs is not None:
+                moved_bytes = least_bytes(
+                    piece.operator or "", piece.inputs, UNKNOWN_LISTS
+                )
+            if moved_bytes is None:
+                self.unknown_ns += own_ns
+            elif _is_new(piece, counted_calls):
+                self.bytes += moved_bytes
+
+
+def _is_new(piece: Piece, counted_calls: set[int]) -> bool:
+    """Return whether the call of ``piece`` is not counted yet, and count it: it may launch several kernels."""
+    if piece.call in counted_calls:
+        return False
+    if piece.call >= 0:
+        counted_calls.add(piece.call)
+    return True
+
+
+def _rates(traced: Traced, device: str) -> Rates:
+    """Return the datasheet's rates of ``device``; float32 runs as the kernels' names say."""
+    float32_as: Dtype = "float32"
+    if _uses_tf32(piece for piece, _ in traced.by_use["products"]):
+        float32_as = "tf32"
+    return rates_of(device, dict.fromkeys(_DTYPES), None, float32_as)
+
+
+def _uses_tf32(products: Iterable[Piece]) -> bool:
+    return any("tf32" in piece.name.lower() for piece in products)

@@ -1,0 +1,165 @@
+"""Compares the traces of several ranks: who waits for whom at each collective.
+
+Clocks of several machines cannot be compared, durations can: a collective ends on all its ranks at the same time, so
+the rank in which it is the shortest came last, and the others waited for as much as it takes longer on them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lm_profiler.analysis.trace.any_trace import AnyTrace
+from lm_profiler.analysis.trace.kernel_sums import collective_kind, communication_of
+from lm_profiler.record.trace_answer import RankTime, RankWait, TraceRanks
+
+_POINT_TO_POINT = (
+    "sendrecv",
+    "send_recv",
+    "_send",
+    "_recv",
+)  # between two ranks, which the trace does not name
+
+
+class _CallKey(NamedTuple):
+    """A collective call that is the same on all of its ranks."""
+
+    group: str
+    kind: str
+    number: int  # among those of its group and kind
+
+
+class _Wait(NamedTuple):
+    """Key of a sum of waits."""
+
+    collective: str
+    rank: int
+    last_rank: int
+
+
+def compare_ranks(traces: Sequence[AnyTrace]) -> TraceRanks:
+    """Return the waits of the ranks of ``traces``, which are two or more, per step."""
+    ranks = rank_numbers(traces)
+    steps = min(len(trace.work.packed.steps) for trace in traces)
+    durations_ns: defaultdict[_CallKey, dict[int, int]] = defaultdict(dict)
+    for rank, trace in zip(ranks, traces, strict=True):
+        for key, duration_ns in _call_durations_ns(trace).items():
+            durations_ns[key][rank] = duration_ns
+
+    waited_ns: defaultdict[_Wait, int] = defaultdict(int)
+    calls: defaultdict[_Wait, int] = defaultdict(int)
+    caused_ns: defaultdict[int, float] = defaultdict(float)
+    matched = 0
+    for key, by_rank in durations_ns.items():
+        if len(by_rank) < 2:
+            continue
+        matched += 1
+        last_rank = min(by_rank, key=lambda rank: by_rank[rank])
+        others = [rank for rank in by_rank if rank != last_rank]
+        for rank in others:
+            wait = _Wait(key.kind, rank, last_rank)
+            waited_ns[wait] += by_rank[rank] - by_rank[last_rank]
+            calls[wait] += 1
+            caused_ns[last_rank] += (by_rank[rank] - by_rank[last_rank]) / len(others)
+
+    waits = []
+    for wait in sorted(waited_ns, key=lambda wait: waited_ns[wait], reverse=True):
+        seconds = waited_ns[wait] * 1e-9 / steps
+        waits.append(
+            RankWait(**wait._asdict(), calls=calls[wait] / steps, waited_s=seconds)
+        )
+    times = []
+    for rank, trace in zip(ranks, traces, strict=True):
+        rank_waits_s = sum(wait.waited_s for wait in waits if wait.rank == rank)
+        times.append(
+            _rank_time(rank, trace, rank_waits_s, caused_ns[rank] * 1e-9 / steps)
+        )
+    return TraceRanks(
+        steps=steps,
+        ranks=times,
+        waits=waits,
+        matched=matched,
+        unmatched=sum(1 for by_rank in durations_ns.values() if len(by_rank) < 2),
+        notes=_notes(traces, matched),
+    )
+
+
+def are_ranks(traces: Sequence[AnyTrace]) -> bool:
+    """Return whether ``traces`` say that they are of different ranks of one run."""
+    ranks = [trace.rank for trace in traces]
+    world_sizes = {trace.world_size for trace in traces}
+    return (
+        None not in ranks
+        and len(set(ranks)) == len(ranks)
+        and len(world_sizes) == 1
+        and None not in world_sizes
+    )
+
+
+def rank_numbers(traces: Sequence[AnyTrace]) -> list[int]:
+    """Return the rank of each trace: its own, or its place in the call where they do not all name different ones."""
+    ranks = [trace.rank for trace in traces if trace.rank is not None]
+    if len(set(ranks)) == len(traces):
+        return ranks
+    return list(range(len(traces)))
+
+
+def _call_durations_ns(trace: AnyTrace) -> dict[_CallKey, int]:
+    """Return the duration of each collective of the steps, in the order in which the host asked for them."""
+    work = trace.work
+    calls = []
+    if work.on_device:
+        for piece in work.pieces:
+            if piece.use == "communication":
+                calls.append((piece.asked, piece.group or "", piece.name, piece.own))
+    else:
+        for call in work.packed.collectives:
+            if work.begin <= call.start <= work.end:
+                calls.append((call.start, "", call.name, call.end - call.start))
+
+    durations_ns = {}
+    counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for _, group, name, duration_ns in sorted(calls):
+        if any(word in name.lower() for word in _POINT_TO_POINT):
+            continue
+        kind = collective_kind(name)
+        durations_ns[_CallKey(group, kind, counts[group, kind])] = duration_ns
+        counts[group, kind] += 1
+    return durations_ns
+
+
+def _rank_time(
+    rank: int, trace: AnyTrace, waited_s: float, caused_s: float
+) -> RankTime:
+    work = trace.work
+    steps = len(work.packed.steps)
+    communication = communication_of(work)
+    communication_ns = 0 if communication is None else communication.ns
+    exposed_ns = 0 if communication is None else communication.exposed_ns
+    return RankTime(
+        rank=rank,
+        trace=str(trace.path),
+        step_s=(work.done - work.begin) * 1e-9 / steps,
+        communication_s=communication_ns * 1e-9 / steps,
+        exposed_s=exposed_ns * 1e-9 / steps,
+        waited_s=waited_s,
+        caused_s=caused_s,
+    )
+
+
+def _notes(traces: Sequence[AnyTrace], matched: int) -> list[str]:
+    notes = []
+    step_counts = {len(trace.work.packed.steps) for trace in traces}
+    if len(step_counts) > 1:
+        notes.append(
+            "the traces have different numbers of steps, so calls may not be the same ones"
+        )
+    step_names = {trace.work.packed.steps[0].name for trace in traces}
+    if len(step_names) > 1:
+        notes.append(
+            f"the traces begin with different steps: {', '.join(sorted(step_names))}"
+        )
+    if not matched:
+        notes.append("no collective is in the traces of two ranks")
+    return notes

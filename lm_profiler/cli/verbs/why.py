@@ -1,0 +1,140 @@
+"""The verb ``why``: where the time of any trace went that torch.profiler wrote, of one, of two, or of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from lm_profiler.analysis.trace.any_trace import AnyTrace, read_any_trace
+from lm_profiler.analysis.why.trace_answer import trace_answer
+from lm_profiler.analysis.why.trace_comparison import compare_traces
+from lm_profiler.analysis.why.trace_ranks import are_ranks, compare_ranks
+from lm_profiler.cli.verbs.shared import choose_answer_format, write, write_json
+from lm_profiler.record.calls import OK
+from lm_profiler.record.entry import Collection
+from lm_profiler.record.files import Part
+from lm_profiler.report.run.trace_pair_tables import comparison_tables, ranks_tables
+from lm_profiler.report.run.trace_tables import trace_tables
+from lm_profiler.report.tables.table import Table
+from lm_profiler.usage_error import UsageError
+
+EXAMPLES = """\
+for example:
+  lm_profiler why trace.json.gz
+  lm_profiler why trace.json --step train_step                   steps are the ranges of this name
+  lm_profiler why trace.json.gz --device "NVIDIA H100 80GB HBM3"   with the floor of another GPU
+  lm_profiler why trace.json.gz --output why.md
+  lm_profiler why before.json.gz after.json.gz                   which kernels came, went, or take another time
+  lm_profiler why rank0.json rank1.json rank2.json               who waits for whom at each collective
+  lm_profiler why logs/run/version_0                             the traces of a run of our own"""
+
+_MOST_TRACES = 64
+_TRACES_OF_RUN = "trace/rank*.pt.trace.json.gz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Show where the time of a trace's steps went, from any program that torch.profiler traced.
+
+    Steps are the ranges ProfilerStep#, else the whole trace is one. A phase is shown only where a range names it:
+    torch's Optimizer.step# and autograd nodes, or a range of the program that is called forward, backward, optimizer.
+    Two traces are compared. Traces of several ranks, or more than two, show which rank waits for which.
+
+    Args:
+        config: A YAML file of these options.
+        traces: A trace (.json or .json.gz), two to compare, those of the ranks of a run, or the folder of a run.
+        ranks: Whether the traces are of ranks of one run; if not given, as they say themselves.
+        step: The steps are the ranges of this name, with or without a number behind it.
+        device: Compute the floor for this device, by the name that its driver reports; if not given, for the trace's.
+        format: terminal, markdown, latex, typst or json; if not given, by the suffix of output.
+        output: Write to this file.
+    """
+
+    WORDS: ClassVar[str] = "traces"
+
+    config: str | None = None
+    traces: Sequence[Path] = ()
+    ranks: bool | None = None
+    step: str | None = None
+    device: str | None = None
+    format: str | None = None
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "format", choose_answer_format(self.format, self.output)
+        )
+        if not self.traces:
+            raise UsageError(
+                "TRACE: expected a trace that torch.profiler wrote, given none; `why trace.json.gz`, say"
+            )
+        if self.ranks and len(self.traces) == 1 and not self.traces[0].is_dir():
+            raise UsageError("ranks: expected the traces of several ranks, given one")
+
+
+def run(options: Options) -> int:
+    """Print or write the answer; raise UsageError for a file that is no trace, or has no such step."""
+    paths = _trace_files(options.traces)
+    if len(paths) > _MOST_TRACES:
+        raise UsageError(
+            f"TRACE: expected at most {_MOST_TRACES} traces, given {len(paths)}"
+        )
+    traces = [_read(path, options.step) for path in paths]
+    answer, tables = _answer(traces, options)
+    if options.format == "json":
+        write_json(answer, options.output)
+    else:
+        write(Collection(), tables, options.format or "terminal", options.output)
+    return OK
+
+
+def _answer(traces: Sequence[AnyTrace], options: Options) -> tuple[Part, list[Table]]:
+    """Return the answer about one trace, two traces, or those of several ranks, and its tables."""
+    if len(traces) == 1:
+        answer = trace_answer(traces[0], options.device)
+        return answer, trace_tables(answer)
+    is_of_ranks = options.ranks
+    if is_of_ranks is None:
+        is_of_ranks = len(traces) > 2 or are_ranks(traces)
+    if is_of_ranks:
+        ranks = compare_ranks(traces)
+        return ranks, ranks_tables(ranks)
+    if len(traces) > 2:
+        raise UsageError(
+            f"TRACE: expected two traces to compare, given {len(traces)}; leave out --ranks=false"
+        )
+    comparison = compare_traces(*traces)
+    return comparison, comparison_tables(comparison)
+
+
+def _trace_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files of traces among ``paths``, those of the ranks for the folder of a run."""
+    files = []
+    for path in paths:
+        if not path.is_dir():
+            files.append(path)
+            continue
+        files_of_run = sorted(
+            path.glob(_TRACES_OF_RUN), key=lambda file: (len(file.name), file.name)
+        )
+        if not files_of_run:
+            raise UsageError(
+                f"TRACE: expected a trace, given {path}, which has no {_TRACES_OF_RUN}"
+            )
+        files += files_of_run
+    return files
+
+
+def _read(path: Path, step_name: str | None) -> AnyTrace:
+    try:
+        return read_any_trace(path, step_name)
+    except OSError as error:
+        raise UsageError(f"TRACE: {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        message = str(error).removeprefix(f"{path}: ")
+        raise UsageError(f"TRACE: {path}: {message}") from None
+
+
+VERBS = {"why": (Options, EXAMPLES, run)}

@@ -1,0 +1,172 @@
+"""What ``lm_profiler why TRACE`` answers: where the time of any trace's steps went. Seconds are over all ``steps``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.run_record import Newer, Part, Waterfall
+
+# What the host did while the device was idle. ``queued``: it had launched the next kernel already; ``launching``: it
+# had not launched it yet; ``waiting``: it waited for the device; ``driver``: another call of the driver; ``input``: it
+# handled a batch; ``end``: it launched nothing more. ``python``, without a device: no operator ran.
+IdleCause = Literal[
+    "queued", "launching", "waiting", "driver", "input", "end", "python"
+]
+
+
+class IdleTime(Part):
+    """Idle times of one cause in one phase."""
+
+    cause: Annotated[IdleCause, Newer]
+    phase: str
+    what: str  # the call that the host was in, the operator that it launched next, or the operator that it was in
+    count: int
+    total_s: float
+
+
+class LaunchFacts(Part):
+    """Whether the device waits for the host to launch kernels; ``verdict`` is of the share of ``launching_s``."""
+
+    kernels: int
+    launching_s: float  # idle because the host had not launched the next kernel yet
+    waiting_s: float  # idle because the host had waited for the device
+    # From the end of the launch to the start of the kernel: near the least that a launch takes, the queue is empty.
+    median_delay_s: float
+    verdict: Literal["launch-bound", "partly launch-bound", "not launch-bound"]
+
+
+class CollectiveSum(Part):
+    """Collectives of one kind; ``exposed_s`` is what no compute hides."""
+
+    name: str
+    count: int
+    total_s: float
+    exposed_s: float
+
+
+class CommunicationTime(Part):
+    """All collectives; those that run at the same time count once."""
+
+    total_s: float
+    exposed_s: float
+    by_name: list[CollectiveSum]
+
+
+class CopyTime(Part):
+    """Copies of one kind, such as those from pageable memory; ``bytes`` is unknown where a copy has none."""
+
+    name: str
+    count: int
+    total_s: float
+    bytes: int | None
+
+
+class TraceFloor(Part):
+    """The least time of the traced work on ``device``: products at its peak, other kernels at its bandwidth."""
+
+    device: str
+    products_s: float | None
+    memory_s: float | None
+    unknown_s: float  # measured time of kernels whose work the trace does not show, which is in neither
+    source: str
+
+
+class TraceAnswer(Part):
+    """One trace. ``kernels.window_s`` is the time of all steps, which ``busy_s`` and ``idle_s`` add up to."""
+
+    schema_version: Literal[1] = 1
+    trace: str
+    device: str | None
+    rank: int | None
+    world_size: int | None
+    steps: int = Field(gt=0)
+    step_source: Literal["ProfilerStep", "range", "whole"]
+    step_name: str | None
+    busy_s: float
+    idle_s: float
+    kernels: KernelTable
+    idle: list[IdleTime]  # the longest first
+    launches: LaunchFacts | None  # None without a device
+    communication: CommunicationTime | None
+    copies: list[CopyTime]
+    floor: TraceFloor | None
+    waterfall: Waterfall | None
+    left_out: dict[str, int]  # damaged events, by their damage
+    notes: list[str]
+
+
+class TraceSide(Part):
+    """One of two traces that are compared; times are of one step."""
+
+    trace: str
+    device: str | None
+    steps: int
+    step_s: float
+
+
+# ``came`` and ``went``: only in B, only in A; ``same``: within 2 %
+Change = Literal["came", "went", "slower", "faster", "same"]
+
+
+class TimeDifference(Part):
+    """The time and the calls of one step in A and in B; names that a table does not divide by are None."""
+
+    name: str
+    module: str | None
+    change: Annotated[Change, Newer]
+    a_s: float
+    b_s: float
+    a_calls: float
+    b_calls: float
+
+
+class TraceComparison(Part):
+    """Two traces side by side. The differences of each list add up to that of the busy time before overlaps.
+
+    ``kinds`` also has the idle time, and the overlap of work at the same time, so that it adds up to the step.
+    """
+
+    schema_version: Literal[1] = 1
+    a: TraceSide
+    b: TraceSide
+    kinds: list[TimeDifference]
+    operators: list[TimeDifference]  # by operator and module
+    kernels: list[TimeDifference]
+    notes: list[str]
+
+
+class RankTime(Part):
+    """One rank; times are of one step. A rank ``waited_s`` for others, and the others waited for it on average."""
+
+    rank: int
+    trace: str
+    step_s: float
+    communication_s: float
+    exposed_s: float
+    waited_s: float
+    caused_s: float
+
+
+class RankWait(Part):
+    """How long ``rank`` waited in collectives of one kind for the rank that came last, per step."""
+
+    collective: str
+    rank: int
+    last_rank: int
+    calls: float
+    waited_s: float
+
+
+class TraceRanks(Part):
+    """The traces of several ranks: who waits for whom."""
+
+    schema_version: Literal[1] = 1
+    steps: int
+    ranks: list[RankTime]
+    waits: list[RankWait]  # the longest first
+    matched: int  # collective calls of all ranks that could be compared
+    unmatched: int  # calls that other ranks lack, in the traces
+    notes: list[str]

@@ -1,0 +1,169 @@
+"""Two traces side by side, and the traces of several ranks, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lm_profiler.record.figure import counted
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.text import shortened
+from lm_profiler.record.trace_answer import (
+    TimeDifference,
+    TraceComparison,
+    TraceRanks,
+    TraceSide,
+)
+from lm_profiler.report.tables.table import Table, text_table
+
+_LARGEST = 15
+
+
+def comparison_tables(comparison: TraceComparison) -> list[Table]:
+    """Return the differences of two traces for people, in milliseconds of one step."""
+    step_a_s, step_b_s = comparison.a.step_s, comparison.b.step_s
+    lines = [
+        _side_line("A", comparison.a),
+        _side_line("B", comparison.b),
+        f"B's step takes {_signed_ms(step_b_s - step_a_s)} ms, {step_b_s / step_a_s:.3f} times as long as A's",
+    ]
+    lines += [f"note: {note}" for note in comparison.notes]
+    kinds = _difference_rows(comparison.kinds, has_module=False)
+    kinds.append(
+        [
+            "step",
+            "",
+            _ms(step_a_s),
+            _ms(step_b_s),
+            _signed_ms(step_b_s - step_a_s),
+            "",
+            "",
+        ]
+    )
+    kinds_titles = [
+        "kind",
+        "change",
+        "A ms",
+        "B ms",
+        "difference",
+        "A calls",
+        "B calls",
+    ]
+    return [
+        Table(above=lines),
+        text_table(
+            kinds_titles, kinds, left=2, title="by kind; the rows add up to the step"
+        ),
+        _differences("operator", comparison.operators, has_module=True),
+        _differences("kernel", comparison.kernels, has_module=False),
+    ]
+
+
+def _side_line(label: str, side: TraceSide) -> str:
+    device = f" on {side.device}" if side.device else ""
+    return f"{label}: {side.trace}: {counted(side.steps, 'step')} of {_ms(side.step_s)} ms{device}"
+
+
+def _differences(
+    what: str, differences: Sequence[TimeDifference], has_module: bool
+) -> Table:
+    """Return a table of the largest differences, with the sum of the others below."""
+    titles = [what, "change", "A ms", "B ms", "difference", "A calls", "B calls"]
+    if has_module:
+        titles.insert(1, "module")
+    hidden = differences[_LARGEST:]
+    below = []
+    if hidden:
+        hidden_s = sum(difference.b_s - difference.a_s for difference in hidden)
+        below.append(
+            f"{counted(len(hidden), 'smaller difference')}, {_signed_ms(hidden_s)} ms together"
+        )
+    rows = _difference_rows(differences[:_LARGEST], has_module)
+    return text_table(titles, rows, left=3 if has_module else 2, title=f"by {what}, the largest difference first",
+                      below=below)  # fmt: skip
+
+
+def _difference_rows(
+    differences: Sequence[TimeDifference], has_module: bool
+) -> list[list[str]]:
+    rows = []
+    for difference in differences:
+        row = [shortened(difference.name)]
+        if has_module:
+            row.append(shortened(difference.module or ""))
+        row += [
+            difference.change,
+            _ms(difference.a_s),
+            _ms(difference.b_s),
+            _signed_ms(difference.b_s - difference.a_s),
+            f"{difference.a_calls:,.5g}",
+            f"{difference.b_calls:,.5g}",
+        ]
+        rows.append(row)
+    return rows
+
+
+def ranks_tables(answer: TraceRanks) -> list[Table]:
+    """Return what each rank did, and who waited for whom, for people, in milliseconds of one step."""
+    calls = counted(answer.matched, "collective call")
+    lines = [
+        f"{len(answer.ranks)} ranks, {counted(answer.steps, 'step')}, {calls} compared by their durations",
+        "the rank on which a call is the shortest came last, and the others waited for it",
+    ]
+    if answer.unmatched:
+        lines.append(
+            f"{counted(answer.unmatched, 'call')} without a counterpart on another rank, not compared"
+        )
+    lines += [f"note: {note}" for note in answer.notes]
+    ranks = []
+    for rank in answer.ranks:
+        times_s = (
+            rank.step_s,
+            rank.communication_s,
+            rank.exposed_s,
+            rank.waited_s,
+            rank.caused_s,
+        )
+        ranks.append([str(rank.rank), *(_ms(seconds) for seconds in times_s)])
+    rank_titles = [
+        "rank",
+        "step ms",
+        "communication",
+        "exposed",
+        "waited for others",
+        "others waited for it",
+    ]
+    waits = []
+    for wait in answer.waits[:_LARGEST]:
+        calls = f"{wait.calls:,.5g}"
+        waits.append(
+            [
+                wait.collective,
+                str(wait.rank),
+                str(wait.last_rank),
+                calls,
+                _ms(wait.waited_s),
+            ]
+        )
+    hidden = answer.waits[_LARGEST:]
+    below = []
+    if hidden:
+        hidden_s = sum(wait.waited_s for wait in hidden)
+        below.append(
+            f"{counted(len(hidden), 'smaller wait')}, {_ms(hidden_s)} ms together"
+        )
+    tables = [Table(above=lines), text_table(rank_titles, ranks, title="ranks")]
+    if waits:
+        titles = ["collective", "rank", "waits for", "calls", "ms"]
+        tables.append(
+            text_table(titles, waits, title="who waits for whom", below=below)
+        )
+    return tables
+
+
+def _ms(seconds: float) -> str:
+    return TIMES["step"].show(seconds, unit=False, digits=3)
+
+
+def _signed_ms(seconds: float) -> str:
+    text = _ms(abs(seconds))
+    return f"-{text}" if seconds < 0 else f"+{text}"

@@ -1,0 +1,244 @@
+"""The answer about a trace as tables: a summary, kinds, kernels, modules, idle time, collectives, copies, waterfall."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+from lm_profiler.record.figure import counted, with_prefix
+from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.text import shortened
+from lm_profiler.record.trace_answer import (
+    CopyTime,
+    IdleTime,
+    LaunchFacts,
+    TraceAnswer,
+    TraceFloor,
+)
+from lm_profiler.report.run.kernel_tables import (
+    kernels_table,
+    kinds_table,
+    left_out_line,
+)
+from lm_profiler.report.run.waterfall_text import tables_of_waterfall
+from lm_profiler.report.tables.table import Table, text_table
+
+_LARGEST_KERNELS, _LARGEST_MODULES, _LARGEST_GAPS = 15, 10, 10
+
+_CAUSES = {
+    "queued": "between kernels that were queued",
+    "launching": "the host had not launched yet",
+    "waiting": "the host had waited for the device",
+    "driver": "another call of the driver",
+    "input": "the host handled a batch",
+    "end": "nothing more was launched",
+    "python": "Python, or an operator that calls others",
+}
+
+
+def trace_tables(answer: TraceAnswer) -> list[Table]:
+    """Return the tables of a trace for people, per step."""
+    kernels = answer.kernels
+    largest = kernels_table(kernels, _LARGEST_KERNELS, is_short=True)
+    hidden = left_out_line(kernels, _LARGEST_KERNELS)
+    tables = [
+        Table(above=summary_lines(answer)),
+        kinds_table(kernels),
+        replace(
+            largest,
+            title="largest kernels" if answer.launches else "largest operators",
+            below=[hidden],
+        ),
+    ]
+    tables += _modules_tables(kernels)
+    tables += _idle_tables(answer)
+    tables += _collective_tables(answer)
+    tables += _copy_tables(answer)
+    if answer.waterfall is not None:
+        first, *others = tables_of_waterfall(answer.waterfall)
+        tables += [replace(first, title="waterfall of the traced step"), *others]
+    return tables
+
+
+def summary_lines(answer: TraceAnswer) -> list[str]:
+    """Return the facts of a trace, a line each."""
+    step_s = answer.kernels.window_s / answer.steps
+    device = answer.device or "an unnamed device"
+    if answer.launches is None:
+        device = "the CPU: the trace has no kernels of a device"
+    busy_share = answer.busy_s / answer.kernels.window_s
+    lines = [
+        f"{answer.trace}{_rank_text(answer)}",
+        f"steps: {_steps_text(answer)}, {_ms(step_s)} per step",
+        f"device: {device}, busy {busy_share:.1%}, idle {1 - busy_share:.1%}",
+    ]
+    if answer.launches is not None:
+        lines.append(f"launches: {_launches_text(answer, answer.launches)}")
+    lines.append(f"communication: {_communication_text(answer)}")
+    if answer.floor is not None:
+        lines.append(f"floor: {_floor_text(answer, answer.floor)}")
+    for damage, count in answer.left_out.items():
+        lines.append(f"left out: {counted(count, 'event')} {damage}")
+    lines += [f"note: {note}" for note in answer.notes]
+    return lines
+
+
+def _rank_text(answer: TraceAnswer) -> str:
+    if answer.rank is None or answer.world_size is None:
+        return ""
+    return f", rank {answer.rank} of {answer.world_size}"
+
+
+def _steps_text(answer: TraceAnswer) -> str:
+    if answer.step_source == "whole":
+        return "the whole trace as one, because it has no ProfilerStep# (--step RANGE_NAME names another range)"
+    name = answer.step_name if answer.step_name is not None else "ProfilerStep#"
+    return f"{answer.steps} ({name})"
+
+
+def _launches_text(answer: TraceAnswer, launches: LaunchFacts) -> str:
+    window_s = answer.kernels.window_s
+    return (
+        f"{launches.verdict}: {launches.launching_s / window_s:.1%} of the time the device waits for a launch, "
+        f"{launches.waiting_s / window_s:.1%} after the host waited for the device; "
+        f"{launches.kernels / answer.steps:,.5g} kernels per step, which start {launches.median_delay_s * 1e6:,.1f} µs "
+        "after their launch (median)"
+    )
+
+
+def _communication_text(answer: TraceAnswer) -> str:
+    communication = answer.communication
+    if communication is None:
+        return "none"
+    total_s, exposed_s = (
+        communication.total_s / answer.steps,
+        communication.exposed_s / answer.steps,
+    )
+    share = communication.exposed_s / answer.kernels.window_s
+    return f"{_ms(total_s)} per step, {_ms(exposed_s)} of it exposed ({share:.1%} of the step)"
+
+
+def _floor_text(answer: TraceAnswer, floor: TraceFloor) -> str:
+    parts_s = [
+        seconds for seconds in (floor.products_s, floor.memory_s) if seconds is not None
+    ]
+    floor_s = sum(parts_s) / answer.steps
+    names = []
+    if floor.products_s is not None:
+        names.append(f"matmuls {_ms(floor.products_s / answer.steps)}")
+    if floor.memory_s is not None:
+        names.append(f"memory {_ms(floor.memory_s / answer.steps)}")
+    unknown_share = floor.unknown_s / answer.kernels.window_s
+    share = sum(parts_s) / answer.kernels.window_s
+    return (
+        f"{_ms(floor_s)} per step on {floor.device} ({', '.join(names)}), {share:.1%} of the traced step, without the "
+        f"work of {unknown_share:.1%} of the step, which the trace does not show ({floor.source})"
+    )
+
+
+def _modules_tables(kernels: KernelTable) -> list[Table]:
+    """Return a table of the largest modules; none if the trace names no module."""
+    sums_s: defaultdict[str, float] = defaultdict(float)
+    for row in kernels.rows:
+        sums_s[row.module or "outside of modules"] += row.total_s
+    if len(sums_s) == 1 and "outside of modules" in sums_s:
+        return []
+    largest = sorted(sums_s, key=lambda module: sums_s[module], reverse=True)
+    rows = []
+    for module in largest[:_LARGEST_MODULES]:
+        share = sums_s[module] / kernels.window_s
+        rows.append(
+            [module, _ms_number(sums_s[module] / kernels.steps), f"{share:.1%}"]
+        )
+    hidden = largest[_LARGEST_MODULES:]
+    below = []
+    if hidden:
+        hidden_s = sum(sums_s[module] for module in hidden) / kernels.steps
+        below.append(f"{counted(len(hidden), 'further module')}, {_ms(hidden_s)}")
+    return [
+        text_table(
+            ["module", "ms", "share"],
+            rows,
+            title="modules, without those in them",
+            below=below,
+        )
+    ]
+
+
+def _idle_tables(answer: TraceAnswer) -> list[Table]:
+    """Return a table of the causes of idle time, the largest first; none if there was none."""
+    if not answer.idle:
+        return []
+    rows = [_idle_row(answer, idle) for idle in answer.idle[:_LARGEST_GAPS]]
+    hidden = answer.idle[_LARGEST_GAPS:]
+    below = []
+    if hidden:
+        hidden_s = sum(idle.total_s for idle in hidden) / answer.steps
+        below.append(f"{counted(len(hidden), 'further cause')}, {_ms(hidden_s)}")
+    titles = ["in", "cause", "phase", "times", "ms", "share"]
+    title = "idle time of the device, and what the host did"
+    if answer.launches is None:
+        title = "time outside of operators that compute"
+    return [text_table(titles, rows, left=3, title=title, below=below)]
+
+
+def _idle_row(answer: TraceAnswer, idle: IdleTime) -> list[str]:
+    share = idle.total_s / answer.kernels.window_s
+    return [
+        shortened(idle.what),
+        _CAUSES.get(idle.cause, idle.cause),
+        idle.phase,
+        f"{idle.count / answer.steps:,.5g}",
+        _ms_number(idle.total_s / answer.steps),
+        f"{share:.1%}",
+    ]
+
+
+def _collective_tables(answer: TraceAnswer) -> list[Table]:
+    if answer.communication is None:
+        return []
+    rows = []
+    for collective in answer.communication.by_name:
+        rows.append(
+            [
+                shortened(collective.name),
+                f"{collective.count / answer.steps:,.5g}",
+                _ms_number(collective.total_s / answer.steps),
+                _ms_number(collective.exposed_s / answer.steps),
+            ]
+        )
+    return [
+        text_table(
+            ["collective", "calls", "ms", "exposed ms"], rows, title="communication"
+        )
+    ]
+
+
+def _copy_tables(answer: TraceAnswer) -> list[Table]:
+    if not answer.copies:
+        return []
+    rows = [_copy_row(answer, copy) for copy in answer.copies]
+    return [
+        text_table(
+            ["copy", "calls", "ms", "bytes", "rate"], rows, title="copies and memsets"
+        )
+    ]
+
+
+def _copy_row(answer: TraceAnswer, copy: CopyTime) -> list[str]:
+    size, rate = "unknown", "unknown"
+    if copy.bytes is not None:
+        size = with_prefix(copy.bytes / answer.steps, "B")
+        if copy.total_s > 0:
+            rate = with_prefix(copy.bytes / copy.total_s, "B/s")
+    calls = f"{copy.count / answer.steps:,.5g}"
+    return [copy.name, calls, _ms_number(copy.total_s / answer.steps), size, rate]
+
+
+def _ms(seconds: float) -> str:
+    return TIMES["step"].show(seconds)
+
+
+def _ms_number(seconds: float) -> str:
+    return TIMES["step"].show(seconds, unit=False, digits=3)

@@ -1,0 +1,161 @@
+"""Columns about the kernels of each run's trace: the share of each kind, and the kernels that take the most time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.figure import Figure, Place
+from lm_profiler.record.kernels import (
+    KernelRow,
+    KernelTable,
+    Kind,
+    kernel_files,
+    read_kernels,
+)
+from lm_profiler.record.run_record import RecordError
+from lm_profiler.record.text import shortened
+
+_PASSES = ("forward", "backward")
+_PRODUCTS = ("matmul", "attention")
+
+
+class KernelColumn(NamedTuple):
+    """The name, title and meaning of a column, its value in a run's kernels, and its unit; None for a text."""
+
+    name: str
+    title: str
+    meaning: str
+    get: Callable[[Entry], float | str | None]
+    quantity: Figure | None
+
+
+def kernel_columns() -> list[KernelColumn]:
+    """Return all columns, those of shares first."""
+    columns = []
+    for kind in get_args(Kind):
+        word = kind.replace("_", " ")
+        columns.append(
+            _share_column(
+                f"share_{kind}",
+                f"{word} share",
+                f"{word} kernels in a traced step",
+                kind,
+                None,
+            )
+        )
+        for phase in _PASSES:
+            meaning = f"{word} kernels in the {phase} pass of a traced step"
+            columns.append(
+                _share_column(
+                    f"share_{kind}_{phase}",
+                    f"{word} share, {phase}",
+                    meaning,
+                    kind,
+                    phase,
+                )
+            )
+    columns.append(
+        _top_column(
+            "top_kernel", "top kernel", "takes the most time of a traced step", None, ()
+        )
+    )
+    columns.append(
+        _top_column(
+            "top_other_kernel",
+            "top other kernel",
+            "the same without matmuls and attention",
+            None,
+            _PRODUCTS,
+        )
+    )
+    for phase in _PASSES:
+        name = f"top_kernel_{phase}"
+        columns.append(
+            _top_column(
+                name,
+                f"top kernel, {phase}",
+                f"takes the most time of {phase}",
+                phase,
+                (),
+            )
+        )
+    return columns
+
+
+def _share_column(
+    name: str, title: str, meaning: str, kind: Kind, phase: str | None
+) -> KernelColumn:
+    # The record does not hold the figure, so the quantity serves for the texts alone.
+    quantity = Figure(title, "%", meaning, name, compute=_unknown, place=Place.ASKED)
+    return KernelColumn(name, title, meaning, partial(_share, kind, phase), quantity)
+
+
+def _top_column(
+    name: str, title: str, meaning: str, phase: str | None, without: Sequence[str]
+) -> KernelColumn:
+    return KernelColumn(
+        name, title, meaning, partial(_top_kernel, phase, without), None
+    )
+
+
+def _unknown(record: object) -> None:
+    return None
+
+
+def _share(kind: Kind, phase: str | None, entry: Entry) -> float | None:
+    """Return the share of a kind in the time of a phase, or of the step; None without a trace."""
+    table = _kernels(entry)
+    if table is None:
+        return None
+    phases = [part for name, part in table.phases.items() if phase in (None, name)]
+    whole_s = sum(part.busy_s + part.idle_s for part in phases)
+    if not whole_s:
+        return None
+    times = [part.kinds[kind].total_s for part in phases if kind in part.kinds]
+    return sum(times) / whole_s
+
+
+def _top_kernel(phase: str | None, without: Sequence[str], entry: Entry) -> str | None:
+    """Return the kernel with the most time and its share, without those of the kinds ``without``."""
+    table = _kernels(entry)
+    if table is None:
+        return None
+    rows = [
+        row
+        for row in table.rows
+        if phase in (None, row.phase) and row.kind not in without
+    ]
+    sums_s = _by_name(rows)
+    phases = [part for name, part in table.phases.items() if phase in (None, name)]
+    whole_s = sum(part.busy_s + part.idle_s for part in phases)
+    if not sums_s or not whole_s:
+        return None
+    largest = max(sums_s, key=lambda name: sums_s[name])
+    return f"{shortened(largest)} {sums_s[largest] / whole_s:.1%}"
+
+
+def _by_name(rows: Iterable[KernelRow]) -> dict[str, float]:
+    sums_s: dict[str, float] = {}
+    for row in rows:
+        sums_s[row.name] = sums_s.get(row.name, 0.0) + row.total_s
+    return sums_s
+
+
+def _kernels(entry: Entry) -> KernelTable | None:
+    """Return the kernels of the first rank that was traced; None if none was, or its file is damaged."""
+    for file in kernel_files(entry.folder):
+        return _read(file, file.stat().st_mtime_ns)
+    return None
+
+
+@lru_cache(maxsize=256)
+def _read(file: Path, changed_ns: int) -> KernelTable | None:
+    """Read ``file`` once for all columns, until it changes."""
+    try:
+        return read_kernels(file)
+    except RecordError:
+        return None

@@ -1,0 +1,164 @@
+"""Figures relative to a baseline: each row over the row that has all facts in common but one, such as attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lm_profiler.analysis.compare.ratio import (
+    RatioInterval,
+    repeats_interval,
+    single_interval,
+)
+from lm_profiler.analysis.steps.statistics import Interval
+from lm_profiler.report.tables.rows import distinguishing_facts
+from lm_profiler.report.tables.run_groups import (
+    Estimate,
+    RunGroup,
+    distinct_values,
+    estimate,
+    fact_value,
+    runs_for_figures,
+)
+from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
+from lm_profiler.report.tables.table_columns import COLUMNS, Column, columns_named
+from lm_profiler.usage_error import UsageError
+
+_MOST_VALUES = 10  # the most values of a fact that a message lists
+_LEGEND = "each figure over that of the row with {baseline} and the same other facts, with a 97 % interval"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The fact, and its value, of the rows that others are divided by."""
+
+    column: Column
+    value: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.column.name}={self.value}"
+
+
+def baseline_named(text: str, groups: Sequence[RunGroup]) -> Baseline:
+    """Return the baseline that ``text`` names, such as ``attention=sdpa``.
+
+    Raises:
+        UsageError: it names no fact, or no row has that value.
+    """
+    name, sign, value = text.partition("=")
+    if not sign or not name or not value:
+        raise UsageError(
+            f"relative: expected a fact and its value such as attention=sdpa, given {text!r}"
+        )
+    entries = [entry for group in groups for entry in group]
+    [column] = columns_named([name], entries)
+    if column.quantity is not None:
+        raise UsageError(
+            f"relative: expected a fact or an option that distinguishes runs, given the figure {name!r}"
+        )
+    baseline = Baseline(column, value)
+    if not any(_is_baseline(group, baseline) for group in groups):
+        values = distinct_values(fact_value(group, column) for group in groups)
+        shown = ", ".join(fact_text(known) for known in values[:_MOST_VALUES])
+        raise UsageError(
+            f"relative: expected a run with {text}, found none; {column.name} is {shown or 'unknown'}"
+        )
+    return baseline
+
+
+def with_relative(
+    table: Table, groups: Sequence[RunGroup], baseline: Baseline
+) -> Table:
+    """Return ``table`` with a column behind each figure: its ratio to the baseline's.
+
+    ``groups`` are the rows of ``table``.
+    """
+    baselines = _baselines(groups, baseline)
+    headings: list[Heading] = []
+    rows: list[list[TableCell]] = [[] for _ in groups]
+    for index, heading in enumerate(table.headings):
+        headings.append(heading)
+        for row, cells in zip(rows, table.rows, strict=True):
+            row.append(cells[index])
+        column = COLUMNS.get(heading.name)
+        if column is None or column.quantity is None:
+            continue
+        title = f"{column.quantity.title} / {baseline.value}"
+        headings.append(Heading(f"{column.name}_relative", title, figures=True))
+        for row, group, baseline_group in zip(rows, groups, baselines, strict=True):
+            row.append(_ratio_cell(group, baseline_group, column))
+    below = [*table.below, _LEGEND.format(baseline=baseline.text)]
+    if None in baselines:
+        below.append("without a ratio: rows for which there is no such row, or several")
+    return replace(table, headings=headings, rows=rows, below=below)
+
+
+def _baselines(groups: Sequence[RunGroup], baseline: Baseline) -> list[RunGroup | None]:
+    """Return the baseline of each group: the one with the baseline's value, and the same values of all other facts."""
+    facts = [
+        fact
+        for fact in distinguishing_facts(groups)
+        if fact.name != baseline.column.name
+    ]
+    candidates: dict[tuple[str, ...], list[RunGroup]] = {}
+    for group in groups:
+        if _is_baseline(group, baseline):
+            candidates.setdefault(_other_facts(group, facts), []).append(group)
+    baselines: list[RunGroup | None] = []
+    for group in groups:
+        matching = candidates.get(_other_facts(group, facts), [])
+        baselines.append(matching[0] if len(matching) == 1 else None)
+    return baselines
+
+
+def _is_baseline(group: RunGroup, baseline: Baseline) -> bool:
+    return fact_text(fact_value(group, baseline.column)) == baseline.value
+
+
+def _other_facts(group: RunGroup, facts: Sequence[Column]) -> tuple[str, ...]:
+    return tuple(fact_text(fact_value(group, fact)) for fact in facts)
+
+
+def _ratio_cell(
+    group: RunGroup, baseline_group: RunGroup | None, column: Column
+) -> TableCell:
+    if baseline_group is None:
+        return TableCell()
+    figure, baseline_figure = estimate(group, column), estimate(baseline_group, column)
+    if figure.value is None or not baseline_figure.value:
+        return TableCell()
+    if group is baseline_group:
+        return TableCell(1.0, "1")
+    interval = _ratio_interval(group, baseline_group, column)
+    if interval is None:
+        ratio = figure.value / baseline_figure.value
+        return TableCell(ratio, f"{ratio:.3g}")
+    text = f"{interval.ratio:.3g} [{interval.low:.3g}, {interval.high:.3g}]"
+    return TableCell(interval.ratio, text, interval.low, interval.high)
+
+
+def _ratio_interval(
+    group: RunGroup, baseline_group: RunGroup, column: Column
+) -> RatioInterval | None:
+    """Return the ratio with its interval; None if a side has neither repeats nor an interval of its own."""
+    if max(len(group), len(baseline_group)) > 1:
+        return repeats_interval(_values(baseline_group, column), _values(group, column))
+    row, base = (
+        _interval(estimate(group, column)),
+        _interval(estimate(baseline_group, column)),
+    )
+    if row is None or base is None:
+        return None
+    return single_interval(base, row)
+
+
+def _values(group: RunGroup, column: Column) -> list[float]:
+    values = [column.get(entry) for entry in runs_for_figures(group)]
+    return [value for value in values if value is not None]
+
+
+def _interval(figure: Estimate) -> Interval | None:
+    if figure.value is None or figure.low is None or figure.high is None:
+        return None
+    return Interval(figure.value, figure.low, figure.high)

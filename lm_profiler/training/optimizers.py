@@ -1,0 +1,174 @@
+"""Optimizers by name: torch's AdamW and SGD, or any class, which is checked on a small problem before it is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import (
+    SGD,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+)
+
+from lm_profiler.models.transformer import imported
+from lm_profiler.usage_error import UsageError, expect, expect_one_of
+
+NO_OPTIMIZER = "none"
+_CLASSES: dict[str, type[Optimizer]] = {"adamw": AdamW, "sgd": SGD}
+NAMES = (*_CLASSES, NO_OPTIMIZER)
+
+# What a class may be an implementation of, the longest name first: an AdamW is no Adam.
+_REFERENCES = sorted(
+    (AdamW, Adam, SGD, Adagrad, Adamax, NAdam, RAdam, RMSprop),
+    key=lambda known: -len(known.__name__),
+)
+
+# The check: some parameters, given gradients, a few steps. A learning rate and a decay at which a missing decay is 10 %
+# of an update, and the order of decay and update, in which textbooks differ, is 0.01 %.
+_SHAPES = ((5, 3), (7,))
+_STEPS = 5
+_LEARNING_RATE, _WEIGHT_DECAY = 1e-3, 0.1
+_TOLERANCE = 1e-3  # of the largest update
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError unless ``name`` is one of ours, or ``package.module:Class`` names an optimizer."""
+    if ":" not in name:
+        expect_one_of((*NAMES, "package.module:Class"), "optimizer", name)
+        return
+    optimizer_class(name)
+
+
+def optimizer_class(name: str) -> type[Optimizer]:
+    """Return the class of the optimizer called ``name``."""
+    if name in _CLASSES:
+        return _CLASSES[name]
+    named = imported("optimizer", "a class", name)
+    is_optimizer = isinstance(named, type) and issubclass(named, Optimizer)
+    expect(is_optimizer, "optimizer", "a subclass of torch.optim.Optimizer", name)
+    return named  # type: ignore[no-any-return]
+
+
+def optimizer_options(
+    chosen_class: type[Optimizer], lr: float, weight_decay: float
+) -> dict[str, Any]:
+    """Return the options that ``chosen_class`` takes; a class that wraps another one (``optimizer_cls``) gets AdamW."""
+    parameters = signature(chosen_class).parameters
+    takes_any = any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
+    options: dict[str, Any] = {}
+    for option, value in (("lr", lr), ("weight_decay", weight_decay)):
+        if takes_any or option in parameters:
+            options[option] = value
+    if "optimizer_cls" in parameters:
+        options["optimizer_cls"] = AdamW
+    return options
+
+
+def check_optimizer(name: str) -> None:
+    """Compare a user's class with torch's of the same name on a small problem: its updates, given the same gradients.
+
+    A class that has the name of none, such as ``Muon``, only has to move the parameters to finite numbers. One that
+    wraps another optimizer may need a process group, and is not checked.
+
+    Raises:
+        UsageError: it fails, or its updates are others.
+    """
+    if name in NAMES:
+        return
+    chosen_class = optimizer_class(name)
+    options = optimizer_options(chosen_class, _LEARNING_RATE, _WEIGHT_DECAY)
+    if "optimizer_cls" in options:
+        return
+    try:
+        optimizer = chosen_class(_parameters(), **options)
+        updates = _updates(optimizer)
+    except Exception as error:  # a user's class may raise anything
+        raise UsageError(
+            f"optimizer: expected {name} to step, given {type(error).__name__}: {error}"
+        ) from error
+    reference = _reference(chosen_class)
+    if reference is None:
+        moves = all(
+            bool(torch.isfinite(update).all()) and bool(update.any())
+            for update in updates
+        )
+        expect(
+            moves,
+            "optimizer",
+            f"{name} to move all parameters to finite numbers",
+            "other numbers, or none",
+        )
+        return
+    truths = _updates(
+        reference(_parameters(), **_shared_options(optimizer.defaults, reference))
+    )
+    largest = max(float(truth.abs().max()) for truth in truths)
+    errors = [
+        float((update - truth).abs().max())
+        for update, truth in zip(updates, truths, strict=True)
+    ]
+    error_share = max(errors) / largest
+    is_alike = error_share <= _TOLERANCE
+    expected = f"{name} to step as torch's {reference.__name__}, within {_TOLERANCE:g} of the largest update"
+    expect(
+        is_alike,
+        "optimizer",
+        expected,
+        f"a difference of {error_share:.3g} after {_STEPS} steps",
+    )
+
+
+def _parameters() -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
+        for shape in _SHAPES
+    ]
+
+
+def _updates(optimizer: Optimizer) -> list[Tensor]:
+    """Return how far the parameters of ``optimizer`` move in a few steps."""
+    parameters = [
+        parameter for group in optimizer.param_groups for parameter in group["params"]
+    ]
+    starts = [parameter.detach().clone() for parameter in parameters]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(_STEPS):
+        for parameter in parameters:
+            parameter.grad = torch.randn(
+                parameter.shape, generator=generator, dtype=parameter.dtype
+            )
+        optimizer.step()
+    return [
+        parameter.detach() - start
+        for parameter, start in zip(parameters, starts, strict=True)
+    ]
+
+
+def _reference(chosen_class: type[Optimizer]) -> type[Optimizer] | None:
+    """Return the class of torch that ``chosen_class`` implements by its name; None if it has a name of its own."""
+    lower_name = chosen_class.__name__.lower()
+    for known in _REFERENCES:
+        if known.__name__.lower() in lower_name:
+            return known
+    return None
+
+
+def _shared_options(
+    defaults: Mapping[str, Any], reference: type[Optimizer]
+) -> dict[str, Any]:
+    """Return the options of the user's optimizer that torch's takes as well: betas, momentum, …"""
+    names = signature(reference).parameters
+    return {option: value for option, value in defaults.items() if option in names}

@@ -1,0 +1,219 @@
+"""Traces of any program: which of their ranges are steps and phases, and what of them is damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda_trace import ALL_REDUCE, GEMM, MAIN, Trace, cuda_step
+
+from lm_profiler.analysis.trace.any_trace import AnyTrace, phase_named, read_any_trace
+from lm_profiler.analysis.trace.kernel_sums import kernel_table
+from lm_profiler.analysis.why.trace_answer import trace_answer
+from lm_profiler.record.trace_answer import TraceAnswer
+
+Event = dict[str, Any]
+
+
+def written(folder: Path, events: Sequence[Any], header: Mapping[str, Any] | None = None) -> Path:
+    path = folder / "trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, **(header or {}), "traceEvents": list(events)}))
+    return path
+
+
+def read(folder: Path, events: Sequence[Any], step_name: str | None = None) -> AnyTrace:
+    return read_any_trace(written(folder, events), step_name)
+
+
+def without_ranges(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if event["cat"] != "user_annotation"]
+
+
+def names_us(trace: AnyTrace) -> dict[str, float]:
+    """The microseconds of each kernel, in all steps."""
+    sums: dict[str, float] = {}
+    for row in kernel_table(trace.work).rows:
+        sums[row.name] = round(sums.get(row.name, 0.0) + row.total_s * 1e6, 3)
+    return sums
+
+
+def test_a_trace_may_be_compressed_or_plain_or_only_the_list_of_events(tmp_path: Path) -> None:
+    events = cuda_step()
+    text = json.dumps({"schemaVersion": 1, "traceEvents": events, "traceName": "x"}, indent=2)
+    (tmp_path / "plain.json").write_text(text)
+    (tmp_path / "packed.json.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "list.json").write_text(json.dumps(events))
+    traces = [read_any_trace(tmp_path / name) for name in ("plain.json", "packed.json.gz", "list.json")]
+    assert names_us(traces[0])[GEMM] == 20 + 20 + 20
+    assert [kernel_table(trace.work) for trace in traces[1:]] == [kernel_table(traces[0].work)] * 2
+
+
+def test_the_device_and_the_rank_are_those_of_the_header(tmp_path: Path) -> None:
+    header = {
+        "deviceProperties": [{"id": 0, "name": "NVIDIA B200"}, {"id": 1, "name": "another"}],
+        "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8},
+    }
+    trace = read_any_trace(written(tmp_path, cuda_step(), header))
+    assert (trace.device_name, trace.rank, trace.world_size) == ("NVIDIA B200", 3, 8)
+    damaged = {"deviceProperties": [None, {"id": 0}], "distributedInfo": [1]}
+    trace = read_any_trace(written(tmp_path, cuda_step(), damaged))
+    assert (trace.device_name, trace.rank, trace.world_size) == (None, None, None)
+
+
+def test_without_steps_the_whole_trace_is_one(tmp_path: Path) -> None:
+    trace = read(tmp_path, without_ranges(cuda_step()))
+    assert (trace.step_source, len(trace.work.packed.steps)) == ("whole", 1)
+    # From the copy's operator, the first event, to the end of the last kernel.
+    assert trace.work.done - trace.work.begin == (162 - 11) * 1000
+
+
+def test_steps_are_the_outermost_ranges_of_a_name_and_the_time_between_them_is_none(tmp_path: Path) -> None:
+    trace = Trace()
+    for number, start in enumerate((0, 100)):
+        trace.range(f"train step {number}", start, start + 50)
+        trace.range("train step", start + 1, start + 40)  # within it
+        trace.operator("aten::mm", start + 2, start + 8)
+        # It runs on after the step, which lasts until it is done.
+        trace.work(GEMM, start + 3, start + 20, start + 60, correlation=number + 1)
+    trace.operator("aten::mm", 70, 78)
+    trace.work(ALL_REDUCE, 71, 75, 90, correlation=9)  # a validation between the steps
+    packed = read(tmp_path, trace.events, "train step").work.packed
+    assert [step.end - step.start for step in packed.steps] == [50_000, 50_000]
+    answer = kernel_table(read(tmp_path, trace.events, "train step").work)
+    assert {row.name: round(row.total_s * 1e6) for row in answer.rows} == {GEMM: 80}
+    assert round(answer.window_s * 1e6) == 60 + 60
+
+
+def test_a_range_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no range 'training'.*'phase: forward'"):
+        read(tmp_path, cuda_step(), "training")
+
+
+PHASES = {
+    "forward": ["## forward ##", "Forward", "forward_pass", "forward pass", "DistributedDataParallel.forward", "fwd"],
+    "backward": ["## backward ##", "autograd::engine::evaluate_function: MmBackward0", "phase: backward"],
+    "optimizer": ["Optimizer.step#AdamW.step", "optimizer_step", "## optimizer ##"],
+    "zero_grad": ["Optimizer.zero_grad#SGD.zero_grad"],
+    "data": ["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "dataloader"],
+    None: ["phase: rollout", "phase: between steps", "rollout", "forward of the critic", "nccl:all_reduce", "", "##",
+           "Forwarder", "phase: other", "backward_prefetch"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_phase_is_only_what_a_range_names(phase: str | None) -> None:
+    assert {name: phase_named(name) for name in PHASES[phase]} == dict.fromkeys(PHASES[phase], phase)
+
+
+def test_ranges_of_a_program_that_look_like_ours_take_nothing_away(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.range("phase: rollout", 21, 99)
+    trace.range("phase: between steps", 100, 109)
+    trace.range("module: model (Model)", 20, 60)
+    plain = kernel_table(read(tmp_path, without_ranges(cuda_step())).work)
+    assert kernel_table(read(tmp_path, [*without_ranges(cuda_step()), *trace.events]).work) == plain
+
+
+def test_marked_ranges_are_ours_and_count_as_in_our_own_runs(tmp_path: Path) -> None:
+    events = cuda_step()
+    for event in events:
+        if event["cat"] == "user_annotation" and event["name"].startswith(("phase: ", "module: ")):
+            event["name"] = f"lm_profiler {event['name']}"
+    table = kernel_table(read(tmp_path, events).work)
+    assert {row.module for row in table.rows} == {None, "model.blocks.*.attention"}
+    assert set(table.phases) == {"transfer", "forward", "backward", "optimizer", "other"}
+
+
+def test_modules_are_those_that_the_profiler_itself_names(tmp_path: Path) -> None:
+    trace = Trace()
+    blocks = {"Block_0": (2, 40), "Attention_0": (3, 20), "Block_1": (42, 80), "Attention_1": (43, 60)}
+    for name, (start, end) in {"GPT_0": (0, 90), **blocks}.items():
+        trace.complete("python_function", f"nn.Module: {name}", start, end, MAIN)
+    trace.complete("python_function", "torch/nn/modules/module.py(1751): _call_impl", 0, 90, MAIN)
+    for number, start in enumerate((4, 21, 44, 82)):
+        trace.operator("aten::mm", start, start + 4)
+        trace.work(GEMM, start + 1, start + 100, start + 110, correlation=number + 1)
+    rows = kernel_table(read(tmp_path, trace.events).work).rows
+    calls = {(row.module, row.module_type): row.count for row in rows}
+    assert calls == {
+        ("GPT.Block.Attention", "Attention"): 2,
+        ("GPT.Block", "Block"): 1,
+        ("GPT", "GPT"): 1,
+    }
+
+
+def test_launches_of_two_processes_are_refused(tmp_path: Path) -> None:
+    events = without_ranges(cuda_step())
+    other_process = [{**event, "pid": 99} if event["pid"] != 0 else event for event in events]
+    with pytest.raises(ValueError, match="launches of 2 processes"):
+        read(tmp_path, [*events, *other_process])
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"traceEvents": []}', "hello", '{"traceEvents": [{}, {"ph"'])
+def test_what_has_no_work_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"it has|not a whole trace") as refused:
+        read_any_trace(path)
+    assert "\n" not in str(refused.value)
+
+
+NUMBERS = (-1, -1e9, 0, 1e30, float("nan"), float("inf"), True, 2**70)
+JUNK = (None, *NUMBERS, "", "text", "ä\ud800", [], [1], {}, {"a": None})
+
+
+def answer_or_refusal(path: Path) -> TraceAnswer | str:
+    try:
+        return trace_answer(read_any_trace(path))
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_damaged_trace_ends_with_an_answer_that_adds_up_or_with_one_line(tmp_path: Path) -> None:
+    draw = random.Random(43)
+    sound = [*cuda_step(number=1), *cuda_step(number=2, origin=170)]
+    answers = 0
+    for _ in range(120):
+        events = [{**event, "args": dict(event.get("args", {}))} for event in sound]
+        for _ in range(draw.choice((1, 3, 30))):
+            event = draw.choice(events)
+            target = draw.choice((event, event["args"])) if isinstance(event.get("args"), dict) else event
+            key = draw.choice([*target, "dur", "correlation", "name", "Input Dims", "Process Group Name", "bytes"])
+            if draw.random() < 0.2:
+                target.pop(key, None)
+            else:
+                target[key] = draw.choice(JUNK)
+        header = {"deviceProperties": draw.choice(([{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}], *JUNK))}
+        answer = answer_or_refusal(written(tmp_path, events, header))
+        if isinstance(answer, str):
+            assert "\n" not in answer
+            continue
+        answers += 1
+        assert answer.busy_s >= 0
+        assert answer.idle_s >= 0
+        assert answer.busy_s + answer.idle_s == pytest.approx(answer.kernels.window_s)
+        assert all(row.total_s >= 0 for row in answer.kernels.rows)
+        assert all(idle.total_s >= 0 for idle in answer.idle)
+    assert answers > 70  # most damages leave most of a trace as it was
+
+
+def test_a_text_that_is_cut_or_overwritten_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
+    draw = random.Random(44)
+    text = json.dumps({"traceEvents": cuda_step(), "traceName": "x"}).encode()
+    for index in range(150):
+        place = draw.randrange(len(text))
+        damaged = text[:place]
+        if index % 2:
+            damaged += bytes(draw.randrange(256) for _ in range(3)) + text[place + 3 :]
+        path = tmp_path / "trace.json"
+        path.write_bytes(damaged)
+        answer = answer_or_refusal(path)
+        if isinstance(answer, str):
+            assert "\n" not in answer
+            continue
+        assert answer.busy_s + answer.idle_s == pytest.approx(answer.kernels.window_s)

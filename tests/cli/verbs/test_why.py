@@ -1,0 +1,94 @@
+"""The verb ``why`` as it is called: its formats, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda_trace import Trace, cuda_step
+from refused import assert_refused_as_stored
+
+from lm_profiler.cli.main import main
+from lm_profiler.record.trace_answer import TraceAnswer, TraceComparison, TraceRanks
+
+
+def written(path: Path, events: Sequence[Any], **header: Any) -> str:
+    path.write_text(json.dumps({**header, "traceEvents": list(events)}))
+    return str(path)
+
+
+def test_one_trace_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = written(tmp_path / "a.json", cuda_step())
+    assert main(["why", trace]) == 0
+    text = capsys.readouterr().out
+    assert "0.170 ms per step" in text
+    assert "ncclDevKernel_AllReduce" in text or "all_reduce" in text
+    assert main(["why", trace, "--output", str(tmp_path / "a.md")]) == 0
+    assert "| collective" in (tmp_path / "a.md").read_text()
+    assert main(["why", trace, "--format", "json"]) == 0
+    answer = TraceAnswer.model_validate_json(capsys.readouterr().out)
+    assert answer.kernels.window_s == pytest.approx(170e-6)
+
+
+def test_two_traces_are_compared_and_those_of_ranks_are_matched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = []
+    for rank in (0, 1):
+        info = {"rank": rank, "world_size": 2}
+        events = cuda_step(all_reduce_us=30 + 20 * rank)
+        ranks.append(written(tmp_path / f"rank{rank}.json", events, distributedInfo=info))
+    assert main(["why", *ranks, "--format", "json"]) == 0
+    answer = TraceRanks.model_validate_json(capsys.readouterr().out)
+    assert answer.ranks[1].waited_s == pytest.approx(20e-6)  # rank 0 came last
+    assert main(["why", *ranks, "--ranks=false", "--format", "json"]) == 0
+    comparison = TraceComparison.model_validate_json(capsys.readouterr().out)
+    assert comparison.b.step_s - comparison.a.step_s == pytest.approx(20e-6)
+    for words in (ranks, [*ranks, "--ranks=false"]):
+        assert main(["why", *words]) == 0
+        assert "ms" in capsys.readouterr().out
+
+
+def test_the_folder_of_a_run_has_traces_of_its_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "trace").mkdir()
+    written(tmp_path / "trace" / "rank0.pt.trace.json.gz", cuda_step())
+    assert main(["why", str(tmp_path), "--format", "json"]) == 0
+    assert TraceAnswer.model_validate_json(capsys.readouterr().out).steps == 1
+
+
+def test_names_that_are_not_ascii_survive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = Trace()
+    trace.range("schritt ä 名", 0, 100)
+    trace.work("kernel_名_ä", 2, 10, 60, 1)
+    path = written(tmp_path / "spur ä.json", trace.events)
+    assert main(["why", path, "--step", "schritt ä 名"]) == 0
+    assert "kernel_名_ä" in capsys.readouterr().out
+
+
+def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = json.dumps({"traceEvents": cuda_step()})
+    Path("cut.json").write_text(text[: len(text) // 2])
+    Path("other.json").write_text("{}")
+    Path("empty").mkdir()
+    written(Path("good.json"), cuda_step())
+    processes = [{**event, "pid": 99} if event["pid"] != 0 else event for event in cuda_step()]
+    written(Path("two.json"), [*cuda_step(), *processes])
+    calls = [
+        ["why"],
+        ["why", "nothing.json"],
+        ["why", "empty"],
+        ["why", "cut.json"],
+        ["why", "other.json"],
+        ["why", "two.json"],
+        ["why", "good.json", "--step", "training"],
+        ["why", "good.json", "--ranks"],
+        ["why", "good.json", "good.json", "good.json", "--ranks=false"],
+        ["why", "good.json", "--format", "html"],
+    ]
+    assert_refused_as_stored("cli/refused: why", calls, capsys)

@@ -1,0 +1,85 @@
+"""Columns relative to a baseline: the ratio to the row that has all else in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import made_entry
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.sweep_files import Cell
+from lm_profiler.report.tables.relative import baseline_named, with_relative
+from lm_profiler.report.tables.rows import raw_runs_table, runs_table
+from lm_profiler.report.tables.run_groups import repeats_together
+from lm_profiler.report.tables.table_columns import columns_named
+from lm_profiler.usage_error import UsageError
+
+
+def swept(folder: Path, forward_s: dict[tuple[str, str], float], repeats: int = 1) -> list[Entry]:
+    """Runs by attention and context; a step is the forward pass and 7 ms."""
+    entries = []
+    for number, ((attention, context), seconds) in enumerate(forward_s.items()):
+        overrides = {"model.attention": attention, "data.context_length": context}
+        for repeat in range(repeats):
+            entry = made_entry(folder / f"{number}-{repeat}", overrides, forward_s=seconds * (1 + 0.01 * repeat))
+            cell = Cell(id=f"cell{number}", overrides=overrides, repeat=repeat, arguments=["fit"])
+            entries.append(replace(entry, cell=cell, sweep=folder))
+    return entries
+
+
+FORWARD_S = {("sdpa", "128"): 0.003, ("math", "128"): 0.013, ("sdpa", "256"): 0.013, ("math", "256"): 0.023}
+
+
+def test_each_row_is_over_the_row_with_the_same_other_facts(tmp_path: Path) -> None:
+    entries = swept(tmp_path, FORWARD_S)
+    groups = repeats_together(entries)
+    columns = columns_named(["attention", "context_length", "step_s"], entries)
+    baseline = baseline_named("attention=sdpa", groups)
+    table = with_relative(runs_table(groups, columns), groups, baseline)
+    ratios = [row[3].value for row in table.rows]
+    assert ratios == pytest.approx([1, 20 / 10, 1, 30 / 20], rel=1e-3)
+    assert [row[3].text.partition(" ")[0] for row in table.rows] == ["1", "2", "1", "1.5"]
+    for row in (table.rows[1], table.rows[3]):
+        low, high = row[3].low, row[3].high
+        assert low is not None
+        assert high is not None
+        assert low < row[3].value < high
+    records: list[dict[str, Any]] = with_relative(raw_runs_table(groups, columns), groups, baseline).records()
+    assert [record["step_s_relative"] for record in records] == pytest.approx(ratios)
+
+
+def test_repeats_give_the_interval(tmp_path: Path) -> None:
+    groups = repeats_together(swept(tmp_path, FORWARD_S, repeats=3))
+    columns = columns_named(["step_s"], groups[0])
+    table = with_relative(runs_table(groups, columns), groups, baseline_named("attention=sdpa", groups))
+    cell = table.rows[1][1]
+    assert cell.low is not None
+    assert cell.low < 20.13 / 10.03 < (cell.high or 0)
+
+
+def test_rows_without_a_baseline_of_their_own_stay_empty(tmp_path: Path) -> None:
+    some = {key: seconds for key, seconds in FORWARD_S.items() if key != ("sdpa", "256")}
+    groups = repeats_together(swept(tmp_path, some))
+    columns = columns_named(["step_s"], groups[0])
+    table = with_relative(runs_table(groups, columns), groups, baseline_named("attention=sdpa", groups))
+    assert [row[1].value is None for row in table.rows] == [False, False, True]
+    assert "without a ratio" in table.below[-1]
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("attention=flash", "found none; attention is sdpa, math"),
+        ("attention", "such as attention=sdpa"),
+        ("=sdpa", "such as attention=sdpa"),
+        ("step_s=3", "given the figure 'step_s'"),
+        ("nothing=1", "given 'nothing'"),
+    ],
+)
+def test_a_baseline_that_is_not_there_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    groups = repeats_together(swept(tmp_path, FORWARD_S))
+    with pytest.raises(UsageError, match=said):
+        baseline_named(text, groups)
