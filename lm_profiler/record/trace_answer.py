@@ -17,6 +17,13 @@ IdleCause = Literal[
 ]
 
 
+LaunchVerdict = Literal["launch-bound", "partly launch-bound", "not launch-bound"]
+
+# Where the steps come from: ranges that the profiler names ``ProfilerStep#``, ranges of a name that was asked for, or
+# nothing, so that the whole trace is one step.
+StepSource = Literal["ProfilerStep", "range", "whole"]
+
+
 class IdleTime(Part):
     """Idle times of one cause in one phase."""
 
@@ -35,7 +42,7 @@ class LaunchFacts(Part):
     waiting_s: float  # idle because the host had waited for the device
     # From the end of the launch to the start of the kernel: near the least that a launch takes, the queue is empty.
     median_delay_s: float
-    verdict: Literal["launch-bound", "partly launch-bound", "not launch-bound"]
+    verdict: Annotated[LaunchVerdict, Newer]
 
 
 class CollectiveSum(Part):
@@ -83,7 +90,7 @@ class TraceAnswer(Part):
     rank: int | None
     world_size: int | None
     steps: int = Field(gt=0)
-    step_source: Literal["ProfilerStep", "range", "whole"]
+    step_source: Annotated[StepSource, Newer]
     step_name: str | None
     busy_s: float
     idle_s: float

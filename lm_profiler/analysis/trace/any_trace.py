@@ -11,16 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lm_profiler.analysis.trace.packed_trace import PackedTrace, Range, innermost
 from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
 from lm_profiler.analysis.trace.trace_file import trace_events, trace_header
 from lm_profiler.record.parts import PHASES
-
-# Where the steps come from: ranges that the profiler names ``ProfilerStep#``, ranges of a given name, or nothing, so
-# that the whole trace is one step.
-StepSource = Literal["ProfilerStep", "range", "whole"]
+from lm_profiler.record.trace_answer import StepSource
 
 # Beginnings of names that torch itself gives, with their phases.
 _TORCH_RANGES = {

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from statistics import median
-from typing import Literal
 
 from lm_profiler.analysis.trace.any_trace import AnyTrace
 from lm_profiler.analysis.trace.kernel_sums import Communication, kernel_table
 from lm_profiler.analysis.trace.pieces import Piece, TracedWork
 from lm_profiler.analysis.why.trace_floor import floor_of, waterfall_of
-from lm_profiler.analysis.why.traced import Gap, traced_of
+from lm_profiler.analysis.why.traced import Gap, GapCause, traced_of
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.trace_answer import (
     CollectiveSum,
@@ -19,6 +18,7 @@ from lm_profiler.record.trace_answer import (
     CopyTime,
     IdleTime,
     LaunchFacts,
+    LaunchVerdict,
     TraceAnswer,
 )
 
@@ -77,8 +77,8 @@ def _notes(trace: AnyTrace) -> list[str]:
 
 
 def _idle_times(gaps: Iterable[Gap]) -> list[IdleTime]:
-    idle_ns: Counter[tuple[str, str, str]] = Counter()
-    counts: Counter[tuple[str, str, str]] = Counter()
+    idle_ns: Counter[tuple[GapCause, str, str]] = Counter()
+    counts: Counter[tuple[GapCause, str, str]] = Counter()
     for gap in gaps:
         key = (gap.cause, gap.phase, gap.what)
         idle_ns[key] += gap.ns
@@ -86,14 +86,15 @@ def _idle_times(gaps: Iterable[Gap]) -> list[IdleTime]:
     times = []
     for key, ns in idle_ns.most_common():
         cause, phase, what = key
-        row = {
-            "cause": cause,
-            "phase": phase,
-            "what": what,
-            "count": counts[key],
-            "total_s": ns * 1e-9,
-        }
-        times.append(IdleTime.model_validate(row))
+        times.append(
+            IdleTime(
+                cause=cause,
+                phase=phase,
+                what=what,
+                count=counts[key],
+                total_s=ns * 1e-9,
+            )
+        )
     return times
 
 
@@ -116,9 +117,7 @@ def _launch_facts(
     )
 
 
-def launch_verdict(
-    share: float,
-) -> Literal["launch-bound", "partly launch-bound", "not launch-bound"]:
+def launch_verdict(share: float) -> LaunchVerdict:
     """Return the word for the ``share`` of the time in which the device waits for launches."""
     if share >= _LAUNCH_BOUND:
         return "launch-bound"
