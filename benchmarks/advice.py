@@ -36,9 +36,8 @@ class Case:
     plant: str
     right: Names
     place: str = ""
-    remedied: str | None = (
-        ""  # the plant of the program with the remedy; None if that is another program
-    )
+    # the plant of the program with the remedy; None if that is another program
+    remedied: str | None = ""
 
 
 _ALL = {

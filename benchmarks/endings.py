@@ -287,9 +287,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="endings whose name contains this")
     parser.add_argument("--rounds", type=int, default=1)
     given = parser.parse_args()
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # whoever started this in the background has it ignored
+    # whoever started this in the background has it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, case in CASES.items():
         for _ in range(given.rounds if given.only in name else 0):
             with tempfile.TemporaryDirectory() as folder:

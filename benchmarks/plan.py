@@ -49,9 +49,8 @@ STEPS = 8
 
 _BEGUN = "training begins"
 
-sys.path.insert(
-    0, str(Path(__file__).parent.parent / "tests" / "support")
-)  # `rehearsed`
+# `rehearsed`
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 
 
 @dataclass

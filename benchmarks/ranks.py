@@ -127,9 +127,8 @@ def ranks_part(ranks: int) -> Ranks:
 
 def run_record(number: int, rows: StepTable, ranks: int) -> RunRecord:
     """Such as a run of so many ranks leaves."""
-    plain = record(
-        number * 5, list(rows.select(rows.rank == 0))
-    )  # of every fifth the options are alike
+    # of every fifth the options are alike
+    plain = record(number * 5, list(rows.select(rows.rank == 0)))
     assert plain.environment is not None
     where = plain.environment.model_copy(update={"world_size": ranks})
     update = {

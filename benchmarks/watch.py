@@ -97,9 +97,8 @@ def launched(site: Path, name: str, steps: int) -> float:
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), str(site)]),
     }
     with tempfile.TemporaryDirectory() as folder:
-        script = (
-            Path(folder) / "contender.py"
-        )  # not this file: beside it stands another `statistics`
+        # not this file: beside it stands another `statistics`
+        script = Path(folder) / "contender.py"
         script.write_text(
             f"from benchmarks.watch import one\n\none({name!r}, {steps})\n",
             encoding="utf-8",
@@ -293,9 +292,8 @@ def one_slow_rank(rng: np.random.Generator) -> tuple[Any, list[WatchEvent]]:
         if look >= begins:
             own_s[late, part] += STEP_S * float(rng.uniform(0.1, 0.5))
         before_s = own_s[:, : PARTS.index("backward")].sum(axis=1)
-        own_s[:, PARTS.index("backward")] += (
-            before_s.max() - before_s
-        )  # where gradients are averaged
+        # where gradients are averaged
+        own_s[:, PARTS.index("backward")] += before_s.max() - before_s
         seconds += 100 * own_s
         reports = {
             rank: WatchStatus(

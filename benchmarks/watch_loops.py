@@ -39,27 +39,20 @@ Delay = Callable[[int], float]
 class Plant:
     """A planted trouble, and the events that must be reported of it."""
 
-    delays: dict[str, Delay] = field(
-        default_factory=dict
-    )  # by place: a phase, ``callback`` or ``logger``
-    slow_steps: dict[str | None, list[int]] = field(
-        default_factory=dict
-    )  # by phase: the steps that are slow
-    changes: list[tuple[int, str, float]] = field(
-        default_factory=list
-    )  # levels: the step, the phase, seconds added
-    drift: tuple[str, float] | None = (
-        None  # the phase, and the seconds added in the last step
-    )
-    validations_s: list[float] = field(
-        default_factory=list
-    )  # how long each validation takes
-    checkpoints_s: list[float] = field(
-        default_factory=list
-    )  # how long each checkpoint takes
-    collected_s: dict[int, float] = field(
-        default_factory=dict
-    )  # garbage that takes as long to collect, by step
+    # by place: a phase, ``callback`` or ``logger``
+    delays: dict[str, Delay] = field(default_factory=dict)
+    # by phase: the steps that are slow
+    slow_steps: dict[str | None, list[int]] = field(default_factory=dict)
+    # levels: the step, the phase, seconds added
+    changes: list[tuple[int, str, float]] = field(default_factory=list)
+    # the phase, and the seconds added in the last step
+    drift: tuple[str, float] | None = None
+    # how long each validation takes
+    validations_s: list[float] = field(default_factory=list)
+    # how long each checkpoint takes
+    checkpoints_s: list[float] = field(default_factory=list)
+    # garbage that takes as long to collect, by step
+    collected_s: dict[int, float] = field(default_factory=dict)
 
     def planted_steps(self) -> set[int]:
         """Return the steps that are slow, and the one before each: a batch may be fetched there."""

@@ -117,9 +117,8 @@ def _errors(
     waiting: Errors = []
     if ranks is None:
         return own, waiting
-    truths = truth_of(
-        notes, [step - 1 for step in ranks.columns], case.accumulate
-    )  # counted from 1
+    # counted from 1
+    truths = truth_of(notes, [step - 1 for step in ranks.columns], case.accumulate)
     for said, true in zip(ranks.by_rank, truths, strict=True):
         told_s = {phase: said.own_s.get(phase, 0.0) for phase in true.own_s}
         told_s["other"] = sum(said.own_s.values()) - sum(

@@ -87,6 +87,5 @@ def _rank(
         answer = (False, f"rank {number}: {traceback.format_exc()}")
     (folder / f"new{number}").write_bytes(pickle.dumps(answer))
     (folder / f"new{number}").rename(folder / f"{number:05}")
-    os._exit(
-        0
-    )  # without taking groups of Gloo's apart, whose threads abort a process once in a while
+    # without taking groups of Gloo's apart, whose threads abort a process once in a while
+    os._exit(0)

@@ -26,9 +26,8 @@ class Truth:
 
 def truth_of(ranks: Sequence[Notes], steps: Iterable[int], batches: int) -> list[Truth]:
     """Of each rank in ``steps``, of ``batches`` each."""
-    met = list(
-        zip(*(notes.met for notes in ranks), strict=False)
-    )  # training may end amid a collective's note
+    # training may end amid a collective's note
+    met = list(zip(*(notes.met for notes in ranks), strict=False))
     assert all(len({each.name for each in together}) == 1 for together in met)
     waits = [_waits_ns(together) for together in met]
     chosen = list(steps)

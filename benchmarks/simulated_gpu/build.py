@@ -80,9 +80,8 @@ def build(into: Path) -> list[Path]:
     ):
         return libraries
     into.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(
-        dir=into
-    ) as folder:  # a library that runs is replaced, never written to
+    with TemporaryDirectory(dir=into) as folder:
+        # a library that runs is replaced, never written to
         for made in _compiled(Path(folder)):
             made.replace(into / made.name)
     return libraries

@@ -23,9 +23,8 @@ REMAINDER = 0.30  # code of the program, time between steps, time outside every 
 STRAGGLER = 0.10  # share of the step that mending a straggler saves: it helps all ranks, whatever else binds
 _HOST = 0.50  # share of marks at which the device had finished
 _IDLE = 0.30  # share of the traced steps in which the device was idle
-_BUSY = (
-    0.40  # share of the ceiling: a device that reaches it computes and does not wait
-)
+# share of the ceiling: a device that reaches it computes and does not wait
+_BUSY = 0.40
 _WORKING = 0.10  # the same on the CPU, which also calls operators: below it, calls or memory may bind
 _KEEPS_UP = 0.98  # host time over device time from which launching may set the pace
 # findings about the program's own code, and about what passes between its steps
@@ -46,13 +45,11 @@ _BETWEEN_STEPS_FINDINGS = ("validation", "checkpoint", "epoch", *_LOADER_FINDING
 class RunFacts(StepCosts):
     """Facts about a run from its record, its steps and its trace."""
 
-    rows: Sequence[
-        StepRow
-    ]  # the measured steps, each the mean over the ranks, with the device's time
+    # the measured steps, each the mean over the ranks, with the device's time
+    rows: Sequence[StepRow]
     model: StepModel  # of these
-    device_idle: float | None = (
-        None  # share of marks at which the device had finished when the next phase came
-    )
+    # share of marks at which the device had finished when the next phase came
+    device_idle: float | None = None
     kernels: KernelTable | None = None  # of its trace
 
     def share(self, *parts: str) -> float:
@@ -187,9 +184,8 @@ def _check_between_steps(run: RunFacts) -> Verdict | None:
         return None
     facts = {}
     seconds = 0.0
-    if (
-        costliest.name != EPOCH
-    ):  # its share includes waiting for the first batch, which is part of a step
+    if costliest.name != EPOCH:
+        # its share includes waiting for the first batch, which is part of a step
         seconds = sum(
             passed.seconds
             for passed in run.record.outside
@@ -250,9 +246,8 @@ def _check_communication(run: RunFacts) -> Verdict | None:
 
 def _check_program_code(run: RunFacts) -> Verdict | None:
     """Judge code of the program that sleeps, computes in Python or logs, by the findings that need no trial."""
-    for finding in (
-        run.record.findings
-    ):  # the likeliest saving, which the advice is about too, comes first
+    for finding in run.record.findings:
+        # the likeliest saving, which the advice is about too, comes first
         if (
             finding.name in _CODE_FINDINGS
             and not finding.may
@@ -275,9 +270,8 @@ def _check_host(run: RunFacts) -> Verdict | None:
     utilisation = run.utilisation
     if not run.on_device:  # host and device are one
         return None
-    if (
-        idle_share is None and utilisation is None
-    ):  # nothing distinguishes waiting from working
+    if idle_share is None and utilisation is None:
+        # nothing distinguishes waiting from working
         return None
     if idle_share is not None and idle_share < _IDLE:
         return None
@@ -323,9 +317,8 @@ def _check_compute(run: RunFacts) -> Verdict | None:
     least_utilisation = _BUSY if run.on_device else _WORKING
     if share < 1.0 - REMAINDER:
         return None
-    if (
-        utilisation is None or utilisation < least_utilisation
-    ):  # busy, but perhaps not with arithmetic
+    if utilisation is None or utilisation < least_utilisation:
+        # busy, but perhaps not with arithmetic
         return None
     low, high = run.interval(share, WORKING_PHASES)
     facts = {"optimizer": run.share("optimizer")}

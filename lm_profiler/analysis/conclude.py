@@ -529,9 +529,8 @@ def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     if dtype is not None and evidence.peak_flops_per_s is not None:
         stated[torch_name(dtype)] = evidence.peak_flops_per_s
     if dtype is not None and use is not None:
-        measured[torch_name(dtype)] = (
-            use.ceiling_flops_per_s
-        )  # unknown if the step beat it
+        # unknown if the step beat it
+        measured[torch_name(dtype)] = use.ceiling_flops_per_s
     device_name = run.machine.device_name
     return {
         "rates": rates_of(
@@ -616,11 +615,8 @@ def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     if use is not None:
         figures["checkpointing"] = use.flops.recomputation > 0
     main_dtype = _main_dtype(run.evidence)
-    if main_dtype in (
-        "bfloat16",
-        "float16",
-        "float64",
-    ):  # by the module's own autocast, or its weights' dtype
+    if main_dtype in ("bfloat16", "float16", "float64"):
+        # by the module's own autocast, or its weights' dtype
         figures["precision"] = main_dtype
     figures["tokens_per_batch"] = None
     figures["samples_per_batch"] = None

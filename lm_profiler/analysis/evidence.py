@@ -55,9 +55,8 @@ from lm_profiler.record.steps import Peaks, read_rows
 
 EVIDENCE_FILE = "evidence.json.gz"
 
-MOST_BYTES = (
-    64 * 1024**2
-)  # a file that is larger when unpacked is not read: this package did not write it
+# a file that is larger when unpacked is not read: this package did not write it
+MOST_BYTES = 64 * 1024**2
 
 _UNTYPED = Annotated[Any, SkipValidation]
 
@@ -84,9 +83,8 @@ class Evidence:
 
     # What the steps left.
     rows: _UNTYPED = ()  # A ``StepTable``, or rows, of all ranks and stages. Their own files keep them.
-    batch_counts: Sequence[
-        Sequence[BatchCount]
-    ] = ()  # the steps at which the number of batches changes, for each rank
+    # the steps at which the number of batches changes, for each rank
+    batch_counts: Sequence[Sequence[BatchCount]] = ()
     between_steps_s: float | None = None
     between: Sequence[BetweenSteps] = ()
     outside: Sequence[OutsideSteps] = ()
@@ -106,12 +104,10 @@ class Evidence:
     telemetry: Telemetry | None = None
     contention: Contention | None = None
     syncs: Sequence[Sync] | None = None
-    counters: Sequence[
-        StepCounters
-    ] = ()  # counters of each measured step, of each rank that has them
-    timelines: Sequence[
-        RankTimeline
-    ] = ()  # the timeline of each rank that knows when it came to its collectives
+    # counters of each measured step, of each rank that has them
+    counters: Sequence[StepCounters] = ()
+    # the timeline of each rank that knows when it came to its collectives
+    timelines: Sequence[RankTimeline] = ()
     parts: Sequence[str] = PARTS  # what the codes in ``timelines`` stand for
     ranks_heard: int = 1  # the number of ranks that the facts are of; ``rows`` may be of more, whose files were found
 
@@ -127,28 +123,23 @@ class Evidence:
     settings: Settings | None = None
     lists: Lists | None = None  # the lists of tensors that the optimizers are given
     multiprocessors: int | None = None  # the number of multiprocessors of one device
-    peak_flops_per_s: float | None = (
-        None  # the peak of one device, where the user says it
-    )
+    # the peak of one device, where the user says it
+    peak_flops_per_s: float | None = None
 
     # What is determined after all timing.
     flops: Flops | None = None  # FLOPs of a step of ``work_batches``, over all ranks
     # FLOPs of a step of one rank, by the dtype of their factors in torch's names
     by_dtype: Mapping[str, int] = field(default_factory=dict)
-    work: Mapping[str, Work] = field(
-        default_factory=dict
-    )  # the least work of each phase of a step, on one device
-    work_batches: float | None = (
-        None  # batches of the step whose work this is, over all ranks
-    )
-    work_elements: float | None = (
-        None  # elements of the largest tensor of each of them, in sum; None is unknown
-    )
+    # the least work of each phase of a step, on one device
+    work: Mapping[str, Work] = field(default_factory=dict)
+    # batches of the step whose work this is, over all ranks
+    work_batches: float | None = None
+    # elements of the largest tensor of each of them, in sum; None is unknown
+    work_elements: float | None = None
     # the machine's own FLOP/s for each dtype of the run's matmuls, by torch's names: of one device
     ceilings: Mapping[str, float | None] = field(default_factory=dict)
-    copied_bytes_per_s: float | None = (
-        None  # bytes/s that one device read and wrote in a large copy
-    )
+    # bytes/s that one device read and wrote in a large copy
+    copied_bytes_per_s: float | None = None
     numerics: NumericsFacts | None = None
     # Where the time of rank 0's traced steps went, a ``KernelTable``. The trace's own file keeps it.
     kernels: _UNTYPED = None
@@ -156,9 +147,8 @@ class Evidence:
 
 
 _KEPT_ELSEWHERE = {"rows", "kernels", "traced"}
-_adapter = cache(
-    partial(TypeAdapter[Evidence], Evidence)
-)  # takes 20 ms to make, and many runs may be read
+# takes 20 ms to make, and many runs may be read
+_adapter = cache(partial(TypeAdapter[Evidence], Evidence))
 
 
 def write_evidence(folder: Path, evidence: Evidence) -> None:

@@ -44,15 +44,11 @@ WORTH = 0.05  # the least share of the step that a finding must save to be repor
 _CLOCK_TOLERANCE = 0.03  # a share: what a trouble costs beyond the clocks' reading, such as waking up and cold caches
 _LARGEST_TOLERANCE = 0.25  # with the uncertainty of the mean; beyond that an upper limit would report nothing
 
-_TRIAL_FACTOR = (
-    0.75  # for a remedy that must be tried: a fact of equal size ranks first
-)
+# for a remedy that must be tried: a fact of equal size ranks first
+_TRIAL_FACTOR = 0.75
 _BUSY_TRIAL_FACTOR = 0.5  # the same on a busy machine
-_FIXED_PHASES = (
-    "zero_grad",
-    "clip",
-    "optimizer",
-)  # which take as long whatever the batch is
+# which take as long whatever the batch is
+_FIXED_PHASES = ("zero_grad", "clip", "optimizer")
 _LARGE_FIXED_SHARE = 0.2  # of the step: every step has some fixed cost
 _FEW_SAMPLES = 2  # in a batch
 _USUAL_BATCH = 8  # samples that a batch may at least reach, if memory allows
@@ -412,9 +408,8 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
     longest_action: dict[str, str] = {}  # by owner
     for action in costs.actions(belongs_to_program):
         seconds_by_owner[action.owner] += _action_s(action, costs.contended)
-        longest_action.setdefault(
-            action.owner, action.name
-        )  # the longest action comes first
+        # the longest action comes first
+        longest_action.setdefault(action.owner, action.name)
 
     # The measured steps show how long ``other`` is, the few steps timed by action how it divides.
     if (
@@ -529,9 +524,8 @@ def _outside_torch_s(row: PythonTime) -> float:
 def find_sleeping_phases(costs: StepCosts) -> Iterator[Finding]:
     """Find phases in which the thread sleeps and no line of the program is known as the cause."""
     has_several_ranks = len(costs.record.rank_step_s) > 1
-    if (
-        costs.on_device or has_several_ranks
-    ):  # the thread then waits for the device, or for other ranks
+    if costs.on_device or has_several_ranks:
+        # the thread then waits for the device, or for other ranks
         return
     phases_with_a_line = {row.phase for row in costs.record.python_times}
     for phase, use in costs.record.thread_use.items():
@@ -558,9 +552,8 @@ def find_pattern(costs: StepCosts) -> Iterator[Finding]:
     mean = costs.record.mean_counters
     if mean is not None:
         counted_s = (mean.gc_s or 0.0) + (mean.compile_s or 0.0)
-        if (
-            counted_s >= EXPLAINED * steady.pattern_s
-        ):  # garbage or compilation, which has a finding of its own
+        if counted_s >= EXPLAINED * steady.pattern_s:
+            # garbage or compilation, which has a finding of its own
             return
     yield costs.finding(
         "pattern",
@@ -651,9 +644,8 @@ def find_syncs(costs: StepCosts) -> Iterator[Finding]:
         if term.name != "gaps":
             continue
         for contributor in term.contributors:
-            is_sync_or_copy = (
-                "ync" in contributor.what or "cpy" in contributor.what
-            )  # any case: Sync and sync
+            # any case: Sync and sync
+            is_sync_or_copy = "ync" in contributor.what or "cpy" in contributor.what
             if is_sync_or_copy:
                 waits_s += contributor.seconds
     worst = max(syncs, key=lambda sync: sync.count)
@@ -669,9 +661,8 @@ def find_syncs(costs: StepCosts) -> Iterator[Finding]:
 def find_small_batch(costs: StepCosts) -> Iterator[Finding]:
     """Find the cost of a step that does not depend on the batch: k times the samples leave 1/k of it per sample."""
     fixed_s = sum(costs.regular_s(phase) for phase in _FIXED_PHASES)
-    if (
-        not costs.contended
-    ):  # contention stretches gaps, and all else that is known only as a mean
+    if not costs.contended:
+        # contention stretches gaps, and all else that is known only as a mean
         python_s = sum(finding.saves_s for finding in find_slow_python(costs))
         fixed_s += max(costs.term_s("gaps") - python_s, 0.0)
         fixed_s += sum(action.seconds for action in costs.actions(_belongs_to_loop))

@@ -169,18 +169,15 @@ def requested_candidates(
     takes group and ``may_change`` from there. Those of workers are known even if no candidate offers them.
     ``option`` returns the run's value of an option.
     """
-    templates: dict[
-        str, tuple[str, str | None]
-    ] = {}  # group and ``may_change``, by option
+    # group and ``may_change``, by option
+    templates: dict[str, tuple[str, str | None]] = {}
     for workers_option in WORKERS:
         templates[workers_option] = ("num_workers", BY_WORKERS)
     for candidate in offered:
         for name in candidate.options:
             templates[name] = (candidate.group, candidate.may_change)
-    templates[ATTENTION] = (
-        ATTENTION,
-        UNKNOWN,
-    )  # the user's own attention function may compute anything
+    # the user's own attention function may compute anything
+    templates[ATTENTION] = (ATTENTION, UNKNOWN)
 
     candidates = []
     for name, texts in requested.items():

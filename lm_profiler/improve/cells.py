@@ -44,9 +44,8 @@ class CellCalls:
 
     folder: Path  # of all runs
     call: Sequence[str]
-    first_record: RunRecord | None = (
-        None  # of the first setting's own run, once there is one
-    )
+    # of the first setting's own run, once there is one
+    first_record: RunRecord | None = None
 
     def baseline(self) -> Cell:
         """Return the first of all cells: the first setting with all instruments."""
@@ -77,9 +76,8 @@ class CellCalls:
         batches = 1
         if self.first_record.model is not None:
             batches = self.first_record.model.accumulate_grad_batches
-        steps = 1 + math.ceil(
-            prefetched / batches
-        )  # one more: batches are prefetched during the first step
+        # one more: batches are prefetched during the first step
+        steps = 1 + math.ceil(prefetched / batches)
         planned_steps = self.first_record.steps_planned.get("warmup", steps)
         if steps <= planned_steps:
             return {}
@@ -107,9 +105,8 @@ class CellCalls:
         arguments += [f"--log_dir={self.folder}", f"--name={cell_id}"]
         overrides = dict(options)
         is_numerics_check = "numerics.losses" in instruments
-        if (
-            is_numerics_check
-        ):  # its overrides differ from those of the cells that time the same setting
+        if is_numerics_check:
+            # its overrides differ from those of the cells that time the same setting
             overrides["numerics.audit"] = "true"
         return Cell(id=cell_id, overrides=overrides, repeat=number, arguments=arguments)
 
@@ -215,9 +212,8 @@ class Cells:
         self.left_s = math.inf  # the rest of the budget
         self.limit_s = math.inf  # of a cell
         self.requested: set[str] = set()  # ids of cells that were asked for
-        self.shared: set[str] = (
-            set()
-        )  # ids of cells during which something else used the machine
+        # ids of cells during which something else used the machine
+        self.shared: set[str] = set()
         self.fitted: set[str] = set()  # settings that fitted into memory
 
     def result(self, cell: Cell) -> FinishedCell:

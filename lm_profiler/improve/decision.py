@@ -29,9 +29,8 @@ class TimedRun:
     step_s: float | None
     took_s: float  # seconds of the budget that the run took, start and end included
     failure: str | None = None  # why it failed, in a few words
-    refusal: str | None = (
-        None  # why it was not started: what the hardware lacks, or what would not fit
-    )
+    # why it was not started: what the hardware lacks, or what would not fit
+    refusal: str | None = None
     peak_bytes: int | None = None
     was_cut: bool = False  # whether the end of the budget cut it, which says nothing about the setting
     may_lack_memory: bool = False  # whether it may have failed for lack of memory: it reported that, or was killed
@@ -41,23 +40,19 @@ class TimedRun:
 class NumericsCheck:
     """Whether a winner still computes the same."""
 
-    is_tolerated: (
-        bool | None
-    )  # whether all errors are within the tolerance; None if that is unknown
+    # whether all errors are within the tolerance; None if that is unknown
+    is_tolerated: bool | None
     took_s: float = 0.0  # seconds of the budget that it took
     # distance of the mean loss of the first steps, over the same batches and seed, as a share
     loss_error: float | None = None
-    gradient_error: float | None = (
-        None  # distance of the gradients from those in float32, as a share
-    )
-    reason: str | None = (
-        None  # in a few words: the tolerance that was exceeded, or why that is unknown
-    )
+    # distance of the gradients from those in float32, as a share
+    gradient_error: float | None = None
+    # in a few words: the tolerance that was exceeded, or why that is unknown
+    reason: str | None = None
 
 
-FINAL_SETTING = Candidate(
-    "", {}, ""
-)  # in place of a candidate where the final setting is compared with the first
+# in place of a candidate where the final setting is compared with the first
+FINAL_SETTING = Candidate("", {}, "")
 
 
 @dataclass(frozen=True)
@@ -72,9 +67,8 @@ class PairedComparison:
     # interval of the ratio of seconds, B over A, which holds at all looks together; None if too little is known
     interval: RatioInterval | None = None
     error: float = 0.05  # share of tries in which an interval may be wrong, at any look
-    verdict: TriedVerdict | None = (
-        None  # verdict on the step's time, or why there is none; None while it runs
-    )
+    # verdict on the step's time, or why there is none; None while it runs
+    verdict: TriedVerdict | None = None
     accepted: bool = False  # whether the rest is tried on top of B
     numerics: NumericsCheck | None = None  # check of the numbers; None if not asked for
     reason: str | None = None  # why the verdict, in a few words, if it is not obvious

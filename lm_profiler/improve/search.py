@@ -85,15 +85,12 @@ class Searcher:
         # The result so far.
         # the first setting's own run, before any comparison; None until it has ended
         self.first_run: TimedRun | None = None
-        self.options: Mapping[
-            str, str
-        ] = {}  # accepted options, besides those of the first setting
-        self.tried: list[
-            PairedComparison
-        ] = []  # comparisons in order; some may be under way
-        self.untried = list(
-            self.candidates
-        )  # candidates without a comparison, in order
+        # accepted options, besides those of the first setting
+        self.options: Mapping[str, str] = {}
+        # comparisons in order; some may be under way
+        self.tried: list[PairedComparison] = []
+        # candidates without a comparison, in order
+        self.untried = list(self.candidates)
         # the final setting compared with the first again; None if nothing was accepted or the budget ran out
         self.final: PairedComparison | None = None
         self.spent_s = 0.0  # seconds of the budget
@@ -102,15 +99,12 @@ class Searcher:
 
         # What decides the next run.
         self.kept_changes: dict[str, Candidate] = {}  # the accepted candidate, by group
-        self.runs: dict[
-            frozenset[tuple[str, str]], list[TimedRun]
-        ] = {}  # by the options of a setting
-        self.reserved_s = (
-            0.0  # seconds of the budget that are kept for the final comparison
-        )
-        self.proof_counts: dict[
-            str, int
-        ] = {}  # how many proofs were begun, by the candidate's name
+        # by the options of a setting
+        self.runs: dict[frozenset[tuple[str, str]], list[TimedRun]] = {}
+        # seconds of the budget that are kept for the final comparison
+        self.reserved_s = 0.0
+        # how many proofs were begun, by the candidate's name
+        self.proof_counts: dict[str, int] = {}
         # names of the candidates that had their first turn; reset when accepted changes shrink the step enough
         self.had_first_turn: set[str] = set()
         # the step as a share of the step when ``had_first_turn`` was last reset
@@ -163,9 +157,8 @@ class Searcher:
             if not undecided:
                 return
             best = max(undecided, key=self.promise)
-            if (
-                best.a_options != self.options
-            ):  # another change was accepted since: begin anew on top of it
+            if best.a_options != self.options:
+                # another change was accepted since: begin anew on top of it
                 best = self.on_top(best.candidate)
             next_look = min(look for look in LOOKS if look > best.pairs)
             self.prove(best, more_pairs=next_look - best.pairs)
@@ -278,9 +271,8 @@ class Searcher:
     def accept(self, candidate: Candidate, proof: PairedComparison) -> None:
         """Keep a proven change; if the step has become much faster, what was rejected gets another turn."""
         self.kept_changes.pop(candidate.group, None)
-        self.kept_changes[candidate.group] = (
-            candidate  # last: if two set an option, the later one counts
-        )
+        # last: if two set an option, the later one counts
+        self.kept_changes[candidate.group] = candidate
         self.options = proof.b_options
         self.step_share *= proof.ratio
         if self.step_share >= _RETRY_SHARE:

@@ -111,10 +111,8 @@ def _search_results(searcher: Searcher) -> dict[str, Any]:
 
 
 def _candidate_fields(candidate: Candidate) -> dict[str, Any]:
-    return {
-        **vars(candidate),
-        "options": dict(candidate.options),
-    }  # a record ignores what is not its own
+    # a record ignores what is not its own
+    return {**vars(candidate), "options": dict(candidate.options)}
 
 
 def _tried(comparison: PairedComparison) -> Tried:
@@ -274,9 +272,8 @@ class Runner:
         self._server = server
         self._display = display
         self._caches = folder.path / "compile_caches"
-        shutil.rmtree(
-            self._caches, ignore_errors=True
-        )  # a call that was killed may have left files
+        # a call that was killed may have left files
+        shutil.rmtree(self._caches, ignore_errors=True)
         self._schedule: Schedule | None = None
         self.interrupted = False
 
@@ -299,9 +296,8 @@ class Runner:
         )
         self._schedule.run()
         outcome = read_outcome(self._folder.path, cell.id)
-        if (
-            outcome is None or outcome.status != "ok"
-        ):  # a half-written file would fail the next cell
+        if outcome is None or outcome.status != "ok":
+            # a half-written file would fail the next cell
             shutil.rmtree(cache, ignore_errors=True)
         self._raise_if_interrupted()
 

@@ -279,9 +279,8 @@ def _difference_in(
     units: Sequence[str], a: Mapping[str, int], b: Mapping[str, int]
 ) -> SizeDifference | None:
     for unit in units:
-        tolerated = (
-            MARGIN * a[unit]
-        )  # tokens of texts of varying length differ a little anyway
+        # tokens of texts of varying length differ a little anyway
+        tolerated = MARGIN * a[unit]
         if abs(b[unit] - a[unit]) > tolerated:
             return SizeDifference(unit, a[unit], b[unit])
     return None

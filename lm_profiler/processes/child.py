@@ -183,9 +183,8 @@ def can_fork() -> bool:
 
 def start_interpreter(question: bytes, link: Connection) -> Any:
     """Start a fresh interpreter that reads the ``question`` from stdin and answers over ``link``."""
-    with (
-        tempfile.TemporaryFile() as file
-    ):  # without a name: no other process can write to what is unpickled
+    with tempfile.TemporaryFile() as file:
+        # without a name: no other process can write to what is unpickled
         file.write(question)
         file.seek(0)
         return subprocess.Popen(
@@ -286,9 +285,8 @@ def answer_question(
     """Read limits and function from ``question``, whose first line has been read, and answer over ``link``."""
     parent, *limits = json.loads(question.readline())
     _confine(*limits)
-    parent_has_died = (
-        is_asked_by_parent and os.getppid() != parent
-    )  # before `die_with_parent` took effect
+    # before `die_with_parent` took effect
+    parent_has_died = is_asked_by_parent and os.getppid() != parent
     if parent_has_died:
         os._exit(1)
     _answer(lambda: pickle.load(question)(), link)
@@ -311,9 +309,8 @@ def _answer_in_copy(find: Callable[[], Any], limits: Limits, link: Connection) -
 def _confine(cpu_s: float, data_bytes: int | None, folder: str) -> None:
     """Make this process die with its parent, lead a group, be silent and keep its limits."""
     die_with_parent()
-    if (
-        sys.platform == "linux"
-    ):  # become the parent of descendants whose own parents have ended
+    if sys.platform == "linux":
+        # become the parent of descendants whose own parents have ended
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
@@ -327,9 +324,8 @@ def _confine(cpu_s: float, data_bytes: int | None, folder: str) -> None:
         signal.SIGPROF,
     ):
         signal.signal(number, signal.SIG_DFL)
-    signal.alarm(
-        ceil(PATIENCE * cpu_s) + 1
-    )  # ends this process even if nobody waits for it any more
+    # ends this process even if nobody waits for it any more
+    signal.alarm(ceil(PATIENCE * cpu_s) + 1)
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     if data_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
@@ -350,9 +346,8 @@ def _answer(find: Callable[[], Any], link: Connection) -> None:
         link.send(("unfit", None))
     except Exception as error:
         link.send(("failed", f"{type(error).__name__}: {error}"))
-    while (
-        True
-    ):  # wait to be killed: this process's children can be found as long as it lives
+    while True:
+        # wait to be killed: this process's children can be found as long as it lives
         signal.pause()
 
 

@@ -30,10 +30,8 @@ from typing import IO, NoReturn
 from lm_profiler.processes.child import die_with_parent, end_text
 
 _PATIENCE_S = 10.0  # seconds for the program to end by itself before it is killed
-_QUIET = {
-    "KINETO_LOG_LEVEL": "99",
-    "TORCH_CPP_LOG_LEVEL": "ERROR",
-}  # torch reads them once, when it is imported
+# torch reads them once, when it is imported
+_QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 _LOCK = "LM_PROFILER_LOCK"  # the variable with the descriptor of the folder's lock, for the program
 
 
@@ -217,16 +215,12 @@ class Server:
     def __init__(self, client: Connection, lock: str | None) -> None:
         self._client = client
         self._lock = lock
-        self._running: dict[
-            str, int
-        ] = {}  # the pid of each cell, which is also that of its process group
-        self._wakeup_reader, self._wakeup_writer = (
-            os.pipe()
-        )  # gets a byte when a child ends
-        for pipe_end in (
-            self._wakeup_reader,
-            self._wakeup_writer,
-        ):  # a full pipe must not block a signal
+        # the pid of each cell, which is also that of its process group
+        self._running: dict[str, int] = {}
+        # gets a byte when a child ends
+        self._wakeup_reader, self._wakeup_writer = os.pipe()
+        for pipe_end in (self._wakeup_reader, self._wakeup_writer):
+            # a full pipe must not block a signal
             os.set_blocking(pipe_end, False)
 
     def serve(self) -> StartCell | None:
@@ -294,9 +288,8 @@ class Server:
             ended_pid, status = os.waitpid(pid, os.WNOHANG)
             if ended_pid == 0:  # it still runs
                 continue
-            self._signal(
-                cell, signal.SIGKILL
-            )  # processes that the cell left behind: workers, other ranks
+            # processes that the cell left behind: workers, other ranks
+            self._signal(cell, signal.SIGKILL)
             del self._running[cell]
             self._client.send(CellEnded(cell, os.waitstatus_to_exitcode(status)))
 
@@ -308,9 +301,8 @@ def _fork(output: int) -> int:
         "children cannot use a device that was opened"
     )
     pid = os.fork()
-    with suppress(
-        OSError
-    ):  # in both processes, so that neither continues before the group exists
+    with suppress(OSError):
+        # in both processes, so that neither continues before the group exists
         os.setpgid(pid, pid)
     if pid == 0:
         for stream in (1, 2):
@@ -323,13 +315,11 @@ def _run_cell(
 ) -> int:
     """Run the cell in this forked child, or in a new interpreter in its place, and return its exit code."""
     die_with_parent()
-    if (
-        os.getppid() != server_pid
-    ):  # the server died before `die_with_parent` took effect
+    if os.getppid() != server_pid:
+        # the server died before `die_with_parent` took effect
         os._exit(1)
-    with suppress(
-        OSError
-    ):  # if memory runs out, the kernel must kill the cell, not the sweep
+    with suppress(OSError):
+        # if memory runs out, the kernel must kill the cell, not the sweep
         Path("/proc/self/oom_score_adj").write_text("500")
     os.environ.update(cell.environment)
     if in_new_interpreter:
@@ -357,9 +347,8 @@ def _import(modules: Sequence[str], client: Connection) -> None:
         os._exit(0)
     for module in modules:
         import_module(module)
-    die_with_parent(
-        begin=False
-    )  # from here on `serve` notices, and kills the cells first
+    # from here on `serve` notices, and kills the cells first
+    die_with_parent(begin=False)
 
 
 def _exit(code: int) -> NoReturn:

@@ -29,9 +29,8 @@ def rank_messages(work: Work, ranks: int) -> Iterator[Any]:
     Raises:
         RankFailed: a rank raised or died.
     """
-    context = get_context(
-        "spawn"
-    )  # a fork of a process that has opened a device cannot use it
+    # a fork of a process that has opened a device cannot use it
+    context = get_context("spawn")
     processes: list[Any] = []
     ranks_by_link: dict[Any, int] = {}
     try:
@@ -72,9 +71,8 @@ def _receive(link: Any) -> tuple[str, Any]:
 def _cause(rank: int, message: str | None, processes: Sequence[Any]) -> str:
     """Return how ``rank`` failed, or which rank died silently and so made ``rank`` fail."""
     sentinels = [process.sentinel for process in processes]
-    sentinels_of_dead = wait(
-        sentinels, _GRACE_S
-    )  # a failed or finished rank waits to be killed
+    # a failed or finished rank waits to be killed
+    sentinels_of_dead = wait(sentinels, _GRACE_S)
     for number, process in enumerate(processes):
         if process.sentinel in sentinels_of_dead:
             process.join()  # its pipes close a moment before its exit code is known

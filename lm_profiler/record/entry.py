@@ -47,9 +47,8 @@ class Entry:
     """A line of any table: a run, or a cell of a sweep that may have left none."""
 
     folder: Path  # the run's folder, or the cell's if there is no run
-    record: (
-        RunRecord | None
-    )  # None if the cell left no record (it timed out, was killed, or was a wrong call)
+    # None if the cell left no record (it timed out, was killed, or was a wrong call)
+    record: RunRecord | None
     cell: Cell | None = None  # none for a run that belongs to no sweep
     outcome: CellOutcome | None = None  # how the cell ended, as the sweep recorded it
     sweep: Path | None = None  # the sweep's folder
@@ -233,9 +232,8 @@ class _Search:
         self._read_or_note = partial(none_if_unreadable, problems=self._problems)
         self.links: list[Path] = []
         self._visited_paths: set[str] = set()
-        self._plans: dict[
-            Path, SweepPlan | None
-        ] = {}  # of sweeps whose cells are given one by one
+        # of sweeps whose cells are given one by one
+        self._plans: dict[Path, SweepPlan | None] = {}
 
     def add_cell(self, path: Path) -> bool:
         """Add the cell whose folder, or whose run's folder, is ``path``; return False if it is none.
@@ -388,9 +386,8 @@ def _natural_key(name: str) -> list[str | int]:
     """Return a sort key that compares the numbers in names as numbers: ``version_2`` is before ``version_10``."""
     key: list[str | int] = []
     for index, piece in enumerate(re.split(r"(\d+)", name)):
-        is_number = (
-            index % 2 == 1
-        )  # the pieces between numbers are text, also where they are empty
+        # the pieces between numbers are text, also where they are empty
+        is_number = index % 2 == 1
         key.append(int(piece) if is_number else piece)
     return key
 

@@ -63,9 +63,8 @@ _BINARY_UNITS = {"TiB": 2.0**40, "GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10}
 _DECIMAL_PREFIXES = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6}
 
 
-Keys = (
-    Iterable[str] | Mapping[str, str]
-)  # keys of a mapping, perhaps each with its word
+# keys of a mapping, perhaps each with its word
+Keys = Iterable[str] | Mapping[str, str]
 
 
 class Place(IntEnum):
@@ -88,25 +87,21 @@ class Figure:
     title: str
     kind: str  # one of ``UNITS``
     meaning: str  # one line without a full stop
-    name: str = (
-        ""  # the name in the registry; empty if it equals the field's name, or the key
-    )
+    # the name in the registry; empty if it equals the field's name, or the key
+    name: str = ""
     _: KW_ONLY
     path: str = ""  # its place in its file, which the registry fills in; empty for a computed value
-    compute: Callable[[Any], Any] | None = (
-        None  # reads it from a record, if its path is not enough
-    )
+    # reads it from a record, if its path is not enough
+    compute: Callable[[Any], Any] | None = None
     # the keys of a mapping of numbers that are figures
     keys: Keys = ()
-    interval_ends: tuple[str, str] | None = (
-        None  # the neighbouring fields with the ends of its 95 % interval
-    )
+    # the neighbouring fields with the ends of its 95 % interval
+    interval_ends: tuple[str, str] | None = None
     # whether it is a rate over the step's time; its interval is then that of the step, inverted
     goes_by_step: bool = False
     place: Place = Place.FILE
-    tag: str | None = (
-        None  # the TensorBoard tag of its value in each step; None if steps have no such value
-    )
+    # the TensorBoard tag of its value in each step; None if steps have no such value
+    tag: str | None = None
     run_tag: str | None = None  # the tag of a run's value among TensorBoard's HPARAMS
     group: str = ""  # the section that shows it, if not that of its part
     # the word in ``name`` and ``meaning`` that distinguishes the members of a family, such as the phase

@@ -60,9 +60,8 @@ def claim_run_dir(parent: Path) -> Path:
             number = max(number, int(number_text) + 1)
     while True:
         folder = parent / f"version_{number}"
-        with suppress(
-            FileExistsError
-        ):  # of two runs that start at once, mkdir lets one have the number
+        with suppress(FileExistsError):
+            # of two runs that start at once, mkdir lets one have the number
             folder.mkdir()
             return folder
         number += 1
@@ -87,10 +86,8 @@ _ANY_DIGIT = bytes.maketrans(b"123456789E", b"000000000e")
 # How such a number may be written, with every digit as 0. Only files that have one are checked value by value.
 _LARGE_NUMBERS = (b"0" * 30, b"0e00", b"0e+00")
 
-_USER_OPTIONS = (
-    "config",
-    "overrides",
-)  # parts of a record that hold a user's own numbers, of any size
+# parts of a record that hold a user's own numbers, of any size
+_USER_OPTIONS = ("config", "overrides")
 
 _ROOTS: ContextVar[list[Path] | None] = ContextVar("roots", default=None)
 
@@ -188,9 +185,8 @@ class Part(BaseModel):
 def json_of(record: Any, indent: int | None = None) -> str:
     """Return a ``Part`` or a dataclass as JSON, with null for NaN and infinity; lone surrogates, which command lines
     and messages may have, become question marks."""
-    adapter = TypeAdapter[Any](
-        type(record)
-    )  # to_json knows no class that is not built yet, before pydantic 2.14
+    # to_json knows no class that is not built yet, before pydantic 2.14
+    adapter = TypeAdapter[Any](type(record))
     try:
         return adapter.dump_json(record, indent=indent).decode()
     except (

@@ -156,9 +156,8 @@ class Verdict(Part):
     # what else may bind it, if the interval of the share contains the threshold
     or_bound_by: Annotated[Bound | None, Newer] = None
     because: str | None = None  # the name of the sentence with the evidence
-    facts: dict[str, float] = Field(
-        default_factory=dict
-    )  # the figures of that sentence
+    # the figures of that sentence
+    facts: dict[str, float] = Field(default_factory=dict)
     # Version 0.2 wrote these two; `RunRecord.findings` took their place, and old records are still read.
     evidence: str = ""
     advice: str = ""

@@ -171,18 +171,15 @@ class ImproveRecord(Part):
     )
     # the options of all accepted changes together; empty if nothing helped
     options: dict[str, str] = Field(default_factory=dict)
-    tried: list[Tried] = Field(
-        default_factory=list
-    )  # the changes so far; the last may still run
-    left: list[str] = Field(
-        default_factory=list
-    )  # the names of changes that were not tried
+    # the changes so far; the last may still run
+    tried: list[Tried] = Field(default_factory=list)
+    # the names of changes that were not tried
+    left: list[str] = Field(default_factory=list)
     # None if nothing was accepted, the budget ended before, or too few of its runs succeeded
     final: Final | None = None
     runs: int = figure("runs", "count", "processes that were started", default=0)
-    notes: list[str] = Field(
-        default_factory=list
-    )  # what a reader must know before using the figures
+    # what a reader must know before using the figures
+    notes: list[str] = Field(default_factory=list)
 
     @property
     def way(self) -> list[WayPoint]:

@@ -43,9 +43,8 @@ class KernelRow(Part):
     phase: str
     kind: Annotated[Kind, Newer]
     name: str
-    operator: (
-        str | None
-    )  # the operator that launched the kernel, or called this operator
+    # the operator that launched the kernel, or called this operator
+    operator: str | None
     # the path of the module that the forward or backward pass belongs to, with ``*`` for the indices of equal layers
     module: str | None
     module_type: str | None  # the class of that module
@@ -78,9 +77,8 @@ class KernelTable(Part):
     # the share of the window in which only kernels ran that move bytes rather than compute (elementwise, normalization,
     # reduction, softmax, copies within the device); None without a device
     memory_bound_share: float | None
-    communication_share: (
-        float | None
-    )  # the share of the window in which only communication ran; None without a device
+    # the share of the window in which only communication ran; None without a device
+    communication_share: float | None
 
     @model_validator(mode="after")
     def _whole(self) -> KernelTable:

@@ -34,22 +34,19 @@ class Settings(Part):
     """The options that a run has switched on, and what its machine offers; nothing is advised about an unknown one."""
 
     precision: str | None = None  # Lightning's, or the half precision of most matmuls
-    tf32: bool | None = (
-        None  # whether float32 matmuls may use it; None also where the device has none
-    )
+    # whether float32 matmuls may use it; None also where the device has none
+    tf32: bool | None = None
     # the mixed precision that the device has matrix units for; None if it has none
     half_precision: str | None = None
     compiled: bool | None = None
     num_workers: int | None = None
-    persistent_workers: bool | None = (
-        None  # whether the loader keeps its workers from epoch to epoch
-    )
+    # whether the loader keeps its workers from epoch to epoch
+    persistent_workers: bool | None = None
     cores: int | None = None  # CPU cores that this process may use for its loader
     pin_memory: bool | None = None
     fused_optimizer: bool | None = None  # None also if there is no fused kernel
-    weight_by_weight: bool = (
-        False  # whether an optimizer updates each weight separately (foreach=False)
-    )
+    # whether an optimizer updates each weight separately (foreach=False)
+    weight_by_weight: bool = False
     checkpointing: bool | None = None
     tokens_per_batch: int | None = None
     samples_per_batch: int | None = None

@@ -41,14 +41,12 @@ class Allocation(Part):
     bytes: int  # bytes of each
     count: int = 1
     cause: str
-    phase: str | None = (
-        None  # the phase that made it; None if it existed before the step
-    )
+    # the phase that made it; None if it existed before the step
+    phase: str | None = None
     shape: list[int] | None = None
     dtype: str | None = None
-    name: str | None = (
-        None  # the operator that made it; for a parameter, its gradient or its states, the tensor's name
-    )
+    # the operator that made it; for a parameter, its gradient or its states, the tensor's name
+    name: str | None = None
     # the path of the module whose forward or backward made it; ``*`` for the indices of equal layers
     module: str | None = None
     line: str | None = None  # the innermost line of the module's code: file and number
@@ -71,9 +69,8 @@ class MemoryTimeline(Part):
     # the residual stream, of batch, context and width: the sum of three dimensions that occurs
     # most often among the activations
     residual: Allocation | None = None
-    set_up: dict[str, int] | None = (
-        None  # bytes of each cause before the first step, once model and optimizers exist
-    )
+    # bytes of each cause before the first step, once model and optimizers exist
+    set_up: dict[str, int] | None = None
 
     @model_validator(mode="after")
     def _check_numbers(self) -> MemoryTimeline:
@@ -144,9 +141,8 @@ class MemoryTimeline(Part):
         """Return at most ``most_places`` places on the axis of events, and the bytes of each cause there."""
         width = ceil(len(self.totals) / most_places)
         places = []
-        for begin in range(
-            0, len(self.totals), width
-        ):  # of each stretch the place with most bytes
+        for begin in range(0, len(self.totals), width):
+            # of each stretch the place with most bytes
             end = min(begin + width, len(self.totals))
             places.append(max(range(begin, end), key=self.totals.__getitem__))
 

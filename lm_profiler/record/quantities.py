@@ -131,9 +131,8 @@ def _spread(times: str, part: str, name: str) -> Figure:
 
 # times on the device's stream, or on the host's clock if there is no device; a run's are means over its steps
 TIMES = {part: _mean_time("time", part) for part in MEANINGS}
-HOST_TIMES = {
-    part: _mean_time("host_time", part) for part in MEANINGS
-}  # times on the host's clock
+# times on the host's clock
+HOST_TIMES = {part: _mean_time("host_time", part) for part in MEANINGS}
 
 # -- figures that are computed from several values ---------------------------------------------------------------------
 
@@ -291,10 +290,8 @@ def _computed_figures() -> Iterator[Figure]:
 
 # -- the registry ------------------------------------------------------------------------------------------------------
 
-_GROUPS_BY_PHASE = (
-    "Use of the CPU",
-    "Own work and waiting by phase",
-)  # they list figures in the order of the phases
+# they list figures in the order of the phases
+_GROUPS_BY_PHASE = ("Use of the CPU", "Own work and waiting by phase")
 _GROUP_ORDER = (
     "Time of a step", "Time on the host's clock", "Throughput", "Use of the hardware", "Floors", "Waterfall",
     "Terms of the waterfall", "Memory", "Planned memory", "Memory by phase", "Memory by cause",

@@ -134,9 +134,8 @@ def _end_of_lost(
     message = how_it_ended(codes[lost_rank]) if has_code else "ended without a word"
     if len(lost_ranks) > 1:
         message += f"; so did {ranks_text(lost_ranks[1:])}"
-    host = (
-        near_end.failure.host if has_code else None
-    )  # a known code means that this host started it
+    # a known code means that this host started it
+    host = near_end.failure.host if has_code else None
     changes = {
         "type": RANK_LOST,
         "message": message,

@@ -103,9 +103,8 @@ class Steadiness(Part):
     # ``noisy``: the level is not known to 5 %; ``slowing``: later steps are slower; ``unsettled``: the level changes
     # in other ways; None: too few steps
     word: Annotated[Literal["noisy", "steady", "slowing", "unsettled"] | None, Newer]
-    also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = (
-        None  # also certain for a noisy run
-    )
+    # also certain for a noisy run
+    also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = None
     level_s: float | None = figure(
         "level", "ms", "mean of the regular steps: neither odd nor slow by a pattern",
         interval=("level_low_s", "level_high_s"), default=None,
@@ -493,9 +492,8 @@ class RunRecord(Part):
     between_steps_s: float | None = figure(
         "between steps", "ms", "in no step: validation, epoch ends", default=None
     )
-    between: list[BetweenSteps] = Field(
-        default_factory=list
-    )  # where that time went, the longest first
+    # where that time went, the longest first
+    between: list[BetweenSteps] = Field(default_factory=list)
     # the same over all stages, validation between later steps included, the longest first
     outside: list[OutsideSteps] = Field(default_factory=list)
     stages_s: float | None = figure(
@@ -525,9 +523,8 @@ class RunRecord(Part):
     rank_step_s: list[float] = figure(
         "median step", "ms", "median step of each rank", default_factory=list
     )
-    loader: LoaderFacts | None = within(
-        group="Steps", default=None
-    )  # None for verbs other than fit
+    # None for verbs other than fit
+    loader: LoaderFacts | None = within(group="Steps", default=None)
     # None if nothing was planned: ``--check_memory=false``, the user's own module or Trainer
     planned: machine.PlannedMemory | None = within(group="Planned memory", default=None)
     memory: machine.MemoryFacts | None = within(group="Memory", default=None)
@@ -547,9 +544,8 @@ class RunRecord(Part):
     contention: machine.Contention | None = within(
         group="What else used the machine", default=None
     )
-    syncs: list[machine.Sync] | None = (
-        None  # None if nothing waits for a device, or waits were not searched for
-    )
+    # None if nothing waits for a device, or waits were not searched for
+    syncs: list[machine.Sync] | None = None
     # None if no step was timed action by action
     other_by_owner: OtherByOwner | None = within(
         group="Other, by its owner", default=None
@@ -561,9 +557,8 @@ class RunRecord(Part):
     )  # fmt: skip
     # the program's lines with most of the time outside of torch, in one step of rank 0
     python_times: list[PythonTime] = Field(default_factory=list)
-    numerics: NumericsFacts | None = within(
-        group="Numerics", default=None
-    )  # None if the precision was not audited
+    # None if the precision was not audited
+    numerics: NumericsFacts | None = within(group="Numerics", default=None)
     settings: machine.Settings | None = None
     # the mean of each counter over the measured steps of rank 0
     mean_counters: StepCounters | None = within(
@@ -581,9 +576,8 @@ class RunRecord(Part):
     ranks: Ranks | None = within(group="Ranks", default=None)
     # what a reader must know before using the figures; shown under the table
     notes: list[str] = Field(default_factory=list)
-    details: list[str] = Field(
-        default_factory=list
-    )  # further notes on floors and terms
+    # further notes on floors and terms
+    details: list[str] = Field(default_factory=list)
 
     @property
     def words(self) -> list[str]:

@@ -480,9 +480,8 @@ def as_parquet(table: StepTable) -> bytes:
 
     arrays = {}
     for name, values in table.columns.items():
-        arrays[name] = pyarrow.array(
-            _compact(name, values), from_pandas=True
-        )  # NaN and masked: null
+        # NaN and masked: null
+        arrays[name] = pyarrow.array(_compact(name, values), from_pandas=True)
     sink = pyarrow.BufferOutputStream()
     parquet.write_table(
         pyarrow.table(arrays),
@@ -501,9 +500,8 @@ def _compact(name: str, values: NDArray[Any]) -> NDArray[Any]:
     if name in ("step", "rank"):
         return values.astype(np.int32)
     if name in _TIME_COLUMNS:
-        return values.astype(
-            np.float32
-        )  # single precision has 7 digits, which is finer than any clock here
+        # single precision has 7 digits, which is finer than any clock here
+        return values.astype(np.float32)
     is_unknown = np.isnan(values)
     return np.ma.masked_array(np.nan_to_num(values), is_unknown).astype(np.int64)
 

@@ -26,9 +26,8 @@ class Cell(Part):
     """One point of a sweep, run once. ``arguments`` are those of ``python -m lm_profiler``, the verb first."""
 
     id: str  # the name of its folder below the sweep's, which is unique
-    overrides: dict[
-        str, str
-    ]  # the swept options, by their name without the dashes; ordered as the sweep names them
+    # the swept options, by their name without the dashes; ordered as the sweep names them
+    overrides: dict[str, str]
     repeat: int  # the number of the repeat, from 0
     arguments: list[str]
 
@@ -41,9 +40,8 @@ class SweepPlan(Part):
     command: str
     verb: Annotated[Verb, Newer]
     seed: int
-    config_sha256: str | None = (
-        None  # the digest of all config files, one after the other; None without any
-    )
+    # the digest of all config files, one after the other; None without any
+    config_sha256: str | None = None
     # the text of each config file when the sweep began, by the name of its copy in the sweep's folder ``configs``
     configs: dict[str, str] = Field(default_factory=dict)
     cells: list[Cell]

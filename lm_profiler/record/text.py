@@ -130,9 +130,8 @@ def text_without_keys(node: yaml.Node, keys: set[str]) -> str:
 def check_size(text: str) -> None:
     """Raise before a few lines of aliases become millions of values, or never end."""
     sizes: dict[str, int] = {}  # how many values each anchor stands for
-    open_collections: list[
-        tuple[str | None, int]
-    ] = []  # the anchor, and how many values came before it
+    # the anchor, and how many values came before it
+    open_collections: list[tuple[str | None, int]] = []
     total = 0
     for event in yaml.parse(text, Loader=_LOADER):
         if isinstance(event, yaml.CollectionEndEvent):

@@ -151,32 +151,27 @@ class WatchEvent(Part):
     now: float  # the observed value, in seconds; bytes per hour for ``memory``
     against: float | None = None  # the expected value, in the same unit
     since_step: int | None = None  # the step at which a level began
-    until_step: int | None = (
-        None  # the last step before it went back, or before growth ended
-    )
+    # the last step before it went back, or before growth ended
+    until_step: int | None = None
     # how a level changed, if not at once: it still moves, it moves back and forth, or it alternates between two
     course: Annotated[Literal["drift", "wanders", "alternates"] | None, Newer] = None
     cause: str | None = None
     cause_s: float | None = None
     beside: str | None = None
-    full_in_s: float | None = (
-        None  # seconds until memory is full, at that rate of growth
-    )
+    # seconds until memory is full, at that rate of growth
+    full_in_s: float | None = None
     times: int = 1  # how often it has happened by now
     # seconds that it has cost by now: what slow steps took beyond the usual, how long others waited for a late rank
     cost_s: float | None = None
-    steps: list[int] = Field(
-        default_factory=list
-    )  # slow steps like it, the last fifty of them
+    # slow steps like it, the last fifty of them
+    steps: list[int] = Field(default_factory=list)
     every_steps: int | None = None  # steps from one to the next, if they come regularly
     starts_epochs: bool | None = None  # whether they are the first steps of epochs
-    share: float | None = (
-        None  # share of the steps since the first that are like it, if they come irregularly
-    )
+    # share of the steps since the first that are like it, if they come irregularly
+    share: float | None = None
     grew_bytes: int | None = None  # by how much memory has grown
-    withdrawn: bool = (
-        False  # whether another event stands for it: it is no event any more
-    )
+    # whether another event stands for it: it is no event any more
+    withdrawn: bool = False
     chronic: bool | None = None  # whether the rank was late repeatedly
     trace: str | None = None  # the folder of the trace that it caused
 
@@ -200,9 +195,8 @@ class WatchStatus(Part):
     error: str | None = None  # the type of the error that ended the fit, if one did
     steps: int = 0
     phase: str = ""  # the part of the step that runs now
-    ledger: dict[str, float] = Field(
-        default_factory=dict
-    )  # seconds by term; they add up to ``wall_s``
+    # seconds by term; they add up to ``wall_s``
+    ledger: dict[str, float] = Field(default_factory=dict)
     wall_s: float = 0.0
     window: WatchWindow | None = None  # steps that no complete window has yet
     held_bytes: int | None = None
@@ -213,12 +207,10 @@ class WatchStatus(Part):
     # on rank 0: the silent ranks, and since when on its own clock
     silent: dict[int, float] = Field(default_factory=dict)
 
-    global_step: int = (
-        0  # the Trainer's count of steps, which continues from a checkpoint
-    )
-    resumed_at: int = (
-        0  # that count when this fit began; 0 unless it resumes a checkpoint
-    )
+    # the Trainer's count of steps, which continues from a checkpoint
+    global_step: int = 0
+    # that count when this fit began; 0 unless it resumes a checkpoint
+    resumed_at: int = 0
     # steps after that checkpoint that the previous run had already taken; None if unknown
     repeated: int | None = None
 

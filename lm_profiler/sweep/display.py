@@ -28,9 +28,8 @@ class LineDisplay(Watcher):
         self._folder = folder
         self._console = console or Console()
         self._clock = clock
-        self._running: dict[
-            str, tuple[str | None, float]
-        ] = {}  # by cell, its device, and when it began
+        # by cell, its device, and when it began
+        self._running: dict[str, tuple[str | None, float]] = {}
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
     def live_line(self) -> AbstractContextManager[object]:
@@ -97,9 +96,8 @@ class Display(LineDisplay):
     def cell_ends(self, cell: Cell, outcome: CellOutcome) -> None:
         self._status_counts[outcome.status] += 1
         self._ended_cells += 1
-        if (
-            outcome.status != "refused"
-        ):  # a refusal takes no time, so it does not predict other cells
+        if outcome.status != "refused":
+            # a refusal takes no time, so it does not predict other cells
             self._durations_s.append(outcome.duration_s)
         duration = duration_text(outcome.duration_s)
         line = f"[{self._ended_cells}/{self._cell_count}] {outcome.status:<8} {cell.id}  {duration}"

@@ -23,18 +23,15 @@ from lm_profiler.record.run_record import RunRecord, none_if_unreadable, read_ru
 from lm_profiler.record.sweep_files import OUTCOME_FILE, Cell, CellOutcome, CellStatus
 from lm_profiler.tensorboard.summary import write_hparams
 
-OUTPUT_FILE = (
-    "output.txt"  # the file in a cell's folder that takes its stdout and stderr
-)
-GRACE_S = (
-    10.0  # seconds between SIGTERM, on which a cell writes its record, and SIGKILL
-)
+# the file in a cell's folder that takes its stdout and stderr
+OUTPUT_FILE = "output.txt"
+# seconds between SIGTERM, on which a cell writes its record, and SIGKILL
+GRACE_S = 10.0
 
 _REDRAW_S = 0.5
 _COMPILE_CACHE = "compile_cache"
-_TAIL_BYTES = (
-    16384  # bytes at the end of the output in which the last message is looked for
-)
+# bytes at the end of the output in which the last message is looked for
+_TAIL_BYTES = 16384
 # exit codes of processes that were killed by a signal that they do not send to themselves
 _KILLED_FROM_OUTSIDE = (
     -signal.SIGKILL,
@@ -191,16 +188,13 @@ class Schedule:
 class ProcessEnd:
     """How a cell's process ended."""
 
-    code: (
-        int | None
-    )  # the exit code, negative for the signal that killed the process; None if it is unknown
+    # the exit code, negative for the signal that killed the process; None if it is unknown
+    code: int | None
     duration_s: float  # seconds from its start to its end
-    timeout_s: float | None = (
-        None  # the time limit at which it was stopped; None if it was not
-    )
-    memory_kills: int = (
-        0  # processes on this machine that the OOM killer ended meanwhile
-    )
+    # the time limit at which it was stopped; None if it was not
+    timeout_s: float | None = None
+    # processes on this machine that the OOM killer ended meanwhile
+    memory_kills: int = 0
     lost_reason: str | None = None  # why the exit code is unknown; None if it is known
 
     @property
@@ -229,9 +223,8 @@ def record_outcome(folder: Path, cell: Cell, process_end: ProcessEnd) -> CellOut
         exit_code=process_end.code,
     )
     outcome.write(cell_folder / OUTCOME_FILE)
-    if (
-        record is None or record.status != status
-    ):  # otherwise the run has written its HPARAMS
+    if record is None or record.status != status:
+        # otherwise the run has written its HPARAMS
         with suppress(OSError):  # a full disk: the outcome is written already
             write_hparams(
                 Entry(cell_folder if record is None else run, record, cell, outcome)

@@ -24,9 +24,8 @@ from lm_profiler.sweep.sweep_plan import CONFIGS, SweepPart, run_order
 from lm_profiler.usage_error import UsageError
 
 LOCK_FILE = ".lock"
-_LOCK_TRIES = (
-    50  # 5 s in all: the cells of a killed sweep hold the lock until they have ended
-)
+# 5 s in all: the cells of a killed sweep hold the lock until they have ended
+_LOCK_TRIES = 50
 _LOCK_PAUSE_S = 0.1
 
 
@@ -73,10 +72,8 @@ class SweepFolder:
         except UsageError:
             os.close(self.lock)
             raise
-        for (
-            name,
-            text,
-        ) in plan.configs.items():  # a resumed sweep writes the same texts again
+        for name, text in plan.configs.items():
+            # a resumed sweep writes the same texts again
             (path / CONFIGS).mkdir(exist_ok=True)
             write_whole(path / CONFIGS / name, text, private=has_secret([text]))
 

@@ -22,9 +22,8 @@ from lm_profiler.record.sweep_files import Cell, SweepPlan
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 MOST_CELLS = 10_000  # the most cells of a sweep; more are a mistake in the grid
-CONFIGS = (
-    "configs"  # the folder within the sweep's folder for copies of its config files
-)
+# the folder within the sweep's folder for copies of its config files
+CONFIGS = "configs"
 
 _LONGEST_ID = 100  # Most characters of a cell's name. File systems allow 255, but people read it in tables.
 _OPTION = re.compile(r"[A-Za-z_][\w.+-]*")
@@ -261,9 +260,8 @@ def _points(request: SweepRequest) -> list[dict[str, str]]:
         )
     points: list[dict[str, str]] = []
     for entry in entries:
-        for values in itertools.product(
-            *request.grid.values()
-        ):  # varies the last option fastest
+        for values in itertools.product(*request.grid.values()):
+            # varies the last option fastest
             point = dict(entry)
             point.update(zip(request.grid, values, strict=True))
             points.append(point)
@@ -301,9 +299,8 @@ def run_order(plan: SweepPlan) -> list[Cell]:
 
 def shell_line(cell: Cell) -> str:
     """Return the cell's call as one line for a shell."""
-    return command_line(cell.arguments).replace(
-        "\n", "'$'\\n''"
-    )  # a newline within single quotes
+    # a newline within single quotes
+    return command_line(cell.arguments).replace("\n", "'$'\\n''")
 
 
 def _arguments(
@@ -341,9 +338,8 @@ def _point_names(points: Sequence[Mapping[str, str]]) -> list[str]:
                 words.append(f"{labels[option]}={plain_value}")
         names.append(",".join(words))
 
-    uses = Counter(
-        name.lower() for name in names
-    )  # some file systems do not distinguish a from A
+    # some file systems do not distinguish a from A
+    uses = Counter(name.lower() for name in names)
     distinct_names = []
     for point, name in zip(points, names, strict=True):
         is_usable = len(name) <= _LONGEST_ID and uses[name.lower()] == 1

@@ -77,9 +77,8 @@ def scalars_summary(values: Mapping[str, float]) -> Any:
 def settings(entry: Entry) -> dict[str, bool | float | str]:
     """Return the known options by their path, the device, and the words for the run's steps."""
     values = _option_values(entry)
-    values["steadiness"] = COLUMNS["steadiness"].get(
-        entry
-    )  # figures of a noisy run, or a shared machine, say little
+    # figures of a noisy run, or a shared machine, say little
+    values["steadiness"] = COLUMNS["steadiness"].get(entry)
     for path, override in entry.overrides.items():
         values[path] = _overridden_value(entry, path, override)
     settings = {}

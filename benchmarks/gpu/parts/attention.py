@@ -25,11 +25,8 @@ _HEADINGS = (
     "backward (ms)",
     "peak (GiB)",
 )
-_SHORT = (
-    "--memory.steps=1",
-    "--trace.steps=0",
-    "--check_memory=false",
-)  # planning takes as long as running
+# planning takes as long as running
+_SHORT = ("--memory.steps=1", "--trace.steps=0", "--check_memory=false")
 
 
 def run(place: Place, findings: Findings) -> bool:

@@ -109,9 +109,8 @@ class Comparison:
 
     a: list[str]  # the folders of A's runs
     b: list[str]
-    unlike: list[
-        Difference
-    ]  # why the sides did not do the same work; empty if they may be compared
+    # why the sides did not do the same work; empty if they may be compared
+    unlike: list[Difference]
     config: list[Difference]  # what else differs
     environment: list[Difference] | None  # None: unknown
     step: PartChange  # UNCLEAR if the machine was busy, whatever its interval: times are then upper bounds
@@ -119,14 +118,12 @@ class Comparison:
     # phases that occur, those that change the step most first; with several ranks, without their waiting
     # if all runs know it
     phases: list[PartChange]
-    ranks: list[
-        PartChange
-    ]  # own work and waiting of the mean rank, by their names in the registry
+    # own work and waiting of the mean rank, by their names in the registry
+    ranks: list[PartChange]
     tokens: RateChange | None
     memory: list[MemoryChange]
-    detectable: (
-        float | None
-    )  # the smallest change of the step, as a share, that runs like these can detect
+    # the smallest change of the step, as a share, that runs like these can detect
+    detectable: float | None
     notes: list[str]  # what a reader must know before using the figures
     # what decides if the machine was busy: the step without waits for a CPU, and CPU time; empty on a calm machine
     work: list[PartChange]

@@ -8,12 +8,10 @@ from typing import Any
 
 from lm_profiler.record.run_record import RunRecord
 
-OF_EACH_RUN = frozenset(
-    {"name", "log_dir"}
-)  # options that say where a run goes, not what it does
-SEEDS = frozenset(
-    {"seed_everything", "data.seed"}
-)  # options in which repeats may differ
+# options that say where a run goes, not what it does
+OF_EACH_RUN = frozenset({"name", "log_dir"})
+# options in which repeats may differ
+SEEDS = frozenset({"seed_everything", "data.seed"})
 
 _SAID_AS_UNLIKE = frozenset({"device_name", "world_size"})
 _TOLERANCE = 0.01  # batches of text vary in tokens from run to run

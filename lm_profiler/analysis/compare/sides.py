@@ -32,10 +32,8 @@ from lm_profiler.record.run_record import Ranks, RecordError, RunRecord, StepCou
 from lm_profiler.record.steps import StepRow
 from lm_profiler.usage_error import UsageError
 
-WITHOUT_CPU_WAITS, CPU_TIME = (
-    "without_cpu_waits",
-    "cpu_time",
-)  # names of what waiting for a CPU does not stretch
+# names of what waiting for a CPU does not stretch
+WITHOUT_CPU_WAITS, CPU_TIME = ("without_cpu_waits", "cpu_time")
 
 _NORMAL_95 = 1.96
 
@@ -53,9 +51,8 @@ class Run:
     model: StepModel  # of the steps
     # what the mean rank waits for others in each part, where that is not the part's own
     waits_s: Mapping[str, float] = field(default_factory=dict)
-    counters: Sequence[
-        StepCounters
-    ] = ()  # of the compared steps, of all ranks; empty if unknown
+    # of the compared steps, of all ranks; empty if unknown
+    counters: Sequence[StepCounters] = ()
 
     def mean(self, part: str) -> Interval:
         """Return the mean of ``part`` over all measured steps after the warm-up, whatever levels they have.
@@ -102,9 +99,8 @@ class Run:
         self, figure: Callable[[StepCounters], float | None]
     ) -> Interval | None:
         """Return the mean over steps of the figure's mean over ranks; None if a step of a rank does not know it."""
-        if (
-            not self.counters and self.record.mean_counters is not None
-        ):  # the run left no counters of single steps
+        if not self.counters and self.record.mean_counters is not None:
+            # the run left no counters of single steps
             mean = figure(self.record.mean_counters)
             return None if mean is None else self._as_uncertain_as_the_step(mean)
         by_step: dict[int, list[float]] = {}

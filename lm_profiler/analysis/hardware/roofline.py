@@ -224,9 +224,8 @@ def judge_utilisation(
     rate = None if peak_rate is None else peak_rate.per_s
     reached = share_of_peak(flops.all, step_s, ceiling_flops_per_s, devices)
     if reached is not None and reached > BEATEN:
-        ceiling_flops_per_s = reached = (
-            None  # no step beats the machine: something else used it while it was measured
-        )
+        # no step beats the machine: something else used it while it was measured
+        ceiling_flops_per_s = reached = None
     return Utilisation(
         flops=flops,
         dtype=dtype,

@@ -34,9 +34,8 @@ _LEAST_JITTER = 0.05  # the least share of the step that evening a part must sav
 # a rank's part is named if fixing all ranks without it saves less by this share
 _LEAST_LOSS = 0.1
 
-_SINGLE_RANKS = (
-    4  # more ranks than this that are slow in one part are fixed together or not at all
-)
+# more ranks than this that are slow in one part are fixed together or not at all
+_SINGLE_RANKS = 4
 
 # standard deviation over mean of a rank's part relative to the others' in the same step: below this it is plain noise
 _UNEVEN = 0.20
@@ -123,9 +122,8 @@ class HeardRanks:
     numbers: Sequence[int]  # the number of each
     hosts: Sequence[str]
     counters: CountersByRank
-    contended: Contended | None = (
-        None  # the delay that other programs may have caused, if any used the machine
-    )
+    # the delay that other programs may have caused, if any used the machine
+    contended: Contended | None = None
 
     def cause_of(self, slow: Slow) -> RankCause | None:
         """Return what explains the excess time of ``slow``."""
@@ -298,9 +296,8 @@ def _others_wait_s(work: RanksWork, ranks: Sequence[int]) -> float:
     all_ranks = len(work.own_s)
     if len(ranks) == all_ranks:
         return float(waiting_s.mean())
-    by_all_s = float(work.caused_s[ranks].sum(axis=0).mean()) * (
-        all_ranks - 1
-    )  # slow ranks wait for each other, too
+    # slow ranks wait for each other, too
+    by_all_s = float(work.caused_s[ranks].sum(axis=0).mean()) * (all_ranks - 1)
     others_waiting_s = float(np.delete(waiting_s, ranks, axis=0).mean())
     return min(by_all_s / (all_ranks - len(ranks)), others_waiting_s)
 

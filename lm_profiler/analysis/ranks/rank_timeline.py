@@ -43,9 +43,8 @@ class RankTimeline:
     # of the step; the last mark of a step ends it
     codes: Codes
     host_ns: Instants  # int64[m], the instant of each mark
-    arrivals_ns: (
-        Instants  # int64[k], arrival at each collective, in the order of arrival
-    )
+    # int64[k], arrival at each collective, in the order of arrival
+    arrivals_ns: Instants
     collectives: list[Collective]  # [k], the collective of each arrival
     clock: str  # name of the clock, the same for all ranks that share it
     # int64[k], how long it waited for the others at each, if measured (on NCCL: the duration on its stream

@@ -120,9 +120,8 @@ def _tested(
     others_s = own_s[others].mean(axis=0)
     all_excess_s = own_s[rank] - others_s
     judged = _active_steps(others_s)
-    if (
-        all_excess_s[judged].sum() < _HALF * all_excess_s.sum()
-    ):  # the rank is slow in the other steps
+    if all_excess_s[judged].sum() < _HALF * all_excess_s.sum():
+        # the rank is slow in the other steps
         judged = np.arange(others_s.size)
     share = judged.size / others_s.size
     excess_s = all_excess_s[judged]
@@ -134,9 +133,8 @@ def _tested(
     pattern_length = 1 if model.pattern is None else model.pattern.every
     fitted = len(model.levels) + pattern_length - 1
     freedom = max(int(np.count_nonzero(~model.odd)) - fitted, 1)
-    odd_error = (
-        math.sqrt(float((residuals[model.odd] ** 2).sum())) / excess_s.size
-    )  # of a compound Poisson process
+    # of a compound Poisson process
+    odd_error = math.sqrt(float((residuals[model.odd] ** 2).sum())) / excess_s.size
     error_s = (
         math.hypot(_standard_error(residuals[~model.odd], freedom), odd_error) * step_s
     )
@@ -182,8 +180,7 @@ def _standard_error(noise: Seconds, freedom: int) -> float:
     if noise.size < FEWEST_VALUES:
         return math.inf
     score, _, errors = ar1_means(noise - noise.mean())
-    weights = np.exp(-0.5 * (score - score.min())) * (
-        1.0 - PHI
-    )  # ten steps could show nothing without this prior
+    # ten steps could show nothing without this prior
+    weights = np.exp(-0.5 * (score - score.min())) * (1.0 - PHI)
     mean_square = float(weights @ errors**2) / float(weights.sum())
     return math.sqrt(mean_square * (noise.size - 1) / freedom)

@@ -43,9 +43,8 @@ class Calls:
     names: list[str]  # [C]
     came_ns: Instants  # [C, R]
     members: Flags  # [C, R], whether the rank takes part in the call; values of other ranks mean nothing
-    measured_ns: (
-        Instants  # [C, R], how long the rank waited where that was measured, else -1
-    )
+    # [C, R], how long the rank waited where that was measured, else -1
+    measured_ns: Instants
 
     @property
     def released_ns(self) -> Instants:
@@ -56,9 +55,8 @@ class Calls:
     def sorted_by_release(self, begin_ns: int, end_ns: int) -> Calls:
         """Return the calls that released their ranks between two instants, in the order of the release."""
         released_ns = self.released_ns
-        order = released_ns.argsort(
-            kind="stable"
-        )  # what comes later on every rank also has the later last arrival
+        # what comes later on every rank also has the later last arrival
+        order = released_ns.argsort(kind="stable")
         is_inside = (released_ns[order] >= begin_ns) & (released_ns[order] <= end_ns)
         order = order[is_inside]
         names = [self.names[call] for call in order.tolist()]
@@ -79,18 +77,14 @@ class RanksWork:
     # and where a step was left out
     own_s: Seconds
     waiting_s: Seconds  # [rank, step, part]; with the own work in the step's parts it makes up the step
-    in_part: Callable[
-        [int | None], Seconds
-    ]  # returns the own work in a part, or in all of them: [K, R]
-    step: NDArray[
-        np.int64
-    ]  # [K], index of the step that the cell is in, or precedes if it lies between steps; else -1
-    first: NDArray[
-        np.int64
-    ]  # where each segment begins: within one, no rank waits for another; all meet at its end
-    caused_s: Seconds = field(
-        init=False
-    )  # [rank, step], how long the others waited for this rank on average
+    # returns the own work in a part, or in all of them: [K, R]
+    in_part: Callable[[int | None], Seconds]
+    # [K], index of the step that the cell is in, or precedes if it lies between steps; else -1
+    step: NDArray[np.int64]
+    # where each segment begins: within one, no rank waits for another; all meet at its end
+    first: NDArray[np.int64]
+    # [rank, step], how long the others waited for this rank on average
+    caused_s: Seconds = field(init=False)
     _cells: Seconds = field(init=False)
     _whole_s: float = field(init=False)
 
@@ -98,9 +92,8 @@ class RanksWork:
         self._cells = self.in_part(None)
         self._whole_s = self._duration_s(self._cells)
         self.caused_s = np.zeros(self.own_s.shape[:2])
-        segments_s = np.add.reduceat(self._cells, self.first, axis=0)[
-            :-1
-        ]  # nobody waits at the end of the last one
+        # nobody waits at the end of the last one
+        segments_s = np.add.reduceat(self._cells, self.first, axis=0)[:-1]
         ranks = segments_s.shape[1]
         step_of_segment = self.step[self.first[1:] - 1]
         last_rank = segments_s.argmax(axis=1)
@@ -136,9 +129,8 @@ class RanksWork:
             slow_in_part = {candidate.rank for candidate in same_part}
             others = sorted(set(same_part[0].fast) - slow_in_part)
             others_sorted_s = np.sort(self.own_s[others, :, part], axis=1)
-            usual_s = np.median(
-                others_sorted_s, axis=0
-            )  # of the fastest step, the second, …
+            # of the fastest step, the second, …
+            usual_s = np.median(others_sorted_s, axis=0)
             spent_s = self.in_part(part)
             for candidate in same_part:
                 own_s = self.own_s[candidate.rank, :, part]
@@ -330,9 +322,8 @@ def _waits(
     )
     is_timed = (calls.measured_ns >= 0).any(axis=1)
     next_ns = _next_event(came_ns, members, tracks)
-    next_ns[is_timed] = (
-        _NEVER  # the order of arrival is unknown for calls timed on a stream
-    )
+    # the order of arrival is unknown for calls timed on a stream
+    next_ns[is_timed] = _NEVER
     went_on = np.asarray((members & (next_ns < released_ns - _WENT_ON_NS)).any(axis=1))
     holds = _calls_that_hold(calls, went_on, marks, parts, overlap)
 
@@ -372,9 +363,8 @@ def _calls_that_hold(
         same_name_and_part[calls.names[call], int(part[call])].append(call)
     for (name, _), same_calls in same_name_and_part.items():
         if went_on[same_calls].mean() > _MAY_GO_ON:
-            holds[same_calls] = (
-                ":broadcast" in name
-            )  # holds the sender, and ranks that have not received yet
+            # holds the sender, and ranks that have not received yet
+            holds[same_calls] = ":broadcast" in name
     return holds
 
 

@@ -98,13 +98,11 @@ class Candidate:
     """A change that may make the step faster."""
 
     name: str  # as the table shows it: ``bf16-mixed``, ``data.num_workers=4``
-    options: Mapping[
-        str, str
-    ]  # options added to the call: text as written on the command line, by option
+    # options added to the call: text as written on the command line, by option
+    options: Mapping[str, str]
     group: str  # candidates of one group exclude each other (all values of one option)
-    ceiling_s: float | None = (
-        None  # most seconds of a step that it can save, if the first run shows it
-    )
+    # most seconds of a step that it can save, if the first run shows it
+    ceiling_s: float | None = None
     may_change: str | None = None  # what it may change in the results; None for nothing
     refused: str = ""  # why it is not tried; empty if it is tried
 
@@ -163,17 +161,14 @@ FindSmaller = Callable[[Planned, int | None], Iterator[Smaller]]
 class Remedy:
     """Something to do about a step that takes too long or needs too much."""
 
-    name: (
-        str  # the name of the finding that it answers, or its own name if there is none
-    )
-    sentence: str | Callable[[Finding, Settings], str] = (
-        ""  # on what to do about such a finding
-    )
+    # the name of the finding that it answers, or its own name if there is none
+    name: str
+    # on what to do about such a finding
+    sentence: str | Callable[[Finding, Settings], str] = ""
     # the share of its ceiling that it usually saves, to rank findings by: ceilings of fusing or halving are loose
     likely_share: float = 1.0
-    likely_share_of_fact: float | None = (
-        None  # the same if the problem is a fact and not a possibility
-    )
+    # the same if the problem is a fact and not a possibility
+    likely_share_of_fact: float | None = None
     # what binds the runs for which it goes before other remedies with ceilings that are not lower
     bounds: tuple[Bound, ...] = ()
     candidates: FindCandidates | None = None

@@ -12,9 +12,8 @@ from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.run_record import OddStep, StepCounters
 from lm_profiler.record.steps import StepRow
 
-EXPLAINED = (
-    0.5  # the share of a step's excess over the median that a cause must explain
-)
+# the share of a step's excess over the median that a cause must explain
+EXPLAINED = 0.5
 _WORTH_REPORTING = 0.1  # the share of the same excess from which a counter is reported
 
 # counters that are reported by their number: the singular and the plural of what they count
@@ -66,9 +65,8 @@ class _RankReadings:
 
     counters: dict[int, StepCounters]  # by step
     usual: StepCounters
-    data_s: dict[
-        int, float
-    ]  # by step: how long the loop waited for its batch, on the host
+    # by step: how long the loop waited for its batch, on the host
+    data_s: dict[int, float]
 
     def excess(self, name: str, step: int) -> float:
         """Return by how much ``name`` is more than usual in ``step``; 0 if that is unknown."""
@@ -155,11 +153,8 @@ def explained_by(
     ``data_s`` is how long a step usually waits for its batch, and how long this one did.
     """
     usual_data_s, odd_data_s = data_s
-    waits_s = {
-        odd.step: odd_data_s,
-        -1: usual_data_s,
-        -2: usual_data_s,
-    }  # the median of which is the usual one
+    # the median of which is the usual one
+    waits_s = {odd.step: odd_data_s, -1: usual_data_s, -2: usual_data_s}
     rank = _RankReadings({odd.step: counters}, usual, waits_s)
     return _explained(odd, {0: rank}, workers)
 
@@ -326,9 +321,8 @@ def _differing_counters(rank: _RankReadings, step: int, excess_s: float) -> str:
         more_s = rank.excess_in_step(name, step)
         if more_s >= least_s:
             differences.append(f"{duration_text(more_s)} more {words}")
-    if (
-        rank.excess("between_s", step) >= least_s
-    ):  # then counts may be of the time between steps
+    if rank.excess("between_s", step) >= least_s:
+        # then counts may be of the time between steps
         return ", ".join(differences)
 
     for name, (singular, plural) in _COUNT_WORDS.items():

@@ -22,9 +22,8 @@ FEWEST_VALUES = 3  # an interval needs three values
 
 FINEST = 0.0003  # noise, as a share of the value, below which timers and rounding hide a finer one
 
-PHI = np.arange(
-    0.0, 0.96, 0.05
-)  # coefficients of AR(1) noise that are weighed against each other
+# coefficients of AR(1) noise that are weighed against each other
+PHI = np.arange(0.0, 0.96, 0.05)
 
 # An interval that reaches farther than the mean itself is not reported: the values are too few, or too unlike.
 WIDEST_REPORTED = 1.0
@@ -32,9 +31,8 @@ WIDEST_REPORTED = 1.0
 _TO_NORMAL = 1.4826  # the standard deviation of normal values over their median distance from the median
 
 _DRAWS = 4000
-_ANGLES = (
-    20_000  # of the density of Student's t: its quantiles are right to five digits
-)
+# of the density of Student's t: its quantiles are right to five digits
+_ANGLES = 20_000
 _NORMAL_97_5 = 1.96
 
 _HAMPEL_NEIGHBOURS = 5

@@ -28,9 +28,8 @@ _COEFFICIENTS = np.array([0.0, 0.3, 0.6, 0.8, 0.9, 0.95])
 _PRIOR = np.array([4.0, 3.0, 2.0, 1.0, 1.0, 1.0]) / 12.0
 
 _MOST_CHANGES = 10
-_MOST_VALUES = (
-    400  # of more values, means of a few at once are searched: the search is quadratic
-)
+# of more values, means of a few at once are searched: the search is quadratic
+_MOST_VALUES = 400
 _IMPOSSIBLE = 1e300
 
 # Costs, in units of twice the log likelihood: simulated (benchmarks/statistics)
@@ -45,10 +44,8 @@ _LONG_FACTOR_UP_TO = 80  # values; with more of them the likeness of neighbours 
 
 # Decays: values in which an excess falls to 1/e; a power law falls with the root of the steps since its beginning.
 _DECAYS = (1.5, 2.1, 3.0, 4.2, 6.0, 8.5, 12.0, 17.0, 24.0, 34.0, 48.0, 68.0, 96.0)
-_POWER_LAW_BEGINNINGS = (
-    1.0,
-    6.0,
-)  # steps before the first value, itself included: without and with a usual warm-up
+# steps before the first value, itself included: without and with a usual warm-up
+_POWER_LAW_BEGINNINGS = (1.0, 6.0)
 
 # Orders of a series that are tried, of which at most so many may show as clear a course. Three of twenty values that
 # are apart are neighbours in one order of 63: with fewer values the test could not be passed.
@@ -65,9 +62,8 @@ class Course:
     edges: tuple[int, ...]  # indices at which segments begin, 0 first, and n at the end
     levels: tuple[float, ...]  # the mean of each segment, without ``trend``
     trend: Series  # (n,) what a line or a decay adds to the level, 0 on average; zeros if there is none
-    excess: Series | None = (
-        None  # (n,) of a decay: how far each value lies above what it falls to
-    )
+    # (n,) of a decay: how far each value lies above what it falls to
+    excess: Series | None = None
 
     @property
     def fitted(self) -> Series:
@@ -190,9 +186,8 @@ def _find_levels(values: Series, smallest: float) -> tuple[list[int], float]:
     before and after it, is a candidate of its own (Olshen et al. 2004, Biostatistics 5:557).
     """
     most_changes = _most_changes(values.size)
-    centred = values - np.median(
-        values
-    )  # sums of squares about 0 lose digits far from it
+    # sums of squares about 0 lose digits far from it
+    centred = values - np.median(values)
     score_rows = []
     candidate_rows = []
     for coefficient in _COEFFICIENTS:
@@ -224,9 +219,8 @@ def _clear_cuts(values: Series, cuts: Sequence[int], smallest: float) -> list[in
         weakest = int(np.argmin(clearness))
         if clearness[weakest] >= 1.0:
             break
-        del kept[
-            weakest
-        ]  # one at a time: its neighbours have longer levels now, and may be clear
+        # one at a time: its neighbours have longer levels now, and may be clear
+        del kept[weakest]
     return kept
 
 
@@ -272,9 +266,8 @@ class _SegmentCosts:
         summed = np.concatenate([[0.0, 0.0], np.cumsum(whitened)])
         summed_squares = np.concatenate([[0.0, 0.0], np.cumsum(whitened**2)])
 
-        second = np.minimum(
-            np.arange(1, count + 1), count
-        )  # the index after each begin
+        # the index after each begin
+        second = np.minimum(np.arange(1, count + 1), count)
         first_squares = (remainder * values * values)[:, None]
         first_sums = (remainder * values)[:, None]
         lengths = np.arange(count + 1)[None, :] - np.arange(count)[:, None]

@@ -19,9 +19,8 @@ _MOST_KINDS = 5  # more of them are no kinds, but noise with gaps
 _GAP = math.log(1.1)  # in logarithms: kinds are 10 % apart at least
 _GAP_IN_SPREADS = 3.0  # standard deviations within a kind
 _ORDER = 0.02  # chance of as few changes between two kinds in random order, at which they count as ordered
-_POSITION = (
-    2.6  # standard errors by which a kind may come earlier or later than the others
-)
+# standard errors by which a kind may come earlier or later than the others
+_POSITION = 2.6
 
 
 @dataclass(frozen=True)

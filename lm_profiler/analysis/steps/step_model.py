@@ -62,9 +62,8 @@ _INDEPENDENT_STEPS = 20.0  # simulated: the interval where measuring stops holds
 
 _SMALL = math.log1p(SMALLEST_EFFECT)
 _WIDEST = 10.0  # half an interval in logarithms: beyond it nothing is known
-_ALIKE_LATER = (
-    2  # later steps that are as slow as the first ones show that these are no warm-up
-)
+# later steps that are as slow as the first ones show that these are no warm-up
+_ALIKE_LATER = 2
 
 
 class Parts(NamedTuple):
@@ -85,19 +84,16 @@ class StepModel:
     seconds: Series  # (n,) the series
     cut: int  # leading steps that are warm-up
     edges: tuple[int, ...]  # where levels begin, ``cut`` first, and n at the end
-    trend: (
-        Series  # (n,) what a trend adds to the logarithm of the level; zeros of levels
-    )
+    # (n,) what a trend adds to the logarithm of the level; zeros of levels
+    trend: Series
     is_settled: bool  # whether what died away at the beginning was over before half of the steps
     pattern: Pattern | None  # what repeats; None if nothing does
-    odd: NDArray[
-        np.bool_
-    ]  # (n,) which steps are odd: far from their neighbours, or of a rarer kind, and 10 % off
+    # (n,) which steps are odd: far from their neighbours, or of a rarer kind, and 10 % off
+    odd: NDArray[np.bool_]
     first: int  # the stretch begins here
     end: int  # and ends before this step
-    kinds: tuple[RarerKind, ...] = field(
-        default=()
-    )  # kinds of steps without an order; all of their steps are odd
+    # kinds of steps without an order; all of their steps are odd
+    kinds: tuple[RarerKind, ...] = field(default=())
 
     @cached_property
     def regular(self) -> NDArray[np.bool_]:
@@ -178,9 +174,8 @@ class StepModel:
     @property
     def extra(self) -> float:
         """The largest excess of a step of the pattern over the level, as a share of the level; 0 without a pattern."""
-        means = self._class_means(
-            self.seconds
-        )  # without odd steps, of which one would pass for its whole phase
+        # without odd steps, of which one would pass for its whole phase
+        means = self._class_means(self.seconds)
         base = means.pop(0, 0.0)
         if base <= 0.0 or not means:
             return 0.0
@@ -342,9 +337,8 @@ def _cost_reach(costs: Series) -> tuple[float, float]:
     if not costs.size:
         return 0.0, 0.0
     cost = float(costs.sum())
-    events = cost**2 / float(
-        costs @ costs
-    )  # as many as there would be if all cost the same
+    # as many as there would be if all cost the same
+    events = cost**2 / float(costs @ costs)
     low_factor, high_factor = poisson_factors(events)
     return cost * (1.0 - low_factor), cost * (high_factor - 1.0)
 

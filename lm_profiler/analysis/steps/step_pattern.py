@@ -13,18 +13,14 @@ from lm_profiler.analysis.steps.statistics import Series, noise_of
 _LONGEST_PERIOD = 50
 _REPEATS = 3  # of the period, at least
 _FEWEST_SLOW = 4  # steps that differ, at least
-_NEEDED_GAIN = (
-    28.0  # of the two classes of phases: simulated, see benchmarks/statistics
-)
-_LEAST_GAIN_SHARE = (
-    0.7  # of the best split's gain: the shortest such period is the pattern's
-)
-_CLIP = (
-    4.0  # standard deviations that one step may count for: two spikes make no pattern
-)
-_LOG_CHANCE = math.log(
-    0.01
-)  # how probable the best of all splits may be if the same values stand in random order
+# of the two classes of phases: simulated, see benchmarks/statistics
+_NEEDED_GAIN = 28.0
+# of the best split's gain: the shortest such period is the pattern's
+_LEAST_GAIN_SHARE = 0.7
+# standard deviations that one step may count for: two spikes make no pattern
+_CLIP = 4.0
+# how probable the best of all splits may be if the same values stand in random order
+_LOG_CHANCE = math.log(0.01)
 
 
 @dataclass(frozen=True)
@@ -94,9 +90,8 @@ class _Split:
 
 def _best_split(residuals: Series, period: int) -> _Split:
     count = residuals.size
-    noise = noise_of(
-        residuals[period:] - residuals[:-period]
-    )  # the pattern cancels out
+    # the pattern cancels out
+    noise = noise_of(residuals[period:] - residuals[:-period])
     whole_periods = count // period * period
     medians = np.median(residuals[:whole_periods].reshape(-1, period), axis=0)
     scores = np.clip((residuals - np.median(medians)) / noise, -_CLIP, _CLIP)

@@ -48,9 +48,8 @@ class Durations:
     _last: deque[tuple[float, int, float]] = field(
         default_factory=lambda: deque(maxlen=_FEWEST)
     )
-    _begin_s: list[float] = field(
-        default_factory=list
-    )  # the durations that the reference was taken from
+    # the durations that the reference was taken from
+    _begin_s: list[float] = field(default_factory=list)
     _reference_s: float | None = None
     _long: LongDurations | None = None
     _course: LongDurations | None = None

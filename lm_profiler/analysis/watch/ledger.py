@@ -73,9 +73,8 @@ def passed(
     ]
     begins_ns = checkpoint_instants_ns[::2]
     ends_ns = checkpoint_instants_ns[1::2]
-    for begin_ns, end_ns in zip(
-        begins_ns, ends_ns, strict=False
-    ):  # the last checkpoint may not have ended
+    for begin_ns, end_ns in zip(begins_ns, ends_ns, strict=False):
+        # the last checkpoint may not have ended
         spans.append(NamedSpan(begin_ns, end_ns, CHECKPOINTS))
     return spans
 
@@ -93,9 +92,8 @@ class Ledger:
     last_ns: int = 0
     # seconds of each validation, checkpoint and turn of an epoch since the last call that took them
     longest: dict[str, list[float]] = field(default_factory=dict)
-    _waiting_spans: list[NamedSpan] = field(
-        default_factory=list
-    )  # which may lie in steps that are not known yet
+    # which may lie in steps that are not known yet
+    _waiting_spans: list[NamedSpan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.last_ns = self.last_ns or self.began_ns
@@ -133,20 +131,17 @@ class Ledger:
             return
         spans = self._take_spans_until(int(end_ns[-1]))
         outer_spans = self._add_own_times(spans)
-        away_s = (end_ns - begin_ns) * 1e-9 - host_s[
-            :, -1
-        ]  # outside within a step, as in validation
-        departures_ns: dict[
-            int, int
-        ] = {}  # of each step in which the loop left its steps: when it first did
+        # outside within a step, as in validation
+        away_s = (end_ns - begin_ns) * 1e-9 - host_s[:, -1]
+        # of each step in which the loop left its steps: when it first did
+        departures_ns: dict[int, int] = {}
         for span in spans:
             if _is_moment(span, VALIDATION):
                 step = int(np.searchsorted(begin_ns, span.begin_ns, "right")) - 1
                 departures_ns.setdefault(step, span.begin_ns)
 
-        gaps_ns = begin_ns - np.concatenate(
-            [[self.last_ns], end_ns[:-1]]
-        )  # before each step
+        # before each step
+        gaps_ns = begin_ns - np.concatenate([[self.last_ns], end_ns[:-1]])
         unnamed_gaps_s = gaps_ns * 1e-9
         unnamed_away_s = float(away_s.sum())
         for span in outer_spans:
@@ -188,9 +183,8 @@ class Ledger:
             if not span.ns:
                 continue
             inner_ns = 0
-            while (
-                outer_spans and outer_spans[-1].begin_ns >= span.begin_ns
-            ):  # what lies within a span ended before it
+            while outer_spans and outer_spans[-1].begin_ns >= span.begin_ns:
+                # what lies within a span ended before it
                 inner_ns += outer_spans.pop().ns
             outer_spans.append(span)
             self.seconds[span.what] += (span.ns - inner_ns) * 1e-9

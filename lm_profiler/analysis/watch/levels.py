@@ -27,10 +27,8 @@ BLOCK = 20  # steps of a block
 _TRIMMED = 6  # of them on either side; the block's value is the mean of the rest, which single slow steps do not move
 
 _REFERENCE = 25  # blocks that estimate the level, from where it began
-_FEWEST_AT_START, _FEWEST_AFTER_CHANGE = (
-    5,
-    2,
-)  # blocks of a reference before a change against it is looked for
+# blocks of a reference before a change against it is looked for
+_FEWEST_AT_START, _FEWEST_AFTER_CHANGE = (5, 2)
 _SETTLING = 22  # blocks in which a run warms up: it may become faster, and only large changes are reported
 _SMALLEST_EARLY_CHANGE = 0.1  # of the logarithm of the step
 _STEPS_COMPARED = 400  # steps before a change whose median is compared with that of the steps after it
@@ -44,30 +42,20 @@ _HISTORY = 800  # blocks in memory; the older half is merged in pairs beyond tha
 _PART_SHARE = 0.5  # share of a change that its phase must have
 _ONLY_PART_SHARE = 0.8  # share of a change from which on it lies in this phase alone
 _RETURN_SHARE = 0.25  # a level has gone back if it is nearer to the old one than this share of the change
-_REVERSALS, _REMEMBERED = (
-    4,
-    7,
-)  # so many changes of direction among the last changes are a level that wanders
+# so many changes of direction among the last changes are a level that wanders
+_REVERSALS, _REMEMBERED = (4, 7)
 _STAIRS = 8  # successive changes in one direction that are reported one by one; more are a drift
-_FEWEST_OF_GRADUAL_RISE = (
-    3  # successive changes in one direction that are a drift if the level jumps nowhere
-)
+# successive changes in one direction that are a drift if the level jumps nowhere
+_FEWEST_OF_GRADUAL_RISE = 3
 _BESIDE_JUMP = 10  # blocks on either side of a jump
 _SHARE_OF_JUMPS = 0.5  # of a rise
-_FURTHER_AFTER = (
-    5,
-    10,
-    25,
-    100,
-)  # blocks after a change at which its size is estimated anew
-_CORRECTED = (
-    0.03  # share of the size by which an estimate must differ to be reported again
-)
+# blocks after a change at which its size is estimated anew
+_FURTHER_AFTER = (5, 10, 25, 100)
+# share of the size by which an estimate must differ to be reported again
+_CORRECTED = 0.03
 _DRIFT_STEP = 0.1  # share by which a drift's size must grow to be reported again
-_BEGIN_CORRECTED_AT = (
-    4,
-    8,
-)  # changes of a drift at which its beginning is estimated anew
+# changes of a drift at which its beginning is estimated anew
+_BEGIN_CORRECTED_AT = (4, 8)
 _FEWEST_BEFORE_DRIFT = 10  # blocks whose mean is the level before a drift
 _LATER_KNEE = 0.85  # share of the squared error that is left if a drift began later than with its first block
 _JUMP_BEFORE_DRIFT = 3.0  # ratio to all that follows, from which on a change is no part of the drift after it
@@ -79,17 +67,13 @@ _LAST_OF_DRIFT = 50  # blocks whose line ends at the current level of a drift
 _LASTING, _LASTING_IF_UNIFORM = 10, 20
 _COST_SHARE, _LEAST_COST_S, _MOST_COST_S = 5e-3, 0.05, 5.0
 _COST_RATIO_IF_UNIFORM = 5.0
-_NEARLY_WHOLE_STEP = (
-    0.75  # share of the step from which on a part's change looks like a uniform one
-)
+# share of the step from which on a part's change looks like a uniform one
+_NEARLY_WHOLE_STEP = 0.75
 _UNIFORM = 0.4  # share of a change that lies apart from equal ratios of all phases
 _TREND = 0.7  # Kendall's rank correlation of the level with time, from which on it follows a trend
 _TREND_GROUPS = 20  # groups of blocks whose medians are correlated
-_SMALL_BESIDE_DRIFT, _SMALL_AGAINST_DRIFT, _VERY_SMALL_BESIDE_DRIFT = (
-    0.5,
-    0.25,
-    0.1,
-)  # shares of a drift's size
+# shares of a drift's size
+_SMALL_BESIDE_DRIFT, _SMALL_AGAINST_DRIFT, _VERY_SMALL_BESIDE_DRIFT = (0.5, 0.25, 0.1)
 
 Course = Literal["drift", "wanders", "alternates"]
 
@@ -192,9 +176,8 @@ class LevelFollower:
     ``take_changed`` returns those that are new or corrected.
     """
 
-    open_changes: list[LevelChange] = field(
-        default_factory=list
-    )  # that have not gone back, the oldest first
+    # that have not gone back, the oldest first
+    open_changes: list[LevelChange] = field(default_factory=list)
     _left_steps: NDArray[np.int64] = field(
         default_factory=lambda: np.empty(0, np.int64)
     )
@@ -219,9 +202,8 @@ class LevelFollower:
     )
     _wandering: LevelChange | None = None  # what stands for a level that wanders
     _range_s: tuple[float, float] = (0.0, 0.0)  # between which it wanders
-    _rise: list[LevelChange] = field(
-        default_factory=list
-    )  # successive changes in one direction
+    # successive changes in one direction
+    _rise: list[LevelChange] = field(default_factory=list)
     _young: list[_YoungChange] = field(default_factory=list)
     _watched_s: float = 0.0
     _changed: list[LevelChange] = field(default_factory=list)
@@ -328,9 +310,8 @@ class LevelFollower:
         centers = self._centers(references)
         sizes = _winsorized_means(logs[::-1][:widest], centers)
         scores = np.abs(sizes) / (noise * np.sqrt(1.0 / counts + 1.0 / references))
-        scores *= math.sqrt(
-            1.0 - 4.0 / (differences + 4.0)
-        )  # few differences estimate the noise (Student's t)
+        # few differences estimate the noise (Student's t)
+        scores *= math.sqrt(1.0 - 4.0 / (differences + 4.0))
         is_settling = len(self._blocks) <= _SETTLING
         smallest = _SMALLEST_EARLY_CHANGE if is_settling else _SMALLEST_CHANGE
         scores[np.abs(sizes) < smallest] = 0.0

@@ -72,9 +72,8 @@ class _Window:
         last = len(held) - 1
         quarters = [0, last // 4, last // 2, 3 * last // 4, last]
         slopes = np.diff(held[quarters]) / np.diff(times[quarters])
-        is_even = float(slopes.min()) >= _UNEVEN * float(
-            slopes.mean()
-        )  # one jump is a level, not a slope
+        # one jump is a level, not a slope
+        is_even = float(slopes.min()) >= _UNEVEN * float(slopes.mean())
         is_lasting = float(slopes[2:].mean()) >= _SLOWING * float(slopes[:2].mean())
         if not is_even or not is_lasting:
             return None

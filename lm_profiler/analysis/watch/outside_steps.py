@@ -21,10 +21,8 @@ from lm_profiler.record.run_record import (
     OutsideSteps,
 )
 
-TIMED_STAGES = (
-    "warmup",
-    "measure",
-)  # in later stages what passes is traced or timed, and takes longer
+# in later stages what passes is traced or timed, and takes longer
+TIMED_STAGES = ("warmup", "measure")
 
 _INSTRUMENTS = "instruments"
 
@@ -36,9 +34,8 @@ class RunStep(NamedTuple):
     begin_ns: int
     end_ns: int
     data_s: float  # how long it waited for its batches, on the host
-    away_ns: Sequence[
-        tuple[int, int]
-    ] = ()  # spans within the step in which the loop had left it
+    # spans within the step in which the loop had left it
+    away_ns: Sequence[tuple[int, int]] = ()
 
 
 class _Kind(NamedTuple):

@@ -53,17 +53,14 @@ class RankReports:
     it there, and is not reported.
     """
 
-    silent: dict[int, float] = field(
-        default_factory=dict
-    )  # the ranks that do not report, and since when
+    # the ranks that do not report, and since when
+    silent: dict[int, float] = field(default_factory=dict)
     waited_s: float = 0.0  # how long rank 0 waited for a late rank since the last reset
     _last_reports: dict[int, _HeardReport] = field(default_factory=dict)
-    _compared: dict[int, WatchStatus] = field(
-        default_factory=dict
-    )  # the reports of the last comparison
-    _lateness: dict[tuple[int, str], _Lateness] = field(
-        default_factory=dict
-    )  # by rank and phase
+    # the reports of the last comparison
+    _compared: dict[int, WatchStatus] = field(default_factory=dict)
+    # by rank and phase
+    _lateness: dict[tuple[int, str], _Lateness] = field(default_factory=dict)
 
     def look(
         self, now_s: float, reports: Mapping[int, WatchStatus], is_last: bool = False

@@ -36,10 +36,8 @@ _CAUSED_SHARE, _CAUSED_LEAST_S = 2e-3, 0.1
 _RECENT_SHARE, _RECENT_S = 0.02, 60.0
 _FEWEST_REPEATS = 4  # slow steps before anything is said of how regularly they come
 _REGULAR_SHARE = 0.8  # share of the intervals that must be alike
-_UPDATE_GROWTH, _UPDATE_APART_S = (
-    1.5,
-    600.0,
-)  # a group is written again after this growth, or this time
+# a group is written again after this growth, or this time
+_UPDATE_GROWTH, _UPDATE_APART_S = (1.5, 600.0)
 _MOST_GROUPS = 40
 _FASTER = 0.1  # share of the interval so far below which slow steps come faster
 _SAME_SIZE = 3.0  # ratio of excess times beyond which slow steps differ: a stall of a second is no delay of 20 ms
@@ -56,9 +54,8 @@ class SlowStep:
     end_ns: int
     step_s: float
     usual_s: float
-    part: (
-        str | None
-    )  # the part of the step that took most of the excess; None if no part took half of it
+    # the part of the step that took most of the excess; None if no part took half of it
+    part: str | None
     part_s: float  # what that part took, or the whole step
     data_s: float
     usual_data_s: float
@@ -184,9 +181,8 @@ class SlowStepGroup:
     cause_s: float = 0.0  # what the cause explains together
     last_step: int = 0
     epoch_starts: int = 0  # how many of them were the first step of an epoch
-    steps: deque[int] = field(
-        default_factory=lambda: deque(maxlen=50)
-    )  # the last of them
+    # the last of them
+    steps: deque[int] = field(default_factory=lambda: deque(maxlen=50))
     is_reported: bool = False
     _last: Occurrence | None = None
     _recent_s: float = 0.0  # the excess of the last minute; older excess fades
@@ -230,9 +226,8 @@ class SlowStepGroup:
             return False
         if self.has_own_cause or self.starts_epochs():
             return True
-        may_be_regular = (
-            self.times % _FEWEST_REPEATS == 0
-        )  # the interval is not computed at each slow step
+        # the interval is not computed at each slow step
+        may_be_regular = self.times % _FEWEST_REPEATS == 0
         return may_be_regular and self.interval() is not None
 
     def costs_much_recently(self, at_s: float) -> bool:
@@ -304,9 +299,8 @@ class SlowStepGroups:
     """The groups of slow steps of a run: by phase, cause and size, at most ``_MOST_GROUPS`` of them."""
 
     _groups: list[SlowStepGroup] = field(default_factory=list)
-    _unexplained_s: deque[float] = field(
-        default_factory=lambda: deque(maxlen=_COMMON)
-    )  # the last excess times
+    # the last excess times
+    _unexplained_s: deque[float] = field(default_factory=lambda: deque(maxlen=_COMMON))
 
     def add(self, occurrence: Occurrence, watched_s: float) -> None:
         """Add a slow step that came ``watched_s`` after the watch began."""

@@ -41,15 +41,12 @@ from lm_profiler.record.watch_files import WatchEvent
 _READINGS = 2400  # readings of counters, named spans and steps in memory
 _USUAL_READINGS = 200  # readings whose median is the usual one
 _MOST_EXPLAINED = 20  # slow steps of one hand-over whose cause is looked for; the others count without a cause
-_SPAN_SHARE = (
-    0.25  # of a usual step, below which a named span cannot explain a slow one
-)
+# of a usual step, below which a named span cannot explain a slow one
+_SPAN_SHARE = 0.25
 _LONGEST_SPAN_NS = 50_000_000  # a span of this length is kept in any case
 _PAGES = 1000  # page faults that are worth being a cause: each takes a microsecond
-_LASTING_PARTS, _LASTING = (
-    4,
-    3,
-)  # a cause of a level holds in at least so many of so many parts of it
+# a cause of a level holds in at least so many of so many parts of it
+_LASTING_PARTS, _LASTING = (4, 3)
 _DATA = PARTS.index("data")
 
 
@@ -89,16 +86,13 @@ class WatchedRun:
         default_factory=lambda: deque(maxlen=_READINGS)
     )
     _spans: deque[NamedSpan] = field(default_factory=lambda: deque(maxlen=_READINGS))
-    _epochs_ns: deque[int] = field(
-        default_factory=lambda: deque(maxlen=_READINGS)
-    )  # when epochs began
+    # when epochs began
+    _epochs_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))
     _began_ns: int | None = None
-    _names: dict[int, dict[str, Any]] = field(
-        default_factory=dict
-    )  # rank, step and time of events, by identity
-    _named: list[object] = field(
-        default_factory=list
-    )  # the objects of those identities, so that they stay alive
+    # rank, step and time of events, by identity
+    _names: dict[int, dict[str, Any]] = field(default_factory=dict)
+    # the objects of those identities, so that they stay alive
+    _named: list[object] = field(default_factory=list)
     _causes: dict[int, tuple[str | None, float | None]] = field(default_factory=dict)
 
     def add(

@@ -47,9 +47,8 @@ class EventStream:
                 return event
         except (RuntimeError, ValueError):
             pass
-        return torch.Event(
-            device=self._device, enable_timing=True
-        )  # never recorded: no time can be read from it
+        # never recorded: no time can be read from it
+        return torch.Event(device=self._device, enable_timing=True)
 
     def reached(self, instant: torch.Event) -> bool:
         """Whether the stream has reached ``instant``; False if that cannot be known."""
@@ -61,9 +60,8 @@ class EventStream:
     def seconds(self, start: torch.Event, end: torch.Event) -> float | None:
         """Return the seconds between two instants that were reached; None if one cannot be read."""
         try:
-            return (
-                float(start.elapsed_time(end)) * 1e-3
-            )  # elapsed_time is in milliseconds
+            # elapsed_time is in milliseconds
+            return float(start.elapsed_time(end)) * 1e-3
         except (RuntimeError, ValueError):
             return None
 

@@ -60,9 +60,8 @@ def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ..
     parts = [0.0] * (len(PARTS) + 1)
     for code, duration in zip(codes, seconds, strict=False):
         parts[code] += duration
-    parts[OUTSIDE] = sum(
-        parts[:OUTSIDE]
-    )  # time outside is dropped; its slot holds the sum, which is the step
+    # time outside is dropped; its slot holds the sum, which is the step
+    parts[OUTSIDE] = sum(parts[:OUTSIDE])
     return tuple(parts)
 
 
@@ -74,12 +73,10 @@ class TapeReading:
     running: bool = False
     failed_in: int | None = None  # the innermost part when an error first passed
     begun_part: int | None = None  # the part that the last mark began
-    finished: deque[StepMarks] = field(
-        default_factory=deque
-    )  # finished steps that were not taken yet
-    step: StepMarks = field(
-        default_factory=lambda: StepMarks([], [], [])
-    )  # the current or last one
+    # finished steps that were not taken yet
+    finished: deque[StepMarks] = field(default_factory=deque)
+    # the current or last one
+    step: StepMarks = field(default_factory=lambda: StepMarks([], [], []))
 
     def after(self, tape: Sequence[Any]) -> TapeReading:
         """Return the state after ``tape``, which alternates between codes and instants; this one stays unchanged."""
@@ -156,12 +153,10 @@ class TimedSteps(NamedTuple):
 
     begin_ns: NDArray[np.int64]  # (n,) on the host's clock
     end_ns: NDArray[np.int64]
-    host_s: NDArray[
-        np.float64
-    ]  # (n, TIMED) seconds of each part and of the step on the host's clock
-    seconds: NDArray[
-        np.float64
-    ]  # the same on the device's, NaN if unknown; ``host_s`` without a device
+    # (n, TIMED) seconds of each part and of the step on the host's clock
+    host_s: NDArray[np.float64]
+    # the same on the device's, NaN if unknown; ``host_s`` without a device
+    seconds: NDArray[np.float64]
 
 
 class _Layout(NamedTuple):
@@ -177,9 +172,8 @@ class _Layout(NamedTuple):
 class ChunkReader:
     """Reads one tape, a chunk after the other."""
 
-    stream: EventStream | None = (
-        None  # the device's clock of the timeline; None if there is only the host's
-    )
+    # the device's clock of the timeline; None if there is only the host's
+    stream: EventStream | None = None
     _stack: tuple[int, ...] = tuple(TapeReading().stack)
     _rest: list[Any] = field(default_factory=list)
     _layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], _Layout | None] = field(
@@ -232,9 +226,8 @@ class ChunkReader:
 
     def _new_layout(self, codes: tuple[int, ...]) -> _Layout | None:
         reading = TapeReading(stack=list(self._stack))
-        for place, code in enumerate(
-            codes
-        ):  # the place of each mark stands for its instant
+        for place, code in enumerate(codes):
+            # the place of each mark stands for its instant
             reading.read(code, place)
         if not reading.finished:
             return None

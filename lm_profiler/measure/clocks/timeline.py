@@ -35,25 +35,21 @@ class Timeline:
     """
 
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock, in nanoseconds
-    stream: EventStream | None = (
-        None  # the device's clock; None if there is only the host's
-    )
+    # the device's clock; None if there is only the host's
+    stream: EventStream | None = None
     part: Guard = UNGUARDED  # the Guard that handles errors in here
 
     def __post_init__(self) -> None:
-        self._tape: list[Any] = [
-            TapeReading()
-        ]  # what was read before, then two entries a mark
+        # what was read before, then two entries a mark
+        self._tape: list[Any] = [TapeReading()]
         self._last_event: Any = None  # the device's, of the last mark within the step
         self._is_outside = False
         self._is_stopped = False
-        self.went_outside: list[
-            tuple[int, str]
-        ] = []  # when the loop left the step (ns), and for what
+        # when the loop left the step (ns), and for what
+        self.went_outside: list[tuple[int, str]] = []
         self.saved: list[int] = []  # when each checkpoint began and ended (ns), in turn
-        self.hooks: list[
-            tuple[int, int, str]
-        ] = []  # when each hook at an epoch's turn began and ended (ns), its name
+        # when each hook at an epoch's turn began and ended (ns), its name
+        self.hooks: list[tuple[int, int, str]] = []
         self.observers = ()
 
     @property
@@ -123,9 +119,8 @@ class Timeline:
         reading: TapeReading = tape[0]
         if count > 1:
             reading = reading.after(tape[1:count])
-            tape[:count] = [
-                reading
-            ]  # in one assignment: an interrupt must not find marks half read
+            # in one assignment: an interrupt must not find marks half read
+            tape[:count] = [reading]
         return reading
 
     def take(self) -> list[Any]:

@@ -39,9 +39,8 @@ SMALLEST = 128
 LARGEST = 16384
 
 LONG_ENOUGH_S = 0.01  # a matmul of this length hides the cost of launching and timing it, which is microseconds
-SETTLED = (
-    1.1  # sizes grow until doubling the side raises the rate by less than this factor
-)
+# sizes grow until doubling the side raises the rate by less than this factor
+SETTLED = 1.1
 BELIEVABLE_S = 0.001  # where all matmuls are shorter there is no ceiling: memory was too small for a longer one
 
 _TILE = 256
@@ -120,9 +119,8 @@ def fastest(
     previous_s = inf  # of the size before
     while not seconds or (size <= largest and 8 * previous_s < left_s()):
         try:
-            seconds[size] = time_product(
-                size
-            )  # includes fresh pages and the choice of a kernel, so it runs twice
+            # includes fresh pages and the choice of a kernel, so it runs twice
+            seconds[size] = time_product(size)
             if seconds[size] < left_s():
                 seconds[size] = min(seconds[size], time_product(size))
         except torch.OutOfMemoryError:  # free memory is fragmented

@@ -34,9 +34,8 @@ class CpuReading:
     cpus: frozenset[int]
     busy_s: float  # sum over the CPUs that this process may use, as is ``stolen_s``
     stolen_s: float
-    own_s: dict[
-        int, float
-    ]  # by process: this one and its descendants, with children that have ended
+    # by process: this one and its descendants, with children that have ended
+    own_s: dict[int, float]
     waited_s: dict[int, float] | None  # by thread of these processes
     pressure_s: float | None
     throttled_s: float | None

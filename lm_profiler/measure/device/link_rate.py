@@ -19,9 +19,8 @@ _BYTES = 4  # float32
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _FEWEST_REPEATS = 6  # the interval of a median needs six times
-_TIMEOUT = timedelta(
-    minutes=1
-)  # if a rank hangs, collectives of the others end in an error that names it
+# if a rank hangs, collectives of the others end in an error that names it
+_TIMEOUT = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -137,9 +136,8 @@ def _maximum_over_ranks(value: float, device: torch.device) -> float:
 
 class _CheckedCall(NamedTuple):
     call: Callable[[], Any]
-    has_right_result: Callable[
-        [], bool
-    ]  # after the first call; it overwrites the tensors
+    # after the first call; it overwrites the tensors
+    has_right_result: Callable[[], bool]
 
 
 def _collective(

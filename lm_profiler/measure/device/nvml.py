@@ -25,9 +25,8 @@ from lm_profiler.record.run_record import GpuSharing, Telemetry
 
 Value = TypeVar("Value")
 
-_PATIENCE_S = (
-    5.0  # seconds to wait for NVML, which can hang on a GPU that fell off its bus
-)
+# seconds to wait for NVML, which can hang on a GPU that fell off its bus
+_PATIENCE_S = 5.0
 _NOT_FOUND = 6  # nvml.h, NVML_ERROR_NOT_FOUND: nothing ran on the GPU since then
 _CLOCK_SM = 1  # nvml.h, nvmlClockType_t
 _TEMPERATURE_GPU = 0  # nvml.h, nvmlTemperatureSensors_t
@@ -205,9 +204,8 @@ class TelemetrySampler:
 
     gpu: Gpu
     period_s: float = 0.1  # seconds from one sample to the next
-    clock: Callable[[], float] = (
-        time.perf_counter
-    )  # the clock of the samples, in seconds
+    # the clock of the samples, in seconds
+    clock: Callable[[], float] = time.perf_counter
     kept: int | None = None  # the number of last samples to keep; None keeps all
 
     def __post_init__(self) -> None:

@@ -53,9 +53,8 @@ def storages_by_cause(
 ) -> Iterator[dict[int, int]]:
     """Yield, for each cause of ``Holdings``, the bytes of each storage on ``device``; no storage occurs twice."""
     parameters = list(module.parameters())
-    parameter_ids = {
-        id(parameter) for parameter in parameters
-    }  # a tensor's own hash takes five times as long
+    # a tensor's own hash takes five times as long
+    parameter_ids = {id(parameter) for parameter in parameters}
     master_weights = [
         weight for weight in _optimized(optimizers) if id(weight) not in parameter_ids
     ]
@@ -80,9 +79,8 @@ def _states(optimizers: Sequence[Optimizer]) -> Iterator[Any]:
     for optimizer in optimizers:
         yield from optimizer.state.values()
     for optimizer in optimizers:
-        inner = getattr(
-            optimizer, "optim", None
-        )  # a ZeroRedundancyOptimizer keeps its rank's states there
+        # a ZeroRedundancyOptimizer keeps its rank's states there
+        inner = getattr(optimizer, "optim", None)
         if inner is not None:
             yield from inner.state.values()
 
@@ -130,9 +128,8 @@ class HoldingsReader:
     """
 
     module: nn.Module
-    optimizers: Sequence[
-        Optimizer
-    ]  # the plain optimizers, without Lightning's wrapping
+    # the plain optimizers, without Lightning's wrapping
+    optimizers: Sequence[Optimizer]
     # returns the most bytes allocated since the last reset; None if that is unknown
     peak_bytes: Callable[[], int | None]
     device: torch.device  # the device whose memory is read
@@ -141,28 +138,23 @@ class HoldingsReader:
     part: Guard = UNGUARDED  # handles errors in a hook
 
     def __post_init__(self) -> None:
-        self.moments: dict[
-            str, MemoryCauses
-        ] = {}  # what was held before and after the optimizer's step
-        self.levels: MemoryLevels | None = (
-            None  # the levels of the last step that ended
-        )
+        # what was held before and after the optimizer's step
+        self.moments: dict[str, MemoryCauses] = {}
+        # the levels of the last step that ended
+        self.levels: MemoryLevels | None = None
         self.saved = SavedTensors(self.part)
         self._source: Literal["allocator", "counted"] = "allocator"
         if self.held_bytes() is None:
             self._source = "counted"
         self._level_bytes: dict[str, int] = {}  # the levels of the current step
         self._hooks: list[Any] = []
-        self._part: int | None = (
-            None  # the current part; None before a step's first mark
-        )
-        self._held_at_begin = Holdings(
-            0, 0, 0, 0
-        )  # what was held when the current part began
+        # the current part; None before a step's first mark
+        self._part: int | None = None
+        # what was held when the current part began
+        self._held_at_begin = Holdings(0, 0, 0, 0)
         self._arrived_gradients: dict[int, int] = {}  # bytes by storage
-        self._highest: _GradientReading | None = (
-            None  # the reading at which the peak last rose in the current part
-        )
+        # the reading at which the peak last rose in the current part
+        self._highest: _GradientReading | None = None
         self._by_part: dict[int, _PeakReading] = {}
 
     def start(self) -> None:
@@ -249,9 +241,8 @@ class HoldingsReader:
         return sum(sizes.values())
 
     def _gradient_arrived(self, parameter: Tensor) -> None:
-        if (
-            parameter.grad is not None
-        ):  # an optimizer that steps inside of backward has cleared it already
+        if parameter.grad is not None:
+            # an optimizer that steps inside of backward has cleared it already
             self._arrived_gradients.update(storages((parameter.grad,), self.device))
         peak_bytes = self.peak_bytes()
         if peak_bytes is None:

@@ -28,9 +28,8 @@ class MemoryHistory:
     """
 
     record: Callable[..., object]  # torch's function that starts and stops recording
-    snapshot: Callable[
-        [], object
-    ]  # returns what was recorded, for all devices of this process
+    # returns what was recorded, for all devices of this process
+    snapshot: Callable[[], object]
     max_entries: int = 100_000  # how many of the last events are kept, at several KB of host memory each
     _running: bool = field(default=False, init=False)
 

@@ -17,9 +17,8 @@ from lm_profiler.measure.clocks.tape import OUTSIDE
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, Peaks, largest_peaks
 
-_RSS_UNIT = (
-    1 if sys.platform == "darwin" else 1024
-)  # bytes in a unit of getrusage(2)'s maximum resident set size
+# bytes in a unit of getrusage(2)'s maximum resident set size
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class Probe:
@@ -149,13 +148,11 @@ class PartPeaks:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._peaks: dict[int, Peaks] = {}
-        self._part: int | None = (
-            None  # the current part; None before a step's first mark
-        )
+        # the current part; None before a step's first mark
+        self._part: int | None = None
         self._step_peaks = UNKNOWN
-        self._peaks_at_begin = (
-            UNKNOWN  # those when the current part began, if peaks cannot be reset
-        )
+        # those when the current part began, if peaks cannot be reset
+        self._peaks_at_begin = UNKNOWN
 
     def __call__(self, code: int) -> None:
         if self._part is not None and self._part != OUTSIDE:
@@ -254,10 +251,8 @@ def _bytes_left_in_groups(mounted: Path, groups_file: Path) -> Iterator[int]:
             continue
         version = _V2 if is_v2 else _V1
         innermost = PurePosixPath(path.lstrip("/"))
-        for group in (
-            innermost,
-            *innermost.parents,
-        ):  # a container sees only the part that is mounted
+        for group in (innermost, *innermost.parents):
+            # a container sees only the part that is mounted
             bytes_left = _bytes_left_in_group(mounted / version.folder / group, version)
             if bytes_left is not None:
                 yield bytes_left

@@ -70,9 +70,8 @@ class SavedTensors:
         return self._part.run(self._keep, tensor) or tensor
 
     def _keep(self, tensor: Tensor) -> _SavedTensor:
-        packed = _SavedTensor(
-            tensor.detach()
-        )  # not attached: an operator's saved output would be a reference cycle
+        # not attached: an operator's saved output would be a reference cycle
+        packed = _SavedTensor(tensor.detach())
         self._packed.add(packed)
         return packed
 

@@ -44,13 +44,11 @@ class TensorReporter:
     """
 
     module: nn.Module
-    optimizers: Sequence[
-        Optimizer
-    ]  # the plain optimizers, without Lightning's wrapping
+    # the plain optimizers, without Lightning's wrapping
+    optimizers: Sequence[Optimizer]
     saved: Iterable[Tensor]  # the tensors that autograd keeps now
-    storage: Callable[
-        [Any], int
-    ]  # returns the identity of a storage by which the notes know it
+    # returns the identity of a storage by which the notes know it
+    storage: Callable[[Any], int]
     # gets the code of the part that begins, the tensors of known cause, and those saved (None: not looked up)
     report: Callable[[int, list[SeenTensor], list[SeenTensor] | None], object]
     _part: int | None = None
@@ -233,9 +231,8 @@ class StorageNotes:
             return
         for note in self.learn(saved_tensors):
             note.is_saved = True
-        for note in (
-            self._alive.values()
-        ):  # alive after forward but not saved by autograd, such as checkpoints' inputs
+        for note in self._alive.values():
+            # alive after forward but not saved by autograd, such as checkpoints' inputs
             if note.cause is None and note.phase == PARTS[FORWARD]:
                 note.cause = "activations"
 
@@ -353,9 +350,8 @@ class MarkLog:
 
     # the clock of the allocator's history, in microseconds since 1970
     clock_us: Callable[[], int] = _now_us
-    step: list[_Mark] = field(
-        default_factory=list
-    )  # the marks of the last step that ended
+    # the marks of the last step that ended
+    step: list[_Mark] = field(default_factory=list)
     _running_step: list[_Mark] = field(default_factory=list)
 
     def __call__(
@@ -399,9 +395,8 @@ def timeline_from_snapshot(
     for entry in history_from_begin:
         if entry["time_us"] <= ends_us:
             happenings.append((entry["time_us"], entry))
-    happenings.sort(
-        key=itemgetter(0)
-    )  # if a mark and an entry have the same time, the mark comes first
+    # if a mark and an entry have the same time, the mark comes first
+    happenings.sort(key=itemgetter(0))
     for _, happening in happenings:
         if isinstance(happening, _Mark):
             notes.note_part(happening.code, happening.tensors, happening.saved_tensors)
@@ -445,9 +440,8 @@ def _rounded(size: int) -> int:
 def _site(frames: Iterable[Mapping[str, Any]]) -> Site:
     """Return the innermost function as the operator, and the innermost line of the user's code."""
     known_frames = [frame for frame in frames if frame["filename"] != "??"]
-    while (
-        len(known_frames) > 1 and package_of(known_frames[1]["filename"]) == OURS
-    ):  # our own counting of FLOPs calls torch
+    while len(known_frames) > 1 and package_of(known_frames[1]["filename"]) == OURS:
+        # our own counting of FLOPs calls torch
         known_frames = known_frames[2:]
     if not known_frames:
         return NOWHERE

@@ -106,9 +106,8 @@ class ErrorBars:
 
     places: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-    below: list[float] = field(
-        default_factory=list
-    )  # how far each interval reaches below the value
+    # how far each interval reaches below the value
+    below: list[float] = field(default_factory=list)
     above: list[float] = field(default_factory=list)
 
 

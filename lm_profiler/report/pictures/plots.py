@@ -94,9 +94,8 @@ def save_figure(draw_figure: Callable[[], Figure], path: Path) -> None:
 
     suffix = path.suffix.lower()
     is_page = suffix == ".html"
-    drawn_suffix = (
-        ".svg" if is_page else suffix
-    )  # a page embeds the picture, and needs no script
+    # a page embeds the picture, and needs no script
+    drawn_suffix = ".svg" if is_page else suffix
     with rc_context(STYLE):
         buffer = io.BytesIO()
         draw_figure().savefig(
@@ -148,9 +147,8 @@ _FIGURE_OF_KIND = {"mfu": "mfu", "tokens": "tokens_per_s", "attention": "saved_b
 
 _BARS_WIDTH = 8.0
 _NAME_WIDTH = 2.6  # the width of the names in inches; longer ones have a second line
-_MOST_NAMES = (
-    100  # the most bars that have a name each; of more bars every k-th has one
-)
+# the most bars that have a name each; of more bars every k-th has one
+_MOST_NAMES = 100
 _SPACED_BARS = 50  # bars with a white line between their parts; on more, thinner bars it would hide them
 
 
@@ -184,9 +182,8 @@ def phases(groups: Sequence[Group]) -> Figure:
     axes.set_ylim(count - 0.4, -0.6)
     highest_ms = [(step.high or step.value or 0.0) * scale for step in steps]
     axes.set_xlim(0, 1.03 * max([*ends_ms, *highest_ms]) or 1.0)
-    beside = axes.secondary_yaxis(
-        "right"
-    )  # a column: next to the bars the longest text would squeeze them all
+    # a column: next to the bars the longest text would squeeze them all
+    beside = axes.secondary_yaxis("right")
     beside.set_yticks(
         list(named_rows),
         [_step_text(steps[row], groups[row].trouble) for row in named_rows],

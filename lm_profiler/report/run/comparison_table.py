@@ -467,9 +467,8 @@ def github_annotation(comparison: Comparison, fails: bool) -> str:
         level = "error"
     elif comparison.verdict in ("SLOWER", "UNCLEAR"):
         level = "warning"
-    line = printable(verdict_line(comparison)).replace(
-        "%", "%25"
-    )  # a workflow command decodes percent signs
+    # a workflow command decodes percent signs
+    line = printable(verdict_line(comparison)).replace("%", "%25")
     return f"::{level} title=lm_profiler::{line}\n"
 
 

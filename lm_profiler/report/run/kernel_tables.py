@@ -22,15 +22,12 @@ _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _PASSES = ("forward", "backward")
 # the parts of a kernel's name that do not help a reader
 _NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
-_SIGNIFICANT, _NAMED = (
-    0.02,
-    5,
-)  # the least share of forward that is shown, and the most kernels that are named
+# the least share of forward that is shown, and the most kernels that are named
+_SIGNIFICANT, _NAMED = (0.02, 5)
 _SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide
 _LARGEST = 15
-_KERNEL_TEXTS = (
-    5  # the columns of the table of kernels that are texts; the others are figures
-)
+# the columns of the table of kernels that are texts; the others are figures
+_KERNEL_TEXTS = 5
 _CALLER_WIDTH = 32  # characters of the calling operator on a terminal
 IDLE = "idle"
 
@@ -189,9 +186,8 @@ def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | 
     ]
     if softmax_s and products_s:
         comparison = f"softmax takes {softmax_s / products_s:.2f} times as long as those products"
-        if (
-            head_width and phase == "forward"
-        ):  # either product takes 2 FLOPs for each score and number of a query
+        if head_width and phase == "forward":
+            # either product takes 2 FLOPs for each score and number of a query
             flops_ratio = _SOFTMAX_FLOPS / (4 * head_width)
             comparison += f", for {flops_ratio:.3f} times their FLOPs"
         answers.append(comparison)

@@ -199,9 +199,8 @@ def _doubtful_text(ranks: Ranks) -> str:
 def _slow_ranks_text(ranks: Ranks) -> str:
     """Return ``rank 1 is 30.0 ms slower in data``; ranks that are slow in the same steps of a phase share a phrase."""
     finding = ranks.finding
-    if (
-        not finding.slow
-    ):  # a record of version 0.2, which names one rank or one host in one phase
+    if not finding.slow:
+        # a record of version 0.2, which names one rank or one host in one phase
         return _slow_rank_of_0_2(ranks)
     by_place: defaultdict[str, list[SlowRank]] = defaultdict(list)
     for slow_rank in finding.slow:

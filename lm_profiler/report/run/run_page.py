@@ -42,13 +42,10 @@ from lm_profiler.report.tables.table_columns import device_text
 
 _WAITS_SHOWN = 2
 _ACTIONS_SHOWN = 4
-_LEAST_OTHER = (
-    0.05  # the share of the step from which ``other`` is broken down at a run's end
-)
-_AS_PLANNED = (
-    0.995,
-    1.005,
-)  # a measured peak that differs by less from the planned one is as planned
+# the share of the step from which ``other`` is broken down at a run's end
+_LEAST_OTHER = 0.05
+# a measured peak that differs by less from the planned one is as planned
+_AS_PLANNED = (0.995, 1.005)
 
 
 # -- the pages ---------------------------------------------------------------------------------------------------------

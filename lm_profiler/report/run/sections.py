@@ -338,9 +338,8 @@ def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> 
     for figure in group:
         part = figure.member or figure.path.split(".")[1]
         value = figure.get(record)
-        is_nothing = (
-            not value and figure.shown_unit
-        )  # no time and no memory are left out
+        # no time and no memory are left out
+        is_nothing = not value and figure.shown_unit
         if value is None or is_nothing:
             continue
         family = (

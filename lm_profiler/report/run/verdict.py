@@ -261,9 +261,8 @@ def _words(steadiness: Steadiness) -> str:
     share = steadiness.known_to
     if share is None or share > 1.0:
         return f"{text}: too few steps, or too much variation, to know the level"
-    known = (
-        f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
-    )  # just above the limit it must not look like the limit
+    # just above the limit it must not look like the limit
+    known = f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
     return f"{text}: the level is only known to within ±{known}"
 
 

@@ -137,9 +137,8 @@ def _milliseconds_text(seconds: float | None) -> str:
 
 
 def _rank_table(statuses: Sequence[WatchStatus]) -> Table:
-    silent = (
-        statuses[0].silent
-    )  # as rank 0 saw it: the clocks of other ranks and of this machine may differ
+    # as rank 0 saw it: the clocks of other ranks and of this machine may differ
+    silent = statuses[0].silent
     rows = []
     for status in statuses:
         rows.append(

@@ -121,9 +121,8 @@ def _best_line(cells: CellsByBlocks) -> str | None:
     if len(peaks) < 2:
         return None
     in_order = sorted(peaks)
-    best = min(
-        in_order, key=lambda blocks: peaks[blocks]
-    )  # of equal ones the first: without checkpoints if possible
+    # of equal ones the first: without checkpoints if possible
+    best = min(in_order, key=lambda blocks: peaks[blocks])
     position = in_order.index(best)
     neighbours = in_order[max(position - 1, 0) : position + 2]
     others = [blocks for blocks in neighbours if blocks not in (best, ())]

@@ -87,9 +87,8 @@ class Estimate:
     high: float | None = None
     n: int = 0
     is_lower_bound: bool = False  # a rate of a machine that other programs used
-    lacks_interval: bool = (
-        False  # the run's steps are too few, or too unlike, for an interval
-    )
+    # the run's steps are too few, or too unlike, for an interval
+    lacks_interval: bool = False
 
 
 def runs_for_figures(group: RunGroup) -> RunGroup:
@@ -182,9 +181,8 @@ def distinct_values(values: Iterable[Any]) -> list[Any]:
     by_text: dict[str, Any] = {}
     for value in values:
         if value is not None:
-            by_text[repr(value)] = (
-                value  # options may be lists and mappings, which cannot be hashed
-            )
+            # options may be lists and mappings, which cannot be hashed
+            by_text[repr(value)] = value
     return list(by_text.values())
 
 

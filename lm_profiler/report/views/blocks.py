@@ -16,15 +16,11 @@ from lm_profiler.report.tables.table import Table
 Json = dict[str, Any]
 
 CHART_PX = 360  # the usual height of a chart
-_CHART_FRAME_PX = (
-    100  # the height of what surrounds the rows of a chart: its axis and its legend
-)
+# the height of what surrounds the rows of a chart: its axis and its legend
+_CHART_FRAME_PX = 100
 _EXPLAINED = 3  # the columns of a table of facts: name, figure, meaning
-_STYLES = (
-    "green",
-    "yellow",
-    "red",
-)  # the styles of single cells; a row that begins with "bold" is bold as a whole
+# the styles of single cells; a row that begins with "bold" is bold as a whole
+_STYLES = ("green", "yellow", "red")
 _ROW_PX = 28  # the height of a row in a chart of rows
 
 
@@ -128,9 +124,8 @@ def table_json(table: Table) -> Json:
         block["tips"] = [_MEANING_PLACES.get(row[-1], row[-1]) for row in rows]
         titles = titles[:-1]
         rows = [row[:-1] for row in rows]
-    if any(
-        row and row[0] in PART_COLOURS for row in rows
-    ):  # the name of a phase has its colour
+    if any(row and row[0] in PART_COLOURS for row in rows):
+        # the name of a phase has its colour
         block["colours"] = [PART_COLOURS.get(row[0], "none") for row in rows]
     bold_rows = [
         index for index, row in enumerate(table.rows) if row and row[0].style == "bold"

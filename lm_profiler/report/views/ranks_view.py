@@ -34,11 +34,8 @@ _WAITING = PALE
 _FULL = 0.1  # the least share of the mean step that has the full colour, so that noise stays pale
 _FULL_ONCE = 0.2  # the same of a single step
 _MOST_NAMED = 16  # ranks that an axis names
-_LEAST_PX, _MOST_PX, _RANK_PX = (
-    190,
-    930,
-    24,
-)  # the height of the chart of steps, and of a rank in it
+# the height of the chart of steps, and of a rank in it
+_LEAST_PX, _MOST_PX, _RANK_PX = (190, 930, 24)
 
 
 def blocks(entry: Entry, _: Limits) -> list[Json]:

@@ -41,9 +41,8 @@ from lm_profiler.report.views.blocks import (
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
 _SLOW_WARMUP = 2  # a warm-up step that is this many times as long as all others is cut off, so that they can be read
-_ABOVE_STEPS = (
-    1.2  # the height of the axis, in measured steps, where the warm-up is cut off
-)
+# the height of the axis, in measured steps, where the warm-up is cut off
+_ABOVE_STEPS = 1.2
 _MOST_OWNERS = 12  # the fold with every figure has all
 
 

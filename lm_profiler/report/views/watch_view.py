@@ -38,10 +38,8 @@ from lm_profiler.report.views.blocks import (
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
 _EVENTS = 200  # the most events that are listed and marked
-_AXIS_ABOVE, _AXIS_QUANTILE = (
-    3.0,
-    0.98,
-)  # the axis ends at so many times this quantile of the medians
+# the axis ends at so many times this quantile of the medians
+_AXIS_ABOVE, _AXIS_QUANTILE = (3.0, 0.98)
 _ROWS_A_POINT = 10  # the least rows of steps behind a point of the curves
 # The tables of ``watch_tables`` that stand behind a fold, by the title of their first column.
 _FOLDS = {"ms": "Phases", "rank": "Ranks"}

@@ -85,9 +85,8 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         def answer(request: Request) -> Json:
             place = self._run(request)
             if name == "kernels":
-                _has_traces(
-                    place
-                )  # raises where the traces lie outside the log folders
+                # raises where the traces lie outside the log folders
+                _has_traces(place)
             with restrict_reading(*place.roots):
                 return {"blocks": VIEWS[name].answer(entry_in(place))}
 
@@ -210,9 +209,8 @@ def traces(place: RunsFolder) -> Json:
     files: Iterable[Path] = ()
     if _has_traces(place):
         files = place.file("trace").glob(f"*{TRACE_SUFFIX}")
-    ordered = sorted(
-        files, key=lambda file: (len(file.name), file.name)
-    )  # rank 2 before rank 10
+    # rank 2 before rank 10
+    ordered = sorted(files, key=lambda file: (len(file.name), file.name))
     listed = [
         {"file": file.name, "bytes": file.lstat().st_size}
         for file in ordered
@@ -240,9 +238,8 @@ def send(
     # Never "304 not modified", which has no type, but TensorBoard needs one.
     mimetype = _TYPES.get(path.suffix, "application/octet-stream")
     response = send_file(path, request.environ, mimetype=mimetype, conditional=False)
-    del response.headers[
-        "Content-Disposition"
-    ]  # the page sets the name under which it is saved
+    # the page sets the name under which it is saved
+    del response.headers["Content-Disposition"]
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.update(headers or {})
     return response
