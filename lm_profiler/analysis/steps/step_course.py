@@ -76,10 +76,10 @@ class Course:
 
     def starting_at(self, edge: int) -> Course:
         """Return the course from ``edge`` on, at which a segment begins."""
-        kept = self.edges.index(edge)
-        edges = tuple(later - edge for later in self.edges[kept:])
+        segment = self.edges.index(edge)
+        edges = tuple(later_edge - edge for later_edge in self.edges[segment:])
         excess = None if self.excess is None else self.excess[edge:]
-        return Course(edges, self.levels[kept:], self.trend[edge:], excess)
+        return Course(edges, self.levels[segment:], self.trend[edge:], excess)
 
 
 def flat_course(values: Series) -> Course:
@@ -94,35 +94,31 @@ def find_course(values: Series, smallest: float) -> Course:
     means = _block_means(values, block)
     cuts, levels_gain = _find_levels(means, smallest)
     trend = _find_trend(means)
-    has_trend = (
-        trend.gain - _TREND_COST > levels_gain
-        and abs(trend.values[-1] - trend.values[0]) >= smallest
-    )
-    if not has_trend:
+    gains_more = trend.gain - _TREND_COST > levels_gain
+    is_large = abs(trend.values[-1] - trend.values[0]) >= smallest
+    if not gains_more or not is_large:
         edges = (0, *(block * cut for cut in cuts), count)
         return Course(edges, _means_between(values, edges), np.zeros(count))
 
-    middles = (np.arange(means.size) + 0.5) * block - 0.5
-    by_value = np.interp(np.arange(count), middles, trend.values)
-    centred = by_value - by_value.mean()
+    block_middles = (np.arange(means.size) + 0.5) * block - 0.5
+    trend_by_value = np.interp(np.arange(count), block_middles, trend.values)
+    centred_trend = trend_by_value - trend_by_value.mean()
     edges = (0, count)
-    return Course(
-        edges,
-        _means_between(values - centred, edges),
-        centred,
-        by_value if trend.dies_away else None,
-    )
+    levels = _means_between(values - centred_trend, edges)
+    excess = trend_by_value if trend.dies_away else None
+    return Course(edges, levels, centred_trend, excess)
 
 
 def beats_random_order(values: Series) -> bool:
     """Return whether ``values``, logarithms without odd ones, show a clearer course than they do in random order."""
     if values.size < FEWEST_TO_SHUFFLE:
         return True
-    own = _clearness_in_order(values)
+    observed_clearness = _clearness_in_order(values)
     rng = np.random.default_rng(values.size)
     as_clear = 0
     for _ in range(_SHUFFLES):
-        if _clearness_in_order(rng.permutation(values)) >= own:
+        shuffled = rng.permutation(values)
+        if _clearness_in_order(shuffled) >= observed_clearness:
             as_clear += 1
         if as_clear > _CLEAR_SHUFFLES:
             return False
@@ -134,22 +130,25 @@ def _clearness_in_order(values: Series) -> float:
     means = _block_means(values, _block_size(values.size, _MOST_SHUFFLED))
     centred = means - np.median(means)
     most_changes = _most_changes(means.size)
-    costs = _SegmentCosts.of(centred, 0.0)
+    costs = _SegmentCosts.from_values(centred, coefficient=0.0)
     scores, _ = costs.segmentations(most_changes)
     burst_score, _ = costs.burst()
-    needed = _needed_gains(means.size, most_changes)
-    level_gains = scores[0] - np.array([*scores, burst_score]) - needed
+    candidate_scores = np.array([*scores, burst_score])
+    gains = scores[0] - candidate_scores - _needed_gains(means.size, most_changes)
+    levels_gain = float(gains[1:].max())
     trend_gain = _find_trend(means, coefficients=1).gain - _TREND_COST
-    return max(float(level_gains[1:].max()), trend_gain)
+    return max(levels_gain, trend_gain)
 
 
 def _block_size(count: int, most_blocks: int = _MOST_VALUES) -> int:
-    return -(-count // most_blocks)
+    return math.ceil(count / most_blocks)
 
 
 def _block_means(values: Series, block: int) -> Series:
-    whole = values.size // block * block
-    return np.asarray(values[:whole].reshape(-1, block).mean(axis=1))
+    """Return the means of ``block`` values at a time; those after the last full block do not count."""
+    blocks = values.size // block
+    means = values[: blocks * block].reshape(blocks, block).mean(axis=1)
+    return np.asarray(means)
 
 
 def _means_between(values: Series, edges: Sequence[int]) -> tuple[float, ...]:
@@ -174,8 +173,9 @@ def _most_changes(count: int) -> int:
 
 def _needed_gains(count: int, most_changes: int) -> Series:
     """Return what 0 to ``most_changes`` changes must gain, and a burst."""
-    needed = [change_costs(count, changes) for changes in range(most_changes + 1)]
-    return np.array([*needed, change_costs(count, 2) - _BURST_BONUS])
+    gains = [change_costs(count, changes) for changes in range(most_changes + 1)]
+    burst_gain = change_costs(count, 2) - _BURST_BONUS
+    return np.array([*gains, burst_gain])
 
 
 def _find_levels(values: Series, smallest: float) -> tuple[list[int], float]:
@@ -191,57 +191,64 @@ def _find_levels(values: Series, smallest: float) -> tuple[list[int], float]:
     score_rows = []
     candidate_rows = []
     for coefficient in _COEFFICIENTS:
-        costs = _SegmentCosts.of(centred, float(coefficient))
+        costs = _SegmentCosts.from_values(centred, float(coefficient))
         scores, candidates = costs.segmentations(most_changes)
         burst_score, burst = costs.burst()
         score_rows.append([*scores, burst_score])
         candidate_rows.append([*candidates, burst])
 
-    total, posterior = _averaged(np.array(score_rows))
-    margin = total[0] - total - _needed_gains(values.size, most_changes)
-    margin[0] = 0.0
-    best = int(margin.argmax())
-    likeliest = int(posterior[:, best].argmax())
-    cuts = _clear_cuts(centred, candidate_rows[likeliest][best], smallest)
-    gain = float(margin[best]) if cuts else 0.0
-    return cuts, gain
+    # [candidate], and [coefficient, candidate]; the first candidate has no change
+    scores, posterior = _averaged(np.array(score_rows))
+    margins = scores[0] - scores - _needed_gains(values.size, most_changes)
+    margins[0] = 0.0
+    best = int(margins.argmax())
+    likeliest_coefficient = int(posterior[:, best].argmax())
+    best_cuts = candidate_rows[likeliest_coefficient][best]
+    cuts = _clear_cuts(centred, best_cuts, smallest)
+    if not cuts:
+        return [], 0.0
+    return cuts, float(margins[best])
 
 
 def _clear_cuts(values: Series, cuts: Sequence[int], smallest: float) -> list[int]:
     """Return those of ``cuts`` that are large enough, and not explained by the noise around them."""
-    kept = list(cuts)
-    while kept:
-        edges = [0, *kept, values.size]
-        clearness = [
-            _clearness(values, begin, cut, end, smallest)
-            for begin, cut, end in zip(edges, kept, edges[2:], strict=False)
-        ]
+    clear_cuts = list(cuts)
+    while clear_cuts:
+        edges = [0, *clear_cuts, values.size]
+        clearness = []
+        for begin, cut, end in zip(edges, clear_cuts, edges[2:], strict=False):
+            clearness.append(
+                _clearness(values[begin:cut], values[cut:end], values.size, smallest)
+            )
         weakest = int(np.argmin(clearness))
         if clearness[weakest] >= 1.0:
             break
         # one at a time: its neighbours have longer levels now, and may be clear
-        del kept[weakest]
-    return kept
+        del clear_cuts[weakest]
+    return clear_cuts
 
 
-def _clearness(
-    values: Series, begin: int, cut: int, end: int, smallest: float
-) -> float:
-    """Return how many times as large a change is as it has to be."""
-    before = values[begin:cut]
-    after = values[cut:end]
-    nearby = np.concatenate(
-        [(before - before.mean())[-_NEARBY:], (after - after.mean())[:_NEARBY]]
-    )
-    noise = math.sqrt(float(nearby @ nearby) / max(nearby.size - 2, 1) + FINEST**2)
-    standard_error = noise * math.sqrt(1 / before.size + 1 / after.size)
+def _clearness(earlier: Series, later: Series, count: int, smallest: float) -> float:
+    """Return how many times as large a change is as it has to be.
 
-    shorter = min(before.size, after.size)
-    most_factor = max(min(_LONG_FACTOR, _LONG_FACTOR_UP_TO / values.size), 1.0)
-    factor = min(math.sqrt(shorter / FEWEST), most_factor)
+    It lies between the values of two levels, ``earlier`` and ``later``, in a series of ``count`` values.
+    """
+    earlier_level = earlier.mean()
+    later_level = later.mean()
+    last_residuals = (earlier - earlier_level)[-_NEARBY:]
+    next_residuals = (later - later_level)[:_NEARBY]
+    residuals = np.concatenate([last_residuals, next_residuals])
+    variance = float(residuals @ residuals) / max(residuals.size - 2, 1)
+    noise = math.sqrt(variance + FINEST**2)
+    standard_error = noise * math.sqrt(1 / earlier.size + 1 / later.size)
 
-    change = abs(float(after.mean() - before.mean()))
-    return min(change / smallest, change / (_STANDARD_ERRORS * factor * standard_error))
+    shorter_size = min(earlier.size, later.size)
+    most_factor = max(min(_LONG_FACTOR, _LONG_FACTOR_UP_TO / count), 1.0)
+    factor = min(math.sqrt(shorter_size / FEWEST), most_factor)
+
+    change = abs(float(later_level - earlier_level))
+    least_by_noise = _STANDARD_ERRORS * factor * standard_error
+    return min(change / smallest, change / least_by_noise)
 
 
 @dataclass(frozen=True)
@@ -258,39 +265,40 @@ class _SegmentCosts:
     weights: Series  # the sum of squares of the whitened constant
 
     @classmethod
-    def of(cls, values: Series, coefficient: float) -> _SegmentCosts:
+    def from_values(cls, values: Series, coefficient: float) -> _SegmentCosts:
         count = values.size
         step_weight = 1.0 - coefficient
         remainder = 1.0 - coefficient**2
-        whitened = values[1:] - coefficient * values[:-1]
-        summed = np.concatenate([[0.0, 0.0], np.cumsum(whitened)])
-        summed_squares = np.concatenate([[0.0, 0.0], np.cumsum(whitened**2)])
 
-        # the index after each begin
-        second = np.minimum(np.arange(1, count + 1), count)
-        first_squares = (remainder * values * values)[:, None]
-        first_sums = (remainder * values)[:, None]
-        lengths = np.arange(count + 1)[None, :] - np.arange(count)[:, None]
-        squares = (
-            summed_squares[None, :] - summed_squares[second][:, None] + first_squares
+        # Sums from index 1 to before index i, which is 0 and 1 for none.
+        whitened = values[1:] - coefficient * values[:-1]
+        sums_before = np.concatenate([[0.0, 0.0], np.cumsum(whitened)])
+        squares_before = np.concatenate([[0.0, 0.0], np.cumsum(whitened**2)])
+
+        # The first value of a segment has no value before it; the others are whitened.
+        second_indices = np.minimum(np.arange(1, count + 1), count)
+        later_sums = sums_before[None, :] - sums_before[second_indices][:, None]
+        later_squares = (
+            squares_before[None, :] - squares_before[second_indices][:, None]
         )
-        sums = step_weight * (summed[None, :] - summed[second][:, None]) + first_sums
-        weights = np.maximum(remainder + (lengths - 1) * step_weight**2, remainder)
+        first_sums = (remainder * values)[:, None]
+        first_squares = (remainder * values * values)[:, None]
+
+        sums = step_weight * later_sums + first_sums
+        squares = later_squares + first_squares
+        later_counts = _segment_lengths(count) - 1
+        weights = np.maximum(remainder + later_counts * step_weight**2, remainder)
         return cls(count, remainder, squares, sums, weights)
 
     @property
     def _is_long_enough(self) -> NDArray[np.bool_]:
-        return (
-            np.arange(self.count + 1)[None, :] - np.arange(self.count)[:, None]
-            >= FEWEST
-        )
+        return _segment_lengths(self.count) >= FEWEST
 
     @property
     def _residuals(self) -> Series:
         """The sum of squares of each segment about its own level; infinite if it is too short."""
-        return np.where(
-            self._is_long_enough, self.squares - self.sums**2 / self.weights, np.inf
-        )
+        about_level = self.squares - self.sums**2 / self.weights
+        return np.where(self._is_long_enough, about_level, np.inf)
 
     def segmentations(self, most_changes: int) -> tuple[list[float], list[list[int]]]:
         """Return the score of the best segmentation with 0 to ``most_changes`` changes, and where these are."""
@@ -300,28 +308,29 @@ class _SegmentCosts:
         ends = np.arange(count + 1)
 
         # of the best segmentation of the values before each end
-        best = residuals[0]
-        best_log_weight = log_weights[0].copy()
+        best_residuals = residuals[0]
+        best_log_weights = log_weights[0]
         last_cuts: list[NDArray[np.intp]] = []
-        scores = [
-            self._score(
-                float(best[count]), levels=1, log_weight=float(best_log_weight[count])
-            )
-        ]
-        candidates: list[list[int]] = [[]]
-        for changes in range(1, most_changes + 1):
-            with_last = best[:count, None] + residuals
-            last_cut = with_last.argmin(axis=0)
-            best = with_last[last_cut, ends]
-            best_log_weight = best_log_weight[last_cut] + log_weights[last_cut, ends]
-            last_cuts.append(last_cut)
-            candidates.append(_traced_back(last_cuts, count))
-            log_weight = float(best_log_weight[count])
-            scores.append(
-                self._score(
-                    float(best[count]), levels=changes + 1, log_weight=log_weight
+        scores = []
+        candidates = []
+        for levels in range(1, most_changes + 2):
+            if levels > 1:
+                # [last cut, end]
+                sums = best_residuals[:count, None] + residuals
+                last_cut = sums.argmin(axis=0)
+                best_residuals = sums[last_cut, ends]
+                best_log_weights = (
+                    best_log_weights[last_cut] + log_weights[last_cut, ends]
                 )
+                last_cuts.append(last_cut)
+            score = self._score(
+                float(best_residuals[count]),
+                float(best_log_weights[count]),
+                levels=levels,
+                segments=levels,
             )
+            scores.append(score)
+            candidates.append(_traced_back(last_cuts, count))
         return scores, candidates
 
     def burst(self) -> tuple[float, list[int]]:
@@ -329,43 +338,43 @@ class _SegmentCosts:
         count = self.count
         begins = np.arange(count)[:, None]
         ends = np.arange(count + 1)[None, :]
-        is_inside = self._is_long_enough & (begins >= FEWEST) & (ends <= count - FEWEST)
-        if not is_inside.any():
+        is_inside = (begins >= FEWEST) & (ends <= count - FEWEST)
+        is_candidate = self._is_long_enough & is_inside
+        if not is_candidate.any():
             return _IMPOSSIBLE, []
-        squares = self._outside(self.squares)
-        sums = self._outside(self.sums)
-        weights = self._outside(self.weights)
-        totals = np.where(
-            is_inside, self._residuals + squares - sums**2 / weights, np.inf
-        )
-        place = np.unravel_index(int(totals.argmin()), totals.shape)
-        log_weight = math.log(weights[place]) + math.log(self.weights[place])
-        score = self._score(
-            float(totals[place]), levels=2, log_weight=log_weight, segments=3
-        )
-        return score, [int(place[0]), int(place[1])]
 
-    def _outside(self, sums: Series) -> Series:
+        squares_around = self._sums_around(self.squares)
+        sums_around = self._sums_around(self.sums)
+        weights_around = self._sums_around(self.weights)
+        totals = self._residuals + squares_around - sums_around**2 / weights_around
+        totals[~is_candidate] = np.inf
+        place = np.unravel_index(int(totals.argmin()), totals.shape)
+        log_weight = math.log(weights_around[place]) + math.log(self.weights[place])
+        score = self._score(float(totals[place]), log_weight, levels=2, segments=3)
+        begin, end = place
+        return score, [int(begin), int(end)]
+
+    def _sums_around(self, sums: Series) -> Series:
         """Return the sums over everything before each segment and after it."""
-        before = sums[0, : self.count, None]
-        after = np.append(sums[:, self.count], 0.0)[None, :]
-        return np.asarray(before + after)
+        sums_before = sums[0, : self.count, None]
+        sums_after = np.append(sums[:, self.count], 0.0)[None, :]
+        return np.asarray(sums_before + sums_after)
 
     def _score(
-        self,
-        residual: float,
-        levels: int,
-        log_weight: float,
-        segments: int | None = None,
+        self, residual: float, log_weight: float, *, levels: int, segments: int
     ) -> float:
-        """Return -2 log of the likelihood, marginal in the levels and the scale."""
-        begun = levels if segments is None else segments
+        """Return -2 log of the likelihood, marginal in the levels and the scale.
+
+        A burst has one level before and after it: two levels in three segments.
+        """
         variance = residual / max(self.count - levels, 1) + FINEST**2 * self.remainder
-        return (
-            (self.count - 1) * math.log(variance)
-            - begun * math.log(self.remainder)
-            + log_weight
-        )
+        log_variances = (self.count - 1) * math.log(variance)
+        return log_variances - segments * math.log(self.remainder) + log_weight
+
+
+def _segment_lengths(count: int) -> NDArray[np.int64]:
+    """Return (n, n + 1) the length of each segment [begin, end) of n values."""
+    return np.arange(count + 1)[None, :] - np.arange(count)[:, None]
 
 
 def _traced_back(last_cuts: Sequence[NDArray[np.intp]], count: int) -> list[int]:
@@ -380,11 +389,12 @@ def _traced_back(last_cuts: Sequence[NDArray[np.intp]], count: int) -> list[int]
 
 def _averaged(scores: Series, prior: Series = _PRIOR) -> tuple[Series, Series]:
     """Return -2 log of the likelihood averaged over the coefficient (the first axis), and its posterior."""
-    best = scores.min(axis=0)
-    weights = prior.reshape(-1, *[1] * (scores.ndim - 1))
-    likelihood = np.exp(-0.5 * (scores - best)) * weights
-    total = likelihood.sum(axis=0)
-    return best - 2.0 * np.log(total), likelihood / total
+    best_scores = scores.min(axis=0)
+    prior_by_row = prior.reshape(-1, *[1] * (scores.ndim - 1))
+    # relative to the best coefficient, whose likelihood would underflow otherwise
+    weighted = np.exp(-0.5 * (scores - best_scores)) * prior_by_row
+    totals = weighted.sum(axis=0)
+    return best_scores - 2.0 * np.log(totals), weighted / totals
 
 
 # -- lines and decays --------------------------------------------------------------------------------------------------
@@ -399,60 +409,71 @@ class _Trend:
 
 def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Trend:
     """Return the best of a straight line and of decays; only the first few ``coefficients`` of the noise are tried."""
-    count = values.size
     centred = values - np.median(values)
-    shapes, dies_away = _unit_shapes(count)
+    shapes, dies_away = _unit_shapes(values.size)
     level_scores = np.empty(coefficients)
     shape_scores = np.empty((coefficients, len(shapes)))
     slopes = np.empty((coefficients, len(shapes)))
-    for index, coefficient in enumerate(_COEFFICIENTS[:coefficients]):
-        remainder = 1.0 - float(coefficient) ** 2
-        constant = _whitened(np.ones(count), float(coefficient))
-        regressors = _whitened(shapes, float(coefficient))
-        response = _whitened(centred, float(coefficient))
-
-        weight = float(constant @ constant)
-        response_on_constant = float(constant @ response)
-        regressors_on_constant = regressors @ constant
-        regressor_weight = (regressors**2).sum(
-            axis=1
-        ) - regressors_on_constant**2 / weight
-        covariance = (
-            regressors @ response
-            - regressors_on_constant * response_on_constant / weight
+    for index in range(coefficients):
+        level_score, scores, slopes_by_shape = _fit_shapes(
+            centred, shapes, float(_COEFFICIENTS[index])
         )
-        slopes[index] = covariance / regressor_weight
-
-        finest = FINEST**2 * remainder
-        level_squares = float(response @ response) - response_on_constant**2 / weight
-        shape_squares = np.maximum(
-            level_squares - slopes[index] ** 2 * regressor_weight, 0.0
-        )
-        common = -math.log(remainder) + math.log(weight)
-        level_scores[index] = (count - 1) * math.log(
-            level_squares / (count - 1) + finest
-        ) + common
-        shape_variances = shape_squares / (count - 2) + finest
-        shape_scores[index] = (
-            (count - 1) * np.log(shape_variances) + common + np.log(regressor_weight)
-        )
+        level_scores[index] = level_score
+        shape_scores[index] = scores
+        slopes[index] = slopes_by_shape
 
     prior = _PRIOR[:coefficients] / _PRIOR[:coefficients].sum()
-    level_total, _ = _averaged(level_scores, prior)
-    shape_totals, posterior = _averaged(shape_scores, prior)
-    slope = (posterior * slopes).sum(axis=0)
-    gains = level_total - shape_totals
-    rises_to_a_level = dies_away & (slope <= 0)  # which is no warm-up
-    gains[rises_to_a_level] = -np.inf
+    level_score, _ = _averaged(level_scores, prior)
+    scores, posterior = _averaged(shape_scores, prior)
+    mean_slopes = (posterior * slopes).sum(axis=0)
+    gains = level_score - scores
+    # A decay with a negative slope rises to a level, which is no warm-up.
+    rises_to_level = dies_away & (mean_slopes <= 0)
+    gains[rises_to_level] = -np.inf
     best = int(gains.argmax())
-    return _Trend(float(gains[best]), slope[best] * shapes[best], bool(dies_away[best]))
+    trend = mean_slopes[best] * shapes[best]
+    return _Trend(float(gains[best]), trend, bool(dies_away[best]))
+
+
+def _fit_shapes(
+    values: Series, shapes: Series, coefficient: float
+) -> tuple[float, Series, Series]:
+    """Fit ``values`` by a level alone, and by a level and one of the ``shapes`` [S, n], under AR(1) noise.
+
+    Return -2 log of the likelihood of the level, that of each shape, and the slope of each shape.
+    """
+    count = values.size
+    remainder = 1.0 - coefficient**2
+    constant = _whitened(np.ones(count), coefficient)
+    regressors = _whitened(shapes, coefficient)
+    response = _whitened(values, coefficient)
+
+    constant_weight = float(constant @ constant)
+    response_on_constant = float(constant @ response)
+    regressors_on_constant = regressors @ constant
+
+    # What follows is about the mean: without what the constant explains.
+    squares = float(response @ response) - response_on_constant**2 / constant_weight
+    products_by_constant = regressors_on_constant * response_on_constant
+    products = regressors @ response - products_by_constant / constant_weight
+    weights = (regressors**2).sum(axis=1) - regressors_on_constant**2 / constant_weight
+    slopes = products / weights
+
+    finest_variance = FINEST**2 * remainder
+    common_score = -math.log(remainder) + math.log(constant_weight)
+    level_variance = squares / (count - 1) + finest_variance
+    level_score = (count - 1) * math.log(level_variance) + common_score
+    unexplained = np.maximum(squares - slopes**2 * weights, 0.0)
+    variances = unexplained / (count - 2) + finest_variance
+    scores = (count - 1) * np.log(variances) + common_score + np.log(weights)
+    return level_score, scores, slopes
 
 
 def _whitened(values: Series, coefficient: float) -> Series:
     """Return ``values`` (along the last axis) without what each has from the one before it."""
-    first = math.sqrt(1.0 - coefficient**2) * values[..., :1]
-    later = values[..., 1:] - coefficient * values[..., :-1]
-    return np.concatenate([first, later], axis=-1)
+    first_value = math.sqrt(1.0 - coefficient**2) * values[..., :1]
+    later_values = values[..., 1:] - coefficient * values[..., :-1]
+    return np.concatenate([first_value, later_values], axis=-1)
 
 
 @lru_cache(maxsize=64)
@@ -460,8 +481,12 @@ def _unit_shapes(count: int) -> tuple[Series, NDArray[np.bool_]]:
     """Return (shapes of unit mean square, which of them die away): a straight line first, then decays."""
     steps = np.arange(count)
     shapes = [steps - (count - 1) / 2.0]
-    shapes += [np.exp(-steps / decay) for decay in _DECAYS if decay <= count / 2]
-    shapes += [(steps + beginning) ** -0.5 for beginning in _POWER_LAW_BEGINNINGS]
+    for decay in _DECAYS:
+        if decay <= count / 2:
+            shapes.append(np.exp(-steps / decay))
+    for beginning in _POWER_LAW_BEGINNINGS:
+        shapes.append((steps + beginning) ** -0.5)
     stacked = np.stack(shapes)
-    units = stacked / np.sqrt((stacked**2).mean(axis=1, keepdims=True))
-    return np.asarray(units), np.arange(len(shapes)) > 0
+    root_mean_squares = np.sqrt((stacked**2).mean(axis=1, keepdims=True))
+    is_decay = np.arange(len(shapes)) > 0
+    return np.asarray(stacked / root_mean_squares), is_decay
