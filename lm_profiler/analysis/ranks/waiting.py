@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +27,13 @@ from lm_profiler.analysis.ranks.slowness import Slow
 Flags = NDArray[np.bool_]
 
 # a rank whose next mark or call precedes the last rank's arrival by more than this was not held
-_WENT_ON_NS = 200_000
+_EARLY_LEAVER_NS = 200_000
 
-# if ranks went on early in more than this share of the calls of one name and part, not all ranks wait in such calls
-_MAY_GO_ON = 0.05
+# if ranks left early in more than this share of the calls of one name and part, not all ranks wait in such calls
+_MOST_EARLY_CALLS = 0.05
 
-_NEVER, _NEVER_YET = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+_NEVER = np.iinfo(np.int64).max
+_NEVER_YET = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Calls:
         released_ns = self.released_ns
         # what comes later on every rank also has the later last arrival
         order = released_ns.argsort(kind="stable")
-        is_inside = (released_ns[order] >= begin_ns) & (released_ns[order] <= end_ns)
-        order = order[is_inside]
+        is_in_time = (released_ns[order] >= begin_ns) & (released_ns[order] <= end_ns)
+        order = order[is_in_time]
         names = [self.names[call] for call in order.tolist()]
         return Calls(
             names, self.came_ns[order], self.members[order], self.measured_ns[order]
@@ -80,32 +80,35 @@ class RanksWork:
     # returns the own work in a part, or in all of them: [K, R]
     in_part: Callable[[int | None], Seconds]
     # [K], index of the step that the cell is in, or precedes if it lies between steps; else -1
-    step: NDArray[np.int64]
-    # where each segment begins: within one, no rank waits for another; all meet at its end
-    first: NDArray[np.int64]
+    step_of_cell: NDArray[np.int64]
+    # the first cell of each segment: within one, no rank waits for another; all meet at its end
+    segment_begins: NDArray[np.int64]
     # [rank, step], how long the others waited for this rank on average
     caused_s: Seconds = field(init=False)
-    _cells: Seconds = field(init=False)
-    _whole_s: float = field(init=False)
+    _cells_s: Seconds = field(init=False)  # [K, R], own work in all parts
+    _run_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._cells = self.in_part(None)
-        self._whole_s = self._duration_s(self._cells)
-        self.caused_s = np.zeros(self.own_s.shape[:2])
-        # nobody waits at the end of the last one
-        segments_s = np.add.reduceat(self._cells, self.first, axis=0)[:-1]
+        self._cells_s = self.in_part(None)
+        self._run_s = self._duration_s(self._cells_s)
+        self.caused_s = self._waits_caused_s()
+
+    def _waits_caused_s(self) -> Seconds:
+        """Return [rank, step]: the others wait for the rank that is last at the end of a segment."""
+        # [segment, rank]; nobody waits at the end of the last segment
+        segments_s = np.add.reduceat(self._cells_s, self.segment_begins, axis=0)[:-1]
         ranks = segments_s.shape[1]
-        step_of_segment = self.step[self.first[1:] - 1]
         last_rank = segments_s.argmax(axis=1)
-        waits_s = (segments_s.max(axis=1) * ranks - segments_s.sum(axis=1)) / (
-            ranks - 1
-        )
-        in_step = step_of_segment >= 0
-        np.add.at(
-            self.caused_s,
-            (last_rank[in_step], step_of_segment[in_step]),
-            waits_s[in_step],
-        )
+        others_wait_s = segments_s.max(axis=1) * ranks - segments_s.sum(axis=1)
+        mean_wait_s = others_wait_s / (ranks - 1)
+
+        last_cells = self.segment_begins[1:] - 1
+        step_of_segment = self.step_of_cell[last_cells]
+        is_in_step = step_of_segment >= 0
+        places = (last_rank[is_in_step], step_of_segment[is_in_step])
+        caused_s = np.zeros(self.own_s.shape[:2])
+        np.add.at(caused_s, places, mean_wait_s[is_in_step])
+        return caused_s
 
     @property
     def step_s(self) -> float:
@@ -119,30 +122,34 @@ class RanksWork:
         Its fastest step then takes as long as the others' fastest, and so on. So a rank keeps its own ups and downs:
         a rank that equals another step by step would never wait for it.
         """
-        cells = self._cells.copy()
+        cells_s = self._cells_s.copy()
         slow_by_part = defaultdict[int, list[Slow]](list)
         for candidate in slow:
             slow_by_part[candidate.part].append(candidate)
-        in_step = self.step >= 0
-        step_of_cell = self.step[in_step]
-        for part, same_part in slow_by_part.items():
-            slow_in_part = {candidate.rank for candidate in same_part}
-            others = sorted(set(same_part[0].fast) - slow_in_part)
-            others_sorted_s = np.sort(self.own_s[others, :, part], axis=1)
+        for part, slow_in_part in slow_by_part.items():
+            slow_indices = {candidate.rank for candidate in slow_in_part}
+            fast_indices = sorted(set(slow_in_part[0].fast) - slow_indices)
+            fast_sorted_s = np.sort(self.own_s[fast_indices, :, part], axis=1)
             # of the fastest step, the second, …
-            usual_s = np.median(others_sorted_s, axis=0)
-            spent_s = self.in_part(part)
-            for candidate in same_part:
-                own_s = self.own_s[candidate.rank, :, part]
-                place_by_length = own_s.argsort(kind="stable").argsort()
-                less_s = own_s - usual_s[place_by_length]
-                share = np.divide(
-                    less_s, own_s, out=np.zeros_like(own_s), where=own_s > 0
-                )
-                cells[in_step, candidate.rank] -= (
-                    share[step_of_cell] * spent_s[in_step, candidate.rank]
-                )
-        return self._saved_s(cells)
+            usual_s = np.median(fast_sorted_s, axis=0)
+            for candidate in slow_in_part:
+                saved_s = self._saved_in_cells_s(candidate.rank, part, usual_s)
+                cells_s[:, candidate.rank] -= saved_s
+        return self._saved_s(cells_s)
+
+    def _saved_in_cells_s(self, rank: int, part: int, usual_s: Seconds) -> Seconds:
+        """Return [K]: how much less each cell takes if the rank's steps, sorted by length, take ``usual_s``."""
+        own_s = self.own_s[rank, :, part]
+        place_by_length = own_s.argsort(kind="stable").argsort()
+        less_s = own_s - usual_s[place_by_length]
+        has_work = own_s > 0
+        shares = np.divide(less_s, own_s, out=np.zeros_like(own_s), where=has_work)
+
+        is_in_step = self.step_of_cell >= 0
+        saved_s = self.in_part(part)[:, rank].copy()
+        saved_s[is_in_step] *= shares[self.step_of_cell[is_in_step]]
+        saved_s[~is_in_step] = 0.0
+        return saved_s
 
     def evened_s(self, part: int) -> float:
         """Return seconds saved per step if all ranks took the median rank's time in ``part`` of each cell.
@@ -151,14 +158,15 @@ class RanksWork:
         """
         spent_s = self.in_part(part)
         median_s = np.quantile(spent_s, 0.5, axis=1, method="lower")
-        return self._saved_s(self._cells - spent_s + median_s[:, None])
+        return self._saved_s(self._cells_s - spent_s + median_s[:, None])
 
-    def _saved_s(self, cells: Seconds) -> float:
-        return (self._whole_s - self._duration_s(cells)) / len(self.steps)
+    def _saved_s(self, cells_s: Seconds) -> float:
+        return (self._run_s - self._duration_s(cells_s)) / len(self.steps)
 
-    def _duration_s(self, cells: Seconds) -> float:
-        """Return how long the ranks take for ``cells``: the rank with most work decides about each segment."""
-        segments_s = np.add.reduceat(np.maximum(cells, 0.0), self.first, axis=0)
+    def _duration_s(self, cells_s: Seconds) -> float:
+        """Return how long the ranks take for these cells: the rank with most work decides about each segment."""
+        positive_s = np.maximum(cells_s, 0.0)
+        segments_s = np.add.reduceat(positive_s, self.segment_begins, axis=0)
         return float(segments_s.max(axis=1).sum())
 
 
@@ -180,17 +188,22 @@ def work_of(
     """
     tracks = [Track.of(timeline, steps) for timeline in timelines]
     calls = shared_calls(timelines, tracks)
-    marks = np.stack(
-        [track.last_mark(calls.came_ns[:, rank]) for rank, track in enumerate(tracks)],
-        axis=1,
-    )
-    parts = np.stack(
-        [track.codes[marks[:, rank]] for rank, track in enumerate(tracks)], axis=1
-    )
+    marks_by_rank = []
+    parts_by_rank = []
+    for rank, track in enumerate(tracks):
+        last_marks = track.last_mark(calls.came_ns[:, rank])
+        marks_by_rank.append(last_marks)
+        parts_by_rank.append(track.codes[last_marks])
+    marks = np.stack(marks_by_rank, axis=1)
+    parts = np.stack(parts_by_rank, axis=1)
     waits_ns, all_meet = _waits(calls, tracks, marks, parts, overlap)
-    points_ns, step, first = _cut_into_cells(tracks, steps, calls.came_ns[all_meet])
+    ends_ns, step_of_cell, segment_begins = _cut_into_cells(
+        tracks, steps, calls.came_ns[all_meet]
+    )
 
-    own_s, waiting_s, calls_of_rank = [], [], []
+    own_s = []
+    waiting_s = []
+    calls_by_rank = []
     for rank, track in enumerate(tracks):
         is_member = calls.members[:, rank]
         rank_calls = _RankCalls(
@@ -199,7 +212,7 @@ def work_of(
             parts[is_member, rank],
         )
         waited_ns = _waited_by_step(rank_calls, track, len(steps))
-        calls_of_rank.append(rank_calls)
+        calls_by_rank.append(rank_calls)
         own_s.append(np.maximum(track.spent_ns(steps) - waited_ns, 0.0) * 1e-9)
         waiting_s.append(waited_ns[:, :OUTSIDE] * 1e-9)
 
@@ -207,20 +220,27 @@ def work_of(
     def in_part(part: int | None) -> Seconds:
         cells_s = []
         for rank, track in enumerate(tracks):
-            cells_s.append(_own_s(track, points_ns[:, rank], calls_of_rank[rank], part))
+            cells_s.append(_own_s(track, ends_ns[:, rank], calls_by_rank[rank], part))
         return np.stack(cells_s, axis=1)
 
-    return RanksWork(steps, np.stack(own_s), np.stack(waiting_s), in_part, step, first)
+    return RanksWork(
+        steps=steps,
+        own_s=np.stack(own_s),
+        waiting_s=np.stack(waiting_s),
+        in_part=in_part,
+        step_of_cell=step_of_cell,
+        segment_begins=segment_begins,
+    )
 
 
 def _waited_by_step(calls: _RankCalls, track: Track, steps: int) -> Seconds:
     """Return how long a rank waited in each [step, part]."""
-    step_of_call = np.clip(
-        np.searchsorted(track.end_ns, calls.came_ns, "left"), 0, steps - 1
-    )
-    cells = step_of_call * (OUTSIDE + 1) + calls.parts
-    waited_ns = np.bincount(cells, calls.waited_ns, steps * (OUTSIDE + 1))
-    return np.asarray(waited_ns.reshape(-1, OUTSIDE + 1), dtype=np.float64)
+    next_ends = np.searchsorted(track.end_ns, calls.came_ns, "left")
+    step_of_call = np.clip(next_ends, 0, steps - 1)
+    parts = OUTSIDE + 1
+    places = step_of_call * parts + calls.parts
+    waited_ns = np.bincount(places, calls.waited_ns, steps * parts)
+    return np.asarray(waited_ns.reshape(steps, parts), dtype=np.float64)
 
 
 def _own_s(
@@ -228,15 +248,18 @@ def _own_s(
 ) -> Seconds:
     """Return one rank's own work in ``part``, or in all parts, in cells that end at ``ends_ns``."""
     cell_of_call = np.searchsorted(ends_ns, calls.came_ns, "right")
-    counts = cell_of_call < len(ends_ns)
+    is_counted = cell_of_call < len(ends_ns)
     if part is None:
         until_ns = ends_ns - ends_ns[0]
     else:
-        counts &= calls.parts == part
+        is_counted &= calls.parts == part
         until_ns = track.in_part_until_ns(part, ends_ns)
-    waits_ns = np.bincount(cell_of_call[counts], calls.waited_ns[counts], len(ends_ns))
+    waits_ns = np.bincount(
+        cell_of_call[is_counted], calls.waited_ns[is_counted], len(ends_ns)
+    )
     spent_ns = np.diff(until_ns, prepend=until_ns[0])
-    return np.asarray(np.maximum(spent_ns - waits_ns, 0.0) * 1e-9)
+    own_ns = np.maximum(spent_ns - waits_ns, 0.0)
+    return np.asarray(own_ns * 1e-9)
 
 
 def shared_calls(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> Calls:
@@ -272,36 +295,39 @@ def _equal_calls(timelines: Sequence[RankTimeline]) -> Calls:
 def _matched_calls(timelines: Sequence[RankTimeline]) -> Calls:
     """Return the calls that every rank of their group made, matched by group and number."""
     ranks_of_group: defaultdict[str, set[int]] = defaultdict(set)
-    index_by_rank: list[dict[tuple[str, int], int]] = []
-    name_of: dict[tuple[str, int], str] = {}
+    indices_by_rank: list[dict[tuple[str, int], int]] = []
+    names: dict[tuple[str, int], str] = {}
     for rank, timeline in enumerate(timelines):
-        index_of = {}
+        indices = {}
         for index, call in enumerate(timeline.collectives):
             key = (call.group, call.number)
-            index_of[key] = index
-            name_of[key] = call.name
+            indices[key] = index
+            names[key] = call.name
             ranks_of_group[call.group].add(rank)
-        index_by_rank.append(index_of)
+        indices_by_rank.append(indices)
 
     complete_keys = []
-    for key in name_of:
+    for key in names:
         ranks = ranks_of_group[key[0]]
-        if len(ranks) > 1 and all(key in index_by_rank[rank] for rank in ranks):
+        has_all_ranks = all(key in indices_by_rank[rank] for rank in ranks)
+        if len(ranks) > 1 and has_all_ranks:
             complete_keys.append(key)
 
     shape = (len(complete_keys), len(timelines))
     members = np.zeros(shape, dtype=bool)
-    came_ns, measured_ns = np.zeros(shape, dtype=np.int64), np.full(shape, -1)
+    came_ns = np.zeros(shape, dtype=np.int64)
+    measured_ns = np.full(shape, -1)
     for rank, timeline in enumerate(timelines):
-        rows, calls = [], []
+        rows = []
+        indices_of_rows = []
         for row, key in enumerate(complete_keys):
             if rank in ranks_of_group[key[0]]:
                 rows.append(row)
-                calls.append(index_by_rank[rank][key])
+                indices_of_rows.append(indices_by_rank[rank][key])
         members[rows, rank] = True
-        came_ns[rows, rank] = timeline.arrivals_ns[calls]
-        measured_ns[rows, rank] = _measured_waits(timeline)[calls]
-    return Calls([name_of[key] for key in complete_keys], came_ns, members, measured_ns)
+        came_ns[rows, rank] = timeline.arrivals_ns[indices_of_rows]
+        measured_ns[rows, rank] = _measured_waits(timeline)[indices_of_rows]
+    return Calls([names[key] for key in complete_keys], came_ns, members, measured_ns)
 
 
 def _waits(
@@ -315,56 +341,59 @@ def _waits(
 
     ``marks`` and ``parts`` are of each call on each rank: the mark before it, and the part that it is in.
     """
-    came_ns, members, released_ns = (
-        calls.came_ns,
-        calls.members,
-        calls.released_ns[:, None],
-    )
+    came_ns = calls.came_ns
+    released_ns = calls.released_ns[:, None]
     is_timed = (calls.measured_ns >= 0).any(axis=1)
-    next_ns = _next_event(came_ns, members, tracks)
+    next_ns = _next_event(came_ns, calls.members, tracks)
     # the order of arrival is unknown for calls timed on a stream
     next_ns[is_timed] = _NEVER
-    went_on = np.asarray((members & (next_ns < released_ns - _WENT_ON_NS)).any(axis=1))
-    holds = _calls_that_hold(calls, went_on, marks, parts, overlap)
+    is_early_leaver = calls.members & (next_ns < released_ns - _EARLY_LEAVER_NS)
+    holds = _calls_that_hold(calls, is_early_leaver.any(axis=1), marks, parts, overlap)
 
-    until_release_ns = np.maximum(np.minimum(released_ns, next_ns) - came_ns, 0)
-    waits_ns = np.where(members & holds[:, None], until_release_ns, 0)
+    until_ns = np.minimum(released_ns, next_ns)
+    arrival_waits_ns = np.maximum(until_ns - came_ns, 0)
+    is_held_rank = calls.members & holds[:, None]
+    waits_ns = np.where(is_held_rank, arrival_waits_ns, 0)
     waits_ns[is_timed] = _timed_waits(
         holds[is_timed], came_ns[is_timed], calls.measured_ns[is_timed]
     )
-    return waits_ns, holds & members.all(axis=1)
+    return waits_ns, holds & calls.members.all(axis=1)
 
 
 def _calls_that_hold(
     calls: Calls,
-    went_on: Flags,
+    has_early_rank: Flags,
     marks: NDArray[np.int64],
     parts: NDArray[np.uint8],
     overlap: bool,
 ) -> Flags:
     """Return [C]: whether the ranks of the call wait in it for the last one.
 
-    ``went_on``: whether some rank of the call did something else before the last one came.
+    ``has_early_rank``: whether some rank of the call did something else before the last one came.
     """
-    all_calls = np.arange(len(calls.names))
-    first_member = calls.members.argmax(axis=1) if len(all_calls) else all_calls
-    mark, part = marks[all_calls, first_member], parts[all_calls, first_member]
-    holds = np.ones(len(all_calls), dtype=bool)
+    count = len(calls.names)
+    if count == 0:
+        return np.ones(0, dtype=bool)
+    all_calls = np.arange(count)
+    first_member = calls.members.argmax(axis=1)
+    mark = marks[all_calls, first_member]
+    part = parts[all_calls, first_member]
+    holds = np.ones(count, dtype=bool)
     if overlap:
-        in_backward = np.flatnonzero(part == BACKWARD).tolist()
-        for _, calls_of_backward in groupby(
-            in_backward, key=lambda call: (int(first_member[call]), int(mark[call]))
-        ):
-            all_but_last = list(calls_of_backward)[:-1]
-            holds[all_but_last] = False
+        # Gradients are reduced while backward goes on: ranks wait in the last of its calls.
+        backward_calls = np.flatnonzero(part == BACKWARD)
+        call, next_call = backward_calls[:-1], backward_calls[1:]
+        is_same_rank = first_member[call] == first_member[next_call]
+        is_same_backward = is_same_rank & (mark[call] == mark[next_call])
+        holds[call[is_same_backward]] = False
 
-    same_name_and_part = defaultdict[tuple[str, int], list[int]](list)
-    for call in np.flatnonzero(holds).tolist():
-        same_name_and_part[calls.names[call], int(part[call])].append(call)
-    for (name, _), same_calls in same_name_and_part.items():
-        if went_on[same_calls].mean() > _MAY_GO_ON:
-            # holds the sender, and ranks that have not received yet
-            holds[same_calls] = ":broadcast" in name
+    calls_by_name_and_part = defaultdict[tuple[str, int], list[int]](list)
+    for index in np.flatnonzero(holds).tolist():
+        calls_by_name_and_part[calls.names[index], int(part[index])].append(index)
+    for (name, _), alike_calls in calls_by_name_and_part.items():
+        if has_early_rank[alike_calls].mean() > _MOST_EARLY_CALLS:
+            # A broadcast holds its sender, and ranks that have not received yet.
+            holds[alike_calls] = ":broadcast" in name
     return holds
 
 
@@ -373,10 +402,10 @@ def _next_event(came_ns: Instants, members: Flags, tracks: Sequence[Track]) -> I
     next_ns = np.full(came_ns.shape, _NEVER)
     for rank, track in enumerate(tracks):
         is_member = members[:, rank]
-        own_calls_ns = came_ns[is_member, rank]
-        events_ns = np.sort(np.concatenate([track.marks_ns, own_calls_ns]))
-        following = np.searchsorted(events_ns, own_calls_ns, "right")
-        next_ns[is_member, rank] = np.append(events_ns, _NEVER)[following]
+        calls_ns = came_ns[is_member, rank]
+        events_ns = np.sort(np.concatenate([track.marks_ns, calls_ns]))
+        next_event = np.searchsorted(events_ns, calls_ns, "right")
+        next_ns[is_member, rank] = np.append(events_ns, _NEVER)[next_event]
     return next_ns
 
 
@@ -389,11 +418,9 @@ def _timed_waits(holds: Flags, came_ns: Instants, measured_ns: Instants) -> Inst
     waits_ns = np.zeros_like(came_ns)
     queue_end_ns = np.full(came_ns.shape[1], _NEVER_YET)
     for call, is_measured in enumerate(measured_ns >= 0):
-        queue_end_ns = np.where(
-            is_measured,
-            np.maximum(queue_end_ns, came_ns[call]) + measured_ns[call],
-            queue_end_ns,
-        )
+        begin_ns = np.maximum(queue_end_ns, came_ns[call])
+        end_ns = begin_ns + measured_ns[call]
+        queue_end_ns = np.where(is_measured, end_ns, queue_end_ns)
         if holds[call]:
             waits_ns[call] = np.where(is_measured, queue_end_ns - came_ns[call], 0)
             queue_end_ns[:] = _NEVER_YET
@@ -414,8 +441,9 @@ def _cut_into_cells(
     points_ns = np.concatenate([end_ns, begin_ns, met_ns])
     order = points_ns.max(axis=1).argsort(kind="stable")
     is_meeting = order >= len(end_ns) + len(begin_ns)
-    first_cells = np.append(0, np.flatnonzero(is_meeting[:-1]) + 1)
-    return points_ns[order], _steps_of_cells(order, steps), first_cells
+    # a segment begins with the cell after a meeting
+    segment_begins = np.append(0, np.flatnonzero(is_meeting[:-1]) + 1)
+    return points_ns[order], _steps_of_cells(order, steps), segment_begins
 
 
 def _steps_of_cells(points: NDArray[np.intp], steps: Instants) -> NDArray[np.int64]:
