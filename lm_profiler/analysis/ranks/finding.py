@@ -25,7 +25,8 @@ from lm_profiler.record.run_record import (
     StepCounters,
 )
 
-_MOST_BY_OTHERS = 0.5  # the largest share of a rank's lateness that other programs may cause for the rank to be blamed
+# a rank is blamed if other programs may cause up to this share of its lateness
+_MOST_SHARE_BY_OTHERS = 0.5
 
 _LEAST_SAVING = 0.02  # the least share of the step that fixing must save to be reported
 
@@ -45,7 +46,7 @@ _CHANCE_QUANTILE = 2.33  # the normal quantile of one in a hundred
 _SINGLE_CAUSE = 0.8  # a rank that causes more than this share of all waiting does not take turns with others
 
 _LEAST_STEPS = 3
-_MOST_KEPT = 64
+_MOST_RECORDED = 64
 
 _Value = TypeVar("_Value")
 
@@ -59,25 +60,28 @@ class Contended:
     added_s: Sequence[float | None]
     # how long its other threads may have waited for a CPU: not counted, but the training thread slept meanwhile
     threads_s: Sequence[float]
-    taken: float = 0.0  # the share of the CPU time that other programs used
+    taken_share: float = 0.0  # the share of the CPU time that other programs used
 
     def is_sure(self, slow: Slow, cause: RankCause | None) -> bool:
         """Return whether other programs can cause at most half of its lateness.
 
         They cannot cause a sleep, a late batch, or a ``cause`` of its own, which they only make longer.
         """
-        if (
-            cause is not None
-            and cause.seconds * (1.0 - self.taken) >= _MOST_BY_OTHERS * slow.seconds
-        ):
-            return True
+        most_by_others_s = _MOST_SHARE_BY_OTHERS * slow.seconds
+        if cause is not None:
+            undisturbed_s = cause.seconds * (1.0 - self.taken_share)
+            if undisturbed_s >= most_by_others_s:
+                return True
         own_s = self.added_s[slow.rank]
-        others_s = [self.added_s[rank] for rank in slow.fast if rank != slow.rank]
-        seconds = [other_s for other_s in others_s if other_s is not None]
-        if own_s is None or not seconds:
+        fast_ranks_s = []
+        for rank in slow.fast:
+            rank_s = self.added_s[rank]
+            if rank != slow.rank and rank_s is not None:
+                fast_ranks_s.append(rank_s)
+        if own_s is None or not fast_ranks_s:
             return False
-        added_s = max(own_s - fmean(seconds), 0.0) + self.threads_s[slow.rank]
-        return added_s <= _MOST_BY_OTHERS * slow.seconds
+        more_than_others_s = max(own_s - fmean(fast_ranks_s), 0.0)
+        return more_than_others_s + self.threads_s[slow.rank] <= most_by_others_s
 
 
 def contended(
@@ -89,19 +93,19 @@ def contended(
     """
     if shared is None or not shared.shared:
         return None
-    taken = min(shared.not_had or 0.0, 0.95)
+    taken_share = min(shared.not_had or 0.0, 0.95)
     counters_by_rank = CountersByRank(counters)
     added_s: list[float | None] = []
     threads_s: list[float] = []
     for rank in ranks:
-        by_thread_s, by_others_s = _lost_s(counters_by_rank, rank, taken)
+        by_thread_s, by_others_s = _lost_s(counters_by_rank, rank, taken_share)
         added_s.append(by_thread_s)
         threads_s.append(by_others_s)
-    return Contended(added_s, threads_s, taken)
+    return Contended(added_s, threads_s, taken_share)
 
 
 def _lost_s(
-    counters: CountersByRank, rank: int, taken: float
+    counters: CountersByRank, rank: int, taken_share: float
 ) -> tuple[float | None, float]:
     """Return what the training thread, None if unknown, and the other threads may have lost in the mean step."""
     wall_s = counters.mean_s(rank, "wall_s")
@@ -112,7 +116,9 @@ def _lost_s(
     cpu_s = counters.mean_s(rank, "cpu_s") or 0.0
     ran_s = max(wall_s - asleep_s - waited_s, 0.0)
     threads_ran_s = max(cpu_s - ran_s, 0.0)
-    return waited_s + taken * ran_s, threads_ran_s * taken / (1.0 - taken)
+    return waited_s + taken_share * ran_s, threads_ran_s * taken_share / (
+        1.0 - taken_share
+    )
 
 
 @dataclass(frozen=True)
@@ -149,18 +155,22 @@ def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
     if certain_finding is not None:
         return certain_finding
 
-    doubt: RankDoubt = "few steps"
-    doubtful = [
-        candidate for candidate in slow if candidate.seconds > candidate.half_s
-    ][:_SINGLE_RANKS]
+    doubt: RankDoubt
     if len(sure) < len(certain):
-        doubt, doubtful = "shared machine", certain
+        doubt = "shared machine"
+        doubtful = certain
+    else:
+        doubt = "few steps"
+        likely = [
+            candidate for candidate in slow if candidate.seconds > candidate.half_s
+        ]
+        doubtful = likely[:_SINGLE_RANKS]
     if work.saves_s(doubtful) < _LEAST_JITTER * work.step_s:
         return _nobody(work, group)
-    kept = []
-    for candidate in doubtful[:_MOST_KEPT]:
-        kept.append(_slow_rank(replace(candidate, certain=False), work, group))
-    return RankFinding(kind="unsure", slow=kept, doubt=doubt, steps=steps)
+    recorded = []
+    for candidate in doubtful[:_MOST_RECORDED]:
+        recorded.append(_slow_rank(replace(candidate, certain=False), work, group))
+    return RankFinding(kind="unsure", slow=recorded, doubt=doubt, steps=steps)
 
 
 def _finding_about(
@@ -188,17 +198,19 @@ def _finding_about(
             causes.add(cause.words)
     return RankFinding(
         kind=_kind_of(ranks, group),
-        rank=_only(rank_numbers),
-        host=_only(hosts),
-        phase=_only(phases),
-        cause=_only(causes),
+        rank=_single_value(rank_numbers),
+        host=_single_value(hosts),
+        phase=_single_value(phases),
+        cause=_single_value(causes),
         excess_s=excess_s,
         saves_s=saving_s,
         low_s=saving_s - half_s,
         high_s=saving_s + half_s,
         last_in=_steps_in_which_last(work, ranks),
         others_wait_s=_others_wait_s(work, ranks),
-        slow=[_slow_rank(candidate, work, group) for candidate in to_fix[:_MOST_KEPT]],
+        slow=[
+            _slow_rank(candidate, work, group) for candidate in to_fix[:_MOST_RECORDED]
+        ],
         slow_ranks=len(ranks),
         steps=len(work.steps),
     )
@@ -216,7 +228,7 @@ def _half_interval_s(to_fix: Sequence[Slow], saving_s: float, excess_s: float) -
     return half_of_excess_s * saved_share
 
 
-def _only(values: set[_Value]) -> _Value | None:
+def _single_value(values: set[_Value]) -> _Value | None:
     """Return the only one of ``values``; None if there are several, or none."""
     if len(values) != 1:
         return None
@@ -229,12 +241,10 @@ def _kind_of(ranks: Sequence[int], group: HeardRanks) -> FindingKind:
         return "straggler"
     hosts = {group.hosts[rank] for rank in ranks}
     ranks_of_hosts = [rank for rank, host in enumerate(group.hosts) if host in hosts]
-    is_whole_host = (
-        len(hosts) == 1
-        and list(ranks) == ranks_of_hosts
-        and len(ranks) < len(group.hosts)
-    )
-    return "host" if is_whole_host else "several"
+    has_other_hosts = len(ranks) < len(group.hosts)
+    if len(hosts) == 1 and list(ranks) == ranks_of_hosts and has_other_hosts:
+        return "host"
+    return "several"
 
 
 def _steps_in_which_last(work: RanksWork, ranks: Sequence[int]) -> int:
@@ -246,17 +256,18 @@ def _steps_in_which_last(work: RanksWork, ranks: Sequence[int]) -> int:
 
 def _worth_fixing(slow: Sequence[Slow], work: RanksWork) -> list[Slow]:
     """Return those whose fixing adds to the saving, the slowest first; fixing the others may save nothing."""
-    kept = list(slow)
-    all_s = work.saves_s(kept)
-    saved_s = all_s
+    to_fix = list(slow)
+    saved_s = work.saves_s(to_fix)
+    least_loss_s = max(_LEAST_LOSS * saved_s, _LEAST_SAVING * work.step_s)
     for unit in sorted(_units_of(slow), key=lambda unit: unit[0].seconds):
-        without = [candidate for candidate in kept if candidate not in unit]
-        if not without:
+        rest = [candidate for candidate in to_fix if candidate not in unit]
+        if not rest:
             continue
-        loss_s = saved_s - work.saves_s(without)
-        if loss_s < max(_LEAST_LOSS * all_s, _LEAST_SAVING * work.step_s):
-            kept, saved_s = without, saved_s - loss_s
-    return kept
+        saved_by_rest_s = work.saves_s(rest)
+        if saved_s - saved_by_rest_s < least_loss_s:
+            to_fix = rest
+            saved_s = saved_by_rest_s
+    return to_fix
 
 
 def _units_of(slow: Sequence[Slow]) -> list[list[Slow]]:
@@ -274,18 +285,22 @@ def _units_of(slow: Sequence[Slow]) -> list[list[Slow]]:
 
 
 def _slow_rank(candidate: Slow, work: RanksWork, group: HeardRanks) -> SlowRank:
-    has_interval = math.isfinite(candidate.half_s)
+    low_s = None
+    high_s = None
+    if math.isfinite(candidate.half_s):
+        low_s = candidate.seconds - candidate.half_s
+        high_s = candidate.seconds + candidate.half_s
     cause = group.cause_of(candidate)
     return SlowRank(
         rank=group.numbers[candidate.rank],
         host=group.hosts[candidate.rank],
         phase=RANK_PARTS[candidate.part],
         excess_s=candidate.seconds,
-        low_s=candidate.seconds - candidate.half_s if has_interval else None,
-        high_s=candidate.seconds + candidate.half_s if has_interval else None,
+        low_s=low_s,
+        high_s=high_s,
         certain=candidate.certain,
         cause=None if cause is None else cause.words,
-        first_step=int(work.steps[candidate.first]),
+        first_step=int(work.steps[candidate.begin]),
         last_step=int(work.steps[candidate.end - 1]),
     )
 

@@ -61,39 +61,39 @@ BACKWARD = PARTS.index("backward")
 class Track:
     """Marks of the steps that all ranks have. Marks outside of these have the code ``OUTSIDE``.
 
-    ``step`` is the index of the step that each mark lies in; ``first`` where each begins, and the count of marks.
+    [M] is one entry for each mark, [S] for each step.
     """
 
-    marks_ns: Instants
-    codes: NDArray[np.uint8]
-    step: NDArray[np.int64]
-    first: NDArray[np.int64]
+    marks_ns: Instants  # [M]
+    codes: NDArray[np.uint8]  # [M]
+    step_of_mark: NDArray[np.int64]  # [M], the index of the step
+    step_begins: NDArray[np.int64]  # [S + 1], the first mark of each step; last, M
 
     @staticmethod
-    def of(timeline: RankTimeline, steps: Instants) -> Track:
+    def from_timeline(timeline: RankTimeline, steps: Instants) -> Track:
         """Return the track of ``steps``, which ``timeline`` has."""
-        marks_of_step = np.diff(timeline.first)
-        is_kept_step = np.isin(timeline.steps, steps)
-        is_kept_mark = np.repeat(is_kept_step, marks_of_step)
+        all_mark_counts = np.diff(timeline.first)
+        is_common_step = np.isin(timeline.steps, steps)
+        is_common_mark = np.repeat(is_common_step, all_mark_counts)
         codes = timeline.codes.copy()
         codes[timeline.first[1:] - 1] = OUTSIDE  # a step's last mark ends it
-        kept_marks_of_step = marks_of_step[is_kept_step]
+        mark_counts = all_mark_counts[is_common_step]
         return Track(
-            marks_ns=timeline.host_ns[is_kept_mark],
-            codes=codes[is_kept_mark],
-            step=np.repeat(np.arange(len(steps)), kept_marks_of_step),
-            first=np.concatenate([[0], np.cumsum(kept_marks_of_step)]),
+            marks_ns=timeline.host_ns[is_common_mark],
+            codes=codes[is_common_mark],
+            step_of_mark=np.repeat(np.arange(len(steps)), mark_counts),
+            step_begins=np.concatenate([[0], np.cumsum(mark_counts)]),
         )
 
     @property
     def begin_ns(self) -> Instants:
         """When each step began."""
-        return self.marks_ns[self.first[:-1]]
+        return self.marks_ns[self.step_begins[:-1]]
 
     @property
     def end_ns(self) -> Instants:
         """When each step ended."""
-        return self.marks_ns[self.first[1:] - 1]
+        return self.marks_ns[self.step_begins[1:] - 1]
 
     def last_mark(self, instants: Instants) -> NDArray[np.int64]:
         """Return the index of the last mark at or before each instant; of the first mark for what is earlier."""
@@ -102,13 +102,13 @@ class Track:
     def spent_ns(self, steps: Instants) -> Seconds:
         """Return how long each [step, part] took; the last part is the time between the previous step and this one."""
         parts = OUTSIDE + 1
-        cell_of_mark = self.step[:-1] * parts + self.codes[:-1]
-        spent_ns = np.bincount(
-            cell_of_mark, np.diff(self.marks_ns), len(steps) * parts
-        ).reshape(-1, parts)
+        places = self.step_of_mark[:-1] * parts + self.codes[:-1]
+        mark_durations_ns = np.diff(self.marks_ns)
+        spent_ns = np.bincount(places, mark_durations_ns, len(steps) * parts)
+        spent_ns = spent_ns.reshape(len(steps), parts)
+        gaps_ns = self.begin_ns[1:] - self.end_ns[:-1]
         is_next_step = np.diff(steps) == 1
-        between_ns = np.where(is_next_step, self.begin_ns[1:] - self.end_ns[:-1], 0)
-        spent_ns[:, OUTSIDE] = np.append(0, between_ns)
+        spent_ns[:, OUTSIDE] = np.append(0, np.where(is_next_step, gaps_ns, 0))
         return np.asarray(spent_ns)
 
     def in_part_until_ns(self, code: int, instants: Instants) -> NDArray[np.float64]:

@@ -27,7 +27,8 @@ from lm_profiler.record.run_record import (
 )
 
 # the record has up to this many ranks; of more, rank 0 and this many of the busiest and the idlest
-_SHOWN, _EXTREMES = 64, 8
+_MOST_RANKS = 64
+_EXTREMES = 8
 _COLUMNS = 256  # the last steps, which the heat map shows
 
 
@@ -119,16 +120,16 @@ def ranks_of(
     )
 
 
-def _is_comparable(timeline: RankTimeline, first: RankTimeline) -> bool:
+def _is_comparable(timeline: RankTimeline, reference: RankTimeline) -> bool:
     """Return whether the arrivals of two ranks can be compared; measured waits need no common clock."""
-    return timeline.waited_ns is not None or timeline.clock == first.clock
+    return timeline.waited_ns is not None or timeline.clock == reference.clock
 
 
 def _ranks_to_show(own_s: Seconds) -> list[int]:
     """Return the indices of the ranks that the record has: all, or the first, the idlest and the busiest."""
     mean_own_s = own_s.sum(axis=2).mean(axis=1)
     by_own_work = np.argsort(mean_own_s, kind="stable").tolist()
-    if len(by_own_work) <= _SHOWN:
+    if len(by_own_work) <= _MOST_RANKS:
         return sorted(by_own_work)
     return sorted({0, *by_own_work[:_EXTREMES], *by_own_work[-_EXTREMES:]})
 

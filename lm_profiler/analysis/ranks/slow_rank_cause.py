@@ -39,32 +39,38 @@ class CountersByRank:
 
     def mean_s(self, rank: int, field_name: str) -> float | None:
         """Return the mean of a counter over the steps of ``rank``; None if no step has it."""
-        readings = [
-            getattr(reading, field_name) for reading in self._by_rank.get(rank, [])
-        ]
-        seconds = [reading for reading in readings if reading is not None]
-        if not seconds:
+        values_s = []
+        for reading in self._by_rank.get(rank, []):
+            value_s = getattr(reading, field_name)
+            if value_s is not None:
+                values_s.append(value_s)
+        if not values_s:
             return None
-        return fmean(seconds)
+        return fmean(values_s)
 
-    def excess_s(self, rank: int, others: Sequence[int], field_name: str) -> float:
-        """Return by how much a counter of ``rank`` exceeds the mean of the ``others``; 0 if it is unknown."""
+    def excess_s(self, rank: int, fast_ranks: Sequence[int], field_name: str) -> float:
+        """Return by how much a counter of ``rank`` exceeds the mean of the ``fast_ranks``; 0 if it is unknown."""
         own_s = self.mean_s(rank, field_name)
-        others_s = [self.mean_s(other, field_name) for other in others if other != rank]
-        seconds = [other_s for other_s in others_s if other_s is not None]
-        if own_s is None or not seconds:
+        means_s = []
+        for fast_rank in fast_ranks:
+            mean_s = self.mean_s(fast_rank, field_name)
+            if fast_rank != rank and mean_s is not None:
+                means_s.append(mean_s)
+        if own_s is None or not means_s:
             return 0.0
-        return max(own_s - fmean(seconds), 0.0)
+        return max(own_s - fmean(means_s), 0.0)
 
     def cause_of(
-        self, rank: int, others: Sequence[int], excess_s: float
+        self, rank: int, fast_ranks: Sequence[int], excess_s: float
     ) -> RankCause | None:
-        """Return what explains at least half of the ``excess_s`` of ``rank`` over the ``others``."""
-        explained_s = {
-            field_name: self.excess_s(rank, others, field_name)
-            for field_name in _CAUSES
-        }
-        longest = max(explained_s, key=lambda field_name: explained_s[field_name])
-        if explained_s[longest] <= 0.0 or explained_s[longest] < _EXPLAINED * excess_s:
+        """Return what explains at least half of the ``excess_s`` of ``rank`` over the ``fast_ranks``."""
+        longest_s = 0.0
+        words = ""
+        for field_name, cause_words in _CAUSES.items():
+            explained_s = self.excess_s(rank, fast_ranks, field_name)
+            if explained_s > longest_s:
+                longest_s = explained_s
+                words = cause_words
+        if not words or longest_s < _EXPLAINED * excess_s:
             return None
-        return RankCause(_CAUSES[longest], min(explained_s[longest], excess_s))
+        return RankCause(words, min(longest_s, excess_s))

@@ -7,6 +7,7 @@ noise is estimated from the model's residuals: never from data that still contai
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -19,12 +20,12 @@ from lm_profiler.record.steps import Counts
 
 SIGNIFICANCE = 0.02  # the probability of calling any rank slower when all are equal
 
-_LEAST = 0.01  # the share of the step below which an excess is not looked at
+_LEAST_EXCESS = 0.01  # the share of the step below which an excess is not looked at
 
 # the gap that divides slow ranks from fast ones, as a share of the distance of the slowest from the fastest
 _CLEAR = 0.5
 
-_TESTED = 8  # up to this many ranks of a part are tested each; of more, only the slowest and the least slow
+_MOST_TESTS = 8  # up to this many ranks of a part are tested each; of more, only the slowest and the least slow
 
 _HALF = 0.5  # levels above this share of the highest level belong to the slow stretch
 
@@ -44,7 +45,7 @@ class Slow:
     seconds: float  # how much longer than their mean, in the mean step
     half_s: float  # half the 95 % interval of that
     certain: bool  # whether chance cannot explain it, given that all ranks and parts were tested
-    first: int  # the stretch of steps in which it is slow, by index
+    begin: int  # the stretch of steps in which it is slow, by index
     end: int
 
 
@@ -68,46 +69,48 @@ def slow_ranks(own_s: Seconds, step_s: float) -> list[Slow]:
 def fast_ranks(means_s: Seconds) -> tuple[int, ...]:
     """Return those below the largest gap between ranks if it is a clear one, even if they are the fewer; else all."""
     order = np.argsort(means_s, kind="stable")
-    gaps = np.diff(means_s[order])
-    widest = int(gaps.argmax())
-    is_clear = gaps[widest] > 0.0 and gaps[widest] >= _CLEAR * np.ptp(means_s)
-    fast = order[: widest + 1] if is_clear else order
-    return tuple(sorted(fast.tolist()))
+    gaps_s = np.diff(means_s[order])
+    widest = int(gaps_s.argmax())
+    least_gap_s = _CLEAR * np.ptp(means_s)
+    if gaps_s[widest] > 0.0 and gaps_s[widest] >= least_gap_s:
+        order = order[: widest + 1]
+    return tuple(sorted(order.tolist()))
 
 
 def _in_part(own_s: Seconds, part: int, step_s: float, tests: int) -> list[Slow]:
     """Return the ranks that are slow in one part; ``own_s`` is [rank, step]."""
-    means = own_s.mean(axis=1)
-    fast = fast_ranks(means)
-    is_fast = np.isin(np.arange(means.size), fast)
-    # No rank is compared with itself.
-    others = len(fast) - is_fast
-    others_means = (means[is_fast].sum() - is_fast * means) / np.maximum(others, 1)
-    excess_s = means - others_means
+    means_s = own_s.mean(axis=1)
+    fast = fast_ranks(means_s)
+    is_fast = np.isin(np.arange(means_s.size), fast)
+    # A rank is compared with the fast ranks, but not with itself.
+    compared_counts = len(fast) - is_fast
+    compared_sums_s = means_s[is_fast].sum() - is_fast * means_s
+    excess_s = means_s - compared_sums_s / np.maximum(compared_counts, 1)
     slow = []
     for rank in np.argsort(-excess_s).tolist():
         is_only_fast_rank = fast == (rank,)
-        if excess_s[rank] >= _LEAST * step_s and not is_only_fast_rank:
+        if excess_s[rank] >= _LEAST_EXCESS * step_s and not is_only_fast_rank:
             slow.append(rank)
 
     # Each test fits a model: with many slow ranks, the two extremes stand for all.
-    tested = slow if len(slow) <= _TESTED else [slow[0], slow[-1]]
-    slow_by_rank = {
-        rank: _tested(own_s, rank, part, fast, step_s, tests) for rank in tested
-    }
+    ranks_to_test = slow
+    if len(slow) > _MOST_TESTS:
+        ranks_to_test = [slow[0], slow[-1]]
+    slow_by_rank = {}
+    for rank in ranks_to_test:
+        slow_by_rank[rank] = _test_rank(own_s, rank, part, fast, step_s, tests)
     slow_in_part = []
     for rank in slow:
         if rank in slow_by_rank:
             slow_in_part.append(slow_by_rank[rank])
-        else:
-            least_slow = slow_by_rank[slow[-1]]
-            slow_in_part.append(
-                replace(least_slow, rank=rank, seconds=float(excess_s[rank]))
-            )
+            continue
+        least_slow = slow_by_rank[slow[-1]]
+        rank_excess_s = float(excess_s[rank])
+        slow_in_part.append(replace(least_slow, rank=rank, seconds=rank_excess_s))
     return slow_in_part
 
 
-def _tested(
+def _test_rank(
     own_s: Seconds,
     rank: int,
     part: int,
@@ -116,63 +119,69 @@ def _tested(
     tests: int,
 ) -> Slow:
     """Return how much slower ``rank`` is than the fast ranks, with its interval, and whether that is certain."""
-    others = [other for other in fast if other != rank]
-    others_s = own_s[others].mean(axis=0)
-    all_excess_s = own_s[rank] - others_s
-    judged = _active_steps(others_s)
-    if all_excess_s[judged].sum() < _HALF * all_excess_s.sum():
-        # the rank is slow in the other steps
-        judged = np.arange(others_s.size)
-    share = judged.size / others_s.size
-    excess_s = all_excess_s[judged]
+    compared_ranks = [fast_rank for fast_rank in fast if fast_rank != rank]
+    compared_s = own_s[compared_ranks].mean(axis=0)
+    all_excess_s = own_s[rank] - compared_s
+    judged_steps = _active_steps(compared_s)
+    is_slow_elsewhere = all_excess_s[judged_steps].sum() < _HALF * all_excess_s.sum()
+    if is_slow_elsewhere:
+        judged_steps = np.arange(compared_s.size)
+    excess_s = all_excess_s[judged_steps]
 
     # The model is of positive times: a mean step is added to the differences, which may be negative.
     series_s = np.maximum(step_s + excess_s, _LOWEST * step_s)
     model = fit(series_s, warms_up=False)
-    residuals = (series_s - model.expected) / step_s
-    pattern_length = 1 if model.pattern is None else model.pattern.every
+    pattern_length = 1
+    if model.pattern is not None:
+        pattern_length = model.pattern.every
     fitted = len(model.levels) + pattern_length - 1
     freedom = max(int(np.count_nonzero(~model.odd)) - fitted, 1)
-    # of a compound Poisson process
-    odd_error = math.sqrt(float((residuals[model.odd] ** 2).sum())) / excess_s.size
-    error_s = (
-        math.hypot(_standard_error(residuals[~model.odd], freedom), odd_error) * step_s
-    )
-    mean_s = float(excess_s.mean())
-    is_certain = mean_s > student(freedom, 1.0 - 2.0 * SIGNIFICANCE / tests) * error_s
+    residuals = (series_s - model.expected) / step_s
+    noise_error = _standard_error(residuals[~model.odd], freedom)
+    odd_squares = float((residuals[model.odd] ** 2).sum())
+    odd_error = math.sqrt(odd_squares) / excess_s.size  # of a compound Poisson process
+    error_s = math.hypot(noise_error, odd_error) * step_s
 
-    stretches = list(pairwise(model.edges))
-    levels_s = [float(excess_s[begin:end].mean()) for begin, end in stretches]
-    high_stretches = []
-    for stretch, level_s in zip(stretches, levels_s, strict=True):
-        if level_s >= _HALF * max(levels_s):
-            high_stretches.append(stretch)
-    first, last = high_stretches[0][0], high_stretches[-1][1] - 1
+    mean_s = float(excess_s.mean())
+    confidence = 1.0 - 2.0 * SIGNIFICANCE / tests
+    begin, end = _slow_stretch(excess_s, model.edges)
+    share_of_steps = judged_steps.size / compared_s.size
     return Slow(
         rank=rank,
         part=part,
         fast=fast,
-        seconds=mean_s * share,
-        half_s=student(freedom, 0.95) * error_s * share,
-        certain=is_certain,
-        first=int(judged[first]),
-        end=int(judged[last]) + 1,
+        seconds=mean_s * share_of_steps,
+        half_s=student(freedom, 0.95) * error_s * share_of_steps,
+        certain=mean_s > student(freedom, confidence) * error_s,
+        begin=int(judged_steps[begin]),
+        end=int(judged_steps[end - 1]) + 1,
     )
 
 
-def _active_steps(others_s: Seconds) -> Counts:
+def _slow_stretch(excess_s: Seconds, edges: Sequence[int]) -> tuple[int, int]:
+    """Return where the stretch begins and ends outside of which the levels are low; a level lies between two edges."""
+    levels_s = []
+    for begin, end in pairwise(edges):
+        levels_s.append(float(excess_s[begin:end].mean()))
+    least_s = _HALF * max(levels_s)
+    high_levels = [
+        level for level, level_s in enumerate(levels_s) if level_s >= least_s
+    ]
+    return edges[high_levels[0]], edges[high_levels[-1] + 1]
+
+
+def _active_steps(fast_s: Seconds) -> Counts:
     """Return the indices of the steps to judge by: those in which the fast ranks do what they do now and then.
 
     A validation or a checkpoint happens in few steps, in the same ones on all ranks. Which steps these are is no
     chance: only the differences within them are. Other parts are judged by all steps.
     """
-    all_steps = np.arange(others_s.size)
-    active = np.flatnonzero(others_s > _HALF * others_s.max(initial=0.0))
-    rest_s = np.delete(others_s, active)
-    is_now_and_then = FEWEST_VALUES <= active.size <= _HALF * others_s.size
-    if is_now_and_then and rest_s.max(initial=0.0) < _IDLE * others_s[active].min():
+    active = np.flatnonzero(fast_s > _HALF * fast_s.max(initial=0.0))
+    rest_s = np.delete(fast_s, active)
+    happens_now_and_then = FEWEST_VALUES <= active.size <= _HALF * fast_s.size
+    if happens_now_and_then and rest_s.max(initial=0.0) < _IDLE * fast_s[active].min():
         return active
-    return all_steps
+    return np.arange(fast_s.size)
 
 
 def _standard_error(noise: Seconds, freedom: int) -> float:

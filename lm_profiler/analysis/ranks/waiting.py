@@ -186,7 +186,7 @@ def work_of(
 
     With ``overlap`` gradients are reduced during backward: then only the last call of a backward holds ranks.
     """
-    tracks = [Track.of(timeline, steps) for timeline in timelines]
+    tracks = [Track.from_timeline(timeline, steps) for timeline in timelines]
     calls = shared_calls(timelines, tracks)
     marks_by_rank = []
     parts_by_rank = []

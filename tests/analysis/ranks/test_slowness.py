@@ -55,7 +55,7 @@ def test_a_rank_that_is_slower_in_some_steps(where: str, ranks: int) -> None:
         assert [(one.rank, one.part) for one in found] == [(1, 1)]
         assert found[0].seconds == pytest.approx(SLOWER_S[where], rel=0.1)
         if where.endswith(("half", "always")):
-            assert (found[0].first, found[0].end) == STRETCHES[where].indices(20)[:2]
+            assert (found[0].begin, found[0].end) == STRETCHES[where].indices(20)[:2]
 
 
 def test_the_interval_holds_what_is_longer() -> None:
