@@ -58,7 +58,7 @@ class Now:
 
     def period(self, times: Times) -> int:
         pattern = self._model(times).pattern
-        return 0 if pattern is None else int(pattern.every)
+        return 0 if pattern is None else int(pattern.period)
 
     def centre(self, run: Simulated) -> float:
         return float(run.level_s or np.nan)

@@ -130,7 +130,7 @@ def _first_verdict(run: RunFacts, checks: Sequence[_Check]) -> Verdict | None:
 
 def _with_certainty(verdict: Verdict, run: RunFacts) -> Verdict:
     """Return ``verdict``, not certain if steps do not show it, or contention distorts what rates compare with."""
-    has_few_steps = run.model.end - run.model.first < FEWEST_VALUES
+    has_few_steps = run.model.end - run.model.begin < FEWEST_VALUES
     has_alternative = verdict.or_bound_by is not None
     is_noisy = (
         run.record.steadiness is not None and run.record.steadiness.word == "noisy"

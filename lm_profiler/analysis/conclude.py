@@ -102,7 +102,7 @@ class RunSteps:
     @property
     def stretch(self) -> Sequence[StepRow]:
         """The steps that the figures use."""
-        return self.steps[self.model.first : self.model.end]
+        return self.steps[self.model.begin : self.model.end]
 
     @cached_property
     def counts(self) -> MeanCounts:
@@ -467,7 +467,7 @@ def _owners(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     if owned is None:
         return {}
     rank_rows = list(run.timed.select(run.timed.rank == 0))[
-        run.model.first : run.model.end
+        run.model.begin : run.model.end
     ]
     measured_s = None
     if rank_rows:

@@ -9,7 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from lm_profiler.analysis.steps.step_model import FEWEST_STEPS, is_level_known, known_to
+from lm_profiler.analysis.steps.step_model import (
+    FEWEST_STEPS,
+    is_level_known,
+    level_half_width,
+)
 from lm_profiler.callbacks.instruments.profiling_options import (
     TIMED_MOST_SECONDS,
     TIMED_MOST_STEPS,
@@ -103,7 +107,7 @@ class StoppingRule:
         """Return the note that a limit ended the measuring before the level of ``step_s`` was precise enough, if so."""
         if self._is_precise or self.options.until_ci is None:
             return []
-        width = known_to(step_s)
+        width = level_half_width(step_s)
         precision = "unknown" if width is None else f"known to ±{width:.1%}"
         steps = counted(len(step_s), "step")
         outcome = f"after {steps} the level is {precision}, the target was ±{self.options.until_ci:.1%}"

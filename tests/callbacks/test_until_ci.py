@@ -14,7 +14,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from raised import refusal
 from stored_texts import assert_stored
 
-from lm_profiler.analysis.steps.step_model import fit, is_level_known, known_to
+from lm_profiler.analysis.steps.step_model import fit, is_level_known, level_half_width
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.callbacks.stages import StoppingRule
 
@@ -102,7 +102,7 @@ def test_there_need_be_no_cap_on_seconds(tmp_path: Path) -> None:
 def test_a_cap_that_ends_it_is_noted(tmp_path: Path) -> None:
     capped = StageOptions(warmup_steps=0, until_ci=0.005, max_steps=33)
     (note,) = notes(tmp_path, capped, NOISE_MS)
-    known = known_to([ms * 1e-3 for ms in NOISE_MS[:33]])
+    known = level_half_width([ms * 1e-3 for ms in NOISE_MS[:33]])
     assert f"±{known:.1%}" in note
     assert_stored("callbacks/notes: a cap", {"stages.max_steps": note})
     assert notes(tmp_path, capped, [10.0] * 100) == []

@@ -64,8 +64,8 @@ def single_interval(
     if min(a.mean, b.mean) <= 0.0:
         return None
     normal = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
-    within_a = normal / _NORMAL_95 * (a.known_to or 0.0)
-    within_b = normal / _NORMAL_95 * (b.known_to or 0.0)
+    within_a = normal / _NORMAL_95 * (a.relative_half_width or 0.0)
+    within_b = normal / _NORMAL_95 * (b.relative_half_width or 0.0)
     between = student(spread.freedom, confidence) * math.sqrt(2.0) * spread.std
     half_width = math.hypot(within_a, within_b, between, normal * bias)
     return _interval_around(b.mean / a.mean, half_width, confidence)

@@ -133,7 +133,7 @@ def _test_rank(
     model = fit(series_s, warms_up=False)
     pattern_length = 1
     if model.pattern is not None:
-        pattern_length = model.pattern.every
+        pattern_length = model.pattern.period
     fitted = len(model.levels) + pattern_length - 1
     freedom = max(int(np.count_nonzero(~model.odd)) - fitted, 1)
     residuals = (series_s - model.expected) / step_s

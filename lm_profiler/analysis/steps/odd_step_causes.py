@@ -134,9 +134,10 @@ def _readings_by_rank(
 
     ranks: dict[int, _RankReadings] = {}
     for rank, readings in sorted(counters_by_rank.items()):
-        by_step = {
-            reading.step: reading for reading in readings if reading.step is not None
-        }
+        by_step = {}
+        for reading in readings:
+            if reading.step is not None:
+                by_step[reading.step] = reading
         ranks[rank] = _RankReadings(by_step, usual_counters(readings), data_s[rank])
     return ranks
 
@@ -231,28 +232,25 @@ def _explained(
     """
     usual_s = odd.step_s / odd.ratio if odd.ratio else odd.step_s
     excess_s = odd.step_s - usual_s
-    ranks = {
-        number: rank for number, rank in ranks.items() if odd.step in rank.counters
-    }
-    if excess_s <= 0.0 or not ranks:
-        return odd
-
     main_causes: dict[int, _Cause] = {}
     for number, rank in ranks.items():
-        main_causes[number] = max(
-            _possible_causes(rank, odd, workers), key=lambda cause: cause.seconds
-        )
+        if odd.step in rank.counters:
+            causes = _possible_causes(rank, odd, workers)
+            main_causes[number] = max(causes, key=lambda cause: cause.seconds)
+    if excess_s <= 0.0 or not main_causes:
+        return odd
     blamed = max(main_causes, key=lambda number: main_causes[number].seconds)
     cause = main_causes[blamed]
     if cause.seconds >= EXPLAINED * excess_s:
         cause_s = min(cause.seconds, excess_s)
-        return odd.model_copy(
-            update={"cause": cause.words, "cause_s": cause_s, "rank": blamed}
-        )
+        blame = {"cause": cause.words, "cause_s": cause_s, "rank": blamed}
+        return odd.model_copy(update=blame)
 
-    slowest = max(ranks, key=lambda number: ranks[number].excess("wall_s", odd.step))
-    beside = _differing_counters(ranks[slowest], odd.step, excess_s)
-    return odd.model_copy(update={"beside": beside, "rank": slowest})
+    slowest = max(
+        main_causes, key=lambda number: ranks[number].excess("wall_s", odd.step)
+    )
+    differences = _differing_counters(ranks[slowest], odd.step, excess_s)
+    return odd.model_copy(update={"beside": differences, "rank": slowest})
 
 
 def _possible_causes(
@@ -262,11 +260,9 @@ def _possible_causes(
     step = odd.step
     counters = rank.counters[step]
     page_faults = counted(round(counters.minor_faults or 0), "page fault")
+    garbage = f"{_GARBAGE} of generation {counters.gc_generation}"
     causes = [
-        _Cause(
-            f"{_GARBAGE} of generation {counters.gc_generation}",
-            rank.excess("gc_s", step),
-        ),
+        _Cause(garbage, rank.excess("gc_s", step)),
         _Cause(_compilation_words(counters.compiled), rank.excess("compile_s", step)),
         _Cause(NO_CPU, rank.excess_in_step("cpu_wait_s", step)),
         _Cause(page_faults, rank.excess_in_step("fault_s", step)),
@@ -326,9 +322,9 @@ def _differing_counters(rank: _RankReadings, step: int, excess_s: float) -> str:
         return ", ".join(differences)
 
     for name, (singular, plural) in _COUNT_WORDS.items():
-        more = rank.excess(name, step)
+        excess = rank.excess(name, step)
         usual_count = getattr(rank.usual, name) or 0.0
-        if more > usual_count and more >= _FEWEST_EXTRA.get(name, 1):
+        if excess > usual_count and excess >= _FEWEST_EXTRA.get(name, 1):
             count = round(getattr(rank.counters[step], name))
             unit = singular if count == 1 else plural
             differences.append(f"{count:,} {unit}")

@@ -30,14 +30,14 @@ WIDEST_REPORTED = 1.0
 
 _TO_NORMAL = 1.4826  # the standard deviation of normal values over their median distance from the median
 
-_DRAWS = 4000
+_DRAWS = 4000  # of Student's t
 # of the density of Student's t: its quantiles are right to five digits
 _ANGLES = 20_000
 _NORMAL_97_5 = 1.96
 
 _HAMPEL_NEIGHBOURS = 5
 _HAMPEL_DEVIATIONS = 4.0  # from the median of the neighbours
-_TICK = 0.06  # of a step: a larger difference is no clock's tick
+_LARGEST_TICK = 0.06  # of a step: a larger difference is no clock's tick
 _LOWER_QUARTERS_MEAN = 0.5146  # mean of the lower three quarters of |normal|
 
 
@@ -51,24 +51,26 @@ class Interval:
     lag1: float = 0.0
 
     @property
-    def known_to(self) -> float | None:
+    def relative_half_width(self) -> float | None:
         """Half the interval as a share of the mean, its wider side's; None if the mean is 0."""
-        return self.high / self.mean - 1.0 if self.mean > 0.0 else None
+        if self.mean <= 0.0:
+            return None
+        return self.high / self.mean - 1.0
 
     @property
     def is_informative(self) -> bool:
         """Whether the interval is narrow enough to be reported."""
-        known_to = self.known_to
-        return known_to is None or known_to <= WIDEST_REPORTED
+        half_width = self.relative_half_width
+        return half_width is None or half_width <= WIDEST_REPORTED
 
 
 def finite(values: ArrayLike) -> Series:
     """``values`` as a flat float array; ValueError if one is NaN or infinite: it must not be averaged."""
     array = np.asarray(values, dtype=np.float64).ravel()
-    bad = int(np.count_nonzero(~np.isfinite(array)))
-    if bad:
+    unusable = int(np.count_nonzero(~np.isfinite(array)))
+    if unusable:
         raise ValueError(
-            f"times must be finite, but {bad} of {array.size} are NaN or infinite: drop them first"
+            f"times must be finite, but {unusable} of {array.size} are NaN or infinite: drop them first"
         )
     return array
 
@@ -79,39 +81,44 @@ def mean_interval(values: ArrayLike) -> Interval | None:
     Student's t about the mean of an AR(1) process, averaged over its coefficient under Jeffreys' prior: neighbours
     that resemble each other carry less information than as many independent values.
     """
-    x = finite(values)
-    count = x.size
+    array = finite(values)
+    count = array.size
     if count < FEWEST_VALUES:
         return None
-    mean = float(x.mean())
+    mean = float(array.mean())
     scale = mean or 1.0
-    score, centre, standard_error = ar1_means(x / scale - 1.0)
-    posterior = np.exp(-0.5 * (score - score.min())) / np.sqrt(1.0 - PHI**2)
+    # one entry for each coefficient
+    scores, centres, standard_errors = ar1_means(array / scale - 1.0)
+    likelihoods = np.exp(-0.5 * (scores - scores.min()))
+    posterior = likelihoods / np.sqrt(1.0 - PHI**2)
     posterior /= posterior.sum()
+
+    # Each draw is of one coefficient, of as many draws as it is likely.
     quantiles = (np.arange(_DRAWS) + 0.5) / _DRAWS
-    drawn = np.searchsorted(np.cumsum(posterior)[:-1], quantiles)
-    distances = np.abs(
-        _draws_of_student(count - 1) * standard_error[drawn] + centre[drawn]
-    )
+    coefficients = np.searchsorted(np.cumsum(posterior)[:-1], quantiles)
+    errors = _draws_of_student(count - 1) * standard_errors[coefficients]
+    distances = np.abs(errors + centres[coefficients])
     half = abs(scale) * float(np.quantile(distances, 0.95))
-    return Interval(mean, mean - half, mean + half, float(posterior @ PHI))
+    lag1 = float(posterior @ PHI)
+    return Interval(mean, mean - half, mean + half, lag1)
 
 
-def ar1_means(y: Series) -> tuple[Series, Series, Series]:
-    """For each of ``PHI``: -2 log of the marginal likelihood of ``y``; the generalised mean; its standard error."""
-    count = y.size
+def ar1_means(values: Series) -> tuple[Series, Series, Series]:
+    """Return for each of ``PHI``: -2 log of the marginal likelihood of the values; their mean; its standard error.
+
+    The mean is the generalised one: values count for what they add to those before them.
+    """
+    count = values.size
     step_weight = 1.0 - PHI
     remainder = 1.0 - PHI**2
-    whitened = y[1:] - PHI[:, None] * y[:-1]
+    whitened = values[1:] - PHI[:, None] * values[:-1]
     weight = remainder + (count - 1) * step_weight**2
-    on_one = remainder * y[0] + step_weight * whitened.sum(axis=1)
-    squares = remainder * y[0] ** 2 + (whitened**2).sum(axis=1)
-    variance = (
-        np.maximum(squares - on_one**2 / weight, 0.0) / (count - 1)
-        + FINEST**2 * remainder
-    )
+    weighted_sum = remainder * values[0] + step_weight * whitened.sum(axis=1)
+    squares = remainder * values[0] ** 2 + (whitened**2).sum(axis=1)
+    squares_about_mean = np.maximum(squares - weighted_sum**2 / weight, 0.0)
+    variance = squares_about_mean / (count - 1) + FINEST**2 * remainder
     score = (count - 1) * np.log(variance) - np.log(remainder) + np.log(weight)
-    return score, on_one / weight, np.sqrt(variance / weight)
+    return score, weighted_sum / weight, np.sqrt(variance / weight)
 
 
 def poisson_factors(events: float) -> tuple[float, float]:
@@ -121,9 +128,9 @@ def poisson_factors(events: float) -> tuple[float, float]:
     """
     half_square = _NORMAL_97_5**2 / 2.0
     reach = _NORMAL_97_5 * math.sqrt(events + half_square / 2.0)
-    return (events + half_square - reach) / events, (
-        events + half_square + reach
-    ) / events
+    least_events = events + half_square - reach
+    most_events = events + half_square + reach
+    return least_events / events, most_events / events
 
 
 def median_interval(values: ArrayLike) -> tuple[float, float] | None:
@@ -188,14 +195,16 @@ def _tick_of(ordered: Series, lower: Series) -> float:
     larger = ordered[np.searchsorted(ordered, FINEST) :]
     if not larger.size:
         return 0.0
-    smallest_step = float(larger[0])
+    least_difference = float(larger[0])
     # Of a coarse clock most differences are none, as they are if a few steps differ from equal ones.
-    mostly_equal = lower[lower.size // 2] < FINEST
-    return smallest_step if mostly_equal and smallest_step <= _TICK else 0.0
+    are_mostly_equal = lower[lower.size // 2] < FINEST
+    if not are_mostly_equal or least_difference > _LARGEST_TICK:
+        return 0.0
+    return least_difference
 
 
 def hampel(values: Series) -> tuple[Series, NDArray[np.bool_]]:
-    """Return ``values`` with those far from the median of the five around them moved there, and which (Hampel 1974).
+    """Return ``values`` with outliers moved to the median of the five around them, and which these are (Hampel 1974).
 
     The scale is the differences of neighbours, which neither a change of level nor a spike makes larger.
     """
@@ -203,9 +212,11 @@ def hampel(values: Series) -> tuple[Series, NDArray[np.bool_]]:
         return values, np.zeros(values.size, bool)
     windows = np.lib.stride_tricks.sliding_window_view(values, _HAMPEL_NEIGHBOURS)
     inner = np.median(windows, axis=1)
-    medians = np.concatenate([[inner[0]] * 2, inner, [inner[-1]] * 2])
-    is_far = np.abs(values - medians) > _HAMPEL_DEVIATIONS * noise_of(np.diff(values))
-    return np.where(is_far, medians, values), is_far
+    reach = _HAMPEL_NEIGHBOURS // 2
+    medians = np.pad(inner, reach, mode="edge")
+    most_distance = _HAMPEL_DEVIATIONS * noise_of(np.diff(values))
+    is_outlier = np.abs(values - medians) > most_distance
+    return np.where(is_outlier, medians, values), is_outlier
 
 
 def summarise(
@@ -216,23 +227,33 @@ def summarise(
     std is the sample's (ddof=1, None below two values), percentiles interpolate linearly (Hyndman & Fan 1996, type 7).
     An interval that reaches farther than the mean itself is left out.
     """
-    x = finite(values)
-    if x.size == 0:
+    array = finite(values)
+    if array.size == 0:
         return TimeSummary(n=0)
-    mean = float(x.mean()) if interval is None else interval.mean
-    std = float(x.std(ddof=1)) if x.size > 1 else None
-    p5, median, p95 = (float(quantile) for quantile in np.percentile(x, [5, 50, 95]))
-    is_reported = interval is not None and interval.is_informative
+    mean = float(array.mean())
+    mean_low = None
+    mean_high = None
+    if interval is not None:
+        mean = interval.mean
+        if interval.is_informative:
+            mean_low = interval.low
+            mean_high = interval.high
+    std = None
+    cv = None
+    if array.size > 1:
+        std = float(array.std(ddof=1))
+        cv = std / mean if mean else None
+    p5, median, p95 = np.percentile(array, [5, 50, 95]).tolist()
     return TimeSummary(
-        n=x.size,
+        n=array.size,
         mean=mean,
-        mean_low=interval.low if is_reported and interval is not None else None,
-        mean_high=interval.high if is_reported and interval is not None else None,
+        mean_low=mean_low,
+        mean_high=mean_high,
         std=std,
-        cv=None if std is None or not mean else std / mean,
+        cv=cv,
         median=median,
         p5=p5,
         p95=p95,
-        min=float(x.min()),
-        max=float(x.max()),
+        min=float(array.min()),
+        max=float(array.max()),
     )

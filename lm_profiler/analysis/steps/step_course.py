@@ -338,8 +338,8 @@ class _SegmentCosts:
         count = self.count
         begins = np.arange(count)[:, None]
         ends = np.arange(count + 1)[None, :]
-        is_inside = (begins >= FEWEST) & (ends <= count - FEWEST)
-        is_candidate = self._is_long_enough & is_inside
+        has_neighbours = (begins >= FEWEST) & (ends <= count - FEWEST)
+        is_candidate = self._is_long_enough & has_neighbours
         if not is_candidate.any():
             return _IMPOSSIBLE, []
 

@@ -41,11 +41,8 @@ def find_kinds(values: Series) -> list[RarerKind]:
     for cluster in clusters:
         if cluster is usual or _has_order(cluster):
             continue
-        kinds.append(
-            RarerKind(
-                cluster, float(np.median(values[cluster]) - np.median(values[usual]))
-            )
-        )
+        offset = np.median(values[cluster]) - np.median(values[usual])
+        kinds.append(RarerKind(cluster, float(offset)))
     return kinds
 
 
@@ -83,25 +80,29 @@ def _clusters(values: Series) -> list[NDArray[np.bool_]]:
 def _has_order(members: NDArray[np.bool_]) -> bool:
     """Return whether ``members`` come together, or earlier or later than the others, more than chance explains."""
     count = members.size
-    some = int(members.sum())
+    member_count = int(members.sum())
+    other_count = count - member_count
     changes = int(np.count_nonzero(members[1:] != members[:-1]))
-    if _chance_of_runs(some, count - some, changes + 1) <= _ORDER:
+    if _chance_of_runs(member_count, other_count, changes + 1) <= _ORDER:
         return True
     # Wilcoxon's rank sum of the positions
     mean_position = float(np.flatnonzero(members).mean()) - (count - 1) / 2.0
-    standard_error = math.sqrt((count + 1) * (count - some) / (12.0 * some))
-    return abs(mean_position) > _POSITION * standard_error
+    variance = (count + 1) * other_count / (12.0 * member_count)
+    return abs(mean_position) > _POSITION * math.sqrt(variance)
 
 
-def _chance_of_runs(some: int, others: int, runs: int) -> float:
+def _chance_of_runs(count_a: int, count_b: int, runs: int) -> float:
     """Return the chance of ``runs`` runs or fewer of two kinds in random order (Wald & Wolfowitz 1940)."""
-    total = math.comb(some + others, some)
     ways = 0
     for number in range(2, runs + 1):
+        # The kinds take turns, and either may begin: so many runs of one, so many of the other.
+        longer_half = math.ceil(number / 2)
         half = number // 2
-        if number % 2 == 0:
-            ways += 2 * math.comb(some - 1, half - 1) * math.comb(others - 1, half - 1)
-        else:
-            ways += math.comb(some - 1, half) * math.comb(others - 1, half - 1)
-            ways += math.comb(some - 1, half - 1) * math.comb(others - 1, half)
-    return ways / total
+        ways += _ways_to_cut(count_a, longer_half) * _ways_to_cut(count_b, half)
+        ways += _ways_to_cut(count_a, half) * _ways_to_cut(count_b, longer_half)
+    return ways / math.comb(count_a + count_b, count_a)
+
+
+def _ways_to_cut(count: int, runs: int) -> int:
+    """Return in how many ways ``count`` steps in a row make ``runs`` runs, none of them empty."""
+    return math.comb(count - 1, runs - 1)

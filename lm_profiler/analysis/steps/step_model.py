@@ -10,7 +10,7 @@ reason: if its level is not known to 5 %, it is `noisy`, whatever else is known 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -41,7 +41,7 @@ from lm_profiler.record.run_record import Steadiness, StepKind, StepLevel, StepP
 
 Word = Literal["steady", "slowing", "unsettled"]
 
-KNOWN_TO = 0.05  # a level that may be off by a larger share than this is not known, and the run is `noisy`
+WIDEST_OF_KNOWN = 0.05  # a level that may be off by a larger share than this is not known, and the run is `noisy`
 
 SMALLEST_EFFECT = 0.01  # changes of level under 1 % are not worth a word
 
@@ -60,7 +60,7 @@ _DEVIATIONS_OF_FEW = 4.0
 
 _INDEPENDENT_STEPS = 20.0  # simulated: the interval where measuring stops holds in 93 % at AR(1) of 0, 0.6 and 0.9
 
-_SMALL = math.log1p(SMALLEST_EFFECT)
+_SMALL_LOG = math.log1p(SMALLEST_EFFECT)
 _WIDEST = 10.0  # half an interval in logarithms: beyond it nothing is known
 # later steps that are as slow as the first ones show that these are no warm-up
 _ALIKE_LATER = 2
@@ -90,7 +90,7 @@ class StepModel:
     pattern: Pattern | None  # what repeats; None if nothing does
     # (n,) which steps are odd: far from their neighbours, or of a rarer kind, and 10 % off
     odd: NDArray[np.bool_]
-    first: int  # the stretch begins here
+    begin: int  # the stretch begins here
     end: int  # and ends before this step
     # kinds of steps without an order; all of their steps are odd
     kinds: tuple[RarerKind, ...] = field(default=())
@@ -125,14 +125,13 @@ class StepModel:
     @property
     def expected(self) -> Series:
         """(n,) seconds that each step would have taken without noise, were it not odd."""
-        by_level = np.concatenate(
-            [
-                np.full(self.cut, self.levels[0]),
-                np.repeat(self.levels, np.diff(self.edges)),
-            ]
-        )
-        repeated = 0.0 if self.pattern is None else self.pattern.repeated(by_level.size)
-        return np.asarray(by_level * np.exp(self.trend + repeated))
+        warm_up_s = np.full(self.cut, self.levels[0])
+        later_s = np.repeat(self.levels, np.diff(self.edges))
+        level_by_step_s = np.concatenate([warm_up_s, later_s])
+        logs = self.trend
+        if self.pattern is not None:
+            logs = logs + self.pattern.repeated(level_by_step_s.size)
+        return np.asarray(level_by_step_s * np.exp(logs))
 
     def expected_later(self, indices: NDArray[np.int64]) -> Series:
         """Return the seconds of later steps at ``indices`` if the last level, the trend's end and the pattern go on."""
@@ -144,17 +143,15 @@ class StepModel:
 
     def usual(self, step: int, values: Series) -> float:
         """Return what a series of the same steps is in the regular steps of the level of ``step``."""
-        begins = [edge for edge in self.edges[:-1] if edge <= step]
-        begin = begins[-1] if begins else self.edges[0]
-        end = next(edge for edge in self.edges if edge > step or edge == self.edges[-1])
-        is_alike = np.zeros(self.seconds.size, bool)
-        is_alike[begin:end] = True
-        is_alike &= ~self.odd & (self._classes == self._classes[step])
-        if not is_alike.any():
-            is_alike = self.regular
-        return (
-            float(values[is_alike].mean()) if is_alike.any() else float(values.mean())
-        )
+        is_usual = np.zeros(self.seconds.size, bool)
+        for begin, end in pairwise(self.edges):
+            if begin <= step < end:
+                is_usual[begin:end] = True
+        is_usual &= ~self.odd & (self._classes == self._classes[step])
+        for choice in (is_usual, self.regular):
+            if choice.any():
+                return float(values[choice].mean())
+        return float(values.mean())
 
     @cached_property
     def level(self) -> Interval | None:
@@ -166,10 +163,9 @@ class StepModel:
         """The phases of the pattern that differ."""
         if self.pattern is None:
             return ()
-        differences = np.expm1(self.pattern.offsets)
-        return tuple(
-            np.flatnonzero(np.abs(differences) >= SMALLEST_EFFECT / 2).tolist()
-        )
+        differences = np.abs(np.expm1(self.pattern.offsets))
+        phases = np.flatnonzero(differences >= SMALLEST_EFFECT / 2)
+        return tuple(phases.tolist())
 
     @property
     def extra(self) -> float:
@@ -184,9 +180,10 @@ class StepModel:
     def parts_of(self, values: Series) -> Parts:
         """Return what the mean of any series of the same steps consists of, over the stretch, in its own unit."""
         mean = self.mean_of(values)
-        if not self._in_stretch(self.regular).any():
+        is_regular = self._in_stretch(self.regular)
+        if not is_regular.any():
             return Parts(mean, 0.0, 0.0)
-        level = float(self._in_stretch(values)[self._in_stretch(self.regular)].mean())
+        level = float(self._in_stretch(values)[is_regular].mean())
         inlier_mean = self._inlier_mean(values)
         return Parts(level, inlier_mean - level, mean - inlier_mean)
 
@@ -225,29 +222,32 @@ class StepModel:
         regular = self._in_stretch(self.regular)
         if noise is None or not regular.any():
             return noise
-        half = (noise.high - noise.mean) * math.sqrt(
-            self._inlier_count / int(regular.sum())
-        )
-        return _around(
-            float(self._in_stretch(values)[regular].mean()), half, noise.lag1
-        )
+        # The variance of a mean falls with the number of values.
+        ratio = self._inlier_count / int(regular.sum())
+        half = (noise.high - noise.mean) * math.sqrt(ratio)
+        mean = float(self._in_stretch(values)[regular].mean())
+        return _interval_around(mean, half, noise.lag1)
 
     @cached_property
     def _classes(self) -> NDArray[np.intp]:
         """(n,) 0 of the pattern's base, else 1 + the phase."""
-        every = self.pattern.every if self.pattern else 1
-        phases = np.arange(self.odd.size) % every
+        phases = np.arange(self.odd.size) % self._period
         return np.where(np.isin(phases, self.slow), phases + 1, 0)
+
+    @property
+    def _period(self) -> int:
+        return 1 if self.pattern is None else self.pattern.period
 
     @cached_property
     def _class_shares(self) -> dict[int, float]:
         """The share of each class in a period, for the classes that occur in the stretch."""
-        present = np.unique(self._in_stretch(self._classes)).tolist()
-        slow = len(self.slow)
-        every = self.pattern.every if self.pattern else 1
-        numbers = {label: every - slow if label == 0 else 1 for label in present}
-        total = sum(numbers.values())
-        return {label: number / total for label, number in numbers.items()}
+        phase_counts: dict[int, int] = {}
+        for label in np.unique(self._in_stretch(self._classes)).tolist():
+            phase_counts[label] = 1
+        if 0 in phase_counts:
+            phase_counts[0] = self._period - len(self.slow)
+        total = sum(phase_counts.values())
+        return {label: count / total for label, count in phase_counts.items()}
 
     @property
     def _is_inlier(self) -> NDArray[np.bool_]:
@@ -285,9 +285,8 @@ class StepModel:
         inliers = self._in_stretch(values)[is_inlier]
         classes = self._in_stretch(self._classes)[is_inlier]
         class_means = self._class_means(values)
-        residuals = inliers - np.array(
-            [class_means[label] for label in classes.tolist()]
-        )
+        usual = np.array([class_means[label] for label in classes.tolist()])
+        residuals = inliers - usual
         trend = self._in_stretch(self.trend)[is_inlier]
         trend = trend - trend.mean()
         trend_weight = float(trend @ trend)
@@ -307,10 +306,9 @@ class StepModel:
         for label, share in self._class_shares.items():
             steps_of_class = int((inlier_classes == label).sum())
             variance_of_mean += share**2 / max(steps_of_class, 1)
-        half = (noise.high - noise.mean) * math.sqrt(
-            variance_of_mean * inlier_classes.size
-        )
-        return _around(self._inlier_mean(values), half, noise.lag1)
+        ratio = variance_of_mean * inlier_classes.size
+        half = (noise.high - noise.mean) * math.sqrt(ratio)
+        return _interval_around(self._inlier_mean(values), half, noise.lag1)
 
     def _odd_reach(self, values: Series) -> tuple[float, float]:
         """Return how far the mean may lie below and above what is measured, since few odd steps were seen."""
@@ -318,18 +316,17 @@ class StepModel:
         if not odd.any():
             return 0.0, 0.0
         means = self._class_means(values)
-        usual = np.array(
-            [means[label] for label in self._in_stretch(self._classes)[odd].tolist()]
-        )
+        odd_classes = self._in_stretch(self._classes)[odd]
+        usual = np.array([means[label] for label in odd_classes.tolist()])
         costs = self.weights[odd] * (self._in_stretch(values)[odd] - usual)
         slower_less, slower_more = _cost_reach(costs[costs > 0.0])
         faster_less, faster_more = _cost_reach(-costs[costs < 0.0])
-        return math.hypot(slower_less, faster_more), math.hypot(
-            slower_more, faster_less
-        )
+        reach_below = math.hypot(slower_less, faster_more)
+        reach_above = math.hypot(slower_more, faster_less)
+        return reach_below, reach_above
 
     def _in_stretch(self, values: NDArray[Any]) -> NDArray[Any]:
-        return values[self.first : self.end]
+        return values[self.begin : self.end]
 
 
 def _cost_reach(costs: Series) -> tuple[float, float]:
@@ -343,7 +340,7 @@ def _cost_reach(costs: Series) -> tuple[float, float]:
     return cost * (1.0 - low_factor), cost * (high_factor - 1.0)
 
 
-def _around(mean: float, half: float, lag1: float) -> Interval:
+def _interval_around(mean: float, half: float, lag1: float) -> Interval:
     """Return the interval that reaches as far in logarithms on either side: a time is never negative."""
     if mean <= 0.0:
         return Interval(mean, mean - half, mean + half, lag1)
@@ -364,36 +361,25 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
     # In logarithms noise is a share of the step, the same at each level.
     logs = np.log(seconds)
     pattern = _pattern_and_course_in_turns(logs)
-    logs_left = logs if pattern is None else logs - pattern.repeated(count)
-    kinds = find_kinds(logs_left)
-    logs_left = logs_left - offsets_of(kinds, count)
+    if pattern is not None:
+        logs = logs - pattern.repeated(count)
+    kinds = find_kinds(logs)
+    logs = logs - offsets_of(kinds, count)
 
-    cut = _far_out_at_the_beginning(logs_left) if warms_up else 0
-    course, is_far = _course_of(logs_left[cut:])
-    is_settled = True
-    if course.excess is not None and warms_up:
-        is_low = course.excess < _SMALL
-        settles = cut + (int(is_low.argmax()) if is_low.any() else count - cut)
-        is_settled = settles <= count // 2
-        cut = min(settles, count // 2)
-        course, is_far = _course_of(logs_left[cut:])
     if warms_up:
-        high_steps = _leading_high_levels(course, most=count // 2 - cut)
-        if high_steps:
-            cut += high_steps
-            course = course.starting_at(high_steps)
-            is_far = is_far[high_steps:]
-            is_settled = is_settled and 2 * cut < count
+        cut, is_settled, course, is_outlier = _cut_warm_up(logs)
+    else:
+        cut = 0
+        is_settled = True
+        course, is_outlier = _course_of(logs)
 
+    distances = np.abs(np.expm1(logs[cut:] - course.fitted))
     odd = np.zeros(count, bool)
-    odd[cut:] = is_far & (np.abs(np.expm1(logs_left[cut:] - course.fitted)) >= ODD)
+    odd[cut:] = is_outlier & (distances >= ODD)
     for kind in kinds:
         odd |= kind.members
     edges = tuple(cut + edge for edge in course.edges)
-    # The longest level; of equally long ones the last, which the run goes on with.
-    first, end = max(
-        pairwise(edges), key=lambda stretch: (stretch[1] - stretch[0], stretch[0])
-    )
+    begin, end = _longest_stretch(edges)
     return StepModel(
         seconds=seconds,
         cut=cut,
@@ -402,16 +388,52 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
         is_settled=is_settled,
         pattern=pattern,
         odd=odd,
-        first=first,
+        begin=begin,
         end=end,
         kinds=tuple(kinds),
     )
 
 
-def known_to(step_s: ArrayLike) -> float | None:
+def _cut_warm_up(logs: Series) -> tuple[int, bool, Course, NDArray[np.bool_]]:
+    """Return how many leading steps are warm-up, at most half of them, and whether it was over by then.
+
+    Then the course of the steps after it, and which of them are outliers. Warm-up is single steps that are far out,
+    then what dies away, then levels that are higher than what follows.
+    """
+    count = logs.size
+    cut = _far_out_at_the_beginning(logs)
+    is_settled = True
+    course, is_outlier = _course_of(logs[cut:])
+    if course.excess is not None:
+        is_low = course.excess < _SMALL_LOG
+        settling_steps = int(is_low.argmax()) if is_low.any() else count - cut
+        is_settled = cut + settling_steps <= count // 2
+        cut = min(cut + settling_steps, count // 2)
+        course, is_outlier = _course_of(logs[cut:])
+    high_steps = _leading_high_levels(course, most_values=count // 2 - cut)
+    if high_steps:
+        cut += high_steps
+        course = course.starting_at(high_steps)
+        is_outlier = is_outlier[high_steps:]
+        is_settled = is_settled and 2 * cut < count
+    return cut, is_settled, course, is_outlier
+
+
+def _longest_stretch(edges: Sequence[int]) -> tuple[int, int]:
+    """Return where the longest level begins and ends; of equally long ones the last, which the run goes on with."""
+    longest = (edges[0], edges[1])
+    for begin, end in pairwise(edges):
+        if end - begin >= longest[1] - longest[0]:
+            longest = (begin, end)
+    return longest
+
+
+def level_half_width(step_s: ArrayLike) -> float | None:
     """Half the 95 % interval of the level of step times, as a share of it; None if there is no interval."""
     level = fit(step_s).level
-    return None if level is None else level.known_to
+    if level is None:
+        return None
+    return level.relative_half_width
 
 
 def is_level_known(step_s: ArrayLike, target: float) -> bool:
@@ -422,16 +444,19 @@ def is_level_known(step_s: ArrayLike, target: float) -> bool:
     """
     model = fit(step_s)
     level = model.level
-    if level is None or level.known_to is None or level.known_to > target:
+    if level is None:
         return False
-    regular_s = model.seconds[model.first : model.end][
-        model.regular[model.first : model.end]
-    ]
+    half_width = level.relative_half_width
+    if half_width is None or half_width > target:
+        return False
+    stretch = slice(model.begin, model.end)
+    regular_s = model.seconds[stretch][model.regular[stretch]]
     are_equal = float(np.ptp(regular_s)) <= target / 2.0 * level.mean
     if are_equal:
         return True
-    independent = regular_s.size * (1.0 - level.lag1) / (1.0 + level.lag1)
-    return level.known_to * max(1.0, _INDEPENDENT_STEPS / independent) <= target
+    independent_steps = regular_s.size * (1.0 - level.lag1) / (1.0 + level.lag1)
+    widening = max(1.0, _INDEPENDENT_STEPS / independent_steps)
+    return half_width * widening <= target
 
 
 def plain(step_s: ArrayLike) -> StepModel:
@@ -440,14 +465,14 @@ def plain(step_s: ArrayLike) -> StepModel:
     count = seconds.size
     odd = np.zeros(count, bool)
     if count >= FEWEST_STEPS and seconds.min() > 0.0:
-        nearby, is_far = hampel(np.log(seconds))
-        odd = is_far & (np.abs(seconds / np.exp(nearby) - 1.0) >= ODD)
+        usual_logs, is_outlier = hampel(np.log(seconds))
+        distances = np.abs(seconds / np.exp(usual_logs) - 1.0)
+        odd = is_outlier & (distances >= ODD)
     elif count >= _FEWEST_FOR_A_MEDIAN:
         median = float(np.median(seconds))
-        distance = np.abs(seconds - median)
-        odd = (distance > _DEVIATIONS_OF_FEW * robust_std(seconds)) & (
-            distance >= _ODD_OF_FEW * median
-        )
+        distances_s = np.abs(seconds - median)
+        is_outlier = distances_s > _DEVIATIONS_OF_FEW * robust_std(seconds)
+        odd = is_outlier & (distances_s >= _ODD_OF_FEW * median)
     return StepModel(
         seconds=seconds,
         cut=0,
@@ -456,16 +481,15 @@ def plain(step_s: ArrayLike) -> StepModel:
         is_settled=True,
         pattern=None,
         odd=odd,
-        first=0,
+        begin=0,
         end=count,
     )
 
 
 def _pattern_and_course_in_turns(logs: Series) -> Pattern | None:
     """Return the pattern of ``logs``; it is sought twice, since the course is found better without it."""
-    pattern = find_pattern(
-        logs - _course_of(logs, may_be_chance=True)[0].fitted, SMALLEST_EFFECT
-    )
+    course, _ = _course_of(logs, may_be_chance=True)
+    pattern = find_pattern(logs - course.fitted, SMALLEST_EFFECT)
     if pattern is None:
         return None
     without_pattern = logs - pattern.repeated(logs.size)
@@ -480,13 +504,13 @@ def _course_of(
 
     Unless it ``may_be_chance``, a course that random order explains is one level.
     """
-    clean, is_far = hampel(logs)
-    course = find_course(clean, _SMALL)
+    clean, is_outlier = hampel(logs)
+    course = find_course(clean, _SMALL_LOG)
     if course.is_flat or may_be_chance:
-        return course, is_far
+        return course, is_outlier
     if not beats_random_order(clean):
         course = flat_course(clean)
-    return course, is_far
+    return course, is_outlier
 
 
 def _far_out_at_the_beginning(logs: Series) -> int:
@@ -497,26 +521,30 @@ def _far_out_at_the_beginning(logs: Series) -> int:
     cut = 0
     half = logs.size // 2
     while cut < half and logs.size - cut >= 6:
-        left = logs[cut:]
-        is_slow = hampel(left)[1] & (left > np.median(left))
-        next_slow = 0 if is_slow[0] else 1
-        is_alone = next_slow == 1 and not (cut and is_slow[1])
-        if is_alone:
+        logs_left = logs[cut:]
+        _, is_outlier = hampel(logs_left)
+        is_slow = is_outlier & (logs_left > np.median(logs_left))
+        if is_slow[0]:
+            next_slow = 0
+        elif cut > 0 and is_slow[1]:
+            next_slow = 1
+        else:
             break
-        slower_later = left[next_slow + 1 :] >= left[next_slow] - _SMALL
-        if slower_later.sum() >= _ALIKE_LATER and not slower_later[0]:
+        is_as_slow = logs_left[next_slow + 1 :] >= logs_left[next_slow] - _SMALL_LOG
+        if is_as_slow.sum() >= _ALIKE_LATER and not is_as_slow[0]:
             break
         cut += next_slow + 1
     return min(cut, half)
 
 
-def _leading_high_levels(course: Course, most: int) -> int:
-    """Count values of leading levels that lie above most of what follows; at most ``most``."""
-    by_value = np.repeat(course.levels, np.diff(course.edges))
+def _leading_high_levels(course: Course, most_values: int) -> int:
+    """Count values of leading levels that lie above most of what follows; at most ``most_values``."""
+    level_by_value = np.repeat(course.levels, np.diff(course.edges))
     high_values = 0
     for edge, level in zip(course.edges[1:-1], course.levels, strict=False):
-        is_high = level >= float(np.median(by_value[edge:])) + _SMALL
-        if edge > most or not is_high:
+        usual_later = float(np.median(level_by_value[edge:]))
+        is_high = level >= usual_later + _SMALL_LOG
+        if edge > most_values or not is_high:
             break
         high_values = edge
     return high_values
@@ -534,36 +562,36 @@ def steadiness(
     """
     level = model.level
     word = word_of(model)
-    level_known_to = None if level is None else level.known_to
-    is_noisy = level_known_to is None or level_known_to > KNOWN_TO
+    half_width = None if level is None else level.relative_half_width
+    is_noisy = half_width is None or half_width > WIDEST_OF_KNOWN
     parts = model.parts_of(model.seconds)
-    kept_s = float(model.seconds[model.cut :].mean())
+    mean_after_cut_s = float(model.seconds[model.cut :].mean())
+    bias_of_mean = None
+    if mean_after_cut_s > 0.0:
+        bias_of_mean = float(model.seconds.mean()) / mean_after_cut_s - 1.0
     levels = []
     for (begin, end), level_s in zip(pairwise(model.edges), model.levels, strict=True):
-        levels.append(
-            StepLevel(
-                first=first_step + begin, last=first_step + end - 1, seconds=level_s
-            )
-        )
+        level_begin = first_step + begin
+        level_end = first_step + end
+        levels.append(StepLevel(first=level_begin, last=level_end - 1, seconds=level_s))
+    pattern = None
+    if model.pattern is not None:
+        pattern = _pattern_record(model.pattern, model, parts_s)
     return Steadiness(
         word="noisy" if is_noisy else word,
         also=word if is_noisy and word != "steady" else None,
         cut=model.cut,
         lag1=None if level is None else level.lag1,
-        bias_of_mean=float(model.seconds.mean()) / kept_s - 1.0
-        if kept_s > 0.0
-        else None,
+        bias_of_mean=bias_of_mean,
         recompilations=recompilations,
-        known_to=level_known_to,
-        first=first_step + model.first,
+        known_to=half_width,
+        first=first_step + model.begin,
         last=first_step + model.end - 1,
         first_step=first_step,
-        took_s=float(model.seconds[model.first : model.end].sum()),
+        took_s=float(model.seconds[model.begin : model.end].sum()),
         levels=levels,
         rise=model.rise if np.any(model.trend) else None,
-        pattern=None
-        if model.pattern is None
-        else _pattern_record(model.pattern, model, parts_s),
+        pattern=pattern,
         kinds=_kind_records(model),
         level_s=parts.level,
         level_low_s=None if level is None else level.low,
@@ -581,7 +609,7 @@ def _pattern_record(
     }
     part = max(costs_s, key=costs_s.__getitem__, default=None)
     return StepPattern(
-        every=pattern.every,
+        every=pattern.period,
         slow=[phase + 1 for phase in model.slow],
         extra=model.extra,
         part=part,
@@ -593,13 +621,11 @@ def _kind_records(model: StepModel) -> list[StepKind]:
     regular_s = model.parts_of(model.seconds).level
     records = []
     for kind in model.kinds:
-        members = kind.members[model.first : model.end]
-        if members.any() and regular_s > 0.0:
-            ratio = (
-                float(model.seconds[model.first : model.end][members].mean())
-                / regular_s
-            )
-            records.append(StepKind(share=float(members.mean()), ratio=ratio))
+        is_member = kind.members[model.begin : model.end]
+        if is_member.any() and regular_s > 0.0:
+            stretch_s = model.seconds[model.begin : model.end]
+            ratio = float(stretch_s[is_member].mean()) / regular_s
+            records.append(StepKind(share=float(is_member.mean()), ratio=ratio))
     return sorted(records, key=lambda record: -record.share)
 
 
@@ -614,13 +640,12 @@ def word_of(model: StepModel) -> Word | None:
     if abs(model.rise) >= SMALLEST_EFFECT:
         return "slowing" if model.rise > 0.0 else "unsettled"
     levels = model.levels
-    changes_level = (
-        min(levels) > 0.0 and max(levels) / min(levels) - 1.0 >= SMALLEST_EFFECT
-    )
-    if not changes_level:
+    lowest = min(levels)
+    has_one_level = lowest <= 0.0 or max(levels) / lowest - 1.0 < SMALLEST_EFFECT
+    if has_one_level:
         return "steady" if model.is_settled else "unsettled"
+    for earlier, later in pairwise(levels):
+        if later / earlier < 1.0 - SMALLEST_EFFECT:
+            return "unsettled"
     rises = levels[-1] / levels[0] - 1.0 >= SMALLEST_EFFECT
-    falls = any(
-        later / earlier < 1.0 - SMALLEST_EFFECT for earlier, later in pairwise(levels)
-    )
-    return "slowing" if rises and not falls else "unsettled"
+    return "slowing" if rises else "unsettled"

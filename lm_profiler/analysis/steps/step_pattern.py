@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,14 +26,14 @@ _LOG_CHANCE = math.log(0.01)
 
 @dataclass(frozen=True)
 class Pattern:
-    """What repeats after ``every`` values."""
+    """What repeats after ``period`` values."""
 
-    every: int
-    offsets: Series  # (every,) how far each phase lies above the base, as a logarithm; 0 for the base
+    period: int
+    offsets: Series  # (period,) how far each phase lies above the base, as a logarithm; 0 for the base
 
     def repeated(self, count: int) -> Series:
         """(count,) the pattern itself, from phase 0 on."""
-        return np.asarray(self.offsets[np.arange(count) % self.every])
+        return np.asarray(self.offsets[np.arange(count) % self.period])
 
 
 def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
@@ -46,12 +47,7 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
     splits = [_best_split(residuals, period) for period in range(2, longest + 1)]
     if not splits:
         return None
-    most_gain = max(split.gain for split in splits)
-    split = next(
-        split
-        for split in splits
-        if split.gain >= _LEAST_GAIN_SHARE * most_gain or split.gain == most_gain
-    )
+    split = _split_of_shortest_period(splits)
     period = split.period
 
     unexplained = residuals.copy()
@@ -60,9 +56,8 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
         if split.gain < _NEEDED_GAIN or not _separates(split, unexplained):
             break
         is_slow = split.is_slow(unexplained.size)
-        difference = float(
-            np.median(unexplained[is_slow]) - np.median(unexplained[~is_slow])
-        )
+        base = np.median(unexplained[~is_slow])
+        difference = float(np.median(unexplained[is_slow]) - base)
         if abs(difference) < smallest / 2:
             break
         unexplained[is_slow] -= difference
@@ -71,8 +66,10 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
 
     if np.ptp(offsets) < smallest:
         return None
-    base = float(offsets.min()) if period == 2 else float(np.median(offsets))
-    return Pattern(period, offsets - base)
+    if period == 2:
+        # Either level is as frequent as the other.
+        return Pattern(period, offsets - float(offsets.min()))
+    return Pattern(period, offsets - float(np.median(offsets)))
 
 
 @dataclass(frozen=True)
@@ -88,26 +85,40 @@ class _Split:
         return np.isin(np.arange(count) % self.period, self.phases)
 
 
+def _split_of_shortest_period(splits: Sequence[_Split]) -> _Split:
+    """Return the first split that gains nearly as much as the best one: a pattern repeats after two periods, too."""
+    most_gain = max(split.gain for split in splits)
+    for split in splits:
+        if split.gain >= _LEAST_GAIN_SHARE * most_gain:
+            return split
+    return max(splits, key=lambda split: split.gain)  # no split gains anything
+
+
 def _best_split(residuals: Series, period: int) -> _Split:
     count = residuals.size
     # the pattern cancels out
     noise = noise_of(residuals[period:] - residuals[:-period])
-    whole_periods = count // period * period
-    medians = np.median(residuals[:whole_periods].reshape(-1, period), axis=0)
+    periods = count // period
+    by_period = residuals[: periods * period].reshape(periods, period)
+    medians = np.median(by_period, axis=0)
     scores = np.clip((residuals - np.median(medians)) / noise, -_CLIP, _CLIP)
 
+    # [period], the phase with the lowest median first
     phases = np.arange(count) % period
     order = np.argsort(medians)
     sums = np.bincount(phases, scores, period)[order]
     counts = np.bincount(phases, minlength=period)[order]
+
+    # [period - 1], the phases below each split and those above it
     sums_below = np.cumsum(sums)[:-1]
+    sums_above = sums.sum() - sums_below
     counts_below = np.cumsum(counts)[:-1]
     counts_above = count - counts_below
-    difference = (sums.sum() - sums_below) / counts_above - sums_below / counts_below
-    gains_by_chance = 2.0 * np.log(
-        [_number_of_splits(period, slow) for slow in range(1, period)]
-    )
-    gains = difference**2 / (1.0 / counts_below + 1.0 / counts_above) - gains_by_chance
+    differences = sums_above / counts_above - sums_below / counts_below
+    variances = 1.0 / counts_below + 1.0 / counts_above
+    numbers = [_number_of_splits(period, slow) for slow in range(1, period)]
+    gains_by_chance = 2.0 * np.log(numbers)
+    gains = differences**2 / variances - gains_by_chance
 
     best = int(gains.argmax())
     phases_below = order[: best + 1]
@@ -133,20 +144,19 @@ def _separates(split: _Split, residuals: Series) -> bool:
     count_below = int((slow_values < np.quantile(usual_values, 0.1)).sum())
     if max(count_above, count_below) < max(_FEWEST_SLOW, 0.75 * slow_values.size):
         return False
-    lies_above = count_above >= count_below
-    order = np.argsort(-residuals if lies_above else residuals, kind="stable")
+    if count_above >= count_below:
+        order = np.argsort(-residuals, kind="stable")
+    else:
+        order = np.argsort(residuals, kind="stable")
     overlap = int(is_slow[order[: slow_values.size]].sum())
     log_chance = _log_chance_of_overlap(residuals.size, slow_values.size, overlap)
-    return (
-        log_chance + math.log(_number_of_splits(split.period, len(split.phases)))
-        <= _LOG_CHANCE
-    )
+    number_of_splits = _number_of_splits(split.period, len(split.phases))
+    return log_chance + math.log(number_of_splits) <= _LOG_CHANCE
 
 
 def _log_chance_of_overlap(count: int, size: int, overlap: int) -> float:
     """Return the log of the chance that two random sets of ``size`` out of ``count`` share ``overlap`` or more."""
-    ways = sum(
-        math.comb(size, shared) * math.comb(count - size, size - shared)
-        for shared in range(overlap, size + 1)
-    )
+    ways = 0
+    for shared in range(overlap, size + 1):
+        ways += math.comb(size, shared) * math.comb(count - size, size - shared)
     return math.log(ways) - math.log(math.comb(count, size))

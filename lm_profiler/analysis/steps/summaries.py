@@ -135,7 +135,7 @@ def summaries(
     by_part: dict[str, TimeSummary] = {}
     for part in TIMES:
         seconds = np.array([row.time(part, clock) for row in rows])
-        stretch_s = seconds[model.first : model.end]
+        stretch_s = seconds[model.begin : model.end]
         by_part[part] = summarise(stretch_s, model.interval_of(seconds))
     return by_part
 
@@ -155,7 +155,7 @@ def step_figures(
         "shares": shares,
         "odd_steps": odd_steps(rows, model),
         "throughput": throughput(
-            rows[model.first : model.end], step_s, samples, model.weights
+            rows[model.begin : model.end], step_s, samples, model.weights
         ),
     }
 
@@ -291,9 +291,10 @@ def share_in_steps(record: RunRecord) -> float:
     steps = record.steps.get("measure", 0)
     if step is None or not step.mean or not steps or record.between_steps_s is None:
         return 1.0
-    validation_s = sum(
-        between.seconds for between in record.between if between.what == VALIDATION
-    )
+    validation_s = 0.0
+    for passed in record.between:
+        if passed.what == VALIDATION:
+            validation_s += passed.seconds
     between_s = max(record.between_steps_s - validation_s, 0.0)
     steps_s = steps * (record.lasting_step_s or step.mean)
     return steps_s / (steps_s + between_s)
@@ -314,16 +315,18 @@ def changed_batches_note(
     counts: Sequence[BatchCount], last_step: int, mean: float | None
 ) -> list[str]:
     """Return the note on a rank whose steps up to ``last_step`` vary in batches; figures are of ``mean`` per step."""
-    known_counts = [
-        count for count in counts if count.batches and count.step <= last_step
-    ]
+    known_counts = []
+    for count in counts:
+        if count.batches and count.step <= last_step:
+            known_counts.append(count)
     numbers = {count.batches for count in known_counts}
     if len(numbers) < 2 or mean is None:
         return []
-    changed_step = next(
-        count.step for count in known_counts if count.batches != known_counts[0].batches
-    )
-    steps = f"a step takes {min(numbers)} to {max(numbers)} batches, and the number changes at step {changed_step}"
+    changed_steps = []
+    for count in known_counts:
+        if count.batches != known_counts[0].batches:
+            changed_steps.append(count.step)
+    steps = f"a step takes {min(numbers)} to {max(numbers)} batches, and the number changes at step {changed_steps[0]}"
     return [f"{steps}: throughput and FLOPs use {mean:.3g} batches per step"]
 
 
@@ -336,17 +339,16 @@ def lasting_step_s(
     the queue shrinks they never rest: so that is their rate, and the loop's once no prefetched batch is left. It is
     ``mean_s`` if nothing was used up, or that is unknown; None if too few were made meanwhile to estimate a rate.
     """
-    taken = steps * batches
-    if loader is None or not loader.used_up or taken <= 0:
+    used_batches = steps * batches
+    if loader is None or not loader.used_up or used_batches <= 0:
         return mean_s
-    begun_more = _half_made(loader, loader.ready_after) - _half_made(
-        loader, loader.ready_before
-    )
-    made = taken - loader.used_up + begun_more
+    half_made_before = _half_made(loader, loader.ready_before)
+    half_made_after = _half_made(loader, loader.ready_after)
+    made_batches = used_batches - loader.used_up + (half_made_after - half_made_before)
     workers = max(loader.workers or 0, 1)
-    if made < _FEWEST_MADE * workers:
+    if made_batches < _FEWEST_MADE * workers:
         return None
-    return mean_s * taken / made
+    return mean_s * used_batches / made_batches
 
 
 def _half_made(loader: LoaderFacts, ready: int | None) -> float:

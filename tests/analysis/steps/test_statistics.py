@@ -67,12 +67,12 @@ def test_fewer_than_three_values_have_no_interval_and_differences_may_be_negativ
     assert mean_interval([1.0, 2.0]) is None
     found = mean_interval([-1.0, 1.0, -1.5, 1.5, 0.1, -0.1])
     assert found.low < 0.0 < found.high
-    assert found.known_to is None
+    assert found.relative_half_width is None
 
 
 def test_values_that_are_equal_are_known_to_what_a_clock_can_tell():
     found = mean_interval(np.full(20, 3.0))
-    assert 0.0 < found.known_to < 0.001
+    assert 0.0 < found.relative_half_width < 0.001
 
 
 @pytest.mark.parametrize("n, ends", [(5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (20, (6, 15)), (100, (40, 61))])

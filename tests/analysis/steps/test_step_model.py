@@ -26,7 +26,7 @@ from benchmarks.simulation import (
 from scipy import stats
 
 from lm_profiler.analysis.steps.statistics import mean_interval
-from lm_profiler.analysis.steps.step_model import StepModel, fit, known_to, plain, steadiness, word_of
+from lm_profiler.analysis.steps.step_model import StepModel, fit, level_half_width, plain, steadiness, word_of
 
 RUNS = 30
 
@@ -119,7 +119,7 @@ def test_the_interval_holds_the_level_and_the_mean(name: str, steps: int) -> Non
 )
 def test_a_pattern_is_named_with_its_period_and_its_cost(every, slow, by, steps) -> None:
     found = models(partial(repeating, every=every, slow=slow, by=by), steps)
-    right = [model for model in found if model.pattern is not None and model.pattern.every == every]
+    right = [model for model in found if model.pattern is not None and model.pattern.period == every]
     assert len(right) >= 0.95 * RUNS
     for model in right:
         assert model.slow == slow
@@ -151,7 +151,7 @@ def test_a_change_is_told_with_its_size_and_the_figures_are_of_the_longest_stret
     for model in models(partial(jump, at=0.7, by=0.25, noise=0.003), 40):
         assert len(model.edges) == 3
         assert abs(model.edges[1] - 28) <= 1
-        assert (model.first, model.end) == model.edges[:2]
+        assert (model.begin, model.end) == model.edges[:2]
         sizes.append(model.levels[1] / model.levels[0] - 1.0)
         assert model.parts_of(model.seconds).level == pytest.approx(0.1, rel=0.01)
     assert np.mean(sizes) == pytest.approx(0.25, rel=0.03)
@@ -159,7 +159,7 @@ def test_a_change_is_told_with_its_size_and_the_figures_are_of_the_longest_stret
 
 def test_a_pattern_and_a_jump_are_both_found() -> None:
     found = models(both, 40)
-    assert share(model.pattern is not None and model.pattern.every == 4 for model in found) >= 0.95
+    assert share(model.pattern is not None and model.pattern.period == 4 for model in found) >= 0.95
     assert share(word_of(model) == "slowing" for model in found) >= 0.9
 
 
@@ -167,7 +167,7 @@ def test_a_trend_is_one_stretch_whose_rise_is_told() -> None:
     found = [model for model in models(creeping, 100) if np.any(model.trend)]
     assert len(found) >= 0.9 * RUNS
     assert np.mean([model.rise for model in found]) == pytest.approx(0.15, rel=0.1)
-    assert all((model.first, model.end) == (model.cut, 100) for model in found)
+    assert all((model.begin, model.end) == (model.cut, 100) for model in found)
 
 
 def test_levels_that_rise_and_fall_are_no_slowing() -> None:
@@ -201,8 +201,8 @@ def test_odd_steps_widen_the_interval_of_the_mean_not_that_of_the_level() -> Non
     calm = fit(x.copy())
     x[50] *= 5.0
     model = fit(x)
-    assert model.level.known_to == pytest.approx(calm.level.known_to, rel=0.1)
-    assert model.interval_of(x).known_to > 0.03  # one event in 100: its cost is known to twice itself
+    assert model.level.relative_half_width == pytest.approx(calm.level.relative_half_width, rel=0.1)
+    assert model.interval_of(x).relative_half_width > 0.03  # one event in 100: its cost is known to twice itself
 
 
 def test_a_clock_that_ticks_and_one_that_is_perfect() -> None:
@@ -231,7 +231,7 @@ def test_times_that_are_missing_are_refused_and_steps_of_no_time_have_no_course(
 def test_as_they_are_no_step_is_left_out() -> None:
     x = np.append([9.0], np.full(19, 1.0))
     model = plain(x)
-    assert (model.first, model.end, model.cut) == (0, 20, 0)
+    assert (model.begin, model.end, model.cut) == (0, 20, 0)
     assert model.parts_of(x).level == pytest.approx(1.0)
     assert model.parts_of(x).odd == pytest.approx(8.0 / 20)
 
@@ -242,7 +242,7 @@ def test_what_is_not_known_to_five_percent_is_noisy() -> None:
     said = steadiness(model)
     assert said.word == "noisy"
     assert said.known_to > 0.05
-    assert known_to(model.seconds) == said.known_to
+    assert level_half_width(model.seconds) == said.known_to
 
 
 def test_the_record_of_a_change_adds_up() -> None:
@@ -261,7 +261,7 @@ def test_the_record_of_a_change_adds_up() -> None:
 def test_neighbours_that_resemble_each_other_widen_the_interval() -> None:
     rng = np.random.default_rng(7)
     widths = {
-        rho: np.mean([mean_interval(1.0 + 0.02 * wander(rng, 200, rho)).known_to for _ in range(40)])
+        rho: np.mean([mean_interval(1.0 + 0.02 * wander(rng, 200, rho)).relative_half_width for _ in range(40)])
         for rho in (0.0, 0.6)
     }
     assert widths[0.0] == pytest.approx(1.96 * 0.02 / 200**0.5, rel=0.15)

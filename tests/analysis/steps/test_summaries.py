@@ -159,7 +159,7 @@ def test_an_odd_step_of_a_fast_level_names_its_own_excess_and_not_that_over_anot
     rows = [row(step, float(forwards[step - 1]), 25.0 if step == 44 else 5.0) for step in range(1, 51)]
     model = model_of(rows)
     (odd,) = step_figures(rows, model)["odd_steps"]
-    assert (model.first, model.end) == (0, 30)
+    assert (model.begin, model.end) == (0, 30)
     assert (odd.step, odd.part) == (44, "backward")
     assert odd.excess_s == pytest.approx(20e-3, rel=0.02)
 
