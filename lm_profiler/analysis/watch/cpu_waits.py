@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.watch.levels import LevelChange, LevelFollower
+from lm_profiler.analysis.watch.level_change import LevelChange
+from lm_profiler.analysis.watch.levels import LevelFollower
 from lm_profiler.record.parts import TIMED
 from lm_profiler.record.run_record import StepCounters
 
 _LEAST_SHARE_LEFT = 0.1  # of a step: a reading may hold waiting of steps before it
-_SHARE_WORTH_FOLLOWING = (
-    0.02  # of the time, from which on the waiting itself is followed
-)
+# of the time, from which on the waiting itself is followed
+_SHARE_WORTH_FOLLOWING = 0.02
 _STEPS_BEFORE = 2000  # that are followed from the start on, as the level before
 
 

@@ -24,7 +24,8 @@ from lm_profiler.analysis.steps.odd_step_causes import (
 from lm_profiler.analysis.watch.cpu_waits import CpuWaits
 from lm_profiler.analysis.watch.durations import Durations, LongDurations
 from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION, NamedSpan
-from lm_profiler.analysis.watch.levels import LevelChange, LevelFollower
+from lm_profiler.analysis.watch.level_change import LevelChange
+from lm_profiler.analysis.watch.levels import LevelFollower
 from lm_profiler.analysis.watch.memory_growth import MemoryGrowth, MemoryWatch
 from lm_profiler.analysis.watch.slow_steps import (
     Occurrence,

@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from lm_profiler.analysis.watch.levels import LevelChange, LevelFollower
+from lm_profiler.analysis.watch.level_change import LevelChange
+from lm_profiler.analysis.watch.levels import LevelFollower
 from lm_profiler.record.parts import PARTS
 
 SHARES = np.array([0.02, 0.01, 0.3, 0.01, 0.5, 0.01, 0.1, 0.05])
