@@ -105,7 +105,7 @@ class Attachment:
             called_ns,
             self.report,
         )
-        self.watching.ledger.until(began_ns, "processes and prepare_data")
+        self.watching.ledger.add_until(began_ns, "processes and prepare_data")
 
     def start(self) -> None:
         """Begin the run, at the start of the loop."""

@@ -185,7 +185,7 @@ class WatchWriter:
         self._complete_window(self.output.end_window())
         self.output.write_lines()
         now_ns = self.clock()
-        self.ledger.until(now_ns, terms.INSTRUMENTS)
+        self.ledger.add_until(now_ns, terms.INSTRUMENTS)
         self._write_status(now_ns, has_ended=True)
 
     def _loop(self) -> None:

@@ -120,7 +120,7 @@ class Watching:
         """Note that ``term`` is over, which began when the noted span before it ended; only before the first step."""
         if self._writer is None and not self._has_ended:
             self._listen()
-            self.ledger.until(self.clock(), term)
+            self.ledger.add_until(self.clock(), term)
 
     def _listen(self) -> None:
         """Handle the signal, which would otherwise end the process, after Lightning has saved the old handler."""

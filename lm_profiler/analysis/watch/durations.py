@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-_KEPT = 20  # durations that are compared with
+_MOST_DURATIONS = 20  # durations that are compared with
 _FEWEST = 3  # durations before anything is reported
 _LONG_RATIO = 1.5  # times the median before it
 _LONG_AGAINST_LONGEST = 1.25  # times the longest before it
@@ -36,7 +36,7 @@ class LongDurations:
     def is_corrected(self) -> bool:
         return abs(self.now_s - self._reported_s) > _CORRECTED * self._reported_s
 
-    def reported(self) -> None:
+    def mark_reported(self) -> None:
         self._reported_s = self.now_s
 
 
@@ -44,14 +44,16 @@ class LongDurations:
 class Durations:
     """The durations of one kind, as they come."""
 
-    _usual_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    _last: deque[tuple[float, int, float]] = field(
+    _usual_s: deque[float] = field(
+        default_factory=lambda: deque(maxlen=_MOST_DURATIONS)
+    )
+    _last_durations: deque[tuple[float, int, float]] = field(
         default_factory=lambda: deque(maxlen=_FEWEST)
     )
     # the durations that the reference was taken from
     _begin_s: list[float] = field(default_factory=list)
     _reference_s: float | None = None
-    _long: LongDurations | None = None
+    _long_event: LongDurations | None = None
     _course: LongDurations | None = None
     _changed: list[LongDurations] = field(default_factory=list)
 
@@ -59,19 +61,16 @@ class Durations:
         """Take how long one took, which ended at ``at_s`` after ``step``; a step usually takes ``step_s``."""
         least_s = max(_LEAST_S, _LEAST_STEPS * step_s)
         usual_s = float(np.median(self._usual_s)) if self._usual_s else seconds
-        self._last.append((seconds, step, at_s))
+        self._last_durations.append((seconds, step, at_s))
         if self._follow_course(seconds, step, least_s):
             self._usual_s.append(seconds)
             return
 
-        is_long = len(self._usual_s) >= _FEWEST and seconds - usual_s >= least_s
-        is_long = is_long and seconds >= _LONG_RATIO * usual_s
-        is_long = is_long and seconds >= _LONG_AGAINST_LONGEST * max(self._usual_s)
-        if not is_long:
+        if not self._is_long_duration(seconds, usual_s, least_s):
             self._usual_s.append(seconds)
             return
-        if self._long is None:
-            self._long = LongDurations(
+        if self._long_event is None:
+            self._long_event = LongDurations(
                 first_step=step,
                 found_step=step,
                 at_s=at_s,
@@ -79,11 +78,17 @@ class Durations:
                 now_s=seconds,
             )
         else:
-            long = self._long
-            long.now_s = (long.now_s * long.times + seconds) / (long.times + 1)
-            long.times += 1
-        self._long.excess_s += seconds - usual_s
-        self._changed.append(self._long)
+            event = self._long_event
+            event.now_s = (event.now_s * event.times + seconds) / (event.times + 1)
+            event.times += 1
+        self._long_event.excess_s += seconds - usual_s
+        self._changed.append(self._long_event)
+
+    def _is_long_duration(self, seconds: float, usual_s: float, least_s: float) -> bool:
+        if len(self._usual_s) < _FEWEST or seconds - usual_s < least_s:
+            return False
+        least_by_longest_s = _LONG_AGAINST_LONGEST * max(self._usual_s)
+        return seconds >= max(_LONG_RATIO * usual_s, least_by_longest_s)
 
     def _follow_course(self, seconds: float, step: int, least_s: float) -> bool:
         """Return whether the durations have grown for good, and keep the event of it up to date."""
@@ -93,10 +98,6 @@ class Durations:
                 self._reference_s = float(np.median(self._begin_s))
             return False
         reference_s = self._reference_s
-        shortest_s = min(duration for duration, _, _ in self._last)
-        has_grown = (
-            shortest_s >= _GREW_RATIO * reference_s and seconds - reference_s >= least_s
-        )
         course = self._course
         if course is not None:
             course.now_s = seconds
@@ -108,9 +109,10 @@ class Durations:
             elif course.is_corrected:
                 self._changed.append(course)
             return True
-        if not has_grown:
+        shortest_s = min(duration_s for duration_s, _, _ in self._last_durations)
+        if shortest_s < _GREW_RATIO * reference_s or seconds - reference_s < least_s:
             return False
-        _, first_step, at_s = self._last[0]
+        _, first_step, at_s = self._last_durations[0]
         grows_from_start = self._begin_s == sorted(self._begin_s)
         against_s = min(self._begin_s) if grows_from_start else reference_s
         self._course = LongDurations(
@@ -123,10 +125,10 @@ class Durations:
             times=_FEWEST,
         )
         self._changed.append(self._course)
-        if self._long is not None and self._long.first_step >= first_step:
-            self._long.is_withdrawn = True
-            self._changed.append(self._long)
-            self._long = None
+        if self._long_event is not None and self._long_event.first_step >= first_step:
+            self._long_event.is_withdrawn = True
+            self._changed.append(self._long_event)
+            self._long_event = None
         return True
 
     def finish(self) -> None:
@@ -140,6 +142,6 @@ class Durations:
         for event in self._changed:
             if event not in changed:
                 changed.append(event)
-                event.reported()
+                event.mark_reported()
         self._changed = []
         return changed

@@ -49,16 +49,15 @@ class SpansInOrder:
 
     def beginning(self, begin_ns: int, end_ns: int) -> Sequence[NamedSpan]:
         """Return the spans that begin between two instants, both included."""
-        return self._spans[
-            bisect_left(self._begins_ns, begin_ns) : bisect_right(
-                self._begins_ns, end_ns
-            )
-        ]
+        begin = bisect_left(self._begins_ns, begin_ns)
+        end = bisect_right(self._begins_ns, end_ns)
+        return self._spans[begin:end]
 
     def around(self, begin_ns: int, end_ns: int) -> Sequence[NamedSpan]:
         """Return the same and the span before them, which may reach into them: for spans that do not overlap."""
-        first = max(bisect_left(self._begins_ns, begin_ns) - 1, 0)
-        return self._spans[first : bisect_right(self._begins_ns, end_ns)]
+        begin = max(bisect_left(self._begins_ns, begin_ns) - 1, 0)
+        end = bisect_right(self._begins_ns, end_ns)
+        return self._spans[begin:end]
 
 
 def passed(
@@ -68,9 +67,9 @@ def passed(
 
     ``checkpoint_instants_ns`` holds the begin and the end of one checkpoint after the other.
     """
-    spans = [
-        NamedSpan(instant_ns, instant_ns, reason) for instant_ns, reason in departures
-    ]
+    spans = []
+    for instant_ns, reason in departures:
+        spans.append(NamedSpan(instant_ns, instant_ns, reason))
     begins_ns = checkpoint_instants_ns[::2]
     ends_ns = checkpoint_instants_ns[1::2]
     for begin_ns, end_ns in zip(begins_ns, ends_ns, strict=False):
@@ -98,7 +97,7 @@ class Ledger:
     def __post_init__(self) -> None:
         self.last_ns = self.last_ns or self.began_ns
 
-    def until(self, now_ns: int, term: str) -> None:
+    def add_until(self, now_ns: int, term: str) -> None:
         """Add all time since the last entry to ``term``."""
         self.seconds[term] += max(now_ns - self.last_ns, 0) * 1e-9
         self.last_ns = max(now_ns, self.last_ns)
@@ -115,7 +114,7 @@ class Ledger:
         """Add the time from the last step to the end of fit."""
         outer_spans = self._add_own_times(self._waiting_spans)
         named_s = sum(span.ns for span in outer_spans) * 1e-9
-        self.until(now_ns, CLOSING)
+        self.add_until(now_ns, CLOSING)
         self.seconds[CLOSING] -= named_s
 
     def add(
@@ -147,11 +146,12 @@ class Ledger:
         for span in outer_spans:
             seconds = span.ns * 1e-9
             step = int(np.searchsorted(begin_ns, span.begin_ns, "right")) - 1
-            is_away = False
+            is_outside_steps = False
             if step in departures_ns:
-                is_away = 0 <= span.begin_ns - departures_ns[step] < away_s[step] * 1e9
+                since_departure_ns = span.begin_ns - departures_ns[step]
+                is_outside_steps = 0 <= since_departure_ns < away_s[step] * 1e9
             is_in_step = step >= 0 and span.begin_ns < end_ns[step]
-            if is_away:
+            if is_outside_steps:
                 unnamed_away_s -= seconds
             elif is_in_step:
                 self.seconds[f"{STEPS}other"] -= seconds
@@ -170,10 +170,14 @@ class Ledger:
 
     def _take_spans_until(self, end_ns: int) -> list[NamedSpan]:
         """Return the spans that began before ``end_ns``; the others wait."""
-        spans = [span for span in self._waiting_spans if span.begin_ns < end_ns]
-        self._waiting_spans = [
-            span for span in self._waiting_spans if span.begin_ns >= end_ns
-        ]
+        spans = []
+        waiting_spans = []
+        for span in self._waiting_spans:
+            if span.begin_ns < end_ns:
+                spans.append(span)
+            else:
+                waiting_spans.append(span)
+        self._waiting_spans = waiting_spans
         return spans
 
     def _add_own_times(self, spans: Sequence[NamedSpan]) -> list[NamedSpan]:

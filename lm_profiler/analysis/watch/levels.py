@@ -57,9 +57,8 @@ _FEWEST_DIFFERENCES = 3  # of successive blocks
 _HISTORY = 800  # blocks in memory; the older half is merged in pairs beyond that
 _STEPS_COMPARED = 400  # steps before a change whose median is compared with that of the steps after it
 _SHARE_OF_MEDIAN = 0.3  # share of a change that the median step must have, too
-_CHANGED_PART = (
-    0.25  # share of a change from which on a part shows where the level changed
-)
+# share of a change from which on a part shows where the level changed
+_CHANGED_PART = 0.25
 
 # -- when a change is reported
 # It has lasted so many blocks, or has cost this share of the time watched so far, within limits in seconds. A short

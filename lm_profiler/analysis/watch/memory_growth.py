@@ -15,7 +15,7 @@ _GREW_BYTES = 32 * 2**20  # ... bytes, below which growth is that of caches and 
 _RISING = 0.8  # Kendall's rank correlation with time
 _UNEVEN = 0.25  # least slope of a quarter of the window over the mean
 _SLOWING = 0.88  # least slope of the second half over that of the first: what fills up grows slower and slower
-_ENDED = 0.1  # share of the reported slope below which growth has ended
+_ENDED_SHARE = 0.1  # share of the reported slope below which growth has ended
 _CORRECTED = 0.2  # share by which a slope must differ to be reported again
 
 
@@ -60,31 +60,33 @@ class _Window:
         """Return bytes per second if memory grew steadily in the last two windows; None otherwise."""
         if len(self.held_bytes) < 2 * _READINGS:
             return None
-        held = np.array(self.held_bytes)
-        times = np.array(self.times_s)
-        grew = float(held[-1] - held[_READINGS])
-        if grew < max(_GREW_SHARE * float(held[0]), _GREW_BYTES):
+        held_bytes = np.array(self.held_bytes)
+        times_s = np.array(self.times_s)
+        grew_bytes = float(held_bytes[-1] - held_bytes[_READINGS])
+        if grew_bytes < max(_GREW_SHARE * float(held_bytes[0]), _GREW_BYTES):
             return None
-        pairs = np.triu_indices(len(held), 1)
-        rising = float(np.sign(held[pairs[1]] - held[pairs[0]]).mean())
-        if rising < _RISING:
+        earlier, later = np.triu_indices(len(held_bytes), 1)
+        correlation = float(np.sign(held_bytes[later] - held_bytes[earlier]).mean())
+        if correlation < _RISING:
             return None
-        last = len(held) - 1
-        quarters = [0, last // 4, last // 2, 3 * last // 4, last]
-        slopes = np.diff(held[quarters]) / np.diff(times[quarters])
-        # one jump is a level, not a slope
-        is_even = float(slopes.min()) >= _UNEVEN * float(slopes.mean())
-        is_lasting = float(slopes[2:].mean()) >= _SLOWING * float(slopes[:2].mean())
-        if not is_even or not is_lasting:
+
+        last_index = len(held_bytes) - 1
+        quarters = [quarter * last_index // 4 for quarter in range(5)]
+        slopes = np.diff(held_bytes[quarters]) / np.diff(times_s[quarters])
+        has_jump = float(slopes.min()) < _UNEVEN * float(slopes.mean())
+        slope_before = float(slopes[:2].mean())
+        slope = float(slopes[2:].mean())
+        is_slowing = slope < _SLOWING * slope_before
+        if has_jump or is_slowing:  # one jump is a level, not a slope
             return None
-        return float(slopes[2:].mean())
+        return slope
 
     def last_slope(self) -> float | None:
         """Return bytes per second over the last window, steady or not."""
         if len(self.held_bytes) < _READINGS:
             return None
-        grew = self.held_bytes[-1] - self.held_bytes[-_READINGS]
-        return grew / (self.times_s[-1] - self.times_s[-_READINGS])
+        grew_bytes = self.held_bytes[-1] - self.held_bytes[-_READINGS]
+        return grew_bytes / (self.times_s[-1] - self.times_s[-_READINGS])
 
 
 @dataclass(eq=False)
@@ -95,7 +97,7 @@ class MemoryWatch:
     _windows: list[_Window] = field(
         default_factory=lambda: [_Window(span_s) for span_s in _WINDOWS_S]
     )
-    _found_in: _Window | None = None
+    _growing_window: _Window | None = None
 
     def add(self, at_s: float, held_bytes: float, step: int) -> MemoryGrowth | None:
         """Take a reading; return growth that is new, whose slope has changed, or that has ended."""
@@ -104,12 +106,12 @@ class MemoryWatch:
             if not window.add(at_s, held_bytes):
                 continue
             if self.growth is None:
-                changed = self._found(window, step) or changed
-            elif window is self._found_in:
-                changed = self._followed(window, step) or changed
+                changed = self._look_for_growth(window, step) or changed
+            elif window is self._growing_window:
+                changed = self._follow_growth(window, step) or changed
         return changed
 
-    def _found(self, window: _Window, step: int) -> MemoryGrowth | None:
+    def _look_for_growth(self, window: _Window, step: int) -> MemoryGrowth | None:
         slope = window.slope()
         if slope is None:
             return None
@@ -122,25 +124,23 @@ class MemoryWatch:
             _reported_per_s=slope,
             _judged_at_s=window.times_s[-1],
         )
-        self._found_in = window
+        self._growing_window = window
         return self.growth
 
-    def _followed(self, window: _Window, step: int) -> MemoryGrowth | None:
+    def _follow_growth(self, window: _Window, step: int) -> MemoryGrowth | None:
         """Judge the growth again once a whole window has passed."""
         growth = self.growth
         slope = window.last_slope()
-        if (
-            growth is None
-            or slope is None
-            or window.times_s[-1] - growth._judged_at_s < window.span_s
-        ):
+        if growth is None or slope is None:
+            return None
+        if window.times_s[-1] - growth._judged_at_s < window.span_s:
             return None
         growth._judged_at_s = window.times_s[-1]
         growth.grew_bytes = window.held_bytes[-1] - growth._first_bytes
-        if slope < _ENDED * growth._reported_per_s:
+        if slope < _ENDED_SHARE * growth._reported_per_s:
             growth.until_step = step
             self.growth = None
-            self._found_in = None
+            self._growing_window = None
             return growth
         growth.bytes_per_s = slope
         if abs(slope - growth._reported_per_s) > _CORRECTED * growth._reported_per_s:

@@ -63,7 +63,10 @@ class RankReports:
     _lateness: dict[tuple[int, str], _Lateness] = field(default_factory=dict)
 
     def look(
-        self, now_s: float, reports: Mapping[int, WatchStatus], is_last: bool = False
+        self,
+        now_s: float,
+        reports: Mapping[int, WatchStatus],
+        run_is_over: bool = False,
     ) -> list[WatchEvent]:
         """Take what the ranks report at ``now_s`` of rank 0's clock; at the last look, few steps suffice."""
         silent_events = []
@@ -75,9 +78,9 @@ class RankReports:
         for rank, report in reports.items():
             if rank not in self.silent:
                 heard_reports[rank] = report
-        fewest_steps = 1 if is_last else _FEWEST_STEPS
+        fewest_steps = 1 if run_is_over else _FEWEST_STEPS
         late_events = self._compare(now_s, heard_reports, fewest_steps)
-        if is_last:  # the last comparison books what rank 0 waited; over a few steps anybody may be late
+        if run_is_over:  # the last comparison books what rank 0 waited; over a few steps anybody may be late
             return silent_events
         return [*silent_events, *late_events]
 

@@ -22,20 +22,24 @@ SLOW_RATIO = 1.5
 
 # A single step is worth an event if it costs this share of the time watched so far: rare delays happen in every
 # process, and the longest of them grows with the time. Within these limits in seconds.
-_SINGLE_SHARE, _SINGLE_CAUSED_SHARE, _SINGLE_LEAST_S, _SINGLE_MOST_S = (
-    5e-4,
-    1e-4,
-    0.05,
-    1.0,
-)
+_SINGLE_SHARE = 5e-4
+_SINGLE_CAUSED_SHARE = 1e-4
+_SINGLE_LEAST_S = 0.05
+_SINGLE_MOST_S = 1.0
 # Without a cause of its own it must also be this much longer than most of the last slow steps.
-_COMMON, _FEWEST_COMMON, _COMMON_QUANTILE, _ABOVE_COMMON = 100, 10, 0.9, 3.0
+_COMMON_STEPS = 100
+_FEWEST_COMMON = 10
+_COMMON_QUANTILE = 0.9
+_ABOVE_COMMON = 3.0
 # Steps with a cause of their own (a callback, a checkpoint, garbage collection) are worth one together by this share.
-_CAUSED_SHARE, _CAUSED_LEAST_S = 2e-3, 0.1
+_CAUSED_SHARE = 2e-3
+_CAUSED_LEAST_S = 0.1
 # All others must cost this share of the last minute.
-_RECENT_SHARE, _RECENT_S = 0.02, 60.0
+_RECENT_SHARE = 0.02
+_RECENT_S = 60.0
 _FEWEST_REPEATS = 4  # slow steps before anything is said of how regularly they come
 _REGULAR_SHARE = 0.8  # share of the intervals that must be alike
+_REGULAR_WITHIN = 0.02  # share of the interval by which they may differ
 # a group is written again after this growth, or this time
 _UPDATE_GROWTH, _UPDATE_APART_S = (1.5, 600.0)
 _MOST_GROUPS = 40
@@ -91,48 +95,48 @@ class SlowSteps:
         steps: NDArray[np.int64],
         ns: NDArray[np.int64],
         seconds: NDArray[np.float64],
-        is_last: bool = False,
+        run_is_over: bool = False,
     ) -> list[SlowStep]:
         """Take the next n steps: their numbers, (n, 2) begin and end, (n, TIMED) seconds. Return the slow ones."""
         self._steps = np.concatenate([self._steps, steps])
         self._ns = np.concatenate([self._ns, ns])
         self._seconds = np.concatenate([self._seconds, seconds])
         blocks = len(self._steps) // NEIGHBOURS
-        if blocks < 3 - is_last:
+        fewest_blocks = 2 if run_is_over else 3
+        if blocks < fewest_blocks:
             return []
-        whole = blocks * NEIGHBOURS
-        medians = np.median(
-            self._seconds[:whole].reshape(blocks, NEIGHBOURS, len(TIMED)), axis=1
-        )
+        steps_in_blocks = blocks * NEIGHBOURS
+        by_block = self._seconds[:steps_in_blocks].reshape(blocks, NEIGHBOURS, -1)
+        # [block, part], and [block]
+        medians = np.median(by_block, axis=1)
         step_medians = medians[:, -1]
-        usual_s = np.max(
-            [step_medians[:-2], step_medians[1:-1], step_medians[2:]], axis=0
-        )
-        first = NEIGHBOURS
-        end = whole - NEIGHBOURS
-        usual_of_steps = np.repeat(usual_s, NEIGHBOURS)
-        usual_parts = np.repeat(medians[1:-1], NEIGHBOURS, axis=0)
-        if is_last:
-            end = len(self._steps)
-            after = end - (whole - NEIGHBOURS)
-            last_s = max(float(step_medians[-1]), float(step_medians[-2]))
-            usual_of_steps = np.concatenate([usual_of_steps, np.full(after, last_s)])
-            usual_parts = np.concatenate(
-                [usual_parts, np.tile(medians[-1], (after, 1))]
-            )
 
-        judged = self._seconds[first:end]
-        is_slow = judged[:, -1] > SLOW_RATIO * usual_of_steps
+        # The first block was judged before; the last one waits for the block after it, unless the run is over.
+        begin = NEIGHBOURS
+        end = steps_in_blocks - NEIGHBOURS
+        three_blocks_s = [step_medians[:-2], step_medians[1:-1], step_medians[2:]]
+        usual_s = np.repeat(np.max(three_blocks_s, axis=0), NEIGHBOURS)
+        usual_parts_s = np.repeat(medians[1:-1], NEIGHBOURS, axis=0)
+        if run_is_over:
+            last_steps = len(self._steps) - end
+            end = len(self._steps)
+            last_s = max(float(step_medians[-1]), float(step_medians[-2]))
+            last_parts_s = np.tile(medians[-1], (last_steps, 1))
+            usual_s = np.concatenate([usual_s, np.full(last_steps, last_s)])
+            usual_parts_s = np.concatenate([usual_parts_s, last_parts_s])
+
+        is_slow = self._seconds[begin:end, -1] > SLOW_RATIO * usual_s
         slow_steps = []
-        for index in np.flatnonzero(is_slow):
-            place = first + int(index)
+        for index in np.flatnonzero(is_slow).tolist():
             slow_steps.append(
-                self._slow_step(place, float(usual_of_steps[index]), usual_parts[index])
+                self._slow_step(
+                    begin + index, float(usual_s[index]), usual_parts_s[index]
+                )
             )
-        kept = whole - 2 * NEIGHBOURS
-        self._steps = self._steps[kept:]
-        self._ns = self._ns[kept:]
-        self._seconds = self._seconds[kept:]
+        keep_from = steps_in_blocks - 2 * NEIGHBOURS
+        self._steps = self._steps[keep_from:]
+        self._ns = self._ns[keep_from:]
+        self._seconds = self._seconds[keep_from:]
         return slow_steps
 
     def _slow_step(
@@ -184,7 +188,7 @@ class SlowStepGroup:
     # the last of them
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=50))
     is_reported: bool = False
-    _last: Occurrence | None = None
+    _last_occurrence: Occurrence | None = None
     _recent_s: float = 0.0  # the excess of the last minute; older excess fades
     _recent_at_s: float = 0.0
     _written_times: int = 0
@@ -196,7 +200,7 @@ class SlowStepGroup:
 
     def add(self, occurrence: Occurrence) -> None:
         slow = occurrence.slow
-        self._last = occurrence
+        self._last_occurrence = occurrence
         self.times += 1
         self.step_s += slow.step_s
         self.usual_s += slow.usual_s
@@ -209,9 +213,8 @@ class SlowStepGroup:
 
     def recent_s(self, at_s: float) -> float:
         """Return what the slow steps of about the last minute cost."""
-        return self._recent_s * math.exp(
-            -max(at_s - self._recent_at_s, 0.0) / _RECENT_S
-        )
+        age_s = max(at_s - self._recent_at_s, 0.0)
+        return self._recent_s * math.exp(-age_s / _RECENT_S)
 
     @property
     def has_own_cause(self) -> bool:
@@ -220,9 +223,8 @@ class SlowStepGroup:
     def costs_much_by_itself(self, at_s: float) -> bool:
         """Return whether steps cost enough together that have a cause of their own, or come regularly."""
         since_s = at_s - self.first_at_s
-        if self.times < 2 or self.excess_s < max(
-            _CAUSED_SHARE * since_s, _CAUSED_LEAST_S
-        ):
+        least_s = max(_CAUSED_SHARE * since_s, _CAUSED_LEAST_S)
+        if self.times < 2 or self.excess_s < least_s:
             return False
         if self.has_own_cause or self.starts_epochs():
             return True
@@ -231,10 +233,9 @@ class SlowStepGroup:
         return may_be_regular and self.interval() is not None
 
     def costs_much_recently(self, at_s: float) -> bool:
-        return (
-            self.times >= _FEWEST_REPEATS
-            and self.recent_s(at_s) >= _RECENT_SHARE * _RECENT_S
-        )
+        if self.times < _FEWEST_REPEATS:
+            return False
+        return self.recent_s(at_s) >= _RECENT_SHARE * _RECENT_S
 
     def comes_faster(self, step: int) -> bool:
         """Return whether ``step`` comes much sooner after the last one than the steps before did."""
@@ -245,15 +246,17 @@ class SlowStepGroup:
 
     def restart(self) -> None:
         """Begin with the last slow step, as what happens from there on is not what happened before."""
-        last = self._last
-        assert last is not None
+        occurrence = self._last_occurrence
+        assert occurrence is not None
         self.times = 0
-        self.step_s, self.usual_s, self.cause_s = 0.0, 0.0, 0.0
+        self.step_s = 0.0
+        self.usual_s = 0.0
+        self.cause_s = 0.0
         self.epoch_starts = 0
         self.steps.clear()
-        self.first_step = last.slow.step
-        self.first_at_s = last.at_s
-        self.add(last)
+        self.first_step = occurrence.slow.step
+        self.first_at_s = occurrence.at_s
+        self.add(occurrence)
 
     def should_write(self, at_s: float) -> bool:
         """Return whether the group's event is to be written, for the first time or again."""
@@ -278,14 +281,17 @@ class SlowStepGroup:
         if self.times < _FEWEST_REPEATS:
             return None
         steps = np.array(self.steps)
-        usual = int(np.median(np.diff(steps)))
-        expected = steps[:-1] + usual
-        expected = expected[expected <= steps[-1]]
-        if len(expected) < _FEWEST_REPEATS - 1:
+        interval = int(np.median(np.diff(steps)))
+        expected_steps = steps[:-1] + interval
+        expected_steps = expected_steps[expected_steps <= steps[-1]]
+        if len(expected_steps) < _FEWEST_REPEATS - 1:
             return None
-        nearest = np.abs(steps[None, :] - expected[:, None]).min(axis=1)
-        is_regular = (nearest <= 0.02 * usual).mean() >= _REGULAR_SHARE
-        return usual if is_regular else None
+        # [expected step]: how far the nearest slow step is from it
+        distances = np.abs(steps[None, :] - expected_steps[:, None]).min(axis=1)
+        is_close = distances <= _REGULAR_WITHIN * interval
+        if is_close.mean() < _REGULAR_SHARE:
+            return None
+        return interval
 
     def share(self) -> float | None:
         """Return the share of all steps since the first slow one; None if they are few."""
@@ -300,11 +306,15 @@ class SlowStepGroups:
 
     _groups: list[SlowStepGroup] = field(default_factory=list)
     # the last excess times
-    _unexplained_s: deque[float] = field(default_factory=lambda: deque(maxlen=_COMMON))
+    _unexplained_s: deque[float] = field(
+        default_factory=lambda: deque(maxlen=_COMMON_STEPS)
+    )
 
     def add(self, occurrence: Occurrence, watched_s: float) -> None:
         """Add a slow step that came ``watched_s`` after the watch began."""
-        slow, cause, at_s = occurrence.slow, occurrence.cause, occurrence.at_s
+        slow = occurrence.slow
+        cause = occurrence.cause
+        at_s = occurrence.at_s
         kind = None if cause is None else cause_kind(cause)
         part = slow.part
         if kind is not None and kind.startswith(_CONTENTION):
@@ -315,7 +325,7 @@ class SlowStepGroups:
                 part=part, cause=cause, first_step=slow.step, first_at_s=at_s
             )
             self._groups.append(group)
-            self._drop_cheapest(kept=group)
+            self._drop_cheapest(new_group=group)
         elif group.cause != cause:
             group.cause = kind
         may_restart = not group.is_reported and not group.has_own_cause
@@ -324,10 +334,11 @@ class SlowStepGroups:
         group.add(occurrence)
 
         if not group.is_reported:
-            is_worth = self._is_worth_alone(
-                slow, watched_s, group.has_own_cause
-            ) or group.costs_much_by_itself(at_s)
-            group.is_reported = is_worth or self._stands_out(group, at_s)
+            group.is_reported = (
+                self._is_worth_alone(slow, watched_s, group.has_own_cause)
+                or group.costs_much_by_itself(at_s)
+                or self._stands_out(group, at_s)
+            )
         if not group.has_own_cause:
             self._unexplained_s.append(slow.excess_s)
 
@@ -339,7 +350,8 @@ class SlowStepGroups:
         Delays without a cause come in every process. One of them must be clearly longer than most of the last ones.
         """
         share = _SINGLE_CAUSED_SHARE if has_own_cause else _SINGLE_SHARE
-        if slow.excess_s < min(max(share * watched_s, _SINGLE_LEAST_S), _SINGLE_MOST_S):
+        least_s = max(share * watched_s, _SINGLE_LEAST_S)
+        if slow.excess_s < min(least_s, _SINGLE_MOST_S):
             return False
         if has_own_cause or len(self._unexplained_s) < _FEWEST_COMMON:
             return True
@@ -355,9 +367,10 @@ class SlowStepGroups:
             return False
         if group.cause is not None:
             return True
-        unexplained_s = sum(
-            other.recent_s(at_s) for other in self._groups if other.cause is None
-        )
+        unexplained_s = 0.0
+        for any_group in self._groups:
+            if any_group.cause is None:
+                unexplained_s += any_group.recent_s(at_s)
         return group.recent_s(at_s) >= 0.5 * unexplained_s
 
     def _nearest(
@@ -380,17 +393,21 @@ class SlowStepGroups:
                 least_ratio = ratio
         return nearest
 
-    def _drop_cheapest(self, kept: SlowStepGroup) -> None:
+    def _drop_cheapest(self, new_group: SlowStepGroup) -> None:
+        """Drop the group that costs least, but not ``new_group``, if there are too many."""
         if len(self._groups) <= _MOST_GROUPS:
             return
-        others = [group for group in self._groups if group is not kept]
-        self._groups.remove(min(others, key=lambda group: group.excess_s))
+        old_groups = [group for group in self._groups if group is not new_group]
+        cheapest = min(old_groups, key=lambda group: group.excess_s)
+        self._groups.remove(cheapest)
 
-    def to_write(self, at_s: float, is_last: bool) -> Sequence[SlowStepGroup]:
+    def to_write(self, at_s: float, run_is_over: bool) -> Sequence[SlowStepGroup]:
         """Return the groups whose event is to be written now; at the end, all that have changed."""
         groups = []
         for group in self._groups:
-            if group.should_write(at_s) or (is_last and group.has_unwritten_steps()):
+            if group.should_write(at_s) or (
+                run_is_over and group.has_unwritten_steps()
+            ):
                 group.written(at_s)
                 groups.append(group)
         return groups

@@ -121,17 +121,17 @@ class WatchedRun:
         if not self.on_device:
             seconds = self._cpu_waits.remove(numbers, seconds, counters)
         self.levels.add(numbers, seconds)
-        return self._events(slow, is_last=False)
+        return self._events(slow, run_is_over=False)
 
     def finish(self) -> list[WatchEvent]:
         """Judge the last steps, and return all events that are known better than they were returned."""
         none = np.empty((0, len(TIMED)))
         slow = self._slow.add(
-            np.empty(0, np.int64), np.empty((0, 2), np.int64), none, is_last=True
+            np.empty(0, np.int64), np.empty((0, 2), np.int64), none, run_is_over=True
         )
         self.levels.finish()
         self._cpu_waits.finish()
-        events = self._events(slow, is_last=True)
+        events = self._events(slow, run_is_over=True)
         for what, durations in self._durations.items():
             durations.finish()
             events += self._duration_events(what, durations)
@@ -172,7 +172,7 @@ class WatchedRun:
                 usual_data_s=float(usual_parts_s[_DATA]),
             )
             slow_steps.append(slow_step)
-        return self._events(slow_steps, is_last=False)
+        return self._events(slow_steps, run_is_over=False)
 
     def outside(
         self, what: str, seconds: Sequence[float], at_s: float
@@ -205,14 +205,14 @@ class WatchedRun:
             elif span.ns >= shortest_ns and span.what != VALIDATION:
                 self._spans.append(span)
 
-    def _events(self, slow: Sequence[SlowStep], is_last: bool) -> list[WatchEvent]:
+    def _events(self, slow: Sequence[SlowStep], run_is_over: bool) -> list[WatchEvent]:
         self._group(slow)
         now_s = (
             self._seconds_since_1970(self._ends_ns[-1])
             if self._ends_ns
             else self.epoch_s
         )
-        groups = self._groups.to_write(now_s, is_last)
+        groups = self._groups.to_write(now_s, run_is_over)
         events = [self._slow_step_event(group) for group in groups]
         for change in self.levels.take_changed():
             events.append(self._level_event(change))

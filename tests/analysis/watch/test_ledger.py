@@ -23,7 +23,7 @@ def host(*steps: tuple[float, float]) -> np.ndarray:
 @pytest.mark.parametrize("late", [False, True])
 def test_every_second_has_one_name(late: bool) -> None:
     ledger = Ledger(0)
-    ledger.until(2 * S, "set-up")
+    ledger.add_until(2 * S, "set-up")
     # Step 1 from 3 to 6 s: forward 1, other 2, of which a callback takes 1.5 with a checkpoint of 1 within.
     # Step 2 from 6 to 20 s: forward 1, other 1, and amid it validation from 8 to 20 s with a callback of 3 s.
     # The turn of an epoch from 20 to 24 s, with a callback of 1 s. Step 3 from 24 to 25 s.

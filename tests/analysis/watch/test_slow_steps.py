@@ -105,6 +105,6 @@ def test_delays_by_other_processes_are_one_event_of_any_size() -> None:
             slow=slow, at_s=step * 0.005, cause="waiting for a CPU", cause_s=excess_s, starts_epoch=False
         )
         groups.add(occurrence, watched_s=step * 0.005)
-    (group,) = groups.to_write(at_s=3.0, is_last=True)
+    (group,) = groups.to_write(at_s=3.0, run_is_over=True)
     assert (group.times, group.part) == (4, None)
     assert group.excess_s == pytest.approx(2.27)
