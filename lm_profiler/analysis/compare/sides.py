@@ -164,7 +164,7 @@ def mean_over_levels(model: StepModel, seconds: Series) -> Interval | None:
     for begin, end in levels:
         share = (end - begin) / compared.size
         distance_s = float(seconds[begin:end].mean()) - mean_s
-        interval = replace(model, first=begin, end=end).interval_of(seconds)
+        interval = replace(model, begin=begin, end=end).interval_of(seconds)
         if interval is not None:
             squares += (share * (interval.high - interval.mean)) ** 2
             lag1 = max(lag1, interval.lag1)

@@ -348,7 +348,8 @@ def _waits(
     # the order of arrival is unknown for calls timed on a stream
     next_ns[is_timed] = _NEVER
     is_early_leaver = calls.members & (next_ns < released_ns - _EARLY_LEAVER_NS)
-    holds = _calls_that_hold(calls, is_early_leaver.any(axis=1), marks, parts, overlap)
+    has_early_rank = np.asarray(is_early_leaver.any(axis=1))
+    holds = _calls_that_hold(calls, has_early_rank, marks, parts, overlap)
 
     until_ns = np.minimum(released_ns, next_ns)
     arrival_waits_ns = np.maximum(until_ns - came_ns, 0)

@@ -198,8 +198,9 @@ def _find_levels(values: Series, smallest: float) -> tuple[list[int], float]:
         candidate_rows.append([*candidates, burst])
 
     # [candidate], and [coefficient, candidate]; the first candidate has no change
-    scores, posterior = _averaged(np.array(score_rows))
-    margins = scores[0] - scores - _needed_gains(values.size, most_changes)
+    mean_scores, posterior = _averaged(np.array(score_rows))
+    gains = mean_scores[0] - mean_scores
+    margins = gains - _needed_gains(values.size, most_changes)
     margins[0] = 0.0
     best = int(margins.argmax())
     likeliest_coefficient = int(posterior[:, best].argmax())
@@ -415,18 +416,15 @@ def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Tren
     shape_scores = np.empty((coefficients, len(shapes)))
     slopes = np.empty((coefficients, len(shapes)))
     for index in range(coefficients):
-        level_score, scores, slopes_by_shape = _fit_shapes(
-            centred, shapes, float(_COEFFICIENTS[index])
-        )
-        level_scores[index] = level_score
-        shape_scores[index] = scores
-        slopes[index] = slopes_by_shape
+        coefficient = float(_COEFFICIENTS[index])
+        fitted = _fit_shapes(centred, shapes, coefficient)
+        level_scores[index], shape_scores[index], slopes[index] = fitted
 
     prior = _PRIOR[:coefficients] / _PRIOR[:coefficients].sum()
-    level_score, _ = _averaged(level_scores, prior)
-    scores, posterior = _averaged(shape_scores, prior)
+    mean_level_score, _ = _averaged(level_scores, prior)
+    mean_shape_scores, posterior = _averaged(shape_scores, prior)
     mean_slopes = (posterior * slopes).sum(axis=0)
-    gains = level_score - scores
+    gains = mean_level_score - mean_shape_scores
     # A decay with a negative slope rises to a level, which is no warm-up.
     rises_to_level = dies_away & (mean_slopes <= 0)
     gains[rises_to_level] = -np.inf
