@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lm_profiler.analysis.trace.large_trace import (
+    MOST_EVENTS,
+    Part,
+    TooManyEvents,
+    at_most,
+    chosen_part,
+    outermost,
+    within,
+)
 from lm_profiler.analysis.trace.packed_trace import PackedTrace, Range, innermost
 from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
-from lm_profiler.analysis.trace.trace_file import trace_events, trace_header
+from lm_profiler.analysis.trace.range_names import STEP_PREFIX
+from lm_profiler.analysis.trace.trace_file import trace_events
 from lm_profiler.record.parts import PHASES
 from lm_profiler.record.trace_answer import StepSource
 
@@ -50,25 +60,33 @@ class AnyTrace:
     work: TracedWork
     step_source: StepSource
     step_name: str | None  # the name of the range that was asked for
-    device_name: (
-        str | None
-    )  # as the driver reports it; None if the trace has none, or several kinds
+    # as the driver reports it; None if the trace has none, or several kinds
+    device_name: str | None
     rank: int | None
     world_size: int | None
+    part_words: str | None = None  # what is shown of a trace that is too large
 
 
-def read_any_trace(path: Path, step_name: str | None = None) -> AnyTrace:
+def read_any_trace(
+    path: Path, step_name: str | None = None, most_events: int = MOST_EVENTS
+) -> AnyTrace:
     """Read the trace in ``path``; with ``step_name``, its steps are the ranges of that name.
+
+    Of a trace with more than ``most_events`` only the first steps are read.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is no whole trace, has no such range, or nothing ran in its steps.
     """
-    packed = PackedTrace(trace_events(path), any_program=True)
+    is_step = _step_names(step_name)
+    surroundings: dict[str, Any] = {}
+    packed, part = _packed(path, is_step, surroundings, most_events)
     source: StepSource = "ProfilerStep"
     if step_name is not None:
         source = "range"
-        packed.steps = _steps_named(packed, step_name)
+        packed.steps = _steps_named(packed, is_step, step_name)
+    if part is not None:
+        packed.steps = part.steps
     if not packed.phases:
         packed.phases = named_phases(packed)
     if step_name is not None:
@@ -84,8 +102,7 @@ def read_any_trace(path: Path, step_name: str | None = None) -> AnyTrace:
     if not work.pieces:
         raise ValueError("nothing ran in its steps")
 
-    header = trace_header(path)
-    distributed = header.get("distributedInfo")
+    distributed = surroundings.get("distributedInfo")
     if not isinstance(distributed, dict):
         distributed = {}
     return AnyTrace(
@@ -93,22 +110,43 @@ def read_any_trace(path: Path, step_name: str | None = None) -> AnyTrace:
         work=work,
         step_source=source,
         step_name=step_name,
-        device_name=_device_name(header.get("deviceProperties"), packed.devices),
+        device_name=_device_name(surroundings.get("deviceProperties"), packed.devices),
         rank=_whole_number(distributed.get("rank")),
         world_size=_whole_number(distributed.get("world_size")),
+        part_words=None if part is None else part.words,
     )
 
 
-def _steps_named(packed: PackedTrace, step_name: str) -> list[Range]:
-    """Return the ranges of a name, with or without a number behind it; of those within each other, the outermost."""
+def _packed(
+    path: Path,
+    is_step: Callable[[str], bool],
+    surroundings: dict[str, Any],
+    most_events: int,
+) -> tuple[PackedTrace, Part | None]:
+    """Return the trace, or that part of it which fits, and which part that is."""
+    try:
+        events = at_most(trace_events(path, surroundings), most_events)
+        return PackedTrace(events, any_program=True), None
+    except TooManyEvents:
+        part = chosen_part(trace_events(path), is_step, most_events)
+    events = within(trace_events(path, surroundings), part)
+    return PackedTrace(events, any_program=True), part
+
+
+def _step_names(step_name: str | None) -> Callable[[str], bool]:
+    """Return whether a range is a step, by its name: that of the profiler, or ``step_name`` and perhaps a number."""
+    if step_name is None:
+        return lambda name: name.startswith(STEP_PREFIX)
     pattern = re.compile(re.escape(step_name) + _NUMBER_AT_END)
-    steps: list[Range] = []
-    for annotation in sorted(
-        [*packed.ranges, *packed.steps], key=lambda found: (found.start, -found.end)
-    ):
-        is_inside_last = bool(steps) and annotation.start < steps[-1].end
-        if pattern.fullmatch(annotation.name) and not is_inside_last:
-            steps.append(annotation)
+    return lambda name: pattern.fullmatch(name) is not None
+
+
+def _steps_named(
+    packed: PackedTrace, is_step: Callable[[str], bool], step_name: str
+) -> list[Range]:
+    """Return the ranges that are steps; of those within each other, the outermost."""
+    ranges = [*packed.ranges, *packed.steps]
+    steps = outermost(annotation for annotation in ranges if is_step(annotation.name))
     if not steps:
         raise ValueError(f"it has no range {step_name!r}{_names_of(packed.ranges)}")
     return steps

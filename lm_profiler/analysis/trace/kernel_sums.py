@@ -273,7 +273,8 @@ def collective_calls(work: TracedWork) -> list[Range]:
     if work.on_device:
         for piece in work.pieces:
             if piece.use == "communication":
-                calls.append(Range(piece.start, piece.end, piece.name))
+                name = collective_name(piece)
+                calls.append(Range(piece.start, piece.end, name))
                 asked.append(piece.asked)
     else:
         calls = [
@@ -291,6 +292,15 @@ def collective_calls(work: TracedWork) -> list[Range]:
             name = f"all_gather of {gathered_module}"
         named_calls.append(call._replace(name=name))
     return sorted(named_calls)
+
+
+def collective_name(piece: Piece) -> str:
+    """Return the kind of collective of a kernel by its name, or else by what the profiler writes beside it."""
+    kind = collective_kind(piece.name)
+    says_nothing = kind == piece.name  # ``ncclDevKernel_Generic`` of ROCm
+    if says_nothing and piece.collective is not None:
+        return collective_kind(piece.collective)
+    return kind
 
 
 def collective_kind(name: str) -> str:

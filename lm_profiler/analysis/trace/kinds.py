@@ -76,7 +76,7 @@ elementwise    SubMeanKernel|_keyed_add
 reduction      moe::dev::routing|(^|_)router_|logsumexp|entropy_(fwd|bwd)|_sum$
 elementwise    rotary|rope(_|$)|upsample|grid_sampler|__(parallel_for|transform)
 copies         roll_cuda|flip_cuda|_pad(_|\d)|im2d?2?col|col2im|unfold|repeat_interleave|^void.*::compute_cuda_kernel
-copies         _qkv_split|kv_buffer|finalizeKernel|rearrange|to_blocked
+copies         _qkv_split|kv_buffer|store_kv|finalizeKernel|rearrange|to_blocked
 copies         partials_per_segment|sum_and_scatter|moe_align|reorder|(^|[_: ])cast_|transform_\d{4}
 reduction      reduce|reduction|l[p2]norm|lpmax|nll_loss|ctc_loss|cross_entropy|_jsd_|kl_?div|scan|cub::|multinomial
 reduction      _loss_(fwd|bwd|forward|backward)|_distance_kernel|cumsum|(^|[ _:])amax_kernel|percentile

@@ -38,6 +38,8 @@ _BACKENDS = ("gloo:", "mpi:", "ucc:")
 # the range in which FSDP2 asks for a module's parameters, the root's without a name (``FSDPParamGroup.unshard``)
 _GATHER = re.compile(r"FSDP::all_gather(?: \((.+)\))?")
 
+_KEPT_CATEGORIES = frozenset({"cpu_op", "user_annotation", "fwdbwd"})
+_LAUNCH_CATEGORIES = ("_runtime", "_driver")  # ends of categories
 _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 # what a host event is
@@ -94,6 +96,7 @@ class PackedTrace:
         self.ranges = sorted(packing.ranges)
         self.devices = sorted(packing.devices)
         self.groups = packing.groups
+        self.collective_names = packing.collective_names
         self.copied_bytes = packing.copied_bytes
         self.steps = sorted(packing.steps)
         self.collectives = packing.collectives
@@ -338,6 +341,8 @@ class _Packing:
     groups: dict[tuple[int, int], str] = field(
         default_factory=dict
     )  # of collectives, by start and correlation
+    # of collectives, the profiler's own names
+    collective_names: dict[tuple[int, int], str] = field(default_factory=dict)
     copied_bytes: dict[tuple[int, int], int] = field(
         default_factory=dict
     )  # of copies, by start and correlation
@@ -413,8 +418,8 @@ class _Packing:
                     arguments, is_attention=False
                 )
         starts_ns, lengths_ns = (
-            _nanoseconds(events.starts),
-            _nanoseconds(events.lengths),
+            nanoseconds(events.starts),
+            nanoseconds(events.lengths),
         )
         callers = [self._callers[text] for text in events.callers]
         inputs = [self._input_numbers[text] for text in input_texts]
@@ -445,7 +450,7 @@ class _Packing:
             if link == NONE:
                 raise DamagedEvent("a link without its number")
             self._add_host(event, _LINKS[str(event["ph"])], link)
-        elif category.endswith(("_runtime", "_driver")):
+        elif category.endswith(_LAUNCH_CATEGORIES):
             correlation = _number_in(arguments.get("correlation"))
             if correlation != NONE:
                 self._add_host(
@@ -456,16 +461,17 @@ class _Packing:
     def _add_on_device(
         self, event: Mapping[str, Any], arguments: Mapping[str, Any]
     ) -> None:
-        start, length = _span_of(event)
+        start, length = span_of(event)
         correlation = _number_in(arguments.get("correlation"))
         self._device.extend((start, length, self.numbers[_name_of(event)], correlation))
         self.devices.add(str(arguments.get("device", event.get("pid"))))
-        group, copied_bytes = (
-            arguments.get("Process Group Name"),
-            arguments.get("bytes"),
-        )
+        group = arguments.get("Process Group Name")
+        collective = arguments.get("Collective name")
+        copied_bytes = arguments.get("bytes")
         if isinstance(group, str):
             self.groups[start, correlation] = sys.intern(group)
+        if isinstance(collective, str):
+            self.collective_names[start, correlation] = sys.intern(collective)
         if (
             isinstance(copied_bytes, int)
             and not isinstance(copied_bytes, bool)
@@ -487,7 +493,7 @@ class _Packing:
             self._add_host(event, OPERATOR, self.numbers[COMPILED_GRAPH])
             return
 
-        start, length = _span_of(event)
+        start, length = span_of(event)
         annotation = Range(start, start + length, name)
         gather = _GATHER.fullmatch(name)
         if name.startswith(STEP_PREFIX):
@@ -519,7 +525,7 @@ class _Packing:
         self, event: Mapping[str, Any], what: int, value: int, rest: int = NONE
     ) -> None:
         is_link = what in (FORWARD_LINK, BACKWARD_LINK)
-        start = _start_of(event)
+        start = start_of(event)
         length = 0 if is_link else _length_of(event)
         self._host.extend(
             (start, length, self._thread_number(event), what, value, rest)
@@ -529,7 +535,25 @@ class _Packing:
         return self.threads[str(event.get("pid")), str(event.get("tid"))]
 
 
-def _nanoseconds(texts: Sequence[str]) -> Rows:
+def may_count(event: Event) -> bool:
+    """Return whether a decoded ``event`` is of a kind that is kept."""
+    if not isinstance(event, Mapping):
+        return False
+    category = event.get("cat")
+    if not isinstance(category, str):
+        return False
+    if category == "python_function":
+        return is_module_event(str(event.get("name")))
+    is_kept = category in _KEPT_CATEGORIES or category in _DEVICE_CATEGORIES
+    return is_kept or category.endswith(_LAUNCH_CATEGORIES)
+
+
+def is_on_device(event: Mapping[str, Any]) -> bool:
+    """Return whether ``event`` ran on the device."""
+    return event.get("cat") in _DEVICE_CATEGORIES
+
+
+def nanoseconds(texts: Sequence[str]) -> Rows:
     """Return times in microseconds with three decimals as nanoseconds: without their points they are."""
     return np.fromstring(",".join(texts).replace(".", ""), np.int64, sep=",")
 
@@ -545,12 +569,12 @@ def _name_of(event: Mapping[str, Any]) -> str:
     return name
 
 
-def _span_of(event: Mapping[str, Any]) -> tuple[int, int]:
+def span_of(event: Mapping[str, Any]) -> tuple[int, int]:
     """Return start and length."""
-    return _start_of(event), _length_of(event)
+    return start_of(event), _length_of(event)
 
 
-def _start_of(event: Mapping[str, Any]) -> int:
+def start_of(event: Mapping[str, Any]) -> int:
     start_us = _time_in(event, "ts")
     if start_us is None:
         raise DamagedEvent("without a start")

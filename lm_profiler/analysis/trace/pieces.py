@@ -71,6 +71,7 @@ class Piece(NamedTuple):
     group: str | None = (
         None  # the process group of a collective, where the profiler writes it
     )
+    collective: str | None = None  # the profiler's own name of a collective
     copied_bytes: int | None = None  # of a copy or a memset
 
 
@@ -192,6 +193,7 @@ def _kernels(
             own=length,
             caller=operator,
             group=packed.groups.get((start, correlation)),
+            collective=packed.collective_names.get((start, correlation)),
             copied_bytes=packed.copied_bytes.get((start, correlation)),
         )
 

@@ -6,7 +6,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -40,15 +40,21 @@ class OperatorEvents(NamedTuple):
 Event = Any  # a decoded event, a mapping unless the file is damaged; or ``OperatorEvents``, which are not decoded
 
 
-def trace_events(path: Path) -> Iterator[Event]:
+def trace_events(
+    path: Path, surroundings: dict[str, Any] | None = None
+) -> Iterator[Event]:
     """Yield the events of ``path``, which may be compressed.
+
+    ``surroundings`` gets what stands around them once all are read: the devices, the rank, the profiler's options.
 
     Raises:
         ValueError: the file is not a whole trace.
     """
     try:
         with _opened(path) as file:
-            yield from _events_of_text(file)
+            yield from _events_of_text(
+                file, {} if surroundings is None else surroundings
+            )
     except (
         ValueError,
         EOFError,
@@ -57,17 +63,6 @@ def trace_events(path: Path) -> Iterator[Event]:
         RecursionError,
     ) as error:
         raise ValueError(f"{path}: not a whole trace: {error}") from None
-
-
-def trace_header(path: Path) -> Mapping[str, Any]:
-    """Return what stands before the events of ``path``: the devices, the rank, the options; empty if it has none."""
-    try:
-        with _opened(path) as file:
-            header, _ = _header_and_rest(file)
-        content = json.loads(header.rstrip().removesuffix(",") + "}", strict=False)
-    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _opened(path: Path) -> TextIO:
@@ -92,7 +87,7 @@ def _header_and_rest(file: TextIO) -> tuple[str, str]:
     return text[: begin.start()], text[begin.end() :]
 
 
-def _events_of_text(file: TextIO) -> Iterator[Event]:
+def _events_of_text(file: TextIO, surroundings: dict[str, Any]) -> Iterator[Event]:
     header, text = _header_and_rest(file)
     is_list_alone = not header
 
@@ -113,7 +108,19 @@ def _events_of_text(file: TextIO) -> Iterator[Event]:
         tail += characters
         if len(tail) > _MOST_CHARACTERS:
             raise ValueError("too much follows its events")
-    json.loads(beginning + tail, strict=False)
+    after_events = json.loads(beginning + tail, strict=False)
+    if isinstance(after_events, dict):
+        surroundings.update(_before_events(header))
+        surroundings.update(after_events)
+
+
+def _before_events(header: str) -> dict[str, Any]:
+    """Return the fields that stand before the events; none if they are damaged, which costs no event."""
+    try:
+        content = json.loads(header.rstrip().removesuffix(",") + "}", strict=False)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _operators_first(text: str) -> tuple[list[Event], str]:

@@ -67,6 +67,8 @@ def trace_answer(trace: AnyTrace, device: str | None = None) -> TraceAnswer:
 def _notes(trace: AnyTrace) -> list[str]:
     packed = trace.work.packed
     notes = []
+    if trace.part_words is not None:
+        notes.append(trace.part_words)
     if len(packed.devices) > 1 and trace.work.on_device:
         notes.append(
             f"it holds kernels of {len(packed.devices)} devices, which are added up: busy means that any of them was"

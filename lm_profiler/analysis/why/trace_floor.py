@@ -26,6 +26,11 @@ def floor_of(traced: Traced, device: str, notes: list[str]) -> TraceFloor | None
         )
         return None
     work = _Work(traced)
+    if not work.flops and not work.bytes:
+        notes.append(
+            "no floor: the trace has no shapes; record them with record_shapes=True"
+        )
+        return None
     products_s: float | None = 0.0
     for dtype, flops in work.flops.items():
         flops_per_s = rates.flops_per_s(dtype)
@@ -60,8 +65,8 @@ def waterfall_of(traced: Traced, device: str, notes: list[str]) -> Waterfall | N
     if work.unknown_products_ns > _MOSTLY_UNKNOWN * work.products_ns:
         share = work.unknown_products_ns / work.products_ns
         notes.append(
-            f"no waterfall: the trace has no shapes for {share:.0%} of the time of matmuls; record_shapes=True, or a "
-            "convolution, whose FLOPs are not counted from shapes"
+            f"no waterfall: no FLOPs for {share:.0%} of the time of matmuls: the trace has no shapes of them "
+            "(record_shapes=True), or they are convolutions"
         )
         return None
     dtype = work.flops.most_common(1)[0][0]

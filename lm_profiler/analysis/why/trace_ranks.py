@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lm_profiler.analysis.trace.any_trace import AnyTrace
-from lm_profiler.analysis.trace.kernel_sums import collective_kind, communication_of
+from lm_profiler.analysis.trace.kernel_sums import (
+    collective_kind,
+    collective_name,
+    communication_of,
+)
 from lm_profiler.record.trace_answer import RankTime, RankWait, TraceRanks
 
 _POINT_TO_POINT = (
@@ -112,7 +116,8 @@ def _call_durations_ns(trace: AnyTrace) -> dict[_CallKey, int]:
     if work.on_device:
         for piece in work.pieces:
             if piece.use == "communication":
-                calls.append((piece.asked, piece.group or "", piece.name, piece.own))
+                name = collective_name(piece)
+                calls.append((piece.asked, piece.group or "", name, piece.own))
     else:
         for call in work.packed.collectives:
             if work.begin <= call.start <= work.end:

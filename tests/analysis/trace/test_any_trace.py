@@ -217,3 +217,35 @@ def test_a_text_that_is_cut_or_overwritten_is_read_or_refused_in_one_line(tmp_pa
             assert "\n" not in answer
             continue
         assert answer.busy_s + answer.idle_s == pytest.approx(answer.kernels.window_s)
+
+
+def steps_in_a_row(count: int) -> list[Event]:
+    events: list[Event] = []
+    for number in range(count):
+        step = cuda_step(adam_us=20 + number, number=number + 1, origin=1000 * number)
+        events += step
+    return events
+
+
+def test_of_a_trace_that_is_too_large_the_first_steps_are_read(tmp_path: Path) -> None:
+    events = steps_in_a_row(10)
+    random.Random(3).shuffle(events)  # files are not in the order of time
+    header = {"deviceProperties": [{"id": 0, "name": "NVIDIA B200"}]}
+    path = written(tmp_path, events, header)
+    each = len([event for event in cuda_step() if event["cat"] not in ("ac2g", "gpu_user_annotation")])
+    part = read_any_trace(path, most_events=3 * each + 5)
+    assert part.part_words is not None
+    assert "first 3 of 10 steps" in part.part_words
+    assert part.device_name == "NVIDIA B200"
+    alone = read(tmp_path, steps_in_a_row(3))
+    assert kernel_table(part.work) == kernel_table(alone.work)
+
+
+def test_of_a_step_that_is_too_large_the_beginning_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, cuda_step())
+    part = read_any_trace(path, most_events=20)
+    assert part.part_words is not None
+    assert "only its beginning" in part.part_words
+    table = kernel_table(part.work)
+    assert 0 < table.window_s < 170e-6
+    assert sum(phase.busy_s + phase.idle_s for phase in table.phases.values()) == pytest.approx(table.window_s)

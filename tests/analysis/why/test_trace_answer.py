@@ -203,6 +203,18 @@ def test_who_waits_for_whom_in_planted_ranks(tmp_path: Path) -> None:
     assert answer.ranks[1].caused_s == pytest.approx((answer.ranks[0].waited_s + answer.ranks[2].waited_s) / 2)
 
 
+def test_a_kernel_whose_name_says_nothing_is_the_collective_that_the_profiler_names(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 100)
+    for number, name in enumerate(("allreduce", "_allgather_base", "reduce_scatter", "my_own")):
+        start = 10 + 20 * number
+        trace.work("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", start - 5, start, start + 5, number + 1)
+        trace.events[-2]["args"]["Collective name"] = name
+    communication = trace_answer(read(tmp_path, trace.events)).communication
+    assert communication is not None
+    assert {row.name for row in communication.by_name} == {"all_reduce", "all_gather", "reduce_scatter", "my_own"}
+
+
 def test_calls_that_other_ranks_lack_are_counted_and_not_compared(tmp_path: Path) -> None:
     events = rank_events([100, 100], [200, 400], clock_us=0)
     shorter = rank_events([150], [200], clock_us=5)

@@ -1,0 +1,168 @@
+"""Chooses a part of a trace that is too large to be kept: its first steps, as many as fit.
+
+An event that counts takes some 300 bytes once it is analysed. A trace with more of them is read twice: once for its
+steps and the moments of its events, and once for the events of the steps that were chosen.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lm_profiler.analysis.trace.packed_trace import (
+    DamagedEvent,
+    Range,
+    is_on_device,
+    may_count,
+    nanoseconds,
+    span_of,
+    start_of,
+)
+from lm_profiler.analysis.trace.trace_file import Event, OperatorEvents
+
+MOST_EVENTS = 450_000  # 250 MB
+
+# Kernels run after their launch: those that begin this long after the chosen steps are kept as well.
+_LATE_SHARE, _LATE_NS = 0.1, 50_000_000
+
+
+class TooManyEvents(Exception):
+    """A trace has more events that count than can be kept."""
+
+
+class Part(NamedTuple):
+    """The part of a trace that is read: from when to when, and its steps, of which the whole trace has ``all_steps``.
+
+    Without ``has_whole_steps`` it is the beginning of one step.
+    """
+
+    begin: int
+    end: int
+    steps: list[Range]
+    all_steps: int
+    has_whole_steps: bool
+
+    @property
+    def words(self) -> str:
+        """What is shown, for people."""
+        shown = "only its beginning is shown, as one step"
+        if self.has_whole_steps:
+            shown = (
+                f"only its first {len(self.steps)} of {self.all_steps} steps are shown"
+            )
+        return f"{shown}, because it has too many events"
+
+
+@dataclass
+class _Survey:
+    """The steps of a trace, and when each of its events begins."""
+
+    steps: list[Range] = field(default_factory=list)
+    starts_ns: array[int] = field(default_factory=lambda: array("q"))
+
+
+def at_most(events: Iterable[Event], most_events: int) -> Iterator[Event]:
+    """Yield ``events``; raise TooManyEvents after ``most_events`` of those that count."""
+    count = 0
+    for event in events:
+        if isinstance(event, OperatorEvents):
+            count += len(event.starts)
+        elif may_count(event):
+            count += 1
+        if count > most_events:
+            raise TooManyEvents
+        yield event
+
+
+def chosen_part(
+    events: Iterable[Event], is_step: Callable[[str], bool], most_events: int
+) -> Part:
+    """Return the first steps of a trace that have ``most_events`` together, or the beginning of its first one."""
+    survey = _Survey()
+    for event in events:
+        _add_to_survey(survey, event, is_step)
+    starts = np.sort(np.asarray(survey.starts_ns))
+    steps = outermost(survey.steps)
+    begin = steps[0].start if steps else int(starts[0])
+    events_before = int(np.searchsorted(starts, begin))
+
+    fitting_steps = []
+    for step in steps:
+        events_until = int(np.searchsorted(starts, step.end)) - events_before
+        if events_until > most_events:
+            break
+        fitting_steps.append(step)
+    if fitting_steps:
+        end = max(step.end for step in fitting_steps)
+        return Part(begin, end, fitting_steps, len(steps), has_whole_steps=True)
+    last_event = min(events_before + most_events, len(starts) - 1)
+    end = int(starts[last_event])
+    steps_shown = [Range(begin, end, "the beginning")]
+    return Part(begin, end, steps_shown, len(steps), has_whole_steps=False)
+
+
+def outermost(ranges: Iterable[Range]) -> list[Range]:
+    """Return the ranges that begin in no other one, by their start."""
+    chosen: list[Range] = []
+    for annotation in sorted(ranges, key=lambda found: (found.start, -found.end)):
+        if not chosen or annotation.start >= chosen[-1].end:
+            chosen.append(annotation)
+    return chosen
+
+
+def _add_to_survey(
+    survey: _Survey, event: Event, is_step: Callable[[str], bool]
+) -> None:
+    if isinstance(event, OperatorEvents):
+        survey.starts_ns.extend(nanoseconds(event.starts).tolist())
+        return
+    if not may_count(event):
+        return
+    try:
+        survey.starts_ns.append(start_of(event))
+        name = event.get("name")
+        if (
+            event["cat"] == "user_annotation"
+            and isinstance(name, str)
+            and is_step(name)
+        ):
+            start, length = span_of(event)
+            if length > 0:
+                survey.steps.append(Range(start, start + length, name))
+    except DamagedEvent:
+        return
+
+
+def within(events: Iterable[Event], part: Part) -> Iterator[Event]:
+    """Yield those of ``events`` that begin in ``part``, and the kernels that run soon after it."""
+    late_ns = max(int(_LATE_SHARE * (part.end - part.begin)), _LATE_NS)
+    for event in events:
+        if isinstance(event, OperatorEvents):
+            yield from _operators_within(event, part)
+            continue
+        if not may_count(event):
+            continue
+        end = part.end
+        if is_on_device(event):
+            end += late_ns
+        try:
+            is_inside = part.begin <= start_of(event) <= end
+        except DamagedEvent:
+            is_inside = True  # it is counted where it is kept
+        if is_inside:
+            yield event
+
+
+def _operators_within(events: OperatorEvents, part: Part) -> Iterator[OperatorEvents]:
+    starts = nanoseconds(events.starts)
+    chosen = np.flatnonzero((part.begin <= starts) & (starts <= part.end)).tolist()
+    if not chosen:
+        return
+    columns: list[Any] = []
+    for column in events:
+        columns.append([column[index] for index in chosen])
+    yield OperatorEvents(*columns)
