@@ -1,0 +1,65 @@
+"""Heat maps, bars and lines of any figure show what the runs say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made_runs import made_entry
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.report.pictures.plots import draw
+from lm_profiler.usage_error import UsageError
+
+FORWARD_MS = {("sdpa", 64): 3, ("sdpa", 256): 13, ("math", 64): 23, ("math", 256): None}
+
+
+@pytest.fixture
+def swept(tmp_path: Path) -> list[Entry]:
+    """Two kinds of attention by two contexts; a step is the forward pass and 7 ms; one ran out of memory."""
+    entries = []
+    for (attention, context), milliseconds in FORWARD_MS.items():
+        overrides = {"model.attention": attention, "data.context_length": str(context)}
+        folder = tmp_path / f"{attention}{context}"
+        if milliseconds is None:
+            entries.append(made_entry(folder, overrides, status="oom"))
+        else:
+            entries.append(made_entry(folder, overrides, forward_s=milliseconds * 1e-3))
+    return entries
+
+
+def test_a_heat_map_has_a_cell_for_each_pair_and_says_where_there_is_no_figure(swept: list[Entry]) -> None:
+    axes = draw("heat", swept, by="context_length").axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["64", "256"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["math", "sdpa"]
+    shown = {text.get_position(): text.get_text() for text in axes.texts}
+    assert shown == {(0, 0): "30.00", (1, 0): "10.00", (0, 1): "OOM", (1, 1): "20.00"}
+
+
+def test_bars_are_as_long_as_the_figure(swept: list[Entry]) -> None:
+    axes = draw("bars", swept, by="context_length", value="forward_s").axes[0]
+    widths = {round(bar.get_y() + bar.get_height() / 2): bar.get_width() for bar in axes.patches}
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    named = {labels[row]: width for row, width in widths.items()}
+    assert named == pytest.approx({"context 64, math": 23, "context 64, sdpa": 3, "context 256, sdpa": 13}, rel=1e-3)
+    assert "context 256, math: OOM" in labels
+
+
+def test_logarithmic_axes_are_asked_for(swept: list[Entry]) -> None:
+    assert draw("line", swept, by="context_length").axes[0].get_yscale() == "linear"
+    axes = draw("line", swept, by="context_length", value="step_s", is_logarithmic=True).axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    low, high = axes.get_ylim()
+    assert 0 < low < 10 < 30 < high
+    assert draw("bars", swept, is_logarithmic=True).axes[0].get_xscale() == "log"
+
+
+@pytest.mark.parametrize("kind", ["heat", "bars", "line"])
+def test_a_fact_is_no_figure(swept: list[Entry], kind: str) -> None:
+    with pytest.raises(UsageError, match="expected a figure such as step_s, given 'attention'"):
+        draw(kind, swept, by="context_length", value="attention")
+
+
+def test_a_heat_map_of_one_fact_is_refused(swept: list[Entry]) -> None:
+    with pytest.raises(UsageError, match="differ in two facts"):
+        draw("heat", swept[:2])
