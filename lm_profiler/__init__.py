@@ -2,12 +2,12 @@
 
 Importing this package imports neither torch nor Lightning: ``report``, ``compare`` and ``--help`` must answer at
 once, and so must ``lm_profiler.load`` and its like, which are for notebooks. The instruments for your own ``Trainer``
-are in ``lm_profiler.callbacks``.
+are in ``lm_profiler.callbacks``; ``lm_profiler.profile`` is for other loops.
 """
 
 from typing import Any
 
-__all__ = ["__version__", "compare", "load", "plan", "table"]
+__all__ = ["__version__", "compare", "load", "plan", "profile", "table"]
 
 __version__: str
 
@@ -21,5 +21,6 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from importlib import import_module
 
-        return getattr(import_module("lm_profiler.notebook"), name)
+        module = "callbacks.own_loop" if name == "profile" else "notebook"
+        return getattr(import_module(f"lm_profiler.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,6 +34,7 @@ from lm_profiler.record.run_record import (
     Failure,
     Flops,
     LoaderFacts,
+    LoopKind,
     MemoryCauses,
     MemoryLevels,
     ModelFacts,
@@ -76,6 +77,7 @@ class Evidence:
     config: Mapping[str, Any] | None = None
     planned: PlannedMemory | None = None
     verb: Verb = "fit"
+    loop: LoopKind = "Trainer"
     status: Status = "ok"
     failure: Failure | None = None
     steps_planned: Mapping[str, int] = field(default_factory=dict)

@@ -3,10 +3,13 @@
 ``trainer = Trainer(callbacks=profiling_callbacks(warmup_steps=5, measure_steps=40))``
 
 May use Lightning, ``measure``, ``analysis``, ``processes`` and ``record``, and for a run's end ``report`` and
-``tensorboard``. Never ``models`` or ``training``.
+``tensorboard``. Never ``models`` or ``training``. What profiles other loops than the Trainer's does not import
+Lightning, and neither does this module until a name of the callback is asked for.
 """
 
 import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from lm_profiler.usage_error import NEEDS_POSIX
 
@@ -18,17 +21,18 @@ if __name__ != "lm_profiler.callbacks":
         "import that name, or run from another folder"
     )
 
-from lm_profiler.callbacks.instruments.profiling_options import (
-    ActionsOptions,
-    ExportOptions,
-    MemoryOptions,
-    NumericsOptions,
-    StageOptions,
-    TraceOptions,
-    WatchOptions,
-)
-from lm_profiler.callbacks.profiling import TrainingProfiler
-from lm_profiler.callbacks.shortcut import profiling_callbacks
+if TYPE_CHECKING:
+    from lm_profiler.callbacks.instruments.profiling_options import (
+        ActionsOptions,
+        ExportOptions,
+        MemoryOptions,
+        NumericsOptions,
+        StageOptions,
+        TraceOptions,
+        WatchOptions,
+    )
+    from lm_profiler.callbacks.profiling import TrainingProfiler
+    from lm_profiler.callbacks.shortcut import profiling_callbacks
 
 __all__ = [
     "ActionsOptions",
@@ -41,3 +45,13 @@ __all__ = [
     "WatchOptions",
     "profiling_callbacks",
 ]
+
+_MODULES = {"TrainingProfiler": "profiling", "profiling_callbacks": "shortcut"}
+_OPTIONS = "instruments.profiling_options"  # the module of all others
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"{__name__}.{_MODULES.get(name, _OPTIONS)}")
+    return getattr(module, name)

@@ -1,4 +1,4 @@
-"""Attaches the instruments of a run to its Trainer when the loop starts, and removes them when the record is made."""
+"""Attaches the instruments of a run to its loop when that begins, and removes them when the record is made."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
 from torch.cuda import nvtx
 
 from lm_profiler.analysis.watch.ledger import INSTRUMENTS
 from lm_profiler.callbacks.failures import phase_of
 from lm_profiler.callbacks.gather import Exchange
-from lm_profiler.callbacks.instruments.action_owners import OwnersWatch
 from lm_profiler.callbacks.instruments.instrument import Instrument
+from lm_profiler.callbacks.instruments.loop import Loop, Marks
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.profiling_options import (
     ProfilingOptions,
@@ -28,20 +29,16 @@ from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRan
 from lm_profiler.callbacks.instruments.tracer import PhaseRanges, Tracer
 from lm_profiler.callbacks.instruments.watches import (
     StepWatch,
-    loader_watch,
     profiler_range,
     watches_of,
 )
 from lm_profiler.callbacks.instruments.work import FlopsWatch
-from lm_profiler.callbacks.loop_length import fewest_steps_left
-from lm_profiler.callbacks.marks.batches import BatchCounts
 from lm_profiler.callbacks.marks.namespaces import is_a
-from lm_profiler.callbacks.marks.phases import PhaseProfiler
+from lm_profiler.callbacks.marks.step_counter import StepCounter
 from lm_profiler.callbacks.run_files import run_folder, snapshot_file
 from lm_profiler.callbacks.run_finisher import RunFinisher
 from lm_profiler.callbacks.session import Instruments, Session
 from lm_profiler.callbacks.stages import Progress, StageCounter, StoppingRule
-from lm_profiler.callbacks.watching import Watching
 from lm_profiler.lightning_names import TUNER_EXIT
 from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
@@ -54,30 +51,42 @@ from lm_profiler.measure.memory.peaks import probe_of
 from lm_profiler.measure.memory.storage_notes import MarkLog
 from lm_profiler.record.steps import append_steps, begin_rows, rank_file
 
-_NO_STEP = "the loader is empty, or every batch is skipped"
-
 
 @dataclass(eq=False)
 class Attachment:
-    """The instruments of one run, from ``setup`` on. The constructor calls nothing that could fail."""
+    """The instruments of one run. The constructor calls nothing that could fail."""
 
-    callback: Callback  # the profiler whose run it is
-    trainer: Trainer  # the Trainer of the run
+    loop: Loop  # the loop of the run
     options: ProfilingOptions  # the options of the run
-    max_steps: int  # the Trainer's own, which is restored at the end
+    restore_loop: Callable[[], None]  # removes what marks the loop
     part: Guard = UNGUARDED  # guards every call
     ending: RunFinisher = field(init=False)
     notes: list[str] = field(default_factory=list)  # what was reported so far
     has_begun: bool = False  # whether there is a session, or making one failed
     is_search: bool = False  # whether this was no run, but a Tuner's search for a batch size or a learning rate
-    phases: PhaseProfiler | None = None
-    watching: Watching | None = None
+    phases: Marks | None = None
+    watching: Any = None  # the ``Watching`` of the rest of a fit
     _stopping: StoppingRule | None = None
+
+    def __post_init__(self) -> None:
+        # Two guards: the profiler may fail while a record can still be written, and writing the record may fail too.
+        self.part = Guard("the profiler", self.report, self.only_count)
+        self.ending = RunFinisher(
+            self.loop,
+            self.options,
+            self.part,
+            self.restore_loop,
+            self.report,
+            self.notes,
+        )
+        self.ending.part = Guard(
+            "the record", self.report, self.ending.recording_failed
+        )
 
     def report(self, text: str) -> None:
         """Add a note to the record, and print it at once: there may be no record."""
         self.notes.append(text)
-        rank = self.trainer.global_rank
+        rank = self.loop.rank
         if rank == 0:
             say(text)
         else:
@@ -88,30 +97,24 @@ class Attachment:
         if self.options.watch is not None:
             self._begin_ledger(self.options.watch, began_ns)
         self.ending.exchange = Exchange.of_process_group()
-        has_no_limit = self.trainer.max_epochs == -1 and self.max_steps == -1
-        if self.options.stages.stop_when_done and has_no_limit:
-            # A learning-rate schedule may ask how many there will be (``Trainer.estimated_stepping_batches``).
-            self.trainer.fit_loop.epoch_loop.max_steps = sum(self._steps.values())
+        if self.options.stages.stop_when_done:
+            self.loop.limit_steps(sum(self._steps.values()))
 
     def _begin_ledger(self, watch: WatchOptions, began_ns: int) -> None:
         called_ns = self.options.launch.called_ns
         if called_ns is None:
             called_ns = began_ns
-        self.watching = Watching(
-            self.callback,
-            self.trainer,
-            watch,
-            self.options.clock,
-            called_ns,
-            self.report,
+        self.watching = self.loop.watch(
+            watch, self.options.clock, called_ns, self.report
         )
-        self.watching.ledger.add_until(began_ns, "processes and prepare_data")
+        if self.watching is not None:
+            self.watching.ledger.add_until(began_ns, "processes and prepare_data")
 
     def start(self) -> None:
         """Begin the run, at the start of the loop."""
         if self.watching is not None:
             self.watching.passed("set-up")
-            self.watching.resumed_at = self.trainer.global_step
+            self.watching.resumed_at = self.loop.step_number
         self.begin()
         if self.watching is not None:
             self.watching.passed(INSTRUMENTS)
@@ -128,7 +131,7 @@ class Attachment:
         self._begin_files(
             folder
         )  # before the instruments, which may fail: a killed run must have a record
-        stream = stream_of(self.trainer.strategy.root_device)
+        stream = stream_of(self.loop.device)
         timeline = Timeline(self.options.clock, stream, self.part)
         if self.options.trace.nvtx:
             ranges = PhaseRanges(nvtx.range_push, nvtx.range_pop)
@@ -150,40 +153,33 @@ class Attachment:
         folder: Path,
         stopping: StoppingRule,
     ) -> Session:
-        trainer = self.trainer
-        is_fit = self.options.verb == "fit"
+        loop = self.loop
         progress = None
-        if trainer.is_global_zero and not self.options.quiet:
+        if loop.rank == 0 and not self.options.quiet:
             progress = try_or_note(
                 "progress", partial(Progress, self.options.stages), self.notes
             )
-        loader = trainer.train_dataloader if is_fit else None
-        counts = BatchCounts(
-            module=trainer.lightning_module,
-            combined=isinstance(loader, (dict, list, tuple)),
-            report=self.report,
-            batch_size=getattr(loader, "batch_size", None),
-        )
         return Session(
             timeline=timeline,
             stream=stream,
             schedule=StageCounter(self._steps),
             instruments=self._make_instruments(timeline, stream, folder),
             progress=progress,
-            rank=trainer.global_rank,
+            rank=loop.rank,
             stopping=stopping,
             report=self.report,
-            append_rows=partial(append_steps, rank_file(folder, trainer.global_rank)),
-            counts=counts,
-            is_manual=is_fit and not trainer.lightning_module.automatic_optimization,
+            append_rows=partial(append_steps, rank_file(folder, loop.rank)),
+            counts=loop.batch_counts(self.report),
+            is_manual=loop.steps_by_itself,
         )
 
     def _most_measured_steps(self) -> float:
         """Return how many steps the loop has for measuring, so that it comes to all other stages; 0 if unknown."""
         if not self.options.stages.is_timed:
             return math.inf
-        find_steps = partial(fewest_steps_left, self.trainer, self.options.verb)
-        steps_of_loop = try_or_note("steps of the loop", find_steps, self.notes)
+        steps_of_loop = try_or_note(
+            "steps of the loop", self.loop.fewest_steps_left, self.notes
+        )
         if steps_of_loop is None:
             return 0
         other_steps = sum(self._steps.values()) - self._steps["measure"]
@@ -191,14 +187,27 @@ class Attachment:
 
     def _begin_files(self, folder: Path) -> None:
         """Write what a killed process leaves: on rank 0 an unfinished record, on other ranks a file for rows."""
-        if self.trainer.is_global_zero:
+        if self.loop.rank == 0:
             Guard("writing an unfinished record", self.report).run(
                 self.ending.begin, self._steps
             )
             return
         Guard("writing the steps while they come", self.report).run(
-            begin_rows, folder, self.trainer.global_rank
+            begin_rows, folder, self.loop.rank
         )
+
+    def count_batch(self, batch: Any) -> None:
+        """Count a batch that the loop has worked on; called in every timed step."""
+        ending = self.ending
+        session = ending.session
+        if ending.is_over or session is None or self.part.out:
+            return
+        try:
+            session.counts.add(batch)
+            if not ending.collector.has_batch:
+                ending.collector.remember(batch)
+        except BaseException as error:
+            self.part.failed(error)
 
     def only_count(self) -> None:
         """Only count steps from here on, because the profiler itself failed."""
@@ -224,7 +233,7 @@ class Attachment:
                 self.ending.exchange.rank > 0
             ):  # begin() would wait for rank 0's folder while rank 0 waits for this rank
                 self.ending.is_over = True
-                self.ending.restore_trainer()
+                self.restore_loop()
                 return
             self.part.run(self.begin)
         phase = "other"
@@ -240,7 +249,7 @@ class Attachment:
             self.ending.died(exception, phase, step)
 
     def end(self) -> None:
-        """Record the run if it is not recorded yet: the Trainer is done."""
+        """Record the run if it is not recorded yet: the loop is over."""
         # A Tuner ends its own fit before the loop begins (2.6.6: _TunerExitException).
         tuner_ended_it = is_a(sys.exc_info()[1], TUNER_EXIT.name)
         if not self.has_begun and tuner_ended_it:
@@ -251,14 +260,14 @@ class Attachment:
             if not self.has_begun:
                 self.part.run(self.start)
             self.ending.finished_early()  # Lightning calls no end hook for a loop without work
-        self.ending.restore_trainer()
+        self.restore_loop()
 
     def _make_instruments(
         self, timeline: Timeline, stream: EventStream | None, folder: Path
     ) -> Instruments:
-        trainer, options = self.trainer, self.options
-        device = trainer.strategy.root_device
-        rank = trainer.global_rank
+        loop, options = self.loop, self.options
+        device = loop.device
+        rank = loop.rank
         probe = probe_of(device)
         gpu = gpu_of(device)
         sampler = None if gpu is None else TelemetrySampler(gpu)
@@ -273,7 +282,7 @@ class Attachment:
             probe=probe,
             timeline=timeline,
             device=device,
-            parties=lambda: (trainer.lightning_module, trainer.optimizers),
+            parties=lambda: (loop.module, loop.optimizers),
             forward=forward,
             note_tensors=mark_log,
             storage_id=torch.UntypedStorage.data_ptr,
@@ -285,20 +294,15 @@ class Attachment:
             folder=folder,
             rank=rank,
             module=self._module,
-            taken=is_a(trainer.profiler, "PyTorchProfiler"),  # type: ignore[attr-defined]
+            taken=loop.traces_by_itself,
         )
         others: list[Instrument] = [
-            OwnersWatch(
-                trainer,
-                timeline,
-                lambda: self.phases,
-                self.callback,
-                options.actions.steps,
-            ),
+            loop.owners_watch(timeline, options.actions.steps),
             FlopsWatch(timeline, self._module, forward),
         ]
-        if options.verb == "fit":
-            others.append(loader_watch(trainer))
+        prefetched = loop.loader_watch()
+        if prefetched is not None:
+            others.append(prefetched)
         if options.trace.cuda_profiler_range:
             others.append(profiler_range())
         others += watches_of(device, history, sampler, mark_log)
@@ -315,21 +319,19 @@ class Attachment:
             self._make_ranks_watch(device, rank, stream),
         )
 
-    def _module(self) -> LightningModule:
+    def _module(self) -> nn.Module:
         """Return the trained module, which exists once the loop starts."""
-        return self.trainer.lightning_module
+        return self.loop.module
 
     @property
     def _ranks_are_compared(self) -> bool:
         """Whether there are other ranks, and marks and flight recorders share a clock."""
-        return (
-            self.trainer.world_size > 1 and self.options.clock is time.perf_counter_ns
-        )
+        return self.loop.world_size > 1 and self.options.clock is time.perf_counter_ns
 
     @property
     def _steps(self) -> dict[str, int]:
         """The steps of each stage: the same on all ranks, even where the instruments of one fail."""
-        on_cuda = self.trainer.strategy.root_device.type == "cuda"
+        on_cuda = self.loop.device.type == "cuda"
         times_collectives = (
             on_cuda and self._ranks_are_compared and self.options.verb == "fit"
         )
@@ -354,41 +356,34 @@ class Attachment:
         )
 
     def _wrapped_module(self) -> object:
-        return self.trainer.strategy.model
+        return self.loop.wrapped_module
 
-    def _mark(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:
-        """Have the Trainer's profiler mark the phases; without a session, count steps alone."""
+    def _mark(self, timeline: Timeline, session: Session | None) -> Marks:
+        """Have the phases of the loop marked; without a session, count steps alone."""
         step_ended: Callable[[], int] = _no_steps_left
         if session is not None:
             step_ended = session.step_ended
         if self.watching is not None:
             step_ended = self.watching.timed(step_ended)
         following = Guard("stages.until_ci", self.report)
-        phases = PhaseProfiler(
-            self.trainer,
+        counter = StepCounter(
             timeline,
             sum(self._steps.values()),
             step_ended,
-            self.callback,
             follow=lambda steps_left: following.run(
                 self._follow_rank_0, steps_left, otherwise=steps_left
             ),
             stages_ended=partial(self.ending.part.run, self._stages_are_over),
-            ends=self.options.stages.stop_when_done,
-            on_no_step=self._report_no_step,
+            ends_loop=self.options.stages.stop_when_done,
         )
+        phases = self.loop.make_marks(timeline, counter, self.report)
         phases.install()
         self.phases = (
-            phases  # only now: where installing fails, ``leave`` makes another
+            phases  # only now: where installing fails, ``only_count`` makes another
         )
         return phases
 
-    def _report_no_step(self, place: str) -> None:
-        self.report(
-            f"{place} had no step, and the Trainer has no other limit: {_NO_STEP}"
-        )
-
-    def _stages_are_over(self) -> PhaseProfiler | None:
+    def _stages_are_over(self) -> Marks | None:
         """Record the run, and watch the rest of training unless the stages failed: watching would fail too.
 
         Returns what marks the rest of training, if it is watched.
@@ -404,11 +399,10 @@ class Attachment:
         watching.part.run(
             watching.start, folder, session, self.ending.record, self.options.export
         )
-        if (
-            self.phases is not None
-        ):  # the stages' profiler entered the epoch that runs now
-            self.phases.leave_epoch = watching.leave_epoch  # type: ignore[method-assign]
-        return watching.phases
+        if self.phases is not None:
+            watching.take_over(self.phases)
+        successor: Marks | None = watching.phases
+        return successor
 
     def _follow_rank_0(self, steps_left: int) -> int:
         """Return the steps left; unless their number was given the ranks agree on it, so all must ask equally often."""

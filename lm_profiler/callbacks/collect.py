@@ -1,4 +1,4 @@
-"""Asks Trainer, module, torch and the machine what they are, once the loop is over; nothing else does."""
+"""Asks loop, module, torch and the machine what they are, once the loop is over; nothing else does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.conclude import main_precision
 from lm_profiler.analysis.evidence import Evidence
@@ -19,12 +18,12 @@ from lm_profiler.analysis.steps.summaries import mean_counts
 from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.callbacks.instruments.instrument import Measured
-from lm_profiler.callbacks.instruments.numerics import copy_to_host, numerics_facts
+from lm_profiler.callbacks.instruments.loop import Loop
 from lm_profiler.callbacks.instruments.profiling_options import (
     TIMED_STEPS,
     ProfilingOptions,
 )
-from lm_profiler.callbacks.instruments.sent_step import without_data
+from lm_profiler.callbacks.instruments.sent_step import copy_to_host, without_data
 from lm_profiler.callbacks.instruments.tracer import TRACED, Tracer
 from lm_profiler.callbacks.instruments.work import (
     LIMIT_IN_TRAINING_S,
@@ -36,7 +35,6 @@ from lm_profiler.callbacks.instruments.work import (
     step_work,
 )
 from lm_profiler.callbacks.marks.batches import Elements
-from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.collective_calls import reduces_in_backward
 from lm_profiler.measure.counts.flops import UncountableError
@@ -53,14 +51,12 @@ from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run_record import Failure, ModelFacts, Settings, Status
 from lm_profiler.torch_names import FUSED_DEVICES
 
-_NO_PROFILER = "PassThroughProfiler"  # the class of Lightning's that the Trainer has where the user chose none
-
 
 @dataclass(eq=False)
 class Collector:
     """Makes the evidence of one run: ``evidence`` as soon as the loop ends, ``look_back`` once all timing is over."""
 
-    trainer: Trainer  # the Trainer of the run
+    loop: Loop  # the loop of the run
     options: ProfilingOptions  # the options of the run
     has_batch: bool = False  # whether a batch is remembered; only its shapes are kept, and a copy for the audit
     _shapes: Future[Any] = field(default_factory=Future)
@@ -76,10 +72,10 @@ class Collector:
     def evidence(
         self, measured: Measured, status: Status, failure: Failure | None = None
     ) -> Evidence:
-        """Return what was ``measured``, with what Trainer and machine are; what is unknown of them becomes a note."""
-        trainer = self.trainer
-        device = trainer.strategy.root_device
-        world_size = trainer.world_size
+        """Return what was ``measured``, with what loop and machine are; what is unknown of them becomes a note."""
+        loop = self.loop
+        device = loop.device
+        world_size = loop.world_size
         multiprocessors = None
         if device.type == "cuda":
             multiprocessors = torch.cuda.get_device_properties(
@@ -90,25 +86,26 @@ class Collector:
             _without_own_fields(measured),
             **self.options.launch.facts(),
             verb=self.options.verb,
+            loop=loop.kind,
             status=status,
             failure=failure,
             steps_planned=self._steps_planned(measured),
             world_size=world_size,
-            accumulate_grad_batches=trainer.accumulate_grad_batches,
-            precision=str(trainer.precision),
-            reduces_in_backward=reduces_in_backward(trainer.strategy.model),
+            accumulate_grad_batches=loop.batches_per_step,
+            precision=loop.precision,
+            reduces_in_backward=reduces_in_backward(loop.wrapped_module),
             multiprocessors=multiprocessors,
             peak_flops_per_s=self.options.peak_flops_per_s,
-            model=try_or_note("model", lambda: model_facts(trainer), notes),
+            model=try_or_note("model", lambda: model_facts(loop), notes),
             environment=try_or_note(
                 "environment", lambda: environment(device, world_size), notes
             ),
             contention=try_or_note(
                 "contention", lambda: contention(measured.cpu_uses), notes
             ),
-            settings=try_or_note("settings", lambda: switches(trainer), notes),
+            settings=try_or_note("settings", lambda: switches(loop), notes),
             lists=try_or_note(
-                "lists", lambda: lists_of(_trained_parameters(trainer)), notes
+                "lists", lambda: lists_of(_trained_parameters(loop.module)), notes
             ),
             notes=notes,
         )
@@ -129,11 +126,11 @@ class Collector:
         work = try_or_note("FLOPs", lambda: self._step_work(measured, notes), notes)
         evidence = self._with_work(evidence, measured, work, notes)
         was_timed = any(row.stage == "measure" for row in measured.rows)
-        if was_timed and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if was_timed and not self.loop.is_trial:
             evidence = self._with_rates(evidence, notes)
         if self.options.numerics.audit:
             copy = partial(self._copy.result, 0)
-            audit = partial(numerics_facts, self.trainer, self.options.verb, copy)
+            audit = partial(self.loop.audit, copy)
             evidence = replace(evidence, numerics=try_or_note("numerics", audit, notes))
         duration_s = self.options.launch.facts()["duration_s"]
         return replace(evidence, duration_s=duration_s, notes=notes)
@@ -147,7 +144,7 @@ class Collector:
         traced = None
         if traced_work is not None:
             traced = try_or_note("waterfall", lambda: traced_of(traced_work), notes)
-        notes += without_kernels(self.trainer.strategy.root_device, kernels)
+        notes += without_kernels(self.loop.device, kernels)
         return replace(evidence, kernels=kernels, traced=traced)
 
     def _with_work(
@@ -172,7 +169,7 @@ class Collector:
         batches, elements = counts.batches, counts.elements
         if measured.seen_flops.flops is None or batches is None:
             # FLOPs are then those of a copy, with all batches of a step.
-            batches = batches_per_step(self.trainer, self.options.verb)
+            batches = batches_per_step(self.loop, self.options.verb)
             elements = self._elements_of(batches)
         return replace(
             evidence,
@@ -185,7 +182,7 @@ class Collector:
 
     def _with_rates(self, evidence: Evidence, notes: list[str]) -> Evidence:
         """Return ``evidence`` with what the machine reaches, as far as anything is compared with it."""
-        device = self.trainer.strategy.root_device
+        device = self.loop.device
         ceilings = dict[str, float | None]()
         for dtype in _matmul_dtypes(evidence, device):
             find = partial(known_ceiling, device, getattr(torch, dtype), notes.append)
@@ -212,13 +209,13 @@ class Collector:
     def _work_by_phase(
         self, measured: Measured, work: StepWork | None
     ) -> dict[str, Work]:
-        trainer = self.trainer
+        loop = self.loop
         try:
-            batches = batches_per_step(trainer, self.options.verb) // trainer.world_size
+            batches = batches_per_step(loop, self.options.verb) // loop.world_size
             batch_bytes = bytes_of_batch(self._shapes.result(0)) * batches
         except Exception:  # the batch's type has no shapes that can be kept
             batch_bytes = None
-        return phase_work(trainer, work, measured.traffic, batch_bytes)
+        return phase_work(loop, work, measured.traffic, batch_bytes)
 
     def _step_work(self, measured: Measured, notes: list[str]) -> StepWork | None:
         counted_steps = len(_counted_steps(measured))
@@ -235,7 +232,7 @@ class Collector:
         try:
             shapes = partial(self._shapes.result, 0)
             return step_work(
-                self.trainer,
+                self.loop,
                 self.options.verb,
                 measured.seen_flops,
                 counted_steps,
@@ -265,12 +262,8 @@ def _without_own_fields(measured: Measured) -> Evidence:
     )
 
 
-def _trained_parameters(trainer: Trainer) -> list[torch.nn.Parameter]:
-    return [
-        parameter
-        for parameter in trainer.lightning_module.parameters()
-        if parameter.requires_grad
-    ]
+def _trained_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def _matmul_dtypes(evidence: Evidence, device: torch.device) -> list[str]:
@@ -301,8 +294,8 @@ def _counted_steps(measured: Measured) -> list[int]:
     return sorted({row.step for row in measured.rows if row.stage == "memory"})
 
 
-def model_facts(trainer: Trainer) -> ModelFacts:
-    module = trainer.lightning_module
+def model_facts(loop: Loop) -> ModelFacts:
+    module = loop.module
     parameters = list(module.parameters())
     tensors = [*parameters, *module.buffers()]
     # Compared by id: tied weights are one tensor, which counts once.
@@ -321,11 +314,11 @@ def model_facts(trainer: Trainer) -> ModelFacts:
         parameters_without_embedding=_elements(parameters) - _elements(in_embeddings),
         trainable_parameters=_elements(trained),
         bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
-        precision=str(trainer.precision),
+        precision=loop.precision,
         optimizers=[
-            type(optimizer).__name__.lstrip("_") for optimizer in trainer.optimizers
+            type(optimizer).__name__.lstrip("_") for optimizer in loop.optimizers
         ],
-        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        accumulate_grad_batches=loop.batches_per_step,
         compiled=is_compiled_in(module),
     )
 
@@ -334,10 +327,10 @@ def _elements(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def switches(trainer: Trainer) -> Settings:
+def switches(loop: Loop) -> Settings:
     """Return what is switched on, and what the machine has; ``conclude`` adds what follows from the figures."""
-    loader = _loader_of(trainer)
-    device = trainer.strategy.root_device
+    loader = loop.loader
+    device = loop.device
     units = matrix_units(device)
     uses_tf32 = None
     if units.tf32:
@@ -345,63 +338,40 @@ def switches(trainer: Trainer) -> Settings:
     pins_memory = None
     if device.type == "cuda":
         pins_memory = getattr(loader, "pin_memory", None)
-    profiler: str | None = type(trainer.profiler).__name__  # type: ignore[attr-defined]
-    if profiler == _NO_PROFILER:
-        profiler = None
     return Settings(
-        precision=str(trainer.precision),
+        precision=loop.precision,
         tf32=uses_tf32,
         half_precision=units.half_precision,
-        compiled=is_compiled_in(trainer.lightning_module),
+        compiled=is_compiled_in(loop.module),
         num_workers=getattr(loader, "num_workers", None),
         persistent_workers=getattr(loader, "persistent_workers", None),
         # Each device of this machine has a process, whose loader has its own workers.
-        cores=max(cpu_cores() // max(trainer.num_devices, 1), 1),
+        cores=max(cpu_cores() // max(loop.ranks_of_host, 1), 1),
         pin_memory=pins_memory,
-        fused_optimizer=_are_fused(trainer),
-        weight_by_weight=_updates_weight_by_weight(trainer),
+        fused_optimizer=_are_fused(loop),
+        weight_by_weight=_updates_weight_by_weight(loop.optimizers),
         anomalies=torch.is_anomaly_enabled(),
-        profiler=profiler,
+        profiler=loop.users_profiler,
     )
 
 
-def _loader_of(trainer: Trainer) -> Any:
-    """Return the loader that runs, or the first of several."""
-    loaders = (
-        trainer.train_dataloader,
-        trainer.val_dataloaders,
-        trainer.test_dataloaders,
-        trainer.predict_dataloaders,
-    )
-    for loader in loaders:
-        if loader is None:
-            continue
-        is_several = isinstance(loader, (list, tuple)) and len(loader) > 0
-        return loader[0] if is_several else loader
-    return None
-
-
-def _updates_weight_by_weight(trainer: Trainer) -> bool:
-    for optimizer in trainer.optimizers:
+def _updates_weight_by_weight(optimizers: Iterable[Any]) -> bool:
+    for optimizer in optimizers:
         for group in optimizer.param_groups:
             if group.get("foreach") is False and not group.get("fused"):
                 return True
     return False
 
 
-def _are_fused(trainer: Trainer) -> bool | None:
+def _are_fused(loop: Loop) -> bool | None:
     """Return whether all optimizers are fused; None if one cannot be, or there is none."""
-    optimizers = trainer.optimizers
+    optimizers = loop.optimizers
     can_be_fused = all("fused" in optimizer.defaults for optimizer in optimizers)
     if not optimizers or not can_be_fused:
         return None
     if all(optimizer.defaults["fused"] for optimizer in optimizers):
         return True
-    # Lightning cannot clip for a fused optimizer then (2.6.6: MixedPrecision.clip_gradients).
-    clips = trainer.gradient_clip_val and is_a(
-        trainer.precision_plugin, "MixedPrecision"
-    )
-    if clips or trainer.strategy.root_device.type not in FUSED_DEVICES:
+    if not loop.can_fuse_optimizers or loop.device.type not in FUSED_DEVICES:
         return None
     for optimizer in optimizers:
         refuses = optimizer.defaults.get("foreach") or optimizer.defaults.get(

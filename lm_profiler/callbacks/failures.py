@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
 
 import torch
 
@@ -28,14 +27,11 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.rank_ends import RankEnd, read_ends
 from lm_profiler.record.run_record import Failure, Status
 
-# the failure of a run that ended without an error before it had done a step
-NO_STEP = Failure(
-    phase="data",
-    step=None,
-    type="NoStep",
-    message="expected at least one step, given none: the loader is empty or exhausted, every batch was skipped, "
-    "or the Trainer is set to run none",
-)
+
+def no_step(causes: str) -> Failure:
+    """Return the failure of a run that ended without an error before it had done a step."""
+    message = f"expected at least one step, given none: {causes}"
+    return Failure(phase="data", step=None, type="NoStep", message=message)
 
 
 def status_of(error: BaseException) -> Status:
@@ -109,16 +105,6 @@ def is_of_the_group(error: BaseException) -> bool:
         isinstance(error, (RuntimeError, OSError))
         and _GROUP_FAILED.search(message_of(error)) is not None
     )
-
-
-def codes_of(trainer: Any) -> dict[int, int | None]:
-    """Return the exit codes of the ranks that this process started as commands; None for one that still runs."""
-    processes = getattr(trainer.strategy.launcher, "procs", [])
-    codes = {}
-    for rank, process in enumerate(processes, start=trainer.global_rank + 1):
-        if hasattr(process, "poll"):
-            codes[rank] = process.poll()
-    return codes
 
 
 def ends_of_ranks(

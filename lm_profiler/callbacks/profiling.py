@@ -34,7 +34,9 @@ from lm_profiler.record.run_record import RunRecord, Verb
 
 if TYPE_CHECKING:
     from lm_profiler.callbacks.attachment import Attachment
+    from lm_profiler.callbacks.hooked_run import LoopSearch
     from lm_profiler.callbacks.run_finisher import RunFinisher
+    from lm_profiler.callbacks.trainer_loop import TrainerLoop
 
 
 class Admits(Protocol):
@@ -108,7 +110,9 @@ class TrainingProfiler(Callback):
         )
         self._options.check()
         self._run: Attachment | None = None
+        self._loop: TrainerLoop | None = None  # the loop of that run
         self._last_ending: RunFinisher | None = None
+        self._search: LoopSearch | None = None  # for a loop of Fabric
         # decides whether a Trainer is profiled, where Lightning added the callback to every Trainer of a program
         self.admits: Admits | None = None
 
@@ -117,16 +121,17 @@ class TrainingProfiler(Callback):
         return {
             "_options": self._options,
             "_run": None,
+            "_loop": None,
             "_last_ending": None,
+            "_search": None,
             "admits": self.admits,
         }
 
     @property
     def record(self) -> RunRecord | None:
         """The record of the last run; None before it is written."""
-        if self._last_ending is None:
-            return None
-        return self._last_ending.record
+        ending = self._ending_of_last_run()
+        return None if ending is None else ending.record
 
     @property
     def folder(self) -> Path:
@@ -135,25 +140,50 @@ class TrainingProfiler(Callback):
         Raises:
             AttributeError: there is none yet.
         """
-        if self._last_ending is None or self._last_ending.files.folder is None:
+        ending = self._ending_of_last_run()
+        if ending is None or ending.files.folder is None:
             raise AttributeError("the run has no folder yet")
-        return self._last_ending.files.folder
+        return ending.files.folder
+
+    def _ending_of_last_run(self) -> RunFinisher | None:
+        if self._search is not None and self._search.run is not None:
+            return self._search.run.attachment.ending
+        return self._last_ending
 
     def launched(self, **facts: Any) -> None:
         """Add ``facts`` about how the next run is started: fields of its ``Launch``."""
         launch = replace(self._options.launch, **facts)
         self._options = replace(self._options, launch=launch)
 
+    def on_after_setup(self, fabric: Any, module: Any) -> None:
+        """Profile a loop of Lightning Fabric from its first optimizer step on."""
+        self._wait_for_loop(fabric)
+
+    def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:
+        self._wait_for_loop()  # Fabric.setup_module calls no hook
+
+    def _wait_for_loop(self, fabric: Any = None) -> None:
+        if self._search is not None:
+            return
+        from lm_profiler.callbacks.hooked_run import LoopSearch, end_with_program
+
+        # A program that calls hooks by ``Fabric.call`` has arguments of its own for them.
+        vars(self).update(_IGNORED_HOOKS)
+        self._search = LoopSearch(self._options, fabric=fabric)
+        self._search.start()
+        end_with_program(self._search)
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         began_ns = self._options.clock()
         # A run's modules are loaded when a run starts: whoever only imports the callback loads just its options.
         from lm_profiler.callbacks.attachment import Attachment
         from lm_profiler.callbacks.instruments.watches import history_watch
-        from lm_profiler.callbacks.run_finisher import RunFinisher
+        from lm_profiler.callbacks.trainer_loop import TrainerLoop
 
         options = self._options
         if self.admits is not None and not self.admits(trainer):
             self._run = None
+            self._loop = None
             vars(self).update(_NO_HOOKS)
             return
         if trainer.barebones:
@@ -176,7 +206,8 @@ class TrainingProfiler(Callback):
             )  # refuses a device that keeps no history
         for hook in _NO_HOOKS:  # the last run may have removed them
             vars(self).pop(hook, None)
-        run = Attachment(self, trainer, options, trainer.max_steps)
+        loop = TrainerLoop(trainer, self, options.verb, trainer.max_steps)
+        run = Attachment(loop, options, self._restore_trainer)
         if options.launch.kept:
             # Lightning's own handler broadcasts while the ranks are inside other collectives.
             part = Guard(
@@ -185,22 +216,17 @@ class TrainingProfiler(Callback):
             part.run(
                 lambda: setattr(SIGNALS.get(trainer), SIGTERM_HANDLER.name, _pass_over)
             )
-        # Two guards: the profiler may fail while a record can still be written, and writing the record may fail too.
-        run.part = Guard("the profiler", run.report, run.only_count)
-        ending = RunFinisher(
-            trainer, options, run.part, self._restore_trainer, run.report, run.notes
-        )
-        ending.part = Guard("the record", run.report, ending.recording_failed)
-        run.ending = ending
         self._run = None
+        self._loop = None
         if run.part.run(verb_of, trainer, otherwise=options.verb) == options.verb:
             self._run = run
-            self._last_ending = ending
+            self._loop = loop
+            self._last_ending = run.ending
             run.part.run(run.prepare, began_ns)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._run is not None:
-            trainer.fit_loop.epoch_loop.max_steps = self._run.max_steps
+        if self._loop is not None:
+            self._loop.restore_limit()
 
     def _passed(self, term: str, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None and self._run.watching is not None:
@@ -240,26 +266,17 @@ class TrainingProfiler(Callback):
         *_: Any,
     ) -> None:
         run = self._run
-        if run is not None and run.phases is not None and not run.phases.is_sure:
+        phases = None if self._loop is None else self._loop.phases
+        if run is not None and phases is not None and not phases.is_sure:
             try:
-                is_over = run.phases.batch_ended()
+                is_over = phases.batch_ended()
             except BaseException as error:
                 run.part.failed(error)
                 is_over = False
             if is_over:
                 raise StopIteration
-        if run is None:
-            return
-        ending = run.ending
-        session = ending.session
-        if ending.is_over or session is None or run.part.out:
-            return
-        try:  # written out, because this runs in every timed step
-            session.counts.add(batch)
-            if not ending.collector.has_batch:
-                ending.collector.remember(batch)
-        except BaseException as error:
-            run.part.failed(error)
+        if run is not None:
+            run.count_batch(batch)
 
     on_test_batch_end = on_predict_batch_end = on_train_batch_end  # type: ignore[assignment]
 
@@ -303,8 +320,8 @@ class TrainingProfiler(Callback):
         run.ending.part.run(run.end)
         if run.is_search and self.admits is not None:
             run.ending.part.run(self.admits.release)
-        # Restored once more: a run may end before on_fit_start.
-        trainer.fit_loop.epoch_loop.max_steps = run.max_steps
+        if self._loop is not None:
+            self._loop.restore_limit()  # once more: a run may end before on_fit_start
 
     def _restore_trainer(self) -> None:
         """Restore the Trainer; the rest of training has no overhead."""
@@ -317,6 +334,15 @@ class TrainingProfiler(Callback):
 def _pass_over(signum: int, frame: object) -> None:
     """Do nothing: the handler that was there before Lightning's is called after this one."""
 
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Stand in for a hook of the Trainer where a program calls it for Fabric."""
+
+
+_IGNORED_HOOKS: dict[str, Callable[..., None]] = {}
+for _name in vars(Callback):
+    if _name.startswith("on_") or _name in ("setup", "teardown"):
+        _IGNORED_HOOKS[_name] = _ignore
 
 # Hooks of a profiler that is done, as None, which Lightning skips: it stays in the user's list of callbacks.
 # ``on_exception`` stays, because writing the record may be interrupted.

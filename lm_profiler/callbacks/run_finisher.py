@@ -15,14 +15,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from lightning.pytorch import Trainer
-
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.callbacks.collect import Collector
 from lm_profiler.callbacks.failures import (
-    NO_STEP,
-    codes_of,
     ends_of_ranks,
     failure_of,
     is_of_the_group,
@@ -31,6 +27,7 @@ from lm_profiler.callbacks.failures import (
 )
 from lm_profiler.callbacks.gather import Exchange
 from lm_profiler.callbacks.instruments.instrument import Measured
+from lm_profiler.callbacks.instruments.loop import Loop
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.run_files import (
     RunFiles,
@@ -66,10 +63,10 @@ from lm_profiler.record.text import ranks_text
 class RunFinisher:
     """Ends one run, which may not have reached its loop. The constructor calls nothing that could fail."""
 
-    trainer: Trainer  # the Trainer of the run
+    loop: Loop  # the loop of the run
     options: ProfilingOptions  # the options of the run
     core: Guard  # the guard of the profiler as a whole; if that failed, so did the run
-    restore_trainer: Callable[[], None]
+    restore_loop: Callable[[], None]  # removes what marks the loop
     report: Callable[[str], object]  # reports a problem, and adds it to ``notes``
     notes: list[str]  # what was reported so far
     part: Guard = (
@@ -85,7 +82,7 @@ class RunFinisher:
     _gathered: Measured | None = None
 
     def __post_init__(self) -> None:
-        self.collector = Collector(self.trainer, self.options)
+        self.collector = Collector(self.loop, self.options)
         self.files = RunFiles(self.options.launch.name, self.report)
 
     @property
@@ -128,7 +125,7 @@ class RunFinisher:
 
     def finished(self) -> None:
         """Record a run that raised nothing, and show it."""
-        self.restore_trainer()  # before anything that may fail: training continues with the restored Trainer
+        self.restore_loop()  # before anything that may fail: training continues with the restored loop
         if self.is_forked_copy:
             self.is_over = True
             return
@@ -136,7 +133,7 @@ class RunFinisher:
         measured = self.exchange.gather(self._measured())
         self._gathered = measured
         failure = self._hidden_failure(measured)
-        if self.trainer.is_global_zero:
+        if self.loop.rank == 0:
             with collector_paused():
                 self._record_finished(measured, failure)
             if failure is None:
@@ -153,7 +150,7 @@ class RunFinisher:
             step = None if self.session is None else self.session.steps + 1
             return failure_of(self.core.error, "instruments", step)
         if not measured.rows:
-            return NO_STEP
+            return self.loop.no_step
         return None
 
     def _record_finished(self, measured: Measured, failure: Failure | None) -> None:
@@ -194,7 +191,7 @@ class RunFinisher:
 
     def died(self, exception: BaseException, phase: str, step: int) -> None:
         """Record a run that ``exception`` ended in ``phase`` of ``step``, and show it."""
-        device = self.trainer.strategy.root_device
+        device = self.loop.device
         status = status_of(exception)
         failure = failure_of(exception, phase, step, device)
         rank_end: RankEnd | None = None
@@ -208,21 +205,18 @@ class RunFinisher:
             )
             self._leave_rank_end(rank_end)
         if status == "oom" and self.files.folder is not None:
-            keep_snapshot(
-                device, snapshot_file(self.files.folder, self.trainer.global_rank)
-            )
+            keep_snapshot(device, snapshot_file(self.files.folder, self.loop.rank))
 
-        self.restore_trainer()
+        self.restore_loop()
         measured = self._measured(keep_trace=False)
-        if self.trainer.is_global_zero:
+        if self.loop.rank == 0:
             with collector_paused():
                 self._record_death(measured, status, failure, rank_end)
             self._show()
         else:
             # The other ranks may not answer any more, so each saves its own steps and nothing is gathered.
             write_steps(
-                rank_file(self.files.folder_or_new(), self.trainer.global_rank),
-                measured.rows,
+                rank_file(self.files.folder_or_new(), self.loop.rank), measured.rows
             )
         self._close()
 
@@ -256,7 +250,7 @@ class RunFinisher:
         """Return ``evidence`` with the steps that every rank left, and the rank end that caused all others."""
         folder = self.files.folder_or_new()
         ranks = self.exchange.ranks
-        codes = partial(codes_of, self.trainer)
+        codes = self.loop.exit_codes
         ends = ends_of_ranks(own_end, folder, ranks, codes)
         cause = first_end(ends, range(ranks), codes()) or own_end
         rows = read_rows(folder, growing=True)
@@ -275,12 +269,12 @@ class RunFinisher:
     # -- recording failed
 
     def recording_failed(self) -> None:
-        """Restore the Trainer and save what can be saved, because recording failed."""
+        """Restore the loop and save what can be saved, because recording failed."""
         error = self.part.error
-        self.restore_trainer()
+        self.restore_loop()
         if self.session is not None:
             self.session.instruments.discard()
-        if self.trainer.is_global_zero and error is not None:
+        if self.loop.rank == 0 and error is not None:
             measured = self._gathered
             if measured is None:
                 measured = self._measured()
@@ -329,7 +323,7 @@ class RunFinisher:
     def _send_to_trackers(self) -> None:
         assert self.session is not None
         trace = self.session.instruments.tracer.path
-        self.trackers = self._recorded_run().send_to_trackers(self.trainer, trace)
+        self.trackers = self._recorded_run().send_to_trackers(self.loop, trace)
 
     def _show(self) -> None:
         recorded_run = self._recorded_run()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 
@@ -22,8 +20,10 @@ from lm_profiler.callbacks.instruments.profiling_options import (
     WatchOptions,
 )
 from lm_profiler.callbacks.marks.namespaces import verb_of
+from lm_profiler.callbacks.marks.torch_hooks import DOOR
 from lm_profiler.callbacks.profiling import TrainingProfiler
-from lm_profiler.external_callbacks import CLAIMED, VARIABLE
+from lm_profiler.callbacks.run_request import claim, parse_request
+from lm_profiler.external_callbacks import CLAIMED
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.run_record import Verb
 from lm_profiler.usage_error import expect
@@ -109,31 +109,20 @@ def profiling_callbacks(
 def admitted_callbacks(request: str) -> list[Callback]:
     """Return the callback for the next Trainer of this process, which Lightning adds to each.
 
-    ``request`` is a JSON object: ``options`` of ``profiling_callbacks``, and the ``command``, the number of the
-    ``trainer`` and the folder of ``claims``, each of which may be missing; or ``1`` for none of them.
+    ``request`` is what ``parse_request`` reads.
     """
-    has_no_details = request.strip() == "1"
-    is_valid = has_no_details or request.lstrip().startswith("{")
-    expect(
-        is_valid,
-        VARIABLE,
-        "1, 0 or the JSON object that `lm_profiler run` sets",
-        request,
-    )
-    details: dict[str, Any] = {}
-    if not has_no_details:
-        details = json.loads(request)
-    claims: Path | None = None
-    if details.get("claims") is not None:
-        claims = Path(details["claims"])
+    run_request = parse_request(request)
     number = next(_numbers)
-    options = {"stop_when_done": False, **details.get("options", {})}
+    options = {"stop_when_done": False, **run_request.options}
     profilers = profiling_callbacks(**options)
     for profiler in profilers:
         assert isinstance(profiler, TrainingProfiler)
-        profiler.launched(command=details.get("command", ""), added=True)
+        profiler.launched(command=run_request.command, added=True)
         profiler.admits = Admission(
-            number, details.get("trainer"), options.get("verb", "fit"), claims
+            number,
+            run_request.trainer,
+            options.get("verb", "fit"),
+            run_request.claims,
         )
     return profilers
 
@@ -153,6 +142,8 @@ class Admission:
     _is_used: bool = False
 
     def __call__(self, trainer: Trainer) -> bool:
+        if DOOR.gives_way and verb_of(trainer) == "fit":
+            DOOR.close()  # whoever waits for another loop would take this one for it
         is_wanted_number = (
             self.wanted_number is None or self.wanted_number == self.number
         )
@@ -188,13 +179,12 @@ class Admission:
             _admitted_number = None
         if self.claims is None:
             return
-        claim = self.claims / CLAIMED
-        with suppress(
-            OSError
-        ):  # no such link: another rank has taken it away, or this is another node
-            is_own = claim.readlink() == Path(str(self.number))
+        link = self.claims / CLAIMED
+        # OSError: no such link, because another rank has taken it away, or this is another node.
+        with suppress(OSError):
+            is_own = link.readlink() == Path(str(self.number))
             if is_own:
-                claim.unlink()
+                link.unlink()
 
     def _claim(self) -> bool:
         """Return whether no other Trainer of the program has been admitted."""
@@ -202,10 +192,7 @@ class Admission:
         try:
             if self.claims is None or not self.claims.is_dir():
                 raise FileNotFoundError
-            claim = self.claims / CLAIMED
-            with suppress(FileExistsError):
-                claim.symlink_to(str(self.number))  # creating a link is atomic
-            return claim.readlink() == Path(str(self.number))
+            return claim(self.claims, str(self.number))
         except OSError:  # another node, or a program that was started by hand: each process for itself
             if _admitted_number is None:
                 _admitted_number = self.number

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning.pytorch import Trainer
-
+from lm_profiler.callbacks.instruments.loop import Loop
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.trackers import Tracker, facts, figures, results
 from lm_profiler.measure.boundary import Guard, put
@@ -44,16 +43,16 @@ class RecordedRun:
         stream = sys.stderr if self.options.launch.added else sys.stdout
         put(stream, render(tables, "terminal", stream))
 
-    def send_to_trackers(self, trainer: Trainer, trace: Path) -> Sequence[Tracker]:
-        """Send figures, facts and files, such as ``trace``, to the Trainer's loggers if asked for; return those."""
+    def send_to_trackers(self, loop: Loop, trace: Path) -> Sequence[Tracker]:
+        """Send figures, facts and files, such as ``trace``, to the loop's loggers if asked for; return those."""
         if not self.options.export.trackers:
             return ()
         return Guard("the trackers", self.report).run(
-            self._send, trainer, trace, otherwise=()
+            self._send, loop, trace, otherwise=()
         )
 
-    def _send(self, trainer: Trainer, trace: Path) -> Sequence[Tracker]:
-        trackers = [Tracker(logger, self.report) for logger in trainer.loggers]
+    def _send(self, loop: Loop, trace: Path) -> Sequence[Tracker]:
+        trackers = [Tracker(logger, self.report) for logger in loop.loggers]
         if not trackers:
             self.report("export.trackers: the Trainer has no logger")
             return ()
@@ -63,5 +62,5 @@ class RecordedRun:
             files = results(self.folder, trace, self.report)
         values = figures(self.record, self.options.export.trackers)
         for tracker in trackers:
-            tracker.send(values, trainer.global_step, files, facts(self.record))
+            tracker.send(values, loop.step_number, files, facts(self.record))
         return trackers

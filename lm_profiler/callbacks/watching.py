@@ -76,7 +76,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class Watching:
     """Watches one fit from its set-up on. The constructor asks nothing."""
 
-    callback: Callback  # ours, whose time is named separately
+    callback: Callback | None  # ours, whose time is named separately
     trainer: Trainer  # the Trainer of the run
     options: WatchOptions  # what may be traced
     clock: Callable[[], int]  # the host's, in nanoseconds
@@ -272,6 +272,10 @@ class Watching:
         if self.part.out:
             return None
         return self._phases
+
+    def take_over(self, stages_phases: PhaseProfiler) -> None:
+        """Get the end of the epoch that runs now, which the marker of the stages has entered."""
+        stages_phases.leave_epoch = self.leave_epoch  # type: ignore[method-assign]
 
     def leave_epoch(self) -> None:
         self.part.run(lambda: self._phases.leave_epoch())

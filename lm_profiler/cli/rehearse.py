@@ -25,6 +25,7 @@ from lm_profiler.analysis.plan.planned import (
     smallest_gpu,
 )
 from lm_profiler.callbacks.collect import model_facts
+from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.surroundings import quiet
 from lm_profiler.cli.trainer_cli import (
@@ -160,7 +161,7 @@ def rehearse(
     )
     failure = _run(cli, rehearsal)
     step = max(rehearsal.observed_steps, key=lambda step: step.peak)
-    facts = model_facts(trainer)
+    facts = model_facts(TrainerLoop(trainer))
     is_compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
     precision = full_name(cli.config[cli.verb].trainer.precision)
     return replace(

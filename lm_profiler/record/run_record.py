@@ -457,6 +457,9 @@ Status = Literal["ok", "oom", "failed", "interrupted", "refused", "unfinished"]
 
 Verb = Literal["fit", "validate", "test", "predict"]
 
+# what ran the steps: Lightning's Trainer or Fabric, the Trainer of transformers, accelerate, or a loop of one's own
+LoopKind = Literal["Trainer", "Fabric", "transformers", "accelerate", "own"]
+
 
 class RunRecord(Part):
     """The whole record of one run, in seconds and bytes."""
@@ -466,6 +469,9 @@ class RunRecord(Part):
     status: Annotated[Status, Newer]
     failure: Failure | None = within(group="How it ended")
     verb: Annotated[Verb, Newer]
+    loop: Annotated[LoopKind, Newer] = (
+        "Trainer"  # what ran the steps; before 0.3 there was only the Trainer
+    )
     started: str
     duration_s: float = figure("whole run", "s", "from the start of the run to its end")
     command: str

@@ -32,6 +32,7 @@ from lm_profiler.analysis.plan.planned import Planned, needed
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.work import StepWork, phase_work
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
+from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.boundary import error_text
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flops import StepFlops, UncountableError
@@ -335,7 +336,9 @@ class RehearsedSizes(Rehearsal):
             peaks=peaks,
             causes=memory["causes"],
             held=memory["levels"],
-            work=phase_work(self.trainer, work, memory["traffic"], batch_bytes),
+            work=phase_work(
+                TrainerLoop(self.trainer), work, memory["traffic"], batch_bytes
+            ),
             timeline=observers.notes.timeline("planned").model_copy(
                 update={"set_up": self._set_up}
             ),

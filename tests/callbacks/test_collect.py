@@ -25,6 +25,7 @@ from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
 from lm_profiler.callbacks.collect import switches
 from lm_profiler.callbacks.instruments.watches import history_watch
 from lm_profiler.callbacks.instruments.work import LIMIT_IN_TRAINING_S, LIMIT_S, StepWork
+from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.counts.flops import UncountableError
 from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.measure.device.contention import CpuReading
@@ -40,16 +41,16 @@ def test_the_advice_knows_what_is_on_already_and_how_full_the_device_is(tmp_path
     trainer, module = trainer_with([], tmp_path), BoringModel()
     trainer.strategy.connect(module)
     trainer.strategy._optimizers = [torch.optim.Adam(module.parameters(), fused=True)]
-    found = switches(trainer)
+    found = switches(TrainerLoop(trainer))
     assert (found.fused_optimizer, found.compiled, found.checkpointing) == (True, False, None)
     assert found.pin_memory is None  # on the CPU there is nowhere to copy to
     clipping = trainer_with([], tmp_path, precision="bf16-mixed", gradient_clip_val=1.0)
     clipping.strategy.connect(module)
     clipping.strategy._optimizers = [torch.optim.Adam(module.parameters())]
-    assert switches(clipping).fused_optimizer is None  # Lightning would refuse it
+    assert switches(TrainerLoop(clipping)).fused_optimizer is None  # Lightning would refuse it
     trainer.strategy._optimizers = [torch.optim.LBFGS(module.parameters())]
     module._compiler_ctx = {"compiler": "dynamo"}  # what Lightning leaves of torch.compile(module)
-    found = switches(trainer)
+    found = switches(TrainerLoop(trainer))
     assert (found.fused_optimizer, found.compiled, found.memory_free_share) == (None, True, None)
 
 
@@ -111,7 +112,7 @@ def test_tf32_is_off_only_where_there_is_one(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(torch.version, "hip", None)
     for capability, tf32, half_precision in (((8, 0), False, "bf16-mixed"), ((7, 5), None, "16-mixed")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, of=capability: of)
-        found = switches(trainer)
+        found = switches(TrainerLoop(trainer))
         assert (found.tf32, found.half_precision) == (tf32, half_precision)
 
 
@@ -120,9 +121,10 @@ def test_an_optimizer_that_refuses_to_be_fused_is_not_told_to(refused: dict[str,
     trainer, module = trainer_with([], tmp_path), BoringModel()
     trainer.strategy.connect(module)
     trainer.strategy._optimizers = [torch.optim.Adam(module.parameters(), **refused)]
-    assert switches(trainer).fused_optimizer is None
+    assert switches(TrainerLoop(trainer)).fused_optimizer is None
     trainer.strategy._optimizers = [torch.optim.Adam(module.parameters())]
-    assert (switches(trainer).fused_optimizer, switches(trainer).weight_by_weight) == (False, False)
+    found = switches(TrainerLoop(trainer))
+    assert (found.fused_optimizer, found.weight_by_weight) == (False, False)
 
 
 def test_an_optimizer_that_goes_from_weight_to_weight_is_seen_by_its_groups(tmp_path: Path) -> None:
@@ -131,17 +133,18 @@ def test_an_optimizer_that_goes_from_weight_to_weight_is_seen_by_its_groups(tmp_
     weight, bias = module.parameters()
     groups = [{"params": [weight]}, {"params": [bias], "foreach": False}]
     trainer.strategy._optimizers = [torch.optim.Adam(groups)]
-    assert (switches(trainer).fused_optimizer, switches(trainer).weight_by_weight) == (False, True)
+    found = switches(TrainerLoop(trainer))
+    assert (found.fused_optimizer, found.weight_by_weight) == (False, True)
     trainer.strategy._optimizers = [torch.optim.Adam(module.parameters(), fused=True, foreach=False)]
-    assert not switches(trainer).weight_by_weight
+    assert not switches(TrainerLoop(trainer)).weight_by_weight
 
 
 def test_processes_of_one_machine_share_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_with([], tmp_path)
     trainer.strategy.connect(BoringModel())
-    assert switches(trainer).cores == cpu_cores()
+    assert switches(TrainerLoop(trainer)).cores == cpu_cores()
     monkeypatch.setattr(type(trainer), "num_devices", cpu_cores())
-    assert switches(trainer).cores == 1
+    assert switches(TrainerLoop(trainer)).cores == 1
 
 
 def test_a_recompilation_is_counted_and_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from sent_steps import CompiledPart
 
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.work import StepWork, count_elsewhere
+from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.record.run_record import read_run
 
 FEW = ("--warmup_steps=2", "--measure_steps=3", "--trace_steps=1", "--action_steps=0")
@@ -42,5 +43,5 @@ def test_a_module_that_can_be_imported_and_compiles_a_part_counts_as_on_paper(tm
     trainer.strategy.connect(module)
     trainer.strategy._lightning_module = module
     trainer.strategy.optimizers = [module.configure_optimizers()]
-    work: StepWork = count_elsewhere(trainer, "fit", without_data(next(iter(module.train_dataloader()))))
+    work: StepWork = count_elsewhere(TrainerLoop(trainer), "fit", without_data(next(iter(module.train_dataloader()))))
     assert (work.flops.forward, work.flops.backward, work.flops.recomputation) == module.paper(1)

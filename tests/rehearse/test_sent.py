@@ -21,6 +21,7 @@ from zoo import Accumulating, Closures, Contrastive, Kind, Metric
 
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.work import StepWork, count_elsewhere
+from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.counts.flops import UncountableError
 
 
@@ -29,7 +30,7 @@ def counted(module: Any, trainer: Any) -> StepWork:
     trainer.strategy.connect(module)
     trainer.strategy._lightning_module = module
     trainer.strategy.optimizers = [module.configure_optimizers()]
-    return count_elsewhere(trainer, "fit", without_data(next(iter(module.train_dataloader()))))
+    return count_elsewhere(TrainerLoop(trainer), "fit", without_data(next(iter(module.train_dataloader()))))
 
 
 @pytest.mark.parametrize("kind", [Contrastive, Metric, Accumulating, DoesMore, Renamed], ids=lambda kind: kind.__name__)
@@ -51,7 +52,7 @@ def test_a_module_without_an_optimizer_has_the_same_passes_and_no_optimizer(tmp_
     trainer.strategy._lightning_module = module
     trainer.strategy.optimizers = [_MockOptimizer()]
     batch = without_data(next(iter(module.train_dataloader())))
-    work = count_elsewhere(trainer, "fit", batch)
+    work = count_elsewhere(TrainerLoop(trainer), "fit", batch)
     assert (work.flops.forward, work.flops.backward, work.flops.recomputation) == module.paper(1)
 
 

@@ -70,6 +70,7 @@ def _work(run: RunRecord) -> dict[str, Any]:
     environment, model, rate = run.environment, run.model, run.throughput
     return {
         "verb": run.verb,
+        "loop": run.loop,
         "device": environment and environment.device_name,
         "ranks": environment and environment.world_size,
         "module": model and model.class_path,

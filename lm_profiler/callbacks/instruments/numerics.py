@@ -16,7 +16,6 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lm_profiler.callbacks.marks.namespaces import STEPS, trainer_of
 from lm_profiler.measure.copies.module_copies import audit
 from lm_profiler.record.run_record import NumericsFacts, Verb
-from lm_profiler.torch_names import tree_map
 
 
 class KeptLosses(Callback):
@@ -102,16 +101,6 @@ def _norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
         norms.append(values.detach().float().norm())
     norm: torch.Tensor = torch.stack(norms).norm()
     return norm
-
-
-def copy_to_host(batch: Any) -> Any:
-    return tree_map(_leaf_on_host, batch)
-
-
-def _leaf_on_host(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return leaf.detach().to("cpu", copy=True)
-    return leaf
 
 
 def numerics_facts(

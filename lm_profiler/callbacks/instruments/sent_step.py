@@ -13,11 +13,10 @@ from typing import Any
 
 import cloudpickle
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm_profiler.callbacks.marks.namespaces import WHOLE, nearest
+from lm_profiler.callbacks.instruments.loop import Loop
 from lm_profiler.lightning_names import COMPILED_STEPS
 from lm_profiler.measure.copies.module_copies import ModuleCopy, UncopyableError
 from lm_profiler.measure.counts.flops import UncountableError
@@ -81,7 +80,7 @@ def _plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
 class SentStep:
     """Everything that a step on one device depends on; its tensors have no data."""
 
-    module: LightningModule  # a copy of the module
+    module: nn.Module  # a copy of the module
     batch: Any  # the batch, as the step is given it
     verb: Verb  # the verb whose step it is
     batches: int  # batches of one optimizer step on one rank
@@ -92,24 +91,24 @@ class SentStep:
     ]  # the optimizers of the module; empty if they hold shards of its parameters
 
     @classmethod
-    def of(cls, trainer: Trainer, verb: Verb, batch: Any) -> SentStep:
-        """Return the step of ``verb`` that ``trainer`` runs on ``batch``.
+    def of(cls, loop: Loop, verb: Verb, batch: Any) -> SentStep:
+        """Return the step of ``verb`` that ``loop`` runs on ``batch``.
 
         Raises:
             UncountableError: it is unknown what one rank multiplies, or how often.
             UncopyableError: a part of the module has no shape, or belongs to one process alone.
         """
-        module = trainer.lightning_module
-        device = trainer.strategy.root_device
+        module = loop.module
+        device = loop.device
         if any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
             raise UncountableError(
                 "its weights are sharded"
             )  # a rank multiplies them whole, or its part of them
         optimizers: list[SentOptimizer] = []
-        if verb == "fit" and nearest(trainer.strategy) in WHOLE:
+        if verb == "fit" and loop.holdings == "whole":
             # If a module has no optimizer, Lightning gives it one that has no parameters.
             used_optimizers = [
-                optimizer for optimizer in trainer.optimizers if optimizer.param_groups
+                optimizer for optimizer in loop.optimizers if optimizer.param_groups
             ]
             optimizers = [
                 SentOptimizer.of(optimizer, device) for optimizer in used_optimizers
@@ -120,8 +119,8 @@ class SentStep:
             module=module,
             batch=batch,
             verb=verb,
-            batches=trainer.accumulate_grad_batches if verb == "fit" else 1,
-            precision=str(trainer.precision),
+            batches=loop.batches_per_step if verb == "fit" else 1,
+            precision=loop.precision,
             on_cpu=device.type == "cpu",
             optimizers=optimizers,
         )
@@ -190,7 +189,7 @@ def _return_unchanged(value: Any) -> Any:
     return value
 
 
-def _undo_lightnings_compilation(module: LightningModule) -> None:
+def _undo_lightnings_compilation(module: nn.Module) -> None:
     """Remove the compiled methods of a module that was given to ``fit`` as ``torch.compile(module)``.
 
     They are bound to the original module, whose weights have data.
@@ -205,6 +204,16 @@ def _undo_lightnings_compilation(module: LightningModule) -> None:
 def without_data(batch: Any) -> Any:
     """Return ``batch`` with tensors that have shapes and no data; raises UncountableError if that is impossible."""
     return tree_map(_shape_of_leaf, batch)
+
+
+def copy_to_host(batch: Any) -> Any:
+    return tree_map(_leaf_on_host, batch)
+
+
+def _leaf_on_host(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().to("cpu", copy=True)
+    return leaf
 
 
 def _copy_to_meta(value: Any) -> Any:

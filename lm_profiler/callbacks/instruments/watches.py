@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
 
 from lm_profiler.callbacks.instruments.instrument import Instrument, Watch
 from lm_profiler.lightning_names import COMBINED, FETCHER
@@ -143,7 +142,7 @@ def profiler_range() -> Watch:
     return Watch("trace.cuda_profiler_range", "measure", start, stop, stop)
 
 
-def loader_watch(trainer: Trainer) -> Watch:
+def loader_watch(trainer: Any) -> Watch:
     """Return the watch that counts how many batches the loader's workers have prefetched; unknown for several."""
 
     def count_ready() -> int | None:
@@ -172,7 +171,7 @@ def loader_watch(trainer: Trainer) -> Watch:
     return Watch("prefetched batches", "measure", count_ready, facts)
 
 
-def _loader_iterators(trainer: Trainer) -> list[Iterator[Any]]:
+def _loader_iterators(trainer: Any) -> list[Iterator[Any]]:
     """Return the loader's iterators in Lightning's loop (2.6: FitLoop, CombinedLoader), if there are any."""
     fetcher = FETCHER.get(trainer.fit_loop)
     if fetcher is None:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.callbacks.instruments.instrument import Instrument, SeenFlops
+from lm_profiler.callbacks.instruments.loop import Loop
 from lm_profiler.callbacks.instruments.sent_step import SentStep
-from lm_profiler.callbacks.marks.namespaces import WHOLE, nearest, overrides
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.copies.module_copies import UncopyableError
 from lm_profiler.measure.counts.flops import StepFlops, UncountableError
@@ -32,13 +31,8 @@ LIMIT_S, LIMIT_BYTES = (
 # The same if training goes on afterwards and waits for it: with busy cores it may take a minute (``child.PATIENCE``).
 LIMIT_IN_TRAINING_S = 20.0
 
-# strategies whose optimizers hold a rank's own shard; what a rank gathers from the others is unknown
-_SHARDED = ("FSDPStrategy", "ModelParallelStrategy")
-_FROM_SHARDS = (
-    "zero_grad",
-    "clip",
-    "optimizer",
-)  # phases that touch only a rank's own shard
+# phases that touch only a rank's own shard; what a rank gathers from the others is unknown
+_FROM_SHARDS = {"zero_grad", "clip", "optimizer"}
 
 
 @dataclass(frozen=True)
@@ -123,14 +117,14 @@ def sum_over_ranks(ranks: Sequence[SeenFlops]) -> SeenFlops:
     return SeenFlops(total, by_dtype=ranks[0].by_dtype)
 
 
-def batches_per_step(trainer: Trainer, verb: Verb) -> int:
+def batches_per_step(loop: Loop, verb: Verb) -> int:
     """Return how many batches a step has, on all ranks together."""
-    batches_of_rank = trainer.accumulate_grad_batches if verb == "fit" else 1
-    return batches_of_rank * trainer.world_size
+    batches_of_rank = loop.batches_per_step if verb == "fit" else 1
+    return batches_of_rank * loop.world_size
 
 
 def step_work(
-    trainer: Trainer,
+    loop: Loop,
     verb: Verb,
     seen: SeenFlops,
     steps: int,
@@ -150,17 +144,22 @@ def step_work(
     if seen.flops is not None and steps:
         return StepWork(seen.flops.times(1 / steps), _per_step(seen.by_dtype, steps))
 
-    counted = count_elsewhere(trainer, verb, get_batch(), limit_s)
+    if not loop.can_be_rehearsed:
+        reason = "the step is compiled" if seen.compiled else "no step was observed"
+        raise UncountableError(
+            f"{reason}, and only a Trainer's step can be repeated on shapes"
+        )
+    counted = count_elsewhere(loop, verb, get_batch(), limit_s)
     assert counted.traffic is not None
     bytes_by_phase: dict[str, int | None] = dict(counted.traffic.by_phase)
-    is_compiled = recompilations() > 0 or is_compiled_in(trainer.lightning_module)
-    if is_compiled or trainer.strategy.root_device.type != "cpu":
+    is_compiled = recompilations() > 0 or is_compiled_in(loop.module)
+    if is_compiled or loop.device.type != "cpu":
         # A copy on the CPU does not show what another device's kernels, or a compiler, keep for backward.
         for phase in ("forward", "backward"):
             if phase in bytes_by_phase:
                 bytes_by_phase[phase] = None
     traffic = counted.traffic._replace(by_phase=bytes_by_phase)
-    return StepWork(counted.flops.times(trainer.world_size), counted.by_dtype, traffic)
+    return StepWork(counted.flops.times(loop.world_size), counted.by_dtype, traffic)
 
 
 def _per_step(
@@ -176,7 +175,7 @@ def _per_step(
 
 
 def count_elsewhere(
-    trainer: Trainer, verb: Verb, batch: Any, limit_s: float = LIMIT_S
+    loop: Loop, verb: Verb, batch: Any, limit_s: float = LIMIT_S
 ) -> StepWork:
     """Return the work of a step on one rank, rehearsed on shapes alone in a fresh process, which takes some seconds.
 
@@ -184,7 +183,7 @@ def count_elsewhere(
         UncountableError: the step cannot be sent, run or counted there.
     """
     try:
-        pickled_step = SentStep.of(trainer, verb, batch).pickled()
+        pickled_step = SentStep.of(loop, verb, batch).pickled()
     except UncopyableError as error:
         raise UncountableError(str(error)) from None
     # By name, because `rehearse` is a layer above, and this process need not load it.
@@ -202,7 +201,7 @@ def count_elsewhere(
 
 
 def phase_work(
-    trainer: Trainer,
+    loop: Loop,
     work: StepWork | None,
     traffic: StepTraffic | None,
     batch_bytes: int | None,
@@ -218,38 +217,27 @@ def phase_work(
         return {}
     moved_bytes = dict(known_traffic.by_phase)
     moved_bytes["forward"] = _forward_bytes(traffic, traffic_on_shapes, batch_bytes)
-    if (
-        "clip" in moved_bytes
-        and trainer.lightning_module.automatic_optimization
-        and not trainer.gradient_clip_val
-    ):
-        # An overridden hook decides how to clip, without the Trainer's limit.
-        may_clip = overrides(trainer.lightning_module, "configure_gradient_clipping")
-        moved_bytes["clip"] = None if may_clip else 0
-    known_phases = _phases_of_known_bytes(trainer, moved_bytes)
+    if "clip" in moved_bytes and not loop.clips:
+        moved_bytes["clip"] = None if loop.clips is None else 0
+    known_phases = _phases_of_known_bytes(loop, moved_bytes)
     flops = _flops_by_phase(work)
     phases = {}
     for phase, phase_bytes in moved_bytes.items():
         known_bytes = phase_bytes if phase in known_phases else None
         phases[phase] = Work(flops.get(phase, {}), known_bytes)
-    if trainer.strategy.root_device.type != "cpu":
+    if loop.device.type != "cpu":
         phases["transfer"] = Work({}, batch_bytes, on_the_bus=True)
     return phases
 
 
-def _phases_of_known_bytes(trainer: Trainer, phases: Iterable[str]) -> set[str]:
+def _phases_of_known_bytes(loop: Loop, phases: Iterable[str]) -> set[str]:
     """Return those of ``phases`` whose bytes this rank's own tensors show."""
     known_phases = set(phases)
-    # A rank's own tensors do not show what no single rank holds whole. An optimizer may update only a part of its
-    # parameters, as torch's ZeroRedundancyOptimizer does.
-    strategy = nearest(trainer.strategy)
-    has_partial_optimizer = any(
-        hasattr(optimizer, "consolidate_state_dict") for optimizer in trainer.optimizers
-    )
-    if strategy not in WHOLE or has_partial_optimizer:
-        own_phases = _FROM_SHARDS if strategy in _SHARDED else ()
-        known_phases &= {*own_phases}
-    if len(trainer.optimizers) > 1:  # unknown: which of them a step updates
+    if loop.holdings == "shards":
+        known_phases &= _FROM_SHARDS
+    elif loop.holdings == "unknown":
+        known_phases = set()
+    if len(loop.optimizers) > 1:  # unknown: which of them a step updates
         known_phases &= {"forward"}
     return known_phases
 

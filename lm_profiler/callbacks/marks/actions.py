@@ -46,7 +46,7 @@ class Nothing(AbstractContextManager[None]):
 NOTHING = Nothing()
 
 
-class Loop(Protocol):
+class LoopEvents(Protocol):
     """Receives steps and epochs from the spans; ``PhaseProfiler`` is one. An epoch may be ``cut``."""
 
     step_done: bool
@@ -111,7 +111,7 @@ class EpochHook(Nothing):
 class LastSpan(Span):
     """The phase that ends the step: forward, where Lightning calls no optimizer step after it."""
 
-    def __init__(self, timeline: Timeline, code: int, loop: Loop) -> None:
+    def __init__(self, timeline: Timeline, code: int, loop: LoopEvents) -> None:
         super().__init__(timeline, code)
         self._loop = loop
 
@@ -129,7 +129,7 @@ class OptimizerStep(Nothing):
     """Lightning's whole optimizer step, closure included. When it ends, the step's work is done."""
 
     timeline: Timeline
-    loop: Loop
+    loop: LoopEvents
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         if kind is None:
@@ -145,7 +145,7 @@ class Epoch(Nothing):
     If it is cut, it ends with StopIteration: the loop ends too, and skips its own work at the end of an epoch.
     """
 
-    loop: Loop
+    loop: LoopEvents
     part: Guard
 
     def __enter__(self) -> None:  # type: ignore[override]
@@ -187,7 +187,7 @@ class Actions(dict[str, Marked]):
     ``timeline`` takes the marks; once its guard is out, only steps are counted.
     """
 
-    def __init__(self, trainer: Any, timeline: Timeline, loop: Loop) -> None:
+    def __init__(self, trainer: Any, timeline: Timeline, loop: LoopEvents) -> None:
         super().__init__()
         self._trainer = trainer
         self._timeline = timeline

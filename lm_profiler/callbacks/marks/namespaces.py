@@ -21,9 +21,6 @@ STEPS: dict[Verb, str] = {
     "predict": "predict_step",
 }
 
-# strategies under which each rank holds the whole module, and its own optimizer
-WHOLE = ("SingleDeviceStrategy", "DDPStrategy")
-
 
 def verb_of(trainer: Any) -> Verb:
     return cast(Verb, trainer.state.fn.value)

@@ -1,4 +1,4 @@
-"""The verb ``run``: start a user's program unchanged, and have Lightning add the profiler to its Trainer."""
+"""The verb ``run``: start a user's program unchanged, and have its training loop profiled, whoever runs that."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _NOT_PASSED = ("trainer", "program", "command")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Run a program that creates a Lightning Trainer, and profile that Trainer. The program itself is not changed.
+    """Run a program, and profile its Lightning Trainer, or else the first other loop that steps an optimizer.
+
+    The program itself is not changed.
 
     It continues training when the profiler is done. The profiler's own lines go to stderr. The program's Python needs
     this package.
@@ -154,14 +156,28 @@ def _watch_for_end(claims: Path, options: Options) -> None:
         select.select([program], [], [])
         was_started = claims.is_dir()
         if was_started and not os.path.lexists(claims / CLAIMED):
-            number = (
-                "" if options.trainer is None else f" with the number {options.trainer}"
-            )
-            reason = f"no Lightning Trainer{number} ran {options.verb}, or its Python does not have lm_profiler"
-            say(f"{reason}: nothing was profiled")
+            say(_nothing_profiled(options))
         shutil.rmtree(claims, ignore_errors=True)
     finally:
         os._exit(0)
+
+
+def _nothing_profiled(options: Options) -> str:
+    """Return why nothing was profiled, as far as it can be told from outside, and what to do."""
+    remedy = "the program's Python needs lm_profiler"
+    is_for_any_loop = options.verb == "fit" and options.trainer is None
+    if is_for_any_loop:
+        reason = (
+            "no Lightning Trainer ran fit, and no optimizer of another loop stepped"
+        )
+        remedy += "; a step that is compiled as a whole needs `lm_profiler.profile` and run.phase(...)"
+    elif options.trainer is None:
+        reason = f"no Lightning Trainer ran {options.verb}"
+    else:
+        reason = (
+            f"no Lightning Trainer with the number {options.trainer} ran {options.verb}"
+        )
+    return f"{reason}: nothing was profiled; {remedy}"
 
 
 VERBS = {"run": (Options, EXAMPLES, run)}

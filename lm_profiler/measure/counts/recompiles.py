@@ -69,10 +69,16 @@ def is_compiled_in(module: nn.Module) -> bool:
 def is_compiled(module: nn.Module) -> bool:
     """Return whether ``module`` itself was compiled by any form of torch.compile, or by TorchScript."""
     return (
-        type(module).__name__
-        == "OptimizedModule"  # by name: importing it would import the compiler
+        is_wrapped_by_compiler(module)
         or COMPILED_CALL.get(module) is not None
         or COMPILED_STEPS.get_or(module)
         is not None  # Lightning compiled the steps themselves
         or isinstance(module, torch.jit.ScriptModule)
     )
+
+
+def is_wrapped_by_compiler(module: nn.Module) -> bool:
+    """Return whether ``module`` is what ``torch.compile(module)`` returns: the compiled module around the plain one."""
+    return (
+        type(module).__name__ == "OptimizedModule"
+    )  # by name: importing it would import the compiler

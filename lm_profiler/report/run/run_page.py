@@ -50,6 +50,13 @@ _AS_PLANNED = (0.995, 1.005)
 
 # -- the pages ---------------------------------------------------------------------------------------------------------
 
+_NAMES_OF_LOOPS = {
+    "Fabric": "a Fabric loop",
+    "transformers": "transformers' Trainer",
+    "accelerate": "an accelerate loop",
+    "own": "your own loop",
+}
+
 
 def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[Table]:
     """Return what is printed at a run's end: what binds it, what to do next, its phases; or how the run died."""
@@ -118,7 +125,10 @@ def headline(record: RunRecord) -> str:
         return f"{record.name}: {record.verb}, {record.status}"
     steps = counted(record.time["step"].n, "step")
     warmup = counted(record.steps.get("warmup", 0), "warm-up step")
-    text = f"{record.name}: {steps} of {record.verb} after {warmup}"
+    ran: str = record.verb
+    if record.loop != "Trainer":
+        ran = _NAMES_OF_LOOPS.get(record.loop, record.loop)
+    text = f"{record.name}: {steps} of {ran} after {warmup}"
     device = device_text(record.environment)
     if device is not None:
         text += f" on {device}"

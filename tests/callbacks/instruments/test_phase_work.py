@@ -24,6 +24,7 @@ from lm_profiler.callbacks.instruments.profiling_options import Launch, MemoryOp
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.work import StepWork, bytes_of_batch, phase_work, step_work
 from lm_profiler.callbacks.profiling import TrainingProfiler
+from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.counts.traffic import StepTraffic
 from lm_profiler.measure.device.ceilings import copy_rate, matmul_ceiling
 from lm_profiler.record.run_record import Flops, RunRecord
@@ -203,7 +204,9 @@ def test_shapes_alone_find_what_a_real_step_does(kind: Any, options: dict[str, A
     trainer.fit(module, loader)
     assert profiler.record is not None
     batch = without_data(trainer.precision_plugin.convert_input(next(iter(loader))))
-    alone = phase_work(trainer, step_work(trainer, "fit", SeenFlops(), 0, lambda: batch), None, 0)
+    alone = phase_work(
+        TrainerLoop(trainer), step_work(TrainerLoop(trainer), "fit", SeenFlops(), 0, lambda: batch), None, 0
+    )
     assert {phase: (of.flops, of.bytes) for phase, of in alone.items()} == work_of(profiler.record)
 
 
@@ -255,7 +258,7 @@ def trainer_of(kind: type[Strategy], device: str = "cpu", optimizers: int = 1) -
 
 
 def known(trainer: Any, work: StepWork | None = WORK, traffic: StepTraffic = TRAFFIC) -> dict[str, int | None]:
-    return {phase: of.bytes for phase, of in phase_work(trainer, work, traffic, 8).items()}
+    return {phase: of.bytes for phase, of in phase_work(TrainerLoop(trainer), work, traffic, 8).items()}
 
 
 WHOLE = {"forward": 15, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 28}
@@ -297,14 +300,14 @@ def test_of_an_optimizer_that_updates_a_part_nothing_is_known() -> None:
 
 
 def test_recomputation_is_the_work_of_backward() -> None:
-    phases = phase_work(trainer_of(SingleDeviceStrategy), WORK, TRAFFIC, 8)
+    phases = phase_work(TrainerLoop(trainer_of(SingleDeviceStrategy)), WORK, TRAFFIC, 8)
     assert phases["backward"].flops == {"float32": 5}
-    unknown = phase_work(trainer_of(SingleDeviceStrategy), None, TRAFFIC, 8)
+    unknown = phase_work(TrainerLoop(trainer_of(SingleDeviceStrategy)), None, TRAFFIC, 8)
     assert (unknown["backward"].flops, unknown["optimizer"].flops) == (None, {})
 
 
 def test_batches_cross_the_bus_to_a_device_of_its_own() -> None:
-    phases = phase_work(trainer_of(SingleDeviceStrategy, "cuda"), WORK, TRAFFIC, 8)
+    phases = phase_work(TrainerLoop(trainer_of(SingleDeviceStrategy, "cuda")), WORK, TRAFFIC, 8)
     assert (phases["transfer"].bytes, phases["transfer"].on_the_bus) == (8, True)
     batch = {"tokens": torch.zeros(3, 5, dtype=torch.int64), "rest": [torch.zeros(2), "text"]}
     assert bytes_of_batch(batch) == 3 * 5 * 8 + 2 * 4
@@ -325,6 +328,8 @@ def test_what_a_compiler_keeps_for_backward_no_copy_tells(counted_apart: Counted
     compiled = TwoLayers()
     compiled.compile()
     vars(trainer).update(lightning_module=compiled, accumulate_grad_batches=3, world_size=2, precision="32-true")
-    found = step_work(trainer, "fit", SeenFlops(compiled=True, unknown="the step is compiled"), 0, lambda: None)
+    found = step_work(
+        TrainerLoop(trainer), "fit", SeenFlops(compiled=True, unknown="the step is compiled"), 0, lambda: None
+    )
     assert (found.flops.forward, found.by_dtype) == (2 * WORK.flops.forward, WORK.by_dtype)
     assert found.traffic == StepTraffic({"forward": None, "backward": None, "optimizer": 7}, 50)

@@ -20,6 +20,7 @@ from zoo import Compiled, CompiledOutside, CompiledWithValues
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.work import batches_per_step
+from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.counts.flops import formula_of
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.record.run_record import RunRecord, Verb, read_run
@@ -66,7 +67,7 @@ def on_paper(module: LanguageModel, backward: bool) -> float:
 
 @pytest.mark.parametrize("verb, batches", [("fit", 4), ("validate", 1), ("predict", 1)])
 def test_only_training_accumulates(tmp_path: Path, verb: Verb, batches: int) -> None:
-    assert batches_per_step(trainer_with([], tmp_path, accumulate_grad_batches=4), verb) == batches
+    assert batches_per_step(TrainerLoop(trainer_with([], tmp_path, accumulate_grad_batches=4)), verb) == batches
 
 
 def test_flops_of_a_fit_step_are_the_closed_form_of_its_batches(tmp_path: Path) -> None:

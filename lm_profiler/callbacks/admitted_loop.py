@@ -1,0 +1,47 @@
+"""Profiles the loop of a program that has not asked for it, from its first optimizer step on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lm_profiler.callbacks.hooked_run import LoopSearch, end_with_program
+from lm_profiler.callbacks.instruments.profiling_options import Launch
+from lm_profiler.callbacks.marks.torch_hooks import DOOR
+from lm_profiler.callbacks.own_loop import loop_options
+from lm_profiler.callbacks.run_request import RunRequest, claim, parse_request
+
+_OWNER = "loop"  # who claims the run in place of a Trainer's number: all ranks of such a loop
+
+
+def profile_loop_of(optimizer: Any, text: str) -> None:
+    """Profile the loop that steps ``optimizer``, if the request ``text`` is for such a loop.
+
+    Raises:
+        UsageError: an option is wrong.
+    """
+    DOOR.close()  # the first step decides
+    request = parse_request(text)
+    options = dict(request.options)
+    verb = options.pop("verb", "fit")
+    is_for_a_trainer = verb != "fit" or request.trainer is not None
+    if is_for_a_trainer:
+        return
+    launch = Launch(
+        name=options.pop("name", "lm_profiler"), command=request.command, added=True
+    )
+    search = LoopSearch(
+        loop_options(**options, launch=launch), admits=lambda: _claims_run(request)
+    )
+    search.find(optimizer)
+    if search.run is not None:
+        end_with_program(search)
+
+
+def _claims_run(request: RunRequest) -> bool:
+    """Return whether no Trainer of the program has claimed the run."""
+    if request.claims is None:
+        return True
+    try:
+        return claim(request.claims, _OWNER)
+    except OSError:  # another node: each for itself
+        return True

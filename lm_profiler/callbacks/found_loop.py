@@ -1,0 +1,204 @@
+"""Finds the models of an optimizer and the framework of a program among the objects of the process."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lm_profiler.callbacks.marks.namespaces import is_a, trainer_of
+from lm_profiler.callbacks.marks.torch_hooks import subclasses
+from lm_profiler.record.run_record import LoopKind
+
+_MIXED = {
+    "bf16": "bf16-mixed",
+    "fp16": "16-mixed",
+}  # Lightning's names of accelerate's precisions
+
+
+@dataclass(frozen=True)
+class FrameworkFacts:
+    """What a framework states about its loop; None where it states nothing."""
+
+    kind: LoopKind = "own"
+    device: torch.device | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    precision: str | None = None
+    batches_per_step: int | None = None
+    loggers: Sequence[Any] = ()
+
+
+@dataclass(frozen=True)
+class FoundLoop:
+    """What lives in the process of one loop."""
+
+    modules: list[
+        nn.Module
+    ]  # the outermost modules that hold parameters of the optimizer
+    framework: FrameworkFacts
+    loader: Any  # the only DataLoader of the process; None if there is none, or several
+    is_of_trainer: bool  # whether a Lightning Trainer runs one of the modules
+
+
+class LoopModules(nn.ModuleList):
+    """The models of a loop that has several, so that they can be asked together."""
+
+
+def facts_of_fabric(fabric: Any) -> FrameworkFacts:
+    return FrameworkFacts(
+        kind="Fabric",
+        device=fabric.device,
+        rank=fabric.global_rank,
+        world_size=fabric.world_size,
+        precision=str(fabric.strategy.precision.precision),
+        loggers=fabric.loggers,
+    )
+
+
+def facts_of_transformers(trainer: Any) -> FrameworkFacts:
+    arguments = trainer.args
+    precision: str | None = None
+    if arguments.bf16:
+        precision = "bf16-mixed"
+    elif arguments.fp16:
+        precision = "16-mixed"
+    return FrameworkFacts(
+        kind="transformers",
+        device=arguments.device,
+        rank=arguments.process_index,
+        world_size=arguments.world_size,
+        precision=precision,
+        batches_per_step=arguments.gradient_accumulation_steps,
+    )
+
+
+def facts_of_accelerator(accelerator: Any) -> FrameworkFacts:
+    return FrameworkFacts(
+        kind="accelerate",
+        device=accelerator.device,
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+        precision=_MIXED.get(str(accelerator.mixed_precision)),
+    )
+
+
+# the class with which a framework runs a loop: its module, its name, and what returns its facts; transformers' Trainer
+# uses an Accelerator, so it comes first
+_FRAMEWORKS: tuple[tuple[str, str, Callable[[Any], FrameworkFacts]], ...] = (
+    ("lightning.fabric.fabric", "Fabric", facts_of_fabric),
+    ("lightning_fabric.fabric", "Fabric", facts_of_fabric),
+    ("transformers.trainer", "Trainer", facts_of_transformers),
+    ("accelerate.accelerator", "Accelerator", facts_of_accelerator),
+)
+
+
+def find_loop(optimizer: Any) -> FoundLoop:
+    """Return what lives of the loop that steps ``optimizer``. It looks through all objects, which takes some 0.3 s."""
+    module_classes = {nn.Module, *subclasses(nn.Module)} - {LoopModules}
+    loader_classes = {
+        torch.utils.data.DataLoader,
+        *subclasses(torch.utils.data.DataLoader),
+    }
+    framework_classes = _framework_classes()
+    wanted = module_classes | loader_classes | framework_classes.keys()
+    # By type(): isinstance would ask each object for its ``__class__``, which runs foreign code where it is a proxy.
+    objects = [candidate for candidate in gc.get_objects() if type(candidate) in wanted]
+    modules = _holders(
+        [candidate for candidate in objects if type(candidate) in module_classes],
+        optimizer,
+    )
+    loaders = [candidate for candidate in objects if type(candidate) in loader_classes]
+    return FoundLoop(
+        modules=modules,
+        framework=_facts_of_framework(objects, framework_classes, modules),
+        loader=loaders[0] if len(loaders) == 1 else None,
+        is_of_trainer=any(
+            _is_run_by_trainer(part) for module in modules for part in module.modules()
+        ),
+    )
+
+
+def find_modules(optimizer: Any) -> list[nn.Module]:
+    """Return the outermost modules that hold parameters of ``optimizer``."""
+    module_classes = {nn.Module, *subclasses(nn.Module)} - {LoopModules}
+    return _holders(
+        [
+            candidate
+            for candidate in gc.get_objects()
+            if type(candidate) in module_classes
+        ],
+        optimizer,
+    )
+
+
+def _holders(modules: Sequence[nn.Module], optimizer: Any) -> list[nn.Module]:
+    inner_ids = {id(child) for module in modules for child in module.children()}
+    parameter_ids = {
+        id(parameter)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    outermost = [module for module in modules if id(module) not in inner_ids]
+    return [
+        module
+        for module in outermost
+        if any(id(parameter) in parameter_ids for parameter in module.parameters())
+    ]
+
+
+def _framework_classes() -> dict[type, Callable[[Any], FrameworkFacts]]:
+    """Return the classes of frameworks that the program has imported, in their order."""
+    facts_by_class: dict[type, Callable[[Any], FrameworkFacts]] = {}
+    for module_name, class_name, get_facts in _FRAMEWORKS:
+        framework_class = getattr(sys.modules.get(module_name), class_name, None)
+        if framework_class is None:
+            continue
+        for kind in (framework_class, *subclasses(framework_class)):
+            facts_by_class[kind] = get_facts
+    return facts_by_class
+
+
+def find_framework(modules: Sequence[nn.Module]) -> FrameworkFacts:
+    """Return the facts of the framework that runs the loop of ``modules``."""
+    classes = _framework_classes()
+    objects = [
+        candidate for candidate in gc.get_objects() if type(candidate) in classes
+    ]
+    return _facts_of_framework(objects, classes, modules)
+
+
+def _facts_of_framework(
+    objects: Iterable[Any],
+    facts_by_class: dict[type, Callable[[Any], FrameworkFacts]],
+    modules: Sequence[nn.Module],
+) -> FrameworkFacts:
+    instance_by_class: dict[type, Any] = {}
+    for candidate in objects:  # the youngest come first
+        instance_by_class.setdefault(type(candidate), candidate)
+    for kind, get_facts in facts_by_class.items():
+        instance = instance_by_class.get(kind)
+        if instance is not None and _runs(instance, modules):
+            return get_facts(instance)
+    return FrameworkFacts()
+
+
+def _runs(framework: Any, modules: Sequence[nn.Module]) -> bool:
+    """Return whether ``framework`` runs ``modules``: another part of the program may have used it."""
+    if is_a(framework, "Fabric"):
+        return any(is_a(module, "_FabricModule") for module in modules)
+    model = getattr(
+        framework, "model", None
+    )  # transformers' Trainer has it, an Accelerator does not
+    if model is None:
+        return True
+    return any(part is model for module in modules for part in module.modules())
+
+
+def _is_run_by_trainer(module: nn.Module) -> bool:
+    return is_a(trainer_of(module), "Trainer")

@@ -1,0 +1,234 @@
+"""A loop that is marked by torch's own hooks: Fabric's, transformers' Trainer's, or a program's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from lm_profiler.callbacks.failures import no_step
+from lm_profiler.callbacks.found_loop import FrameworkFacts, LoopModules, find_modules
+from lm_profiler.callbacks.instruments.gap_owners import GapsWatch
+from lm_profiler.callbacks.instruments.instrument import Instrument
+from lm_profiler.callbacks.instruments.loop import Holdings
+from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
+from lm_profiler.callbacks.marks.batches import BatchCounts
+from lm_profiler.callbacks.marks.hook_marks import HookMarks
+from lm_profiler.callbacks.marks.step_counter import StepCounter
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.record.run_record import Failure, LoopKind, NumericsFacts
+
+_NO_STEP_CAUSES = (
+    "no optimizer stepped in this thread. A compiled step or a CUDA graph calls no hook: name its parts with "
+    "run.phase(...)"
+)
+
+_DTYPE_NAMES = {
+    torch.float32: "32",
+    torch.bfloat16: "bf16",
+    torch.float16: "16",
+    torch.float64: "64",
+}
+
+# classes that wrap a model and have it as ``module``, by their names: torch's, Lightning Fabric's
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "_FabricModule")
+
+
+@dataclass(eq=False)
+class HookedLoop:
+    """The facts of such a loop. What nobody states is what its marks have seen."""
+
+    modules: list[
+        nn.Module
+    ]  # the outermost modules; those of further optimizers are added
+    optimizers: list[Any]  # further ones that step are added
+    framework: FrameworkFacts = field(default_factory=FrameworkFacts)
+    loader: Any = None
+    tokens_in: Callable[[Any], int] | None = None  # counts the tokens of a batch
+    count_batch: Callable[[Any], object] = lambda batch: (
+        None
+    )  # gets each batch of the loop
+    marks: HookMarks | None = field(default=None, init=False)
+    _together: LoopModules | None = field(default=None, init=False)
+
+    can_fuse_optimizers: bool = field(default=True, init=False)
+    step_number: int = field(default=0, init=False)
+    users_profiler: str | None = field(default=None, init=False)
+    traces_by_itself: bool = field(default=False, init=False)
+    steps_by_itself: bool = field(default=True, init=False)
+    can_be_rehearsed: bool = field(default=False, init=False)
+    is_trial: bool = field(default=False, init=False)
+    clips: bool | None = field(default=True, init=False)  # what was clipped was marked
+
+    @property
+    def kind(self) -> LoopKind:
+        return self.framework.kind
+
+    @property
+    def device(self) -> torch.device:
+        if self.framework.device is not None:
+            return self.framework.device
+        for module in self.modules:
+            for parameter in module.parameters():
+                return parameter.device
+        return torch.device("cpu")
+
+    @property
+    def rank(self) -> int:
+        if self.framework.rank is not None:
+            return self.framework.rank
+        return torch.distributed.get_rank() if _is_distributed() else 0
+
+    @property
+    def world_size(self) -> int:
+        if self.framework.world_size is not None:
+            return self.framework.world_size
+        return torch.distributed.get_world_size() if _is_distributed() else 1
+
+    @property
+    def ranks_of_host(self) -> int:
+        local_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+        return int(local_ranks) if local_ranks.isdigit() else 1
+
+    @property
+    def precision(self) -> str:
+        if self.framework.precision is not None:
+            return self.framework.precision
+        return self._seen_precision()
+
+    def _seen_precision(self) -> str:
+        """Return the dtype of the weights, or of autocast where the model was first called."""
+        dtypes = set()
+        for module in self.modules:
+            dtypes |= {
+                parameter.dtype
+                for parameter in module.parameters()
+                if parameter.requires_grad
+            }
+        weights = "32"
+        if len(dtypes) == 1:
+            weights = _DTYPE_NAMES.get(dtypes.pop(), "32")
+        autocast = None if self.marks is None else self.marks.autocast
+        is_mixed = autocast is not None and autocast.is_on and weights == "32"
+        if (
+            autocast is not None
+            and is_mixed
+            and autocast.dtype in (torch.bfloat16, torch.float16)
+        ):
+            return f"{_DTYPE_NAMES[autocast.dtype]}-mixed"
+        return f"{weights}-true"
+
+    @property
+    def batches_per_step(self) -> int:
+        if self.framework.batches_per_step is not None:
+            return self.framework.batches_per_step
+        seen = None if self.marks is None else self.marks.batches_per_step
+        return seen or 1
+
+    @property
+    def module(self) -> nn.Module:
+        if len(self.modules) == 1:
+            return _unwrapped(self.modules[0])
+        if self._together is None or len(self._together) != len(self.modules):
+            self._together = LoopModules(self.modules)
+        return self._together
+
+    @property
+    def wrapped_module(self) -> object:
+        for module in self.modules:
+            for part in module.modules():
+                if isinstance(part, nn.parallel.DistributedDataParallel):
+                    return part
+        return self.modules[0] if self.modules else None
+
+    @property
+    def holdings(self) -> Holdings:
+        for optimizer in self.optimizers:
+            is_torchs_way = type(optimizer).__module__.partition(".")[0] != "deepspeed"
+            if not is_torchs_way or hasattr(optimizer, "consolidate_state_dict"):
+                return "unknown"
+        parameters = [
+            parameter for module in self.modules for parameter in module.parameters()
+        ]
+        if any(type(parameter).__name__ == "FlatParameter" for parameter in parameters):
+            return "unknown"
+        if any(hasattr(parameter, "device_mesh") for parameter in parameters):
+            return "shards"
+        return "whole"
+
+    @property
+    def loggers(self) -> Sequence[Any]:
+        return self.framework.loggers
+
+    @property
+    def no_step(self) -> Failure:
+        return no_step(_NO_STEP_CAUSES)
+
+    def limit_steps(self, steps: int) -> None:
+        """Do nothing: the program ends its loop itself."""
+
+    def fewest_steps_left(self) -> float | None:
+        return None
+
+    def exit_codes(self) -> Mapping[int, int | None]:
+        return {}
+
+    def make_marks(
+        self, timeline: Timeline, counter: StepCounter, report: Callable[[str], object]
+    ) -> HookMarks:
+        if self.marks is not None:  # they could not be installed whole
+            self.marks.restore()
+        self.marks = HookMarks(
+            timeline,
+            counter,
+            self.modules,
+            self.optimizers,
+            self.count_batch,
+            find_modules,
+            report,
+        )
+        return self.marks
+
+    def owners_watch(self, timeline: Timeline, steps: int) -> Instrument:
+        return GapsWatch(timeline, lambda: self.module, steps)
+
+    def loader_watch(self) -> Instrument | None:
+        return None
+
+    def batch_counts(self, report: Callable[[str], object]) -> BatchCounts:
+        counter: object = self.module
+        if self.tokens_in is not None:
+            counter = SimpleNamespace(tokens_in=self.tokens_in)
+        return BatchCounts(
+            counter, report=report, batch_size=getattr(self.loader, "batch_size", None)
+        )
+
+    def audit(self, get_batch: Callable[[], Any]) -> NumericsFacts:
+        raise ValueError("expected a fit of a Lightning Trainer")
+
+    def watch(
+        self,
+        options: WatchOptions,
+        clock: Callable[[], int],
+        began_ns: int,
+        report: Callable[[str], object],
+    ) -> None:
+        report(
+            "watch: only the fit of a Lightning Trainer can be watched; the stages are profiled"
+        )
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    while type(module).__name__ in _WRAPPERS:
+        inner: Any = module.module
+        module = inner
+    return module

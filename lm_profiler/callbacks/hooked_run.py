@@ -1,0 +1,155 @@
+"""Begins and ends the profile of a loop that is marked by torch's own hooks, and finds such a loop by itself."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lm_profiler.callbacks.attachment import Attachment
+from lm_profiler.callbacks.found_loop import facts_of_fabric, find_loop
+from lm_profiler.callbacks.hooked_loop import HookedLoop
+from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
+from lm_profiler.callbacks.marks.torch_hooks import DOOR
+from lm_profiler.measure.boundary import comes_from_outside, error_text, say
+from lm_profiler.record.run_record import RunRecord
+
+_TRAINER_RUNS = "a Lightning Trainer runs the loop: use Trainer(callbacks=[*yours, *profiling_callbacks()])"
+
+
+@dataclass(eq=False)
+class HookedRun:
+    """The profile of one loop, in the thread that runs it."""
+
+    loop: HookedLoop
+    attachment: Attachment
+
+    @property
+    def record(self) -> RunRecord | None:
+        return self.attachment.ending.record
+
+    @property
+    def folder(self) -> Path | None:
+        return self.attachment.ending.files.folder
+
+    @property
+    def is_over(self) -> bool:
+        return self.attachment.ending.is_over
+
+    def end(self, error: BaseException | None = None, ends_step: bool = True) -> None:
+        """Record the loop, which is over or which ``error`` ended, unless its stages were over before.
+
+        With ``ends_step`` its last step ends here; where the program ends nobody knows what it did after that step.
+        """
+        attachment = self.attachment
+        ending = attachment.ending
+        if ending.is_forked_copy:
+            return
+        if not ending.is_over and error is not None:
+            ending.part.run(attachment.died, error)
+        elif not ending.is_over:
+            if ends_step and attachment.phases is not None:
+                attachment.part.run(attachment.phases.close_step)
+            ending.part.run(ending.finished_early)
+        attachment.restore_loop()
+
+
+def begin(loop: HookedLoop, options: ProfilingOptions) -> HookedRun:
+    """Profile ``loop``, which runs, or is about to, in this thread."""
+
+    def restore() -> None:
+        if loop.marks is not None:
+            loop.marks.restore()
+
+    attachment = Attachment(loop, options, restore)
+    loop.count_batch = attachment.count_batch
+    attachment.part.run(attachment.prepare, options.clock())
+    attachment.part.run(attachment.start)
+    return HookedRun(loop, attachment)
+
+
+@dataclass(eq=False)
+class LoopSearch:
+    """Waits for the first optimizer that steps, finds the loop that steps it, and profiles that loop.
+
+    The step that runs then is not counted: its beginning was not seen.
+    """
+
+    options: ProfilingOptions
+    tokens_in: Callable[[Any], int] | None = None  # counts the tokens of a batch
+    fabric: Any = None  # the Fabric of the loop, if it is known
+    admits: Callable[[], bool] = lambda: True  # called once a loop is found
+    run: HookedRun | None = field(default=None, init=False)
+    has_reported: bool = field(default=False, init=False)  # why there is no run
+    _process: int = field(default_factory=os.getpid, init=False)
+
+    def start(self) -> None:
+        if DOOR.is_taken:
+            self._report(
+                "another loop of this process is profiled already: this one is not"
+            )
+            return
+        DOOR.open(self._wait)
+
+    def stop(self) -> None:
+        """Wait no more, and remove what is left of the run's hooks."""
+        if self.run is None and DOOR.step_begins == self._wait:
+            DOOR.close()
+
+    def _wait(self, optimizer: Any) -> None:
+        if os.getpid() == self._process:  # a forked child is another program
+            self.find(optimizer)
+
+    def find(self, optimizer: Any) -> None:
+        """Find the loop that steps ``optimizer``, and profile it if it is admitted; raises no error of ours."""
+        DOOR.close()
+        try:
+            self._begin(optimizer)
+        except BaseException as error:
+            if comes_from_outside(error):
+                raise
+            self._report(f"the loop is not profiled: {error_text(error)}")
+
+    def _begin(self, optimizer: Any) -> None:
+        living = find_loop(optimizer)
+        if living.is_of_trainer:
+            if not self.options.launch.added:
+                self._report(_TRAINER_RUNS)
+            return
+        if not self.admits():
+            return
+        framework = living.framework
+        if self.fabric is not None:
+            framework = facts_of_fabric(self.fabric)
+        loop = HookedLoop(
+            living.modules, [optimizer], framework, living.loader, self.tokens_in
+        )
+        self.run = begin(loop, self.options)
+
+    def _report(self, text: str) -> None:
+        self.has_reported = True
+        say(text)
+
+
+def end_with_program(search: LoopSearch) -> None:
+    """Record the run of ``search`` when the program ends, also by an exception."""
+    programs_hook = sys.excepthook
+
+    def record_failure(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        if search.run is not None:
+            search.run.end(error, ends_step=False)
+        programs_hook(kind, error, traceback)
+
+    def record_end() -> None:
+        if search.run is not None:
+            search.run.end(ends_step=False)
+
+    sys.excepthook = record_failure
+    atexit.register(record_end)

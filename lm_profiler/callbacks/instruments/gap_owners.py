@@ -1,0 +1,70 @@
+"""The ``actions`` stage of a loop without named actions: divides the time that no phase covers among its gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from lm_profiler.callbacks.instruments.instrument import Instrument
+from lm_profiler.callbacks.instruments.owners import Owner, Owners
+from lm_profiler.callbacks.instruments.python_time import PythonTimes
+from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.recompiles import is_compiled_in
+from lm_profiler.record.quantities import PARTS
+
+_PROGRAM = ""  # the owner of its gaps: no class
+
+
+class GapOwners(Owners):
+    """Gives the time of a gap to its name, such as ``forward to backward``, which is known once the gap is over."""
+
+    _last_phase = "start"
+
+    def observe(self, code: int) -> None:
+        if self.code == at.OTHER:
+            gap = Owner(_PROGRAM, f"{self._last_phase} to {_name_of(code)}")
+            self._running[-1] = gap
+            self._calls[gap] += 1
+        elif self.code != at.OUTSIDE:
+            self._last_phase = _name_of(self.code)
+        super().observe(code)
+
+
+def _name_of(code: int) -> str:
+    if code < at.OTHER:
+        return PARTS[code]
+    if code == at.OTHER:
+        return "end of the step"
+    return "validation"
+
+
+@dataclass(eq=False)
+class GapsWatch(Instrument):
+    """Instrument that divides the time of ``other`` among the gaps between phases."""
+
+    timeline: Timeline  # its marks tell when ``other`` runs
+    module: Callable[[], nn.Module]  # returns the model; called once it exists
+    steps: int  # number of steps that are timed by gap; in one more, the program's lines are timed
+    name = "actions"
+    stage = "actions"
+    _owners: GapOwners | None = None
+
+    def start(self) -> None:
+        owners = GapOwners(self.timeline, self.steps, part=self.part)
+        self._owners = owners
+        if not is_compiled_in(self.module()):  # a compiled step runs hardly any Python
+            owners.python_times = PythonTimes(
+                lambda: owners.code, self.timeline.clock, part=self.part
+            )
+            self._undo.callback(owners.python_times.stop)
+        self.observe(self.timeline, owners.observe)
+
+    def result(self) -> Mapping[str, Any]:
+        if self._owners is None:
+            return {}
+        self.discard()
+        return self._owners.facts()

@@ -1,0 +1,200 @@
+"""Divides the time that no phase covers among its owners.
+
+Time is cut at the timeline's own marks, so the shares add up. The facts also contain the thread's time in each phase.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lm_profiler.callbacks.instruments.python_time import PythonTimes
+from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.step_reader import ThreadTimes, thread_times
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run_record import (
+    LIGHTNING,
+    OURS,
+    OtherByOwner,
+    OwnedTime,
+    ThreadUse,
+)
+
+
+class Owner(NamedTuple):
+    """Whose time it is: the class whose code runs, and the action."""
+
+    class_name: str
+    action: str
+
+
+LOOP = Owner(LIGHTNING, "loop")
+_TIMING = Owner(OURS, "timing of these")
+
+
+@dataclass
+class _PhaseUse:
+    """What the thread did in one phase, over all timed steps."""
+
+    wall_ns: int = 0
+    ran_ns: int = 0
+    no_cpu_ns: int = 0
+
+
+class _StepShares(NamedTuple):
+    """The time and the calls of each owner in one step."""
+
+    ns: dict[Owner, int]
+    calls: dict[Owner, int]
+
+
+@dataclass(eq=False)
+class Owners:
+    """Divides the host's time that no phase covers among actions: each gets its own time, without inner actions."""
+
+    timeline: Timeline  # has ``observe`` among its observers
+    most_steps: int = 1 << 30  # number of steps that are timed by action
+    python_times: PythonTimes | None = (
+        None  # starts to follow the thread's Python in the step after those
+    )
+    # returns how long the thread ran and waited for a CPU by now; None is unknown
+    thread: Callable[[], ThreadTimes | None] = thread_times
+    part: Guard = UNGUARDED  # guards what training calls here
+    code: int = (
+        at.OUTSIDE
+    )  # the part of the step that runs now, as an index of ``PARTS``
+    _running: list[Owner] = field(
+        default_factory=lambda: [LOOP]
+    )  # the innermost action last
+    _cut_ns: int = 0  # when time was last given to an action
+    _noted_ns: int = 0  # when the method that did so ended: the time between the two is that of this watch
+    _ns: defaultdict[Owner, int] = field(
+        default_factory=lambda: defaultdict(int)
+    )  # in the running step
+    _calls: defaultdict[Owner, int] = field(
+        default_factory=lambda: defaultdict(int)
+    )  # in the running step
+    _steps: list[_StepShares] = field(default_factory=list)  # the finished steps
+    _use_of_phase: defaultdict[int, _PhaseUse] = field(
+        default_factory=lambda: defaultdict(_PhaseUse)
+    )
+    _last_thread_times: ThreadTimes | None = None
+
+    def observe(self, code: int) -> None:
+        """Note that ``code`` begins at the timeline's last mark."""
+        timeline = self.timeline
+        step = timeline.reading().step
+        mark_ns = step.host_ns[-1]
+        if len(step.codes) == 1:
+            self._end_step()
+            # Of the first step, too, whose batch is awaited from here on.
+            self._last_thread_times = self.thread()
+        else:
+            self._cut(mark_ns)
+            self._add_thread_use(step.host_ns[-2], mark_ns)
+        self.code = code
+        self._cut_ns = mark_ns
+        # The clock is read last: what this method took is then counted as ours.
+        self._noted_ns = timeline.clock()
+
+    def _add_thread_use(self, begin_ns: int, end_ns: int) -> None:
+        before = self._last_thread_times
+        now = self.thread()
+        self._last_thread_times = now
+        if before is None or now is None or len(self._steps) >= self.most_steps:
+            return
+        use = self._use_of_phase[self.code]
+        use.wall_ns += end_ns - begin_ns
+        use.ran_ns += now.ran_ns - before.ran_ns
+        use.no_cpu_ns += now.no_cpu_ns - before.no_cpu_ns
+
+    def enter(self, owner: Owner) -> None:
+        if self.timeline.live:
+            self._cut(self.timeline.clock())
+            self._calls[owner] += 1
+        self._running.append(owner)
+        self._noted_ns = self.timeline.clock()
+
+    def leave(self) -> None:
+        if self.timeline.live:
+            self._cut(self.timeline.clock())
+        if len(self._running) > 1:  # otherwise the action began before this watch
+            self._running.pop()
+        self._noted_ns = self.timeline.clock()
+
+    def _cut(self, now_ns: int) -> None:
+        """Add the time since the last cut to the innermost action, except the time that this watch took."""
+        if self.code == at.OTHER:
+            self._ns[self._running[-1]] += now_ns - self._noted_ns
+            self._ns[_TIMING] += self._noted_ns - self._cut_ns
+        self._cut_ns = now_ns
+
+    def _end_step(self) -> None:
+        """Keep what the step had that ended, if there was one; after the last one, follow the thread's Python."""
+        had_step = bool(self._ns or self._calls)
+        if had_step and len(self._steps) < self.most_steps:
+            self._steps.append(_StepShares(dict(self._ns), dict(self._calls)))
+            if len(self._steps) == self.most_steps and self.python_times is not None:
+                self.python_times.start()
+        self._ns.clear()
+        self._calls.clear()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was measured, by the names of the fields of ``Measured``."""
+        thread_use = self.thread_use()
+        facts: dict[str, Any] = {
+            "other_by_owner": self.shares(),
+            "thread_use": thread_use,
+        }
+        if self.python_times is not None:
+            ran_s = {phase: use.ran_s for phase, use in thread_use.items()}
+            facts["python_times"] = self.python_times.shares(ran_s)
+        return facts
+
+    def thread_use(self) -> dict[str, ThreadUse]:
+        """Return what the thread did in each phase of a mean step; empty if the system does not report it."""
+        ns_to_mean_s = 1e-9 / max(len(self._steps), 1)
+        use_by_phase = {}
+        for code, use in sorted(self._use_of_phase.items()):
+            if code < len(PARTS):
+                use_by_phase[PARTS[code]] = ThreadUse(
+                    wall_s=use.wall_ns * ns_to_mean_s,
+                    ran_s=use.ran_ns * ns_to_mean_s,
+                    no_cpu_s=use.no_cpu_ns * ns_to_mean_s,
+                )
+        return use_by_phase
+
+    def shares(self) -> OtherByOwner | None:
+        """Return the shares of a mean step, over the steps that ended; None if none did."""
+        if not self.timeline.reading().running:
+            self._end_step()
+        if not self._steps:
+            return None
+        total_ns: defaultdict[Owner, int] = defaultdict(int)
+        for step in self._steps:
+            for owner, ns in step.ns.items():
+                total_ns[owner] += ns
+        longest_first = sorted(total_ns, key=lambda owner: (-total_ns[owner], owner))
+        actions = [
+            self._owned_time(owner) for owner in longest_first if total_ns[owner] > 0
+        ]
+        seconds = sum(total_ns.values()) * 1e-9 / len(self._steps)
+        return OtherByOwner(steps=len(self._steps), seconds=seconds, actions=actions)
+
+    def _owned_time(self, owner: Owner) -> OwnedTime:
+        count = len(self._steps)
+        calls = sum(step.calls.get(owner, 0) for step in self._steps)
+        ns_of_steps = [step.ns.get(owner, 0) for step in self._steps]
+        ns_where_it_ran = [ns for ns in ns_of_steps if ns > 0]
+        return OwnedTime(
+            owner=owner.class_name,
+            action=owner.action,
+            seconds=sum(ns_of_steps) * 1e-9 / count,
+            calls=calls / count,
+            in_steps=len(ns_where_it_ran),
+            least_s=min(ns_where_it_ran) * len(ns_where_it_ran) * 1e-9 / count,
+        )

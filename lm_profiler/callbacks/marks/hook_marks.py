@@ -1,0 +1,586 @@
+"""Marks the phases of a loop that nobody describes, at torch's own hooks and functions.
+
+A step begins where the loop asks a loader for a batch, and in a step without a loader where it calls its model. It is
+done once an optimizer has stepped, and ends where the next begins. The phases:
+
+| phase | what marks it |
+| --- | --- |
+| data | ``__next__`` of a DataLoader's iterators; ``run.data`` |
+| transfer | the functions with which Fabric and accelerate move a batch |
+| forward | the calls of the outermost modules that hold parameters of the optimizers; with a loader, until backward |
+| backward | ``torch.autograd.backward``, which ``Tensor.backward`` calls |
+| clip | ``torch.nn.utils.clip_grad_norm_`` and its like |
+| optimizer | ``step`` of all optimizers, and of ``GradScaler`` |
+| zero_grad | ``zero_grad`` of optimizers and modules |
+
+All of it runs within the program's own calls. So each entry returns at once while torch.compile traces it or in another
+thread, and an error in it takes the profiler out, never the program.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from threading import get_ident
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION
+from lm_profiler.callbacks.marks.step_counter import StepCounter
+from lm_profiler.callbacks.marks.torch_hooks import (
+    DOOR,
+    Function,
+    ModuleHook,
+    Replacements,
+    clearing_classes,
+    clipping_functions,
+    loader_iterators,
+)
+from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.recompiles import is_compiled, is_wrapped_by_compiler
+from lm_profiler.record.parts import PHASES
+
+_is_compiling = torch.compiler.is_compiling
+
+# functions that move a batch to the device, by their module
+_TRANSFERS = (
+    ("lightning.fabric.wrappers", "move_data_to_device"),
+    ("accelerate.data_loader", "send_to_device"),
+)
+
+_MOST_LEVELS = 3  # of modules within modules that get hooks until one of them is called
+_MOST_SEARCHES = 8  # for the modules of a new optimizer: each takes some 0.3 s
+
+
+class Autocast(NamedTuple):
+    """Whether autocast was on where the model was first called, and its dtype."""
+
+    is_on: bool
+    dtype: torch.dtype
+
+
+class HookMarks:
+    """The marks of one loop, in the thread that makes them, from ``install`` until ``restore``."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        counter: StepCounter,
+        modules: list[nn.Module],
+        optimizers: list[Any],
+        count_batch: Callable[[Any], object],
+        find_modules: Callable[[Any], Sequence[nn.Module]],
+        report: Callable[[str], object],
+    ) -> None:
+        self.timeline = timeline
+        self.counter = counter
+        self.modules = modules  # the outermost ones; those of further optimizers come
+        self.optimizers = optimizers  # further ones that step come
+        self.batches_per_step: int | None = None  # of the last step
+        self.autocast: Autocast | None = None
+        self._count_batch = count_batch
+        self._find_modules = find_modules  # returns the modules of an optimizer
+        self._report = report
+        self._part = timeline.part
+        self._thread = get_ident()
+        self._replaced = Replacements()
+        self._hooks: list[Any] = []  # handles of the modules' hooks
+        self._hooked_modules: list[nn.Module] = []  # the innermost ones with hooks
+        self._levels_left = _MOST_LEVELS
+        self._searches_left = _MOST_SEARCHES
+        self._is_active = False
+
+        # what runs
+        self._running: set[int] = set()  # the phases whose function runs
+        self._named: list[int] = []  # phases that the program names, the innermost last
+        self._forward_depth = 0
+        self._optimizer_depth = 0
+        self._forward_is_marked = False  # whether the outermost call began a phase
+        self._forward_is_open = False  # whether that call is over, and the loss follows
+        self._is_outside = False  # whether the loop validates, or is between epochs
+
+        # what came before
+        self._began_amid_step = False  # whether the hooks were added within a step
+        self._is_amid_step = False  # whether that step has not ended since then
+        self._has_begun = False  # whether a step began since then
+        self._has_trained = False  # whether a model was called in training mode
+        self._batches = 0  # that the running step has from a loader
+        self._calls = 0  # of models, in the running step
+        self._backwards = 0  # in the running step
+
+        # what the record reports
+        self._ended_steps = 0
+        self._steps_with_loader = 0
+        self._steps_with_forward = 0
+        self._backwards_outside = 0
+        self._calls_of_other_threads = 0
+        self._reported: set[str] = set()
+
+    # -- putting the marks there, and taking them away
+
+    def install(self) -> None:
+        self._is_active = True
+        self._began_amid_step = DOOR.is_in_hook
+        self._is_amid_step = DOOR.is_in_hook
+        self._hook(self.modules)
+        DOOR.open(self._optimizer_begins, self._optimizer_ends)
+        replace = self._replaced.replace
+        replace(torch.autograd, "backward", partial(self._marked, at.BACKWARD))
+        wraps = {
+            function: partial(self._marked, at.CLIP)
+            for function in clipping_functions()
+        }
+        for module_name, function_name in _TRANSFERS:
+            function = getattr(sys.modules.get(module_name), function_name, None)
+            if function is not None:
+                wraps[function] = partial(self._marked, at.TRANSFER)
+        self._replaced.replace_everywhere(wraps)
+        for kind in clearing_classes([*self.optimizers, *self.modules]):
+            replace(kind, "zero_grad", partial(self._marked, at.ZERO_GRAD))
+        replace(torch.amp.GradScaler, "step", self._marked_scaler)
+        for kind in loader_iterators():
+            replace(kind, "__next__", self._marked_fetch)
+
+    def mark_optimizers(self) -> None:
+        """Do nothing: the hooks of ``install`` are those of all optimizers."""
+
+    def restore(self) -> None:
+        if not self._is_active:
+            DOOR.close()
+            return
+        self._is_active = False
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._replaced.undo()
+        DOOR.close()
+        self._report_what_was_not_seen()
+
+    def count_only(self) -> None:
+        self.timeline.stop()
+
+    def close_step(self) -> None:
+        self._close_named_phases()
+        self._begin_step()
+
+    def _hook(self, modules: Sequence[nn.Module]) -> None:
+        self._hooked_modules = list(modules)
+        for module in modules:
+            # Compiled in place, it would trace the hooks, be compiled once more for them, and call none.
+            if is_compiled(module) and not is_wrapped_by_compiler(module):
+                continue
+            self._hooks += [
+                module.register_forward_pre_hook(
+                    ModuleHook(self._forward_begins), prepend=True
+                ),
+                module.register_forward_hook(
+                    ModuleHook(self._forward_ends), always_call=True
+                ),
+            ]
+
+    def _hook_parts(self) -> None:
+        """Mark the calls of the modules' parts, because the program calls one of those and not the whole."""
+        self._levels_left -= 1
+        parts: list[nn.Module] = []
+        for module in self._hooked_modules:
+            if not is_compiled(module):
+                parts += module.children()
+        self._hook(parts)
+
+    # -- steps
+
+    def _begin_step(self) -> None:
+        """End the last step if it is done: what comes now begins the next one."""
+        self._close_forward()
+        if not self.counter.step_done:
+            return
+        has_unseen_calls = self._backwards > 0 and self._calls == 0
+        if has_unseen_calls and self._levels_left > 0:
+            self._hook_parts()
+        self._ended_steps += 1
+        self._steps_with_loader += self._batches > 0
+        self._steps_with_forward += self._calls > 0
+        self.batches_per_step = max(self._batches or self._backwards, 1)
+        self._batches = 0
+        self._calls = 0
+        self._backwards = 0
+        self.counter.end_step_if_done()
+
+    def _is_validation(self, modules: Sequence[nn.Module]) -> bool:
+        """Return whether a call of ``modules`` now, or of a loader, trains nothing: a mode for evaluation is on."""
+        was_switched = self._has_trained and not any(
+            module.training for module in modules
+        )
+        if was_switched and modules:
+            return True
+        is_between_steps = self.counter.step_done or not self._has_begun
+        return is_between_steps and not torch.is_grad_enabled()
+
+    def _go_outside(self, reason: str) -> None:
+        """Leave the step until the loop is back at one; what passes until then has the name ``reason``."""
+        self._close_forward()
+        if self._is_outside:
+            return
+        self._is_outside = True
+        self.timeline.go_outside(reason)
+        # Once more, after the mark: a gap has the name of what began within it.
+        self.timeline.went_outside.append((self.timeline.clock(), reason))
+
+    def _enter_step(self) -> None:
+        self._is_outside = False
+        self._has_begun = True
+
+    # -- data
+
+    def fetch(self, get_batch: Callable[..., Any], *args: Any) -> Any:
+        """Return the batch that ``get_batch`` returns: the phase data, unless it is no batch to train on."""
+        is_marked = not self._passes_over_fetch() and self._run(self._begin_fetch)
+        if not is_marked:
+            return get_batch(*args)
+        try:
+            batch = get_batch(*args)
+        except BaseException as error:
+            self._run(self._end_fetch, error)
+            raise
+        self._run(self._end_fetch)
+        self._run(self._count_batch, batch)
+        return batch
+
+    def leave_loop(self) -> None:
+        """Note that the program leaves a loop over batches before their end."""
+        if not self._is_aside():
+            self._run(self._begin_step)
+
+    def _marked_fetch(self, fetch: Function) -> Function:
+        def marked_fetch(iterator: Any) -> Any:
+            if _is_compiling():
+                return fetch(iterator)
+            return self.fetch(fetch, iterator)
+
+        return marked_fetch
+
+    def _passes_over_fetch(self) -> bool:
+        """Return whether a batch is another thread's, or is fetched within another one or a phase of that name."""
+        is_named = bool(self._named) and self._named[-1] == at.DATA
+        return self._is_aside() or is_named or at.DATA in self._running
+
+    def _begin_fetch(self) -> bool:
+        """Note that the loop asks for a batch; return False if it is no batch to train on."""
+        self._close_named_phases()
+        if self._is_validation(self.modules):
+            self._go_outside(VALIDATION)
+            return False
+        self._begin_step()
+        self._enter_step()
+        self._batches += 1
+        self._running.add(at.DATA)
+        self._note(at.DATA)
+        return True
+
+    def _end_fetch(self, error: BaseException | None = None) -> None:
+        """Note that the loop has its batch, or that ``error`` came instead, which may be the end of the data."""
+        self._running.discard(at.DATA)
+        if error is None:
+            self._note(at.LEAVE)
+            return
+        self._batches -= 1
+        is_end = isinstance(error, StopIteration)
+        if not is_end:
+            self._note(at.FAIL)
+        self._note(at.LEAVE)
+        if is_end:
+            self._go_outside(EPOCH)
+
+    # -- forward
+
+    def _forward_begins(self, module: nn.Module, args: Any) -> None:
+        if not self._is_aside():
+            self._run(self._begin_forward, module, args)
+
+    def _forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._is_aside():
+            has_failed = output is None and sys.exc_info()[0] is not None
+            self._run(self._end_forward, has_failed)
+
+    def _begin_forward(self, module: nn.Module, args: Any) -> None:
+        self._forward_depth += 1
+        is_recomputation = at.BACKWARD in self._running
+        if self._forward_depth > 1 or is_recomputation or self._named:
+            return
+        if self._is_validation([module]):
+            self._go_outside(VALIDATION)
+            return
+        if (
+            not torch.is_grad_enabled()
+        ):  # within a step, for example to make the batch: no phase
+            return
+        if self._batches == 0:
+            self._begin_step()
+            self._run(self._count_batch, args)
+        self._close_forward()
+        self._enter_step()
+        self._has_trained = self._has_trained or module.training
+        self._calls += 1
+        if self.autocast is None:
+            self.autocast = _autocast_of(module)
+        self._forward_is_marked = True
+        self._note(at.FORWARD)
+
+    def _end_forward(self, has_failed: bool) -> None:
+        if self._forward_depth == 0:  # the hooks were added within this call
+            return
+        self._forward_depth -= 1
+        if self._forward_depth > 0 or not self._forward_is_marked:
+            return
+        self._forward_is_marked = False
+        if has_failed:
+            self._note(at.FAIL)
+        # After a loader's batch only the loss is left between the model and backward. Where a function of the program
+        # makes the batch, that may come in between.
+        if self._batches > 0 and not has_failed:
+            self._forward_is_open = True
+        else:
+            self._note(at.LEAVE)
+
+    def _close_forward(self) -> None:
+        if self._forward_is_open:
+            self._forward_is_open = False
+            self._note(at.LEAVE)
+
+    # -- optimizers
+
+    def _optimizer_begins(self, optimizer: Any) -> None:
+        if not self._is_aside() and not self._named:
+            self._run(self._begin_optimizer, optimizer)
+
+    def _optimizer_ends(self, optimizer: Any) -> None:
+        if self._is_amid_step:
+            self._is_amid_step = False
+            return
+        if self._is_aside():
+            return
+        if self._named:
+            self.counter.step_done = self._has_begun
+        else:
+            self._run(self._end_optimizer)
+
+    def _begin_optimizer(self, optimizer: Any) -> None:
+        if not any(known is optimizer for known in self.optimizers):
+            self._meet(optimizer)
+        self._optimizer_depth += 1
+        if self._optimizer_depth == 1:
+            self._close_forward()
+            self._note(at.OPTIMIZER)
+
+    def _end_optimizer(self, has_stepped: bool = True) -> None:
+        self._optimizer_depth = max(
+            self._optimizer_depth - 1, 0
+        )  # the hooks may have been added within this step
+        if self._optimizer_depth > 0:
+            return
+        if has_stepped:
+            self.counter.step_done = self._has_begun
+        self._note(at.OPTIMIZED)
+
+    def _meet(self, optimizer: Any) -> None:
+        """Add an optimizer that was not known, and its modules."""
+        self.optimizers.append(optimizer)
+        if self._searches_left == 0:
+            return
+        self._searches_left -= 1
+        new_modules: list[nn.Module] = []
+        for module in self._find_modules(optimizer):
+            if not any(known is module for known in self.modules):
+                new_modules.append(module)
+        self.modules += new_modules
+        hooked_before = self._hooked_modules
+        self._hook(new_modules)
+        self._hooked_modules += hooked_before
+
+    def _marked_scaler(self, step: Function) -> Function:
+        """Mark a scaler's step like the optimizer's, which it may skip: the loop's step is done all the same."""
+
+        def marked_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if (
+                _is_compiling()
+                or self._is_aside()
+                or self._named
+                or self._optimizer_depth > 0
+            ):
+                return step(scaler, optimizer, *args, **kwargs)
+            self._run(self._begin_optimizer, getattr(optimizer, "optimizer", optimizer))
+            try:
+                result = step(scaler, optimizer, *args, **kwargs)
+            except BaseException:
+                self._run(self._fail_optimizer)
+                raise
+            self._run(self._end_optimizer)
+            return result
+
+        return marked_step
+
+    def _fail_optimizer(self) -> None:
+        self._note(at.FAIL)
+        self._end_optimizer(has_stepped=False)
+
+    # -- functions that are a phase each
+
+    def _marked(self, code: int, function: Function) -> Function:
+        """Return ``function`` as the phase ``code``; calls within that phase, or in a validation, are not marked."""
+        running = self._running
+
+        def marked_function(*args: Any, **kwargs: Any) -> Any:
+            if (
+                _is_compiling()
+                or code in running
+                or self._is_aside()
+                or self._named
+                or self._is_outside
+            ):
+                return function(*args, **kwargs)
+            self._run(self._begin_function, code)
+            try:
+                result = function(*args, **kwargs)
+            except BaseException:
+                self._run(self._end_function, code, True)
+                raise
+            self._run(self._end_function, code)
+            return result
+
+        return marked_function
+
+    def _begin_function(self, code: int) -> None:
+        if (
+            code != at.ZERO_GRAD
+        ):  # which may stand between the model's call and backward
+            self._close_forward()
+        if code == at.BACKWARD:
+            self._count_backward()
+        self._running.add(code)
+        self._note(code)
+
+    def _end_function(self, code: int, has_failed: bool = False) -> None:
+        self._running.discard(code)
+        if has_failed:
+            self._note(at.FAIL)
+        self._note(at.LEAVE)
+
+    def _count_backward(self) -> None:
+        self._backwards += 1
+        if not self._has_begun and not self._began_amid_step:
+            self._backwards_outside += 1
+
+    # -- phases that the program names
+
+    def begin_phase(self, code: int) -> bool:
+        """Begin a phase that the program names; return False if it is not marked."""
+        if self._is_aside():
+            return False
+        begins_step = code == at.DATA or (code == at.FORWARD and self._batches == 0)
+        if begins_step and self._is_validation(self.modules):
+            self._go_outside(VALIDATION)
+            return False
+        if begins_step and not self._named:
+            self._begin_step()
+        if begins_step:
+            self._enter_step()
+        if code != at.ZERO_GRAD:
+            self._close_forward()
+        self._batches += code == at.DATA
+        self._calls += code == at.FORWARD
+        if code == at.BACKWARD:
+            self._count_backward()
+        self._named.append(code)
+        self._note(code)
+        return True
+
+    def end_phase(self, code: int, error: BaseException | None) -> None:
+        if (
+            code not in self._named
+        ):  # it was closed because the program had left it open
+            return
+        self._named.reverse()
+        self._named.remove(code)
+        self._named.reverse()
+        if error is not None:
+            self._note(at.FAIL)
+        if code != at.OPTIMIZER:
+            self._note(at.LEAVE)
+            return
+        if error is None:
+            self.counter.step_done = self._has_begun
+        self._note(at.OPTIMIZED)
+
+    def _close_named_phases(self) -> None:
+        for code in reversed(self._named):
+            problem = "was still open when its step ended, and was closed there"
+            self._report_once(f"phase {PHASES[code]} {problem}")
+            self._note(at.OPTIMIZED if code == at.OPTIMIZER else at.LEAVE)
+        self._named.clear()
+
+    # -- what all of them need
+
+    def _run(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Call what the program's own call must survive."""
+        try:
+            return call(*args)
+        except BaseException as error:
+            self._part.failed(error)
+            return None
+
+    def _note(self, code: int) -> None:
+        timeline = self.timeline
+        timeline.note((code, timeline.clock()))
+
+    def _is_aside(self) -> bool:
+        """Return whether a call is not marked: it is of a step whose beginning was not seen, or of another thread."""
+        if not self._is_active or self._is_amid_step:
+            return True
+        if get_ident() == self._thread:
+            return False
+        self._calls_of_other_threads += 1
+        return True
+
+    def _report_once(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
+            self._report(text)
+
+    def _report_what_was_not_seen(self) -> None:
+        """Report which parts of the steps have no marks, and why."""
+        if self._backwards_outside > 0:
+            times = (
+                "once"
+                if self._backwards_outside == 1
+                else f"{self._backwards_outside} times"
+            )
+            self._report_once(
+                f"backward was called {times} outside of a step, which no figure includes"
+            )
+        if self._calls_of_other_threads > 0 and self._ended_steps == 0:
+            calls = f"{self._calls_of_other_threads} calls came from another thread"
+            self._report_once(f"{calls}: enter profile() in the thread that trains")
+        if self._ended_steps == 0:
+            return
+        if self._steps_with_forward == 0:
+            hint = "call model(batch) instead of model.forward(batch), or name it with run.phase('forward')"
+            self._report_once(
+                f"no call of the model was seen, so that forward is in other: {hint}"
+            )
+        if self._steps_with_loader == 0:
+            hint = "iterate over run.data(batches), or name it with run.phase('data')"
+            self._report_once(
+                f"no DataLoader was asked for a batch, so that data is in other: {hint}"
+            )
+
+
+def _autocast_of(module: nn.Module) -> Autocast:
+    parameter = next(module.parameters(), None)
+    device_type = "cpu" if parameter is None else parameter.device.type
+    return Autocast(
+        torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    )

@@ -1,0 +1,49 @@
+"""Counts the steps of a loop through the stages, for whoever marks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks.timeline import Timeline
+
+
+@dataclass(eq=False)
+class StepCounter:
+    """The steps that are left, and what happens where one ends. A Trainer's ``PhaseProfiler`` counts by itself."""
+
+    timeline: Timeline  # takes the mark that ends a step
+    steps_left: int  # until the stages are done
+    step_ended: Callable[
+        [], int
+    ]  # called between a step and the next; returns how many are left
+    # returns the other ranks' count of steps left, given this rank's, where the instruments failed; does not raise
+    follow: Callable[[int], int] = lambda steps_left: steps_left
+    # called when none is left; returns whoever marks the rest of training, if anybody does; does not raise
+    stages_ended: Callable[[], Any] = lambda: None
+    ends_loop: bool = (
+        False  # whether the loop ends with the stages, where it can be ended
+    )
+    step_done: bool = (
+        False  # whether an optimizer has stepped: the step ends where the next begins
+    )
+
+    def end_step_if_done(self) -> bool:
+        """End the step if it is done, and the stages after the last; return whether a step ended."""
+        if not self.step_done or self.steps_left <= 0:
+            return False
+        self.step_done = False
+        part = self.timeline.part
+        steps_left = self.steps_left - 1
+        if not part.out:
+            try:
+                self.timeline.note((at.END, self.timeline.clock()))
+                steps_left = self.step_ended()
+            except BaseException as error:
+                part.failed(error)
+        self.steps_left = self.follow(steps_left) if part.out else steps_left
+        if self.steps_left <= 0:
+            self.stages_ended()
+        return True

@@ -1,0 +1,239 @@
+"""The loop of a Lightning Trainer: its facts, and the marks and instruments that know its actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+
+from lm_profiler.callbacks.failures import no_step
+from lm_profiler.callbacks.instruments.action_owners import OwnersWatch
+from lm_profiler.callbacks.instruments.instrument import Instrument
+from lm_profiler.callbacks.instruments.loop import Holdings
+from lm_profiler.callbacks.instruments.numerics import numerics_facts
+from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
+from lm_profiler.callbacks.instruments.watches import loader_watch
+from lm_profiler.callbacks.loop_length import fewest_steps_left
+from lm_profiler.callbacks.marks.batches import BatchCounts
+from lm_profiler.callbacks.marks.namespaces import is_a, nearest, overrides
+from lm_profiler.callbacks.marks.phases import PhaseProfiler
+from lm_profiler.callbacks.marks.step_counter import StepCounter
+from lm_profiler.callbacks.watching import Watching
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.record.run_record import Failure, LoopKind, NumericsFacts, Verb
+
+_NO_PROFILER = "PassThroughProfiler"  # the class of Lightning's that the Trainer has where the user chose none
+_TRACER = "PyTorchProfiler"  # the class of Lightning's that records a trace
+
+# strategies under which each rank holds the whole module and its own optimizer, and such whose optimizers hold a
+# rank's own shard
+_WHOLE = ("SingleDeviceStrategy", "DDPStrategy")
+_SHARDED = ("FSDPStrategy", "ModelParallelStrategy")
+
+_NO_STEP_CAUSES = "the loader is empty or exhausted, every batch was skipped, or the Trainer is set to run none"
+
+
+@dataclass(eq=False)
+class TrainerLoop:
+    """The loop of ``verb``. A Trainer changes until its loop begins, so each fact is asked for when it is needed."""
+
+    trainer: Any  # of either namespace
+    callback: Callback | None = None  # the profiler whose run it is
+    verb: Verb = "fit"
+    max_steps: int = -1  # the Trainer's own limit, which is restored at the end
+    kind: LoopKind = field(default="Trainer", init=False)
+    can_be_rehearsed: bool = field(default=True, init=False)
+    phases: PhaseProfiler | None = field(default=None, init=False)
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.trainer.strategy.root_device
+        return device
+
+    @property
+    def rank(self) -> int:
+        return int(self.trainer.global_rank)
+
+    @property
+    def world_size(self) -> int:
+        return int(self.trainer.world_size)
+
+    @property
+    def ranks_of_host(self) -> int:
+        return int(self.trainer.num_devices)
+
+    @property
+    def precision(self) -> str:
+        return str(self.trainer.precision)
+
+    @property
+    def batches_per_step(self) -> int:
+        return int(self.trainer.accumulate_grad_batches)
+
+    @property
+    def module(self) -> LightningModule:
+        module: LightningModule = self.trainer.lightning_module
+        return module
+
+    @property
+    def wrapped_module(self) -> object:
+        return self.trainer.strategy.model
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        optimizers: Sequence[Any] = self.trainer.optimizers
+        return optimizers
+
+    @property
+    def holdings(self) -> Holdings:
+        strategy = nearest(self.trainer.strategy)
+        if strategy in _SHARDED:
+            return "shards"
+        # An optimizer may update only a part of its parameters, as torch's ZeroRedundancyOptimizer does.
+        is_partial = any(
+            hasattr(optimizer, "consolidate_state_dict")
+            for optimizer in self.optimizers
+        )
+        if strategy in _WHOLE and not is_partial:
+            return "whole"
+        return "unknown"
+
+    @property
+    def clips(self) -> bool | None:
+        module = self.module
+        if not module.automatic_optimization or self.trainer.gradient_clip_val:
+            return True
+        if overrides(
+            module, "configure_gradient_clipping"
+        ):  # which decides how to clip, without the Trainer's limit
+            return None
+        return False
+
+    @property
+    def can_fuse_optimizers(self) -> bool:
+        # Lightning cannot clip for a fused optimizer then (2.6.6: MixedPrecision.clip_gradients).
+        return not (
+            self.trainer.gradient_clip_val
+            and is_a(self.trainer.precision_plugin, "MixedPrecision")
+        )
+
+    @property
+    def loader(self) -> Any:
+        trainer = self.trainer
+        loaders = (
+            trainer.train_dataloader,
+            trainer.val_dataloaders,
+            trainer.test_dataloaders,
+            trainer.predict_dataloaders,
+        )
+        for loader in loaders:
+            if loader is None:
+                continue
+            is_several = isinstance(loader, (list, tuple)) and len(loader) > 0
+            return loader[0] if is_several else loader
+        return None
+
+    @property
+    def loggers(self) -> Sequence[Any]:
+        loggers: Sequence[Any] = self.trainer.loggers
+        return loggers
+
+    @property
+    def step_number(self) -> int:
+        return int(self.trainer.global_step)
+
+    @property
+    def users_profiler(self) -> str | None:
+        profiler = type(self.trainer.profiler).__name__
+        return None if profiler == _NO_PROFILER else profiler
+
+    @property
+    def traces_by_itself(self) -> bool:
+        return is_a(self.trainer.profiler, _TRACER)
+
+    @property
+    def steps_by_itself(self) -> bool:
+        return self.verb == "fit" and not self.module.automatic_optimization
+
+    @property
+    def is_trial(self) -> bool:
+        return bool(self.trainer.fast_dev_run)
+
+    @property
+    def no_step(self) -> Failure:
+        return no_step(_NO_STEP_CAUSES)
+
+    def limit_steps(self, steps: int) -> None:
+        has_no_limit = self.trainer.max_epochs == -1 and self.max_steps == -1
+        if has_no_limit:
+            # A learning-rate schedule may ask how many there will be (``Trainer.estimated_stepping_batches``).
+            self.trainer.fit_loop.epoch_loop.max_steps = steps
+
+    def restore_limit(self) -> None:
+        """Give the Trainer its own limit back."""
+        self.trainer.fit_loop.epoch_loop.max_steps = self.max_steps
+
+    def fewest_steps_left(self) -> float | None:
+        return fewest_steps_left(self.trainer, self.verb)
+
+    def exit_codes(self) -> Mapping[int, int | None]:
+        processes = getattr(self.trainer.strategy.launcher, "procs", [])
+        codes = {}
+        for rank, process in enumerate(processes, start=self.rank + 1):
+            if hasattr(process, "poll"):
+                codes[rank] = process.poll()
+        return codes
+
+    def make_marks(
+        self, timeline: Timeline, counter: StepCounter, report: Callable[[str], object]
+    ) -> PhaseProfiler:
+        def report_no_step(place: str) -> None:
+            cause = "the loader is empty, or every batch is skipped"
+            report(f"{place} had no step, and the Trainer has no other limit: {cause}")
+
+        self.phases = PhaseProfiler(
+            self.trainer,
+            timeline,
+            counter.steps_left,
+            counter.step_ended,
+            self.callback,
+            follow=counter.follow,
+            stages_ended=counter.stages_ended,
+            ends=counter.ends_loop,
+            on_no_step=report_no_step,
+        )
+        return self.phases
+
+    def owners_watch(self, timeline: Timeline, steps: int) -> Instrument:
+        return OwnersWatch(
+            self.trainer, timeline, lambda: self.phases, self.callback, steps
+        )
+
+    def loader_watch(self) -> Instrument | None:
+        if self.verb != "fit":
+            return None
+        return loader_watch(self.trainer)
+
+    def batch_counts(self, report: Callable[[str], object]) -> BatchCounts:
+        loader = self.trainer.train_dataloader if self.verb == "fit" else None
+        return BatchCounts(
+            module=self.module,
+            combined=isinstance(loader, (dict, list, tuple)),
+            report=report,
+            batch_size=getattr(loader, "batch_size", None),
+        )
+
+    def audit(self, get_batch: Callable[[], Any]) -> NumericsFacts:
+        return numerics_facts(self.trainer, self.verb, get_batch)
+
+    def watch(
+        self,
+        options: WatchOptions,
+        clock: Callable[[], int],
+        began_ns: int,
+        report: Callable[[str], object],
+    ) -> Watching:
+        return Watching(self.callback, self.trainer, options, clock, began_ns, report)

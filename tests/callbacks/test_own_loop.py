@@ -1,0 +1,432 @@
+"""Loops that no Trainer runs: their steps and phases are right, and the program feels nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from copy import deepcopy
+from typing import Any
+
+import known_loop
+import own_loops
+import pytest
+import torch
+from known_loop import SimulatedClock
+from own_loops import STEPS, ZOO, loader, trained, wait
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader, TensorDataset
+
+from lm_profiler.callbacks.hooked_run import LoopSearch
+from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
+from lm_profiler.callbacks.marks.torch_hooks import DOOR, loader_iterators
+from lm_profiler.callbacks.own_loop import ProfiledLoop, loop_options, profile, profile_with
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run_record import read_run
+from lm_profiler.record.steps import StepRow, read_steps
+from lm_profiler.usage_error import UsageError
+
+pytestmark = pytest.mark.usefixtures("no_rates")
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_loop, "CLOCK", SimulatedClock())
+    own_loops.make_clipping_slow(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(simulated: None) -> Iterator[None]:
+    """Nothing of ours is in torch after a run."""
+    before = what_torch_has()
+    yield
+    assert what_torch_has() == before
+    assert not DOOR.is_taken
+
+
+def what_torch_has() -> list[Any]:
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    hooks = len(handle.hooks_dict_ref())
+    handle.remove()
+    functions = [torch.autograd.backward, nn.utils.clip_grad_norm_, nn.utils.get_total_norm]
+    methods = [torch.optim.Optimizer.zero_grad, nn.Module.zero_grad, torch.amp.GradScaler.step]
+    return [hooks, *functions, *methods, *(vars(kind)["__next__"] for kind in loader_iterators())]
+
+
+def options(measure: int = 8, warmup: int = 2, **others: Any) -> ProfilingOptions:
+    others = {"memory_steps": 0, "trace_steps": 0, "action_steps": 0, "quiet": True, **others}
+    return loop_options(warmup_steps=warmup, measure_steps=measure, clock=known_loop.CLOCK, **others)
+
+
+def found(run_loop: Callable[[], None], **others: Any) -> LoopSearch:
+    """The search for the loop that ``run_loop`` runs, as without a line of ours in the program."""
+    search = LoopSearch(options(**others))
+    search.start()
+    run_loop()
+    search.stop()
+    if search.run is not None:
+        search.run.end(ends_step=False)
+    return search
+
+
+def rows_of(run: Any) -> list[StepRow]:
+    return [row for row in read_steps(run.folder / "steps.csv") if row.stage == "measure"]
+
+
+def assert_times(rows: list[StepRow], truth_s: dict[str, float], is_mean: bool = False) -> None:
+    for part in PARTS:
+        times_s = [row.time(part) for row in rows]
+        if is_mean:
+            times_s = [sum(times_s) / len(times_s)]
+        assert times_s == pytest.approx([truth_s.get(part, 0.0)] * len(times_s), abs=5e-9), part
+
+
+NOTED = {
+    "fetches_ahead": "a step takes 1 to 2 batches",  # the first one, whose batch came before the hooks
+    "calls_forward_itself": "run.phase('forward')",
+    "batch_made_between": "run.phase('data')",
+    "gan_without_loader": "run.phase('data')",
+    "thread_fetches": "run.phase('data')",
+}
+"""What a note says of a loop, mostly of one in which a phase has no marks."""
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_steps_and_phases_of_a_loop_that_nobody_describes(name: str) -> None:
+    """The first step, in which the hooks are added, and the last one, whose end nobody sees, are no rows."""
+    shape = ZOO[name]
+    run = found(shape.run, measure=200).run
+    assert run is not None
+    record = run.record
+    assert record is not None
+    assert (record.status, record.loop) == ("ok", "own")
+    assert record.steps["warmup"] + record.steps["measure"] == shape.rows
+    assert_times(rows_of(run), shape.seconds(), is_mean=name == "scaler_skips_steps")
+    noted = [note for note in record.notes if "the loop ended" not in note]
+    assert len(noted) == (name in NOTED)
+    assert NOTED.get(name, "") in "".join(noted)
+
+
+# -- the program names its loop ------------------------------------------------------------------------------------
+
+
+def known(run: ProfiledLoop, is_named: bool, batches_per_step: int, steps: int = 14) -> None:
+    model, optimizer = trained()
+    phase: Callable[[str], Any] = run.phase if is_named else (lambda name: nullcontext())
+    for number, batch in zip(range(steps * batches_per_step), run.data(own_loops.Batches()), strict=False):
+        with phase("transfer"):
+            wait("transfer")
+        with phase("forward"):
+            output = model(batch)
+        with phase("backward"):
+            output.sum().backward()
+        if (number + 1) % batches_per_step == 0:
+            with phase("clip"):
+                own_loops.clip_grad_norm_(model.parameters(), 1.0)
+            with phase("optimizer"):
+                optimizer.step()
+            with phase("zero_grad"):
+                optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("batches_per_step", [1, 3])
+@pytest.mark.parametrize("is_named", [True, False])
+def test_phases_are_as_long_as_they_are(is_named: bool, batches_per_step: int) -> None:
+    with profile_with(options()) as run:
+        known(run, is_named, batches_per_step)
+    record = run.record
+    assert record is not None
+    assert record == read_run(run.folder)  # type: ignore[arg-type]
+    assert record.model is not None
+    assert record.model.accumulate_grad_batches == batches_per_step
+    seconds = own_loops.SECONDS
+    truth = {name: seconds[name] * batches_per_step for name in ("data", "forward", "backward")}
+    truth |= {name: seconds[name] for name in ("clip", "optimizer", "zero_grad")}
+    truth["transfer" if is_named else "other"] = seconds["transfer"] * batches_per_step
+    assert_times(rows_of(run), truth)
+
+
+def test_all_stages_run() -> None:
+    """Memory, FLOPs, the trace, and the gaps between phases as owners of what no phase covers."""
+    model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 4, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    asked = options(memory_steps=1, trace_steps=1, action_steps=2)
+    with profile_with(asked, [model, optimizer]) as run:
+        for batch in run.data(torch.ones(30, 2, 8)):
+            loss = model(batch).sum()
+            wait("other")
+            loss.backward()
+            optimizer.step()
+            wait("other")
+            optimizer.zero_grad()
+    record = run.record
+    assert record is not None
+    assert (record.status, record.notes) == ("ok", [])
+    assert record.utilisation is not None
+    products = 2 * 2 * (8 * 16 + 16 * 4)
+    assert record.utilisation.flops.forward == products
+    assert record.utilisation.flops.backward == 2 * products - 2 * 2 * 8 * 16  # the batch needs no gradient
+    assert record.other_by_owner is not None
+    owners = {owner.action: owner.seconds for owner in record.other_by_owner.actions}
+    assert owners["optimizer to zero_grad"] == pytest.approx(own_loops.SECONDS["other"])
+    assert record.memory is not None
+    assert record.throughput is not None
+    assert record.throughput.samples_per_step == 2
+
+
+def test_tokens_are_counted_by_the_program() -> None:
+    model, optimizer = trained()
+    with profile_with(options(), [model, optimizer], tokens_in=lambda batch: batch.numel()) as run:
+        known_batches = zip(range(STEPS), run.data(loader()), strict=False)
+        for _, batch in known_batches:
+            model(batch).sum().backward()
+            optimizer.step()
+    assert run.record is not None
+    assert run.record.throughput is not None
+    assert run.record.throughput.tokens_per_step == 6
+
+
+# -- the program feels nothing -------------------------------------------------------------------------------------
+
+
+def weights_of_training(run: ProfiledLoop | None) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    rows = DataLoader(TensorDataset(torch.randn(60, 4)), batch_size=2, shuffle=True)
+    average = deepcopy(model)
+    for (batch,) in rows if run is None else run.data(rows):
+        model(batch).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        average = deepcopy(model)  # as programs keep a moving average: without our hooks
+    assert not average._forward_hooks or run is not None
+    average(torch.ones(1, 4))
+    return [*model.parameters(), torch.rand(1)]
+
+
+@pytest.mark.parametrize("is_explicit", [True, False])
+def test_weights_and_random_numbers_are_the_same(is_explicit: bool) -> None:
+    bare = weights_of_training(None)
+    with profile_with(options(memory_steps=1, trace_steps=1, action_steps=1)) as run:
+        profiled = weights_of_training(run if is_explicit else None)
+    assert run.record is not None
+    assert run.record.status == "ok"
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(bare, profiled, strict=True))
+
+
+def hooks_of(model: nn.Module) -> dict[str, int]:
+    return {name: len(value) for name, value in vars(model).items() if "hooks" in name and value is not None}
+
+
+def test_nothing_is_left_in_the_model() -> None:
+    model, optimizer = trained()
+    attributes = vars(model).keys() | vars(optimizer).keys()
+    hooks = hooks_of(model)
+    with profile_with(options(), [model, optimizer]) as run:
+        for _, batch in zip(range(STEPS), run.data(loader()), strict=False):
+            model(batch).sum().backward()
+            optimizer.step()
+            assert hooks_of(model) != hooks or run.record is not None
+    assert hooks_of(model) == hooks
+    assert vars(model).keys() | vars(optimizer).keys() == attributes
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_begin_fetch",
+        "_begin_step",
+        "_begin_forward",
+        "_end_forward",
+        "_begin_optimizer",
+        "_begin_function",
+        "_count_batch",
+    ],
+)
+def test_a_fault_in_a_hook_ends_the_profile_and_not_the_program(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lm_profiler.callbacks.marks.hook_marks import HookMarks
+
+    def fail(*_: Any) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(HookMarks, name, fail, raising=name != "_count_batch")
+    if name == "_count_batch":
+        monkeypatch.setattr("lm_profiler.callbacks.marks.batches.Tokens.__call__", fail)
+    model, optimizer = trained()
+    steps = 0
+    with profile_with(options(), [model, optimizer]) as run:
+        for _, batch in zip(range(STEPS), run.data(loader()), strict=False):
+            model(batch).sum().backward()
+            own_loops.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            steps += 1
+    assert steps == STEPS
+    assert "planted" in capsys.readouterr().err
+    assert run.record is not None
+    assert run.record.status == ("ok" if name == "_count_batch" else "failed")
+
+
+# -- wrong use: one line each, and the program goes on -------------------------------------------------------------
+
+
+def steps_with(run: ProfiledLoop, count: int = STEPS, **parts: Callable[[], None]) -> None:
+    """A usual loop, in which ``parts`` are called where their names say."""
+    model, optimizer = trained()
+    for _, batch in zip(range(count), run.data(loader()), strict=False):
+        parts.get("before_forward", int)()
+        loss = model(batch).sum()
+        loss.backward()
+        parts.get("before_optimizer", int)()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("lm_profiler: ")]
+
+
+def test_a_phase_that_is_never_closed_is_closed_with_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+    kept: list[Any] = []
+
+    def open_phase() -> None:
+        kept.append(run.phase("transfer"))
+        kept[-1].__enter__()
+
+    with profile_with(options()) as run:
+        steps_with(run, before_optimizer=open_phase)
+    (line,) = lines(capsys)
+    assert "phase transfer was still open" in line
+    assert run.record is not None
+    assert run.record.status == "ok"
+    truth = {**ZOO["usual"].seconds(), "transfer": own_loops.SECONDS["optimizer"] + own_loops.SECONDS["zero_grad"]}
+    assert_times(rows_of(run), {**truth, "optimizer": 0.0, "zero_grad": 0.0})
+
+
+def test_an_unknown_phase_is_refused_at_once() -> None:
+    with profile_with(options()) as run:
+        with pytest.raises(UsageError, match="did you mean forward"):
+            run.phase("foward")
+        steps_with(run)
+    assert run.record is not None
+    assert run.record.status == "ok"
+
+
+def test_a_second_loop_at_once_is_not_profiled(capsys: pytest.CaptureFixture[str]) -> None:
+    model, optimizer = trained()
+    with profile_with(options(), [model, optimizer]) as run, profile_with(options()) as other:
+        steps_with(ProfiledLoop(lambda: None))
+        with other.phase("forward"):
+            assert [*other.data([1, 2])] == [1, 2]
+    assert (run.record is not None, other.record) == (True, None)
+    assert len(lines(capsys)) == 1
+
+
+def test_a_loop_within_a_loop_is_one_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    with profile_with(options()) as run:
+        model, optimizer = trained()
+        for _, batch in zip(range(STEPS), run.data(run.data(loader())), strict=False):
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_times(rows_of(run), ZOO["usual"].seconds())
+
+
+def test_without_a_step_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with profile_with(options()) as run:
+        pass
+    assert (run.record, len(lines(capsys))) == (None, 1)
+    model, optimizer = trained()
+    with profile_with(options(), [model, optimizer]) as run:
+        for _, batch in zip(range(STEPS), run.data(loader()), strict=False):
+            model(batch).sum().backward()
+    assert run.record is not None
+    assert run.record.failure is not None
+    assert run.record.failure.type == "NoStep"
+    assert "run.phase" in run.record.failure.message
+
+
+def test_another_thread_is_left_alone_and_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    model, optimizer = trained()
+    with profile_with(options(), [model, optimizer]) as run:
+        thread = threading.Thread(target=ZOO["usual"].run)
+        thread.start()
+        thread.join()
+    assert run.record is not None
+    assert run.record.status == "failed"
+    assert any("another thread" in line for line in lines(capsys))
+
+
+def test_backward_outside_of_a_step_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    model, optimizer = trained()
+    with profile_with(options(), [model, optimizer]) as run:
+        torch.ones(1, requires_grad=True).sum().backward()
+        for _, batch in zip(range(STEPS), run.data(loader()), strict=False):
+            model(batch).sum().backward()
+            optimizer.step()
+    (line,) = lines(capsys)
+    assert "backward was called once outside of a step" in line
+    assert run.record is not None
+    assert run.record.status == "ok"
+
+
+def test_an_error_of_the_program_is_recorded_and_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        if len(steps) == 6:
+            raise ValueError("the program's own")
+        steps.append(1)
+
+    steps: list[int] = []
+    with pytest.raises(ValueError, match="the program's own"), profile_with(options()) as run:
+        steps_with(run, before_optimizer=fail)
+    assert run.record is not None
+    assert (run.record.status, run.record.steps["measure"]) == ("failed", 3)
+    assert run.record.failure is not None
+    assert run.record.failure.message == "the program's own"
+
+
+def test_a_loop_that_ends_early_is_recorded() -> None:
+    model, optimizer = trained()
+    with profile_with(options(), [model, optimizer]) as run:
+        for _, batch in zip(range(6), run.data(loader()), strict=False):
+            model(batch).sum().backward()
+            optimizer.step()
+    assert run.record is not None
+    assert (run.record.status, run.record.steps["measure"]) == ("ok", 4)
+    assert any("the loop ended in stage measure" in note for note in run.record.notes)
+
+
+def test_a_wrong_option_is_refused() -> None:
+    with pytest.raises(UsageError, match="models and optimizers"), profile(3):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(UsageError, match="whole number"), profile(measure_steps=2.5):  # type: ignore[arg-type]
+        pass
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler about itself
+def test_a_compiled_step_trains_as_without(capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole step is one compiled function: no hook is called, or none may be traced."""
+
+    def train(compile_step: Callable[..., Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @compile_step
+        def step(batch: Tensor) -> None:
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for batch in torch.randn(STEPS, 2, 3):
+            step(batch)
+        return list(model.parameters())
+
+    bare = train(lambda function: function)
+    with profile_with(options()):
+        profiled = train(torch.compile(backend="eager"))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(bare, profiled, strict=True))
