@@ -334,12 +334,12 @@ def one_fault(kind: str, seed: int, steps: int = 6000) -> tuple[Any, Any]:
         told = [
             each
             for s, b in enumerate(held.tolist())
-            for each in run.held(float(s), int(b), lambda: None)
+            for each in run.add_held_bytes(float(s), int(b), lambda: None)
         ]
         want = ("memory", None, None)
     elif kind in (VALIDATION, EPOCH_TURN):
         for s in range(12):
-            told += run.outside(
+            told += run.add_durations(
                 kind,
                 [float((3.0 if s < 10 else 6.0) * rng.uniform(0.95, 1.05))],
                 float(s),

@@ -257,10 +257,10 @@ class WatchWriter:
         events += self.run.judge_traced(first_traced_step, handed.traced_steps)
         at_s = self._seconds_since_1970(handed.now_ns)
         for term, seconds in self.ledger.longest.items():
-            events += self.run.outside(term, seconds, at_s)
+            events += self.run.add_durations(term, seconds, at_s)
         self.ledger.longest.clear()
         if handed.held_bytes is not None:
-            events += self.run.held(
+            events += self.run.add_held_bytes(
                 at_s, handed.held_bytes, partial(usable_bytes, self.device)
             )
         return events

@@ -74,23 +74,21 @@ def outside_steps(
         if number:
             gaps.insert(0, (steps[number - 1].end_ns, step.begin_ns))
         for gap in gaps:
-            instruments_ns = sum(
-                _overlap_ns(gap, span) for span in own_spans_in_order.around(*gap)
-            )
-            for kind, seconds in _seconds_by_kind(
-                gap, events_in_order.beginning(*gap), instruments_ns
-            ).items():
+            instruments_ns = 0
+            for span in own_spans_in_order.around(*gap):
+                instruments_ns += _overlap_ns(gap, span)
+            gap_events = events_in_order.beginning(*gap)
+            by_kind = _seconds_by_kind(gap, gap_events, instruments_ns)
+            for kind, seconds in by_kind.items():
                 kinds[kind].append(_Event(seconds, max(number, 1), is_timed))
         for span in events_in_order.beginning(step.begin_ns, step.end_ns):
             if span.what == CHECKPOINTS and _is_within_step(span, step):
-                kinds[_Kind(CHECKPOINT, in_step=True)].append(
-                    _Event(span.ns * 1e-9, number + 1, is_timed)
-                )
+                checkpoint = _Event(span.ns * 1e-9, number + 1, is_timed)
+                kinds[_Kind(CHECKPOINT, in_step=True)].append(checkpoint)
         if number in first_steps:
             excess_s = max(step.data_s - usual_data_s, 0.0)
-            kinds[_Kind(FIRST_BATCH, in_step=True)].append(
-                _Event(excess_s, number, is_timed)
-            )
+            first_batch = _Event(excess_s, number, is_timed)
+            kinds[_Kind(FIRST_BATCH, in_step=True)].append(first_batch)
     costs = []
     for kind, kind_events in kinds.items():
         if kind.what != _INSTRUMENTS:
@@ -110,9 +108,10 @@ def _seconds_by_kind(
     seconds: defaultdict[_Kind, float] = defaultdict(float)
     rest_ns = end_ns - begin_ns - instruments_ns
     for span in spans:
-        inner_ns = sum(
-            inner.ns for inner in spans if inner is not span and _contains(span, inner)
-        )
+        inner_ns = 0
+        for inner in spans:
+            if inner is not span and _contains(span, inner):
+                inner_ns += inner.ns
         own_ns = max(span.ns - inner_ns, 0)
         seconds[_kind_of(span)] += own_ns * 1e-9
         rest_ns -= own_ns

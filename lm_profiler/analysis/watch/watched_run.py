@@ -6,7 +6,7 @@ more is known of it: its repetitions, its size, where it ended (see ``WatchEvent
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
@@ -47,13 +47,14 @@ _SPAN_SHARE = 0.25
 _LONGEST_SPAN_NS = 50_000_000  # a span of this length is kept in any case
 _PAGES = 1000  # page faults that are worth being a cause: each takes a microsecond
 # a cause of a level holds in at least so many of so many parts of it
-_LASTING_PARTS, _LASTING = (4, 3)
+_LASTING_PARTS = 4
+_LASTING = 3
 _DATA = PARTS.index("data")
-
 
 # A traced step is slow if it takes so many seconds and so many times more than the others of the same trace, which
 # tracing slows down as much.
-_TRACED_EXCESS_S, _TRACED_RATIO = 0.2, 3.0
+_TRACED_EXCESS_S = 0.2
+_TRACED_RATIO = 3.0
 
 
 class TracedStep(NamedTuple):
@@ -93,7 +94,7 @@ class WatchedRun:
     # rank, step and time of events, by identity
     _names: dict[int, dict[str, Any]] = field(default_factory=dict)
     # the objects of those identities, so that they stay alive
-    _named: list[object] = field(default_factory=list)
+    _named_objects: list[object] = field(default_factory=list)
     _causes: dict[int, tuple[str | None, float | None]] = field(default_factory=dict)
 
     def add(
@@ -125,16 +126,16 @@ class WatchedRun:
 
     def finish(self) -> list[WatchEvent]:
         """Judge the last steps, and return all events that are known better than they were returned."""
-        none = np.empty((0, len(TIMED)))
-        slow = self._slow.add(
-            np.empty(0, np.int64), np.empty((0, 2), np.int64), none, run_is_over=True
-        )
+        no_steps = np.empty(0, np.int64)
+        no_ns = np.empty((0, 2), np.int64)
+        no_seconds = np.empty((0, len(TIMED)))
+        slow = self._slow.add(no_steps, no_ns, no_seconds, run_is_over=True)
         self.levels.finish()
         self._cpu_waits.finish()
         events = self._events(slow, run_is_over=True)
-        for what, durations in self._durations.items():
+        for term, durations in self._durations.items():
             durations.finish()
-            events += self._duration_events(what, durations)
+            events += self._duration_events(term, durations)
         return events
 
     def skip(self, steps: int) -> None:
@@ -174,16 +175,16 @@ class WatchedRun:
             slow_steps.append(slow_step)
         return self._events(slow_steps, run_is_over=False)
 
-    def outside(
-        self, what: str, seconds: Sequence[float], at_s: float
+    def add_durations(
+        self, term: str, seconds: Sequence[float], at_s: float
     ) -> list[WatchEvent]:
-        """Take how long the last validations, checkpoints or epoch boundaries (``what``) took."""
-        durations = self._durations[what]
+        """Take how long the last validations, checkpoints or epoch boundaries (``term``) took."""
+        durations = self._durations[term]
         for duration_s in seconds:
             durations.add(duration_s, self.steps, at_s, self.levels.level_s or 0.0)
-        return self._duration_events(what, durations)
+        return self._duration_events(term, durations)
 
-    def held(
+    def add_held_bytes(
         self, at_s: float, held_bytes: int, free_bytes: Callable[[], int | None]
     ) -> list[WatchEvent]:
         """Take the bytes that are held between steps; ``free_bytes`` returns what the machine has left."""
@@ -196,9 +197,8 @@ class WatchedRun:
 
     def _add_spans(self, spans: Sequence[NamedSpan]) -> None:
         """Keep the spans that may explain a slow step; a run has several short ones in each step."""
-        shortest_ns = min(
-            _SPAN_SHARE * (self.levels.level_s or 0.0) * 1e9, _LONGEST_SPAN_NS
-        )
+        level_ns = (self.levels.level_s or 0.0) * 1e9
+        shortest_ns = min(_SPAN_SHARE * level_ns, _LONGEST_SPAN_NS)
         for span in spans:
             if span.what == EPOCH and not span.ns:
                 self._epochs_ns.append(span.begin_ns)
@@ -207,11 +207,9 @@ class WatchedRun:
 
     def _events(self, slow: Sequence[SlowStep], run_is_over: bool) -> list[WatchEvent]:
         self._group(slow)
-        now_s = (
-            self._seconds_since_1970(self._ends_ns[-1])
-            if self._ends_ns
-            else self.epoch_s
-        )
+        now_s = self.epoch_s
+        if self._ends_ns:
+            now_s = self._seconds_since_1970(self._ends_ns[-1])
         groups = self._groups.to_write(now_s, run_is_over)
         events = [self._slow_step_event(group) for group in groups]
         for change in self.levels.take_changed():
@@ -252,16 +250,14 @@ class WatchedRun:
     def _starts_epoch(self, step: SlowStep) -> bool:
         """Return whether an epoch began in the step, or between it and the one before it."""
         before_ns = step.begin_ns - round(step.usual_s * 1e9)
-        return any(
-            before_ns <= began_ns <= step.end_ns
-            for began_ns in reversed(self._epochs_ns)
-        )
+        return any(before_ns <= epoch_ns <= step.end_ns for epoch_ns in self._epochs_ns)
 
     def _cause(
         self, step: SlowStep, counters: StepCounters | None, usual: StepCounters | None
     ) -> tuple[str | None, float]:
         """Return what explains most of a slow step, and how many seconds of it."""
-        cause, cause_s = None, 0.0
+        cause = None
+        cause_s = 0.0
         if counters is not None and usual is not None:
             odd = OddStep(
                 step=step.step,
@@ -270,33 +266,34 @@ class WatchedRun:
                 part=step.part or "",
                 excess_s=step.excess_s,
             )
-            odd = explained_by(
-                odd, counters, usual, (step.usual_data_s, step.data_s), self.workers
-            )
+            data_s = (step.usual_data_s, step.data_s)
+            odd = explained_by(odd, counters, usual, data_s, self.workers)
             if odd.cause is not None and _is_worth_naming(odd.cause, counters):
-                cause, cause_s = odd.cause, odd.cause_s or 0.0
-        named = self._longest_span(step.begin_ns, step.end_ns)
-        if named is not None and named[1] >= max(EXPLAINED * step.excess_s, cause_s):
-            cause, cause_s = named
+                cause = odd.cause
+                cause_s = odd.cause_s or 0.0
+        span = self._longest_span(step.begin_ns, step.end_ns)
+        if span is not None:
+            span_s = span.ns * 1e-9
+            if span_s >= max(EXPLAINED * step.excess_s, cause_s):
+                cause = span.what
+                cause_s = span_s
         return cause, min(cause_s, step.excess_s)
 
-    def _longest_span(self, begin_ns: int, end_ns: int) -> tuple[str, float] | None:
-        """Return the innermost name that took longest between two instants, with its seconds."""
-        inside = [span for span in self._spans if begin_ns <= span.begin_ns < end_ns]
-        if not inside:
+    def _longest_span(self, begin_ns: int, end_ns: int) -> NamedSpan | None:
+        """Return the span that took longest between two instants; the one within it that explains most of it."""
+        spans = [span for span in self._spans if begin_ns <= span.begin_ns < end_ns]
+        if not spans:
             return None
-        longest = max(inside, key=lambda span: (span.ns, -span.begin_ns))
-        within = []
-        for span in inside:
-            if (
-                span is not longest
-                and longest.begin_ns <= span.begin_ns < longest.end_ns
-            ):
-                within.append(span)
-        innermost = max(within, key=lambda span: span.ns, default=longest)
-        if innermost.ns > EXPLAINED * longest.ns:
-            longest = innermost
-        return longest.what, longest.ns * 1e-9
+        longest = max(spans, key=lambda span: (span.ns, -span.begin_ns))
+        inner_spans = []
+        for span in spans:
+            begins_in_longest = longest.begin_ns <= span.begin_ns < longest.end_ns
+            if begins_in_longest and span is not longest:
+                inner_spans.append(span)
+        longest_inner = max(inner_spans, key=lambda span: span.ns, default=longest)
+        if longest_inner.ns > EXPLAINED * longest.ns:
+            return longest_inner
+        return longest
 
     def _slow_step_event(self, group: SlowStepGroup) -> WatchEvent:
         interval = group.interval()
@@ -343,7 +340,7 @@ class WatchedRun:
         """Return step and time of the event of ``key``, which stay as they were at first."""
         if id(key) not in self._names:
             self._names[id(key)] = {"step": step, "at_s": at_s}
-            self._named.append(key)
+            self._named_objects.append(key)
         return self._names[id(key)]
 
     def _end_of(self, step: int) -> float:
@@ -360,21 +357,15 @@ class WatchedRun:
         is_single_change = change.course is None
         if not is_single_change:
             return None, None
-        before = [
-            reading
-            for reading in self._counters
-            if (reading.step or 0) < change.since_step
-        ]
-        after = [
-            reading
-            for reading in self._counters
-            if (reading.step or 0) >= change.since_step
-        ]
-        if change.until_step is not None:
-            after = [
-                reading for reading in after if (reading.step or 0) <= change.until_step
-            ]
-        if len(before) < 2 or len(after) < 2 * _LASTING_PARTS:
+        readings_before = []
+        readings_after = []
+        for reading in self._counters:
+            step = reading.step or 0
+            if step < change.since_step:
+                readings_before.append(reading)
+            elif change.until_step is None or step <= change.until_step:
+                readings_after.append(reading)
+        if len(readings_before) < 2 or len(readings_after) < 2 * _LASTING_PARTS:
             return self._causes.get(id(change), (None, None))
 
         odd = OddStep(
@@ -385,51 +376,48 @@ class WatchedRun:
             excess_s=change.size_s,
         )
         data_s = float(change.before_s[_DATA]), float(change.after_s[_DATA])
-        usual = counters_per_step(before)
-        explanations: list[tuple[str, float]] = []
-        for numbers in np.array_split(np.arange(len(after)), _LASTING_PARTS):
-            readings = [after[number] for number in numbers]
-            now = counters_per_step(readings)
-            explained = explained_by(odd, now, usual, data_s, self.workers)
-            if explained.cause is not None and _is_worth_naming(explained.cause, now):
-                explanations.append((explained.cause, explained.cause_s or 0.0))
+        usual = counters_per_step(readings_before)
+        # by kind of cause: the causes and their seconds in each part of the level that it explains
+        names_by_kind = defaultdict[str, list[str]](list)
+        seconds_by_kind = defaultdict[str, list[float]](list)
+        for indices in np.array_split(np.arange(len(readings_after)), _LASTING_PARTS):
+            part_counters = counters_per_step([readings_after[i] for i in indices])
+            explained = explained_by(odd, part_counters, usual, data_s, self.workers)
+            name = explained.cause
+            if name is not None and _is_worth_naming(name, part_counters):
+                names_by_kind[cause_kind(name)].append(name)
+                seconds_by_kind[cause_kind(name)].append(explained.cause_s or 0.0)
         cause: tuple[str | None, float | None] = (None, None)
-        kinds = Counter(cause_kind(name) for name, _ in explanations)
-        if kinds:
-            kind, times = kinds.most_common(1)[0]
-            if times >= _LASTING:
-                names = [name for name, _ in explanations if cause_kind(name) == kind]
-                seconds = [
-                    cause_s
-                    for name, cause_s in explanations
-                    if cause_kind(name) == kind
-                ]
-                cause = names[-1], float(np.mean(seconds))
+        kind = max(names_by_kind, key=lambda kind: len(names_by_kind[kind]), default="")
+        if len(names_by_kind[kind]) >= _LASTING:
+            cause_s = float(np.mean(seconds_by_kind[kind]))
+            cause = (names_by_kind[kind][-1], cause_s)
         self._causes[id(change)] = cause
         return cause
 
     # -- what is outside of steps --------------------------------------------------------------------------------------
 
-    def _duration_events(self, what: str, durations: Durations) -> list[WatchEvent]:
+    def _duration_events(self, term: str, durations: Durations) -> list[WatchEvent]:
         events = []
-        for long in durations.take_changed():
-            events.append(self._duration_event(what, long))
+        for changed in durations.take_changed():
+            events.append(self._duration_event(term, changed))
         return events
 
-    def _duration_event(self, what: str, long: LongDurations) -> WatchEvent:
+    def _duration_event(self, term: str, durations: LongDurations) -> WatchEvent:
         # A course and a long one that it stands for may begin with the same one; the step tells them apart.
+        is_course = durations.is_course
         return WatchEvent(
-            at_s=long.at_s,
-            step=long.found_step,
-            kind=cast(Any, what),
-            now=long.now_s,
-            against=long.against_s,
-            since_step=long.first_step if long.is_course else None,
-            until_step=long.until_step,
-            course="drift" if long.is_course else None,
-            times=long.times,
-            cost_s=None if long.is_course else long.excess_s,
-            withdrawn=long.is_withdrawn,
+            at_s=durations.at_s,
+            step=durations.found_step,
+            kind=cast(Any, term),
+            now=durations.now_s,
+            against=durations.against_s,
+            since_step=durations.first_step if is_course else None,
+            until_step=durations.until_step,
+            course="drift" if is_course else None,
+            times=durations.times,
+            cost_s=None if is_course else durations.excess_s,
+            withdrawn=durations.is_withdrawn,
         )
 
     def _memory_event(

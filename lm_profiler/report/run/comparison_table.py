@@ -483,13 +483,17 @@ def changes_table(folder: Path, changes: Sequence[Change]) -> Table:
         [change.field, _value_text(change.before), _value_text(change.now)]
         for change in changes[:_MOST_CHANGES]
     ]
-    below = []
+    lines_below = []
     more = len(changes) - _MOST_CHANGES
     if more > 0:
-        below.append(f"and {counted(more, 'more field')}")
+        lines_below.append(f"and {counted(more, 'more field')}")
     titles = ("changed", "the record", "by this version")
     return text_table(
-        titles, rows, left=3, above=[f"{folder}: by this version's rules"], below=below
+        titles,
+        rows,
+        left=3,
+        above=[f"{folder}: by this version's rules"],
+        below=lines_below,
     )
 
 

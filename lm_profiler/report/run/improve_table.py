@@ -25,7 +25,8 @@ from lm_profiler.record.quantities import (
 from lm_profiler.report.tables.table import Table, TableCell, headings_of
 
 _STYLES = {"FASTER": "green", "SLOWER": "red", "SAME": "dim"}  # the others are yellow
-_NEAR = 1.1  # ratios below this have three decimals: with two they could look like 1
+# ratios below this have three decimals: with two they could look like 1
+_NEARLY_EQUAL = 1.1
 
 
 def improve_table(record: ImproveRecord, folder: Path | None = None) -> Table:
@@ -35,11 +36,11 @@ def improve_table(record: ImproveRecord, folder: Path | None = None) -> Table:
     """
     rows = [_row(change) for change in record.tried]
     headings = headings_of(TRIED_COLUMNS) if rows else []
-    below = [headline(record), *_lines(record)]
+    lines_below = [headline(record), *_lines(record)]
     if folder is not None and (folder / IMPROVED_CONFIG).exists():
         config = quote(str(relative_to_cwd(folder / IMPROVED_CONFIG)))
-        below.append(f"to run it: lm_profiler fit --config {config}")
-    return Table(headings, rows, below=below, title=f"improve: {record.name}")
+        lines_below.append(f"to run it: lm_profiler fit --config {config}")
+    return Table(headings, rows, below=lines_below, title=f"improve: {record.name}")
 
 
 def headline(record: ImproveRecord) -> str:
@@ -49,9 +50,10 @@ def headline(record: ImproveRecord) -> str:
     if record.final is not None:
         return final_line(record.final)
     if record.way:
-        before_s, after_s = record.way[0].step_s, record.way[-1].step_s
-        ratio = ratio_text(before_s / after_s)
-        return f"step {_from_to(before_s, after_s)} ms, {ratio} × when it was chosen, not measured anew"
+        begin_s = record.way[0].step_s
+        end_s = record.way[-1].step_s
+        ratio = ratio_text(begin_s / end_s)
+        return f"step {_change_in_ms(begin_s, end_s)} ms, {ratio} × when it was chosen, not measured anew"
     has_compared = any(change.pairs for change in record.tried)
     if record.ended == "budget" and not has_compared:
         return "nothing was tried: the budget is too short for a comparison"
@@ -74,11 +76,13 @@ def _without_result(record: ImproveRecord) -> str:
 
 def final_line(final: Final) -> str:
     """Return the total: ``step 168.0 → 97.1 ms, 1.73 × [1.69, 1.77], measured anew in 4 pairs``."""
-    step = f"step {_from_to(final.first_s, final.final_s)} ms"
+    step = f"step {_change_in_ms(final.first_s, final.final_s)} ms"
     ratio = f"{ratio_text(final.ratio)} × [{ratio_text(final.low)}, {ratio_text(final.high)}]"
     line = f"{step}, {ratio}, measured anew in {counted(final.pairs, 'pair')}"
-    is_sure = final.low > 1.0
-    return line if is_sure else f"{line}; it may not be faster at all"
+    is_surely_faster = final.low > 1.0
+    if is_surely_faster:
+        return line
+    return f"{line}; it may not be faster at all"
 
 
 def way_texts(record: ImproveRecord) -> list[tuple[str, str]]:
@@ -86,10 +90,11 @@ def way_texts(record: ImproveRecord) -> list[tuple[str, str]]:
     if not record.way:
         return []
     digits = digits_of(record.way[0].step_s)
-    return [
-        (ms_text(point.step_s, digits), _interval(point.low_s, point.high_s, digits))
-        for point in record.way
-    ]
+    texts = []
+    for point in record.way:
+        interval = _interval(point.low_s, point.high_s, digits)
+        texts.append((ms_text(point.step_s, digits), interval))
+    return texts
 
 
 def _interval(low_s: float | None, high_s: float | None, digits: int) -> str:
@@ -100,7 +105,7 @@ def _interval(low_s: float | None, high_s: float | None, digits: int) -> str:
 
 def ratio_text(ratio: float) -> str:
     """Return a ratio with two decimals, or three near 1."""
-    decimals = 2 if ratio >= _NEAR else 3
+    decimals = 2 if ratio >= _NEARLY_EQUAL else 3
     return f"{ratio:.{decimals}f}"
 
 
@@ -118,17 +123,18 @@ def saved_text(change: Tried) -> str:
     if change.saved_s is None or change.a_s is None:
         return ""
     digits = digits_of(change.a_s)
-    return f"{ms_text(change.saved_s, digits)} {_interval(change.low_s, change.high_s, digits)}".rstrip()
+    interval = _interval(change.low_s, change.high_s, digits)
+    return f"{ms_text(change.saved_s, digits)} {interval}".rstrip()
 
 
 def _row(change: Tried) -> list[TableCell]:
-    step = at_most = memory = numerics = style = ""
+    step = ceiling = memory = numerics = style = ""
     if change.a_s is not None and change.b_s is not None:
-        step = _from_to(change.a_s, change.b_s)
+        step = _change_in_ms(change.a_s, change.b_s)
     if change.ceiling_s is not None:
-        at_most = ms_text(change.ceiling_s, digits_of(change.a_s or change.ceiling_s))
+        ceiling = ms_text(change.ceiling_s, digits_of(change.a_s or change.ceiling_s))
     if change.a_bytes is not None and change.b_bytes is not None:
-        memory = _bytes_from_to(change.a_bytes, change.b_bytes)
+        memory = _change_in_bytes(change.a_bytes, change.b_bytes)
     if change.numerics is not None:
         numerics = numerics_text(change.numerics)
     if change.verdict is not None:
@@ -137,7 +143,7 @@ def _row(change: Tried) -> list[TableCell]:
         TableCell(change.name, change.name),
         TableCell(change.b_s, step),
         TableCell(change.saved_s, saved_text(change), change.low_s, change.high_s),
-        TableCell(change.ceiling_s, at_most),
+        TableCell(change.ceiling_s, ceiling),
         TableCell(change.pairs, str(change.pairs or "")),
         TableCell(change.b_bytes, memory),
         TableCell(numerics, numerics),
@@ -145,13 +151,13 @@ def _row(change: Tried) -> list[TableCell]:
     ]
 
 
-def _bytes_from_to(before: int, after: int) -> str:
-    return f"{bytes_text(before)} → {bytes_text(after)}"
+def _change_in_bytes(a_bytes: int, b_bytes: int) -> str:
+    return f"{bytes_text(a_bytes)} → {bytes_text(b_bytes)}"
 
 
-def _from_to(before_s: float, after_s: float) -> str:
-    digits = digits_of(before_s)
-    return f"{ms_text(before_s, digits)} → {ms_text(after_s, digits)}"
+def _change_in_ms(a_s: float, b_s: float) -> str:
+    digits = digits_of(a_s)
+    return f"{ms_text(a_s, digits)} → {ms_text(b_s, digits)}"
 
 
 _TOLERANCE_WORDS = {True: "", False: "too much", None: "unknown"}
@@ -160,14 +166,18 @@ _TOLERANCE_WORDS = {True: "", False: "too much", None: "unknown"}
 def numerics_text(numerics: Numerics) -> str:
     """Return how far off loss and gradients are, and whether that is beyond the tolerance."""
     shares = {"loss": numerics.loss, "gradients": numerics.gradients}
-    texts = [f"{name} {share * 100:.2g} %" for name, share in shares.items() if share]
+    texts = []
+    for name, share in shares.items():
+        if share:
+            texts.append(f"{name} {share * 100:.2g} %")
+    errors = ", ".join(texts)
     word = _TOLERANCE_WORDS[numerics.within]
-    if word and texts:
-        return f"{word}: {', '.join(texts)}"
-    if word or texts:
-        return word or ", ".join(texts)
-    is_known = any(share is not None for share in shares.values())
-    return "nothing" if is_known else ""
+    if word and errors:
+        return f"{word}: {errors}"
+    if word or errors:
+        return word or errors
+    has_no_error = any(share is not None for share in shares.values())
+    return "nothing" if has_no_error else ""
 
 
 def _lines(record: ImproveRecord) -> Iterator[str]:
@@ -176,7 +186,9 @@ def _lines(record: ImproveRecord) -> Iterator[str]:
     if record.first_s is not None and not record.way:
         yield f"first setting: step {ms_text(record.first_s, digits_of(record.first_s))} ms, in its first run"
     if record.final is not None and _memory_changed(record.final):
-        yield f"memory {_bytes_from_to(record.final.first_bytes or 0, record.final.final_bytes or 0)}"
+        first_bytes = record.final.first_bytes or 0
+        final_bytes = record.final.final_bytes or 0
+        yield f"memory {_change_in_bytes(first_bytes, final_bytes)}"
     if record.left:
         title = "not tried yet" if record.ended == "unfinished" else "not tried"
         yield f"{title}: {', '.join(record.left)}"

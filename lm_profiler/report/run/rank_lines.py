@@ -22,7 +22,7 @@ from lm_profiler.report.tables.table import Table
 
 WAITING = "waiting"
 _TITLES = ("phase", "own work (ms)", "share", "least (ms)", "most (ms)", "on rank")
-_MOST_NAMED = 16  # ranks that a line names one by one
+_MOST_RANKS_NAMED = 16  # ranks that a line names one by one
 _LEAST_EXPOSED = 0.001  # the share of the mean step from which a phase's exposed communication is shown
 
 
@@ -34,10 +34,9 @@ def own_work_table(record: RunRecord) -> Table:
     ranks = record.ranks
     assert ranks is not None
     spreads = _spreads(ranks)
-    rows = [
-        (part, _row_texts(part, spread, ranks.step_s))
-        for part, spread in spreads.items()
-    ]
+    rows = []
+    for part, spread in spreads.items():
+        rows.append((part, _row_texts(part, spread, ranks.step_s)))
     empty_cells = [""] * (len(_TITLES) - 2)
     rows.append(("step", ["step", ms_text(ranks.step_s), *empty_cells]))
     floors = {} if record.contended else _own_work_floors(record.floors, spreads)
@@ -65,20 +64,22 @@ def _own_work_floors(
     for part, floor in floors.items():
         if part not in spreads:
             continue
-        times = spreads[part].median_s / floor.seconds if floor.seconds else None
+        times = None
+        if floor.seconds:
+            times = spreads[part].median_s / floor.seconds
         compared[part] = floor.model_copy(update={"times": times})
     return compared
 
 
 def _row_texts(title: str, spread: RankSpread, step_s: float) -> list[str]:
     """Return the texts of a row; the rank with most is named where ranks differ."""
-    middle, least, most = (
-        ms_text(seconds)
-        for seconds in (spread.median_s, spread.least_s, spread.largest_s)
-    )
-    share = f"{spread.median_s / step_s:.1%}" if step_s else ""
-    rank = "" if least == most else str(spread.slowest)
-    return [title, middle, share, least, most, rank]
+    shortest = ms_text(spread.least_s)
+    longest = ms_text(spread.largest_s)
+    share = ""
+    if step_s:
+        share = f"{spread.median_s / step_s:.1%}"
+    rank = "" if shortest == longest else str(spread.slowest)
+    return [title, ms_text(spread.median_s), share, shortest, longest, rank]
 
 
 def waiting_spread(ranks: Ranks) -> RankSpread | None:
@@ -114,16 +115,14 @@ def communication_lines(ranks: Ranks) -> list[str]:
     """Return lines on communication, and the notes on the ranks."""
     lines = []
     least_s = _LEAST_EXPOSED * ranks.step_s
-    exposed = [
-        f"{part} {ms_text(seconds)}"
-        for part, seconds in ranks.exposed_s.items()
-        if seconds >= least_s
-    ]
-    if exposed:
+    exposed_phases = []
+    for part, seconds in ranks.exposed_s.items():
+        if seconds >= least_s:
+            exposed_phases.append(f"{part} {ms_text(seconds)}")
+    if exposed_phases:
         source = ranks.exposed_source or "of an unknown source"
-        lines.append(
-            f"exposed communication: {', '.join(exposed)} ms per step ({source})"
-        )
+        phases = ", ".join(exposed_phases)
+        lines.append(f"exposed communication: {phases} ms per step ({source})")
     exposed_s = ranks.exposed_communication_s
     if ranks.communication_s and exposed_s is not None:
         took = f"collectives: {ms_text(ranks.communication_s)} ms of a traced step"
@@ -161,11 +160,10 @@ def _slow_rank_texts(ranks: Ranks, saves_s: float) -> list[str]:
     if finding.cause is not None:
         spends = "it spends that time" if is_single else "they spend it"
         texts.append(f"{spends} {finding.cause}")
-    has_others = (finding.slow_ranks or 1) < ranks.heard
-    if finding.others_wait_s is not None and has_others:
-        texts.append(
-            f"the others wait {_ms(finding.others_wait_s)} per step for {pronoun}"
-        )
+    has_fast_ranks = (finding.slow_ranks or 1) < ranks.heard
+    if finding.others_wait_s is not None and has_fast_ranks:
+        wait = _ms(finding.others_wait_s)
+        texts.append(f"the others wait {wait} per step for {pronoun}")
     interval = ""
     if finding.low_s is not None and finding.high_s is not None:
         interval = f" [{finding.low_s * 1e3:.1f}, {finding.high_s * 1e3:.1f}]"
@@ -185,9 +183,8 @@ _DOUBTS = {
 def _doubtful_text(ranks: Ranks) -> str:
     """Return which rank may be slow, and why that is not sure."""
     finding = ranks.finding
-    doubt = _DOUBTS.get(
-        finding.doubt or "", f"too few steps ({finding.steps}) to be sure"
-    )
+    few_steps = f"too few steps ({finding.steps}) to be sure"
+    doubt = _DOUBTS.get(finding.doubt or "", few_steps)
     if finding.slow:
         return f"{_slow_ranks_text(ranks)}, {doubt}"
     if finding.phase is None:
@@ -216,7 +213,9 @@ def _slow_rank_of_0_2(ranks: Ranks) -> str:
     finding = ranks.finding
     subject = f"host {finding.host}" if finding.rank is None else f"rank {finding.rank}"
     text = f"{subject}: {_ms(finding.excess_s or 0.0)} slower"
-    return f"{text} in {finding.phase}" if finding.phase else text
+    if finding.phase:
+        text += f" in {finding.phase}"
+    return text
 
 
 def _place_text(slow_rank: SlowRank, steps: int) -> str:
@@ -239,7 +238,7 @@ def _subject(slow_ranks: Sequence[SlowRank], ranks: Ranks) -> str:
     if len(slow_ranks) == len(finding.slow):  # the record may name only some of them
         count = max(count, finding.slow_ranks or 0)
     names = ranks_text(numbers)
-    if count > _MOST_NAMED:
+    if count > _MOST_RANKS_NAMED:
         names = f"{count:,} of {ranks.world:,} ranks, {numbers[0]} the first,"
     verb = "is" if count == 1 else "are"
     if len(ranks.hosts) < 2:

@@ -41,9 +41,7 @@ from lm_profiler.report.tables.table import (
 
 def phase_table(record: RunRecord) -> Table:
     """Return a row for each phase that occurred, then forward + backward, and the step."""
-    has_device = (
-        record.environment is not None and record.environment.device_type != "cpu"
-    )
+    has_device = _has_device(record)
     titles = ["phase", "mean [95 % interval] (ms)", "std", "median", "p95", "share"]
     if has_device:
         titles.append("host (ms)")
@@ -60,14 +58,21 @@ def phase_table(record: RunRecord) -> Table:
     return table_with_floors(titles, rows, floors)
 
 
+def _has_device(record: RunRecord) -> bool:
+    """Return whether a device has a clock of its own; on the CPU the two clocks are one."""
+    environment = record.environment
+    return environment is not None and environment.device_type != "cpu"
+
+
 def _occurred(record: RunRecord, part: str) -> bool:
     """Return whether ``part`` took time on any clock; phases that this verb or loop lacks have none."""
     if part == "step":
         return True
-    # Without backward the sum of both would repeat the forward pass.
-    needed = "backward" if part == "forward_backward" else part
-    clocks = [clock for clock in (record.time, record.host_time) if needed in clock]
-    return any(clock[needed].max for clock in clocks)
+    if part == "forward_backward":
+        # Without backward the sum of both would repeat the forward pass.
+        part = "backward"
+    clocks = (record.time, record.host_time)
+    return any(part in clock and clock[part].max for clock in clocks)
 
 
 def table_with_floors(
@@ -79,15 +84,16 @@ def table_with_floors(
     headings = [Heading(title, title, figures=title != "phase") for title in titles]
     has_floors = any((floor.seconds or 0.0) >= LEAST_S for floor in floors.values())
     if has_floors:
-        headings += [
-            Heading(figure.heading, figure.heading, figures=True)
-            for figure in (FLOOR, TIMES_FLOOR)
-        ]
+        for figure in (FLOOR, TIMES_FLOOR):
+            headings.append(Heading(figure.heading, figure.heading, figures=True))
     cells = []
     for index, (part, texts) in enumerate(rows):
-        style = "bold" if index == len(rows) - 1 else ""
-        shown_texts = [*texts, *floor_texts(floors.get(part))] if has_floors else texts
-        cells.append([text_cell(text, style) for text in shown_texts])
+        is_last_row = index == len(rows) - 1
+        style = "bold" if is_last_row else ""
+        row_texts = list(texts)
+        if has_floors:
+            row_texts += floor_texts(floors.get(part))
+        cells.append([text_cell(text, style) for text in row_texts])
     return Table(headings, cells)
 
 
@@ -100,8 +106,11 @@ def step_line(record: RunRecord) -> str:
         "median": median,
         "p95": p95,
     }
-    known = [f"{name} {value}" for name, value in spread.items() if value]
-    return ", ".join([f"step: {mean} ms", *known])
+    words = [f"step: {mean} ms"]
+    for name, value in spread.items():
+        if value:
+            words.append(f"{name} {value}")
+    return ", ".join(words)
 
 
 def _row_texts(record: RunRecord, part: str) -> list[str]:
@@ -113,10 +122,13 @@ def _row_texts(record: RunRecord, part: str) -> list[str]:
         mean += f" [{_ms(time.mean_low, digits)}, {_ms(time.mean_high, digits)}]"
     elif TIMES[part].lacks_interval(record):
         mean += f" [{TOO_FEW_STEPS}]"
-    std = "" if time.std is None else _ms(time.std, digits)
+    std = ""
+    if time.std is not None:
+        std = _ms(time.std, digits)
+    share = record.shares.get(part)
     step_s = record.time["step"].mean
-    share = (time.mean or 0.0) / step_s if step_s else None
-    share = record.shares.get(part, share)
+    if part not in record.shares and step_s:
+        share = (time.mean or 0.0) / step_s
     spread = [std, _ms(time.median, digits), _ms(time.p95, digits)]
     return [TIMES[part].title, mean, *spread, share_text(share)]
 
@@ -184,9 +196,8 @@ _TIMES = (
 _ELSEWHERE = (*_TIMES, "Terms of the waterfall")  # groups with their own tables
 _MOST_ROWS = 64
 # the rows of families, each with its title
-_KEYS = {
-    part: TIMES[part].title for part in (*PARTS, "forward_backward", "step")
-} | MOMENTS
+_KEYS = {part: TIMES[part].title for part in (*PARTS, "forward_backward", "step")}
+_KEYS |= MOMENTS
 
 
 def shown(figure: Quantity, record: RunRecord) -> str:
@@ -211,14 +222,16 @@ def sections(record: RunRecord) -> list[Table]:
     times: list[Quantity] = []
     for title in _TIMES:
         times += GROUPS[title]
-    host_times = [figure for figure in times if figure.path.startswith("host_")]
-    step_times = [figure for figure in times if figure not in host_times]
+    host_times = []
+    step_times = []
+    for figure in times:
+        if figure.path.startswith("host_"):
+            host_times.append(figure)
+        else:
+            step_times.append(figure)
     tables = [replace(list_table(record, "findings"), title="What could be saved")]
     tables.append(_families(record, step_times, "Time of a step (ms)"))
-    has_device = (
-        record.environment is not None and record.environment.device_type != "cpu"
-    )
-    if has_device:  # on the CPU the two clocks are one
+    if _has_device(record):
         tables.append(_families(record, host_times, "Time on the host's clock (ms)"))
     for title, group in GROUPS.items():
         if title not in _ELSEWHERE:
@@ -228,18 +241,26 @@ def sections(record: RunRecord) -> list[Table]:
 
 def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[Table]:
     """Return the tables of one group: its facts with their meanings, its lists, and its families."""
-    single_figures = [figure for figure in group if figure.member is None]
-    family_figures = [figure for figure in group if figure.member is not None]
+    single_figures = []
+    family_figures = []
+    for figure in group:
+        if figure.member is None:
+            single_figures.append(figure)
+        else:
+            family_figures.append(figure)
     tables = [known_table(record, single_figures, _word_rows(record, title))]
-    tables += [list_table(record, path) for path in _LISTS.get(title, ())]
+    for path in _LISTS.get(title, ()):
+        tables.append(list_table(record, path))
     tables.append(_families(record, family_figures))
     if title == "Waterfall":
         tables += waterfall_tables(record)
-    first, *others = [table for table in tables if table.rows] or [Table()]
-    return [
-        replace(first, title=title),
-        *(replace(table, title="") for table in others),
-    ]
+    titled_tables: list[Table] = []
+    for table in tables:
+        if table.rows:
+            # The title stands above the first table.
+            table_title = "" if titled_tables else title
+            titled_tables.append(replace(table, title=table_title))
+    return titled_tables
 
 
 def known_table(
@@ -262,18 +283,21 @@ def _word_rows(record: RunRecord, title: str) -> list[list[str]]:
     part = parts.get(title)
     if part is None:
         return []
-    texts = {name: _value_text(value) for name, value in part.model_dump().items()}
-    return [[name.replace("_", " "), text, ""] for name, text in texts.items() if text]
+    rows = []
+    for name, value in part.model_dump().items():
+        text = _value_text(value)
+        if text:
+            rows.append([name.replace("_", " "), text, ""])
+    return rows
 
 
 def _value_text(value: Any) -> str:
     """Return ``value`` as text; empty for numbers, which are separate figures."""
     if isinstance(value, dict):
-        return ", ".join(
-            f"{name} {_value_text(inner)}" for name, inner in value.items()
-        )
+        entries = [f"{name} {_value_text(entry)}" for name, entry in value.items()]
+        return ", ".join(entries)
     if isinstance(value, list):
-        return ", ".join(str(inner) for inner in value)
+        return ", ".join(map(str, value))
     if isinstance(value, (str, bool)):
         return fact_text(value)
     return ""
@@ -295,13 +319,13 @@ def list_table(record: RunRecord, path: str) -> Table:
     if path in _NUMBERED:
         noun, first_number = _NUMBERED[path]
         headings = [Heading(noun, noun, figures=True), *headings]
-        rows = [
-            [TableCell(number, str(number)), *row]
-            for number, row in enumerate(rows, first_number)
-        ]
+        for number, row in enumerate(rows, first_number):
+            row.insert(0, TableCell(number, str(number)))
+    table = Table(headings, rows)
     rows_left = len(items) - _MOST_ROWS
-    below = [f"and {rows_left:,} more"] if rows_left > 0 else []
-    return Table(headings, rows, below=below)
+    if rows_left > 0:
+        table = replace(table, below=[f"and {rows_left:,} more"])
+    return table
 
 
 def _known_columns(path: str, items: Sequence[Any]) -> list[Quantity]:
@@ -309,10 +333,12 @@ def _known_columns(path: str, items: Sequence[Any]) -> list[Quantity]:
     if path not in _SPARSE:
         return list(LISTS[path])
     # Steps show only counters of this machine, ranks only phases that occur: there 0 counts as nothing too.
-    nothing = (None, 0.0) if path == "ranks.by_rank" else (None,)
+    empty_values: tuple[float | None, ...] = (None,)
+    if path == "ranks.by_rank":
+        empty_values = (None, 0.0)
     columns = []
     for figure in LISTS[path]:
-        if any(figure.get(item) not in nothing for item in items):
+        if any(figure.get(item) not in empty_values for item in items):
             columns.append(figure)
     return columns
 
@@ -321,8 +347,10 @@ def _list_cell(figure: Quantity, item: Any, path: str) -> TableCell:
     value = figure.get(item)
     if value is not None or path not in _SPARSE:
         return TableCell(value, figure.show(value, unit=False))
-    # The row of counters without a step holds the usual ones.
-    return TableCell(None, "median" if figure.name == "step" else "")
+    if figure.name == "step":
+        # The row of counters without a step holds the usual ones.
+        return TableCell(None, "median")
+    return TableCell(None, "")
 
 
 def _rounded(figure: Quantity, record: RunRecord) -> str:
@@ -338,17 +366,16 @@ def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> 
     for figure in group:
         part = figure.member or figure.path.split(".")[1]
         value = figure.get(record)
-        # no time and no memory are left out
-        is_nothing = not value and figure.shown_unit
-        if value is None or is_nothing:
+        is_no_amount = not value and figure.shown_unit  # of time or memory
+        if value is None or is_no_amount:
             continue
-        family = (
-            figure.title.removesuffix(" (host)").removeprefix(_KEYS[part]).lstrip(": ")
-        )
+        title_of_member = figure.title.removesuffix(" (host)")
+        family = title_of_member.removeprefix(_KEYS[part]).lstrip(": ")
         column = columns.setdefault(family or "mean [95 % interval]", {})
-        column[part] = (
-            _rounded(figure, record) if figure.unit == "s" else figure.fit(value)
-        )
+        if figure.unit == "s":
+            column[part] = _rounded(figure, record)
+        else:
+            column[part] = figure.fit(value)
     are_moments = False
     rows = []
     for part, part_title in _KEYS.items():
@@ -356,6 +383,5 @@ def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> 
         if any(texts):
             rows.append([part_title, *texts])
             are_moments = are_moments or part in MOMENTS
-    return text_table(
-        ["moment" if are_moments else "phase", *columns], rows, title=title
-    )
+    noun = "moment" if are_moments else "phase"
+    return text_table([noun, *columns], rows, title=title)

@@ -71,15 +71,15 @@ def _differences(
     if has_module:
         titles.insert(1, "module")
     hidden = differences[_LARGEST:]
-    below = []
+    lines_below = []
     if hidden:
         hidden_s = sum(difference.b_s - difference.a_s for difference in hidden)
-        below.append(
+        lines_below.append(
             f"{counted(len(hidden), 'smaller difference')}, {_signed_ms(hidden_s)} ms together"
         )
     rows = _difference_rows(differences[:_LARGEST], has_module)
     return text_table(titles, rows, left=3 if has_module else 2, title=f"by {what}, the largest difference first",
-                      below=below)  # fmt: skip
+                      below=lines_below)  # fmt: skip
 
 
 def _difference_rows(
@@ -145,17 +145,17 @@ def ranks_tables(answer: TraceRanks) -> list[Table]:
             ]
         )
     hidden = answer.waits[_LARGEST:]
-    below = []
+    lines_below = []
     if hidden:
         hidden_s = sum(wait.waited_s for wait in hidden)
-        below.append(
+        lines_below.append(
             f"{counted(len(hidden), 'smaller wait')}, {_ms(hidden_s)} ms together"
         )
     tables = [Table(above=lines), text_table(rank_titles, ranks, title="ranks")]
     if waits:
         titles = ["collective", "rank", "waits for", "calls", "ms"]
         tables.append(
-            text_table(titles, waits, title="who waits for whom", below=below)
+            text_table(titles, waits, title="who waits for whom", below=lines_below)
         )
     return tables
 

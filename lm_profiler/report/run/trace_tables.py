@@ -152,16 +152,16 @@ def _modules_tables(kernels: KernelTable) -> list[Table]:
             [module, _ms_number(sums_s[module] / kernels.steps), f"{share:.1%}"]
         )
     hidden = largest[_LARGEST_MODULES:]
-    below = []
+    lines_below = []
     if hidden:
         hidden_s = sum(sums_s[module] for module in hidden) / kernels.steps
-        below.append(f"{counted(len(hidden), 'further module')}, {_ms(hidden_s)}")
+        lines_below.append(f"{counted(len(hidden), 'further module')}, {_ms(hidden_s)}")
     return [
         text_table(
             ["module", "ms", "share"],
             rows,
             title="modules, without those in them",
-            below=below,
+            below=lines_below,
         )
     ]
 
@@ -172,15 +172,15 @@ def _idle_tables(answer: TraceAnswer) -> list[Table]:
         return []
     rows = [_idle_row(answer, idle) for idle in answer.idle[:_LARGEST_GAPS]]
     hidden = answer.idle[_LARGEST_GAPS:]
-    below = []
+    lines_below = []
     if hidden:
         hidden_s = sum(idle.total_s for idle in hidden) / answer.steps
-        below.append(f"{counted(len(hidden), 'further cause')}, {_ms(hidden_s)}")
+        lines_below.append(f"{counted(len(hidden), 'further cause')}, {_ms(hidden_s)}")
     titles = ["in", "cause", "phase", "times", "ms", "share"]
     title = "idle time of the device, and what the host did"
     if answer.launches is None:
         title = "time outside of operators that compute"
-    return [text_table(titles, rows, left=3, title=title, below=below)]
+    return [text_table(titles, rows, left=3, title=title, below=lines_below)]
 
 
 def _idle_row(answer: TraceAnswer, idle: IdleTime) -> list[str]:

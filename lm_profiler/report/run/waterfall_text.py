@@ -297,14 +297,16 @@ def _terms_table(fall: Waterfall) -> Table:
         rows.append(row)
     rows.append(_step_row(fall, columns=len(headings)))
 
-    below = []
+    lines_below = []
     if has_ends:
-        below.append(
+        lines_below.append(
             f"from, to: by each of the {fall.traced_steps} traced steps alone; this is not an interval"
         )
-    below.append(f"could save at most: {unsure(fall) or 'a ceiling, never a gain'}")
-    below += [f"note: {note}" for note in fall.notes]
-    return Table(headings, rows, below=below)
+    lines_below.append(
+        f"could save at most: {unsure(fall) or 'a ceiling, never a gain'}"
+    )
+    lines_below += [f"note: {note}" for note in fall.notes]
+    return Table(headings, rows, below=lines_below)
 
 
 def _step_row(fall: Waterfall, columns: int) -> list[TableCell]:
@@ -329,8 +331,8 @@ def _largest_contributors(fall: Waterfall) -> Table:
             rows.append([term_cell, *row])
         rows_left += len(contributor_rows[_MOST_CONTRIBUTORS:])
     headings = [Heading("term", "term"), *headings_of(_CONTRIBUTOR)]
-    below = [f"and {rows_left:,} smaller ones"] if rows_left else []
-    return Table(headings, rows, below=below)
+    lines_below = [f"and {rows_left:,} smaller ones"] if rows_left else []
+    return Table(headings, rows, below=lines_below)
 
 
 def contributors(term: Term, fall: Waterfall) -> Table:

@@ -62,15 +62,11 @@ def pivot(
     rows = group_by_facts(entries, down)
     columns = group_by_facts(entries, across)
     cells = group_by_facts(entries, facts)
-    fact_headings = [heading(fact, list(rows.values())) for fact in down]
-    names = [fact_heading.name for fact_heading in fact_headings]
-    titles = _distinct_titles(
-        names, [_pivot_title(group, across) for group in columns.values()]
-    )
-    headings = [
-        *fact_headings,
-        *(Heading(title, title, figures=True) for title in titles),
-    ]
+    headings = [heading(fact, list(rows.values())) for fact in down]
+    fact_names = [fact_heading.name for fact_heading in headings]
+    pivot_titles = [_pivot_title(group, across) for group in columns.values()]
+    for title in _distinct_titles(fact_names, pivot_titles):
+        headings.append(Heading(title, title, figures=True))
 
     body = []
     has_intervals = False
@@ -81,12 +77,13 @@ def pivot(
         has_intervals = has_intervals or any(cell.low is not None for cell in row)
         body.append(row)
 
+    groups = list(cells.values())
     title = heading(value, []).title
-    if any(len(group) > 1 for group in cells.values()):
+    if any(len(group) > 1 for group in groups):
         title += f": {MERGE_NOTE}"
     elif has_intervals:
         title += ": mean [95 % interval]"
-    return Table(headings, body, [title], notes(list(cells.values()), facts, [value]))
+    return Table(headings, body, above=[title], below=notes(groups, facts, [value]))
 
 
 def _pivot_title(group: RunGroup, across: Sequence[Column]) -> str:
@@ -98,12 +95,12 @@ def _distinct_titles(names: Sequence[str], titles: Sequence[str]) -> list[str]:
 
     ``names`` are those of the columns to their left.
     """
-    used = [*names, *titles]
-    distinct = []
+    all_titles = [*names, *titles]
+    distinct_titles = []
     for position, title in enumerate(titles, len(names)):
-        is_first = used.index(title) == position
-        distinct.append(title if is_first else f"{title} ({position})")
-    return distinct
+        is_repeated = all_titles.index(title) < position
+        distinct_titles.append(f"{title} ({position})" if is_repeated else title)
+    return distinct_titles
 
 
 def value_cell(group: RunGroup, value: Column, interval: bool = True) -> TableCell:
@@ -112,18 +109,19 @@ def value_cell(group: RunGroup, value: Column, interval: bool = True) -> TableCe
         return TableCell()
     if value.quantity is None:
         return fact_cell(group, value)
-    good = [entry for entry in group if entry.status == "ok"]
-    tried = [entry for entry in group if entry.status != "not run"]
-    if not good:
-        word = distinct_values(entry.status for entry in (tried or group))[0]
-        return TableCell(text=_word_for(word), status=status_text(tried or group))
-    figure_cell = cell(good, value, interval)
+    good_runs = [entry for entry in group if entry.status == "ok"]
+    ended_runs = [entry for entry in group if entry.status != "not run"]
+    if not good_runs:
+        runs = ended_runs or group
+        word = distinct_values(entry.status for entry in runs)[0]
+        return TableCell(text=_word_for(word), status=status_text(runs))
+    figure_cell = cell(good_runs, value, interval)
     text = figure_cell.text
-    if len(good) > 1:
-        text += f" n={len(good)}"
-    failed = [entry for entry in tried if entry.status != "ok"]
-    if failed:
-        text += f" ({status_counts(failed)})"
+    if len(good_runs) > 1:
+        text += f" n={len(good_runs)}"
+    failed_runs = [entry for entry in ended_runs if entry.status != "ok"]
+    if failed_runs:
+        text += f" ({status_counts(failed_runs)})"
     return replace(figure_cell, text=text)
 
 
@@ -146,17 +144,16 @@ def model_name(entry: Entry) -> str:
         value = COLUMNS[name].get(entry)
         if value != getattr(preset_of(size), name, None):
             changed.append(f"{name} {value}")
-    return f"{size} ({', '.join(changed)})" if changed else str(size)
+    if not changed:
+        return str(size)
+    return f"{size} ({', '.join(changed)})"
 
 
 def _distinguishing(entries: Sequence[Entry]) -> list[Column]:
     """Return the facts that distinguish ``entries``, except facts about the outcome."""
     outcome = COLUMNS["steadiness"].group
-    return [
-        fact
-        for fact in distinguishing_facts(single_run_groups(entries))
-        if fact.group != outcome
-    ]
+    facts = distinguishing_facts(single_run_groups(entries))
+    return [fact for fact in facts if fact.group != outcome]
 
 
 def names(entries: Sequence[Entry]) -> list[str]:
@@ -164,38 +161,38 @@ def names(entries: Sequence[Entry]) -> list[str]:
     facts = [fact for fact in _distinguishing(entries) if fact.name not in _MODEL_FACTS]
     labels = []
     for entry in entries:
-        words = [
-            model_name(entry),
-            *(fact_phrase(fact, fact.get(entry)) for fact in facts),
-        ]
+        words = [model_name(entry)]
+        for fact in facts:
+            words.append(fact_phrase(fact, fact.get(entry)))
         labels.append(", ".join(filter(None, words)))
     uses = Counter(labels)
-    distinct = []
+    distinct_names = []
     for label, entry in zip(labels, entries, strict=True):
         needs_run = uses[label] > 1 and label != entry.name
-        distinct.append(f"{label}, {entry.name}" if needs_run else label)
-    return distinct
+        distinct_names.append(f"{label}, {entry.name}" if needs_run else label)
+    return distinct_names
 
 
 def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
     """Return the type of each device, such as ``cuda``, or its name where several are of one type."""
     types: dict[str | None, str] = {}
     for entry in entries:
-        environment = entry.environment
-        types[COLUMNS["device"].get(entry)] = (
-            "unknown" if environment is None else environment.device_type
-        )
+        device_type = "unknown"
+        if entry.environment is not None:
+            device_type = entry.environment.device_type
+        types[COLUMNS["device"].get(entry)] = device_type
     uses = Counter(types.values())
-    return {
-        name: kind if name is None or uses[kind] == 1 else name
-        for name, kind in types.items()
-    }
+    shown_names: dict[str | None, str] = {}
+    for name, device_type in types.items():
+        is_only_one = uses[device_type] == 1
+        shown_names[name] = device_type if name is None or is_only_one else name
+    return shown_names
 
 
 # -- wide --------------------------------------------------------------------------------------------------------------
 
 CellFunction = Callable[[Entry], TableCell]
-_HELD = {
+_MEMORY_COLUMNS = {
     "model mem": "held_start_bytes",
     "model+fwd mem": "held_forward_bytes",
     "model+fwd+back mem": "held_backward_bytes",
@@ -225,24 +222,26 @@ def wide(entries: Sequence[Entry]) -> Table:
     """Return a wide row for each run: means and standard deviations in seconds; memory as well for attention alone."""
     # Repeats have separate rows, and so do training, the forward pass alone, and each cut of the steps.
     groups = single_run_groups(entries)
-    shown_names = {*_WIDE_FACTS}
+    shown_names = set(_WIDE_FACTS)
     if _is_attention_alone(entries):
         shown_names.add("attention")  # it stands in the place of the model's name
-    more_facts = [
-        fact for fact in _distinguishing(entries) if fact.name not in shown_names
-    ]
-    columns = _wide_columns(entries, [fact.name for fact in more_facts])
-    words = {
-        *_WORD_COLUMNS,
-        *(fact.name for fact in more_facts if not heading(fact, groups).figures),
-    }
-    headings = [Heading(title, title, figures=title not in words) for title in columns]
+    fact_names = []
+    word_columns = set(_WORD_COLUMNS)
+    for fact in _distinguishing(entries):
+        if fact.name in shown_names:
+            continue
+        fact_names.append(fact.name)
+        if not heading(fact, groups).figures:
+            word_columns.add(fact.name)
+    columns = _wide_columns(entries, fact_names)
+    headings = []
+    for title in columns:
+        headings.append(Heading(title, title, figures=title not in word_columns))
     body = []
     for entry in entries:
-        body.append([cell_of(entry) for cell_of in columns.values()])
-    return Table(
-        headings, body, below=notes(groups, message_columns(naming_columns(groups)))
-    )
+        body.append([make_cell(entry) for make_cell in columns.values()])
+    notes_below = notes(groups, message_columns(naming_columns(groups)))
+    return Table(headings, body, below=notes_below)
 
 
 def _wide_columns(
@@ -251,12 +250,14 @@ def _wide_columns(
     """Return the columns of ``wide`` by their titles, each as a function that makes the cell of a run."""
     is_attention = _is_attention_alone(entries)
     types = device_names(entries)
+
+    def device_cell(entry: Entry) -> TableCell:
+        return _word_cell(types[COLUMNS["device"].get(entry)])
+
     columns: dict[str, CellFunction] = {
-        "device": lambda entry: _word_cell(types[COLUMNS["device"].get(entry)]),
+        "device": device_cell,
         "batch_size": _fact_column("batch_size"),
-        "compile": lambda entry: _word_cell(
-            COLUMNS["compile"].get(entry)
-        ),  # as a frame prints it: True, not true
+        "compile": _compile_cell,
         "model": _attention_cell if is_attention else _model_cell,
     }
     if is_attention:
@@ -272,9 +273,9 @@ def _wide_columns(
         columns[f"{title} avg (sec)"] = _figure_column(f"{part}_s", _six_digits)
         columns[f"{title} std (sec)"] = _figure_column(f"{part}_std_s", _six_digits)
     if is_attention:
-        for title, name in _HELD.items():
+        for title, name in _MEMORY_COLUMNS.items():
             columns[title] = _figure_column(name, _mib)
-    columns["status"] = lambda entry: TableCell(entry.status, _word_for(entry.status))
+    columns["status"] = _status_cell
     if any(entry.cell is not None and entry.cell.repeat for entry in entries):
         columns["repeat"] = _fact_column("repeat")
     return columns
@@ -294,6 +295,14 @@ def _model_cell(entry: Entry) -> TableCell:
 
 def _attention_cell(entry: Entry) -> TableCell:
     return _word_cell(fact_text(COLUMNS["attention"].get(entry)))
+
+
+def _compile_cell(entry: Entry) -> TableCell:
+    return _word_cell(COLUMNS["compile"].get(entry))  # as a frame prints it: True
+
+
+def _status_cell(entry: Entry) -> TableCell:
+    return TableCell(entry.status, _word_for(entry.status))
 
 
 def _dtype_cell(entry: Entry) -> TableCell:
@@ -352,21 +361,17 @@ def modes(entries: Sequence[Entry]) -> Table:
     rows = list(group_by_facts(entries, down).values())
     headings = [heading(fact, rows) for fact in down]
     for part, title in MODES.items():
-        headings.append(
-            Heading(f"{part}_s", f"{title} ({_STEP.shown_unit})", figures=True)
-        )
+        title_with_unit = f"{title} ({_STEP.shown_unit})"
+        headings.append(Heading(f"{part}_s", title_with_unit, figures=True))
     body = []
     for row in rows:
         cells = [fact_cell(row, fact) for fact in down]
         cells += [_mode_cell(row, part) for part in MODES]
         body.append(cells)
-    above = [
-        "mean ± standard deviation of the steps",
-        *shared_fact_lines(rows, [*down, *_FACTS_OF_MODES]),
-    ]
-    return Table(
-        headings, body, above, notes(groups, message_columns(naming_columns(groups)))
-    )
+    lines_above = ["mean ± standard deviation of the steps"]
+    lines_above += shared_fact_lines(rows, [*down, *_FACTS_OF_MODES])
+    lines_below = notes(groups, message_columns(naming_columns(groups)))
+    return Table(headings, body, lines_above, lines_below)
 
 
 def _mode(entry: Entry) -> str:
@@ -376,34 +381,33 @@ def _mode(entry: Entry) -> str:
     return "forward_backward" if has_no_optimizer else "step"
 
 
-def _timed_by(group: RunGroup, part: str) -> list[Entry]:
+def _runs_that_time(group: RunGroup, part: str) -> list[Entry]:
     """Return the runs that time a part of the step: those that do exactly that, else those of the next longer mode.
 
     Others would mix in another time: an optimizer makes both passes slower.
     """
-    order = list(MODES)
-    for mode in order[order.index(part) :]:
-        timed = [entry for entry in group if _mode(entry) == mode]
-        if timed:
-            return timed
+    all_modes = list(MODES)
+    for mode in all_modes[all_modes.index(part) :]:
+        runs = [entry for entry in group if _mode(entry) == mode]
+        if runs:
+            return runs
     return []
 
 
 def _mode_cell(group: RunGroup, part: str) -> TableCell:
-    timed = _timed_by(group, part)
-    if not timed:
+    runs = _runs_that_time(group, part)
+    if not runs:
         return TableCell()
-    mean = COLUMNS[f"{part}_s"].get(timed[0])
-    std = COLUMNS[f"{part}_std_s"].get(timed[0])
+    run = runs[0]
+    mean = COLUMNS[f"{part}_s"].get(run)
+    std = COLUMNS[f"{part}_std_s"].get(run)
     if mean is None:
-        return TableCell(text=_word_for(timed[0].status), status=timed[0].status)
-    text = " ± ".join(
-        _STEP.show(seconds, unit=False, digits=2)
-        for seconds in (mean, std)
-        if seconds is not None
-    )
-    if len(timed) > 1:
-        text += f" (of {len(timed)})"
+        return TableCell(text=_word_for(run.status), status=run.status)
+    text = _STEP.show(mean, unit=False, digits=2)
+    if std is not None:
+        text += f" ± {_STEP.show(std, unit=False, digits=2)}"
+    if len(runs) > 1:
+        text += f" (of {len(runs)})"
     return TableCell(mean, text, std=std)
 
 
@@ -426,42 +430,46 @@ def devices(entries: Sequence[Entry]) -> Table:
 
     body = []
     for row_key, group in rows.items():
-        row = [*(fact_cell(group, fact) for fact in down), _parameters_cell(group)]
+        row = [fact_cell(group, fact) for fact in down]
+        row.append(_parameters_cell(group))
         for device_key in across:
             runs = cells.get((*row_key, *device_key), ())
             row += [_milliseconds_cell(runs, part) for part in _DEVICE_PARTS.values()]
         body.append(row)
 
-    headings = [
-        Heading("Size", "Size"),
-        *(Heading(name, name, figures=True) for name in fact_names[1:]),
-    ]
+    headings = [Heading("Size", "Size")]
+    for name in fact_names[1:]:
+        headings.append(Heading(name, name, figures=True))
     headings.append(Heading("num_params", "num_params"))
-    types = device_names(entries)
+    shown_names = device_names(entries)
     for group in across.values():
-        kind = types[fact_value(group, device)]
-        title = kind.upper() if kind in _UPPER_CASE else kind
-        headings += [
-            Heading(f"{title} {part}", f"{title} {part}", figures=True)
-            for part in _DEVICE_PARTS
-        ]
+        device_name = shown_names[fact_value(group, device)]
+        if device_name in _UPPER_CASE:
+            device_name = device_name.upper()
+        for part in _DEVICE_PARTS:
+            title = f"{device_name} {part}"
+            headings.append(Heading(title, title, figures=True))
 
     groups = list(cells.values())
     is_merged = any(len(group) > 1 for group in groups)
-    above = shared_fact_lines(groups, [*down, device, COLUMNS["parameters"]])
-    below = [MERGE_NOTE if is_merged else "means", *notes(groups, [*down, device])]
-    return Table(headings, body, above, below)
+    lines_above = shared_fact_lines(groups, [*down, device, COLUMNS["parameters"]])
+    lines_below = [
+        MERGE_NOTE if is_merged else "means",
+        *notes(groups, [*down, device]),
+    ]
+    return Table(headings, body, lines_above, lines_below)
 
 
 def _milliseconds_cell(group: RunGroup, part: str) -> TableCell:
-    timed = _timed_by(group, part)
-    cell = value_cell(timed, COLUMNS[f"{part}_s"], interval=False)
+    runs = _runs_that_time(group, part)
+    cell = value_cell(runs, COLUMNS[f"{part}_s"], interval=False)
     if cell.value is None:
         return cell
-    std = COLUMNS[f"{part}_std_s"].get(timed[0]) if len(timed) == 1 else None
-    return replace(
-        cell, text=f"{_STEP.show(cell.value, unit=False, digits=1)}ms", std=std
-    )
+    std = None
+    if len(runs) == 1:
+        std = COLUMNS[f"{part}_std_s"].get(runs[0])
+    milliseconds = _STEP.show(cell.value, unit=False, digits=1)
+    return replace(cell, text=f"{milliseconds}ms", std=std)
 
 
 def _parameters_cell(group: RunGroup) -> TableCell:
@@ -484,22 +492,21 @@ _LONGEST_RULE = 80
 
 def blocks(entries: Sequence[Entry]) -> Table:
     """Return a block of text for each entry, a banner for each cut of the steps, and a table that sums them up."""
-    above: list[str] = []
+    lines_above: list[str] = []
     rows = []
-    ordered = sorted(
-        entries, key=lambda entry: sort_key(COLUMNS["warmup_steps"].get(entry))
-    )
-    for cut, pairs in groupby(
-        zip(ordered, names(ordered), strict=True), lambda pair: pair[0].cut
-    ):
-        named_entries = list(pairs)
-        above += _banner([entry for entry, _ in named_entries], cut)
-        for entry, name in named_entries:
+    warmup_steps = COLUMNS["warmup_steps"]
+    ordered = sorted(entries, key=lambda entry: sort_key(warmup_steps.get(entry)))
+    entry_names = iter(names(ordered))
+    for cut, entries_of_cut in groupby(ordered, key=lambda entry: entry.cut):
+        cut_entries = list(entries_of_cut)
+        lines_above += _banner(cut_entries, cut)
+        for entry in cut_entries:
+            name = next(entry_names)
             steps = steps_after(entry) if entry.shows_steps else None
-            above += [*_block(entry, name, steps), ""]
+            lines_above += [*_block(entry, name, steps), ""]
             rows.append(_summary_row(entry, name, steps))
     headings = [Heading(title, title, title == "Params") for title in _SUMMARY]
-    return Table(headings, rows, above, verbatim=True)
+    return Table(headings, rows, lines_above, verbatim=True)
 
 
 def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
@@ -535,7 +542,8 @@ def _block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
     lines += _pass_lines("forward", steps)
     if has_backward:
         lines += _pass_lines("forward_backward", steps)
-    forward_s, backward_s = steps.times["forward"].mean, steps.times["backward"].mean
+    forward_s = steps.times["forward"].mean
+    backward_s = steps.times["backward"].mean
     if backward_s:
         ratio = f" ({backward_s / forward_s:.2f}x forward)" if forward_s else ""
         lines.append(f"  Backward-only: {backward_s:.6f} seconds{ratio}")
@@ -592,24 +600,23 @@ def warmups(entries: Sequence[Entry]) -> Table:
     run_names = names([cuts[0] for cuts in runs.values()])
     body = []
     for name, cuts in zip(run_names, runs.values(), strict=True):
-        for part, needed in (
-            ("forward", "forward_s"),
-            ("forward_backward", "backward_s"),
-        ):
-            for cut in cuts:
-                if COLUMNS[needed].get(cut) is not None:
-                    body.append(_warmup_row(cut, name, part))
-    headings = [
-        Heading(title or "model", title, index > 1)
-        for index, title in enumerate(titles)
-    ]
+        for cut in cuts:
+            if COLUMNS["forward_s"].get(cut) is not None:
+                body.append(_warmup_row(cut, name, "forward"))
+        for cut in cuts:
+            if COLUMNS["backward_s"].get(cut) is not None:
+                body.append(_warmup_row(cut, name, "forward_backward"))
+    headings = []
+    for index, title in enumerate(titles):
+        headings.append(Heading(title or "model", title, figures=index > 1))
     return Table(headings, body)
 
 
 def _warmup_row(entry: Entry, name: str, part: str) -> list[TableCell]:
-    facts = [name, part == "forward"]
-    facts += [COLUMNS[fact].get(entry) for fact in ("warmup_steps", "benchmark_steps")]
-    cells = [_word_cell(fact) for fact in facts]
+    is_forward_only = part == "forward"
+    cells = [_word_cell(name), _word_cell(is_forward_only)]
+    for fact in ("warmup_steps", "benchmark_steps"):
+        cells.append(_word_cell(COLUMNS[fact].get(entry)))
     for statistic in (f"{part}_s", f"{part}_std_s"):
         cells.append(_figure_column(statistic, _six_digits)(entry))
     return cells

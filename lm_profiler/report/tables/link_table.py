@@ -78,10 +78,10 @@ def bus_factor(op: str, ranks: int) -> float:
 def link_table(rows: Sequence[LinkFigures]) -> Table:
     """Return a row for each of ``rows``; a reason replaces unknown times."""
     headings = headings_of((*_FACTS, SIZE, MEDIAN, ALGORITHM, BUS, _REPEATS))
-    above = [
+    lines_above = [
         "bandwidths are of the median, and as nccl-tests counts them: algbw = size / time, busbw is of one link"
     ]
-    return Table(headings, [_cells(row) for row in rows], above)
+    return Table(headings, [_cells(row) for row in rows], lines_above)
 
 
 def _cells(row: LinkFigures) -> list[TableCell]:

@@ -88,10 +88,12 @@ def with_relative(
         headings.append(Heading(f"{column.name}_relative", title, figures=True))
         for row, group, baseline_group in zip(rows, groups, baselines, strict=True):
             row.append(_ratio_cell(group, baseline_group, column))
-    below = [*table.below, _LEGEND.format(baseline=baseline.text)]
+    lines_below = [*table.below, _LEGEND.format(baseline=baseline.text)]
     if None in baselines:
-        below.append("without a ratio: rows for which there is no such row, or several")
-    return replace(table, headings=headings, rows=rows, below=below)
+        lines_below.append(
+            "without a ratio: rows for which there is no such row, or several"
+        )
+    return replace(table, headings=headings, rows=rows, below=lines_below)
 
 
 def _baselines(groups: Sequence[RunGroup], baseline: Baseline) -> list[RunGroup | None]:

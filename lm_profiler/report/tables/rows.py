@@ -61,21 +61,22 @@ def runs_table(
     """
     names = by or naming_columns(groups)
     if columns:
-        shown = list(columns)
-        table = _table(groups, shown)
+        shown_columns = list(columns)
+        table = _table(groups, shown_columns)
     else:
-        known_figures = [
-            figure for figure in _main_figures(groups) if _is_known(groups, figure)
-        ]
-        shown = [*names, *known_figures, COLUMNS["status"]]
-        table = _table(groups, shown, without_interval=known_figures[1:])
+        known_figures = []
+        for figure in _main_figures(groups):
+            if _is_known_column(groups, figure):
+                known_figures.append(figure)
+        shown_columns = [*names, *known_figures, COLUMNS["status"]]
+        table = _table(groups, shown_columns, without_interval=known_figures[1:])
 
-    above = shared_fact_lines(groups, shown)
+    lines_above = shared_fact_lines(groups, shown_columns)
     if columns is None:
-        above += _unknown_figures_line(groups)
-    below = _legend(groups, table)
-    below += notes(groups, by or message_columns(names), shown)
-    return Table(table.headings, table.rows, above, below)
+        lines_above += _unknown_figures_line(groups)
+    lines_below = _legend(groups, table)
+    lines_below += notes(groups, by or message_columns(names), shown_columns)
+    return Table(table.headings, table.rows, lines_above, lines_below)
 
 
 def raw_runs_table(
@@ -93,14 +94,14 @@ def _columns_for_programs(
     groups: Sequence[RunGroup], by: Sequence[Column]
 ) -> list[Column]:
     columns = list(by)
-    columns += [
-        fact
-        for fact in COLUMNS.values()
-        if fact.quantity is None and fact.place is Place.HEADLINE
-    ]
+    for fact in COLUMNS.values():
+        if fact.quantity is None and fact.place is Place.HEADLINE:
+            columns.append(fact)
     columns += _known_facts(groups)
     columns += _main_figures(groups)
-    columns += [figure for figure in figures(Place.FILE) if _is_known(groups, figure)]
+    for figure in figures(Place.FILE):
+        if _is_known_column(groups, figure):
+            columns.append(figure)
     by_name = {column.name: column for column in columns}
     return list(by_name.values())
 
@@ -111,21 +112,20 @@ def _table(
     without_interval: Sequence[Column] = (),
 ) -> Table:
     headings = [heading(column, groups) for column in columns]
-    cells = []
-    for group in groups:
-        cells.append(
-            [
-                cell(group, column, interval=column not in without_interval)
-                for column in columns
-            ]
-        )
     is_merged = any(len(group) > 1 for group in groups)
     if is_merged:
         headings.append(Heading("n", "n", figures=True))
-        for group, row in zip(groups, cells, strict=True):
+    rows = []
+    for group in groups:
+        row = [
+            cell(group, column, interval=column not in without_interval)
+            for column in columns
+        ]
+        if is_merged:
             n = sum(entry.status == "ok" for entry in runs_for_figures(group))
             row.append(TableCell(n, str(n)))
-    return Table(headings, cells)
+        rows.append(row)
+    return Table(headings, rows)
 
 
 # -- columns -----------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def _known_facts(groups: Sequence[RunGroup]) -> list[Column]:
     options = [column(path) for path in overridden_options(groups)]
     other_options = [option for option in options if option.name not in COLUMNS]
     facts = [*FACTS[:-1], *other_options, FACTS[-1]]
-    return [fact for fact in facts if _is_known(groups, fact)]
+    return [fact for fact in facts if _is_known_column(groups, fact)]
 
 
 def _main_figures(groups: Sequence[RunGroup]) -> list[Column]:
@@ -144,19 +144,20 @@ def _main_figures(groups: Sequence[RunGroup]) -> list[Column]:
     entries = list(chain.from_iterable(groups))
     allocated = COLUMNS[MEMORY["allocated_peak"].name]
     resident = COLUMNS[MEMORY["resident_peak"].name]
-    memory = [peak_memory(entries)]
+    memory_figures = [peak_memory(entries)]
     lacks_allocated = any(
         entry.status == "ok" and allocated.get(entry) is None for entry in entries
     )
-    if lacks_allocated and resident not in memory:
-        memory.append(resident)
-    others = [
-        figure for figure in figures(Place.TABLE) if figure not in (allocated, resident)
-    ]
-    return others + memory
+    if lacks_allocated and resident not in memory_figures:
+        memory_figures.append(resident)
+    main_figures = []
+    for figure in figures(Place.TABLE):
+        if figure not in (allocated, resident):
+            main_figures.append(figure)
+    return main_figures + memory_figures
 
 
-def _is_known(groups: Sequence[RunGroup], column: Column) -> bool:
+def _is_known_column(groups: Sequence[RunGroup], column: Column) -> bool:
     return any(column.get(entry) is not None for entry in chain.from_iterable(groups))
 
 
@@ -231,11 +232,8 @@ def cell(group: RunGroup, column: Column, interval: bool = True) -> TableCell:
 def fact_cell(group: RunGroup, column: Column) -> TableCell:
     if column.name == "status":
         status = status_text(group)
-        return TableCell(
-            status,
-            status_text(group, STATUS_WORDS),
-            style=STATUS_STYLES.get(status, ""),
-        )
+        words = status_text(group, STATUS_WORDS)
+        return TableCell(status, words, style=STATUS_STYLES.get(status, ""))
     value = fact_value(group, column)
     return TableCell(value, _text(value, column))
 
@@ -249,25 +247,28 @@ def _text(value: Any, column: Column) -> str:
 # -- lines around the table --------------------------------------------------------------------------------------------
 
 
-def shared_fact_lines(groups: Sequence[RunGroup], shown: Sequence[Column]) -> list[str]:
+def shared_fact_lines(
+    groups: Sequence[RunGroup], shown_columns: Sequence[Column]
+) -> list[str]:
     """Return a line of the facts that are the same in all rows, and one of the facts that only some rows know."""
     entries = list(chain.from_iterable(groups))
     runs = single_run_groups(entries)
-    in_all, where_known = [], []
+    facts_of_all = []
+    facts_of_some = []
     for fact in _known_facts(groups):
-        if fact in shown or groups_differ(runs, fact):
+        if fact in shown_columns or groups_differ(runs, fact):
             continue
         text = f"{fact.title} {_text(fact_value(entries, fact), fact)}"
-        knowing = [group for group in groups if _all_know(group, fact)]
-        if len(knowing) == len(groups):
-            in_all.append(text)
+        rows_with_fact = sum(_all_know(group, fact) for group in groups)
+        if rows_with_fact == len(groups):
+            facts_of_all.append(text)
         else:
-            where_known.append(f"{text} ({len(knowing)} of {len(groups)} rows)")
+            facts_of_some.append(f"{text} ({rows_with_fact} of {len(groups)} rows)")
     lines = []
-    if in_all:
-        lines.append(f"in all rows: {', '.join(in_all)}")
-    if where_known:
-        lines.append(f"where known: {', '.join(where_known)}")
+    if facts_of_all:
+        lines.append(f"in all rows: {', '.join(facts_of_all)}")
+    if facts_of_some:
+        lines.append(f"where known: {', '.join(facts_of_some)}")
     return lines
 
 
@@ -287,7 +288,11 @@ def _unknown_figures_line(groups: Sequence[RunGroup]) -> list[str]:
     titles = []
     for figure in _main_figures(groups):
         is_unplanned = figure.name == PEAK.name and not has_plan
-        if not _is_known(groups, figure) and not _is_time(figure) and not is_unplanned:
+        if (
+            not _is_known_column(groups, figure)
+            and not _is_time(figure)
+            and not is_unplanned
+        ):
             titles.append(figure.title)
     if not titles:
         return []
@@ -307,15 +312,18 @@ def _legend(groups: Sequence[RunGroup], table: Table) -> list[str]:
 
 
 def notes(
-    groups: Sequence[RunGroup], naming: Sequence[Column], shown: Sequence[Column] = ()
+    groups: Sequence[RunGroup],
+    naming: Sequence[Column],
+    shown_columns: Sequence[Column] = (),
 ) -> list[str]:
     """Return notes for the reader: which rows mix different runs, and why some have no figures, or no plan.
 
-    ``naming`` are the columns by which a note names a row, ``shown`` those of the table.
+    ``naming`` are the columns by which a note names a row.
     """
+    shows_plan = any(column.group == "Planned memory" for column in shown_columns)
     lines = _mixed_row_notes(groups, naming)
     lines += _reasons(groups, naming)
-    lines += _unplanned_reasons(groups, shown, naming)
+    lines += _unplanned_reasons(groups, shows_plan, naming)
     return lines
 
 
@@ -327,9 +335,8 @@ def _mixed_row_notes(groups: Sequence[RunGroup], naming: Sequence[Column]) -> li
             labels_by_facts.setdefault(facts, []).append(row_label(group, naming))
     lines = []
     for facts, labels in labels_by_facts.items():
-        lines.append(
-            f"note: runs that differ in {facts} share a row: {_first_labels(labels)}"
-        )
+        rows = _first_labels(labels)
+        lines.append(f"note: runs that differ in {facts} share a row: {rows}")
     return lines
 
 
@@ -344,21 +351,18 @@ def _reasons(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[str]:
     lines = list(reasons)
     if len(lines) <= _LISTED_REASONS:
         return lines
-    hidden = len(lines) - _LISTED_REASONS
-    return [
-        *lines[:_LISTED_REASONS],
-        f"and {hidden} more; --columns name,status,reason shows all",
-    ]
+    hidden_lines = len(lines) - _LISTED_REASONS
+    rest = f"and {hidden_lines} more; --columns name,status,reason shows all"
+    return [*lines[:_LISTED_REASONS], rest]
 
 
 def _unplanned_reasons(
-    groups: Sequence[RunGroup], shown: Sequence[Column], naming: Sequence[Column]
+    groups: Sequence[RunGroup], shows_plan: bool, naming: Sequence[Column]
 ) -> list[str]:
     """Return why rows that ran have no planned memory: each reason, with the rows.
 
     That nobody asked for a plan is a reason only if a column shows planned memory.
     """
-    shows_plan = any(column.group == "Planned memory" for column in shown)
     labels_by_reason: dict[str, list[str]] = {}
     for group in groups:
         for entry in group:

@@ -35,9 +35,13 @@ def _is_empty(value: Any) -> bool:
 
 def card(title: str, *blocks: Json, words: Sequence[str] = ()) -> Json:
     """Return a framed part of a view; ``words`` such as "noisy" stand beside its title."""
-    return _filled(
-        {"kind": "card", "title": title, "words": list(words), "blocks": list(blocks)}
-    )
+    block = {
+        "kind": "card",
+        "title": title,
+        "words": list(words),
+        "blocks": list(blocks),
+    }
+    return _filled(block)
 
 
 def fold(title: str, *blocks: Json) -> Json:
@@ -67,9 +71,9 @@ def command(text: str) -> Json:
 
 def choice(label: str, choices: Mapping[str, Sequence[Json]]) -> Json:
     """Return blocks of which one group shows at a time: the first, until another title is chosen."""
-    titled = [
-        {"title": title, "blocks": list(blocks)} for title, blocks in choices.items()
-    ]
+    titled = []
+    for title, blocks in choices.items():
+        titled.append({"title": title, "blocks": list(blocks)})
     return {"kind": "choice", "label": label, "choices": titled}
 
 
@@ -85,24 +89,30 @@ def table(
     ``shades`` has the colour and strength of each cell.
     """
     if table.verbatim:
-        above = [{"kind": "verbatim", "text": "\n".join(table.above)}]
+        lines_above = [{"kind": "verbatim", "text": "\n".join(table.above)}]
     else:
-        above = [line(text, "quiet") for text in table.above if text]
-    below = [line(text, "quiet") for text in table.below]
+        lines_above = [line(text, "quiet") for text in table.above if text]
+    lines_below = [line(text, "quiet") for text in table.below]
     if not table.headings:
-        return [*above, *below]
+        return [*lines_above, *lines_below]
     block = table_json(table)
     if is_long:
-        columns = [
-            index for index, heading in enumerate(table.headings) if heading.figures
-        ]
         values = {}
-        for index in columns:
+        for index in _figure_columns(table):
             values[str(index)] = [row[index].value for row in table.rows]
         block |= {"kind": "long table", "values": values, "sorted_by": first_sort}
     if shades:
         block["shades"] = [list(row) for row in shades]
-    return [*above, block, *below]
+    return [*lines_above, block, *lines_below]
+
+
+def _figure_columns(table: Table) -> list[int]:
+    """Return the indices of the columns of figures."""
+    indices = []
+    for index, heading in enumerate(table.headings):
+        if heading.figures:
+            indices.append(index)
+    return indices
 
 
 # The meanings of all figures, which tables name by their place here: in the page of a hundred runs they stand once.
@@ -127,26 +137,21 @@ def table_json(table: Table) -> Json:
     if any(row and row[0] in PART_COLOURS for row in rows):
         # the name of a phase has its colour
         block["colours"] = [PART_COLOURS.get(row[0], "none") for row in rows]
-    bold_rows = [
-        index for index, row in enumerate(table.rows) if row and row[0].style == "bold"
-    ]
-    if bold_rows:
-        block["bold_rows"] = bold_rows
+    bold_rows = []
     styles = []
     for index, row in enumerate(table.rows):
-        styles += [
-            [index, column, cell.style]
-            for column, cell in enumerate(row)
-            if cell.style in _STYLES
-        ]
-    if styles:
-        block["styles"] = styles
-    if any(titles):
-        block["titles"] = titles
-    figures = [index for index, heading in enumerate(table.headings) if heading.figures]
-    if figures:
-        block["figures"] = figures
-    return block | {"rows": rows}
+        if row and row[0].style == "bold":
+            bold_rows.append(index)
+        for column, cell in enumerate(row):
+            if cell.style in _STYLES:
+                styles.append([index, column, cell.style])
+    special_looks = {
+        "bold_rows": bold_rows,
+        "styles": styles,
+        "titles": titles if any(titles) else [],
+        "figures": _figure_columns(table),
+    }
+    return block | _filled(special_looks) | {"rows": rows}
 
 
 def shade(colour: str, strength: float) -> Json | None:
@@ -193,10 +198,11 @@ def bar(
         "cells": list(cells),
         "name": name,
         "tip": tip,
+        "inside": list(inside),
+        "whisker": whisker,
+        "is_total": is_total,
     }
-    return _filled(
-        row | {"inside": list(inside), "whisker": whisker, "is_total": is_total}
-    )
+    return _filled(row)
 
 
 def piece(
@@ -204,15 +210,14 @@ def piece(
 ) -> Json:
     """Return a piece of a bar, between two shares of its track; one without a colour is hatched."""
     left, right = sorted((start, end))
-    return _filled(
-        {
-            "left": left,
-            "width": right - left,
-            "colour": colour,
-            "tip": tip,
-            "is_pale": is_pale,
-        }
-    )
+    block = {
+        "left": left,
+        "width": right - left,
+        "colour": colour,
+        "tip": tip,
+        "is_pale": is_pale,
+    }
+    return _filled(block)
 
 
 def whisker(

@@ -39,9 +39,9 @@ def improve_blocks(searches: Mapping[str, ImproveRecord]) -> list[Json]:
 
 def _search(name: str, record: ImproveRecord) -> Json:
     tried = improve_table(record)
-    headline, *below = tried.below
+    headline, *lines_below = tried.below
     way = [_way(record)] if record.way else []
-    rows = table(replace(tried, below=below, title=""))
+    rows = table(replace(tried, below=lines_below, title=""))
     return card(
         name,
         line(headline, "headline"),

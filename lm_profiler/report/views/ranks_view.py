@@ -128,10 +128,14 @@ def _above_median_of_fast(seconds: Sequence[float]) -> list[float]:
 def _by_phase(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
     """Return the table of own work and waiting; a cell is shaded by what the rank has more than the fast ones."""
     phases = [part for part in PARTS if part in ranks.own and ranks.own[part].largest_s]
-    above = {part: above_fast(ranks, rows, part) for part in phases}
+    lines_above = {part: above_fast(ranks, rows, part) for part in phases}
     waiting = [row.all_waiting_s for row in rows]
     full_s = max(
-        [_FULL * ranks.step_s, *waiting, *(max(column) for column in above.values())]
+        [
+            _FULL * ranks.step_s,
+            *waiting,
+            *(max(column) for column in lines_above.values()),
+        ]
     )
     several_hosts = len(ranks.hosts) > 1
     texts, shades = [], []
@@ -139,7 +143,9 @@ def _by_phase(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
         names = [row.host, str(row.rank)] if several_hosts else [str(row.rank)]
         own = [f"{row.own_s.get(part, 0.0) * 1e3:,.1f}" for part in phases]
         texts.append([*names, *own, f"{row.all_waiting_s * 1e3:,.1f}"])
-        own_shades = [shade(_MORE, above[part][index] / full_s) for part in phases]
+        own_shades = [
+            shade(_MORE, lines_above[part][index] / full_s) for part in phases
+        ]
         waiting_shade = shade(_WAITING, row.all_waiting_s / full_s)
         shades.append([*(None for _ in names), *own_shades, waiting_shade])
     titles = ["host", "rank"] if several_hosts else ["rank"]

@@ -43,13 +43,13 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
     rows = [_term_bar(rung, fall, scale) for rung in rungs]
     rows.append(_step_bar(record, fall, scale))
     ceiling = waterfall_text.unsure(fall) or "a ceiling, never a gain"
-    below = [
+    lines_below = [
         line(
             f"Open a bar to see what it consists of. Could save at most: {ceiling}.",
             "quiet",
         )
     ]
-    below += [line(f"Note: {note}", "quiet") for note in fall.notes]
+    lines_below += [line(f"Note: {note}", "quiet") for note in fall.notes]
     drawn = bars(["", "", "ms", "share", "could save at most"], rows)
     legend = {"kind": "legend", "entries": _seen_phases(record, rungs, fall)}
     waterfall = card(
@@ -57,7 +57,7 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
         line(_headline(rungs, fall), "headline"),
         legend,
         drawn,
-        *below,
+        *lines_below,
         words=record.words,
     )
     facts = known_table(record, GROUPS["Waterfall"])

@@ -113,10 +113,10 @@ def test_a_steady_loop_has_no_event() -> None:
 
 def test_a_slow_validation_and_a_leak() -> None:
     run = WatchedRun()
-    assert run.outside(VALIDATION, [2.0, 2.1, 1.9, 2.2, 2.3], 0.0) == []
-    (event,) = run.outside(VALIDATION, [5.0], 1.0)
+    assert run.add_durations(VALIDATION, [2.0, 2.1, 1.9, 2.2, 2.3], 0.0) == []
+    (event,) = run.add_durations(VALIDATION, [5.0], 1.0)
     assert (event.kind, event.now, event.against) == (VALIDATION, 5.0, 2.1)
-    events = [e for at in range(4000) for e in run.held(at, 2**31 + 2**20 * at, lambda: 2**30)]
+    events = [e for at in range(4000) for e in run.add_held_bytes(at, 2**31 + 2**20 * at, lambda: 2**30)]
     assert events[0].kind == "memory"
     assert events[0].full_in_s == pytest.approx(1024, rel=0.1)
 
