@@ -33,40 +33,44 @@ _VERSION = "version_"  # a run's own folder, below the one that has its name
 
 def tab_views() -> list[Json]:
     """Return the views of TensorBoard's tab in the order of their tabs."""
-    of_run = [view.described() for view in VIEWS.values()]
-    return [*of_run, TRACE, COMPARE, IMPROVE]
+    return [*_run_views(), TRACE, COMPARE, IMPROVE]
 
 
 def page_views() -> list[Json]:
     """Return the views of the HTML page, which holds no traces."""
-    of_run = [view.described() for view in VIEWS.values()]
-    return [COMPARE, *of_run, IMPROVE]
+    return [COMPARE, *_run_views(), IMPROVE]
+
+
+def _run_views() -> list[Json]:
+    return [view.described() for view in VIEWS.values()]
 
 
 def listing(
     runs: Mapping[str, Entry],
     searches: Mapping[str, ImproveRecord],
-    where: str,
+    source: str,
     views: Sequence[Json],
     problems: Sequence[str],
 ) -> Json:
     """Return all runs and cells by name with the value of each column, the columns, and the unreadable files.
 
-    ``where`` is where the runs are from.
+    ``source`` is where the runs are from.
     """
     options = _options(runs.values())
     by_name = {column.name: column for column in _main_columns()} | options
     columns = list(by_name.values())
-    came_of_it = [fact for fact in FACTS if fact.group == COLUMNS["steadiness"].group]
-    in_table = [
-        column.name
-        for column in (*came_of_it, *figures(Place.TABLE))
-        if column.place is Place.TABLE
-    ]
+    outcome = COLUMNS["steadiness"].group
+    outcome_facts = [fact for fact in FACTS if fact.group == outcome]
+    table_columns = []
+    for column in (*outcome_facts, *figures(Place.TABLE)):
+        if column.place is Place.TABLE:
+            table_columns.append(column.name)
     labels = short_names(runs)
-    empty_views = [] if searches else ["improve"]
+    listed_runs = []
+    for name, entry in runs.items():
+        listed_runs.append(_run(name, entry, columns) | {"label": labels[name]})
     return {
-        "where": where,
+        "where": source,
         "views": list(views),
         "colours": COLOURS,
         "meanings": MEANINGS,
@@ -74,32 +78,25 @@ def listing(
         "options": list(options),
         # the columns of the table of runs, of which the headline stays in view
         "headline": [column.name for column in figures(Place.HEADLINE)],
-        "table": in_table,
-        "parts": {
-            part: TIMES[part].name for part in PART_COLOURS
-        },  # in the order of a stack
-        "runs": [
-            {**_run(name, entry, columns), "label": labels[name]}
-            for name, entry in runs.items()
-        ],
+        "table": table_columns,
+        # in the order of a stack
+        "parts": {part: TIMES[part].name for part in PART_COLOURS},
+        "runs": listed_runs,
         "improve": improve_blocks(searches),
-        "empty_views": empty_views,
+        "empty_views": [] if searches else ["improve"],
         "problems": list(problems),
     }
 
 
 def _main_columns() -> list[Column]:
     """Return the facts, and the figures of files, without those of single phases: they would be most of the answer."""
-    main = []
+    main_columns = []
     for column in COLUMNS.values():
-        is_fact = column.quantity is None
-        if is_fact or (
-            column.place <= Place.FILE
-            and column.quantity is not None
-            and column.quantity.member is None
+        if column.quantity is None or (
+            column.place <= Place.FILE and column.quantity.member is None
         ):
-            main.append(column)
-    return main
+            main_columns.append(column)
+    return main_columns
 
 
 def _options(entries: Iterable[Entry]) -> dict[str, Column]:
@@ -140,42 +137,53 @@ def _run(name: str, entry: Entry, columns: Sequence[Column]) -> Json:
         interval = column.interval(entry)
         if interval:
             intervals[column.name] = interval
-    empty_views = [
-        view.name for view in VIEWS.values() if view.missing(entry) is not None
-    ]
+    empty_views = []
+    for view in VIEWS.values():
+        if view.missing(entry) is not None:
+            empty_views.append(view.name)
     has_trace = (entry.folder / "trace").is_dir()
+    if not has_trace:
+        empty_views.append("trace")
+    point = None  # equal for repeats
+    if entry.cell is not None:
+        point = f"{entry.sweep}: {entry.cell.overrides}"
     return {
         "run": name,
         "stamp": None if entry.record is None else _stamp(entry),
-        "point": None
-        if entry.cell is None
-        else f"{entry.sweep}: {entry.cell.overrides}",  # equal for repeats
+        "point": point,
         "values": values,
         "intervals": intervals,
-        "empty_views": empty_views if has_trace else [*empty_views, "trace"],
+        "empty_views": empty_views,
     }
 
 
 def _stamp(entry: Entry) -> str:
     """Return a text that changes when there is something new to show."""
-    files = [
-        entry.folder / name for name in ("run.json", STEPS_FILE, COLUMNS_FILE, "trace")
-    ]
-    return " ".join(str(path.stat().st_mtime_ns) for path in files if path.exists())
+    stamps = []
+    for name in ("run.json", STEPS_FILE, COLUMNS_FILE, "trace"):
+        path = entry.folder / name
+        if path.exists():
+            stamps.append(str(path.stat().st_mtime_ns))
+    return " ".join(stamps)
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """Return a short name for each run: without the folders that all runs share, and without a single ``version_0``."""
     stems = {name: _stem(name) for name in names}
     counts = Counter(stems.values())
-    labels = {name: stem if counts[stem] == 1 else name for name, stem in stems.items()}
+    labels = {}
+    for name, stem in stems.items():
+        is_unique = counts[stem] == 1
+        labels[name] = stem if is_unique else name
     shared = _shared_folder(list(labels.values()))
     return {name: label.removeprefix(shared) for name, label in labels.items()}
 
 
 def _stem(name: str) -> str:
-    folder, _, last = name.rpartition("/")
-    return folder if folder and last.startswith(_VERSION) else name
+    folder, _, run_name = name.rpartition("/")
+    if folder and run_name.startswith(_VERSION):
+        return folder
+    return name
 
 
 def _shared_folder(names: Sequence[str]) -> str:

@@ -23,7 +23,8 @@ _PASSES = ("forward", "backward")
 # the parts of a kernel's name that do not help a reader
 _NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
 # the least share of forward that is shown, and the most kernels that are named
-_SIGNIFICANT, _NAMED = (0.02, 5)
+_LEAST_SHARE = 0.02
+_MOST_NAMES = 5
 _SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide
 _LARGEST = 15
 # the columns of the table of kernels that are texts; the others are figures
@@ -86,16 +87,15 @@ def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
             continue
         largest = max(sums, key=lambda name: sums[name].total_s)
         kernel = sums[largest]
-        again = "again " if largest in names else ""
+        name = f"again {largest}" if largest in names else largest
         names.append(largest)
         calls = kernel.calls / table.steps
-        word = "call" if calls == 1 else "calls"
+        noun = "call" if calls == 1 else "calls"
         call_us = kernel.total_s / max(kernel.calls, 1) * 1e6
         share = kernel.total_s / part_s
-        answer = f"{again}{largest}: {_ms_with_unit(table, kernel.total_s)}, {share:.1%} of it"
-        answers.append(
-            (f"largest in {part}", f"{answer}, {calls:g} {word} of {call_us:,.0f} µs")
-        )
+        time = f"{_ms_with_unit(table, kernel.total_s)}, {share:.1%} of it"
+        answer = f"{name}: {time}, {calls:g} {noun} of {call_us:,.0f} µs"
+        answers.append((f"largest in {part}", answer))
     return answers
 
 
@@ -110,31 +110,31 @@ def _by_name(rows: Iterable[KernelRow]) -> dict[str, _KernelSum]:
     sums: dict[str, _KernelSum] = {}
     for row in rows:
         earlier = sums.get(row.name, _KernelSum())
-        sums[row.name] = _KernelSum(
-            earlier.total_s + row.total_s, earlier.calls + row.count
-        )
+        total_s = earlier.total_s + row.total_s
+        sums[row.name] = _KernelSum(total_s, earlier.calls + row.count)
     return sums
 
 
 def _beside_matmuls(table: KernelTable) -> list[tuple[str, str]]:
     """Return the largest kernels of forward that are neither matrix products nor fused attention."""
-    rows = [
-        row
-        for row in table.rows
-        if row.phase == "forward" and row.kind not in ("matmul", "attention")
-    ]
+    rows = []
+    for row in table.rows:
+        if row.phase == "forward" and row.kind not in ("matmul", "attention"):
+            rows.append(row)
     sums = _by_name(rows)
     if not sums:
         return []
     forward_s = _phases_s(table, ["forward"])
     by_size = sorted(sums, key=lambda name: sums[name].total_s, reverse=True)
     texts = []
-    for name in by_size[:_NAMED]:
+    for name in by_size[:_MOST_NAMES]:
         total_s = sums[name].total_s
-        if total_s > _SIGNIFICANT * forward_s:
+        if total_s > _LEAST_SHARE * forward_s:
             short_name = shortened(_NOISE.sub("", name))
             texts.append(f"{short_name} {total_s / forward_s:.1%}")
-    return [("beside matrix products in forward", ", ".join(texts))] if texts else []
+    if not texts:
+        return []
+    return [("beside matrix products in forward", ", ".join(texts))]
 
 
 def _shares(table: KernelTable, kind: Kind) -> str:
@@ -165,8 +165,9 @@ def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | 
     fused_s = _total(row for row in rows if row.kind == "attention")
     projection_rows = []
     for row in rows:
-        is_own = row.module in attention_modules
-        if row.module and not is_own and row.module.startswith(below_attention):
+        if not row.module or row.module in attention_modules:
+            continue
+        if row.module.startswith(below_attention):
             projection_rows.append(row)
 
     is_written_out = softmax_s or not fused_s
@@ -179,11 +180,10 @@ def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | 
         products_name: products_s,
         "projections": _total(projection_rows),
     }
-    answers = [
-        f"{name} {_ms_with_unit(table, seconds)}"
-        for name, seconds in times_s.items()
-        if seconds
-    ]
+    answers = []
+    for name, seconds in times_s.items():
+        if seconds:
+            answers.append(f"{name} {_ms_with_unit(table, seconds)}")
     if softmax_s and products_s:
         comparison = f"softmax takes {softmax_s / products_s:.2f} times as long as those products"
         if head_width and phase == "forward":
@@ -225,14 +225,13 @@ def kernel_tables(
     table: KernelTable, forward_s: float | None = None, head_width: int | None = None
 ) -> list[Table]:
     """Return a table of ms per step by phase and kind, one of the largest kernels, and answers about them."""
-    answers = [
-        f"{question}: {answer}"
-        for question, answer in kernel_answers(table, forward_s, head_width)
-    ]
-    largest = kernels_table(table, _LARGEST, is_short=True)
-    left_out = left_out_line(table, _LARGEST)
-    if left_out:
-        largest = replace(largest, below=[left_out])
+    answers = []
+    for question, answer in kernel_answers(table, forward_s, head_width):
+        answers.append(f"{question}: {answer}")
+    largest = kernels_table(table, _LARGEST, cuts_names=True)
+    rest = left_out_line(table, _LARGEST)
+    if rest:
+        largest = replace(largest, below=[rest])
     return [kinds_table(table), largest, Table(above=answers)]
 
 
@@ -241,9 +240,8 @@ def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
     rows: list[dict[str, str | int | float | None]] = []
     for phase, times in table.phases.items():
         for kind, time in times.kinds.items():
-            rows.append(
-                _kind_row(table, phase, kind, time.total_s, time.count / table.steps)
-            )
+            calls = time.count / table.steps
+            rows.append(_kind_row(table, phase, kind, time.total_s, calls))
         rows.append(_kind_row(table, phase, IDLE, times.idle_s, None))
     return rows
 
@@ -262,16 +260,15 @@ def _kind_row(
 
 def kernel_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
     """Return the kernels or operators of one step, the largest first; ``mean_s`` is the time of a call."""
-    return [
-        {
-            **row.model_dump(exclude={"count", "total_s"}),
-            "calls": row.count / table.steps,
-            "time_s": row.total_s / table.steps,
-            "mean_s": row.total_s / max(row.count, 1),
-            "share": row.total_s / table.window_s,
-        }
-        for row in table.rows
-    ]
+    rows = []
+    for kernel in table.rows:
+        row = kernel.model_dump(exclude={"count", "total_s"})
+        row["calls"] = kernel.count / table.steps
+        row["time_s"] = kernel.total_s / table.steps
+        row["mean_s"] = kernel.total_s / max(kernel.count, 1)
+        row["share"] = kernel.total_s / table.window_s
+        rows.append(row)
+    return rows
 
 
 def kinds_table(table: KernelTable) -> Table:
@@ -281,32 +278,32 @@ def kinds_table(table: KernelTable) -> Table:
         for kind in phase.kinds:
             sums[kind] = kind_s(table, table.phases, kind)
     kinds = sorted(sums, key=lambda kind: (-sums[kind], kind))
-    source, idle = "operators on the host", "no operator"
+    source = "operators on the host"
+    idle = "no operator"
     if table.source == "kernels":
-        source, idle = "kernels on the device", IDLE
+        source = "kernels on the device"
+        idle = IDLE
     rows = []
     for name, phase in table.phases.items():
         times_s = [kind_s(table, [name], kind) for kind in kinds]
-        whole_s = phase.busy_s + phase.idle_s
-        rows.append([name, *_ms_or_nothing(table, [*times_s, phase.idle_s, whole_s])])
+        times_s.append(phase.idle_s)
+        times_s.append(phase.busy_s + phase.idle_s)
+        rows.append([name, *_ms_or_nothing(table, times_s)])
     totals_s = [sums[kind] for kind in kinds]
     totals_s.append(sum(phase.idle_s for phase in table.phases.values()))
     rows.append(["step", *_ms_or_nothing(table, [*totals_s, table.window_s])])
-    rows.append(
-        ["share", *(f"{total_s / table.window_s:.1%}" for total_s in totals_s), ""]
-    )
-    titles = ["phase", *(kind.replace("_", " ") for kind in kinds), idle, "busy + idle"]
-    return text_table(
-        titles,
-        rows,
-        title=f"{source}, milliseconds of one step (mean of {table.steps} traced)",
-    )
+    shares = [f"{total_s / table.window_s:.1%}" for total_s in totals_s]
+    rows.append(["share", *shares, ""])
+    kind_titles = [kind.replace("_", " ") for kind in kinds]
+    titles = ["phase", *kind_titles, idle, "busy + idle"]
+    title = f"{source}, milliseconds of one step (mean of {table.steps} traced)"
+    return text_table(titles, rows, title=title)
 
 
 def kernels_table(
-    table: KernelTable, most_rows: int | None = None, is_short: bool = False
+    table: KernelTable, most_rows: int | None = None, cuts_names: bool = False
 ) -> Table:
-    """Return the largest kernels or operators; with ``is_short``, long names are cut for a terminal."""
+    """Return the largest kernels or operators; with ``cuts_names``, long names are cut for a terminal."""
     # The name comes first, because a table that is too wide comes in pieces that repeat the first column.
     name_title = "kernel" if table.source == "kernels" else "operator"
     titles = [
@@ -320,24 +317,23 @@ def kernels_table(
         "µs a call",
         "share",
     ]
-    headings = [
-        Heading(title, title, index >= _KERNEL_TEXTS)
-        for index, title in enumerate(titles)
-    ]
-    rows = [_kernel_row(table, row, is_short) for row in table.rows[:most_rows]]
+    headings = []
+    for index, title in enumerate(titles):
+        headings.append(Heading(title, title, figures=index >= _KERNEL_TEXTS))
+    rows = [_kernel_row(table, row, cuts_names) for row in table.rows[:most_rows]]
     return Table(headings, rows)
 
 
-def _kernel_row(table: KernelTable, row: KernelRow, is_short: bool) -> list[TableCell]:
+def _kernel_row(
+    table: KernelTable, row: KernelRow, cuts_names: bool
+) -> list[TableCell]:
     name = _NOISE.sub("", row.name)
     caller = _NOISE.sub("", row.operator or "")
     module = row.module or ""
-    if is_short:
-        name, caller, module = (
-            shortened(name),
-            shortened(caller, _CALLER_WIDTH),
-            shortened(module),
-        )
+    if cuts_names:
+        name = shortened(name)
+        caller = shortened(caller, _CALLER_WIDTH)
+        module = shortened(module)
     calls = row.count / table.steps
     call_s = row.total_s / max(row.count, 1)
     share = row.total_s / table.window_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -15,7 +14,6 @@ from lm_profiler.record.quantities import (
     MFU,
     QUANTITIES,
     TIMES,
-    Quantity,
     counted,
     with_prefix,
 )
@@ -43,7 +41,7 @@ from lm_profiler.report.tables.table_columns import device_text
 _WAITS_SHOWN = 2
 _ACTIONS_SHOWN = 4
 # the share of the step from which ``other`` is broken down at a run's end
-_LEAST_OTHER = 0.05
+_LEAST_OTHER_SHARE = 0.05
 # a measured peak that differs by less from the planned one is as planned
 _AS_PLANNED = (0.995, 1.005)
 
@@ -70,10 +68,8 @@ def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[T
             written += f"; all figures: lm_profiler report {quote(str(relative_to_cwd(folder)))}"
     audit = Table()
     if record.numerics is not None:
-        audit = replace(
-            list_table(record, "numerics.kinds"),
-            above=[numerics_headline(record.numerics)],
-        )
+        kinds = list_table(record, "numerics.kinds")
+        audit = replace(kinds, above=[numerics_headline(record.numerics)])
     return [verdict, table, audit, Table(above=[written])]
 
 
@@ -84,7 +80,7 @@ def end_lines(record: RunRecord) -> list[str]:
     lines += _rate_lines(record)
     lines += _memory_lines(record)[:1]
     lines += ranks_lines(record)
-    if record.shares.get("other", 0.0) >= _LEAST_OTHER:
+    if record.shares.get("other", 0.0) >= _LEAST_OTHER_SHARE:
         lines += other_lines(record)
     lines += odd_lines(record)[:1]
     lines += [f"note: {note}" for note in record.notes]
@@ -99,14 +95,11 @@ def run_page(record: RunRecord, folder: Path) -> list[Table]:
     lines += [f"note: {note}" for note in record.notes]
     lines.append(f"folder: {relative_to_cwd(folder)}")
     rows = [line.partition(": ")[::2] for line in lines]
-    pages = [
-        text_table(("", ""), rows, left=2, title=headline(record)),
-        *sections(record),
-    ]
+    pages = [text_table(("", ""), rows, left=2, title=headline(record))]
+    pages += sections(record)
     if record.command:
-        pages.append(
-            Table(above=record.command.splitlines(), verbatim=True, title="Command")
-        )
+        command = record.command.splitlines()
+        pages.append(Table(above=command, verbatim=True, title="Command"))
     return pages
 
 
@@ -176,24 +169,24 @@ def main_lines(record: RunRecord) -> list[str]:
 
 def _memory_lines(record: RunRecord) -> list[str]:
     """Return lines with the peaks, with the peak of each phase, and with what the largest of them consists of."""
-    peaks = [
-        f"{figure.title} {figure.fit(figure.get(record))}"
-        for figure in _known(MEMORY.values(), record)
-    ]
-    allocated = [
-        figure
-        for figure in GROUPS["Memory by phase"]
-        if figure.path.endswith("allocated_peak")
-    ]
-    by_phase = [figure for figure in allocated if figure.get(record)]
-    phase_peaks = [
-        f"{TIMES[str(figure.member)].title} {figure.fit(figure.get(record))}"
-        for figure in by_phase
-    ]
-    phase, place = "backward", "held by the step"
-    if by_phase:
-        largest = max(by_phase, key=lambda figure: figure.get(record))
-        phase, place = str(largest.member), f"at the peak, in {largest.member}"
+    peaks = []
+    for figure in MEMORY.values():
+        if figure.get(record) is not None:
+            peaks.append(f"{figure.title} {figure.fit(figure.get(record))}")
+    phase_peaks = []
+    phase = "backward"
+    place = "held by the step"
+    largest_peak = 0
+    for figure in GROUPS["Memory by phase"]:
+        peak = figure.get(record)
+        if not peak or not figure.path.endswith("allocated_peak"):
+            continue
+        phase_name = str(figure.member)
+        phase_peaks.append(f"{TIMES[phase_name].title} {figure.fit(peak)}")
+        if peak > largest_peak:
+            largest_peak = peak
+            phase = phase_name
+            place = f"at the peak, in {phase_name}"
     causes = []
     for figure in GROUPS["Memory by cause"]:
         if figure.member == phase and figure.get(record):
@@ -201,10 +194,6 @@ def _memory_lines(record: RunRecord) -> list[str]:
             causes.append(f"{cause} {figure.fit(figure.get(record))}")
     lines = {"": peaks, "peak by phase: ": phase_peaks, f"{place}: ": causes}
     return [f"{start}{', '.join(texts)}" for start, texts in lines.items() if texts]
-
-
-def _known(group: Iterable[Quantity], record: RunRecord) -> list[Quantity]:
-    return [figure for figure in group if figure.get(record) is not None]
 
 
 def _planned_lines(record: RunRecord) -> list[str]:
@@ -220,15 +209,14 @@ def _planned_lines(record: RunRecord) -> list[str]:
     ratio = QUANTITIES["measured_over_planned"].get(record)
     if ratio is None:
         return [f"{text}; the measured value is unknown"]
-    least, most = _AS_PLANNED
-    result = "as planned" if least <= ratio <= most else f"{ratio:.3f} times as much"
+    least_ratio, most_ratio = _AS_PLANNED
+    result = f"{ratio:.3f} times as much"
+    if least_ratio <= ratio <= most_ratio:
+        result = "as planned"
     # A device's allocator also counts workspaces of libraries other than cuBLAS, which a rehearsal does not know.
-    is_of_device = (
-        record.memory is None or record.memory.measured.allocated_peak is not None
-    )
-    scope = (
-        ", with workspaces of libraries," if is_of_device else " when forward has ended"
-    )
+    scope = ", with workspaces of libraries,"
+    if record.memory is not None and record.memory.measured.allocated_peak is None:
+        scope = " when forward has ended"
     return [f"{text}; measured{scope} {result}"]
 
 
@@ -239,9 +227,8 @@ def _wait_lines(record: RunRecord) -> list[str]:
         return []
     texts = []
     for sync in waits[:_WAITS_SHOWN]:
-        texts.append(
-            f"{sync.call or sync.function} ({short_path(sync.file)}, line {sync.line})"
-        )
+        place = f"{short_path(sync.file)}, line {sync.line}"
+        texts.append(f"{sync.call or sync.function} ({place})")
     waits_left = len(waits) - _WAITS_SHOWN
     if waits_left > 0:
         texts.append(counted(waits_left, "more line"))
@@ -267,7 +254,9 @@ def _rate_lines(record: RunRecord) -> list[str]:
     use = record.utilisation
     if use is not None and not record.contended:  # meaningless on a shared machine
         parts += _utilisation_texts(use)
-    return [", ".join(parts)] if parts else []
+    if not parts:
+        return []
+    return [", ".join(parts)]
 
 
 def _throughput(record: RunRecord) -> list[str]:
@@ -276,7 +265,9 @@ def _throughput(record: RunRecord) -> list[str]:
         if count is None:
             continue
         rate = QUANTITIES[f"{noun}_per_s"]
-        text = f"unknown {noun}/s" if rate.get(record) is None else shown(rate, record)
+        text = f"unknown {noun}/s"
+        if rate.get(record) is not None:
+            text = shown(rate, record)
         return [f"{text} ({count:,} per step)"]
     return []
 
@@ -288,10 +279,8 @@ def _utilisation_texts(use: Utilisation) -> list[str]:
     if use.of_ceiling is None or use.ceiling_flops_per_s is None:
         return [text]
     ceiling = with_prefix(use.ceiling_flops_per_s, "FLOP/s")
-    return [
-        text,
-        f"{percent(use.of_ceiling)} of the matmul rate measured here ({ceiling})",
-    ]
+    share = percent(use.of_ceiling)
+    return [text, f"{share} of the matmul rate measured here ({ceiling})"]
 
 
 def numerics_headline(audit: NumericsFacts) -> str:
@@ -299,16 +288,15 @@ def numerics_headline(audit: NumericsFacts) -> str:
     losses = f"{_loss_text(audit.loss)} against {_loss_text(audit.reference_loss)}"
     if audit.loss_dtype is not None:
         losses += f" (in {audit.loss_dtype})"
-    output, gradients = (
-        _error_text(audit.output_error),
-        _error_text(audit.gradient_error),
-    )
+    output = _error_text(audit.output_error)
+    gradients = _error_text(audit.gradient_error)
     text = f"numerics against float32: loss {losses}, output off by {output}, gradients by {gradients}"
     if not audit.losses:
         return text
     steps = counted(len(audit.losses), "step")
-    first, last = _loss_text(audit.losses[0]), _loss_text(audit.losses[-1])
-    return f"{text}; loss of the first {steps} from {first} to {last}"
+    first_loss = _loss_text(audit.losses[0])
+    last_loss = _loss_text(audit.losses[-1])
+    return f"{text}; loss of the first {steps} from {first_loss} to {last_loss}"
 
 
 def _loss_text(loss: float | None) -> str:

@@ -40,7 +40,7 @@ _CAUSES = {
 def trace_tables(answer: TraceAnswer) -> list[Table]:
     """Return the tables of a trace for people, per step."""
     kernels = answer.kernels
-    largest = kernels_table(kernels, _LARGEST_KERNELS, is_short=True)
+    largest = kernels_table(kernels, _LARGEST_KERNELS, cuts_names=True)
     hidden = left_out_line(kernels, _LARGEST_KERNELS)
     tables = [
         Table(above=summary_lines(answer)),

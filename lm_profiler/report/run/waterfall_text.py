@@ -24,14 +24,13 @@ from lm_profiler.report.tables.table import (
 )
 
 # terms below this share of the step are summed up on the terminal
-_SMALL = 0.01
+_SMALL_SHARE = 0.01
 _NOTHING = 1e-3  # a rest without a phase below this share of a term is rounding
 # Beyond this unexplained share of the step, any term may be longer than the trace shows: no ceilings.
 _UNSURE = 0.1
 _ENDS = ("ideal", "unexplained")  # always shown, first and last
-_PRODUCTS = (
-    "slow_products"  # the term of matrix products, to which convolutions belong too
-)
+# the term of matrix products, to which convolutions belong too
+_PRODUCTS = "slow_products"
 _UNKNOWN_BANDWIDTH = "kernels that wait for memory, whose bandwidth is unknown"
 
 # why the terms of a run on a busy machine are not shown as a sum
@@ -44,9 +43,8 @@ class Rung:
 
     term: Term
     start_s: float
-    text: (
-        str  # its time in ms, rounded so that all of them add up to the step's own text
-    )
+    # its time in ms, rounded so that all of them add up to the step's own text
+    text: str
     title: str
 
     @property
@@ -117,9 +115,8 @@ def meaning_in(fall: Waterfall, name: str) -> str:
     if name == "beyond_bandwidth" and fall.bandwidth_bytes_per_s is None:
         return _UNKNOWN_BANDWIDTH
     if name == _PRODUCTS:
-        return meaning.replace(
-            "matrix products", _products_title(fall).removeprefix("slow ")
-        )
+        products = _products_title(fall).removeprefix("slow ")
+        return meaning.replace("matrix products", products)
     return meaning
 
 
@@ -145,52 +142,63 @@ def _term_texts(fall: Waterfall) -> list[str]:
     """Return the time of each term in ms with the step's digits; the texts add up to that of the step."""
     # The largest-remainder method: round all down, then give the missing units to those that lost most.
     digits = digits_of(fall.step_s)
-    units_per_second = (
-        TIMES["step"].scale * 10**digits
-    )  # a unit is one of the last digit
+    # a unit is one of the last digit
+    units_per_second = TIMES["step"].scale * 10**digits
     exact_units = [term.seconds * units_per_second for term in fall.terms]
-    whole_units = [math.floor(units) for units in exact_units]
-    missing_units = round(fall.step_s * units_per_second) - sum(whole_units)
+    rounded_units = [math.floor(units) for units in exact_units]
+    missing_units = round(fall.step_s * units_per_second) - sum(rounded_units)
     adds_up = 0 <= missing_units <= len(exact_units)
     if not adds_up:  # a foreign record
         return [ms_text(term.seconds, digits) for term in fall.terms]
-    lost = [
-        exact - whole for exact, whole in zip(exact_units, whole_units, strict=True)
-    ]
-    by_loss = sorted(range(len(lost)), key=lambda index: lost[index], reverse=True)
+    losses = []
+    for exact, rounded in zip(exact_units, rounded_units, strict=True):
+        losses.append(exact - rounded)
+    by_loss = sorted(range(len(losses)), key=lambda index: losses[index], reverse=True)
     for index in by_loss[:missing_units]:
-        whole_units[index] += 1
-    return [f"{units / 10**digits:,.{digits}f}" for units in whole_units]
+        rounded_units[index] += 1
+    return [f"{units / 10**digits:,.{digits}f}" for units in rounded_units]
 
 
 def why_lines(record: RunRecord) -> list[str]:
     """Return the mean step as a sum in one line: the ideal, the others by their size, the small ones as one."""
     fall = record.waterfall
     if fall is None:
-        was_asked_for = record.status == "ok" and record.steps_planned.get("trace")
-        return [f"why: unknown: {missing(record)}"] if was_asked_for else []
+        should_have_trace = record.status == "ok" and record.steps_planned.get("trace")
+        if not should_have_trace:
+            return []
+        return [f"why: unknown: {missing(record)}"]
     if not fall.terms:
         return []
     if record.contended:
         return [f"why: not shown as a sum: {NO_SUM}"]
-    all_rungs = rungs(fall)
-    ideal, *unexplained = [rung for rung in all_rungs if rung.term.name in _ENDS]
-    between = [rung for rung in all_rungs if rung.term.name not in _ENDS]
-    between.sort(key=lambda rung: rung.term.seconds, reverse=True)
-    small = [rung for rung in between if rung.term.seconds < _SMALL * fall.step_s]
-    if len(small) == 1:
-        small = []
+    end_rungs = []
+    middle_rungs = []
+    for rung in rungs(fall):
+        if rung.term.name in _ENDS:
+            end_rungs.append(rung)
+        else:
+            middle_rungs.append(rung)
+    ideal, *unexplained = end_rungs
+    middle_rungs.sort(key=lambda rung: rung.term.seconds, reverse=True)
+    large_rungs = []
+    small_rungs = []
+    for rung in middle_rungs:
+        is_small_term = rung.term.seconds < _SMALL_SHARE * fall.step_s
+        rungs_alike = small_rungs if is_small_term else large_rungs
+        rungs_alike.append(rung)
+    if len(small_rungs) == 1:
+        large_rungs += small_rungs
+        small_rungs = []
 
     terms = [f"{ideal.text} {ideal.title}"]
-    for rung in between:
-        if rung not in small:
-            terms.append(_with_sign(rung.text, rung.title))
-    if small:
-        total_ms = sum(float(rung.text.replace(",", "")) for rung in small)
-        terms.append(
-            _with_sign(f"{total_ms:,.{digits_of(fall.step_s)}f}", "smaller terms")
-        )
-    terms += [_with_sign(rung.text, rung.title) for rung in unexplained]
+    for rung in large_rungs:
+        terms.append(_with_sign(rung.text, rung.title))
+    if small_rungs:
+        total_ms = sum(float(rung.text.replace(",", "")) for rung in small_rungs)
+        total = f"{total_ms:,.{digits_of(fall.step_s)}f}"
+        terms.append(_with_sign(total, "smaller terms"))
+    for rung in unexplained:
+        terms.append(_with_sign(rung.text, rung.title))
     mean, bracket, interval = step_text(fall).partition(" [")
     return [f"why: {mean} ms{bracket}{interval} = {' '.join(terms)}"]
 
@@ -221,9 +229,10 @@ def ends_text(fall: Waterfall, term: Term) -> str:
 
 def unsure(fall: Waterfall) -> str:
     """Return why no ceiling is shown; empty where ceilings are shown."""
-    unexplained_s = sum(
-        term.seconds for term in fall.terms if term.name == "unexplained"
-    )
+    unexplained_s = 0.0
+    for term in fall.terms:
+        if term.name == "unexplained":
+            unexplained_s += term.seconds
     share = unexplained_s / (fall.step_s or 1.0)
     if abs(share) <= _UNSURE:
         return ""
@@ -234,9 +243,11 @@ def unsure(fall: Waterfall) -> str:
 
 def missing(record: RunRecord) -> str:
     """Return the first thing that the run's waterfall lacks, and how to get it."""
-    use, failure = record.utilisation, record.failure
+    use = record.utilisation
     if record.status != "ok":
-        reason = "" if failure is None else f": {failure.type} in {failure.where}"
+        reason = ""
+        if record.failure is not None:
+            reason = f": {record.failure.type} in {record.failure.where}"
         return f"the run ended before its step could be analysed ({record.status}{reason})."
     if not record.steps.get("trace"):
         planned_steps = record.steps_planned.get("trace")
@@ -260,7 +271,9 @@ _CONTRIBUTOR = LISTS["waterfall.terms[].contributors"]
 def waterfall_tables(record: RunRecord) -> list[Table]:
     """Return tables of the terms and of the largest contributors of each; none without a waterfall."""
     fall = record.waterfall
-    return [] if fall is None else tables_of_waterfall(fall)
+    if fall is None:
+        return []
+    return tables_of_waterfall(fall)
 
 
 def tables_of_waterfall(fall: Waterfall) -> list[Table]:
@@ -271,17 +284,16 @@ def tables_of_waterfall(fall: Waterfall) -> list[Table]:
 
 def _terms_table(fall: Waterfall) -> Table:
     """Return a row for each term and one for the step that they add up to; columns of phases that occur."""
-    name, seconds, low, high, at_most, *phases = LISTS["waterfall.terms"]
-    has_ends = any(
-        term.low_s is not None for term in fall.terms
-    )  # none for one traced step, or an older record
+    name, seconds, low, high, ceiling, *phases = LISTS["waterfall.terms"]
+    # none for one traced step, or an older record
+    has_ends = any(term.low_s is not None for term in fall.terms)
     ends = [low, high] if has_ends else []
     phase_columns = {}
     for part, column in zip(PARTS, phases, strict=True):
         if any(term.phases.get(part) for term in fall.terms):
             phase_columns[part] = column
     headings = [*headings_of((name, seconds)), Heading("share", "share", True)]
-    headings += headings_of((*ends, at_most, *phase_columns.values()))
+    headings += headings_of((*ends, ceiling, *phase_columns.values()))
 
     digits = digits_of(fall.step_s)
     rows = []
@@ -299,12 +311,10 @@ def _terms_table(fall: Waterfall) -> Table:
 
     lines_below = []
     if has_ends:
-        lines_below.append(
-            f"from, to: by each of the {fall.traced_steps} traced steps alone; this is not an interval"
-        )
-    lines_below.append(
-        f"could save at most: {unsure(fall) or 'a ceiling, never a gain'}"
-    )
+        steps = f"each of the {fall.traced_steps} traced steps"
+        lines_below.append(f"from, to: by {steps} alone; this is not an interval")
+    meaning = unsure(fall) or "a ceiling, never a gain"
+    lines_below.append(f"could save at most: {meaning}")
     lines_below += [f"note: {note}" for note in fall.notes]
     return Table(headings, rows, below=lines_below)
 

@@ -184,8 +184,8 @@ def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
     uses = Counter(types.values())
     shown_names: dict[str | None, str] = {}
     for name, device_type in types.items():
-        is_only_one = uses[device_type] == 1
-        shown_names[name] = device_type if name is None or is_only_one else name
+        is_unique = uses[device_type] == 1
+        shown_names[name] = device_type if name is None or is_unique else name
     return shown_names
 
 

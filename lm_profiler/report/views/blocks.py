@@ -167,7 +167,7 @@ def chart(data: Sequence[Json], layout: Json, rows: int | None = None) -> Json:
     return {"kind": "chart", "data": list(data), "layout": {"height": height, **layout}}
 
 
-def seen(text: str) -> str:
+def escaped(text: str) -> str:
     """Return ``text`` for a chart, where plotly takes what looks like markup for it."""
     return text.replace("&", "&amp;").replace("<", "&lt;")
 

@@ -24,15 +24,15 @@ from lm_profiler.report.views.blocks import (
     card,
     chart,
     choice,
+    escaped,
     fold,
     line,
-    seen,
     table,
 )
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
 TRACE_SUFFIX = ".pt.trace.json.gz"
-_OVERLAP_SEEN = 0.001  # the share of the step from which overlapping work is mentioned
+_LEAST_OVERLAP = 0.001  # the share of the step from which overlapping work is mentioned
 
 
 def blocks(entry: Entry, limits: Limits) -> list[Json]:
@@ -59,11 +59,8 @@ KERNELS = View("kernels", "Kernels", blocks, missing)
 
 
 def _rank_name(file: Path) -> str:
-    return (
-        file.name.removesuffix(".kernels.json")
-        .replace("rank", "rank ")
-        .replace(".step", ", step ")
-    )
+    name = file.name.removesuffix(".kernels.json")
+    return name.replace("rank", "rank ").replace(".step", ", step ")
 
 
 def _of_file(file: Path, most_rows: int | None) -> list[Json]:
@@ -72,16 +69,17 @@ def _of_file(file: Path, most_rows: int | None) -> list[Json]:
         kernels = read_kernels(file)
     except RecordError as error:
         return [line(str(error), "error")]
-    is_device = kernels.source == "kernels"
+    if kernels.source == "kernels":
+        source = "Kernels on the device"
+        title = "Largest kernels"
+    else:
+        source = "Operators on the host: this device has no kernels"
+        title = "Largest operators"
     largest = kernels_table(kernels, most_rows)
-    left_out = left_out_line(kernels, most_rows)
-    notes = [line(left_out, "quiet")] if left_out else []
-    source = (
-        "Kernels on the device"
-        if is_device
-        else "Operators on the host: this device has no kernels"
-    )
-    title = "Largest kernels" if is_device else "Largest operators"
+    notes = []
+    rest = left_out_line(kernels, most_rows)
+    if rest:
+        notes.append(line(rest, "quiet"))
     return [
         card(
             "Time by phase and kind",
@@ -98,15 +96,14 @@ def _of_file(file: Path, most_rows: int | None) -> list[Json]:
 def _chart(kernels: KernelTable) -> Json:
     """Return a bar for each phase and for the step, cut into the kinds of work."""
     step_s = kernels.window_s / kernels.steps
-    bars = {
-        phase: (times.busy_s + times.idle_s) / kernels.steps
-        for phase, times in kernels.phases.items()
-    }
+    bars = {}
+    for phase, times in kernels.phases.items():
+        bars[phase] = (times.busy_s + times.idle_s) / kernels.steps
     bars["step"] = step_s
     seconds = _seconds_by_kind(kernels)
-    known = [kind for kind in KIND_LOOKS if kind in seconds]
-    later = [kind for kind in seconds if kind not in KIND_LOOKS]  # of a later version
-    data = [_series(kernels, kind, seconds[kind], bars) for kind in [*known, *later]]
+    kinds = [kind for kind in KIND_LOOKS if kind in seconds]
+    kinds += [kind for kind in seconds if kind not in KIND_LOOKS]  # of a later version
+    data = [_series(kernels, kind, seconds[kind], bars) for kind in kinds]
     layout = {
         "barmode": "stack",
         "bargap": 0.25,
@@ -139,17 +136,16 @@ def _series(
         name = "no operator"
     colour, hatching = KIND_LOOKS.get(kind, KIND_LOOKS["other"])
     texts = []
-    for phase, whole_s in bars.items():
-        share = seconds.get(phase, 0.0) / whole_s if whole_s else 0.0
-        texts.append(
-            f"{TIMES['step'].show(seconds.get(phase, 0.0))}, {share:.1%} of {seen(phase)}"
-        )
+    for phase, phase_s in bars.items():
+        kind_s = seconds.get(phase, 0.0)
+        share = kind_s / phase_s if phase_s else 0.0
+        texts.append(f"{TIMES['step'].show(kind_s)}, {share:.1%} of {escaped(phase)}")
     pattern = {"shape": hatching, "fillmode": "replace", "size": 6, "solidity": 0.4}
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
-        "y": [seen(phase) for phase in bars],
+        "y": [escaped(phase) for phase in bars],
         "x": [round(seconds.get(phase, 0.0) * 1e3, 6) for phase in bars],
         "customdata": texts,
         "marker": {"color": colour, "pattern": pattern},
@@ -162,7 +158,7 @@ def _overlap_notes(kernels: KernelTable) -> list[Json]:
     overlap_s = sum(phase.overlap_s for phase in kernels.phases.values())
     traced = "1 traced step" if steps == 1 else f"{steps} traced steps"
     notes = [f"Means of {traced}: tracing makes steps longer than the measured ones."]
-    if overlap_s >= _OVERLAP_SEEN * kernels.window_s:
+    if overlap_s >= _LEAST_OVERLAP * kernels.window_s:
         overlap = TIMES["step"].show(overlap_s / steps)
         notes.append(
             f"{overlap} of a step ran at the same time as other work, and is counted in both."
@@ -172,18 +168,11 @@ def _overlap_notes(kernels: KernelTable) -> list[Json]:
 
 def _answers(kernels: KernelTable) -> Sequence[Json]:
     rows = [list(pair) for pair in kernel_answers(kernels)]
-    if kernels.memory_bound_share is not None:
-        rows.append(
-            [
-                "bound by memory",
-                f"{kernels.memory_bound_share:.1%} of the step runs only kernels that move bytes",
-            ]
-        )
-    if kernels.communication_share:
-        rows.append(
-            [
-                "communication",
-                f"{kernels.communication_share:.1%} of the step runs nothing else",
-            ]
-        )
+    share = kernels.memory_bound_share
+    if share is not None:
+        text = f"{share:.1%} of the step runs only kernels that move bytes"
+        rows.append(["bound by memory", text])
+    share = kernels.communication_share
+    if share:
+        rows.append(["communication", f"{share:.1%} of the step runs nothing else"])
     return table(text_table(("", ""), rows, left=2))

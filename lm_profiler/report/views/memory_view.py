@@ -25,10 +25,10 @@ from lm_profiler.report.views.blocks import (
     byte_unit,
     card,
     chart,
+    escaped,
     fold,
     line,
     piece,
-    seen,
     table,
 )
 from lm_profiler.report.views.view import Limits, View, left_no_run
@@ -43,14 +43,14 @@ def blocks(entry: Entry, limits: Limits) -> list[Json]:
     assert record is not None
     timelines = read_timelines(entry.folder)
     # On one scale, so that what was planned and what was measured can be compared.
-    most = max((timeline.peak for timeline in timelines), default=0)
+    most_bytes = max((timeline.peak for timeline in timelines), default=0)
     view_blocks = []
     for timeline in timelines:
-        view_blocks += _timeline(timeline, limits.points, most)
+        view_blocks += _timeline(timeline, limits.points, most_bytes)
     phase, causes = _causes_at_peak(record)
     # Without an allocator that counts, the causes lack activations, which the timeline has.
-    is_whole = causes.get("activations_and_rest", 0) > 0
-    if any(causes.values()) and (is_whole or not timelines):
+    has_activations = causes.get("activations_and_rest", 0) > 0
+    if any(causes.values()) and (has_activations or not timelines):
         view_blocks.append(_peak_card(phase, causes))
     return view_blocks
 
@@ -87,21 +87,20 @@ def _causes_at_peak(record: RunRecord) -> tuple[str, dict[str, int]]:
 
 def _peak_card(phase: str, causes: Mapping[str, int]) -> Json:
     """Return a bar for each cause at the peak: in most runs the phases before and after it hold nearly the same."""
-    whole = sum(causes.values())
+    peak_bytes = sum(causes.values())
     rows = []
-    for cause, held_bytes in sorted(
-        causes.items(), key=lambda item: item[1], reverse=True
-    ):
+    for cause in sorted(causes, key=lambda name: causes[name], reverse=True):
+        held_bytes = causes[cause]
         if not held_bytes:
             continue
-        share = held_bytes / whole
+        share = held_bytes / peak_bytes
         text = bytes_text(held_bytes)
         part = piece(0.0, share, _COARSE_COLOURS[cause], text)
         rows.append(bar(CAUSES[cause], [part], [text, share_text(share)]))
-    headline = line(f"The most is held in {phase}: {bytes_text(whole)}.", "headline")
-    return card(
-        "Measured: memory by cause", headline, bars(["", "", "bytes", "share"], rows)
-    )
+    peak = bytes_text(peak_bytes)
+    headline = line(f"The most is held in {phase}: {peak}.", "headline")
+    chart = bars(["", "", "bytes", "share"], rows)
+    return card("Measured: memory by cause", headline, chart)
 
 
 def _timeline(
@@ -111,12 +110,9 @@ def _timeline(
     peak = bytes_text(timeline.peak)
     title = f"Bytes in use over one step: {SOURCES[timeline.source]}"
     headline = line(f"Peak {peak}.", "headline")
-    axis = line(
-        "The axis counts allocations and frees in their order, not time.", "quiet"
-    )
-    view_blocks = [
-        card(title, headline, axis, _chart(timeline, most_points, most_bytes))
-    ]
+    meaning = "The axis counts allocations and frees in their order, not time."
+    stack = _chart(timeline, most_points, most_bytes)
+    view_blocks = [card(title, headline, line(meaning, "quiet"), stack)]
     for allocations in allocation_tables(timeline):
         name = allocations.above[-1].rstrip(":")
         name = name[0].upper() + name[1:]
@@ -165,7 +161,7 @@ def _chart(timeline: MemoryTimeline, most_points: int, most_bytes: int) -> Json:
 
 
 def _phase_area(phase: str, begins: int, ends: int) -> Json:
-    area = {
+    return {
         "type": "rect",
         "xref": "x",
         "yref": "paper",
@@ -173,9 +169,6 @@ def _phase_area(phase: str, begins: int, ends: int) -> Json:
         "x1": ends,
         "y0": 0,
         "y1": 1,
-    }
-    return {
-        **area,
         "layer": "below",
         "fillcolor": PART_COLOURS.get(phase, PALE),
         "opacity": 0.18,
@@ -193,7 +186,7 @@ def _phase_name(phase: str, begins: int, ends: int, events: int) -> Json:
         "yanchor": "bottom",
         "xanchor": "left" if is_narrow else "center",
         "textangle": -35 if is_narrow else 0,
-        "text": seen(phase),
+        "text": escaped(phase),
         "showarrow": False,
         "font": {"size": 11},
     }
@@ -207,5 +200,5 @@ def _peak_mark(timeline: MemoryTimeline, scale: int) -> Json:
         "ax": -60 if is_near_the_end else 60,
         "ay": -14,
     }
-    text = f"<b>peak {seen(bytes_text(timeline.peak))}</b>"
+    text = f"<b>peak {escaped(bytes_text(timeline.peak))}</b>"
     return {"x": timeline.peak_at, "y": timeline.peak / scale, "text": text, **arrow}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import median
 
@@ -10,7 +11,7 @@ import numpy as np
 from lm_profiler.analysis.ranks.slowness import fast_ranks
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.figure import ms_text
-from lm_profiler.record.quantities import GROUPS, PARTS, counted
+from lm_profiler.record.quantities import GROUPS, PARTS, Quantity, counted
 from lm_profiler.record.run_record import Ranks, RankTimes
 from lm_profiler.report.pictures.drawing import PALE, SERIES_COLOURS
 from lm_profiler.report.run.rank_lines import communication_lines, who_waits
@@ -21,21 +22,23 @@ from lm_profiler.report.views.blocks import (
     beside,
     card,
     chart,
+    escaped,
     fold,
     line,
-    seen,
     shade,
     table,
 )
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
-_MORE = SERIES_COLOURS[1]  # the colour of more own work than the fast ranks have
+_EXCESS_COLOUR = SERIES_COLOURS[1]  # of more own work than the fast ranks have
 _WAITING = PALE
 _FULL = 0.1  # the least share of the mean step that has the full colour, so that noise stays pale
 _FULL_ONCE = 0.2  # the same of a single step
-_MOST_NAMED = 16  # ranks that an axis names
+_MOST_NAMES = 16  # ranks that an axis names
 # the height of the chart of steps, and of a rank in it
-_LEAST_PX, _MOST_PX, _RANK_PX = (190, 930, 24)
+_LEAST_PX = 190
+_MOST_PX = 930
+_RANK_PX = 24
 
 
 def blocks(entry: Entry, _: Limits) -> list[Json]:
@@ -47,17 +50,12 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
     conclusion = who_waits(ranks)
     head = [line(f"{conclusion[0].upper()}{conclusion[1:]}.", "headline")]
     head += [line(text, "quiet") for text in communication_lines(ranks)]
-    if _has_all(ranks):
-        title = f"Who works, who waits: {_ranks_text(ranks)}, mean of {counted(ranks.steps, 'step')}"
-    else:
-        title = f"Who works, who waits: {_ranks_text(ranks)}, mean of {counted(ranks.steps, 'step')}"
+    steps = counted(ranks.steps, "step")
+    title = f"Who works, who waits: {_ranks_text(ranks)}, mean of {steps}"
+    if not _has_all_ranks(ranks):
         drawn = f"Drawn are {len(rows):,} of {counted(ranks.heard, 'rank')}"
-        head.append(
-            line(
-                f"{drawn}: rank 0, those with most own work and those with least, most first.",
-                "quiet",
-            )
-        )
+        choice = "rank 0, those with most own work and those with least, most first"
+        head.append(line(f"{drawn}: {choice}.", "quiet"))
     pictures = [_by_phase(ranks, rows)]
     if ranks.columns:
         pictures.append(_by_steps(ranks, rows))
@@ -85,40 +83,46 @@ def missing(entry: Entry) -> str | None:
 
 RANKS = View("ranks", "Ranks", blocks, missing)
 
-_SOURCES = [
-    figure
-    for figure in GROUPS["Ranks"]
-    if figure.name == "ranks_heard"
-    or (figure.path.startswith("ranks.") and "finding" not in figure.path)
-]
+
+def _is_source(figure: Quantity) -> bool:
+    if figure.name == "ranks_heard":
+        return True
+    return figure.path.startswith("ranks.") and "finding" not in figure.path
 
 
-def _has_all(ranks: Ranks) -> bool:
+_SOURCES = [figure for figure in GROUPS["Ranks"] if _is_source(figure)]
+
+
+def _has_all_ranks(ranks: Ranks) -> bool:
     """Return whether the record has every rank that was heard; of very many it has only the extremes."""
     return len(ranks.by_rank) == ranks.heard
 
 
 def _ranks_text(ranks: Ranks) -> str:
     world = counted(ranks.world, "rank")
-    return world if ranks.heard == ranks.world else f"{ranks.heard:,} of {world}"
+    if ranks.heard == ranks.world:
+        return world
+    return f"{ranks.heard:,} of {world}"
 
 
 def _rows(ranks: Ranks) -> list[RankTimes]:
     """Return the ranks by their number; where only the extremes are known, by their own work, most first."""
-    if _has_all(ranks):
+    if _has_all_ranks(ranks):
         return sorted(ranks.by_rank, key=lambda row: row.rank)
     return sorted(ranks.by_rank, key=lambda row: (-row.all_own_s, row.rank))
 
 
-def above_fast(ranks: Ranks, rows: Sequence[RankTimes], part: str) -> list[float]:
+def excess_over_fast(ranks: Ranks, rows: Sequence[RankTimes], part: str) -> list[float]:
     """Return the seconds of own work in ``part`` of each rank, minus those of a fast rank."""
     seconds = [row.own_s.get(part, 0.0) for row in rows]
-    if not _has_all(ranks):  # the median of the extremes would not be the median of all
+    if not _has_all_ranks(
+        ranks
+    ):  # the median of the extremes would not be the median of all
         return [own_s - ranks.own[part].median_s for own_s in seconds]
-    return _above_median_of_fast(seconds)
+    return _excess_over_median_of_fast(seconds)
 
 
-def _above_median_of_fast(seconds: Sequence[float]) -> list[float]:
+def _excess_over_median_of_fast(seconds: Sequence[float]) -> list[float]:
     if len(seconds) < 2:
         return [0.0] * len(seconds)
     usual_s = median(seconds[rank] for rank in fast_ranks(np.array(seconds)))
@@ -127,67 +131,71 @@ def _above_median_of_fast(seconds: Sequence[float]) -> list[float]:
 
 def _by_phase(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
     """Return the table of own work and waiting; a cell is shaded by what the rank has more than the fast ones."""
-    phases = [part for part in PARTS if part in ranks.own and ranks.own[part].largest_s]
-    lines_above = {part: above_fast(ranks, rows, part) for part in phases}
-    waiting = [row.all_waiting_s for row in rows]
-    full_s = max(
-        [
-            _FULL * ranks.step_s,
-            *waiting,
-            *(max(column) for column in lines_above.values()),
-        ]
-    )
-    several_hosts = len(ranks.hosts) > 1
-    texts, shades = [], []
+    phases = []
+    for part in PARTS:
+        if part in ranks.own and ranks.own[part].largest_s:
+            phases.append(part)
+    excess_s = {part: excess_over_fast(ranks, rows, part) for part in phases}
+    # the time that has the full colour
+    full_s = _FULL * ranks.step_s
+    for row in rows:
+        full_s = max(full_s, row.all_waiting_s)
+    for excess_in_part_s in excess_s.values():
+        full_s = max(full_s, *excess_in_part_s)
+
+    titles = ["rank"]
+    if len(ranks.hosts) > 1:
+        titles.insert(0, "host")
+    texts = []
+    shades = []
     for index, row in enumerate(rows):
-        names = [row.host, str(row.rank)] if several_hosts else [str(row.rank)]
-        own = [f"{row.own_s.get(part, 0.0) * 1e3:,.1f}" for part in phases]
-        texts.append([*names, *own, f"{row.all_waiting_s * 1e3:,.1f}"])
-        own_shades = [
-            shade(_MORE, lines_above[part][index] / full_s) for part in phases
-        ]
-        waiting_shade = shade(_WAITING, row.all_waiting_s / full_s)
-        shades.append([*(None for _ in names), *own_shades, waiting_shade])
-    titles = ["host", "rank"] if several_hosts else ["rank"]
-    own_table: Table = text_table(
-        [*titles, *phases, "waiting"], texts, left=len(titles) - 1
-    )
-    legend = {
-        "kind": "legend",
-        "entries": [["more than the fast ranks", _MORE], ["waiting", _WAITING]],
-    }
+        names = {"host": row.host, "rank": str(row.rank)}
+        row_texts = [names[title] for title in titles]
+        row_shades: list[Json | None] = [None] * len(titles)
+        for part in phases:
+            row_texts.append(f"{row.own_s.get(part, 0.0) * 1e3:,.1f}")
+            row_shades.append(shade(_EXCESS_COLOUR, excess_s[part][index] / full_s))
+        row_texts.append(f"{row.all_waiting_s * 1e3:,.1f}")
+        row_shades.append(shade(_WAITING, row.all_waiting_s / full_s))
+        texts.append(row_texts)
+        shades.append(row_shades)
+    all_titles = [*titles, *phases, "waiting"]
+    own_table: Table = text_table(all_titles, texts, left=len(titles) - 1)
+    entries = [["more than the fast ranks", _EXCESS_COLOUR], ["waiting", _WAITING]]
+    legend = {"kind": "legend", "entries": entries}
     return card("Own work and waiting (ms)", legend, *table(own_table, shades=shades))
 
 
 def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
     """Return a heat map of ranks and steps."""
     own_s = np.array([row.own_by_column_s for row in rows])
-    columns = [_above_median_of_fast(column.tolist()) for column in own_s.T]
-    above_s = np.array(columns).T
-    more_ms = np.round(np.maximum(above_s, 0.0) * 1e3, 4).tolist()
+    columns = [_excess_over_median_of_fast(column.tolist()) for column in own_s.T]
+    excess_s = np.array(columns).T  # [rank, step]
+    shown_ms = np.round(np.maximum(excess_s, 0.0) * 1e3, 4).tolist()
     texts = []
-    for row, differences_s in zip(rows, above_s.tolist(), strict=True):
+    for row, differences_s in zip(rows, excess_s.tolist(), strict=True):
         texts.append([_difference_text(row, seconds) for seconds in differences_s])
-    several_hosts = len(ranks.hosts) > 1
-    every = -(-len(rows) // _MOST_NAMED)
-    named = range(0, len(rows), every)
-    names = [
-        f"{seen(rows[i].host)} · {rows[i].rank}" if several_hosts else str(rows[i].rank)
-        for i in named
-    ]
-    most_ms = max(_FULL_ONCE * ranks.step_s * 1e3, float(np.max(above_s)) * 1e3)
+    names = []
+    stride = math.ceil(len(rows) / _MOST_NAMES)
+    named_rows = range(0, len(rows), stride)
+    for index in named_rows:
+        name = str(rows[index].rank)
+        if len(ranks.hosts) > 1:
+            name = f"{escaped(rows[index].host)} · {name}"
+        names.append(name)
+    most_ms = max(_FULL_ONCE * ranks.step_s, float(np.max(excess_s))) * 1e3
     data = {
         "type": "heatmap",
         "name": "own work",
         "x": [str(step) for step in ranks.columns],
         "y": list(range(len(rows))),
-        "z": more_ms,
+        "z": shown_ms,
         "customdata": texts,
         "hovertemplate": "%{customdata}<extra>step %{x}</extra>",
-        "colorscale": [[0, f"{_MORE}00"], [1, _MORE]],
+        "colorscale": [[0, f"{_EXCESS_COLOUR}00"], [1, _EXCESS_COLOUR]],
         "zmin": 0,
         "zmax": most_ms,
-        "ygap": 0 if len(rows) > _MOST_NAMED else 2,
+        "ygap": 0 if len(rows) > _MOST_NAMES else 2,
         "colorbar": {
             "title": {"text": "ms more", "side": "right"},
             "thickness": 12,
@@ -208,17 +216,16 @@ def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
             "showgrid": False,
             "nticks": 20,
         },
-        "yaxis": {**y_axis, "tickvals": list(named), "ticktext": names},
+        "yaxis": {**y_axis, "tickvals": list(named_rows), "ticktext": names},
     }
     text = "More own work than the fast ranks: a line is a rank that is always slow, spots are ranks in turns."
-    return {
-        **card("Own work, step by step", line(text, "quiet"), chart([data], layout)),
-        "grows": True,
-    }
+    heat_map = card(
+        "Own work, step by step", line(text, "quiet"), chart([data], layout)
+    )
+    return heat_map | {"grows": True}
 
 
 def _difference_text(row: RankTimes, seconds: float) -> str:
     direction = "less" if seconds < 0 else "more"
-    return (
-        f"rank {row.rank} ({seen(row.host)}): {ms_text(abs(seconds), 2)} ms {direction}"
-    )
+    difference = f"{ms_text(abs(seconds), 2)} ms {direction}"
+    return f"rank {row.rank} ({escaped(row.host)}): {difference}"

@@ -31,18 +31,18 @@ from lm_profiler.report.views.blocks import (
     chart,
     choice,
     command,
+    escaped,
     fold,
     line,
     piece,
     section,
-    seen,
     table,
 )
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
 _SLOW_WARMUP = 2  # a warm-up step that is this many times as long as all others is cut off, so that they can be read
 # the height of the axis, in measured steps, where the warm-up is cut off
-_ABOVE_STEPS = 1.2
+_AXIS_HEIGHT = 1.2
 _MOST_OWNERS = 12  # the fold with every figure has all
 
 
@@ -73,15 +73,18 @@ def _head(record: RunRecord) -> Json:
     head_blocks = [line(text, "error") for text in failure_lines(record)]
     verdict = verdict_lines(record)
     if verdict:
-        bound_by, next_step = (text.partition(": ")[2] for text in verdict)
-        head_blocks += [line(bound_by, "headline"), line(f"Next: {next_step}", "next")]
+        bound_line, next_line = verdict
+        bound_by = bound_line.partition(": ")[2]
+        next_step = next_line.partition(": ")[2]
+        head_blocks.append(line(bound_by, "headline"))
+        head_blocks.append(line(f"Next: {next_step}", "next"))
     head_blocks += [line(text) for text in main_lines(record)]
-    head_blocks.append(line(_when(record), "quiet"))
+    head_blocks.append(line(_start_text(record), "quiet"))
     title = time_table(record).title or record.name
     return card(title, *head_blocks, words=[record.status, *record.words])
 
 
-def _when(record: RunRecord) -> str:
+def _start_text(record: RunRecord) -> str:
     try:
         started = datetime.fromisoformat(record.started).astimezone(timezone.utc)
         text = f"Started {started:%Y-%m-%d %H:%M:%S} UTC"
@@ -99,21 +102,24 @@ def _phases(record: RunRecord) -> list[Json]:
 
 def _more_lines(record: RunRecord) -> list[Json]:
     """Return the notes, and what else the terminal prints of the run, behind a fold that counts them."""
-    elsewhere = {*main_lines(record), *verdict_lines(record), *failure_lines(record)}
-    lines = [text for text in summary_lines(record) if text not in elsewhere]
-    notes = [text for text in lines if text.startswith(("note: ", "odd: "))]
-    others = [text for text in lines if text not in notes]
-    line_blocks = [*(line(text, "note") for text in notes), *map(line, others)]
-    if not line_blocks:
-        return []
-    title = counted(len(others), "further line")
+    head_lines = {*main_lines(record), *verdict_lines(record), *failure_lines(record)}
+    notes = []
+    further_lines = []
+    for text in summary_lines(record):
+        if text in head_lines:
+            continue
+        if text.startswith(("note: ", "odd: ")):
+            notes.append(line(text, "note"))
+        else:
+            further_lines.append(line(text))
+    counts = []
     if notes:
-        title = (
-            f"{counted(len(notes), 'note')}, {title}"
-            if others
-            else counted(len(notes), "note")
-        )
-    return [fold(title, *line_blocks)]
+        counts.append(counted(len(notes), "note"))
+    if further_lines:
+        counts.append(counted(len(further_lines), "further line"))
+    if not counts:
+        return []
+    return [fold(", ".join(counts), *notes, *further_lines)]
 
 
 def _owners(owned: OtherByOwner) -> Json:
@@ -125,13 +131,8 @@ def _owners(owned: OtherByOwner) -> Json:
         ms = ms_text(action.seconds)
         cells = [ms, f"{action.calls:,g}", f"{action.in_steps} of {owned.steps}"]
         length = action.seconds / longest_s if longest_s else 0.0
-        rows.append(
-            bar(
-                action.name,
-                [piece(0.0, length, PART_COLOURS["other"], f"{ms} ms")],
-                cells,
-            )
-        )
+        pieces = [piece(0.0, length, PART_COLOURS["other"], f"{ms} ms")]
+        rows.append(bar(action.name, pieces, cells))
     text = f"Each action of {counted(owned.steps, 'step')} was timed: {ms_text(owned.seconds)} ms per step in total."
     if len(owned.actions) > _MOST_OWNERS:
         text += f" Shown are the longest {_MOST_OWNERS} of {len(owned.actions):,}."
@@ -172,7 +173,7 @@ class _StepColumns:
         return round(row.time(part, self.clock) * 1e3, 6)
 
 
-def _steps(entry: Entry, record: RunRecord, most: int) -> list[Json]:
+def _steps(entry: Entry, record: RunRecord, most_steps: int) -> list[Json]:
     """Return the chart of the warm-up and the measured steps, on each clock; nothing if the run began no step."""
     title = "Time of each step"
     if not record.steps:
@@ -184,32 +185,28 @@ def _steps(entry: Entry, record: RunRecord, most: int) -> list[Json]:
     means = mean_over_ranks(timed)
     if not means:
         return []
-    every = math.ceil(len(means) / most)
-    rows = means[::every]
-    left_out = math.ceil(record.stretch.start / every)
-    warmup = min(sum(row.stage == "warmup" for row in rows) + left_out, len(rows))
+    stride = math.ceil(len(means) / most_steps)
+    rows = means[::stride]
+    rows_before_stretch = math.ceil(record.stretch.start / stride)
+    warmup_rows = sum(row.stage == "warmup" for row in rows)
+    warmup = min(warmup_rows + rows_before_stretch, len(rows))
     odd_rows = {row.step: row for row in means}
     charts = {}
     for clock, name in _clocks(record, rows).items():
         steps = _StepColumns(rows, warmup, clock)
         charts[name] = [_chart_of_steps(steps, _odd_marks(record, odd_rows, steps))]
     notes = []
-    if every > 1:
-        notes.append(
-            line(f"Drawn is 1 of {every} steps; the run has {len(means):,}.", "quiet")
-        )
+    if stride > 1:
+        notes.append(f"Drawn is 1 of {stride} steps; the run has {len(means):,}.")
     if len(record.rank_step_s) > 1:
         ranks = counted(len(record.rank_step_s), "rank")
-        notes.append(
-            line(
-                f"Means over {ranks}: phases include waiting, which the Ranks view separates.",
-                "quiet",
-            )
-        )
-    drawn = (
-        [choice("Clock", charts)] if len(charts) > 1 else next(iter(charts.values()))
-    )
-    return [card(title, *notes, *drawn)]
+        waiting = "phases include waiting, which the Ranks view separates"
+        notes.append(f"Means over {ranks}: {waiting}.")
+    note_lines = [line(note, "quiet") for note in notes]
+    if len(charts) > 1:
+        return [card(title, *note_lines, choice("Clock", charts))]
+    [single_chart] = charts.values()
+    return [card(title, *note_lines, *single_chart)]
 
 
 def _clocks(record: RunRecord, rows: Sequence[StepRow]) -> dict[str, str]:
@@ -226,7 +223,9 @@ def _clocks(record: RunRecord, rows: Sequence[StepRow]) -> dict[str, str]:
 def _chart_of_steps(steps: _StepColumns, odd_marks: list[Json]) -> Json:
     data: list[Json] = []
     numbers = [row.step for row in steps.rows]
-    for part in (name for name in PARTS if name in TIMED):
+    for part in PARTS:
+        if part not in TIMED:
+            continue
         column = steps.column_ms(part)
         if not any(column):
             continue
@@ -236,13 +235,9 @@ def _chart_of_steps(steps: _StepColumns, odd_marks: list[Json]) -> Json:
             "x": numbers,
             "y": column,
             "marker": {"color": PART_COLOURS[part]},
+            "hovertemplate": f"{part}: %{{y:.3f}} ms<extra>step %{{x}}</extra>",
         }
-        data.append(
-            {
-                **trace,
-                "hovertemplate": f"{part}: %{{y:.3f}} ms<extra>step %{{x}}</extra>",
-            }
-        )
+        data.append(trace)
     layout: Json = {
         "barmode": "stack",
         "bargap": 0.1,
@@ -262,25 +257,35 @@ def _shade_warmup(layout: Json, steps: _StepColumns) -> None:
     column = [time or 0.0 for time in steps.column_ms("step")]
     slowest = max(column[: steps.warmup])
     steady = max(column[steps.warmup :], default=0.0)
-    left, right = steps.rows[0].step - 0.5, steps.rows[steps.warmup - 1].step + 0.5
+    begin = steps.rows[0].step - 0.5
+    end = steps.rows[steps.warmup - 1].step + 0.5
     text = "warm-up"
     if steady > 0 and slowest > _SLOW_WARMUP * steady:
         text = f"warm-up, up to {slowest:,.1f} ms"
-        layout["yaxis"]["range"] = [0, _ABOVE_STEPS * steady]
+        layout["yaxis"]["range"] = [0, _AXIS_HEIGHT * steady]
     area = {
         "type": "rect",
         "xref": "x",
-        "x0": left,
-        "x1": right,
+        "x0": begin,
+        "x1": end,
         "yref": "paper",
         "y0": 0,
         "y1": 1,
+        "fillcolor": PALE,
+        "opacity": 0.25,
+        "line": {"width": 0},
     }
-    layout["shapes"] = [
-        {**area, "fillcolor": PALE, "opacity": 0.25, "line": {"width": 0}}
-    ]
-    place = {"x": left, "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom"}
-    layout["annotations"] = [{**place, "text": text, "showarrow": False}]
+    layout["shapes"] = [area]
+    annotation = {
+        "x": begin,
+        "xanchor": "left",
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "text": text,
+        "showarrow": False,
+    }
+    layout["annotations"] = [annotation]
 
 
 def _odd_marks(
@@ -297,18 +302,18 @@ def _odd_marks(
         "line": {"width": 2},
         "color": SERIES_COLOURS[2],
     }
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": "odd",
-            "x": [odd.step for odd in odd_steps],
-            "y": [steps.time_ms(rows[odd.step]) for odd in odd_steps],
-            "text": [
-                seen(odd_text(odd, has_ranks)).replace(": ", ":<br>")
-                for odd in odd_steps
-            ],
-            "marker": marker,
-            "hovertemplate": "%{text}<extra></extra>",
-        }
-    ]
+    texts = []
+    for odd in odd_steps:
+        text = escaped(odd_text(odd, has_ranks))
+        texts.append(text.replace(": ", ":<br>"))
+    marks = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "odd",
+        "x": [odd.step for odd in odd_steps],
+        "y": [steps.time_ms(rows[odd.step]) for odd in odd_steps],
+        "text": texts,
+        "marker": marker,
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+    return [marks]

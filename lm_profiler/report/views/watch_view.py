@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import reduce
 from itertools import chain
@@ -29,17 +30,18 @@ from lm_profiler.report.views.blocks import (
     bars,
     card,
     chart,
+    escaped,
     fold,
     line,
     piece,
-    seen,
     table,
 )
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
 _EVENTS = 200  # the most events that are listed and marked
 # the axis ends at so many times this quantile of the medians
-_AXIS_ABOVE, _AXIS_QUANTILE = (3.0, 0.98)
+_AXIS_ABOVE = 3.0
+_AXIS_QUANTILE = 0.98
 _ROWS_A_POINT = 10  # the least rows of steps behind a point of the curves
 # The tables of ``watch_tables`` that stand behind a fold, by the title of their first column.
 _FOLDS = {"ms": "Phases", "rank": "Ranks"}
@@ -57,19 +59,18 @@ def blocks(entry: Entry, limits: Limits) -> list[Json]:
         *map(line, lines),
         _chart(curves, events, read_status(folder).world_size),
     )
-    by_title = {
-        printed.headings[0].title: printed for printed in tables if printed.headings
-    }
+    by_title = {}
+    for printed in tables:
+        if printed.headings:
+            by_title[printed.headings[0].title] = printed
     view_blocks = [steps]
     if "where the time went" in by_title:
         view_blocks.append(_ledger(by_title["where the time went"]))
     if "when" in by_title:
         view_blocks.append(card("Events", *table(by_title["when"])))
-    view_blocks += [
-        fold(title, *table(by_title[column]))
-        for column, title in _FOLDS.items()
-        if column in by_title
-    ]
+    for column, title in _FOLDS.items():
+        if column in by_title:
+            view_blocks.append(fold(title, *table(by_title[column])))
     return view_blocks
 
 
@@ -87,22 +88,18 @@ WATCH = View("watch", "Watch", blocks, missing, is_live=True)
 def _ledger(ledger: Table) -> Json:
     """Return a bar for each row of the ledger; the last row is the wall time that they add up to."""
     *terms, total = ledger.rows
-    whole_s = _seconds(total[1].text)
+    wall_s = _seconds(total[1].text)
     rows = []
     for term, seconds, share in terms:
-        length = _seconds(seconds.text) / whole_s if whole_s else 0.0
+        length = 0.0
+        if wall_s:
+            length = _seconds(seconds.text) / wall_s
         phase = term.text.removeprefix("step: ")
         colour = PART_COLOURS.get(phase, PALE)
-        rows.append(
-            bar(
-                term.text,
-                [piece(0.0, length, colour, share.text)],
-                [seconds.text, share.text],
-            )
-        )
-    rows.append(
-        bar(total[0].text, [], [cell.text for cell in total[1:]], is_total=True)
-    )
+        pieces = [piece(0.0, length, colour, share.text)]
+        rows.append(bar(term.text, pieces, [seconds.text, share.text]))
+    total_texts = [cell.text for cell in total[1:]]
+    rows.append(bar(total[0].text, [], total_texts, is_total=True))
     return card("Where the time went", bars(["", "", "s", "share"], rows))
 
 
@@ -117,31 +114,27 @@ def _curves(folder: Path, most_points: int) -> list[tuple[int, Sketch]]:
     windows = read_windows(folder)
     if status.window is not None:
         windows = [*windows, status.window]
-    has_all_rows = len(rows) and (
-        not windows or rows["step"][0] <= windows[0].first_step
+    has_dropped_rows = not len(rows) or (
+        len(windows) > 0 and rows["step"][0] > windows[0].first_step
     )
-    if has_all_rows:
-        pieces = np.array_split(
-            rows, min(most_points, math.ceil(len(rows) / _ROWS_A_POINT))
-        )
-        return [
-            (
-                int(part["step"][0]),
-                Sketch.from_seconds(part["seconds"][:, -1].astype(float)),
-            )
-            for part in pieces
-        ]
-    return _merged_windows(windows, most_points)
+    if has_dropped_rows:
+        return _merged_windows(windows, most_points)
+    points = min(most_points, math.ceil(len(rows) / _ROWS_A_POINT))
+    curve = []
+    for part in np.array_split(rows, points):
+        step_s = part["seconds"][:, -1].astype(float)
+        curve.append((int(part["step"][0]), Sketch.from_seconds(step_s)))
+    return curve
 
 
 def _merged_windows(
     windows: Sequence[WatchWindow], most_points: int
 ) -> list[tuple[int, Sketch]]:
-    every = math.ceil(len(windows) / most_points) or 1
+    windows_per_point = math.ceil(len(windows) / most_points) or 1
     timed = [window for window in windows if "step" in window.seconds]
     points = []
-    for start in range(0, len(timed), every):
-        group = timed[start : start + every]
+    for start in range(0, len(timed), windows_per_point):
+        group = timed[start : start + windows_per_point]
         sketch = reduce(Sketch.merge, (window.seconds["step"] for window in group))
         points.append((group[0].first_step, sketch))
     return points
@@ -162,21 +155,18 @@ def _chart(
             "color": SERIES_COLOURS[index],
             "width": 1 if index else 2,
             "dash": "dot" if index > 1 else "solid",
+            "shape": "hv",
         }
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines" if len(steps) > 1 else "markers",
-                "name": name,
-                "x": steps,
-                "y": [
-                    None if value is None else round(value * 1e3, 6)
-                    for value in seconds
-                ],
-                "line": {**look, "shape": "hv"},
-                "hovertemplate": f"{name}: %{{y:.3f}} ms<extra></extra>",
-            }
-        )
+        curve = {
+            "type": "scatter",
+            "mode": "lines" if len(steps) > 1 else "markers",
+            "name": name,
+            "x": steps,
+            "y": [_rounded_ms(value_s) for value_s in seconds],
+            "line": look,
+            "hovertemplate": f"{name}: %{{y:.3f}} ms<extra></extra>",
+        }
+        data.append(curve)
     values_ms = chain.from_iterable(curve["y"] for curve in data)
     longest_ms = max((value for value in values_ms if value is not None), default=0.0)
     end_ms = _axis_end_ms(data[0]["y"])
@@ -184,11 +174,14 @@ def _chart(
     y_axis: Json = {"title": {"text": "step time (ms)"}, "rangemode": "tozero"}
     if 0.0 < end_ms < longest_ms:
         y_axis["range"] = [0, end_ms]
-        y_axis["title"] = {
-            "text": f"step time (ms); the longest, {longest_ms:,.0f}, is beyond the axis"
-        }
+        title = f"step time (ms); the longest, {longest_ms:,.0f}, is beyond the axis"
+        y_axis["title"] = {"text": title}
     layout = {"showlegend": True, "xaxis": {"title": {"text": "step"}}, "yaxis": y_axis}
     return chart(data, layout)
+
+
+def _rounded_ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 6)
 
 
 def _axis_end_ms(medians_ms: Sequence[float | None]) -> float:
@@ -208,8 +201,8 @@ def _event_marks(
     """Return a sign on the median's curve for each event, in one series for each kind."""
     marks = []
     for index, kind in enumerate(dict.fromkeys(event.kind for event in events)):
-        of_kind = [event for event in events if event.kind == kind]
-        places = [event.since_step or event.step for event in of_kind]
+        kind_events = [event for event in events if event.kind == kind]
+        places = [event.since_step or event.step for event in kind_events]
         colour = SERIES_COLOURS[(index + 3) % len(SERIES_COLOURS)]
         marks.append(
             {
@@ -218,7 +211,9 @@ def _event_marks(
                 "name": kind,
                 "x": places,
                 "y": [_height(place, steps, medians_ms) for place in places],
-                "text": [seen(event_text(event, world_size)) for event in of_kind],
+                "text": [
+                    escaped(event_text(event, world_size)) for event in kind_events
+                ],
                 "marker": {
                     "color": colour,
                     "size": 11,
@@ -235,7 +230,7 @@ def _height(
     place: int, steps: Sequence[int], medians_ms: Sequence[float | None]
 ) -> float | None:
     """Return the curve at the step ``place``: its last point before it."""
-    before = [index for index, step in enumerate(steps) if step <= place]
     if not steps:
         return None
-    return medians_ms[before[-1] if before else 0]
+    index = max(bisect_right(steps, place) - 1, 0)
+    return medians_ms[index]

@@ -27,7 +27,7 @@ from lm_profiler.report.views.view import Limits, View, left_no_run
 
 _NAMED_SHARE = 0.01  # the share of the step from which the headline names a term
 _NAMED_TERMS = 2
-_SEEN_SHARE = 0.002  # the share of the step from which a piece can be seen
+_VISIBLE_SHARE = 0.002  # the share of the step from which a piece can be seen
 
 
 def blocks(entry: Entry, _: Limits) -> list[Json]:
@@ -38,20 +38,19 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
     rungs = waterfall_text.rungs(fall)
     text, interval = _step_texts(fall)
     title = f"From the ideal step to the measured one: {text} ms {interval}".rstrip()
-    ends = [rung.start_s + rung.term.seconds for rung in rungs]
-    scale = 1.0 / (max(fall.step_s, fall.ci_high or 0.0, *ends) or 1.0)
+    ends_s = [rung.start_s + rung.term.seconds for rung in rungs]
+    axis_s = max(fall.step_s, fall.ci_high or 0.0, *ends_s) or 1.0
+    scale = 1.0 / axis_s
     rows = [_term_bar(rung, fall, scale) for rung in rungs]
     rows.append(_step_bar(record, fall, scale))
     ceiling = waterfall_text.unsure(fall) or "a ceiling, never a gain"
-    lines_below = [
-        line(
-            f"Open a bar to see what it consists of. Could save at most: {ceiling}.",
-            "quiet",
-        )
+    texts_below = [
+        f"Open a bar to see what it consists of. Could save at most: {ceiling}."
     ]
-    lines_below += [line(f"Note: {note}", "quiet") for note in fall.notes]
+    texts_below += [f"Note: {note}" for note in fall.notes]
+    lines_below = [line(text, "quiet") for text in texts_below]
     drawn = bars(["", "", "ms", "share", "could save at most"], rows)
-    legend = {"kind": "legend", "entries": _seen_phases(record, rungs, fall)}
+    legend = {"kind": "legend", "entries": _visible_phases(record, rungs, fall)}
     waterfall = card(
         title,
         line(_headline(rungs, fall), "headline"),
@@ -80,23 +79,26 @@ WHY = View("why", "Why", blocks, missing)
 
 def _headline(rungs: list[Rung], fall: Waterfall) -> str:
     """Return what would be ideal, and the largest of the other terms."""
-    ideal, *others = rungs
+    ideal, *further_rungs = rungs
     text = f"{ideal.text} ms ({_share(ideal.term.seconds, fall)}) would be ideal."
-    large = [rung for rung in others if rung.term.seconds >= _NAMED_SHARE * fall.step_s]
-    large.sort(key=lambda rung: rung.term.seconds, reverse=True)
-    if not large:
+    large_rungs = []
+    for rung in further_rungs:
+        if rung.term.seconds >= _NAMED_SHARE * fall.step_s:
+            large_rungs.append(rung)
+    if not large_rungs:
         return text
-    names = ", ".join(f"{rung.text} ms {rung.title}" for rung in large[:_NAMED_TERMS])
-    return f"{text} Most is added by: {names}."
+    large_rungs.sort(key=lambda rung: rung.term.seconds, reverse=True)
+    names = [f"{rung.text} ms {rung.title}" for rung in large_rungs[:_NAMED_TERMS]]
+    return f"{text} Most is added by: {', '.join(names)}."
 
 
-def _seen_phases(
+def _visible_phases(
     record: RunRecord, rungs: list[Rung], fall: Waterfall
 ) -> list[list[str]]:
     """Return the phases whose pieces can be seen, with their colours."""
     bars_pieces = [rung.pieces for rung in rungs]
     bars_pieces.append(waterfall_text.of_the_step(record))
-    least_s = _SEEN_SHARE * fall.step_s
+    least_s = _VISIBLE_SHARE * fall.step_s
     colours = []
     for part in PARTS:
         if any(pieces.get(part, 0.0) >= least_s for pieces in bars_pieces):
@@ -107,29 +109,25 @@ def _seen_phases(
 def _term_bar(rung: Rung, fall: Waterfall, scale: float) -> Json:
     ceiling = waterfall_text.ceiling_text(fall, rung.term)
     meaning = waterfall_text.meaning_in(fall, rung.term.name)
-    text = (
-        f"{rung.title[0].upper()}{rung.title[1:]}: {meaning}."
-        if meaning
-        else f"{rung.title}."
-    )
+    text = f"{rung.title}."
+    if meaning:
+        text = f"{rung.title[0].upper()}{rung.title[1:]}: {meaning}."
     range_text = waterfall_text.ends_text(fall, rung.term)
     if range_text:
         text += f" It took {range_text}."
     if ceiling:
         text += f" Could save at most {ceiling} ms."
     contributors = waterfall_text.contributors(rung.term, fall)
-    inside = (
-        table(contributors)
-        if contributors.rows
-        else [line("What it consists of is not known.", "quiet")]
-    )
+    contributor_blocks = table(contributors)
+    if not contributors.rows:
+        contributor_blocks = [line("What it consists of is not known.", "quiet")]
     return bar(
         rung.title,
         _pieces(rung.pieces, rung.start_s, scale),
         [rung.signed_text, _share(rung.term.seconds, fall), ceiling],
         name=rung.term.name,
         tip=meaning,
-        inside=[line(text), *inside],
+        inside=[line(text), *contributor_blocks],
     )
 
 

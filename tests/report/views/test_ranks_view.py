@@ -12,7 +12,7 @@ from shown import of_kind, rows_of, series_of, shown, text_of, titled
 from stored_texts import assert_stored
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.report.views.ranks_view import above_fast
+from lm_profiler.report.views.ranks_view import excess_over_fast
 
 
 def view_of(**options: Any) -> list[Any]:
@@ -32,8 +32,8 @@ def shaded(blocks: list[Any]) -> dict[tuple[int, int], float]:
 
 def test_each_rank_is_held_against_the_fast_ones() -> None:
     ranks = made_ranks(world=2, slow=1)
-    assert above_fast(ranks, ranks.by_rank, "data") == pytest.approx([0, 30e-3])
-    assert above_fast(ranks, ranks.by_rank, "forward") == pytest.approx([0, 0])
+    assert excess_over_fast(ranks, ranks.by_rank, "data") == pytest.approx([0, 30e-3])
+    assert excess_over_fast(ranks, ranks.by_rank, "forward") == pytest.approx([0, 0])
     blocks = view_of(ranks=ranks)
     titles, fast, slow = rows_of(titled(blocks, "Own work and waiting"))
     assert titles == ["rank", "data", "forward", "backward", "optimizer", "waiting"]
@@ -52,14 +52,14 @@ def test_of_three_ranks_two_slow_ones_do_not_hide_each_other() -> None:
     ranks = made_ranks(world=3, slow=1)
     also = ranks.by_rank[2].model_copy(update={"own_s": {**ranks.by_rank[2].own_s, "forward": 40e-3}})
     rows = [*ranks.by_rank[:2], also]
-    assert above_fast(ranks, rows, "forward") == pytest.approx([0, 0, 20e-3])
+    assert excess_over_fast(ranks, rows, "forward") == pytest.approx([0, 0, 20e-3])
 
 
 def test_more_slow_ranks_than_fast_ones_have_a_colour() -> None:
     fast, *others = made_ranks(world=4, slow=0).by_rank[::-1]
     rows = [fast, *(row.model_copy(update={"own_s": {**row.own_s, "data": 45e-3}}) for row in others)]
     ranks = made_ranks(world=4).model_copy(update={"by_rank": rows})
-    assert above_fast(ranks, ranks.by_rank, "data") == pytest.approx([0, 40e-3, 40e-3, 40e-3])
+    assert excess_over_fast(ranks, ranks.by_rank, "data") == pytest.approx([0, 40e-3, 40e-3, 40e-3])
 
 
 def test_where_not_all_ranks_are_known_the_slowest_come_first_and_it_is_said() -> None:
@@ -78,7 +78,9 @@ def test_a_rank_that_did_not_say_is_none_of_those_left_out() -> None:
     blocks = view_of(ranks=ranks)
     assert "2 of 3 ranks" in blocks[0]["title"]
     assert "Drawn are" not in text_of(blocks)
-    assert above_fast(ranks, ranks.by_rank, "data") == pytest.approx([0, 30e-3])  # than the other one, not than both
+    assert excess_over_fast(ranks, ranks.by_rank, "data") == pytest.approx(
+        [0, 30e-3]
+    )  # than the other one, not than both
     assert ["ranks heard", "2"] in rows_of(titled(blocks, "What this is known from"))
 
 
