@@ -183,9 +183,10 @@ def why_lines(record: RunRecord) -> list[str]:
     large_rungs = []
     small_rungs = []
     for rung in middle_rungs:
-        is_small_term = rung.term.seconds < _SMALL_SHARE * fall.step_s
-        rungs_alike = small_rungs if is_small_term else large_rungs
-        rungs_alike.append(rung)
+        if rung.term.seconds < _SMALL_SHARE * fall.step_s:
+            small_rungs.append(rung)
+        else:
+            large_rungs.append(rung)
     if len(small_rungs) == 1:
         large_rungs += small_rungs
         small_rungs = []
