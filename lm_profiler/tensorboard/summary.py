@@ -42,12 +42,10 @@ def write_hparams(entry: Entry) -> None:
         old_file.unlink()
     last_step = 0
     if entry.record is not None:
-        last_step = entry.record.steps.get("warmup", 0) + entry.record.steps.get(
-            "measure", 0
-        )
-    write_events(
-        entry.folder, ((last_step, summary) for summary in _summaries(entry)), SUFFIX
-    )
+        steps = entry.record.steps
+        last_step = steps.get("warmup", 0) + steps.get("measure", 0)
+    summaries = [(last_step, summary) for summary in _summaries(entry)]
+    write_events(entry.folder, summaries, SUFFIX)
 
 
 def write_events(
@@ -68,9 +66,9 @@ def write_events(
 def scalars_summary(values: Mapping[str, float]) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    scalars = [
-        Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()
-    ]
+    scalars = []
+    for tag, value in values.items():
+        scalars.append(Summary.Value(tag=tag, simple_value=value))
     return Summary(value=scalars)
 
 

@@ -50,7 +50,7 @@ _STYLES = {
     "MORE": "red",
     "UNCLEAR": "yellow",
 }
-_SHOWN = 3  # phases that a verdict names
+_MOST_CAUSES = 3  # phases that a verdict names
 
 # what decides on a busy machine
 _WORK = {
@@ -75,9 +75,10 @@ _ADVICE = (
 
 def comparison_table(comparison: Comparison) -> Table:
     """Return a table with a row for each of ``rows``, differences of the settings above, verdict and notes below."""
-    small_titles = {
-        TIMES[row.part].title for row in comparison.phases if _is_small(row)
-    }
+    small_titles = set()
+    for row in comparison.phases:
+        if _is_small_change(row):
+            small_titles.add(TIMES[row.part].title)
     body = []
     for texts in rows(comparison):
         style = ""
@@ -100,21 +101,19 @@ def opening(comparison: Comparison) -> list[str]:
     """Return lines on what is compared, and on the differences of the two sides' settings."""
     lines = [_side_line("A", comparison.a), _side_line("B", comparison.b)]
     if comparison.unlike:
-        lines += [
-            "not the same work on the same device (A → B):",
-            *_difference_lines(comparison.unlike),
-        ]
-    for name, differences in (
-        ("configs", comparison.config),
-        ("environments", comparison.environment),
-    ):
-        if differences:
-            lines += [f"{name} differ (A → B):", *_difference_lines(differences)]
-        elif differences is None:
-            lines.append(f"{name}: of A or B unknown")
-        else:
-            lines.append(f"{name}: the same")
+        lines.append("not the same work on the same device (A → B):")
+        lines += _difference_lines(comparison.unlike)
+    lines += _settings_lines("configs", comparison.config)
+    lines += _settings_lines("environments", comparison.environment)
     return lines
+
+
+def _settings_lines(name: str, differences: Sequence[Difference] | None) -> list[str]:
+    if differences is None:
+        return [f"{name}: of A or B unknown"]
+    if not differences:
+        return [f"{name}: the same"]
+    return [f"{name} differ (A → B):", *_difference_lines(differences)]
 
 
 def _side_line(label: str, folders: Sequence[str]) -> str:
@@ -124,10 +123,11 @@ def _side_line(label: str, folders: Sequence[str]) -> str:
 
 
 def _difference_lines(differences: Sequence[Difference]) -> list[str]:
-    return [
-        f"  {row.path}: {_option_text(row.a)} → {_option_text(row.b)}"
-        for row in differences
-    ]
+    lines = []
+    for row in differences:
+        change = f"{_option_text(row.a)} → {_option_text(row.b)}"
+        lines.append(f"  {row.path}: {change}")
+    return lines
 
 
 def _option_text(value: Any) -> str:
@@ -141,22 +141,21 @@ def rows(comparison: Comparison) -> list[list[str]]:
     """
     step = comparison.step
     texts = [_cells(TIMES["step"], step.a_s, step.b_s, step)]
-    texts += [_cells(_WORK[row.part], row.a_s, row.b_s, row) for row in comparison.work]
+    for row in comparison.work:
+        texts.append(_cells(_WORK[row.part], row.a_s, row.b_s, row))
     for row in (comparison.forward_backward, *comparison.phases):
         texts.append(_cells(TIMES[row.part], row.a_s, row.b_s, row))
-    texts += [
-        _cells(QUANTITIES[row.part], row.a_s, row.b_s, row) for row in comparison.ranks
-    ]
+    for row in comparison.ranks:
+        texts.append(_cells(QUANTITIES[row.part], row.a_s, row.b_s, row))
     rate = comparison.tokens
     if rate is not None:
-        title, a, b, *others = _cells(TOKENS_PER_S, rate.a_per_s, rate.b_per_s, rate)
-        texts.append(
-            [title, _bounded(a, rate.a_bound), _bounded(b, rate.b_bound), *others]
-        )
-    texts += [
-        _cells(MEMORY[peak.reading], peak.a_bytes, peak.b_bytes, peak)
-        for peak in comparison.memory
-    ]
+        title, a, b, *changes = _cells(TOKENS_PER_S, rate.a_per_s, rate.b_per_s, rate)
+        a = _bounded(a, rate.a_bound)
+        b = _bounded(b, rate.b_bound)
+        texts.append([title, a, b, *changes])
+    for peak in comparison.memory:
+        quantity = MEMORY[peak.reading]
+        texts.append(_cells(quantity, peak.a_bytes, peak.b_bytes, peak))
     return texts
 
 
@@ -170,11 +169,10 @@ def _cells(
     of_step = ""
     if isinstance(row, PartChange) and row.of_step is not None:
         of_step = f"{row.of_step:+.1%}"
-    shown_a, shown_b = quantity.show(a, unit=False), quantity.show(b, unit=False)
     return [
         title,
-        shown_a,
-        shown_b,
+        quantity.show(a, unit=False),
+        quantity.show(b, unit=False),
         difference,
         of_step,
         _ratio_text(row.interval, a, b),
@@ -207,13 +205,13 @@ def closing(comparison: Comparison) -> list[str]:
 def _how_to_be_surer(comparison: Comparison) -> str:
     advice = comparison.advice or _ADVICE
     if comparison.assumption is not None:
-        advice += (
-            "; three runs per side need no assumption about the spread of processes"
-        )
-    least = comparison.detectable
-    if least is None or least >= 1.0:
-        return f"for a clearer result, {advice}"
-    return f"runs like these can detect a change of {least:.1%} or more; for a clearer result, {advice}"
+        no_assumption = "no assumption about the spread of processes"
+        advice += f"; three runs per side need {no_assumption}"
+    text = f"for a clearer result, {advice}"
+    least_change = comparison.detectable
+    if least_change is None or least_change >= 1.0:
+        return text
+    return f"runs like these can detect a change of {least_change:.1%} or more; {text}"
 
 
 def verdict_line(comparison: Comparison) -> str:
@@ -235,7 +233,9 @@ def verdict_line(comparison: Comparison) -> str:
 
 
 def _change_text(interval: RatioInterval) -> str:
-    change, low, high = interval.ratio - 1.0, interval.low - 1.0, interval.high - 1.0
+    change = interval.ratio - 1.0
+    low = interval.low - 1.0
+    high = interval.high - 1.0
     return f"{change:+.1%} [{low:+.1%}, {high:+.1%}]"
 
 
@@ -244,20 +244,21 @@ def _causes(comparison: Comparison) -> list[str]:
     phases = comparison.phases
     if comparison.decision.part != "step":
         phases = comparison.work_phases
-    large = [row for row in phases if not _is_small(row)]
-    return [f"{TIMES[row.part].title} {row.of_step:+.1%}" for row in large[:_SHOWN]]
+    large = [row for row in phases if not _is_small_change(row)]
+    return [
+        f"{TIMES[row.part].title} {row.of_step:+.1%}" for row in large[:_MOST_CAUSES]
+    ]
 
 
-def _is_small(row: PartChange) -> bool:
+def _is_small_change(row: PartChange) -> bool:
     return row.of_step is not None and abs(row.of_step) < MARGIN
 
 
 def _ratio_text(interval: RatioInterval | None, a: float, b: float) -> str:
     if interval is None:
         return "unknown, repeat" if a > 0.0 and b > 0.0 else ""
-    return (
-        f"{_number(interval.ratio)} [{_number(interval.low)}, {_number(interval.high)}]"
-    )
+    ends = f"{_number(interval.low)}, {_number(interval.high)}"
+    return f"{_number(interval.ratio)} [{ends}]"
 
 
 def _number(ratio: float) -> str:
@@ -269,8 +270,7 @@ def _number(ratio: float) -> str:
 CiFormat = Literal["bmf", "github-action-benchmark", "junit"]
 
 # longest summary: a comment of GitHub takes 65,536 characters (its REST API, "Create an issue comment")
-
-SUMMARY_BYTES = 64_000  # so that it fits a comment
+SUMMARY_BYTES = 64_000
 
 
 @dataclass(frozen=True)
@@ -293,11 +293,9 @@ def measured_in(comparison: Comparison) -> list[CiFigure]:
     for row in comparison.work:
         figures.append(_compared(_WORK[row.part], row.a_s, row.b_s, row, comparison))
     for peak in comparison.memory:
-        figures.append(
-            _compared(
-                MEMORY[peak.reading], peak.a_bytes, peak.b_bytes, peak, comparison
-            )
-        )
+        quantity = MEMORY[peak.reading]
+        figure = _compared(quantity, peak.a_bytes, peak.b_bytes, peak, comparison)
+        figures.append(figure)
     return figures
 
 
@@ -308,9 +306,11 @@ def _compared(
     row: PartChange | MemoryChange,
     comparison: Comparison,
 ) -> CiFigure:
-    low, high = None, None
+    low = None
+    high = None
     if row.interval is not None:
-        low, high = a * row.interval.low, a * row.interval.high
+        low = a * row.interval.low
+        high = a * row.interval.high
     failure = None
     if row is comparison.decision and row.verdict == "SLOWER":
         failure = verdict_line(comparison)
@@ -325,23 +325,22 @@ def measured_by(entries: Iterable[Entry]) -> list[CiFigure]:
     """Return step, phases, tokens/s and peaks of each run; a run without a measured step has its failure alone."""
     figures = []
     for entry in entries:
-        name, record = str(entry.folder), entry.record
+        name = str(entry.folder)
+        record = entry.record
         step = None if record is None else record.time.get("step")
         if record is None or step is None or step.mean is None:
-            why = f"{entry.status}: {entry.reason}" if entry.reason else entry.status
-            figures.append(CiFigure(name, TIMES["step"], 0.0, failure=why))
+            failure = entry.status
+            if entry.reason:
+                failure += f": {entry.reason}"
+            figures.append(CiFigure(name, TIMES["step"], 0.0, failure=failure))
             continue
         for part, summary in record.time.items():
-            if summary.mean is not None and part in TIMES:
-                figures.append(
-                    CiFigure(
-                        name,
-                        TIMES[part],
-                        summary.mean,
-                        summary.mean_low,
-                        summary.mean_high,
-                    )
-                )
+            if summary.mean is None or part not in TIMES:
+                continue
+            figure = CiFigure(
+                name, TIMES[part], summary.mean, summary.mean_low, summary.mean_high
+            )
+            figures.append(figure)
         for quantity in (TOKENS_PER_S, *MEMORY.values()):
             value = quantity.get(record)
             if isinstance(value, (int, float)):
@@ -389,9 +388,9 @@ def _action_benchmark(figures: Iterable[CiFigure]) -> list[dict[str, str | float
             "unit": quantity.shown_unit,
         }
         if figure.low is not None and figure.high is not None:
-            row["range"] = (
-                f"[{figure.low * quantity.scale:.6g}, {figure.high * quantity.scale:.6g}]"
-            )
+            low = figure.low * quantity.scale
+            high = figure.high * quantity.scale
+            row["range"] = f"[{low:.6g}, {high:.6g}]"
         content.append(row)
     return content
 
@@ -403,17 +402,16 @@ def _junit(figures: Sequence[CiFigure]) -> str:
     )
     for figure in figures:
         seconds = figure.value if figure.quantity.unit == "s" else 0.0
-        about = {
+        attributes = {
             "classname": printable(figure.subject),
             "name": figure.quantity.title,
             "time": f"{seconds:.9f}",
         }
-        case = ElementTree.SubElement(suite, "testcase", about)
+        case = ElementTree.SubElement(suite, "testcase", attributes)
         if figure.failure is not None:
-            failure = ElementTree.SubElement(
-                case, "failure", message=printable(figure.failure)
-            )
-            failure.text = printable(figure.failure)
+            message = printable(figure.failure)
+            failure = ElementTree.SubElement(case, "failure", message=message)
+            failure.text = message
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -421,16 +419,14 @@ def _junit(figures: Sequence[CiFigure]) -> str:
 def github_summary(comparison: Comparison) -> str:
     """Return Markdown of at most ``SUMMARY_BYTES``: the verdict, a picture and the table; the rest is folded."""
     table = text_table(HEADER, rows(comparison))
-    folded = render(
-        [Table(above=[*opening(comparison), "", *closing(comparison)], verbatim=True)],
-        "markdown",
-    )
+    details = [*opening(comparison), "", *closing(comparison)]
+    folded = render([Table(above=details, verbatim=True)], "markdown")
     head = f"### Step time: {printable(verdict_line(comparison))}\n\n"
     body = "\n".join([_chart(comparison), render([table], "markdown")])
     end = "\n<details><summary>What was compared</summary>\n\n{}\n</details>\n"
-    whole = head + body + end.format(folded)
-    if len(whole.encode()) <= SUMMARY_BYTES:
-        return whole
+    summary = head + body + end.format(folded)
+    if len(summary.encode()) <= SUMMARY_BYTES:
+        return summary
     return head + body + end.format("Left out: it is too long for a summary.")
 
 
@@ -479,14 +475,14 @@ def changes_table(folder: Path, changes: Sequence[Change]) -> Table:
     """Return a row for each field that differs; one line if none does."""
     if not changes:
         return Table(above=[f"{folder}: this version concludes the same"])
-    rows = [
-        [change.field, _value_text(change.before), _value_text(change.now)]
-        for change in changes[:_MOST_CHANGES]
-    ]
+    rows = []
+    for change in changes[:_MOST_CHANGES]:
+        values = [_value_text(change.before), _value_text(change.now)]
+        rows.append([change.field, *values])
     lines_below = []
-    more = len(changes) - _MOST_CHANGES
-    if more > 0:
-        lines_below.append(f"and {counted(more, 'more field')}")
+    changes_left = len(changes) - _MOST_CHANGES
+    if changes_left > 0:
+        lines_below.append(f"and {counted(changes_left, 'more field')}")
     titles = ("changed", "the record", "by this version")
     return text_table(
         titles,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lm_profiler.analysis.plan.planned import (
@@ -59,9 +60,8 @@ def plan_table(
             "causes": _causes_without_workspaces(planned, phase),
             "workspaces": planned.workspaces,
         }
-        rows.append(
-            _row_cells(PLANNED_COLUMNS, values, _phase_floor_cell(floors, phase))
-        )
+        floor_cell = _phase_floor_cell(floors, phase)
+        rows.append(_row_cells(PLANNED_COLUMNS, values, floor_cell))
     headings, cells = _without_empty_columns(PLANNED_COLUMNS, rows)
     return Table(headings, cells, below=_plan_lines(planned, context, device, floors))
 
@@ -157,15 +157,13 @@ def _step_lines(planned: Planned) -> list[str]:
     number = len(planned.steps)
     if planned.growth is not None:
         growth = f"each of {number} needs {bytes_text(planned.growth)} or more beyond the one before"
-        return [
-            f"steps grow: {growth}; the table shows the last of them, and later steps need more"
-        ]
+        shown = "the table shows the last of them, and later steps need more"
+        return [f"steps grow: {growth}; {shown}"]
     different_texts = {bytes_text(peak) for peak in planned.steps}
     if len(different_texts) > 1:
-        least = bytes_text(min(planned.steps))
-        return [
-            f"steps differ: the table shows the largest of {number}; the smallest needs {least}"
-        ]
+        smallest = bytes_text(min(planned.steps))
+        shown = f"the table shows the largest of {number}"
+        return [f"steps differ: {shown}; the smallest needs {smallest}"]
     return []
 
 
@@ -218,10 +216,10 @@ def _sent_lines(planned: Planned, floors: PlannedFloors) -> list[str]:
     """Return a line with the bytes that each rank sends, if any."""
     if not planned.sent:
         return []
-    sent = ", ".join(
-        f"{bytes_text(count)} in {phase}" for phase, count in planned.sent.items()
-    )
-    line = f"each of {planned.ranks} ranks sends {sent} at least"
+    amounts = []
+    for phase, sent_bytes in planned.sent.items():
+        amounts.append(f"{bytes_text(sent_bytes)} in {phase}")
+    line = f"each of {planned.ranks} ranks sends {', '.join(amounts)} at least"
     if not floors.sent_s:
         line += "; --bandwidth=450e9 (bytes per second) includes them in the floor"
     return [line]
@@ -248,13 +246,12 @@ def remedy_table(
             "changes": remedy.changes or "nothing",
         }
         floor_text = "" if floors.seconds is None else ms_text(floors.seconds)
-        rows.append(
-            _row_cells(REMEDY_COLUMNS, values, TableCell(floors.seconds, floor_text))
-        )
+        floor_cell = TableCell(floors.seconds, floor_text)
+        rows.append(_row_cells(REMEDY_COLUMNS, values, floor_cell))
     headings, cells = _without_empty_columns(REMEDY_COLUMNS, rows)
-    above = ["", "settings that need less, each rehearsed by itself:"]
-    below = [] if has_fitting else ["none of them certainly fits"]
-    return Table(headings, cells, above=above, below=below)
+    lines_above = ["", "settings that need less, each rehearsed by itself:"]
+    lines_below = [] if has_fitting else ["none of them certainly fits"]
+    return Table(headings, cells, lines_above, lines_below)
 
 
 def _row_cells(
@@ -277,9 +274,10 @@ def _without_empty_columns(
     columns: Sequence[Quantity], rows: Sequence[Sequence[TableCell]]
 ) -> tuple[list[Heading], list[list[TableCell]]]:
     """Return the headings and the rows without the columns in which no row has a text."""
-    shown_columns = [
-        index for index in range(len(columns)) if any(row[index].text for row in rows)
-    ]
+    shown_columns = []
+    for index in range(len(columns)):
+        if any(row[index].text for row in rows):
+            shown_columns.append(index)
     headings = headings_of(columns[index] for index in shown_columns)
     shown_rows = []
     for row in rows:
@@ -293,39 +291,34 @@ def _without_empty_columns(
 def allocation_tables(timeline: MemoryTimeline) -> Iterator[Table]:
     """Yield tables of the largest allocations at the peak, of what is saved for backward, and of three moments."""
     peak = f"peak {bytes_text(timeline.peak)} ({SOURCES[timeline.source]}); the largest allocations alive there:"
-    yield _allocation_table(timeline.largest, above=[peak])
+    yield replace(_allocation_table(timeline.largest), above=[peak])
     if timeline.saved:
-        below = []
+        lines_below = []
         residual = timeline.residual
         if residual is not None:
             kind = f"{_shape_text(residual)}, {residual.dtype}"
-            below.append(
-                f"a residual tensor ({kind}): {bytes_text(residual.bytes)}, {residual.count:,} of them"
-            )
-        above = [
-            "",
-            f"saved for backward {bytes_text(timeline.saved_bytes)}; the largest tensors:",
-        ]
-        yield _allocation_table(timeline.saved, above, below)
+            amount = f"{bytes_text(residual.bytes)}, {residual.count:,} of them"
+            lines_below.append(f"a residual tensor ({kind}): {amount}")
+        saved = f"saved for backward {bytes_text(timeline.saved_bytes)}; the largest tensors:"
+        table = _allocation_table(timeline.saved)
+        yield replace(table, above=["", saved], below=lines_below)
     moments = timeline.moments()
     if moments:
         rows = []
-        for name, held in moments.items():
-            rows.append([MOMENTS[name], *(bytes_text(count) for _, count in held)])
-        yield text_table(
-            ("moment", *CAUSES.values()),
-            rows,
-            above=["", "memory held at three moments:"],
-        )
+        for name, bytes_by_cause in moments.items():
+            amounts = [bytes_text(held_bytes) for _, held_bytes in bytes_by_cause]
+            rows.append([MOMENTS[name], *amounts])
+        titles = ("moment", *CAUSES.values())
+        yield text_table(titles, rows, above=["", "memory held at three moments:"])
 
 
-def _allocation_table(
-    allocations: Sequence[Allocation], above: list[str], below: list[str] | None = None
-) -> Table:
+def _allocation_table(allocations: Sequence[Allocation]) -> Table:
     headings = [
         Heading("bytes", "bytes", figures=True),
         Heading("count", "count", figures=True),
-        *(Heading(title, title) for title in ("cause", "shape", "dtype", "made by")),
+    ]
+    headings += [
+        Heading(title, title) for title in ("cause", "shape", "dtype", "made by")
     ]
     rows = []
     for allocation in allocations:
@@ -338,7 +331,7 @@ def _allocation_table(
             made_by(allocation),
         )
         rows.append([text_cell(text) for text in texts])
-    return Table(headings, rows, above=above, below=below or [])
+    return Table(headings, rows)
 
 
 def _shape_text(allocation: Allocation) -> str:
@@ -348,9 +341,10 @@ def _shape_text(allocation: Allocation) -> str:
 def made_by(allocation: Allocation) -> str:
     """Return the tensor's name, or the operator with the module and the line that called it, or at least the phase."""
     operator = (allocation.name or "").removeprefix("aten.").removesuffix(".default")
-    origins = [
-        origin for origin in (operator, allocation.module, allocation.line) if origin
-    ]
-    if origins:
-        return ", ".join(origins)
-    return f"unknown, in {allocation.phase}" if allocation.phase else "unknown"
+    origins = filter(None, (operator, allocation.module, allocation.line))
+    text = ", ".join(origins)
+    if text:
+        return text
+    if allocation.phase:
+        return f"unknown, in {allocation.phase}"
+    return "unknown"

@@ -27,7 +27,7 @@ _NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
 _SLOW_CLOCK = 0.75
 
 # The evidence for what binds a run, by the verdict's name; ``{share}`` has its interval, the others are facts.
-_BECAUSE = {
+_EVIDENCE = {
     "straggler": "fixing the slow ranks would save {share} of the step",
     "input": "{share} of the step is spent on the batch (waiting for it {data:.0%}, copying it {transfer:.0%})",
     "communication": "{share} of the step is communication without overlapping computation",
@@ -66,9 +66,8 @@ def verdict_lines(record: RunRecord) -> list[str]:
         phrases += contention_lines(record.contention)
     phrases.append(_bound(verdict))
     if steadiness is not None and steadiness.recompilations:
-        phrases.append(
-            f"{counted(steadiness.recompilations, 'recompilation')} while measuring"
-        )
+        recompilations = counted(steadiness.recompilations, "recompilation")
+        phrases.append(f"{recompilations} while measuring")
     phrases += _clock(record.telemetry)
     return [f"verdict: {'; '.join(phrases)}", f"next: {next_text(record)}"]
 
@@ -85,9 +84,8 @@ def _bound(verdict: Verdict) -> str:
         share += f" [{verdict.share_low * 100:.0f}, {verdict.share_high * 100:.0f}]"
     facts = verdict.facts
     texts = facts | {"share": share, "reached": percent(facts.get("utilisation", 0.0))}
-    text = _BECAUSE.get(verdict.because, verdict.because).format_map(
-        defaultdict(float, texts)
-    )
+    template = _EVIDENCE.get(verdict.because, verdict.because)
+    text = template.format_map(defaultdict(float, texts))
     if verdict.because == "compute" and "utilisation" in facts:
         text += f", at {facts['utilisation']:.0%} of what the machine can reach"
     if "run_s" in facts:
@@ -107,7 +105,9 @@ def _bound_words(verdict: Verdict) -> str:
     if verdict.or_bound_by:
         return f"{words} or {verdict.or_bound_by}"
     is_uncertain = not verdict.certain and verdict.because is not None
-    return f"may be {words}" if is_uncertain else words
+    if is_uncertain:
+        return f"may be {words}"
+    return words
 
 
 def percent(share: float) -> str:
@@ -130,9 +130,9 @@ def findings_lines(record: RunRecord) -> list[str]:
 
 def _advice_text(finding: Finding, record: RunRecord) -> str:
     verb = "could save" if finding.may else "saves"
-    most_s = (
-        finding.saves_s if finding.high_s is None else finding.high_s
-    )  # no interval in a record before 0.3
+    most_s = finding.saves_s
+    if finding.high_s is not None:  # no interval in a record before 0.3
+        most_s = finding.high_s
     share = finding.share
     if finding.saves_s > 0.0:
         share *= most_s / finding.saves_s
@@ -156,7 +156,9 @@ def step_lines(record: RunRecord) -> list[str]:
     if steadiness is None:
         return []
     if steadiness.first is None or steadiness.level_s is None:
-        return [f"steps: {steadiness.evidence}"] if steadiness.evidence else []
+        if not steadiness.evidence:
+            return []
+        return [f"steps: {steadiness.evidence}"]
     lines = []
     phrases = [*_course(steadiness), *_kinds(steadiness)]
     if steadiness.cut:
@@ -181,14 +183,13 @@ def _course(steadiness: Steadiness) -> list[str]:
     phrases = []
     before_s = None
     for level in steadiness.levels:
-        change = (
-            " take"
-            if before_s is None
-            else f" ({level.seconds / before_s - 1.0:+.1%}):"
-        )
-        phrases.append(
-            f"steps {level.first} to {level.last}{change} {duration_text(level.seconds)}"
-        )
+        steps = f"steps {level.first} to {level.last}"
+        level_text = duration_text(level.seconds)
+        if before_s is None:
+            phrases.append(f"{steps} take {level_text}")
+        else:
+            change = level.seconds / before_s - 1.0
+            phrases.append(f"{steps} ({change:+.1%}): {level_text}")
         before_s = level.seconds
     return [*phrases, f"figures are of steps {steadiness.first} to {steadiness.last}"]
 
@@ -234,14 +235,12 @@ def _parts(steadiness: Steadiness) -> list[str]:
             steps = "the last, shorter batch of each epoch"
         terms.append(_signed(pattern_s, digits, f"in {steps} ({pattern.extra:+.0%})"))
     if total_s > 0.0 and not is_zero_text(ms_text(odd_s, digits)):
-        terms.append(
-            _signed(odd_s, digits, f"odd steps ({odd_s / total_s:.0%} of the mean)")
-        )
+        name = f"odd steps ({odd_s / total_s:.0%} of the mean)"
+        terms.append(_signed(odd_s, digits, name))
     if not terms:
         return []
-    return [
-        f"step: {ms_text(total_s, digits)} ms = {ms_text(level_s, digits)} level {' '.join(terms)}"
-    ]
+    level = f"{ms_text(level_s, digits)} level"
+    return [f"step: {ms_text(total_s, digits)} ms = {level} {' '.join(terms)}"]
 
 
 def _signed(seconds: float, digits: int, name: str) -> str:
@@ -262,8 +261,8 @@ def _words(steadiness: Steadiness) -> str:
     if share is None or share > 1.0:
         return f"{text}: too few steps, or too much variation, to know the level"
     # just above the limit it must not look like the limit
-    known = f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
-    return f"{text}: the level is only known to within ±{known}"
+    decimals = 1 if share < 0.1 else 0
+    return f"{text}: the level is only known to within ±{share:.{decimals}%}"
 
 
 def odd_lines(record: RunRecord) -> list[str]:

