@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import zip_longest
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -633,6 +634,22 @@ def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"settings": settings.model_copy(update=figures)}
 
 
+_IMBALANCED = 2.0  # tokens of the busiest expert over those of the mean one
+
+
+def _imbalance_of_experts(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Add a note if an expert was sent twice as many tokens as the mean one, or more."""
+    if not record.experts:
+        return {}
+    worst = max(record.experts, key=attrgetter("busiest_ratio"))
+    if worst.busiest_ratio >= _IMBALANCED:
+        notes.append(
+            f"experts are imbalanced: in layer {worst.layer}, expert {worst.busiest} of {worst.experts} gets "
+            f"{worst.busiest_share:.1%} of the tokens ({1 / worst.experts:.1%} if balanced)"
+        )
+    return {}
+
+
 def _findings(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     return {"findings": findings_of(record)}
 
@@ -658,6 +675,7 @@ FINDINGS: Sequence[tuple[str, Finding]] = (
     ("floors", _floors),
     ("waterfall", _waterfall),
     ("settings", _settings),
+    ("load of experts", _imbalance_of_experts),
     ("findings", _findings),
     ("verdict", _verdict),
 )

@@ -31,6 +31,7 @@ from lm_profiler.record.run_record import (
     BetweenSteps,
     Contention,
     Environment,
+    ExpertLoad,
     Failure,
     Flops,
     LoaderFacts,
@@ -121,6 +122,7 @@ class Evidence:
     reduces_in_backward: bool = False
     environment: Environment | None = None
     model: ModelFacts | None = None
+    experts: Sequence[ExpertLoad] = ()
     # the settings that are switched on, as far as it can be asked; ``conclude`` adds what the figures say
     settings: Settings | None = None
     lists: Lists | None = None  # the lists of tensors that the optimizers are given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -48,7 +48,13 @@ from lm_profiler.measure.device.environment import (
     matrix_units,
 )
 from lm_profiler.record.kernels import KernelTable
-from lm_profiler.record.run_record import Failure, ModelFacts, Settings, Status
+from lm_profiler.record.run_record import (
+    ExpertLoad,
+    Failure,
+    ModelFacts,
+    Settings,
+    Status,
+)
 from lm_profiler.torch_names import FUSED_DEVICES
 
 
@@ -97,6 +103,7 @@ class Collector:
             multiprocessors=multiprocessors,
             peak_flops_per_s=self.options.peak_flops_per_s,
             model=try_or_note("model", lambda: model_facts(loop), notes),
+            experts=self._expert_loads(notes),
             environment=try_or_note(
                 "environment", lambda: environment(device, world_size), notes
             ),
@@ -109,6 +116,12 @@ class Collector:
             ),
             notes=notes,
         )
+
+    def _expert_loads(self, notes: list[str]) -> Sequence[ExpertLoad]:
+        loads = try_or_note(
+            "load of experts", lambda: expert_loads(self.loop.module), notes
+        )
+        return loads or ()
 
     def _steps_planned(self, measured: Measured) -> Mapping[str, int]:
         """Return the planned steps of each stage: of the measured ones, whose number time decides, the fewest."""
@@ -299,11 +312,7 @@ def model_facts(loop: Loop) -> ModelFacts:
     parameters = list(module.parameters())
     tensors = [*parameters, *module.buffers()]
     # Compared by id: tied weights are one tensor, which counts once.
-    embeddings = {
-        id(part.weight)
-        for part in module.modules()
-        if type(part).__name__ == "Embedding"
-    }
+    embeddings = {id(part.weight) for part in module.modules() if _is_embedding(part)}
     in_embeddings = [
         parameter for parameter in parameters if id(parameter) in embeddings
     ]
@@ -321,6 +330,25 @@ def model_facts(loop: Loop) -> ModelFacts:
         accumulate_grad_batches=loop.batches_per_step,
         compiled=is_compiled_in(module),
     )
+
+
+def _is_embedding(part: torch.nn.Module) -> bool:
+    return any(base.__name__ == "Embedding" for base in type(part).__mro__)
+
+
+def expert_loads(module: object) -> list[ExpertLoad]:
+    """Return the load of each layer of experts, if ``module`` reports it and any layer was sent a token.
+
+    ``expert_load`` returns, for each such layer, how many tokens each of its experts was sent in training.
+    """
+    report_load = getattr(module, "expert_load", None)
+    if not callable(report_load):
+        return []
+    loads = []
+    for layer, tokens in enumerate(report_load()):
+        if any(tokens):
+            loads.append(ExpertLoad.from_tokens(layer, tokens))
+    return loads
 
 
 def _elements(tensors: Iterable[torch.Tensor]) -> int:

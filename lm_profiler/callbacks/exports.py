@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,11 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.callbacks.instruments.profiling_options import ExportOptions
+from lm_profiler.callbacks.live import (
+    CountedBatches,
+    LiveSums,
+    StageFigures,
+    live_figures,
+)
 from lm_profiler.measure.clocks.tape import TimedSteps
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.quantities import MFU, TIMES
-from lm_profiler.record.run_record import RunRecord
-from lm_profiler.record.steps import StepRow
 from lm_profiler.record.watch_files import rank_file_name
 
 if TYPE_CHECKING:
@@ -29,6 +32,28 @@ if TYPE_CHECKING:
 _EDGES_S = 1e-3 * 10.0 ** (np.arange(21) / 4)
 
 
+# gauges by the names of ``live_figures``: their own name, and what they mean
+_GAUGES = {
+    "tokens_per_second": (
+        "lm_profiler_tokens_per_second",
+        "Tokens per second of the last steps, of this rank.",
+    ),
+    "useful_tokens_per_second": (
+        "lm_profiler_useful_tokens_per_second",
+        "Tokens per second without padding, of this rank.",
+    ),
+    "samples_per_second": (
+        "lm_profiler_samples_per_second",
+        "Samples per second of the last steps, of this rank.",
+    ),
+    "mfu": ("lm_profiler_mfu_ratio", "Model FLOPs utilization of the last steps."),
+    "data_share": (
+        "lm_profiler_data_share_ratio",
+        "Share of the last steps that waits for data.",
+    ),
+}
+
+
 class _Totals(NamedTuple):
     """The sums of the steps up to now, as one request gets them."""
 
@@ -36,7 +61,10 @@ class _Totals(NamedTuple):
     seconds: list[float]  # of each part
     memory_bytes: dict[str, int]  # by kind: held now, and at most
     last_ns: int | None  # when the last step ended
-    recent_mean_s: float | None  # of the last steps
+    tokens: int | None  # of all steps; None is unknown
+    recent_figures: Mapping[
+        str, float
+    ]  # of the last steps, by the names of ``live_figures``
 
     @property
     def steps(self) -> int:
@@ -48,12 +76,7 @@ class RunMetrics:
     """The sums of a watched run, which the watch's thread adds to, as a collector of ``prometheus_client``."""
 
     labels: Mapping[str, str]  # of every metric: ``rank``, ``host`` and ``run``
-    tokens_per_step: float | None = (
-        None  # of this rank; None: unknown, and so is their sum
-    )
-    mfu_seconds: float | None = (
-        None  # the model FLOPs utilization of a step of one second; None is unknown
-    )
+    stages: StageFigures = field(default_factory=StageFigures)
     epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
     _lock: Lock = field(default_factory=Lock)
     _counts: NDArray[np.int64] = field(
@@ -63,11 +86,20 @@ class RunMetrics:
         default_factory=lambda: np.zeros(len(PARTS) + 1)
     )
     _last_ns: int | None = None
-    _recent_mean_s: float | None = None
+    _tokens: int | None = 0
+    _recent_figures: Mapping[str, float] = field(default_factory=dict)
     _memory_bytes: dict[str, int] = field(default_factory=dict)
 
-    def add(self, steps: TimedSteps, held_bytes: int | None) -> None:
+    def add(
+        self,
+        steps: TimedSteps,
+        held_bytes: int | None,
+        counted: CountedBatches | None = None,
+    ) -> None:
         seconds = np.nan_to_num(steps.seconds)
+        recent = LiveSums()
+        recent.add_steps(steps)
+        recent.add_batches(counted)
         with self._lock:
             if held_bytes is not None:
                 peak_bytes = max(held_bytes, self._memory_bytes.get("peak", 0))
@@ -78,22 +110,28 @@ class RunMetrics:
                 self._counts += np.bincount(buckets, minlength=len(self._counts))
                 self._sums_s += seconds.sum(axis=0)
                 self._last_ns = int(steps.end_ns[-1])
-                self._recent_mean_s = float(step_s.mean())
+                self._recent_figures = live_figures(recent, self.stages)
+            self._add_tokens(counted)
+
+    def _add_tokens(self, counted: CountedBatches | None) -> None:
+        """Add the tokens of the counted batches; from the first that are unknown on their sum is unknown too."""
+        if counted is None or counted.tokens is None:
+            has_unknown_batches = counted is None or counted.steps > 0
+            if has_unknown_batches:
+                self._tokens = None
+        elif self._tokens is not None:
+            self._tokens += counted.tokens
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; ``prometheus_client`` calls this for each request."""
         totals = self._totals()
         yield self._step_metric(totals)
         yield self._phase_metric(totals)
-        if self.tokens_per_step is not None:
-            yield self._token_metric(totals.steps * self.tokens_per_step)
+        if totals.tokens is not None:
+            yield self._token_metric(totals.tokens)
         yield self._memory_metric(totals.memory_bytes)
-        mfu: float | None = None
-        if self.mfu_seconds is not None and totals.recent_mean_s:
-            mfu = self.mfu_seconds / totals.recent_mean_s
-        yield self._gauge(
-            "lm_profiler_mfu_ratio", "Model FLOPs utilization of the last steps.", mfu
-        )
+        for figure, (name, meaning) in _GAUGES.items():
+            yield self._gauge(name, meaning, totals.recent_figures.get(figure))
         last_s: float | None = None
         if totals.last_ns is not None:
             last_s = self.epoch_s + totals.last_ns * 1e-9
@@ -107,7 +145,8 @@ class RunMetrics:
                 seconds=self._sums_s.tolist(),
                 memory_bytes=dict(self._memory_bytes),
                 last_ns=self._last_ns,
-                recent_mean_s=self._recent_mean_s,
+                tokens=self._tokens,
+                recent_figures=self._recent_figures,
             )
 
     @property
@@ -174,31 +213,15 @@ class RunMetrics:
 
 
 def metrics_of(
-    folder: Path,
-    rank: int,
-    rows: Sequence[StepRow],
-    record: RunRecord | None,
-    epoch_s: float,
+    folder: Path, rank: int, stages: StageFigures, epoch_s: float
 ) -> RunMetrics:
-    """Return the metrics of a run in ``folder``, whose stages left ``rows`` and, on rank 0, a ``record``."""
-    tokens = [
-        row.tokens for row in rows if row.stage == "measure" and row.tokens is not None
-    ]
-    tokens_per_step: float | None = None
-    if tokens:
-        tokens_per_step = sum(tokens) / len(tokens)
-    mfu_seconds: float | None = None
-    if record is not None:
-        mfu = MFU.get(record)
-        step_s = TIMES["step"].get(record)
-        if mfu and step_s:
-            mfu_seconds = mfu * step_s
+    """Return the metrics of a run in ``folder``, whose stages left the figures ``stages``."""
     labels = {
         "rank": str(rank),
         "host": platform.node(),
         "run": f"{folder.parent.name}/{folder.name}",
     }
-    return RunMetrics(labels, tokens_per_step, mfu_seconds, epoch_s)
+    return RunMetrics(labels, stages, epoch_s)
 
 
 def publish(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,8 @@ from lm_profiler.analysis.watch.watched_run import TracedStep, WatchedRun
 from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
 from lm_profiler.callbacks.instruments.tracer import Tracer
+from lm_profiler.callbacks.live import CountedBatches, LiveRows
+from lm_profiler.callbacks.trackers import window_figures
 from lm_profiler.callbacks.watch_output import WatchOutput
 from lm_profiler.callbacks.watch_traces import TraceRequests
 from lm_profiler.measure.boundary import try_or_note
@@ -59,6 +61,7 @@ _STALL_S, _STALL_STEPS = (
     20.0,
 )  # a step is stalled after a minute, and after twenty times the usual step
 _STALL_REPEATS = 3.0  # where a stall ended by itself, as in a slow validation, the next must take so much longer
+_MOST_UNSENT = 20  # rows for the trackers; two a second may come
 _END_S = 30.0  # how long the end of training waits for this thread
 
 
@@ -77,6 +80,9 @@ class Handed(NamedTuple):
     global_step: int = 0
     traced: Tracer | None = None  # a tracer that has finished a trace
     traced_steps: Sequence[TracedStep] = ()  # its steps
+    counted: CountedBatches | None = (
+        None  # what the steps' batches held; None if nobody counts them
+    )
 
 
 class RunningSpan(NamedTuple):
@@ -121,9 +127,12 @@ class WatchWriter:
     error: str | None = None  # the type of the error that ended the fit
     traces: TraceRequests = field(init=False)
     output: WatchOutput = field(init=False)
-    # windows that training has not sent to the trackers yet, each with its global_step
-    complete: deque[tuple[WatchWindow, int]] = field(
-        default_factory=partial(deque, maxlen=9)
+    live_rows: LiveRows | None = (
+        None  # what loggers get while training runs; None without loggers
+    )
+    # figures that training has not sent to the trackers yet, each with its global_step
+    unsent: deque[tuple[Mapping[str, float], int]] = field(
+        default_factory=partial(deque, maxlen=_MOST_UNSENT)
     )
     _queue: SimpleQueue[Handed | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
@@ -183,6 +192,7 @@ class WatchWriter:
         self._compare_ranks(last.now_ns, last=True)
         self.ledger.close(last.now_ns)
         self._complete_window(self.output.end_window())
+        self._end_live_row()
         self.output.write_lines()
         now_ns = self.clock()
         self.ledger.add_until(now_ns, terms.INSTRUMENTS)
@@ -219,7 +229,7 @@ class WatchWriter:
         self._book_known_causes(counters)
         events = self._conclude(timed, counters, handed, first_traced_step)
         if self.metrics is not None:
-            self.metrics.add(timed, handed.held_bytes)
+            self.metrics.add(timed, handed.held_bytes, handed.counted)
         if self._stalled_in:
             self._end_stall(timed, handed.now_ns)
         for event in self._add_events(events):
@@ -228,6 +238,7 @@ class WatchWriter:
             self._keep_trace(handed.traced)
         self._newest = handed._replace(marks=())
         self._keep_steps(first_step, timed, handed)
+        self._add_to_live_row(timed, handed)
         self._write_status(
             handed.now_ns
         )  # as often as rows: it takes 0.3 ms of this thread
@@ -331,7 +342,24 @@ class WatchWriter:
 
     def _complete_window(self, window: WatchWindow | None) -> None:
         if window is not None:
-            self.complete.append((window, self._newest.global_step))
+            self.unsent.append((window_figures(window), self._newest.global_step))
+
+    def _add_to_live_row(self, timed: TimedSteps, handed: Handed) -> None:
+        if self.live_rows is None:
+            return
+        sums = self.live_rows.sums
+        sums.add_steps(timed)
+        sums.add_batches(handed.counted)
+        sums.add_memory(handed.held_bytes, handed.peak_bytes)
+        if self.live_rows.is_due(handed.now_ns):
+            self._end_live_row()
+
+    def _end_live_row(self) -> None:
+        if self.live_rows is None:
+            return
+        figures = self.live_rows.end_row(self._newest.now_ns)
+        if figures:
+            self.unsent.append((figures, self._newest.global_step))
 
     # -- pauses and stalls
 

@@ -32,12 +32,14 @@ from lm_profiler.callbacks.instruments.profiling_options import (
     WatchOptions,
 )
 from lm_profiler.callbacks.instruments.tracer import Tracer
+from lm_profiler.callbacks.live import CountedBatches, LiveRows, StageFigures
 from lm_profiler.callbacks.marks.actions import NOTHING, EpochHook, Marked
+from lm_profiler.callbacks.marks.batches import BatchCounts
 from lm_profiler.callbacks.marks.namespaces import is_a
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.trackers import Tracker, window_figures
+from lm_profiler.callbacks.trackers import Tracker
 from lm_profiler.callbacks.watch_writer import (
     Handed,
     RunningSpan,
@@ -87,7 +89,7 @@ class Watching:
     )
     steps: int = 0
     resumed_at: int = 0  # the Trainer's count of steps when the loop began
-    trackers: Sequence[Tracker] = ()  # get the figures of each window
+    trackers: Sequence[Tracker] = ()  # get the figures of each window, and live figures
     ledger: Ledger = field(init=False)
     place: TrainingPosition = field(default_factory=TrainingPosition)
     _timeline: Timeline = field(init=False)
@@ -107,6 +109,10 @@ class Watching:
     )  # since the last hand-over
     _trace_began_ns: int = 0
     _trace_is_signalled: bool = False
+    _counts: BatchCounts | None = (
+        None  # counts batches since the last hand-over; None if nobody gets the counts
+    )
+    _steps_at_hand_over: int = 0
     _steps_passed_over: int = 0  # since the last hand-over, because they were traced
     _undo: ExitStack = field(default_factory=ExitStack)
     _unpublish: ExitStack = field(default_factory=ExitStack)
@@ -169,6 +175,7 @@ class Watching:
         epoch_s = time.time() - self.clock() * 1e-9
         self._book_stages(stages, epoch_s)
         self.steps = len(stages.rows)
+        self._steps_at_hand_over = self.steps
         device = self.trainer.strategy.root_device
         self._timeline = Timeline(self.clock, stream_of(device), self.part)
         self._start_reader(device)
@@ -214,9 +221,19 @@ class Watching:
             resumed_at=self.resumed_at,
             gpu=self._start_sampler(device),
         )
+        stage_figures = StageFigures.from_stages(stages.rows, record)
+        if export.monitoring or self.trackers:
+            self._count_batches()
+        if self.trackers:
+            writer.live_rows = LiveRows(
+                stages=stage_figures,
+                ranks=trainer.world_size,
+                every_steps=trainer.log_every_n_steps,  # type: ignore[attr-defined]
+                began_ns=self.clock(),
+            )
         if export.monitoring:
             writer.metrics = metrics_of(
-                folder, trainer.global_rank, stages.rows, record, epoch_s
+                folder, trainer.global_rank, stage_figures, epoch_s
             )
             part = Guard("export", self.report)
             writer.publish = part.run(
@@ -228,6 +245,37 @@ class Watching:
                 self._unpublish,
             )
         return writer
+
+    def _count_batches(self) -> None:
+        """Count the batches of each step from now on, in a hook that the callback has only here."""
+        trainer = self.trainer
+        loader = trainer.train_dataloader
+        counts = BatchCounts(
+            module=trainer.lightning_module,
+            combined=isinstance(loader, (dict, list, tuple)),
+            report=self.report,
+            batch_size=getattr(loader, "batch_size", None),
+            counts_elements=False,
+        )
+
+        def on_train_batch_end(
+            trainer: Trainer,
+            module: object,
+            outputs: object,
+            batch: Any,
+            batch_idx: int,
+        ) -> None:
+            try:
+                counts.add(batch)
+            except BaseException as error:
+                self.part.failed(error)
+
+        self._counts = counts
+        hooks = vars(self.callback)
+        hooks["on_train_batch_end"] = on_train_batch_end
+        self._undo.callback(
+            hooks.update, on_train_batch_end=None
+        )  # Lightning skips a hook that is not callable
 
     def _start_sampler(self, device: torch.device) -> ReadGpu | None:
         """Sample the GPU's clock from now on; return what reads the samples, or None without a GPU."""
@@ -376,10 +424,9 @@ class Watching:
             self._begin_trace(writer, steps_to_trace, now_ns)
 
     def _send_windows(self, writer: WatchWriter) -> None:
-        """Send the windows that are complete to the trackers."""
-        while writer.complete:
-            window, step = writer.complete.popleft()
-            values = window_figures(window)
+        """Send complete windows and live figures to the trackers."""
+        while writer.unsent:
+            values, step = writer.unsent.popleft()
             for tracker in self.trackers:
                 tracker.send(values, step)
 
@@ -399,6 +446,7 @@ class Watching:
         traced_steps = self._traced_steps
         self._traced_steps = []
         readings, collections, compiled = self._reader.take()
+        counted = self._take_counts()
         return Handed(
             now_ns=now_ns,
             marks=marks,
@@ -412,7 +460,17 @@ class Watching:
             global_step=self.trainer.global_step,
             traced=traced,
             traced_steps=traced_steps,
+            counted=counted,
         )
+
+    def _take_counts(self) -> CountedBatches | None:
+        """Return what the batches since the last hand-over held, all of them in finished steps."""
+        steps = self.steps - self._steps_at_hand_over
+        self._steps_at_hand_over = self.steps
+        if self._counts is None:
+            return None
+        _, tokens, samples, _ = self._counts.take()
+        return CountedBatches(steps, tokens, samples)
 
     def _held_bytes(self) -> int | None:
         """Return the bytes that the device holds; without a device, the process's resident memory."""

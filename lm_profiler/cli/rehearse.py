@@ -231,7 +231,7 @@ _WIDTHS = {
     "16-true": 2,
     "bf16-true": 2,
 }
-_STATES = {"adamw": 2, "sgd": 0}  # tensors as large as a parameter
+_STATES = {"adamw": 2, "sgd": 0, "muon": 2}  # tensors as large as a parameter
 
 
 def refusal_by_weights(cli: ProfilerCLI, device_bytes: int) -> str | None:
@@ -257,6 +257,14 @@ def refusal_by_weights(cli: ProfilerCLI, device_bytes: int) -> str | None:
         ranks = trainer.world_size if model.shard_optimizer_states else 1
         bytes_by_part["gradients"] = weights_bytes
         bytes_by_part["optimizer states"] = weights_bytes * states // ranks
+        if (
+            model.optimizer_name == "muon"
+        ):  # which keeps one state of each matrix of the blocks
+            config = model.config
+            single_matrices = config.num_layers * (
+                config.matrix_parameters() - config.expert_parameters()
+            )
+            bytes_by_part["optimizer states"] -= single_matrices * parameter_bytes
     needed_bytes = sum(bytes_by_part.values())
     if needed_bytes <= device_bytes:
         return None

@@ -37,12 +37,12 @@ from lm_profiler.cli.trainer_options import INSTRUMENTS, LOADERS, LOOPS, Options
 from lm_profiler.measure.boundary import say
 from lm_profiler.measure.device.environment import cpu_cores
 from lm_profiler.models import transformer
-from lm_profiler.models.config import size_lines
-from lm_profiler.models.transformer import check_attention
+from lm_profiler.models.config import FP8_MULTIPLE, size_lines
+from lm_profiler.models.transformer import check_attention, check_context
 from lm_profiler.record.calls import check_folder_name, command_line
 from lm_profiler.record.run_record import Verb
 from lm_profiler.record.secrets import mask, mask_line, mask_option
-from lm_profiler.training import AttentionAlone, LanguageModel, WrappedDDP
+from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel, WrappedDDP
 from lm_profiler.training.optimizers import check_optimizer
 from lm_profiler.usage_error import UsageError, expect
 
@@ -455,6 +455,16 @@ def check_together(
     if isinstance(model, LanguageModel):
         model.trainer = trainer
         model.check_precision()
+        if isinstance(data, FakeTokens):
+            check_context(model.config, data.context_length)
+            tokens = data.batch_size * data.context_length
+            multiplies = not model.config.fp8 or tokens % FP8_MULTIPLE == 0
+            expect(
+                multiplies,
+                "data.context_length",
+                f"a batch of a multiple of {FP8_MULTIPLE} tokens with fp8",
+                tokens,
+            )
 
 
 def check_optimizer_of(model: LightningModule, verb: Verb) -> None:

@@ -5,12 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from lm_profiler.usage_error import UsageError, did_you_mean, expect
 
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
+# options of the model that decide how many parameters it has, beside its size
+SHAPE_OPTIONS = (
+    *DIMENSIONS,
+    "num_kv_heads",
+    "head_width",
+    "vocab_size",
+    "tied_embeddings",
+    "num_experts",
+    "experts_per_token",
+)
+FP8_CAPABILITY = (
+    8,
+    9,
+)  # the least compute capability of GPUs with FP8 products: Ada, Hopper, Blackwell
+FP8_MULTIPLE = 16  # each dimension of an FP8 product is a multiple of this number
 OUR_ATTENTION = (
     "sdpa",
     "math",
@@ -29,7 +45,26 @@ class TransformerConfig:
     num_layers: int  # number of blocks
     num_heads: int  # number of attention heads (H), each d_model / num_heads wide
     vocab_size: int = 10_000  # number of token ids (V)
+    # heads of keys and values (K), each shared by num_heads / K query heads; None for as many as query heads
+    num_kv_heads: int | None = None
+    # width of a head (E); None for d_model / num_heads
+    head_width: int | None = None
+    # whether queries and keys are normalized, head by head, before RoPE
+    qk_norm: bool = False
+    # whether the token embedding is the LM head's matrix too
+    tied_embeddings: bool = False
+    # feed-forward layers per block (X), between which a router chooses; 0 for one layer without a router
+    num_experts: int = 0
+    # experts that compute a token, if there are any
+    experts_per_token: int = 2
+    # `llama`: RMSNorm, RoPE, SwiGLU, no biases; `gpt2`: LayerNorm, learned positions, GELU, biases
+    architecture: Literal["llama", "gpt2"] = "llama"
+    num_positions: int = (
+        1024  # the longest context of `gpt2`, which has an embedding for each position
+    )
+    norm_eps: float = 1e-5  # epsilon of all norms: LLaMA's (Touvron et al. 2023, released code), and GPT-2's
     rope_theta: float = 10_000.0  # base of RoPE's wavelengths
+    fp8: bool = False  # whether the matrices of attention and SwiGLU multiply in FP8
     # `sdpa`: PyTorch's fused attention; `math`: explicit scores, mask and softmax; or `package.module:function`
     attention: str = "sdpa"
     # keep only each block's input for the backward pass, and recompute the rest there: `checkpoint_every` 1
@@ -41,16 +76,76 @@ class TransformerConfig:
         for name in (*DIMENSIONS, "vocab_size", "rope_theta"):
             value = getattr(self, name)
             expect(value > 0, name, "a positive number", value)
-        heads_fit = self.d_model % (2 * self.num_heads) == 0
-        divisor = (
-            f"a divisor of d_model / 2 ({self.d_model / 2:g}), since RoPE rotates pairs"
-        )
-        expect(heads_fit, "num_heads", divisor, self.num_heads)
+        self._check_heads()
+        self._check_experts()
+        self._check_fp8()
         check_attention_name(self.attention)
         decreasing = (self.num_layers + 1, *self.checkpoint_every, 0)
         is_nested = all(outer > inner for outer, inner in pairwise(decreasing))
         expected = f"1 to num_layers ({self.num_layers}) blocks per checkpoint, each number below the one before"
         expect(is_nested, "checkpoint_every", expected, list(self.checkpoint_every))
+
+    def _check_heads(self) -> None:
+        """Raise UsageError for heads of an impossible width, or key and value heads that cannot be shared."""
+        if self.head_width is None:
+            heads_fit = self.d_model % (2 * self.num_heads) == 0
+            divisor = f"a divisor of d_model / 2 ({self.d_model / 2:g}), since RoPE rotates pairs"
+            expect(heads_fit, "num_heads", divisor, self.num_heads)
+        else:
+            is_even = self.head_width > 0 and self.head_width % 2 == 0
+            expect(
+                is_even,
+                "head_width",
+                "an even positive number, since RoPE rotates pairs",
+                self.head_width,
+            )
+        if self.num_kv_heads is not None:
+            divides = self.num_kv_heads > 0 and self.num_heads % self.num_kv_heads == 0
+            expect(
+                divides,
+                "num_kv_heads",
+                f"a divisor of num_heads ({self.num_heads})",
+                self.num_kv_heads,
+            )
+
+    def _check_experts(self) -> None:
+        expect(
+            self.num_experts >= 0, "num_experts", "0 (none) or more", self.num_experts
+        )
+        if self.num_experts == 0:
+            return
+        expect(
+            self.architecture == "llama",
+            "num_experts",
+            "0 for this architecture (gpt2)",
+            self.num_experts,
+        )
+        can_choose = 1 <= self.experts_per_token <= self.num_experts
+        expected = f"1 to num_experts ({self.num_experts})"
+        expect(can_choose, "experts_per_token", expected, self.experts_per_token)
+
+    def _check_fp8(self) -> None:
+        if not self.fp8:
+            return
+        expect(
+            self.architecture == "llama",
+            "fp8",
+            "false for this architecture (gpt2)",
+            self.fp8,
+        )
+        widths = {
+            "d_model": self.d_model,
+            "d_ff": self.d_ff,
+            "num_heads x head_width": self.num_heads * self.head_dim,
+            "num_kv_heads x head_width": self.kv_heads * self.head_dim,
+        }
+        for name, width in widths.items():
+            expect(
+                width % FP8_MULTIPLE == 0,
+                name,
+                f"a multiple of {FP8_MULTIPLE} with fp8",
+                width,
+            )
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
@@ -63,7 +158,11 @@ class TransformerConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.d_model // self.num_heads
+        return self.head_width or self.d_model // self.num_heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
 
     @property
     def dimensions(self) -> str:
@@ -71,23 +170,59 @@ class TransformerConfig:
         return f"{self.d_model}/{self.d_ff}/{self.num_layers}/{self.num_heads}"
 
     def num_parameters(self, embedding: bool = True) -> int:
-        """Return the exact number of parameters, with or without those of the ``embedding``, which only looks up rows.
+        """Return the exact number of parameters, with or without those of the ``embedding``, which looks up rows.
 
-        A block holds four D·D attention matrices, three D·F SwiGLU matrices and two norm gains (D each).
-        Around the blocks stand the token embedding (V·D), the untied LM head (V·D) and the final norm (D).
-        There are no biases.
+        Around the blocks stand the token embedding (V·D), the LM head (V·D unless it is tied) and the final norm. GPT-2
+        has an embedding of positions too.
         """
-        attention = 4 * self.d_model**2
-        feed_forward = 3 * self.d_model * self.d_ff
-        norm = self.d_model
-        block = attention + feed_forward + 2 * norm
-        vocabulary = (
-            self.vocab_size * self.d_model
-        )  # of the LM head, and of the embedding
-        total = self.num_layers * block + norm + vocabulary
+        vocabulary = self.vocab_size * self.d_model
+        total = (
+            self.num_layers * (self.matrix_parameters() + self._vector_parameters())
+            + self._norm_parameters()
+        )
+        if not self.tied_embeddings:
+            total += vocabulary
         if embedding:
             total += vocabulary
+            if self.architecture == "gpt2":
+                total += self.num_positions * self.d_model
         return total
+
+    def matrix_parameters(self) -> int:
+        """Return the number of parameters in the matrices of one block.
+
+        They are those of attention (queries and output D·H·E, keys and values D·K·E) and of the feed-forward layer:
+        three of D·F with SwiGLU, two with GELU. With experts there is one such layer per expert, and a router (X·D).
+        """
+        queries = self.d_model * self.num_heads * self.head_dim
+        keys = self.d_model * self.kv_heads * self.head_dim
+        attention = 2 * queries + 2 * keys
+        if self.architecture == "gpt2":
+            return attention + 2 * self.d_model * self.d_ff
+        if self.num_experts == 0:
+            return attention + 3 * self.d_model * self.d_ff
+        router = self.num_experts * self.d_model
+        return attention + router + self.expert_parameters()
+
+    def expert_parameters(self) -> int:
+        """Return the number of parameters in all experts of one block."""
+        return self.num_experts * 3 * self.d_model * self.d_ff
+
+    def _vector_parameters(self) -> int:
+        """Return the number of parameters in the norms and biases of one block."""
+        norms = 2 * self._norm_parameters()
+        if self.qk_norm:
+            norms += 2 * self.head_dim
+        if self.architecture != "gpt2":
+            return norms
+        widths_of_attention = (
+            self.num_heads + 2 * self.kv_heads
+        ) * self.head_dim + self.d_model
+        return norms + widths_of_attention + self.d_ff + self.d_model
+
+    def _norm_parameters(self) -> int:
+        """Return the number of parameters of one norm: gains, and biases in GPT-2."""
+        return 2 * self.d_model if self.architecture == "gpt2" else self.d_model
 
 
 def check_attention_name(name: str) -> None:
@@ -110,8 +245,12 @@ _CS336_2026 = {  # handout 26.1.1 of its systems assignment
     "large": _CS336_2025["large"],
     "xl": _CS336_2025["2.7B"],
     "10B": TransformerConfig(d_model=4608, d_ff=12288, num_layers=50, num_heads=36),
+    # of the leaderboard: batch 2 and context 32,768, on two B200s
+    "leaderboard": TransformerConfig(
+        d_model=4096, d_ff=11008, num_layers=34, num_heads=32, vocab_size=151_936
+    ),
 }
-# Touvron et al. 2023 (Llama 2). These two of its sizes have as many key heads as query heads, as our model has.
+# Touvron et al. 2023 (Llama 2): those two of its sizes that have as many key heads as query heads
 _LLAMA_2 = {
     "7B": TransformerConfig(
         d_model=4096, d_ff=11008, num_layers=32, num_heads=32, vocab_size=32_000
@@ -119,6 +258,64 @@ _LLAMA_2 = {
     "13B": TransformerConfig(
         d_model=5120, d_ff=13824, num_layers=40, num_heads=40, vocab_size=32_000
     ),
+}
+
+# Grattafiori et al. 2024 (Llama 3), table 3, and the configurations released with its weights. RoPE's frequencies are
+# not stretched for long contexts, as those of 3.2 are: that changes neither the work nor the number of parameters.
+_llama_3 = partial(
+    TransformerConfig, num_kv_heads=8, vocab_size=128_256, rope_theta=500_000.0
+)
+_LLAMA_3 = {
+    "8B": _llama_3(d_model=4096, d_ff=14_336, num_layers=32, num_heads=32),
+}
+_LLAMA_3_2 = {
+    "1B": _llama_3(
+        d_model=2048, d_ff=8192, num_layers=16, num_heads=32, tied_embeddings=True
+    ),
+    "3B": _llama_3(
+        d_model=3072, d_ff=8192, num_layers=28, num_heads=24, tied_embeddings=True
+    ),
+}
+# Yang et al. 2025 (Qwen3), table 1, and the configurations released with its weights
+_qwen_3 = partial(
+    TransformerConfig,
+    num_kv_heads=8,
+    head_width=128,
+    qk_norm=True,
+    vocab_size=151_936,
+    rope_theta=1_000_000.0,
+    norm_eps=1e-6,
+)
+_QWEN_3 = {
+    "0.6B": _qwen_3(
+        d_model=1024, d_ff=3072, num_layers=28, num_heads=16, tied_embeddings=True
+    ),
+    "1.7B": _qwen_3(
+        d_model=2048, d_ff=6144, num_layers=28, num_heads=16, tied_embeddings=True
+    ),
+    "4B": _qwen_3(
+        d_model=2560, d_ff=9728, num_layers=36, num_heads=32, tied_embeddings=True
+    ),
+    "8B": _qwen_3(d_model=4096, d_ff=12_288, num_layers=36, num_heads=32),
+    "30B-A3B": _qwen_3(
+        d_model=2048,
+        d_ff=768,
+        num_layers=48,
+        num_heads=32,
+        num_kv_heads=4,
+        num_experts=128,
+        experts_per_token=8,
+    ),
+}
+# Radford et al. 2019 (GPT-2), table 2, and its released code
+_gpt_2 = partial(
+    TransformerConfig, architecture="gpt2", vocab_size=50_257, tied_embeddings=True
+)
+_GPT_2 = {
+    "small": _gpt_2(d_model=768, d_ff=3072, num_layers=12, num_heads=12),
+    "medium": _gpt_2(d_model=1024, d_ff=4096, num_layers=24, num_heads=16),
+    "large": _gpt_2(d_model=1280, d_ff=5120, num_layers=36, num_heads=20),
+    "xl": _gpt_2(d_model=1600, d_ff=6400, num_layers=48, num_heads=25),
 }
 
 
@@ -133,6 +330,10 @@ PRESETS = dict(_CS336_2025)
 PRESETS.update(_with_source("cs336-2025", _CS336_2025))
 PRESETS.update(_with_source("cs336-2026", _CS336_2026))
 PRESETS.update(_with_source("llama-2", _LLAMA_2))
+PRESETS.update(_with_source("llama3", _LLAMA_3))
+PRESETS.update(_with_source("llama3.2", _LLAMA_3_2))
+PRESETS.update(_with_source("qwen3", _QWEN_3))
+PRESETS.update(_with_source("gpt2", _GPT_2))
 
 # what a plain name means in another year
 _OTHER_MEANINGS = {

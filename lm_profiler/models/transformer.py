@@ -1,6 +1,6 @@
 """A decoder-only Transformer, and causal attention by name: our own two functions, or any other, which is checked.
 
-Shapes: B batch, T context, D width of the model, H heads, E width of a head, V vocabulary.
+Shapes: B batch, T context, D width of the model, H heads, K heads of keys and values, E width of a head, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lm_profiler.models.config import TransformerConfig
+from lm_profiler.models.experts import Experts
+from lm_profiler.models.float8 import Float8Linear
+from lm_profiler.models.linear import Linear
+from lm_profiler.models.losses import chunked_cross_entropy
 from lm_profiler.usage_error import UsageError, expect
 
 # (queries, keys, values), each [B, H, T, E], to the attended values [B, H, T, E]
@@ -32,8 +36,14 @@ nvtx_parts = (
 def sdpa(
     q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor, is_causal: bool = True
 ) -> Tensor:
-    """PyTorch's scaled_dot_product_attention, which picks a fused kernel where the device has one."""
-    return F.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=is_causal)
+    """PyTorch's scaled_dot_product_attention, which picks a fused kernel where the device has one.
+
+    Keys and values may have fewer heads, each of which H / K query heads share.
+    """
+    shares_heads = k_BHTE.shape[1] != q_BHTE.shape[1]
+    return F.scaled_dot_product_attention(
+        q_BHTE, k_BHTE, v_BHTE, is_causal=is_causal, enable_gqa=shares_heads
+    )
 
 
 def math(
@@ -242,21 +252,6 @@ def _error_text(error: Exception) -> str:
 
 # -- the model ---------------------------------------------------------------------------------------------------------
 
-NORM_EPS = 1e-5  # Epsilon of all norms: LLaMA's (Touvron et al. 2023, released code).
-
-
-class Linear(nn.Linear):
-    """A bias-free linear map; its weights start normal, of variance 1 / inputs, cut off at three deviations."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
-
-    def reset_parameters(
-        self,
-    ) -> None:  # sharded strategies call it to fill weights built on the meta device
-        std = self.in_features**-0.5
-        nn.init.trunc_normal_(self.weight, std=std, a=-3 * std, b=3 * std)
-
 
 class Embedding(nn.Embedding):
     """A token embedding whose rows start as a unit normal, cut off at three deviations."""
@@ -265,9 +260,18 @@ class Embedding(nn.Embedding):
         nn.init.trunc_normal_(self.weight, a=-3.0, b=3.0)
 
 
-def rope_tables(
-    context: int, width: int, theta: float, like: Tensor
-) -> tuple[Tensor, Tensor]:
+class SmallEmbedding(nn.Embedding):
+    """An embedding that is a matrix of the LM head too, or is added to one: its weights start like a ``Linear``'s."""
+
+    def reset_parameters(self) -> None:
+        std = self.embedding_dim**-0.5
+        nn.init.trunc_normal_(self.weight, std=std, a=-3 * std, b=3 * std)
+
+
+Rope = tuple[Tensor, Tensor]  # cosines and sines of RoPE, [T, E/2] each
+
+
+def rope_tables(context: int, width: int, theta: float, like: Tensor) -> Rope:
     """Return cosines and sines [T, E/2] of the angles position · theta^(-2i/E) (Su et al. 2021, section 3.2.2)."""
     # Computed in each forward pass instead of kept in a buffer: bf16-true would round a buffer, the context length may
     # change, and a table made in inference mode must not reach a training step. It costs a few small kernels.
@@ -278,7 +282,7 @@ def rope_tables(
     return angles.cos(), angles.sin()
 
 
-def rotate(x_BHTE: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x_BHTE: Tensor, rope: Rope) -> Tensor:
     """Turn each pair (i, i + E/2) of every head by its position's angle; the pairing is that of GPT-NeoX."""
     # In the dtype of x: float32 tables would make half-precision heads float32.
     cosines, sines = rope
@@ -291,30 +295,55 @@ def rotate(x_BHTE: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Causal multi-head self-attention with RoPE, [B, T, D] to [B, T, D]."""
+    """Causal multi-head self-attention, with RoPE if there is one, [B, T, D] to [B, T, D].
+
+    With fewer heads of keys and values than of queries it is grouped-query attention (Ainslie et al. 2023).
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.num_heads = config.num_heads
+        has_biases = config.architecture == "gpt2"
+        query_width = config.num_heads * config.head_dim
+        key_width = config.kv_heads * config.head_dim
+        self.head_dim = config.head_dim
         self.attend = attention_function(config.attention)
-        self.query = Linear(config.d_model, config.d_model)
-        self.key = Linear(config.d_model, config.d_model)
-        self.value = Linear(config.d_model, config.d_model)
-        self.output = Linear(config.d_model, config.d_model)
+        # Our `sdpa` takes shared heads as they are; other functions get a copy for each query head.
+        self.copies = (
+            1 if config.attention == "sdpa" else config.num_heads // config.kv_heads
+        )
+        linear_class = Float8Linear if config.fp8 else Linear
+        self.query = linear_class(config.d_model, query_width, bias=has_biases)
+        self.key = linear_class(config.d_model, key_width, bias=has_biases)
+        self.value = linear_class(config.d_model, key_width, bias=has_biases)
+        self.output = linear_class(query_width, config.d_model, bias=has_biases)
+        self.query_norm: nn.Module | None = None
+        self.key_norm: nn.Module | None = None
+        if config.qk_norm:
+            self.query_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
+            self.key_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
 
-    def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-        q_BHTE = rotate(self._split(self.query(x_BTD)), rope)
-        k_BHTE = rotate(self._split(self.key(x_BTD)), rope)
-        v_BHTE = self._split(self.value(x_BTD))
+    def forward(self, x_BTD: Tensor, rope: Rope | None) -> Tensor:
+        q_BHTE = self._split(self.query(x_BTD))
+        k_BKTE = self._split(self.key(x_BTD))
+        v_BKTE = self._split(self.value(x_BTD))
+        if self.query_norm is not None and self.key_norm is not None:
+            q_BHTE = self.query_norm(q_BHTE)
+            k_BKTE = self.key_norm(k_BKTE)
+        if rope is not None:
+            q_BHTE = rotate(q_BHTE, rope)
+            k_BKTE = rotate(k_BKTE, rope)
+        if self.copies > 1:
+            k_BKTE = k_BKTE.repeat_interleave(self.copies, dim=1)
+            v_BKTE = v_BKTE.repeat_interleave(self.copies, dim=1)
         # No name for the values before they are rearranged: it would keep their memory until the end.
         attended_BTD = rearrange(
-            self.attend(q_BHTE, k_BHTE, v_BHTE), "b h t e -> b t (h e)"
+            self.attend(q_BHTE, k_BKTE, v_BKTE), "b h t e -> b t (h e)"
         )
         output_BTD: Tensor = self.output(attended_BTD)
         return output_BTD
 
     def _split(self, x_BTD: Tensor) -> Tensor:
-        return rearrange(x_BTD, "b t (h e) -> b h t e", h=self.num_heads)
+        return rearrange(x_BTD, "b t (h e) -> b h t e", e=self.head_dim)
 
 
 class SwiGLU(nn.Module):
@@ -322,9 +351,10 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.gate = Linear(config.d_model, config.d_ff)
-        self.up = Linear(config.d_model, config.d_ff)
-        self.down = Linear(config.d_ff, config.d_model)
+        linear_class = Float8Linear if config.fp8 else Linear
+        self.gate = linear_class(config.d_model, config.d_ff)
+        self.up = linear_class(config.d_model, config.d_ff)
+        self.down = linear_class(config.d_ff, config.d_model)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         gated_BTF = F.silu(self.gate(x_BTD)) * self.up(x_BTD)
@@ -332,50 +362,104 @@ class SwiGLU(nn.Module):
         return output_BTD
 
 
+class GELULayers(nn.Module):
+    """down(gelu(up(x))) with biases, [B, T, D] to [B, T, D], as in GPT-2's released code."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.up = Linear(config.d_model, config.d_ff, bias=True)
+        self.down = Linear(config.d_ff, config.d_model, bias=True)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        activated_BTF = F.gelu(self.up(x_BTD), approximate="tanh")
+        output_BTD: Tensor = self.down(activated_BTF)
+        return output_BTD
+
+
+def make_norm(config: TransformerConfig) -> nn.Module:
+    if config.architecture == "gpt2":
+        return nn.LayerNorm(config.d_model, eps=config.norm_eps)
+    return nn.RMSNorm(config.d_model, eps=config.norm_eps)
+
+
+def make_feed_forward(config: TransformerConfig) -> nn.Module:
+    if config.architecture == "gpt2":
+        return GELULayers(config)
+    if config.num_experts > 0:
+        return Experts(config)
+    return SwiGLU(config)
+
+
 class Block(nn.Module):
     """Attention, then feed-forward, each behind a norm and added to the residual stream [B, T, D]."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS)
+        self.attention_norm = make_norm(config)
         self.attention = SelfAttention(config)
-        self.feed_forward_norm = nn.RMSNorm(config.d_model, eps=NORM_EPS)
-        self.feed_forward = SwiGLU(config)
+        self.feed_forward_norm = make_norm(config)
+        self.feed_forward = make_feed_forward(config)
 
-    def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x_BTD: Tensor, rope: Rope | None) -> Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), rope)
         output_BTD: Tensor = x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD))
         return output_BTD
 
 
 class Transformer(nn.Module):
-    """Token ids [B, T] (int64) to logits [B, T, V]; T is any length."""
+    """Token ids [B, T] (int64) to logits [B, T, V], or with targets to the loss; T is any length but for GPT-2."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = Embedding(config.vocab_size, config.d_model)
+        embedding_class = SmallEmbedding if config.tied_embeddings else Embedding
+        self.embedding = embedding_class(config.vocab_size, config.d_model)
+        if config.architecture == "gpt2":
+            self.position_embedding = SmallEmbedding(
+                config.num_positions, config.d_model
+            )
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.d_model, eps=NORM_EPS)
-        self.head = Linear(config.d_model, config.vocab_size)
+        self.norm = make_norm(config)
+        if not config.tied_embeddings:
+            self.head = Linear(config.d_model, config.vocab_size)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
+        """Return the logits; or, for ``targets_BT``, their mean cross-entropy, without all logits in memory."""
         config = self.config
+        context = tokens_BT.shape[1]
         x_BTD = self.embedding(tokens_BT)
-        rope = rope_tables(
-            tokens_BT.shape[1], config.head_dim, config.rope_theta, like=x_BTD
-        )
+        rope = None
+        if config.architecture == "gpt2":
+            check_context(config, context)
+            x_BTD = x_BTD + self.position_embedding.weight[:context]
+        else:
+            rope = rope_tables(context, config.head_dim, config.rope_theta, like=x_BTD)
         # Without gradients nothing is kept for a backward pass, so there is nothing to save.
         checkpoints = config.checkpoints if torch.is_grad_enabled() else ()
-        x_BTD = apply_blocks([*self.blocks], x_BTD, rope, checkpoints)
-        logits_BTV: Tensor = self.head(self.norm(x_BTD))
+        x_BTD = self.norm(apply_blocks([*self.blocks], x_BTD, rope, checkpoints))
+        if targets_BT is not None:
+            return chunked_cross_entropy(x_BTD, targets_BT, self._logits)
+        return self._logits(x_BTD)
+
+    def _logits(self, x_BTD: Tensor) -> Tensor:
+        if self.config.tied_embeddings:
+            return F.linear(x_BTD, self.embedding.weight)
+        logits_BTV: Tensor = self.head(x_BTD)
         return logits_BTV
+
+
+def check_context(config: TransformerConfig, context: int) -> None:
+    """Raise UsageError for a context with more positions than the model has embeddings for."""
+    if config.architecture == "gpt2":
+        has_positions = context <= config.num_positions
+        expected = f"at most the {config.num_positions} positions that this model (gpt2) has embeddings for"
+        expect(has_positions, "data.context_length", expected, context)
 
 
 def apply_blocks(
     blocks: Sequence[nn.Module],
     x_BTD: Tensor,
-    rope: tuple[Tensor, Tensor],
+    rope: Rope | None,
     checkpoints: Sequence[int],
 ) -> Tensor:
     """Return [B, T, D] after ``blocks``; ``checkpoints[0]`` of them are a checkpoint, the further numbers nest in it.

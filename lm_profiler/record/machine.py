@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -287,6 +288,50 @@ class Sync(Part):
     function: str = figure("function", "text", "the function that contains it")
     count: int = figure("times", "count", "how often it made the host wait")
     call: str = figure("call", "text", "the call that waits")
+
+
+_MOST_SHARES = 16  # experts whose shares are printed
+
+
+class ExpertLoad(Part):
+    """How unequally one layer's tokens were shared among its experts in training, from the start of the run on."""
+
+    layer: int = figure("layer of experts", "count", "its number, from 0")
+    experts: int = figure(
+        "experts", "count", "among which the router of the layer chooses"
+    )
+    tokens: int = figure(
+        "tokens", "count", "that these experts were sent, all together"
+    )
+    busiest: int = figure("busiest expert", "count", "its number, from 0")
+    busiest_share: float = figure(
+        "its share", "%", "share of the tokens that the busiest expert was sent"
+    )
+    shares: str = figure(
+        "share of each expert", "text", "of the first experts, if there are many"
+    )
+
+    @classmethod
+    def from_tokens(cls, layer: int, tokens: Sequence[int]) -> ExpertLoad:
+        """Return the load of a ``layer`` by the ``tokens`` of each of its experts, of which there are some."""
+        total = sum(tokens)
+        most_tokens = max(tokens)
+        texts = [f"{count / total:.1%}" for count in tokens[:_MOST_SHARES]]
+        if len(tokens) > _MOST_SHARES:
+            texts.append("…")
+        return cls(
+            layer=layer,
+            experts=len(tokens),
+            tokens=total,
+            busiest=list(tokens).index(most_tokens),
+            busiest_share=most_tokens / total,
+            shares=" ".join(texts),
+        )
+
+    @property
+    def busiest_ratio(self) -> float:
+        """The tokens of the busiest expert over those of the mean expert."""
+        return self.busiest_share * self.experts
 
 
 class FlopRate(Part):

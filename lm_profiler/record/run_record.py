@@ -480,6 +480,9 @@ class RunRecord(Part):
     config: dict[str, Any] | None
     environment: machine.Environment | None = within(group="Machine", default=None)
     model: machine.ModelFacts | None = within(group="Model", default=None)
+    experts: list[machine.ExpertLoad] = Field(
+        default_factory=list
+    )  # of each layer with experts that reports its load
     steps: dict[str, int] = figure(
         "{word} steps",
         "count",

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import FSDPPrecision, MixedPrecision
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm_profiler.models.config import preset
+from lm_profiler.models.config import FP8_CAPABILITY, preset
+from lm_profiler.models.experts import Experts
 from lm_profiler.models.transformer import Transformer, attention_function
 from lm_profiler.torch_names import FUSED_DEVICES
 from lm_profiler.training.data_parallel import shard_blocks
+from lm_profiler.training.muon import MuonWithAdamW, split_parameters
 from lm_profiler.training.offered import check_compile_mode
 from lm_profiler.training.optimizers import (
+    MUON,
     NAMES,
     NO_OPTIMIZER,
     check_name,
     optimizer_class,
     optimizer_options,
 )
-from lm_profiler.usage_error import expect
+from lm_profiler.usage_error import expect, expect_one_of
 
 _STAGES = ("train", "val", "test")
 
@@ -59,6 +62,8 @@ class KeptMetrics(nn.ModuleDict):
             module.log(name, self[name])  # type: ignore[arg-type]
 
 
+LossName = Literal["plain", "chunked"]
+
 # (inputs, targets), token ids [B, T] each (int64); targets[:, t] is the token after inputs[:, t]
 Batch = tuple[Tensor, Tensor]
 
@@ -73,26 +78,53 @@ def _as_tuple(checkpoint_every: int | list[int] | None) -> tuple[int, ...]:
     )
 
 
+def expect_fp8(strategy: Strategy) -> None:
+    """Raise UsageError unless the device of ``strategy``, or the one that a rehearsal imitates, multiplies FP8."""
+    device = strategy.root_device
+    capability: tuple[int, int] | None = None
+    if device.type == "cuda" and torch.version.hip is None:
+        capability = torch.cuda.get_device_capability(device)
+    world = getattr(strategy, "world", None)
+    if world is not None:
+        capability = world.gpu
+    has_fp8 = capability is not None and capability >= FP8_CAPABILITY
+    least = ".".join(map(str, FP8_CAPABILITY))
+    expected = f"false, or an NVIDIA GPU of compute capability {least} or higher (Ada, Hopper, Blackwell)"
+    expect(has_fp8, "model.fp8", expected, f"true on {device.type}")
+
+
 class LanguageModel(LightningModule):
     """A decoder-only Transformer trained on next-token cross-entropy.
 
     It logs nothing unless it is asked: one `self.log` costs about 200 µs a step.
 
     Args:
-        size: Preset that gives the dimensions: small, medium, large, xl or 2.7B; or by its source, as cs336-2026/xl.
+        size: Preset that gives the dimensions: small, medium, large, xl or 2.7B; or by its source, as cs336-2026/xl,
+            llama3/8B, llama3.2/1B, qwen3/0.6B or gpt2/small.
         d_model: Width of the residual stream; the preset's if not given.
         d_ff: Width inside the feed-forward layer; the preset's if not given.
         num_layers: Number of blocks; the preset's if not given.
         num_heads: Number of attention heads, a divisor of d_model; the preset's if not given.
+        num_kv_heads: Heads of keys and values, a divisor of num_heads, that groups of query heads share (grouped-query
+            attention); the preset's if not given.
+        head_width: Width of a head; the preset's, or d_model / num_heads, if not given.
         vocab_size: Number of token ids, which the data follows; the preset's if not given.
+        tied_embeddings: Use the token embedding as the LM head's matrix too; the preset's if not given.
+        num_experts: Feed-forward layers per block, each of width d_ff, between which a router chooses (mixture of
+            experts); 0 is one layer without a router; the preset's if not given.
+        experts_per_token: Experts that compute each token; the preset's, or 2, if not given.
+        fp8: Multiply the matrices of attention and SwiGLU in FP8 (8-bit floats), on a GPU that can.
         attention: `sdpa` is PyTorch's fused attention, `math` writes scores, mask and softmax out;
             `package.module:function` takes (q, k, v, is_causal), and is checked before it is timed.
         activation_checkpointing: Keep only each block's input; recompute the rest in the backward pass.
         checkpoint_every: The same for this many blocks together; [8, 2] nests twos in eights.
         compile: Compile the Transformer with torch.compile.
         compile_mode: Mode of torch.compile, such as reduce-overhead; counts only with compile.
-        optimizer: adamw, sgd; `none` runs forward and backward alone, without clipping; `package.module:Class` takes
-            (parameters, lr, weight_decay), and is checked before it is timed.
+        loss: `plain` makes all logits at once; `chunked` those of 1,024 tokens at a time, and again in the backward
+            pass.
+        optimizer: adamw, sgd; `muon` updates the matrices of the blocks with Muon and the rest with AdamW; `none` runs
+            forward and backward alone, without clipping; `package.module:Class` takes (parameters, lr, weight_decay),
+            and is checked before it is timed.
         lr: Learning rate.
         weight_decay: Weight decay, on every parameter.
         fused: Fused optimizer kernel; if not given, whenever the device has one and the run can use it.
@@ -111,12 +143,19 @@ class LanguageModel(LightningModule):
         d_ff: int | None = None,
         num_layers: int | None = None,
         num_heads: int | None = None,
+        num_kv_heads: int | None = None,
+        head_width: int | None = None,
         vocab_size: int | None = None,
+        tied_embeddings: bool | None = None,
+        num_experts: int | None = None,
+        experts_per_token: int | None = None,
+        fp8: bool = False,
         attention: str = "sdpa",
         activation_checkpointing: bool = False,
         checkpoint_every: int | list[int] | None = None,
         compile: bool = False,  # noqa: A002 - the option's name on the command line
         compile_mode: str | None = None,
+        loss: LossName = "plain",
         optimizer: str = "adamw",
         lr: float = 3e-4,
         weight_decay: float = 0.01,
@@ -133,7 +172,13 @@ class LanguageModel(LightningModule):
             d_ff=d_ff,
             num_layers=num_layers,
             num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_width=head_width,
             vocab_size=vocab_size,
+            tied_embeddings=tied_embeddings,
+            num_experts=num_experts,
+            experts_per_token=experts_per_token,
+            fp8=fp8,
             attention=attention,
             activation_checkpointing=activation_checkpointing,
             checkpoint_every=_as_tuple(checkpoint_every),
@@ -145,6 +190,7 @@ class LanguageModel(LightningModule):
         # `compile` is a method of nn.Module, and `optimizers` one of Lightning's: hence the longer names.
         self.compile_model = compile
         self.compile_mode = compile_mode
+        self.loss_name: LossName = loss
         self.optimizer_name = optimizer
         self.lr = lr
         self.weight_decay = weight_decay
@@ -152,6 +198,14 @@ class LanguageModel(LightningModule):
         self.shard_optimizer_states = shard_optimizer_states
         self.metrics = KeptMetrics() if metrics else None
         check_name(optimizer)
+        expect_one_of(get_args(LossName), "loss", loss)
+        has_logits = loss == "plain"
+        expect(
+            has_logits or not metrics,
+            "metrics",
+            "false with loss=chunked, which keeps no logits",
+            metrics,
+        )
         if compile_mode is not None:
             check_compile_mode(compile_mode, "compile_mode")
         expect(lr >= 0, "lr", "zero or more", lr)
@@ -160,6 +214,8 @@ class LanguageModel(LightningModule):
     def setup(self, stage: str) -> None:
         if stage == "fit":
             self.check_precision()
+        elif self.config.fp8:
+            expect_fp8(self.trainer.strategy)
         if self.metrics is None:
             return
         for metric in self.metrics.values():
@@ -189,11 +245,26 @@ class LanguageModel(LightningModule):
             "processes that hold all parameters (--trainer.devices=2 --trainer.strategy=ddp)",
             type(strategy).__name__,
         )
+        if self.config.fp8:
+            expect_fp8(strategy)
+        is_muon = self.optimizer_name == MUON
+        expect(
+            not (is_muon and self.shard_optimizer_states),
+            "model.optimizer",
+            "adamw or sgd with shard_optimizer_states, since Muon's update needs whole matrices",
+            self.optimizer_name,
+        )
+        expect(
+            not (is_muon and isinstance(plugin, FSDPPrecision)),
+            "model.optimizer",
+            "adamw or sgd with fsdp, which flattens the matrices that Muon needs; fsdp2 does not",
+            self.optimizer_name,
+        )
         has_scaler = getattr(plugin, "scaler", None) is not None
         expect(
             has_optimizer or not has_scaler,
             "model.optimizer",
-            f"adamw or sgd with precision {plugin.precision}, whose gradient scaler needs an optimizer",
+            f"adamw, sgd or muon with precision {plugin.precision}, whose gradient scaler needs an optimizer",
             self.optimizer_name,
         )
         clips_by_norm = self.trainer.gradient_clip_algorithm in (
@@ -232,6 +303,15 @@ class LanguageModel(LightningModule):
             )
             fused = (
                 next(self.parameters()).device.type in FUSED_DEVICES and not is_refused
+            )
+        if self.optimizer_name == MUON:
+            matrices, other_parameters = split_parameters(self.model)
+            return MuonWithAdamW(
+                matrices,
+                other_parameters,
+                self.lr,
+                self.weight_decay,
+                fused=fused or None,
             )
         chosen_class = optimizer_class(self.optimizer_name)
         options = optimizer_options(chosen_class, self.lr, self.weight_decay)
@@ -277,6 +357,9 @@ class LanguageModel(LightningModule):
 
     def _loss(self, batch: Batch, stage: str) -> Tensor:
         inputs_BT, targets_BT = batch
+        if self.loss_name == "chunked":
+            chunked_loss: Tensor = self.model(inputs_BT, targets_BT)
+            return chunked_loss
         logits_BTV = self.forward(inputs_BT)
         loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
         # Our own copies of the module log nothing: they have no Trainer, or fake tensors without values.
@@ -295,3 +378,11 @@ class LanguageModel(LightningModule):
 
     def tokens_in(self, batch: Batch) -> int:
         return batch[0].numel()
+
+    def expert_load(self) -> list[list[int]]:
+        """Return how many tokens of training each expert of each block was sent; empty without experts."""
+        loads = []
+        for part in self.model.modules():
+            if isinstance(part, Experts):
+                loads.append(part.load_X.tolist())
+        return loads

@@ -25,7 +25,8 @@ from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 NO_OPTIMIZER = "none"
 _CLASSES: dict[str, type[Optimizer]] = {"adamw": AdamW, "sgd": SGD}
-NAMES = (*_CLASSES, NO_OPTIMIZER)
+MUON = "muon"  # with AdamW: see ``muon``
+NAMES = (*_CLASSES, MUON, NO_OPTIMIZER)
 
 # What a class may be an implementation of, the longest name first: an AdamW is no Adam.
 _REFERENCES = sorted(

@@ -27,6 +27,7 @@ from lm_profiler.callbacks import (
     TrainingProfiler,
 )
 from lm_profiler.callbacks.exports import RunMetrics
+from lm_profiler.callbacks.live import CountedBatches, StageFigures
 from lm_profiler.measure.clocks.tape import TimedSteps
 from lm_profiler.record.watch_files import read_last_steps, read_status
 from lm_profiler.usage_error import UsageError
@@ -132,8 +133,9 @@ def test_where_nothing_can_be_published_training_goes_on(
 
 def test_the_dashboard_and_its_page_name_metrics_that_there_are() -> None:
     docs = Path(__file__).parents[2] / "docs"
-    metrics = RunMetrics({"rank": "0"}, tokens_per_step=1.0, mfu_seconds=1.0)
-    metrics.add(TimedSteps(np.zeros(1, int), np.ones(1, int), np.ones((1, 9)), np.ones((1, 9))), held_bytes=1)
+    metrics = RunMetrics({"rank": "0"}, StageFigures(mfu_seconds=1.0, tokens_per_step=1.0))
+    step = TimedSteps(np.zeros(1, int), np.ones(1, int), np.ones((1, 9)), np.ones((1, 9)))
+    metrics.add(step, held_bytes=1, counted=CountedBatches(steps=1, tokens=1, samples=1, useful_tokens=1))
     families = list(metrics.collect())
     known = {sample.name for family in families for sample in family.samples}
     dashboard, page = (docs / "grafana.json").read_text("utf-8"), (docs / "how-to/monitoring.md").read_text("utf-8")

@@ -32,6 +32,12 @@ def test_an_override_changes_one_field_and_none_changes_nothing() -> None:
         {"attention": "math"},
         {"activation_checkpointing": True},
         {"checkpoint_every": (4, 2)},
+        {"num_kv_heads": 4},
+        {"head_width": 32},
+        {"qk_norm": True},
+        {"tied_embeddings": True},
+        {"num_experts": 4},
+        {"architecture": "gpt2"},
     ],
     ids=lambda override: next(iter(override)),
 )
@@ -58,6 +64,27 @@ def test_heads_must_divide_the_width_into_even_parts() -> None:
         for width, heads in ((768, 10), (12, 4), (7, 2))  # a head of odd width has no pairs to turn
     }
     assert_stored("models/refused: heads", said)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"num_kv_heads": 5}, r"num_kv_heads: expected a divisor of num_heads \(12\), given 5"),
+        ({"num_kv_heads": 0}, r"num_kv_heads: expected a divisor of num_heads \(12\), given 0"),
+        ({"head_width": 33}, r"head_width: expected an even positive number, since RoPE rotates pairs, given 33"),
+        ({"num_experts": -1}, r"num_experts: expected 0 \(none\) or more, given -1"),
+        ({"num_experts": 4, "experts_per_token": 5}, r"experts_per_token: expected 1 to num_experts \(4\), given 5"),
+        ({"num_experts": 4, "experts_per_token": 0}, r"experts_per_token: expected 1 to num_experts \(4\), given 0"),
+        (
+            {"num_experts": 4, "architecture": "gpt2"},
+            r"num_experts: expected 0 for this architecture \(gpt2\), given 4",
+        ),
+    ],
+    ids=str,
+)
+def test_heads_and_experts_that_do_not_fit_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{message}$"):
+        preset("small", **options)
 
 
 def test_an_unknown_attention_lists_the_known_ones() -> None:
@@ -92,6 +119,7 @@ def test_the_sizes_of_2026_are_those_of_its_handout() -> None:
         "cs336-2026/large": "1280/5120/36/20",
         "cs336-2026/xl": "2560/10240/32/32",
         "cs336-2026/10B": "4608/12288/50/36",
+        "cs336-2026/leaderboard": "4096/11008/34/32",
     }
 
 

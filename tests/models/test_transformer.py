@@ -159,18 +159,29 @@ class NumpyTransformer:
         ("2.7B", 3_406_809_600),
         ("llama-2/7B", 6_738_415_616),  # as published with the weights
         ("llama-2/13B", 13_015_864_320),
+        ("llama3/8B", 8_030_261_248),
+        ("llama3.2/1B", 1_235_814_400),
+        ("llama3.2/3B", 3_212_749_824),
+        ("qwen3/0.6B", 596_049_920),
+        ("qwen3/1.7B", 1_720_574_976),
+        ("qwen3/4B", 4_022_468_096),
+        ("qwen3/8B", 8_190_735_360),
+        ("qwen3/30B-A3B", 30_532_122_624),
+        ("gpt2/small", 124_439_808),
+        ("gpt2/medium", 354_823_168),
+        ("gpt2/large", 774_030_080),
+        ("gpt2/xl", 1_557_611_200),
+        # by hand: 34 · (4 · 4096² + 3 · 4096 · 11008 + 2 · 4096) + 4096 + 2 · 151936 · 4096
+        ("cs336-2026/leaderboard", 8_125_698_048),
     ],
 )
 def test_parameter_counts_are_exact(size: str, expected: int) -> None:
     with torch.device("meta"):
         model = Transformer(PRESETS[size])
     assert sum(p.numel() for p in model.parameters()) == expected == PRESETS[size].num_parameters()
-    without = expected - model.embedding.weight.numel()
-    assert (
-        without
-        == expected - PRESETS[size].vocab_size * PRESETS[size].d_model
-        == PRESETS[size].num_parameters(embedding=False)
-    )
+    embeddings = [part.weight for part in model.modules() if isinstance(part, torch.nn.Embedding)]
+    without = expected - sum(weight.numel() for weight in embeddings)
+    assert without == PRESETS[size].num_parameters(embedding=False)
 
 
 def test_the_closed_formula_follows_every_override() -> None:
@@ -178,6 +189,74 @@ def test_the_closed_formula_follows_every_override() -> None:
     model = Transformer(config)
     assert config.num_parameters() == sum(p.numel() for p in model.parameters())
     assert config.num_parameters(embedding=False) == config.num_parameters() - model.embedding.weight.numel()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_kv_heads": 1},
+        {"head_width": 10, "qk_norm": True},
+        {"tied_embeddings": True},
+        {"num_experts": 3, "experts_per_token": 1},
+        {"architecture": "gpt2", "num_positions": 5},
+    ],
+    ids=str,
+)
+def test_the_closed_formula_follows_the_architecture(options: dict[str, Any]) -> None:
+    config = replace(TINY, **options)
+    model = Transformer(config)
+    assert config.num_parameters() == sum(parameter.numel() for parameter in model.parameters())
+    block = model.blocks[0].named_parameters()
+    matrices = sum(parameter.numel() for _, parameter in block if parameter.ndim > 1)
+    assert config.matrix_parameters() == matrices
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "math"])
+def test_query_heads_share_the_heads_of_keys_and_values_in_groups(attention: str) -> None:
+    """The same as full attention whose key and value heads are copies: 6 query heads share 2."""
+    options: dict[str, Any] = {"d_model": 24, "num_heads": 6, "attention": attention}
+    grouped = build(num_kv_heads=2, **options).double()
+    full = build(**options).double()
+    weights = grouped.state_dict()
+    for name, weight in weights.items():
+        if ".attention.key." in name or ".attention.value." in name:
+            weights[name] = weight.unflatten(0, (2, 4)).repeat_interleave(3, dim=0).flatten(0, 1)
+    full.load_state_dict(weights)
+    torch.testing.assert_close(grouped(tokens()), full(tokens()))
+
+
+def test_a_function_of_the_users_gets_a_key_head_for_each_query_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch.Tensor:
+        shapes.extend(tuple(tensor.shape) for tensor in (q, k, v))
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    monkeypatch.setattr(transformer, "mine", attend, raising=False)
+    options: dict[str, Any] = {"d_model": 24, "num_heads": 6, "num_kv_heads": 2}
+    expected = build(**options)(tokens())
+    found = build(attention="lm_profiler.models.transformer:mine", **options)(tokens())
+    assert set(shapes) == {(2, 6, 9, 4)}
+    torch.testing.assert_close(found, expected)
+
+
+def test_tied_embeddings_are_one_matrix_that_gets_both_gradients() -> None:
+    tied = build(tied_embeddings=True).double()
+    separate = build().double()
+    weights = tied.state_dict()
+    separate.load_state_dict({**weights, "head.weight": weights["embedding.weight"].clone()})
+    tied(tokens()).square().sum().backward()
+    separate(tokens()).square().sum().backward()
+    assert separate.embedding.weight.grad is not None
+    assert separate.head.weight.grad is not None
+    torch.testing.assert_close(tied.embedding.weight.grad, separate.embedding.weight.grad + separate.head.weight.grad)
+
+
+def test_gpt2_refuses_a_context_without_positions() -> None:
+    model = build(architecture="gpt2", num_positions=8)
+    model(tokens(context=8))
+    with pytest.raises(UsageError, match=r"^data.context_length: expected at most the 8 positions .*, given 9$"):
+        model(tokens(context=9))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "math"])

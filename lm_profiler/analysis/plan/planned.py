@@ -39,6 +39,7 @@ SETTINGS = (
     "model.attention",
     "model.activation_checkpointing",
     "model.checkpoint_every",
+    "model.loss",
     "model.optimizer",
 )
 

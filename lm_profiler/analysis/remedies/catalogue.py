@@ -46,6 +46,8 @@ _BATCH = "data.batch_size"
 _ACCUMULATED_BATCHES = "trainer.accumulate_grad_batches"
 _CHECKPOINTING = "model.activation_checkpointing"
 _CHECKPOINT_EVERY = "model.checkpoint_every"
+_LOSS = "model.loss"
+_CHUNK_TOKENS = 1024  # tokens whose logits a chunked loss has at one time
 _PRECISION = "trainer.precision"
 _FULL_PRECISIONS = (None, "32-true", "32", 32)
 _MATMUL_PHASES = ("forward", "backward")
@@ -152,8 +154,12 @@ def switch_attention(run: FirstRun) -> Iterator[Candidate]:
 
 
 def stop_checkpointing(run: FirstRun) -> Iterator[Candidate]:
-    """Yield the run without activation checkpointing, which computes activations twice."""
+    """Yield the run without activation checkpointing, and without a chunked loss: they compute twice."""
     ceiling_s = run.terms_s("recomputation") or run.phases_s("backward")
+    if run.option(_LOSS) == "chunked":
+        yield faster(
+            {_LOSS: "plain"}, group=_LOSS, ceiling_s=ceiling_s, may_change=ORDER
+        )
     if run.option(_CHECKPOINT_EVERY):
         options = {_CHECKPOINT_EVERY: "null"}
         if run.option(_CHECKPOINTING):
@@ -309,6 +315,13 @@ def activation_checkpointing(
         yield smaller({_CHECKPOINTING: "true"})
 
 
+def chunked_loss(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
+    """Yield the loss that never has all logits in memory, if there are more than those of one chunk."""
+    tokens = (planned.batch or 0) * (planned.context or 0)
+    if planned.settings.get(_LOSS) == "plain" and tokens > _CHUNK_TOKENS:
+        yield smaller({_LOSS: "chunked"}, may_change=ORDER)
+
+
 def smaller_batches(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
     """Yield divisors of the batch that was asked for, for equally many samples per step; then the largest that fits."""
     batch = planned.batch or 0
@@ -341,8 +354,8 @@ def accumulated_batches(planned: Planned, sizes: Sequence[int]) -> Iterator[Smal
 def optimizer_without_state(
     planned: Planned, largest_context: int | None
 ) -> Iterator[Smaller]:
-    """Yield SGD, in place of our AdamW."""
-    if planned.settings.get("model.optimizer") == "adamw":
+    """Yield SGD, in place of our AdamW or Muon."""
+    if planned.settings.get("model.optimizer") in ("adamw", "muon"):
         yield smaller({"model.optimizer": "sgd"}, may_change=OTHER_OPTIMIZER)
 
 
@@ -552,10 +565,11 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("attention", candidates=switch_attention, smaller_settings=fused_attention),
     Remedy(
         "recomputation",
-        "Switch activation checkpointing off: there is memory for the activations.",
+        "Compute less of it twice (activation checkpointing, a chunked loss): there is memory for the first results.",
         candidates=stop_checkpointing,
         smaller_settings=activation_checkpointing,
     ),
+    Remedy("loss", smaller_settings=chunked_loss),
     Remedy(
         "small_batch",
         _small_batch_text,
@@ -693,6 +707,7 @@ def combined_remedies(planned: Planned) -> list[Smaller]:
     rounding_only = [
         *activation_checkpointing(planned, largest_context=None),
         *fused_attention(planned, largest_context=None),
+        *chunked_loss(planned, largest_context=None),
         *accumulated_batches(planned, sizes=[1]),
     ]
     least_changes = precisions[:1] + rounding_only

@@ -207,8 +207,9 @@ class ExportOptions:
     Args:
         trackers: Log the figures of the usual table to each logger of the Trainer, as lm_profiler/<name> in SI units,
             when the stages are over, and facts of the run as hyperparameters: TensorBoard, CSV, W&B, MLflow, Comet or
-            any other. Loggers that accept files get the page and the trace too; a watched run logs the mean times of
-            every thousand steps. all logs every figure of run.json.
+            any other. Loggers that accept files get the page and the trace too. A watched run then logs tokens/s, MFU,
+            step time, data share and memory every log_every_n_steps or ten seconds, and the mean times of every
+            thousand steps. all logs every figure of run.json.
         prometheus: While a run is watched, serve its metrics at [HOST:]PORT, on 127.0.0.1 if no host is named; each
             process of a node takes the next port.
         textfile: While a run is watched, write its metrics to this file, for node_exporter's textfile collector.

@@ -25,6 +25,7 @@ class BatchCounts:
     """Adds up the batches of the running step, their tokens and samples; a count that fails is unknown from then on.
 
     ``combined`` is true if a batch holds one batch from each of several loaders; ``batch_size`` is that of one loader.
+    ``counts_elements`` is whether their elements are counted too, which only the stages need.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class BatchCounts:
         combined: bool = False,
         report: Callable[[str], object] = say,
         batch_size: int | None = None,
+        counts_elements: bool = True,
     ) -> None:
         self._tokens_part = Guard("tokens_in", report)
         self._samples_part = Guard("samples", report)
@@ -40,7 +42,7 @@ class BatchCounts:
         # None once one of them failed
         self._count_tokens: Tokens | None = self._tokens_part.run(Tokens, module)
         self._count_samples: Samples | None = Samples(combined, batch_size)
-        self._count_elements: Elements | None = Elements()
+        self._count_elements: Elements | None = Elements() if counts_elements else None
         self.batches = 0
         self.tokens: int | None = None
         self.samples: int | None = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from shlex import quote
 
@@ -83,6 +84,7 @@ def end_lines(record: RunRecord) -> list[str]:
     if record.shares.get("other", 0.0) >= _LEAST_OTHER_SHARE:
         lines += other_lines(record)
     lines += odd_lines(record)[:1]
+    lines += _expert_line(record)
     lines += [f"note: {note}" for note in record.notes]
     return lines + failure_lines(record)
 
@@ -90,7 +92,7 @@ def end_lines(record: RunRecord) -> list[str]:
 def run_page(record: RunRecord, folder: Path) -> list[Table]:
     """Return everything in a run's record, in sections; what is unknown is left out."""
     lines = failure_lines(record)
-    for lines_of in (verdict_lines, step_lines, ranks_lines, why_lines):
+    for lines_of in (verdict_lines, step_lines, ranks_lines, why_lines, _expert_line):
         lines += lines_of(record)
     lines += [f"note: {note}" for note in record.notes]
     lines.append(f"folder: {relative_to_cwd(folder)}")
@@ -148,7 +150,7 @@ def summary_lines(record: RunRecord) -> list[str]:
         why_lines,
     ):
         lines += lines_of(record)
-    for lines_of in (_wait_lines, odd_lines, other_lines):
+    for lines_of in (_wait_lines, odd_lines, other_lines, _expert_line):
         lines += lines_of(record)
     if record.first_step_s is not None:
         lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
@@ -233,6 +235,17 @@ def _wait_lines(record: RunRecord) -> list[str]:
     if waits_left > 0:
         texts.append(counted(waits_left, "more line"))
     return [f"the host waits for the device at: {', '.join(texts)}"]
+
+
+def _expert_line(record: RunRecord) -> list[str]:
+    """Return a line on how unequally the tokens were shared among experts, in the layer where that is worst."""
+    if not record.experts:
+        return []
+    worst = max(record.experts, key=attrgetter("busiest_ratio"))
+    text = f"experts: the busiest of {worst.experts} gets {worst.busiest_ratio:.2f} x the mean"
+    if len(record.experts) > 1:
+        text += f" (layer {worst.layer})"
+    return [text]
 
 
 def failure_lines(record: RunRecord) -> list[str]:

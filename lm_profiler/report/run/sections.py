@@ -161,6 +161,7 @@ _BOUNDS = {"compute": " FLOPs", "memory": " bytes"}
 _LISTS = {
     "Other, by its owner": ("other_by_owner.actions",),
     "Steps": ("odd_steps", "step_counters", "between", "outside"),
+    "Model": ("experts",),
     "Use of the CPU": ("python_times",),
     "Steadiness": ("steadiness.levels", "steadiness.pattern.slow", "steadiness.kinds"),
     "Use of the hardware": ("rates.flops",),

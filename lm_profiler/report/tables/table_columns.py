@@ -9,7 +9,13 @@ from typing import Any
 
 from lm_profiler.analysis.compare.differences import flat
 from lm_profiler.analysis.steps.summaries import lower_bound_share
-from lm_profiler.models.config import DIMENSIONS, PRESETS, TransformerConfig, preset
+from lm_profiler.models.config import (
+    DIMENSIONS,
+    PRESETS,
+    SHAPE_OPTIONS,
+    TransformerConfig,
+    preset,
+)
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.parts import full_name
 from lm_profiler.record.quantities import (
@@ -91,8 +97,7 @@ def device_text(environment: Environment | None) -> str | None:
 
 def model_config(entry: Entry) -> TransformerConfig | None:
     """Return the dimensions of our own model; None for another model, or if they do not fit together."""
-    names = (*DIMENSIONS, "vocab_size")
-    options = {name: entry.option(f"model.{name}") for name in names}
+    options = {name: entry.option(f"model.{name}") for name in SHAPE_OPTIONS}
     try:
         return preset(entry.option("model.size"), **options)
     except (TypeError, ValueError):
@@ -157,9 +162,9 @@ def _dimension_getter(name: str) -> Callable[[Entry], Any]:
 
     def get(entry: Entry) -> Any:
         option = entry.option(f"model.{name}")
-        if option is not None:
-            return option
-        return getattr(preset_of(entry.option("model.size")), name, None)
+        if option is None:
+            option = getattr(preset_of(entry.option("model.size")), name, None)
+        return option or None  # without experts their number says nothing
 
     return get
 
@@ -233,7 +238,10 @@ _FACTS: dict[str, tuple[Column, ...]] = {
             compared=True,
         ),
         _option_column("size", "size", "model.size", "preset of the model"),
-        *(_dimension_column(name) for name in DIMENSIONS),
+        *(
+            _dimension_column(name)
+            for name in (*DIMENSIONS, "num_kv_heads", "num_experts")
+        ),
         Column(
             "parameters",
             "parameters",
@@ -256,6 +264,9 @@ _FACTS: dict[str, tuple[Column, ...]] = {
             "compile", "compile", "model.compile", "whether torch.compile was used"
         ),
         _option_column("attention", "attention", "model.attention", "which attention"),
+        _option_column(
+            "loss", "loss", "model.loss", "whether the loss is computed in chunks"
+        ),
         _option_column("optimizer", "optimizer", "model.optimizer", "which optimizer"),
         Column(
             "warmup_steps", "warm-up", _warmup_steps, "steps left out with --warmup"

@@ -1,0 +1,165 @@
+"""Figures of a watched run while it runs, for the user's own loggers and for monitoring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from lm_profiler.measure.clocks.tape import TimedSteps
+from lm_profiler.record.parts import TIMED
+from lm_profiler.record.quantities import MFU, TIMES
+from lm_profiler.record.run_record import RunRecord
+from lm_profiler.record.steps import StepRow
+
+PREFIX = "lm_profiler/"  # of the names in a logger
+_LONGEST_ROW_NS = 10_000_000_000  # a row is sent at least this often
+_DATA = TIMED.index("data")
+
+
+class CountedBatches(NamedTuple):
+    """What the batches of some steps held; None is unknown."""
+
+    steps: int
+    tokens: int | None
+    samples: int | None
+    useful_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class StageFigures:
+    """What the stages of a run measured, from which the watched steps' MFU follows. None is unknown."""
+
+    mfu_seconds: float | None = (
+        None  # the model FLOPs utilization of a step of one second
+    )
+    tokens_per_step: float | None = None  # of this rank
+
+    @classmethod
+    def from_stages(
+        cls, rows: Sequence[StepRow], record: RunRecord | None
+    ) -> StageFigures:
+        """Return the figures of stages that left ``rows`` and, on rank 0, a ``record``."""
+        tokens = [
+            row.tokens
+            for row in rows
+            if row.stage == "measure" and row.tokens is not None
+        ]
+        tokens_per_step: float | None = None
+        if tokens:
+            tokens_per_step = sum(tokens) / len(tokens)
+        mfu_seconds: float | None = None
+        if record is not None:
+            mfu = MFU.get(record)
+            step_s = TIMES["step"].get(record)
+            if mfu and step_s:
+                mfu_seconds = mfu * step_s
+        return cls(mfu_seconds, tokens_per_step)
+
+    def mfu(self, step_s: float, tokens_per_step: float | None) -> float | None:
+        """Return the MFU of a step of ``step_s``: its work is in proportion to its tokens, if these are known."""
+        if self.mfu_seconds is None:
+            return None
+        relative_work = 1.0
+        if self.tokens_per_step and tokens_per_step is not None:
+            relative_work = tokens_per_step / self.tokens_per_step
+        return self.mfu_seconds * relative_work / step_s
+
+
+@dataclass(eq=False)
+class LiveSums:
+    """Sums over some watched steps of this rank."""
+
+    steps: int = 0
+    step_s: float = 0.0
+    data_s: float = 0.0
+    held_bytes: int | None = None  # after the last of them
+    peak_bytes: int | None = None
+    _batches: list[CountedBatches] = field(default_factory=list)
+
+    def add_steps(self, timed: TimedSteps) -> None:
+        """Add the steps whose times are known."""
+        is_known = ~np.isnan(timed.seconds[:, -1])
+        seconds = timed.seconds[is_known]
+        self.steps += len(seconds)
+        self.step_s += float(seconds[:, -1].sum())
+        self.data_s += float(seconds[:, _DATA].sum())
+
+    def add_batches(self, counted: CountedBatches | None) -> None:
+        if counted is not None and counted.steps > 0:
+            self._batches.append(counted)
+
+    def add_memory(self, held_bytes: int | None, peak_bytes: int | None) -> None:
+        self.held_bytes = held_bytes
+        if peak_bytes is not None:
+            self.peak_bytes = max(peak_bytes, self.peak_bytes or 0)
+
+    def per_step(self, count_name: str) -> float | None:
+        """Return the mean per step of a count of ``CountedBatches``; None if it is unknown for any of them."""
+        steps = 0
+        total = 0
+        for counted in self._batches:
+            count = getattr(counted, count_name)
+            if count is None:
+                return None
+            steps += counted.steps
+            total += count
+        if steps == 0:
+            return None
+        return total / steps
+
+
+def live_figures(
+    sums: LiveSums, stages: StageFigures, ranks: int = 1
+) -> dict[str, float]:
+    """Return the figures of ``sums`` by name, without those that are unknown; empty without a step.
+
+    Throughput is that of all ``ranks``, if each has as much in a step as this one.
+    """
+    if sums.steps == 0 or sums.step_s <= 0.0:
+        return {}
+    step_s = sums.step_s / sums.steps
+    tokens_per_step = sums.per_step("tokens")
+    figures: dict[str, float | None] = {
+        "tokens_per_second": _rate(tokens_per_step, step_s, ranks),
+        "useful_tokens_per_second": _rate(
+            sums.per_step("useful_tokens"), step_s, ranks
+        ),
+        "samples_per_second": _rate(sums.per_step("samples"), step_s, ranks),
+        "mfu": stages.mfu(step_s, tokens_per_step),
+        "step_seconds": step_s,
+        "data_share": sums.data_s / sums.step_s,
+        "memory_bytes": sums.held_bytes,
+        "peak_memory_bytes": sums.peak_bytes,
+    }
+    return {name: float(value) for name, value in figures.items() if value is not None}
+
+
+def _rate(count_per_step: float | None, step_s: float, ranks: int) -> float | None:
+    if count_per_step is None:
+        return None
+    return ranks * count_per_step / step_s
+
+
+@dataclass(eq=False)
+class LiveRows:
+    """Collects watched steps into rows for loggers: ``every_steps`` steps each or more, or those of ten seconds."""
+
+    stages: StageFigures
+    ranks: int = 1
+    every_steps: int = 50  # the Trainer's log_every_n_steps; 0 for rows by time alone
+    began_ns: int = 0  # when the row began
+    sums: LiveSums = field(default_factory=LiveSums)
+
+    def is_due(self, now_ns: int) -> bool:
+        has_steps = 0 < self.every_steps <= self.sums.steps
+        return has_steps or now_ns - self.began_ns >= _LONGEST_ROW_NS
+
+    def end_row(self, now_ns: int) -> dict[str, float]:
+        """Return the row by the names that loggers get, and begin the next one; empty if it has no step."""
+        figures = live_figures(self.sums, self.stages, self.ranks)
+        self.sums = LiveSums()
+        self.began_ns = now_ns
+        return {f"{PREFIX}{name}": value for name, value in figures.items()}

@@ -1,0 +1,81 @@
+"""A linear map whose products are computed in FP8 (8-bit floats), with weights as in any other precision.
+
+Each factor is scaled as a whole, so that its largest number is the largest of its dtype: e4m3 for activations and
+weights, e5m2, with a wider range, for gradients (Micikevicius et al. 2022).
+Shapes: N rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lm_profiler.models.linear import Linear
+
+_LEAST_SCALE = 1e-12
+
+
+def quantize(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return ``tensor`` in an FP8 ``dtype``, and the scale (float32) by which its numbers are to be multiplied."""
+    largest = torch.finfo(dtype).max
+    scale = tensor.abs().amax().float() / largest
+    scale = scale.clamp(min=_LEAST_SCALE)
+    scaled = (tensor / scale).clamp(-largest, largest)
+    return scaled.to(dtype), scale
+
+
+def multiply(
+    left: Tensor,
+    left_scale: Tensor,
+    right: Tensor,
+    right_scale: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return ``left`` @ ``right`` in ``dtype``; ``left`` is stored by rows, and ``right`` by columns."""
+    recipe = F.ScalingType.TensorWise
+    return F.scaled_mm(
+        left, right, left_scale, recipe, right_scale, recipe, output_dtype=dtype
+    )
+
+
+def by_columns(matrix: Tensor) -> Tensor:
+    """Return the same matrix, stored by columns."""
+    return matrix.t().contiguous().t()
+
+
+class Float8Product(torch.autograd.Function):
+    """x @ weightᵀ for x [N, I] and weight [O, I], and both gradients, in FP8."""
+
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor) -> Tensor:
+        x8_NI, x_scale = quantize(x_NI, torch.float8_e4m3fn)
+        weight8_OI, weight_scale = quantize(weight_OI, torch.float8_e4m3fn)
+        ctx.save_for_backward(x8_NI, x_scale, weight8_OI, weight_scale)
+        ctx.weight_dtype = weight_OI.dtype
+        return multiply(x8_NI, x_scale, weight8_OI.t(), weight_scale, x_NI.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        [gradient_NO] = gradients
+        x8_NI, x_scale, weight8_OI, weight_scale = ctx.saved_tensors
+        gradient8_NO, scale = quantize(gradient_NO, torch.float8_e5m2)
+        x_gradient_NI = multiply(
+            gradient8_NO, scale, by_columns(weight8_OI), weight_scale, gradient_NO.dtype
+        )
+        gradient8_ON = gradient8_NO.t().contiguous()
+        weight_gradient_OI = multiply(
+            gradient8_ON, scale, by_columns(x8_NI), x_scale, gradient_NO.dtype
+        )
+        return x_gradient_NI, weight_gradient_OI.to(ctx.weight_dtype)
+
+
+class Float8Linear(Linear):
+    """A ``Linear`` whose products are in FP8; its results are bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows_NI = x.flatten(0, -2).to(torch.bfloat16)
+        outputs_NO: Tensor = Float8Product.apply(rows_NI, self.weight)  # type: ignore[no-untyped-call]
+        return outputs_NO.view(*x.shape[:-1], -1)
