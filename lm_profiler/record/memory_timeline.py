@@ -52,6 +52,18 @@ class Allocation(Part):
     line: str | None = None  # the innermost line of the module's code: file and number
 
 
+class BlockMemory(Part):
+    """One block of a module that repeats blocks, the middle one of ``count``."""
+
+    module: str  # the path of the blocks, with ``*`` for their index
+    count: int  # the number of such blocks
+    saved_bytes: int  # what the block saves for backward
+    saved: list[
+        Allocation
+    ]  # the largest of it: equal storages in one row, the most bytes first
+    gradients_bytes: int  # gradients of the block's parameters
+
+
 class MemoryTimeline(Part):
     """The memory of one step, in bytes: what was held when it began, and each change after that, in order."""
 
@@ -69,6 +81,8 @@ class MemoryTimeline(Part):
     # the residual stream, of batch, context and width: the sum of three dimensions that occurs
     # most often among the activations
     residual: Allocation | None = None
+    # one block of the module, if it repeats blocks
+    block: BlockMemory | None = None
     # bytes of each cause before the first step, once model and optimizers exist
     set_up: dict[str, int] | None = None
 

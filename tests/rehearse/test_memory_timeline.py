@@ -84,6 +84,34 @@ def test_each_allocation_has_its_shape_its_module_and_its_line(planned: Any) -> 
     }
 
 
+STACK = (
+    MLP.replace(
+        "class Mlp(",
+        """class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64, bias=False)
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+class Mlp(""",
+    )
+    .replace(
+        "self.first, self.second = nn.Linear(64, 256, bias=False), nn.Linear(256, 32, bias=False)",
+        "self.blocks = nn.ModuleList(Block() for _ in range(3))",
+    )
+    .replace("self.second(torch.relu(self.first(batch)))", "self.blocks[2](self.blocks[1](self.blocks[0](batch)))")
+)
+
+
+def test_a_block_saves_what_its_relu_returns_and_has_the_gradient_of_its_weight(planned: Any, tmp_path: Path) -> None:
+    (tmp_path / "mlp.py").write_text(STACK)
+    block = planned().timeline.block
+    assert (block.module, block.count) == ("blocks.*", 3)
+    assert (block.saved_bytes, block.gradients_bytes) == (4 * 100 * 64, 4 * 64 * 64)
+    assert [(of.bytes, of.count, of.module) for of in block.saved] == [(4 * 100 * 64, 1, "blocks.1")]
+
+
 def test_the_curve_of_a_gpu_reaches_the_planned_peak_and_balances() -> None:
     """Of a run that recomputes, accumulates, casts and has DDP's buckets."""
     options = ["--model.activation_checkpointing=true", "--trainer.accumulate_grad_batches=2", "--trainer.devices=2"]

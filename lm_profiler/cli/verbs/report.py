@@ -14,6 +14,7 @@ from lm_profiler.analysis.steps.summaries import WARMUPS, cut_anew, readable
 from lm_profiler.cli.verbs.shared import (
     choose_format,
     runs_below,
+    show,
     writable,
     write,
     write_for_github,
@@ -42,7 +43,7 @@ from lm_profiler.report.run.comparison_table import (
 )
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
-from lm_profiler.report.run.plan_table import allocation_tables
+from lm_profiler.report.run.plan_table import allocation_tables, block_table
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables import formats
@@ -334,6 +335,10 @@ def _draw_timelines(
         run_name = str(entry.folder) if len(runs_with_timelines) > 1 else ""
         by_title.update(titled_timelines(timelines, run_name))
     save_figure(partial(memory_timelines, by_title), output)
+    for title, timeline in by_title.items():
+        if timeline.block is not None:
+            table = block_table(timeline.block)
+            show(replace(table, above=[title, *filter(None, table.above)]))
 
 
 def _tables(

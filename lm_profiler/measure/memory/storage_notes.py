@@ -16,9 +16,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm_profiler.measure.clocks.tape import BACKWARD, END, FORWARD, OPTIMIZER, OTHER
+from lm_profiler.measure.memory.block_memory import block_memory
 from lm_profiler.measure.memory.causes import pieces
 from lm_profiler.measure.user_code import OURS, package_of
-from lm_profiler.record.memory_timeline import CAUSE_TITLES, Allocation, MemoryTimeline
+from lm_profiler.record.memory_timeline import (
+    CAUSE_TITLES,
+    Allocation,
+    BlockMemory,
+    MemoryTimeline,
+)
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.text import short_path
 
@@ -277,10 +283,17 @@ class StorageNotes:
             saved=_grouped_by_layer(saved)[:_LISTED],
             saved_bytes=sum(note.bytes for note in saved),
             residual=self._residual(),
+            block=self._block(saved),
         )
         return timeline.model_copy(
             update={"largest": self._largest_at(timeline.peak_at)}
         )
+
+    def _block(self, saved: Iterable[_Note]) -> BlockMemory | None:
+        gradients = [
+            note.allocation() for note in self._notes if note.cause == "gradients"
+        ]
+        return block_memory([note.allocation() for note in saved], gradients)
 
     def _largest_at(self, event: int) -> list[Allocation]:
         alive = [note for note in self._notes if note.is_alive_at(event)]

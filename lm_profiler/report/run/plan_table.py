@@ -14,11 +14,12 @@ from lm_profiler.analysis.plan.planned import (
     smallest_gpu,
 )
 from lm_profiler.analysis.remedies.remedy import Smaller
-from lm_profiler.record.figure import bytes_text, ms_text, with_prefix
+from lm_profiler.record.figure import bytes_text, ms_text, share_text, with_prefix
 from lm_profiler.record.memory_timeline import (
     CAUSE_TITLES,
     SOURCES,
     Allocation,
+    BlockMemory,
     MemoryTimeline,
 )
 from lm_profiler.record.quantities import (
@@ -302,6 +303,8 @@ def allocation_tables(timeline: MemoryTimeline) -> Iterator[Table]:
         saved = f"saved for backward {bytes_text(timeline.saved_bytes)}; the largest tensors:"
         table = _allocation_table(timeline.saved)
         yield replace(table, above=["", saved], below=lines_below)
+    if timeline.block is not None:
+        yield block_table(timeline.block)
     moments = timeline.moments()
     if moments:
         rows = []
@@ -310,6 +313,42 @@ def allocation_tables(timeline: MemoryTimeline) -> Iterator[Table]:
             rows.append([MOMENTS[name], *amounts])
         titles = ("moment", *CAUSES.values())
         yield text_table(titles, rows, above=["", "memory held at three moments:"])
+
+
+def block_table(block: BlockMemory) -> Table:
+    """Return what one block saves for backward, its largest tensors with their shares, and the net change."""
+    headings = [
+        Heading("bytes", "bytes", figures=True),
+        Heading("share", "share", figures=True),
+        Heading("count", "count", figures=True),
+        *(Heading(title, title) for title in ("shape", "dtype", "made by")),
+    ]
+    rows = []
+    for allocation in block.saved:
+        held_bytes = allocation.bytes * allocation.count
+        share = held_bytes / block.saved_bytes if block.saved_bytes else None
+        texts = (
+            bytes_text(held_bytes),
+            share_text(share),
+            f"{allocation.count:,}",
+            "" if allocation.shape is None else _shape_text(allocation),
+            allocation.dtype or "",
+            made_by(allocation),
+        )
+        rows.append([text_cell(text) for text in texts])
+    shown_bytes = sum(allocation.bytes * allocation.count for allocation in block.saved)
+    rest = bytes_text(block.saved_bytes - shown_bytes)
+    saved, gradients = bytes_text(block.saved_bytes), bytes_text(block.gradients_bytes)
+    net_bytes = block.gradients_bytes - block.saved_bytes
+    net_change = bytes_text(abs(net_bytes))
+    if net_bytes < 0:
+        net_change = f"-{net_change}"
+    title = f"one of {block.count} blocks ({block.module}) saves {saved} for backward; the largest tensors:"
+    below = [
+        f"the rest of the block: {rest}",
+        f"its backward frees them and makes {gradients} of gradients: net change {net_change}",
+    ]
+    return Table(headings, rows, above=["", title], below=below)
 
 
 def _allocation_table(allocations: Sequence[Allocation]) -> Table:
