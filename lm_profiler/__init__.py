@@ -7,7 +7,15 @@ are in ``lm_profiler.callbacks``; ``lm_profiler.profile`` is for other loops.
 
 from typing import Any
 
-__all__ = ["__version__", "compare", "load", "plan", "profile", "table"]
+__all__ = [
+    "__version__",
+    "compare",
+    "load",
+    "plan",
+    "profile",
+    "register_flops",
+    "table",
+]
 
 __version__: str
 
@@ -18,6 +26,11 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("lm_profiler")
+    if name == "register_flops":
+        # programs call it while they are imported, so it brings nothing of the notebook along
+        from lm_profiler.measure.counts.registered import register_flops
+
+        return register_flops
     if name in __all__:
         from importlib import import_module
 

@@ -73,13 +73,19 @@ class RunFacts(StepCosts):
 
     @property
     def utilisation(self) -> float | None:
-        """The share of the machine's own ceiling that a step reaches, else of the datasheet's peak."""
+        """The share of the machine's own ceiling that a step reaches, else of the datasheet's peak.
+
+        None for a lower bound that is too low to show anything.
+        """
         use = self.record.utilisation
         if use is None:
             return None
-        if use.of_ceiling is None:
-            return use.hfu
-        return use.of_ceiling
+        share = use.of_ceiling
+        if share is None:
+            share = use.hfu
+        if share is not None and share < _BUSY and use.flops.uncounted:
+            return None
+        return share
 
     @property
     def idle_share(self) -> float | None:

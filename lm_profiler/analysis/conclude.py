@@ -25,11 +25,14 @@ from lm_profiler.analysis.hardware.roofline import (
     beaten_floors,
     clock_share,
     floor_of,
+    is_rate_of,
     judge_utilisation,
     matmul_dtype,
     mean_rate,
+    narrow_dtype,
     rates_of,
     torch_name,
+    with_uses_by_dtype,
 )
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.analysis.savings import findings_of
@@ -47,6 +50,7 @@ from lm_profiler.analysis.steps.summaries import (
     short_steps,
     slower_throughput,
     step_figures,
+    with_token_use,
     world_of,
 )
 from lm_profiler.analysis.why.operators import Lists
@@ -78,6 +82,7 @@ _ON_STREAM = (
     "durations of collectives on the device's stream, in steps after the measured ones"
 )
 
+_MOST_UNCOUNTED = 5  # the most names in the note on what was not counted
 _SAME_SIZE = 0.01  # relative distance of mean batch sizes that is not worth a note
 _SAME_FIGURE = 1e-6  # relative distance of figures that count as the same: rows in a file are rounded to a nanosecond
 _INPUTS = {field.name for field in fields(Evidence)} - {"notes"}
@@ -162,7 +167,8 @@ class RunSteps:
     @property
     def main_dtype(self) -> Dtype | None:
         """The dtype in which this run multiplies most."""
-        return self.dtype(main_precision(self.evidence))
+        narrow = narrow_dtype(_main_dtype(self.evidence))
+        return narrow or self.dtype(main_precision(self.evidence))
 
     @cached_property
     def work(self) -> tuple[Flops | None, Mapping[str, Work]]:
@@ -301,6 +307,10 @@ def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Field
     rank_counts = evidence.batch_counts[0] if evidence.batch_counts else []
     notes += changed_batches_note(rank_counts, last_step, run.counts.batches)
     figures = step_figures(run.steps, run.model, samples)
+    if evidence.ranks_heard == evidence.world_size:
+        step_s = figures["time"]["step"].mean
+        rate = with_token_use(figures["throughput"], run.counts, step_s)
+        figures["throughput"] = rate
     figures["rank_step_s"] = rank_medians(run.timed)
     figures["mean_counters"] = None
     figures["steadiness"] = None
@@ -483,6 +493,7 @@ def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     if flops is None or not step_s:
         return {}
     notes += run.unlike_batches_note
+    notes += _uncounted_note(flops)
     dtype = run.main_dtype
     ceiling_flops_per_s = None
     if dtype is not None:
@@ -497,6 +508,19 @@ def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
         run.evidence.peak_flops_per_s,
     )
     return {"utilisation": use}
+
+
+def _uncounted_note(flops: Flops) -> list[str]:
+    """Return a note if the FLOPs are a lower bound, with what was not counted."""
+    if not flops.uncounted:
+        return []
+    names = ", ".join(flops.uncounted[:_MOST_UNCOUNTED])
+    more = len(flops.uncounted) - _MOST_UNCOUNTED
+    if more > 0:
+        names += f" and {more} more"
+    return [
+        f"FLOPs, MFU and floors are lower bounds, without {names}: lm_profiler.register_flops takes a formula"
+    ]
 
 
 def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
@@ -527,17 +551,25 @@ def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     use = record.utilisation
     stated: dict[str, float] = {}
     measured = dict(evidence.ceilings)
-    if dtype is not None and evidence.peak_flops_per_s is not None:
-        stated[torch_name(dtype)] = evidence.peak_flops_per_s
-    if dtype is not None and use is not None:
+    torch_dtype = None
+    if dtype is not None:
+        torch_dtype = _main_dtype(evidence) or torch_name(dtype)
+    if torch_dtype is not None and evidence.peak_flops_per_s is not None:
+        stated[torch_dtype] = evidence.peak_flops_per_s
+    if torch_dtype is not None and use is not None:
         # unknown if the step beat it
-        measured[torch_name(dtype)] = use.ceiling_flops_per_s
+        measured[torch_dtype] = use.ceiling_flops_per_s
     device_name = run.machine.device_name
-    return {
-        "rates": rates_of(
-            device_name, measured, evidence.copied_bytes_per_s, run.dtype("32"), stated
+    copied_bytes_per_s = evidence.copied_bytes_per_s
+    rates = rates_of(device_name, measured, copied_bytes_per_s, run.dtype("32"), stated)
+    figures: Fields = {"rates": rates}
+    step_s = record.time["step"].mean
+    if use is not None and step_s:
+        by_dtype = evidence.by_dtype
+        figures["utilisation"] = with_uses_by_dtype(
+            use, by_dtype, rates, step_s, run.devices
         )
-    }
+    return figures
 
 
 def _floors(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
@@ -568,10 +600,11 @@ def waterfall_of(
         return None
     if use is None or use.dtype is None or times is None or not times.mean:
         return None
-    dtype = torch_name(use.dtype)
-    rate = next((rate for rate in rates.flops if rate.dtype == dtype), None)
+    used_dtype = use.dtype
+    rate = next((rate for rate in rates.flops if is_rate_of(rate, used_dtype)), None)
     if rate is None:
         return None
+    dtype = rate.dtype
     waiting_s: Mapping[str, float] = {}  # of the traced rank
     if record.ranks is not None:
         for rank in record.ranks.by_rank:
@@ -580,17 +613,19 @@ def waterfall_of(
                 break
     input_share = sum(record.shares.get(phase, 0.0) for phase in INPUT_PHASES)
     recomputed_share = 0.0
-    if use.flops.all:
-        recomputed_share = use.flops.recomputation / use.flops.all
+    flops_of_passes = use.flops.model + use.flops.recomputation
+    if flops_of_passes:
+        recomputed_share = use.flops.recomputation / flops_of_passes
+    floors_of_passes = [
+        floor for phase, floor in record.floors.items() if phase != "optimizer"
+    ]
     step = Step(
         step_s=times.mean,
         ci_low=times.mean_low,
         ci_high=times.mean_high,
         input_s=times.mean * input_share,
         waiting_s=waiting_s,
-        ideal_s=use.flops.model
-        / devices
-        / mean_rate(record.floors.values(), rates, rate),
+        ideal_s=use.flops.model / devices / mean_rate(floors_of_passes, rates, rate),
         recomputed_share=recomputed_share,
         rates=rates,
         dtype=dtype,

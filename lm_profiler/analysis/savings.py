@@ -661,6 +661,9 @@ def find_syncs(costs: StepCosts) -> Iterator[Finding]:
 def find_small_batch(costs: StepCosts) -> Iterator[Finding]:
     """Find the cost of a step that does not depend on the batch: k times the samples leave 1/k of it per sample."""
     fixed_s = sum(costs.regular_s(phase) for phase in _FIXED_PHASES)
+    # the products of the optimizer have their own finding
+    products_s = costs.term_s("optimizer_products")
+    fixed_s -= min(products_s, costs.regular_s("optimizer"))
     if not costs.contended:
         # contention stretches gaps, and all else that is known only as a mean
         python_s = sum(finding.saves_s for finding in find_slow_python(costs))
@@ -708,6 +711,25 @@ def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
     clip_s = costs.regular_s("clip")
     if clip_s >= 2 * WORTH * costs.whole_s:
         yield costs.finding("clip", clip_s, may=True, phase="clip")
+
+
+def find_optimizer_products(costs: StepCosts) -> Iterator[Finding]:
+    """Find an optimizer that spends its time on matrix products of its own, as Muon, SOAP and Shampoo do."""
+    floor = costs.record.floors.get("optimizer")
+    if floor is None or not floor.flops:
+        return
+    products_s = costs.regular_s(
+        "optimizer", clock="time"
+    )  # the products are most of such an optimizer
+    if costs.record.waterfall is not None:
+        products_s = costs.term_s("optimizer_products")
+    if products_s <= 0.0:
+        return
+    flops = sum(floor.flops.values())
+    facts = {"flops": float(flops), "flops_per_s": flops / products_s}
+    yield costs.finding(
+        "optimizer_products", products_s, may=True, phase="optimizer", facts=facts
+    )
 
 
 def find_unfused_operators(costs: StepCosts) -> Iterator[Finding]:
@@ -806,6 +828,7 @@ FINDERS: Sequence[Finder] = (
     find_syncs,
     find_small_batch,
     find_slow_optimizer,
+    find_optimizer_products,
     find_unfused_operators,
     find_high_precision,
     find_recomputation,

@@ -145,6 +145,7 @@ class Attachment:
         self.ending.session = session
         phases = self._mark(timeline, session)
         phases.mark_optimizers()
+        phases.see_host_batches(session.counts.note_host_batch)
 
     def _make_session(
         self,

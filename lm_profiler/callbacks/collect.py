@@ -13,7 +13,12 @@ import torch
 
 from lm_profiler.analysis.conclude import main_precision
 from lm_profiler.analysis.evidence import Evidence
-from lm_profiler.analysis.hardware.roofline import Work, matmul_dtype, torch_name
+from lm_profiler.analysis.hardware.roofline import (
+    Work,
+    matmul_dtype,
+    narrow_dtype,
+    torch_name,
+)
 from lm_profiler.analysis.steps.summaries import mean_counts
 from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.traced import traced_of
@@ -37,8 +42,8 @@ from lm_profiler.callbacks.instruments.work import (
 from lm_profiler.callbacks.marks.batches import Elements
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.collective_calls import reduces_in_backward
-from lm_profiler.measure.counts.flops import UncountableError
 from lm_profiler.measure.counts.recompiles import is_compiled_in
+from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.measure.device.ceilings import known_ceiling, known_copy_rate
 from lm_profiler.measure.device.contention import contention
 from lm_profiler.measure.device.environment import (
@@ -176,8 +181,9 @@ class Collector:
         by_dtype = Counter[str]()
         if work is not None:
             flops = work.flops
-            for flops_by_dtype in work.by_dtype.values():
-                by_dtype.update(flops_by_dtype)
+            for kind, flops_by_dtype in work.by_dtype.items():
+                if kind != "optimizer":  # whose dtype is not the model's
+                    by_dtype.update(flops_by_dtype)
         counts = mean_counts(measured.batch_counts, _counted_steps(measured))
         batches, elements = counts.batches, counts.elements
         if measured.seen_flops.flops is None or batches is None:
@@ -198,6 +204,9 @@ class Collector:
         device = self.loop.device
         ceilings = dict[str, float | None]()
         for dtype in _matmul_dtypes(evidence, device):
+            if narrow_dtype(dtype) is not None:  # no product in 8 bits is measured here
+                ceilings[dtype] = None
+                continue
             find = partial(known_ceiling, device, getattr(torch, dtype), notes.append)
             ceilings[dtype] = try_or_note("ceiling", find, notes)
         copied_bytes_per_s = None
@@ -329,6 +338,7 @@ def model_facts(loop: Loop) -> ModelFacts:
         ],
         accumulate_grad_batches=loop.batches_per_step,
         compiled=is_compiled_in(module),
+        **_sizes_in_config(module),
     )
 
 
@@ -349,6 +359,29 @@ def expert_loads(module: object) -> list[ExpertLoad]:
         if any(tokens):
             loads.append(ExpertLoad.from_tokens(layer, tokens))
     return loads
+
+
+# The names that configs of models give their sizes: of transformers, of GPT-2's kind there, and ours.
+_SIZE_NAMES = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "width": ("hidden_size", "n_embd", "d_model"),
+    "vocabulary": ("vocab_size",),
+}
+
+
+def _sizes_in_config(module: torch.nn.Module) -> dict[str, int]:
+    """Return the sizes of the model that the config of a part of ``module`` names; empty if none names all."""
+    for part in module.modules():
+        config = vars(part).get("config")
+        sizes: dict[str, int] = {}
+        for size, names in _SIZE_NAMES.items():
+            for name in names:
+                value = getattr(config, name, None)
+                if isinstance(value, int):
+                    sizes.setdefault(size, value)
+        if len(sizes) == len(_SIZE_NAMES):
+            return sizes
+    return {}
 
 
 def _elements(tensors: Iterable[torch.Tensor]) -> int:

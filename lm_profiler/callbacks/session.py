@@ -143,9 +143,8 @@ class Session:
     _peaks: Peaks = UNKNOWN
     _unread_steps: deque[_UnreadStep] = field(default_factory=deque)
     _batch_counts: list[BatchCount] = field(default_factory=list)  # where they change
-    _last_count: tuple[int, int | None, int | None] | None = (
-        None  # batches, samples and elements
-    )
+    # batches, samples, elements, and the three counts of ``TokenUse``
+    _last_sizes: tuple[Any, ...] | None = None
     _measured_ns: tuple[int, int] | None = (
         None  # between which instants steps were measured
     )
@@ -179,7 +178,7 @@ class Session:
         is_reading_due = (
             is_checked or steps_done >= self._planned_steps or stage == "memory"
         )
-        batches, tokens, samples, elements = self.counts.take()
+        count = self.counts.take()
         now_ns = self.timeline.clock()
         try:
             if is_reading_due or now_ns - self._last_reading_ns >= _READ_EVERY_NS:
@@ -187,17 +186,12 @@ class Session:
                 self._read_instruments(stage)
         finally:  # otherwise Ctrl-C while reading would lose the step
             self._unread_steps.append(
-                _UnreadStep(self.steps, stage, tokens, self._peaks)
+                _UnreadStep(self.steps, stage, count.tokens, self._peaks)
             )
-        if (
-            batches,
-            samples,
-            elements,
-        ) != self._last_count:  # nearly all steps have the same
-            self._last_count = batches, samples, elements
-            self._batch_counts.append(
-                BatchCount(self.steps, batches, samples, elements)
-            )
+        sizes = (count.batches, count.samples, count.elements, *count.token_use)
+        if sizes != self._last_sizes:  # nearly all steps have the same
+            self._last_sizes = sizes
+            self._batch_counts.append(BatchCount(self.steps, *sizes))
         if self.stream is not None and len(self._unread_steps) > _LAG_STEPS:
             self._read_reached_steps()
 

@@ -303,6 +303,8 @@ class Watching:
             )
         )
         self._phases.mark_optimizers()
+        if self._counts is not None:
+            self._phases.see_host_batches(self._counts.note_host_batch)
         for logger in trainer.loggers:
             for method in ("log_metrics", "save"):
                 with suppress(AttributeError):
@@ -469,8 +471,9 @@ class Watching:
         self._steps_at_hand_over = self.steps
         if self._counts is None:
             return None
-        _, tokens, samples, _ = self._counts.take()
-        return CountedBatches(steps, tokens, samples)
+        count = self._counts.take()
+        useful_tokens = count.token_use.useful
+        return CountedBatches(steps, count.tokens, count.samples, useful_tokens)
 
     def _held_bytes(self) -> int | None:
         """Return the bytes that the device holds; without a device, the process's resident memory."""

@@ -169,7 +169,8 @@ class Verdict(Part):
 FindingName = Literal[
     "ranks", "input", "transfer", "validation", "checkpoint", "epoch", "worker_start", "reload", "owner", "logging",
     "sleep", "python", "pattern", "odd_steps", "garbage", "compilation", "anomalies", "profiler", "sync", "small_batch",
-    "optimizer", "clip", "compile", "double", "precision", "tf32", "recomputation", "communication",
+    "optimizer", "optimizer_products", "clip", "compile", "double", "precision", "tf32", "recomputation",
+    "communication",
 ]  # fmt: skip
 
 
@@ -209,8 +210,8 @@ class Finding(Part):
 
 # the terms in the order of the waterfall; ``record.quantities.TERMS`` says what each means
 TermName = Literal[
-    "ideal", "clock", "slow_products", "recomputation", "bandwidth", "beyond_bandwidth", "communication", "waiting",
-    "gaps", "input", "unexplained",
+    "ideal", "clock", "slow_products", "recomputation", "optimizer_products", "bandwidth", "beyond_bandwidth",
+    "communication", "waiting", "gaps", "input", "unexplained",
 ]  # fmt: skip
 
 

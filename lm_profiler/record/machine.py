@@ -84,6 +84,23 @@ class ModelFacts(Part):
         "batches per step", "count", "batches whose gradients are accumulated"
     )
     compiled: bool | None = None
+    layers: int | None = figure(
+        "layers", "count", "of the model, by its config", "model_layers", default=None
+    )
+    width: int | None = figure(
+        "width",
+        "count",
+        "of the model's hidden states, by its config",
+        "model_width",
+        default=None,
+    )
+    vocabulary: int | None = figure(
+        "vocabulary",
+        "count",
+        "token ids of the model, by its config",
+        "model_vocabulary",
+        default=None,
+    )
 
 
 # The share of the needed CPU time, or of the GPU's time, that others may take before the run counts as contended. Less
@@ -106,7 +123,21 @@ class Flops(Part):
     recomputation: int = figure(
         "recomputed work", "GFLOP", "repeated FLOPs, all ranks", "recomputation_flops"
     )
+    optimizer: int = figure(
+        "optimizer's work",
+        "GFLOP",
+        "FLOPs of a step's optimizer, all ranks",
+        "optimizer_flops",
+        default=0,
+    )
+    attention: int = figure(
+        "attention", "GFLOP", "part of a step's forward in fused attention, in full, all ranks", "attention_flops",
+        default=0,
+    )  # fmt: skip
     causal_attention: Annotated[Literal["full"], Newer] = "full"
+    # What ran and was not counted: operators without a formula, functions with kernels that torch's dispatcher does
+    # not see. The FLOPs, and what follows from them, are then lower bounds.
+    uncounted: list[str] = Field(default_factory=list)
 
     @property
     def model(self) -> int:
@@ -115,15 +146,32 @@ class Flops(Part):
 
     @property
     def all(self) -> int:
-        return self.model + self.recomputation
+        return self.model + self.recomputation + self.optimizer
 
     def times(self, factor: float) -> Flops:
         changes = {
             "forward": round(self.forward * factor),
             "backward": round(self.backward * factor),
             "recomputation": round(self.recomputation * factor),
+            "optimizer": round(self.optimizer * factor),
+            "attention": round(self.attention * factor),
         }
         return self.model_copy(update=changes)
+
+
+class DtypeUse(Part):
+    """The products of a step in one dtype. None is unknown."""
+
+    dtype: str = figure("dtype", "text", "of the factors")
+    flops: int = figure(
+        "work", "GFLOP", "the model's FLOPs of a step in this dtype, all ranks"
+    )
+    peak_flops_per_s: float | None = figure(
+        "peak", "TFLOP/s", "of a device, in this dtype"
+    )
+    mfu: float | None = figure(
+        "MFU", "%", "those FLOPs / (the time of the step x that peak)"
+    )
 
 
 class Utilisation(Part):
@@ -157,6 +205,12 @@ class Utilisation(Part):
         "all FLOPs of a step / (its time x that rate)",
         goes_by_step=True,
     )
+    # with several dtypes: the share of the step that its products would take, each dtype at its own peak
+    mixed_mfu: float | None = figure(
+        "MFU by dtype", "%", "sum over dtypes of FLOPs / (time of the step x the dtype's peak)",
+        goes_by_step=True, default=None,
+    )  # fmt: skip
+    by_dtype: list[DtypeUse] = Field(default_factory=list)
     flops: Flops
 
 

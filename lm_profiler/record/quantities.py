@@ -148,6 +148,10 @@ TERMS = {
         "time of matrix products and fused attention beyond the ideal at that clock",
     ),
     "recomputation": ("recomputation", "recomputation by activation checkpointing"),
+    "optimizer_products": (
+        "optimizer's matmuls",
+        "matrix products of the optimizer, as of Muon, SOAP and Shampoo",
+    ),
     "bandwidth": (
         "memory traffic",
         "memory-bound kernels, if they moved their bytes at the full bandwidth",

@@ -53,6 +53,28 @@ class Throughput(Part):
     samples_per_step: int | None = figure(
         "samples/step", "count", "rows of batches on all ranks, mean", default=None
     )
+    useful_tokens_per_s: float | None = figure(
+        "useful tokens/s", "tokens/s", "tokens without padding, of a step / its time", goes_by_step=True,
+        place=Place.TABLE, run_tag="useful_tokens_per_s", default=None,
+    )  # fmt: skip
+    useful_tokens_per_step: int | None = figure(
+        "useful tokens/step",
+        "count",
+        "without padding, on all ranks, mean",
+        default=None,
+    )
+    occupancy: float | None = figure(
+        "occupancy",
+        "%",
+        "share of the tokens of batches that is not padding",
+        default=None,
+    )
+    squared_lengths_per_step: int | None = figure(
+        "squared lengths/step",
+        "count",
+        "of sequences without padding, in sum: attention's work is proportional to it",
+        default=None,
+    )
 
 
 class StepLevel(Part):

@@ -35,8 +35,9 @@ from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.boundary import error_text
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.flops import StepFlops, UncountableError
+from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
+from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.values import DependsOnValues
 from lm_profiler.measure.fake.world import FakeWorld, WouldChange

@@ -22,8 +22,10 @@ from lm_profiler.callbacks.instruments.sent_step import (
 )
 from lm_profiler.callbacks.instruments.work import StepWork
 from lm_profiler.measure.copies.module_copies import ModuleCopy
-from lm_profiler.measure.counts.flops import UncountableError
+from lm_profiler.measure.counts import registered
 from lm_profiler.measure.counts.traffic import StepTraffic
+from lm_profiler.measure.counts.uncountable import UncountableError
+from lm_profiler.measure.fake.flex import imitate_flex_attention
 from lm_profiler.measure.fake.values import LINES_THAT_GOT_ONE
 from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.rehearse.loop import Rehearsal, SilentLogger, StepObservers, reason_of
@@ -51,7 +53,10 @@ def count(pickled_step: bytes) -> StepWork | str:
 
     Call it in a process of its own: ``prepare`` replaces code of torch for the rest of the process.
     """
+    imitate_flex_attention()  # first: unpickling imports modules of the program
     step: SentStep = pickle.loads(pickled_step)
+    registered.operator_formulas.update(step.operator_formulas)
+    registered.function_formulas.update(step.function_formulas)
     prepare(None)
     if (
         not step.on_cpu

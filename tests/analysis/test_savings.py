@@ -114,6 +114,11 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
         made({"optimizer": 11.0}, waterfall=fall(ideal=35.0, gaps=10.0, beyond_bandwidth=18.0),
              settings=Settings(compiled=False, fused_optimizer=False, weight_by_weight=True)),
     ),
+    "an optimizer that multiplies matrices": (
+        "optimizer_products", 60.0,
+        made({"optimizer": 70.0}, waterfall=fall(ideal=5.0, slow_products=15.0, optimizer_products=60.0),
+             floors={"optimizer": Floor(flops={"bfloat16": 6 * 10**12})}, settings=Settings(samples_per_batch=64)),
+    ),
     "float64 of unknown rate": ("double", 96.0 / 2.0, made(settings=Settings(precision="64-true"))),
     "gaps and traffic": (
         "compile", 60.0,
@@ -154,6 +159,15 @@ def test_every_kind_of_finding_is_planted_here() -> None:
     told = {name for name, _, _ in CASES.values()} | {"tf32", "clip", "profiler"}
     assert {remedy.name for remedy in REMEDIES if remedy.likely_share < 1.0} <= told
     assert len(FINDERS) <= len(told)
+
+
+def test_an_optimizers_own_products_are_named_with_their_rate_and_no_larger_batch_is_advised() -> None:
+    name, _, record = CASES["an optimizer that multiplies matrices"]
+    findings = {finding.name: finding for finding in findings_of(record)}
+    assert "small_batch" not in findings
+    assert findings[name].facts["flops_per_s"] == pytest.approx(6e12 / 0.060)
+    text = remedy_of(findings[name], record)
+    assert "6 TFLOP per step at 100 TFLOP/s" in text
 
 
 def test_a_batch_of_one_or_two_and_an_optimizer_without_foreach_are_facts() -> None:
@@ -214,7 +228,8 @@ def test_a_line_that_computes_with_tensors_by_operators_is_no_python() -> None:
 def test_recomputation_takes_at_least_the_share_of_forward_that_it_repeats() -> None:
     """All of a forward pass of 40 ms is computed again; its matmuls would take 5 ms at their peak."""
     flops = Flops(forward=100, backward=200, recomputation=100)
-    use = Utilisation.model_validate({**dict.fromkeys(Utilisation.model_fields), "flops": flops})
+    fields = {**dict.fromkeys(Utilisation.model_fields), "flops": flops, "by_dtype": []}
+    use = Utilisation.model_validate(fields)
     record = made(
         {"forward": 40.0, "backward": 100.0},
         waterfall=fall(ideal=70.0, recomputation=5.0),

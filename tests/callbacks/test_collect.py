@@ -26,8 +26,8 @@ from lm_profiler.callbacks.collect import switches
 from lm_profiler.callbacks.instruments.watches import history_watch
 from lm_profiler.callbacks.instruments.work import LIMIT_IN_TRAINING_S, LIMIT_S, StepWork
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
-from lm_profiler.measure.counts.flops import UncountableError
 from lm_profiler.measure.counts.recompiles import is_compiled
+from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.measure.device.contention import CpuReading
 from lm_profiler.measure.device.environment import MatrixUnits, cpu_cores, matrix_units
 from lm_profiler.measure.memory.history import MemoryHistory

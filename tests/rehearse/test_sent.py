@@ -22,7 +22,7 @@ from zoo import Accumulating, Closures, Contrastive, Kind, Metric
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.work import StepWork, count_elsewhere
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
-from lm_profiler.measure.counts.flops import UncountableError
+from lm_profiler.measure.counts.uncountable import UncountableError
 
 
 def counted(module: Any, trainer: Any) -> StepWork:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lm_profiler.callbacks.instruments.work import StepWork
-from lm_profiler.measure.counts.flops import UncountableError
+from lm_profiler.measure.counts.uncountable import UncountableError
 
 
 @dataclass

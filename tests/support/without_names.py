@@ -14,7 +14,7 @@ from lightning.pytorch.trainer import call
 
 from lm_profiler import lightning_names, torch_names
 from lm_profiler.callbacks.instruments import work
-from lm_profiler.measure.counts.flops import UncountableError
+from lm_profiler.measure.counts.uncountable import UncountableError
 
 ACTIONS = {
     lightning_names.FETCHED.path: (training_epoch_loop, ".train_dataloader_next"),

@@ -121,6 +121,7 @@ class Comparison:
     # own work and waiting of the mean rank, by their names in the registry
     ranks: list[PartChange]
     tokens: RateChange | None
+    useful_tokens: RateChange | None  # tokens without padding
     memory: list[MemoryChange]
     # the smallest change of the step, as a share, that runs like these can detect
     detectable: float | None
@@ -189,6 +190,7 @@ def compare(
         phases=_largest_first(phases),
         ranks=_ranks(side_a, side_b),
         tokens=_tokens(side_a, side_b, step),
+        useful_tokens=_tokens(side_a, side_b, step, "useful_tokens_per_step"),
         memory=_memory(side_a, side_b),
         detectable=None
         if decision.interval is None
@@ -414,11 +416,12 @@ def _ranks(a: Side, b: Side) -> list[PartChange]:
     return changes
 
 
-def _tokens(a: Side, b: Side, step: PartChange) -> RateChange | None:
-    counts_a, counts_b = (
-        a.values(QUANTITIES["tokens_per_step"]),
-        b.values(QUANTITIES["tokens_per_step"]),
-    )
+def _tokens(
+    a: Side, b: Side, step: PartChange, name: str = "tokens_per_step"
+) -> RateChange | None:
+    """Return the rates of the tokens that the figure ``name`` counts per step."""
+    counts_a = a.values(QUANTITIES[name])
+    counts_b = b.values(QUANTITIES[name])
     if (
         not counts_a
         or not counts_b

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import Literal, NamedTuple
 
+from lm_profiler.analysis.hardware.narrow_peaks import COLUMN_OF_DTYPE, NARROW_PEAKS
 from lm_profiler.analysis.hardware.peak_table import ROWS
 from lm_profiler.record.quantities import with_prefix
 from lm_profiler.record.run_record import (
     SHARED,
     Contention,
+    DtypeUse,
     Floor,
     FlopRate,
     Flops,
@@ -31,7 +33,7 @@ from lm_profiler.record.run_record import (
     Utilisation,
 )
 
-Dtype = Literal["float32", "tf32", "bfloat16", "float16"]
+Dtype = Literal["float32", "tf32", "bfloat16", "float16", "float8", "float4"]
 
 MEASURED_PRODUCT = "a large matrix product, measured after the run"
 GIVEN = "given with --peak_tflops"
@@ -45,6 +47,7 @@ _DTYPES: dict[str, Dtype] = {
     "float32": "float32",
     "bfloat16": "bfloat16",
     "float16": "float16",
+    **COLUMN_OF_DTYPE,
 }
 _LARGE_CPU_SHARE = 0.10  # share of the CPUs' time; it costs caches, memory bandwidth and clock even if nobody waits
 _ROUNDED = 1.02  # sheets round their figures: the clock that follows may lie this far above the highest
@@ -76,7 +79,9 @@ def bandwidth(device_name: str) -> Rate | None:
 
 def peak(device_name: str, dtype: Dtype) -> Rate | None:
     """Return the dense peak for matrix products in ``dtype``; None if nothing is published."""
-    row = _BY_NAME.get(_normalised(device_name))
+    name = _normalised(device_name)
+    is_narrow = dtype in COLUMN_OF_DTYPE.values()
+    row = _NARROW_BY_NAME.get(name) if is_narrow else _BY_NAME.get(name)
     teraflops: float | None = getattr(row, dtype, None)
     if row is None or teraflops is None:
         return None
@@ -89,6 +94,7 @@ def _normalised(name: str) -> str:
 
 
 _BY_NAME = {_normalised(name): row for row in ROWS for name in row.names}
+_NARROW_BY_NAME = {_normalised(name): peaks for name, peaks in NARROW_PEAKS.items()}
 
 
 def matmul_dtype(
@@ -102,6 +108,16 @@ def matmul_dtype(
     if kind == "32":
         return _FLOAT32.get(float32_matmul_precision)
     return {"bf16": "bfloat16", "16": "float16"}.get(kind)  # type: ignore[return-value]
+
+
+def narrow_dtype(name: str | None) -> Dtype | None:
+    """Return the dtype of 8 or 4 bits in which factors of torch's dtype ``name`` are multiplied; None for others."""
+    return COLUMN_OF_DTYPE.get(name or "")
+
+
+def is_rate_of(rate: FlopRate, dtype: str) -> bool:
+    """Return whether ``rate`` is that of products in ``dtype``."""
+    return rate.dtype == torch_name(dtype) or narrow_dtype(rate.dtype) == dtype
 
 
 def torch_name(dtype: str) -> str:
@@ -236,6 +252,41 @@ def judge_utilisation(
         ceiling_flops_per_s=ceiling_flops_per_s,
         of_ceiling=reached,
     )
+
+
+def with_uses_by_dtype(
+    use: Utilisation,
+    flops_by_dtype: Mapping[str, int],
+    rates: Rates,
+    step_s: float,
+    devices: int,
+) -> Utilisation:
+    """Return ``use`` with the MFU of each dtype at its own peak, if the step multiplies in several.
+
+    ``flops_by_dtype`` are of one rank, recomputation included: they show how the model's FLOPs divide. The sum is
+    unknown if a peak is.
+    """
+    total = sum(flops_by_dtype.values())
+    if len(flops_by_dtype) < 2 or not total:
+        return use
+    uses: list[DtypeUse] = []
+    for dtype, count in flops_by_dtype.items():
+        flops = use.flops.model * count / total
+        rate = next((rate for rate in rates.flops if rate.dtype == dtype), None)
+        is_peak = rate is not None and rate.source != MEASURED_PRODUCT
+        peak_flops_per_s = rate.flops_per_s if rate is not None and is_peak else None
+        mfu = share_of_peak(flops, step_s, peak_flops_per_s, devices)
+        uses.append(
+            DtypeUse(
+                dtype=dtype,
+                flops=round(flops),
+                peak_flops_per_s=peak_flops_per_s,
+                mfu=mfu,
+            )
+        )
+    shares = [dtype_use.mfu for dtype_use in uses if dtype_use.mfu is not None]
+    mixed_mfu = sum(shares) if len(shares) == len(uses) else None
+    return use.model_copy(update={"by_dtype": uses, "mixed_mfu": mixed_mfu})
 
 
 def per_second(count: float | None, step_s: float | None) -> float | None:

@@ -30,7 +30,7 @@ from lm_profiler.analysis.remedies.remedy import (
     faster,
     smaller,
 )
-from lm_profiler.record.quantities import counted, duration_text
+from lm_profiler.record.quantities import counted, duration_text, with_prefix
 from lm_profiler.record.run_record import (
     RANK_PARTS,
     Finding,
@@ -498,6 +498,16 @@ def _optimizer_text(finding: Finding, settings: Settings) -> str:
     return f"{sentence}."
 
 
+def _optimizer_products_text(finding: Finding, settings: Settings) -> str:
+    flops = with_prefix(finding.facts.get("flops", 0.0), "FLOP")
+    flops_per_s = with_prefix(finding.facts.get("flops_per_s", 0.0), "FLOP/s")
+    return (
+        f"Make the optimizer's own matrix products cheaper ({flops} per step at {flops_per_s}): run them as one "
+        "batched product per shape, divide them among the ranks, use fewer iterations (Newton-Schulz), or "
+        "accumulate more batches per step."
+    )
+
+
 def _small_batch_text(finding: Finding, settings: Settings) -> str:
     size = ""
     if "tokens_per_batch" in finding.facts:
@@ -562,6 +572,7 @@ REMEDIES: Sequence[Remedy] = (
             may_change=ORDER,
         ),
     ),
+    Remedy("optimizer_products", _optimizer_products_text, likely_share=0.4),
     Remedy("attention", candidates=switch_attention, smaller_settings=fused_attention),
     Remedy(
         "recomputation",

@@ -37,6 +37,13 @@ from lm_profiler.record.run_record import (
 )
 from lm_profiler.record.steps import StepRow, StepTable
 
+_FIGURES_OF_FLOPS = {
+    "mfu",
+    "hfu",
+    "of_ceiling",
+    *(f"{work}_flops" for work in ("forward", "backward", "optimizer")),
+}
+
 WARMUPS = (0, 1, 2, 5)  # the settings that reports in this field compare
 
 # batches of each worker that must have been made meanwhile for anything to be said: with two workers it is then known
@@ -213,6 +220,24 @@ def throughput(
     )
 
 
+def with_token_use(
+    rate: Throughput, counts: MeanCounts, step_s: float | None
+) -> Throughput:
+    """Return ``rate`` with the useful tokens of ``counts``, which are of a mean step of ``step_s``."""
+    useful_tokens = counts.useful_tokens
+    if useful_tokens is None:
+        return rate
+    figures: dict[str, Any] = {
+        "useful_tokens_per_step": round(useful_tokens),
+        "useful_tokens_per_s": per_second(useful_tokens, step_s),
+    }
+    if counts.token_positions:
+        figures["occupancy"] = useful_tokens / counts.token_positions
+    if counts.squared_lengths is not None:
+        figures["squared_lengths_per_step"] = round(counts.squared_lengths)
+    return rate.model_copy(update=figures)
+
+
 class BatchCount(NamedTuple):
     """The batches of each step of a rank from ``step`` on, and what is in them; 0 and None are unknown."""
 
@@ -220,14 +245,20 @@ class BatchCount(NamedTuple):
     batches: int
     samples: int | None
     elements: int | None = None  # of the largest tensor of each batch, in sum
+    useful_tokens: int | None = None  # without padding
+    token_positions: int | None = None  # with padding
+    squared_lengths: int | None = None  # of the sequences, in sum
 
 
 class MeanCounts(NamedTuple):
-    """Batches, samples and elements of a mean step, over all ranks; None is unknown."""
+    """What a mean step holds, over all ranks; None is unknown."""
 
     batches: float | None = None
     samples: float | None = None
     elements: float | None = None
+    useful_tokens: float | None = None
+    token_positions: float | None = None
+    squared_lengths: float | None = None
 
 
 def mean_counts(
@@ -236,12 +267,12 @@ def mean_counts(
     """Return the mean over ``steps`` of the counts of all ``ranks``. Unknown if it is for one step of one rank."""
     if not (ranks and all(ranks) and len(steps)):
         return MeanCounts()
-    means = np.zeros(3)
+    means = np.zeros(len(MeanCounts._fields))
     for counts in ranks:
-        figures = [
-            [count.batches or None, count.samples, count.elements]
-            for count in _counts_of_steps(counts, steps)
-        ]
+        figures = []
+        for count in _counts_of_steps(counts, steps):
+            _, batches, *sizes = count
+            figures.append([batches or None, *sizes])
         means += np.array(figures, dtype=float).mean(axis=0)  # None becomes NaN
     return MeanCounts(*[None if np.isnan(mean) else float(mean) for mean in means])
 
@@ -278,6 +309,8 @@ def slower_throughput(rate: Throughput, share: float) -> Throughput:
         slower["tokens_per_s"] = rate.tokens_per_s * share
     if rate.samples_per_s is not None:
         slower["samples_per_s"] = rate.samples_per_s * share
+    if rate.useful_tokens_per_s is not None:
+        slower["useful_tokens_per_s"] = rate.useful_tokens_per_s * share
     return rate.model_copy(update=slower)
 
 
@@ -301,10 +334,13 @@ def share_in_steps(record: RunRecord) -> float:
 
 
 def lower_bound_share(quantity: Quantity, record: RunRecord) -> float | None:
-    """Return the share of a rate that is certain although other programs used the machine.
+    """Return the share of a figure that is certain if the figure is a lower bound; None if it is none.
 
-    None for what is no rate, and for a run that had the machine to itself: its rate is no lower bound.
+    Rates are lower bounds if other programs used the machine, and what is computed from FLOPs if not all were counted.
     """
+    use = record.utilisation
+    if quantity.name in _FIGURES_OF_FLOPS and use is not None and use.flops.uncounted:
+        return 1.0
     is_rate = quantity.kind in ("tokens/s", "samples/s")
     if not is_rate or not record.contended:
         return None
@@ -445,10 +481,13 @@ def _cut(entry: Entry, cut: Cut, counts: Sequence[Sequence[BatchCount]]) -> Entr
         raise RecordError(f"{entry.folder}: expected {wanted}, found {len(steps.rows)}")
 
     model = model_of(steps.rows, keeps_all_steps=True)
-    samples = mean_counts(counts, [row.step for row in steps.rows]).samples
+    mean = mean_counts(counts, [row.step for row in steps.rows])
+    samples = mean.samples
     if samples is None:
         samples = _exact_samples_per_step(record)
     figures = step_figures(steps.rows, model, samples)
+    step_s = figures["time"]["step"].mean
+    figures["throughput"] = with_token_use(figures["throughput"], mean, step_s)
     # The run's own record has the causes of odd steps among the measured ones; nothing was read in warm-up.
     causes = {
         odd.step: odd.model_dump(include={"cause", "cause_s", "beside", "rank"})
@@ -489,7 +528,7 @@ def _scaled_utilisation(
     if use is None or not recorded_step_s or not step_s:
         return None
     scaled: dict[str, float] = {}
-    for name in ("mfu", "hfu", "of_ceiling"):
+    for name in ("mfu", "hfu", "mixed_mfu", "of_ceiling"):
         share = getattr(use, name)
         if share is not None:
             scaled[name] = share * recorded_step_s / step_s

@@ -24,6 +24,8 @@ from lm_profiler.record.run_record import Contributor, Rates, Term, TermName, Wa
 
 LARGEST = 8  # contributors kept per term
 
+_OPTIMIZER_PRODUCTS: TermName = "optimizer_products"
+
 _UNLIKE = 0.10  # the share of the measured step by which work in the traced steps may exceed it
 
 _NOTED = 0.01  # the share of the step below which unknown bytes, or excess work, are not worth a note
@@ -63,6 +65,11 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
         _terms(step, traced.alone(index), notes=[])
         for index in range(len(traced.begins))
     ]
+    if not any(
+        term.name == _OPTIMIZER_PRODUCTS and term.seconds for term in terms
+    ):  # as with most optimizers
+        terms = _without_optimizer_products(terms)
+        terms_by_step = [_without_optimizer_products(same) for same in terms_by_step]
     if len(terms_by_step) > 1:
         terms = _with_extremes(terms, terms_by_step)
     peak = next(rate for rate in step.rates.flops if rate.dtype == step.dtype)
@@ -80,6 +87,10 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
         terms=terms,
         notes=notes,
     )
+
+
+def _without_optimizer_products(terms: Sequence[Term]) -> list[Term]:
+    return [term for term in terms if term.name != _OPTIMIZER_PRODUCTS]
 
 
 def _with_extremes(
@@ -143,10 +154,17 @@ def _busy_s(traced: Traced) -> float:
 def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     """Return the terms that add up to the time of matmuls and fused attention.
 
-    They are the time of the model's FLOPs at the peak rate, what a lowered clock adds, what slow kernels add, and
-    recomputation.
+    They are the time of the model's FLOPs at the peak rate, what a lowered clock adds, what slow kernels add,
+    recomputation, and the products of the optimizer.
     """
-    products_s = traced.seconds["products"]
+    optimizers_products: list[Weighed] = []
+    products_of_passes: list[Weighed] = []
+    for piece, own_ns in traced.by_use["products"]:
+        is_optimizers = piece.phase == "optimizer"
+        (optimizers_products if is_optimizers else products_of_passes).append(
+            (piece, own_ns)
+        )
+    products_s = _seconds_of_step(products_of_passes, traced)
     repeated_s = products_s * step.recomputed_share
     ideal_s = min(step.ideal_s, products_s - repeated_s)
     if step.ideal_s > ideal_s:
@@ -168,7 +186,7 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     at_peak: list[Weighed] = []
     beyond_peak: list[Weighed] = []
     for piece, own_ns, floor_ns in with_floors(
-        traced.by_use["products"], lambda piece: _at_peak_ns(piece, step)
+        products_of_passes, lambda piece: _at_peak_ns(piece, step)
     ):
         if floor_ns is None:  # its shapes are unknown
             floor_ns = own_ns * mean_share_at_peak
@@ -185,6 +203,13 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
             seconds=repeated_s,
             at_most_s=repeated_s,
             phases=repeated_by_phase,
+        ),
+        _term(
+            _OPTIMIZER_PRODUCTS,
+            _seconds_of_step(optimizers_products, traced),
+            optimizers_products,
+            traced,
+            why=_shape,
         ),
     ]
 

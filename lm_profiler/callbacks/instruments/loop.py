@@ -30,6 +30,8 @@ class Marks(Protocol):
 
     def mark_optimizers(self) -> None: ...
 
+    def see_host_batches(self, note: Callable[[Any], object]) -> None: ...
+
     def restore(self) -> None:
         """Leave the loop's objects as they were; may be called twice."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from lm_profiler.callbacks.instruments.loop import Loop
 from lm_profiler.lightning_names import COMPILED_STEPS
 from lm_profiler.measure.copies.module_copies import ModuleCopy, UncopyableError
-from lm_profiler.measure.counts.flops import UncountableError
+from lm_profiler.measure.counts import registered
+from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.record.run_record import Verb
 from lm_profiler.torch_names import tree_leaves, tree_map
 
@@ -90,6 +91,12 @@ class SentStep:
         SentOptimizer
     ]  # the optimizers of the module; empty if they hold shards of its parameters
 
+    # the formulas that the program registered
+    operator_formulas: dict[str, registered.Formula] = field(default_factory=dict)
+    function_formulas: dict[type, registered.FunctionFormulas] = field(
+        default_factory=dict
+    )
+
     @classmethod
     def of(cls, loop: Loop, verb: Verb, batch: Any) -> SentStep:
         """Return the step of ``verb`` that ``loop`` runs on ``batch``.
@@ -123,6 +130,8 @@ class SentStep:
             precision=loop.precision,
             on_cpu=device.type == "cpu",
             optimizers=optimizers,
+            operator_formulas=dict(registered.operator_formulas),
+            function_formulas=dict(registered.function_formulas),
         )
 
     def pickled(self) -> bytes:

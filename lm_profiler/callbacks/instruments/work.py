@@ -6,6 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from lm_profiler.callbacks.instruments.loop import Loop
 from lm_profiler.callbacks.instruments.sent_step import SentStep
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.copies.module_copies import UncopyableError
-from lm_profiler.measure.counts.flops import StepFlops, UncountableError
+from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.recompiles import is_compiled_in, recompilations
 from lm_profiler.measure.counts.traffic import ForwardTraffic, StepTraffic
+from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.processes.child import Child, NamedCall, NoAnswer
 from lm_profiler.record.run_record import Flops, Verb
 from lm_profiler.torch_names import tree_leaves
@@ -113,6 +115,11 @@ def sum_over_ranks(ranks: Sequence[SeenFlops]) -> SeenFlops:
         forward=sum(rank.forward for rank in flops),
         backward=sum(rank.backward for rank in flops),
         recomputation=sum(rank.recomputation for rank in flops),
+        optimizer=sum(rank.optimizer for rank in flops),
+        attention=sum(rank.attention for rank in flops),
+        uncounted=list(
+            dict.fromkeys(chain.from_iterable(rank.uncounted for rank in flops))
+        ),
     )
     return SeenFlops(total, by_dtype=ranks[0].by_dtype)
 
@@ -243,7 +250,7 @@ def _phases_of_known_bytes(loop: Loop, phases: Iterable[str]) -> set[str]:
 
 
 def _flops_by_phase(work: StepWork | None) -> dict[str, Mapping[str, int] | None]:
-    """Return the FLOPs of forward and backward, by dtype; None if they are unknown."""
+    """Return the FLOPs of forward, backward and the optimizer, by dtype; None if they are unknown."""
     if work is None:
         return {"forward": None, "backward": None}
     forward = work.by_dtype.get("forward", {})
@@ -251,7 +258,11 @@ def _flops_by_phase(work: StepWork | None) -> dict[str, Mapping[str, int] | None
     backward = Counter(work.by_dtype.get("backward", {})) + Counter(
         work.by_dtype.get("recomputation", {})
     )
-    return {"forward": forward, "backward": backward}
+    return {
+        "forward": forward,
+        "backward": backward,
+        "optimizer": work.by_dtype.get("optimizer", {}),
+    }
 
 
 def bytes_of_batch(batch: Any) -> int:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from math import prod
 from operator import getitem, index
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lm_profiler.callbacks.marks.useful_tokens import TokenUse, UsefulTokens
 from lm_profiler.measure.boundary import Guard, say
 from lm_profiler.torch_names import tree_leaves
 
@@ -19,6 +20,16 @@ _TOKEN_IDS = (
 )
 
 _Path = tuple[Any, ...]  # the keys that lead to a tensor in a batch
+
+
+class StepCount(NamedTuple):
+    """What the batches of a step hold; None is unknown."""
+
+    batches: int
+    tokens: int | None
+    samples: int | None
+    elements: int | None
+    token_use: TokenUse = TokenUse()
 
 
 class BatchCounts:
@@ -43,14 +54,27 @@ class BatchCounts:
         self._count_tokens: Tokens | None = self._tokens_part.run(Tokens, module)
         self._count_samples: Samples | None = Samples(combined, batch_size)
         self._count_elements: Elements | None = Elements() if counts_elements else None
+        self._useful_part = Guard("useful tokens", report)
+        self._useful_tokens: UsefulTokens | None = UsefulTokens()
+        self._has_own_tokens = hasattr(module, "tokens_in")
         self.batches = 0
         self.tokens: int | None = None
         self.samples: int | None = 0
         self.elements: int | None = 0
 
+    def note_host_batch(self, batch: Any) -> None:
+        """Note a batch that is about to go to the device, where its masks cannot be read."""
+        if self._useful_tokens is not None:
+            try:
+                self._useful_tokens.note_host_batch(batch)
+            except BaseException as error:
+                self._useful_part.failed(error)
+                self._useful_tokens = None
+
     def add(self, batch: Any) -> None:
         """Count ``batch``. It runs in every timed step, so Guard.run is written out: each frame takes 0.1 us."""
         self.batches += 1
+        tokens: int | None = None
         if self._count_tokens is not None:
             try:
                 tokens = self._count_tokens(batch)
@@ -84,14 +108,33 @@ class BatchCounts:
                 self._count_elements = None
                 self.elements = None
 
-    def take(self) -> tuple[int, int | None, int | None, int | None]:
-        """Return batches, tokens, samples and elements of the step that ended, and start again from zero."""
-        counts = self.batches, self.tokens, self.samples, self.elements
+        if self._useful_tokens is not None:
+            try:
+                own_count = tokens if self._has_own_tokens else None
+                self._useful_tokens.add(batch, own_count)
+            except BaseException as error:
+                self._useful_part.failed(error)
+                self._useful_tokens = None
+
+    def take(self) -> StepCount:
+        """Return the counts of the step that ended, and start again from zero; call it between steps."""
+        counts = StepCount(
+            self.batches,
+            self.tokens,
+            self.samples,
+            self.elements,
+            self._useful_part.run(self._take_token_use, otherwise=TokenUse()),
+        )
         self.batches = 0
         self.tokens = None
         self.samples = None if self._count_samples is None else 0
         self.elements = None if self._count_elements is None else 0
         return counts
+
+    def _take_token_use(self) -> TokenUse:
+        if self._useful_tokens is None:
+            return TokenUse()
+        return self._useful_tokens.take()
 
 
 class Tokens:

@@ -145,6 +145,9 @@ class HookMarks:
         for kind in loader_iterators():
             replace(kind, "__next__", self._marked_fetch)
 
+    def see_host_batches(self, note: Callable[[Any], object]) -> None:
+        """Do nothing: such a loop moves its batches itself, and masks on a device are not read."""
+
     def mark_optimizers(self) -> None:
         """Do nothing: the hooks of ``install`` are those of all optimizers."""
 

@@ -97,6 +97,13 @@ def bracket(
     _replace(owner, name, _Bracketed(owner, name, context, part), undo)
 
 
+def call_before(
+    owner: Any, name: str, note: Callable[[Any], object], undo: ExitStack
+) -> None:
+    """Have ``note``, which raises nothing, called with the argument of each call of ``owner.name`` before it."""
+    _replace(owner, name, _Preceded(owner, name, note), undo)
+
+
 def _replace(owner: Any, name: str, wrapper: _Wrapper, undo: ExitStack) -> None:
     attributes = getattr(owner, "__dict__", {})
     replaced = attributes.get(name)
@@ -155,6 +162,19 @@ class _Bracketed(_Wrapper):
             raise
         part.run(context.__exit__, None, None, None)
         return result
+
+
+class _Preceded(_Wrapper):
+    """A method whose first argument is noted before each call."""
+
+    def __init__(self, owner: Any, name: str, note: Callable[[Any], object]) -> None:
+        super().__init__(owner, name)
+        self._note = note
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            self._note(args[0])
+        return self._method(*args, **kwargs)
 
 
 class _MarkedStep(_Wrapper):

@@ -14,7 +14,7 @@ from typing import Any
 from lm_profiler.analysis.watch.ledger import EPOCH
 from lm_profiler.callbacks.marks.actions import NOTHING, Actions, InsideUsers
 from lm_profiler.callbacks.marks.namespaces import is_exactly, verb_of
-from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
+from lm_profiler.callbacks.marks.optimizers import OptimizerMarks, call_before
 from lm_profiler.callbacks.marks.users_profiler import ProfilerMarks, ProfilerMethods
 from lm_profiler.lightning_names import FETCHED, STEPPED, fetch_action
 from lm_profiler.measure.clocks import tape as at
@@ -91,6 +91,12 @@ class PhaseProfiler:
             OptimizerMarks(self.timeline, self._undo).attach(
                 self.trainer, self.trainer.lightning_module
             )
+
+    def see_host_batches(self, note: Callable[[Any], object]) -> None:
+        """Have ``note`` called with each batch that is about to go to the device."""
+        strategy = self.trainer.strategy
+        if strategy.root_device.type != "cpu":
+            call_before(strategy, "batch_to_device", note, self._undo)
 
     def restore(self) -> None:
         """Leave the Trainer's profiler and its optimizers."""

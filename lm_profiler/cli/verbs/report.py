@@ -43,6 +43,7 @@ from lm_profiler.report.run.comparison_table import (
 )
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
+from lm_profiler.report.run.mfu_table import mfu_table
 from lm_profiler.report.run.plan_table import allocation_tables, block_table
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
@@ -92,9 +93,10 @@ _TABLE_OPTIONS = (
     "steps",
     "kernels",
     "allocations",
+    "mfu",
 )
 # options of which a call may have one: each decides what is shown
-_WAYS = ("columns", "pivot", "kernels", "allocations", "plot", "layout")
+_WAYS = ("columns", "pivot", "kernels", "allocations", "mfu", "plot", "layout")
 
 Content = TypeVar("Content")
 
@@ -123,6 +125,7 @@ class Options:
         warmup: Leave out this many first steps of each run instead of its own warm-up; several numbers give a row each.
         steps: Use this many steps of each run, and leave out runs with fewer.
         kernels: Print the kernels that took the device's time, from the trace of each run.
+        mfu: Print the MFU of each run by the conventions of others beside ours, with their formulas and sources.
         again: Conclude again, by this version's rules, from each run's evidence, and show what differs from its record.
         allocations: Print the largest allocations at the peak of one step, tensors saved for backward, and the memory
             at three moments.
@@ -151,6 +154,7 @@ class Options:
     warmup: Sequence[int] = ()
     steps: int | None = None
     kernels: bool = False
+    mfu: bool = False
     allocations: bool = False
     again: bool = False
     plot: str | None = None
@@ -181,7 +185,7 @@ class Options:
     def _check_together(self) -> None:
         """Raise UsageError for options that exclude each other, or that lack another."""
         ways = [name for name in _WAYS if getattr(self, name)]
-        if self.kernels or self.allocations or self.plot:
+        if self.kernels or self.allocations or self.mfu or self.plot:
             ways += [name for name in ("warmup", "steps") if getattr(self, name)]
         if len(ways) > 1:
             raise UsageError(
@@ -368,6 +372,8 @@ def _tables(
         if is_for_programs:
             return _flat_table(_all_allocation_rows(runs_with_timelines))
         return _allocation_tables(runs_with_timelines)
+    if options.mfu:
+        return _mfu_tables(entries, is_for_programs, problems)
     table = _table_of_runs(entries, options, format_name, problems)
     if table is None:
         return []
@@ -520,6 +526,22 @@ def _all_kernel_rows(
         for row in kernel_rows(kernels):
             rows.append({"folder": str(entry.folder), **row})
     return rows
+
+
+def _mfu_tables(
+    entries: Sequence[Entry], is_for_programs: bool, problems: list[str]
+) -> list[Table]:
+    """Return the MFU of each run by all conventions; one table for programs."""
+    tables: list[Table] = []
+    rows: list[dict[str, Any]] = []
+    for entry in entries:
+        table = None if entry.record is None else mfu_table(entry.record)
+        if table is None:
+            problems.append(f"{entry.folder}: FLOPs or tokens of the run are unknown")
+            continue
+        tables += _headed([table], [str(entry.folder)])
+        rows += [{"folder": str(entry.folder), **row} for row in table.records()]
+    return _flat_table(rows) if is_for_programs else tables
 
 
 def _allocation_tables(

@@ -10,7 +10,9 @@ if it is not needed: counted.
 Nothing runs twice, and results do not change. Backward passes are seen too, also where autograd runs them in threads of
 its own (on CUDA): it hands the caller's dispatch modes on to them (``ThreadLocalState`` in torch's ``graph_task.h``).
 Work outside of torch's dispatcher is not seen: graphs of torch.compile, replayed CUDA graphs, kernels of extensions
-that bypass torch, and threads that a step starts itself.
+that bypass torch, and threads that a step starts itself. Kernels that bypass torch show in their results
+(``foreign_kernels``): their FLOPs are missing, and so are those of operators without a formula. The count then names
+them, and is a lower bound.
 """
 
 from __future__ import annotations
@@ -33,9 +35,18 @@ from torch.utils import checkpoint
 from torch.utils.flop_counter import flop_registry
 
 from lm_profiler.measure.boundary import comes_from_outside, error_text
-from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD
+from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD, OPTIMIZER
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts import flex_attention
+from lm_profiler.measure.counts.foreign_kernels import ForeignKernels
+from lm_profiler.measure.counts.registered import (
+    Formula,
+    function_formulas,
+    has_context,
+    operator_formulas,
+)
 from lm_profiler.measure.counts.traffic import ForwardTraffic
+from lm_profiler.measure.counts.uncountable import NoFormulaError, UncountableError
 from lm_profiler.record.run_record import Flops
 from lm_profiler.torch_names import (
     DISPATCH_MODE,
@@ -45,14 +56,9 @@ from lm_profiler.torch_names import (
     tree_leaves,
 )
 
-WORK = ("forward", "backward", "recomputation")
-Formula = Callable[
-    ..., int
-]  # takes the operator's arguments and, as ``out_val``, its result; returns FLOPs
+WORK = ("forward", "backward", "recomputation", "optimizer")
 
-
-class UncountableError(Exception):
-    """Raised if the FLOPs are unknown; the message is the end of "FLOPs unknown: …"."""
+# Formulas here also take the operator's result, as ``out_val``; registered ones take its arguments alone.
 
 
 # Operators of distributed torch, which communicate and multiply nothing.
@@ -78,7 +84,6 @@ _KNOWN_NAMESPACES = {
 # operators that multiply, and have no formula in torch or here
 _OPERATORS_WITHOUT_FORMULA = {
     *(
-        "aten::_int_mm",
         "aten::_trilinear",
         "aten::_foreach_mm",
         "aten::conv_tbc",
@@ -99,7 +104,6 @@ _OPERATORS_WITHOUT_FORMULA = {
     *(
         "aten::_weight_int4pack_mm",
         "aten::_weight_int4pack_mm_for_cpu",
-        "aten::_weight_int8pack_mm",
     ),
     *(
         "aten::_weight_int4pack_mm_with_scales_and_zeros",
@@ -125,11 +129,16 @@ _OVERLOAD = type(
 
 
 def formula_of(operator: Any) -> Formula | None:
-    """Return the formula of ``operator``; None if it multiplies nothing. Raises UncountableError."""
+    """Return the formula of ``operator``; None if it multiplies nothing. Raises NoFormulaError."""
     name = f"higher_order::{operator}"
     if isinstance(operator, _OVERLOAD):
         name = operator.name().partition(".")[0]
+    registered = operator_formulas.get(name)
+    if registered is not None:
+        return _without_result(registered)
     namespace, _, base = name.partition("::")
+    if namespace == "higher_order" and base in _HIGHER_ORDER:
+        return _HIGHER_ORDER[base]
     packets = [getattr(operator, "overloadpacket", operator)]
     works_in_place = (
         namespace == "aten" and base.endswith("_") and not base.startswith("__")
@@ -142,9 +151,16 @@ def formula_of(operator: Any) -> Formula | None:
             return formula
     if namespace in _KNOWN_NAMESPACES and name not in _OPERATORS_WITHOUT_FORMULA:
         return None
-    raise UncountableError(
-        f"{name} has no formula; torch.utils.flop_counter.register_flop_formula gives it one"
-    )
+    raise NoFormulaError(name)
+
+
+def _without_result(formula: Formula) -> Formula:
+    """Return ``formula`` for a caller that passes the operator's result too."""
+
+    def formula_of_arguments(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        return formula(*args, **kwargs)
+
+    return formula_of_arguments
 
 
 def _matmul(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
@@ -160,6 +176,17 @@ def _matmul(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
     are_both_batched = left.ndim == 3 and right.ndim == 3
     groups = left.shape[0] if are_both_batched else 1
     return 2 * groups * prod(left.shape[-2:]) * columns
+
+
+def _scaled_matmul(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
+    """Count the matmul of factors in 8 bits, or in 4, of which torch stores two in an element."""
+    values_per_element = 2 if str(left.dtype).endswith("_x2") else 1
+    return values_per_element * _matmul(left, right)
+
+
+def _weight_by_rows(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+    """Count the matmul of [M, K] and a weight of [N, K]."""
+    return 2 * x.numel() * weight.shape[0]
 
 
 def _stored_elements(factor: Tensor) -> int:
@@ -313,15 +340,14 @@ _SDPA = (
 _FUSED = [
     f"_scaled_dot_product_{kind}" for kind in (*_SDPA, "fused_attention_overrideable")
 ]
-_SCALED_OR_GROUPED = (
-    "_grouped_mm",
-    "_scaled_grouped_mm",
-    "_scaled_grouped_mm_v2",
-    "_scaled_mm_v2",
-)
+_SCALED = ("_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
 _BIASED = ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation", "_sparse_addmm")
 _BY_NAME: dict[str, Formula] = {
-    **dict.fromkeys((*_SCALED_OR_GROUPED, "mm", "bmm", "mv", "dot", "vdot"), _matmul),
+    **dict.fromkeys(
+        ("mm", "bmm", "mv", "dot", "vdot", "_int_mm", "_grouped_mm"), _matmul
+    ),
+    **dict.fromkeys(_SCALED, _scaled_matmul),
+    "_weight_int8pack_mm": _weight_by_rows,
     **dict.fromkeys(_BIASED, _skip_argument(_matmul)),
     "_euclidean_dist": _euclidean_distance,
     "convolution": _convolution,
@@ -354,15 +380,18 @@ def _formulas() -> dict[Any, Formula]:
         operator = getattr(torch.ops.aten, name, None)
         if operator is not None:
             formulas[operator] = formula
-    for operator in flop_registry:
-        if (
-            str(operator) == "flex_attention_backward"
-        ):  # by its name: importing it would import torch's compiler
-            formulas[operator] = _double(_attention)
     return formulas
 
 
 _FORMULAS = _formulas()
+
+# By name: importing these operators would import torch's compiler.
+_HIGHER_ORDER: dict[str, Formula] = {
+    "flex_attention": flex_attention.forward_flops,
+    "flex_attention_backward": flex_attention.backward_flops,
+}
+
+_FUSED_ATTENTION = (_attention, flex_attention.forward_flops)
 
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _SHAPES_ALONE = FAKES.path.rpartition(".")[
@@ -376,7 +405,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
 
     For tensors that wrap others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized ones) only parts
     that this process multiplies count. An error while counting makes the count unknown, and has no other effect.
-    ``traffic`` sees all operators outside backward passes. With ``on_shapes`` the step itself runs on fake tensors;
+    ``traffic`` sees all operators of forward passes. With ``on_shapes`` the step itself runs on fake tensors;
     otherwise torch only tries operators on them.
     """
 
@@ -393,8 +422,14 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         GRAPH_TASK.find()  # raises here, before a step, where this torch lacks it
         self._on_shapes = on_shapes
         self._traffic = traffic
+        self._foreign_kernels = None if on_shapes else ForeignKernels()
         self.counting = True
+        self.is_in_optimizer = False
         self.unknown: str | None = None  # why the count cannot be trusted
+        # how often operators without a formula ran
+        self._missing: Counter[str] = Counter()
+        # of fused attention in forward, as if no pair were masked
+        self._attention_flops = 0
         self._flops: Counter[tuple[str, str]] = Counter()
         self._formula_of = cache(formula_of)
         self._is_composite = cache(_is_composite)
@@ -411,7 +446,39 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             forward=flops_by_work["forward"],
             backward=flops_by_work["backward"],
             recomputation=flops_by_work["recomputation"],
+            optimizer=flops_by_work["optimizer"],
+            attention=self._attention_flops,
+            uncounted=self._uncounted(),
         )
+
+    def _uncounted(self) -> list[str]:
+        """Return the names of what ran and was not counted, the most frequent first."""
+        counts = Counter(self._missing)
+        if self._foreign_kernels is not None:
+            counts += self._foreign_kernels.counts
+        return [name for name, _ in counts.most_common()]
+
+    def begin_pass(self) -> None:
+        """Note that forward, backward or an optimizer's step begins, and is seen from its beginning."""
+        if self._foreign_kernels is not None:
+            self._foreign_kernels.begin()
+
+    def add_call(
+        self, name: str, formula: Formula, args: Any, kwargs: Any, result: Any
+    ) -> None:
+        """Count the call of a registered Function by its ``formula``; an error makes the count unknown."""
+        try:
+            if self.unknown is None:
+                self._flops[self._work(), _dtype(args, (kwargs, result))] += formula(
+                    *args, **kwargs
+                )
+            if self._foreign_kernels is not None:
+                self._foreign_kernels.forget(result)
+        except BaseException as error:
+            self._lose(f"the formula of {name}", error)
+
+    def _work(self) -> str:
+        return "optimizer" if self.is_in_optimizer else _work(self._thread)
 
     def by_dtype(self) -> dict[str, dict[str, int]]:
         """Return what was counted so far, by the kind of ``WORK`` and the dtype of the factors."""
@@ -468,10 +535,18 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
                     0 if formula is None else formula(*args, **kwargs, out_val=result)
                 )
                 if flops:
-                    self._flops[_work(self._thread), _dtype(args, kwargs)] += flops
+                    work = self._work()
+                    self._flops[work, _dtype(args, kwargs)] += flops
+                    if work == "forward" and formula in _FUSED_ATTENTION:
+                        self._attention_flops += _attention(*args[:3])
+                if self._foreign_kernels is not None:
+                    self._foreign_kernels.see(func, args, kwargs, result)
+            except NoFormulaError as missing:
+                self._missing[str(missing)] += 1
             except BaseException as error:
                 self._lose(func, error)
-        if self._traffic is not None and GRAPH_TASK.find()() == -1:
+        is_forward = not self.is_in_optimizer and GRAPH_TASK.find()() == -1
+        if self._traffic is not None and is_forward:
             try:
                 self._traffic.see(func, args, kwargs, result)
             except BaseException as error:
@@ -557,12 +632,14 @@ def _engine_in(innermost: FrameType) -> FrameType | None:
     return None
 
 
-class StepFlops:
-    """Counts forward and backward passes of a stage that is not timed: an observer of marks.
+_COUNTED_PARTS = frozenset((FORWARD, BACKWARD, OPTIMIZER))
 
-    The mode is entered where the outermost of the two begins, and left where it ends; another part in between (an
-    optimizer under manual optimization) does not count. Data, hooks and optimizers run without the mode. ``traffic``
-    also hears when a forward pass begins.
+
+class StepFlops:
+    """Counts forward, backward and optimizers of a stage that is not timed: an observer of marks.
+
+    The mode is entered where the outermost of the three begins, and left where it ends; another part in between, such
+    as clipping, does not count. Data and hooks run without the mode. ``traffic`` also hears when a forward pass begins.
     """
 
     def __init__(
@@ -578,16 +655,19 @@ class StepFlops:
         self._traffic = traffic
         self._is_entered = False
         self._is_in_forward = False
-        self._constructor = ExitStack()
+        self._replaced = (
+            ExitStack()
+        )  # puts back what is replaced while the mode is entered
 
     def __call__(self, code: int) -> None:
         stack = self._timeline.stack
-        self._counter.counting = stack[-1] in (FORWARD, BACKWARD)
+        self._counter.counting = stack[-1] in _COUNTED_PARTS
+        self._counter.is_in_optimizer = stack[-1] == OPTIMIZER
         is_in_forward = FORWARD in stack
         if is_in_forward and not self._is_in_forward and self._traffic is not None:
             self._traffic.begin()
         self._is_in_forward = is_in_forward
-        self._enter_or_leave(is_in_forward or BACKWARD in stack)
+        self._enter_or_leave(not _COUNTED_PARTS.isdisjoint(stack))
 
     def stop(self) -> None:
         self._enter_or_leave(False)
@@ -596,11 +676,13 @@ class StepFlops:
         if is_wanted == self._is_entered:
             return
         if is_wanted:
-            self._constructor.enter_context(_constructed_without(self._counter))
+            self._replaced.enter_context(_constructed_without(self._counter))
+            self._replaced.enter_context(_registered_functions(self._counter))
+            self._counter.begin_pass()
             self._counter.__enter__()
         elif MODE_STACK.find()()[-1:] == [self._counter]:
             self._counter.__exit__(None, None, None)
-            self._constructor.close()
+            self._replaced.close()
         else:  # the step left its own mode behind, on top of ours: ours leaves when that mode has left
             self._counter.counting = False
             return
@@ -637,3 +719,69 @@ def _constructed_without(mode: FlopCounter) -> Iterator[None]:
             type.__delattr__(Tensor, "__new__")
         else:  # the replacement of an outer run
             type.__setattr__(Tensor, "__new__", replaced)
+
+
+@contextmanager
+def _registered_functions(counter: FlopCounter) -> Iterator[None]:
+    """Have ``forward`` and ``backward`` of registered autograd Functions counted by their formulas.
+
+    The methods are replaced on the class, where autograd looks them up in each call.
+    """
+    with ExitStack() as stack:
+        for function, formulas in function_formulas.items():
+            first_argument = 1 if has_context(function) else 0
+            stack.enter_context(
+                _counted_method(
+                    function, "forward", formulas.forward, counter, first_argument
+                )
+            )
+            if formulas.backward is not None:
+                stack.enter_context(
+                    _counted_method(
+                        function,
+                        "backward",
+                        formulas.backward,
+                        counter,
+                        first_argument=0,
+                    )
+                )
+        yield
+
+
+@contextmanager
+def _counted_method(
+    function: Any,
+    name: str,
+    formula: Formula,
+    counter: FlopCounter,
+    first_argument: int,
+) -> Iterator[None]:
+    """Have calls of a static method of ``function`` counted by ``formula``, and not by the operators inside."""
+    method = getattr(function, name)
+    own_method = vars(function).get(name)
+
+    def run_and_count(*args: Any, **kwargs: Any) -> Any:
+        is_counted = counter.counting
+        counter.counting = False
+        try:
+            result = method(*args, **kwargs)
+        finally:
+            counter.counting = is_counted
+        if is_counted:
+            counter.add_call(
+                f"{function.__name__}.{name}",
+                formula,
+                args[first_argument:],
+                kwargs,
+                result,
+            )
+        return result
+
+    setattr(function, name, staticmethod(run_and_count))
+    try:
+        yield
+    finally:
+        if own_method is None:
+            delattr(function, name)
+        else:
+            setattr(function, name, own_method)

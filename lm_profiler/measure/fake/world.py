@@ -24,7 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from lm_profiler.measure.fake.cuda import KernelsOfCuda
+from lm_profiler.measure.fake.flex import imitate_flex_attention
 from lm_profiler.measure.fake.live import LiveBytes, Uncounted
+from lm_profiler.measure.fake.offload import imitate_offload
 from lm_profiler.measure.fake.values import (
     MOST_ELEMENTS,
     KnownValues,
@@ -137,8 +139,12 @@ def prepare(gpu: tuple[int, int] | None) -> None:
     # A GPU has no kernels of oneDNN: there an LSTM runs as its matmuls and gates.
     is_cpu = gpu is None
     torch.backends.mkldnn.set_flags(is_cpu)
+    if not is_cpu:
+        imitate_offload()
     torch.bincount = _without_values(torch.bincount)
     torch.jit.script = _unscripted  # type: ignore[assignment]
+    torch.compile = _without_effect(torch.compile)
+    imitate_flex_attention()
     answer_with_unknown()
     if (
         DYNAMO.loaded() is not None
@@ -163,6 +169,17 @@ def _unfilled(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
 def _unscripted(function: Any, *_: Any, **__: Any) -> Any:
     """Replace ``torch.jit.script``: a script could not call what is replaced here."""
     return function
+
+
+def _without_effect(compile_code: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace ``torch.compile``: what it returns runs without a compiler, whose graphs know no fake tensors."""
+
+    @wraps(compile_code)
+    def compile_or_run(*args: Any, **options: Any) -> Any:
+        torch.compiler.set_stance("force_eager")
+        return compile_code(*args, **options)
+
+    return compile_or_run
 
 
 def _apply(

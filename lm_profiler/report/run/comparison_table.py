@@ -147,16 +147,21 @@ def rows(comparison: Comparison) -> list[list[str]]:
         texts.append(_cells(TIMES[row.part], row.a_s, row.b_s, row))
     for row in comparison.ranks:
         texts.append(_cells(QUANTITIES[row.part], row.a_s, row.b_s, row))
-    rate = comparison.tokens
-    if rate is not None:
-        title, a, b, *changes = _cells(TOKENS_PER_S, rate.a_per_s, rate.b_per_s, rate)
-        a = _bounded(a, rate.a_bound)
-        b = _bounded(b, rate.b_bound)
-        texts.append([title, a, b, *changes])
+    useful_tokens_per_s = QUANTITIES["useful_tokens_per_s"]
+    texts += _rate_rows(TOKENS_PER_S, comparison.tokens)
+    texts += _rate_rows(useful_tokens_per_s, comparison.useful_tokens)
     for peak in comparison.memory:
         quantity = MEMORY[peak.reading]
         texts.append(_cells(quantity, peak.a_bytes, peak.b_bytes, peak))
     return texts
+
+
+def _rate_rows(quantity: Quantity, rate: RateChange | None) -> list[list[str]]:
+    """Return the row of a rate; none if it is unknown."""
+    if rate is None:
+        return []
+    title, a, b, *others = _cells(quantity, rate.a_per_s, rate.b_per_s, rate)
+    return [[title, _bounded(a, rate.a_bound), _bounded(b, rate.b_bound), *others]]
 
 
 def _cells(

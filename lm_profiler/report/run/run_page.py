@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from shlex import quote
 
-from lm_profiler.record.figure import ms_text
+from lm_profiler.record.figure import AT_LEAST, ms_text
 from lm_profiler.record.files import relative_to_cwd
 from lm_profiler.record.quantities import (
     GROUPS,
@@ -286,13 +286,17 @@ def _throughput(record: RunRecord) -> list[str]:
 
 
 def _utilisation_texts(use: Utilisation) -> list[str]:
-    text = f"MFU {MFU.show(use.mfu)}"
+    at_least = f"{AT_LEAST} " if use.flops.uncounted else ""
+    text = f"MFU {at_least}{MFU.show(use.mfu)}"
     if use.peak_flops_per_s is not None:
         text += f" of {with_prefix(use.peak_flops_per_s, 'FLOP/s')} ({use.dtype})"
+    if use.mixed_mfu is not None:
+        parts = [f"{part.dtype} {MFU.show(part.mfu)}" for part in use.by_dtype]
+        text += f", {at_least}{percent(use.mixed_mfu)} with each dtype at its own peak ({', '.join(parts)})"
     if use.of_ceiling is None or use.ceiling_flops_per_s is None:
         return [text]
     ceiling = with_prefix(use.ceiling_flops_per_s, "FLOP/s")
-    share = percent(use.of_ceiling)
+    share = f"{at_least}{percent(use.of_ceiling)}"
     return [text, f"{share} of the matmul rate measured here ({ceiling})"]
 
 

@@ -164,7 +164,7 @@ _LISTS = {
     "Model": ("experts",),
     "Use of the CPU": ("python_times",),
     "Steadiness": ("steadiness.levels", "steadiness.pattern.slow", "steadiness.kinds"),
-    "Use of the hardware": ("rates.flops",),
+    "Use of the hardware": ("rates.flops", "utilisation.by_dtype"),
     "Synchronization": ("syncs",),
     "Numerics": ("numerics.kinds", "numerics.losses", "numerics.gradient_norms"),
     "Ranks": (

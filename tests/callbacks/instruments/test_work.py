@@ -18,11 +18,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader
 from zoo import Compiled, CompiledOutside, CompiledWithValues
 
+from lm_profiler.analysis.steps.summaries import lower_bound_share
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.counts.flops import formula_of
 from lm_profiler.measure.counts.recompiles import recompilations
+from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run_record import RunRecord, Verb, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.report.run.sections import phase_table
@@ -159,12 +161,40 @@ class OfNoFormula(BoringModel):
         return super().training_step(batch, batch_idx)
 
 
-def test_an_operator_of_unknown_work_makes_the_step_unknown_and_says_why(tmp_path: Path) -> None:
+def test_an_operator_of_unknown_work_makes_a_lower_bound_and_is_named(tmp_path: Path) -> None:
     record = run(OfNoFormula(), tmp_path)
-    assert record.utilisation is None
+    assert record.utilisation is not None
+    assert record.utilisation.flops.uncounted == ["lm_profiler_work_tests::product"]
+    assert record.utilisation.flops.forward == BORING
     (note,) = record.notes
     assert "lm_profiler_work_tests::product" in note
-    assert "register_flop_formula" in note
+    assert "lm_profiler.register_flops" in note
+    assert lower_bound_share(QUANTITIES["mfu"], record) == 1.0
+    assert lower_bound_share(QUANTITIES["tokens_per_s"], record) is None
+
+
+class WithMuon(BoringModel):
+    """A layer of 2 x 32 weights without a bias, of which Muon makes an orthogonal matrix by five iterations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 2, bias=False)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Muon(self.parameters(), lr=1e-3)
+
+
+def test_the_products_of_muon_count_in_the_optimizer(tmp_path: Path) -> None:
+    """Of m rows and n columns, m < n: X·Xᵀ, its square, and a product with X, in bfloat16."""
+    record = run(WithMuon(), tmp_path)
+    assert record.utilisation is not None
+    flops = record.utilisation.flops
+    rows, columns = 2, 32
+    iteration = 2 * rows * rows * columns + 2 * rows**3 + 2 * rows * rows * columns
+    assert flops.optimizer == 5 * iteration
+    assert record.floors["optimizer"].flops == {"bfloat16": 5 * iteration}
+    assert flops.model == flops.forward + flops.backward
+    assert record.utilisation.dtype == "float32"  # that of the model, not of its optimizer
 
 
 def test_an_error_while_counting_does_not_reach_the_step(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from torch.utils.checkpoint import checkpoint
 from torchmetrics import SumMetric
 
 from lm_profiler.measure.copies.module_copies import UncopyableError
-from lm_profiler.measure.counts.flops import FlopCounter, UncountableError
+from lm_profiler.measure.counts.flops import FlopCounter
+from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.measure.memory.peaks import ProcessProbe
 from lm_profiler.models.config import TransformerConfig, preset
 from lm_profiler.models.transformer import Transformer
@@ -351,8 +352,6 @@ class TestUncountable:
             pytest.param(lambda m, b: total(m, b) * b.sum().item(), id="item"),
             pytest.param(lambda m, b: m(b[b[:, 0] > 0]).sum(), id="mask"),
             pytest.param(lambda m, b: total(m, b) * b.numpy().sum(), id="numpy"),
-            pytest.param(lambda m, b: total(m, b) + product(b, b.t()).sum(), id="unknown operator"),
-            pytest.param(lambda m, b: total(m, b) + F.bilinear(b, b, m.weight[None]).sum(), id="no formula"),
             pytest.param(lambda m, b: total(m, b).detach(), id="no graph"),
             pytest.param(lambda m, b: None, id="no loss"),
             pytest.param(lambda m, b: {"out": total(m, b)}, id="no loss in the mapping"),
@@ -362,6 +361,18 @@ class TestUncountable:
     def test_step_is_unknown(self, step: Callable[..., Any]) -> None:
         with pytest.raises((UncountableError, RuntimeError, TypeError, AttributeError)):
             count_work(nn.Linear(8, 8), step, ROWS)
+
+    @pytest.mark.parametrize(
+        "step, name",
+        [
+            (lambda m, b: total(m, b) + product(b, b.t()).sum(), "lm_profiler_tests::product"),
+            (lambda m, b: total(m, b) + F.bilinear(b, b, m.weight[None]).sum(), "aten::_trilinear"),
+        ],
+    )
+    def test_operators_without_a_formula_make_a_lower_bound(self, step: Callable[..., Any], name: str) -> None:
+        flops = count_work(nn.Linear(8, 8), step, ROWS).flops
+        assert flops.forward == PRODUCT
+        assert name in flops.uncounted
 
     def test_weights_without_a_shape_are_unknown(self) -> None:
         with warnings.catch_warnings():

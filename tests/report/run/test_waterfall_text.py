@@ -156,7 +156,8 @@ def test_terms_of_several_traced_steps_say_how_far_these_differ() -> None:
 @pytest.mark.parametrize("name", TERMS)
 def test_each_term_is_a_column_of_tables(name: str) -> None:
     record = made_record(waterfall=made_waterfall())
-    assert QUANTITIES[f"waterfall_{name}_s"].get(record) == pytest.approx(TERMS_MS[name] / 1e3)
+    seconds = TERMS_MS[name] / 1e3 if name in TERMS_MS else None
+    assert QUANTITIES[f"waterfall_{name}_s"].get(record) == pytest.approx(seconds)
     assert QUANTITIES["waterfall_step_s"].interval(record) == pytest.approx((0.1673, 0.1703))
 
 

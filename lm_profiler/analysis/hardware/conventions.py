@@ -1,0 +1,171 @@
+"""The MFU of one run by the conventions of others, beside ours: they differ in which FLOPs a token takes.
+
+Ours counts what was dispatched. The others compute FLOPs from the sizes of a model: N parameters, L layers of width h
+with H heads of width Q, a vocabulary of V, a context of T. The FLOPs of attention in full, 12·L·H·Q·T per token, are
+three times those of forward that were counted in fused attention. None of them counts recomputation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lm_profiler.record.run_record import RunRecord
+
+DISPATCHED = "dispatched"
+
+
+@dataclass(frozen=True)
+class Convention:
+    """A way to count the FLOPs of a token, forward and backward. None is unknown."""
+
+    name: str
+    formula: str
+    source: str
+    flops_per_token: float | None
+    mfu: float | None
+    missing: str = ""  # what the formula needs and the run does not show
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The sizes that the formulas need, as far as the run shows them."""
+
+    tokens: int  # of a step, on all ranks
+    dispatched_flops: int
+    parameters: int | None
+    without_embedding: int | None
+    attention_per_token: float | None
+    layers: int | None
+    width: int | None
+    vocabulary: int | None
+
+
+def conventions(record: RunRecord) -> list[Convention]:
+    """Return all conventions, ours first; none if FLOPs or tokens of the run are unknown."""
+    sizes = _sizes(record)
+    if sizes is None:
+        return []
+    return [
+        _convention(
+            record,
+            sizes,
+            DISPATCHED,
+            "FLOPs of all matmuls, convolutions and attention that ran, but recomputation",
+            "lm_profiler",
+            sizes.dispatched_flops / sizes.tokens,
+        ),
+        _palm(record, sizes),
+        _megatron(record, sizes),
+        _hugging_face(record, sizes),
+        _torchtitan(record, sizes),
+    ]
+
+
+def _sizes(record: RunRecord) -> _Sizes | None:
+    use = record.utilisation
+    rate = record.throughput
+    if use is None or rate is None or not rate.tokens_per_step:
+        return None
+    tokens = rate.tokens_per_step
+    attention_per_token = None
+    if use.flops.attention:
+        attention_per_token = 3 * use.flops.attention / tokens
+    model = record.model
+    if model is None:
+        return _Sizes(
+            tokens, use.flops.model, None, None, attention_per_token, None, None, None
+        )
+    return _Sizes(
+        tokens,
+        use.flops.model,
+        model.parameters,
+        model.parameters_without_embedding,
+        attention_per_token,
+        model.layers,
+        model.width,
+        model.vocabulary,
+    )
+
+
+def _palm(record: RunRecord, sizes: _Sizes) -> Convention:
+    flops_per_token = None
+    if sizes.parameters is not None and sizes.attention_per_token is not None:
+        flops_per_token = 6 * sizes.parameters + sizes.attention_per_token
+    return _convention(
+        record,
+        sizes,
+        "PaLM",
+        "6·N + 12·L·H·Q·T",
+        "Chowdhery et al. 2022, appendix B",
+        flops_per_token,
+        missing="fused attention",
+    )
+
+
+def _megatron(record: RunRecord, sizes: _Sizes) -> Convention:
+    flops_per_token = None
+    layers, width, vocabulary = sizes.layers, sizes.width, sizes.vocabulary
+    if layers and width and vocabulary and sizes.attention_per_token is not None:
+        blocks = 72 * layers * width**2
+        logits = 6 * vocabulary * width
+        flops_per_token = blocks + sizes.attention_per_token + logits
+    return _convention(
+        record,
+        sizes,
+        "Megatron-LM",
+        "72·L·h²·(1 + T/(6·h) + V/(12·L·h)), for a feed-forward width of 4·h",
+        "Narayanan et al. 2021, section 5.1, without recomputation",
+        flops_per_token,
+        missing="layers, width and vocabulary of the model, or fused attention",
+    )
+
+
+def _hugging_face(record: RunRecord, sizes: _Sizes) -> Convention:
+    flops_per_token = None
+    if sizes.without_embedding is not None:
+        flops_per_token = 6.0 * sizes.without_embedding
+    return _convention(
+        record,
+        sizes,
+        "Hugging Face",
+        "6·N without embeddings",
+        "transformers, PreTrainedModel.floating_point_ops",
+        flops_per_token,
+        missing="the parameters of the model",
+    )
+
+
+def _torchtitan(record: RunRecord, sizes: _Sizes) -> Convention:
+    flops_per_token = None
+    has_sizes = sizes.without_embedding is not None
+    if sizes.without_embedding is not None and sizes.attention_per_token is not None:
+        flops_per_token = 6 * sizes.without_embedding + sizes.attention_per_token
+    return _convention(
+        record,
+        sizes,
+        "torchtitan",
+        "6·N without embeddings + 12·L·H·Q·T",
+        "torchtitan, get_dense_model_nparams_and_flops",
+        flops_per_token,
+        missing="fused attention" if has_sizes else "the parameters of the model",
+    )
+
+
+def _convention(
+    record: RunRecord,
+    sizes: _Sizes,
+    name: str,
+    formula: str,
+    source: str,
+    flops_per_token: float | None,
+    missing: str = "",
+) -> Convention:
+    """Return a convention with its MFU, over as many devices as the run's own MFU is of."""
+    if flops_per_token is None:
+        return Convention(name, formula, source, None, None, missing)
+    use = record.utilisation
+    mfu = None
+    if use is not None and use.mfu is not None and sizes.dispatched_flops:
+        flops = flops_per_token * sizes.tokens
+        mfu = use.mfu * flops / sizes.dispatched_flops
+    return Convention(name, formula, source, flops_per_token, mfu)

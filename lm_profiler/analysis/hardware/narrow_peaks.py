@@ -1,0 +1,63 @@
+"""Datasheet peaks of products in 8 and 4 bits: dense TFLOP/s by product, with the source of each figure.
+
+Where a sheet prints figures "with sparsity", half of that is the dense figure. GeForce cards run FP8 at half rate when
+they accumulate in FP32, which is what training does. MXFP8 runs at the rate of FP8, NVFP4 and MXFP4 at that of FP4.
+An empty field is unknown. Never compared with a measurement on these devices.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+
+class NarrowPeaks(NamedTuple):
+    """Dense TFLOP/s; None is unknown, or the device has no such products."""
+
+    float8: float | None
+    float4: float | None
+    source: str
+
+
+# The names of torch's dtypes, by the column that has their peak.
+COLUMN_OF_DTYPE: dict[str, Literal["float8", "float4"]] = {
+    "float8_e4m3fn": "float8",
+    "float8_e5m2": "float8",
+    "float8_e4m3fnuz": "float8",
+    "float8_e5m2fnuz": "float8",
+    "float4_e2m1fn_x2": "float4",
+}
+
+_H100 = "NVIDIA H100 Tensor Core GPU Architecture whitepaper (2023)"
+_H200 = "NVIDIA H200 datasheet (2024), half the sparse figure"
+_BLACKWELL = "NVIDIA Blackwell datasheet (2025), Individual Blackwell GPU Specifications; half the sparse figure"
+_HGX = (
+    "NVIDIA HGX page (2025), for eight B300: 72 PFLOP/s (FP8, sparse), 108 (FP4, dense)"
+)
+_GB300 = "NVIDIA GB300 NVL72 page (2025), for 72: 720 PFLOP/s (FP8, sparse), 1,080 (FP4, dense)"
+_ADA = "NVIDIA Ada GPU Architecture whitepaper v2.1 (2023), appendix A; FP8 with FP32 accumulate"
+_SXM = NarrowPeaks(1978.9, None, _H100)
+
+# By the name that the driver reports.
+NARROW_PEAKS: dict[str, NarrowPeaks] = {
+    "NVIDIA H100 80GB HBM3": _SXM,
+    "NVIDIA H100 PCIe": NarrowPeaks(1513.0, None, _H100),
+    "NVIDIA H200": NarrowPeaks(1978.9, None, _H200),
+    "NVIDIA B200": NarrowPeaks(4500.0, 9000.0, _BLACKWELL),
+    "NVIDIA GB200": NarrowPeaks(5000.0, 10000.0, _BLACKWELL),
+    "NVIDIA B300 SXM6 AC": NarrowPeaks(4500.0, 13500.0, _HGX),
+    "NVIDIA GB300": NarrowPeaks(5000.0, 15000.0, _GB300),
+    "NVIDIA L4": NarrowPeaks(
+        242.5, None, "NVIDIA L4 datasheet (2023), half the sparse figure"
+    ),
+    "NVIDIA L40S": NarrowPeaks(733.0, None, "NVIDIA L40S datasheet (2023)"),
+    "NVIDIA GeForce RTX 4090": NarrowPeaks(330.3, None, _ADA),
+    "AMD Instinct MI300X": NarrowPeaks(
+        2614.9, None, "AMD Instinct MI300X data sheet (2023)"
+    ),
+    "AMD Instinct MI325X": NarrowPeaks(
+        2614.9, None, "AMD Instinct MI325X data sheet (2024)"
+    ),
+    "AMD Instinct MI355X": NarrowPeaks(
+        5033.2, 10066.3, "AMD CDNA 4 Architecture white paper (2025)"
+    ),
+}

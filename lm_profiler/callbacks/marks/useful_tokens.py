@@ -1,0 +1,173 @@
+"""Counts a batch's tokens without padding, and the lengths of its sequences, from masks that are on the host.
+
+A mask on a device is never read: that would make the host wait. ``note_host_batch`` gets batches before their transfer.
+Masks are kept while the step runs, and counted after its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+IGNORED_LABEL = -100  # the label of a position without a loss, in torch's cross-entropy
+
+_ATTENTION_MASKS = ("attention_mask",)
+_LABELS = ("labels",)
+_BOUNDARIES = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens", "cu_seq_lens_q")
+_POSITIONS = ("position_ids",)
+_NAMES = {*_ATTENTION_MASKS, *_LABELS, *_BOUNDARIES, *_POSITIONS, "input_ids"}
+
+_MOST_DEPTH = 3  # of containers within a batch
+
+
+class TokenUse(NamedTuple):
+    """The tokens of a step. None is unknown."""
+
+    useful: int | None = None  # without padding
+    positions: int | None = None  # with padding
+    squares: int | None = None  # the sum of the squared lengths of its sequences
+
+    def __add__(self, other: Any) -> TokenUse:
+        sums = []
+        for count, other_count in zip(self, other, strict=True):
+            is_known = count is not None and other_count is not None
+            sums.append(count + other_count if is_known else None)
+        return TokenUse(*sums)
+
+
+class UsefulTokens:
+    """Adds up the useful tokens of the batches of a step."""
+
+    def __init__(self) -> None:
+        self._host_tensors: dict[str, Tensor] | None = None  # of the batch on its way
+        self._batches: list[tuple[dict[str, Tensor], int | None]] = []
+
+    def note_host_batch(self, batch: Any) -> None:
+        """Note the masks of ``batch``, which is about to go to the device."""
+        self._host_tensors = dict(_named_tensors(batch))
+
+    def add(self, batch: Any, own_count: int | None) -> None:
+        """Add ``batch``, as the step got it; what was noted before its transfer counts instead.
+
+        ``own_count`` are the tokens that the module itself counted, if it does.
+        """
+        tensors = self._host_tensors
+        self._host_tensors = None
+        if not tensors:
+            tensors = dict(_named_tensors(batch))
+        if tensors or own_count is not None:
+            self._batches.append((tensors, own_count))
+
+    def take(self) -> TokenUse:
+        """Return the tokens of the step that ended, and start again; call it between steps."""
+        batches = self._batches
+        self._batches = []
+        uses = [token_use(tensors, own_count) for tensors, own_count in batches]
+        if not uses:
+            return TokenUse()
+        total = uses[0]
+        for use in uses[1:]:
+            total = total + use
+        return total
+
+
+def _named_tensors(part: Any, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of ``part`` that describe its tokens, by their names; one of each name."""
+    if isinstance(part, Mapping):
+        for name, value in part.items():
+            if isinstance(value, Tensor):
+                if name in _NAMES:
+                    yield name, value
+            elif depth < _MOST_DEPTH:
+                yield from _named_tensors(value, depth + 1)
+    elif isinstance(part, (list, tuple)) and depth < _MOST_DEPTH:
+        for value in part[:8]:
+            yield from _named_tensors(value, depth + 1)
+
+
+def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> TokenUse:
+    """Return what ``tensors`` show of the tokens of a batch; ``own_count`` is the module's count of them.
+
+    Without any of these tensors nothing is known of padding.
+    """
+    mask = _host_array(tensors, _ATTENTION_MASKS, dimensions=(2,))
+    labels = _host_array(tensors, _LABELS, dimensions=(2,))
+    boundaries = _host_array(tensors, _BOUNDARIES, dimensions=(1,))
+    positions = _host_array(tensors, _POSITIONS, dimensions=(1, 2))
+    ids = tensors.get("input_ids")
+
+    useful = own_count
+    count = None if ids is None else ids.numel()
+    if mask is not None:
+        count = mask.size
+        useful = _or_else(useful, int(np.count_nonzero(mask)))
+    if boundaries is not None and boundaries.size:
+        useful = _or_else(useful, int(boundaries[-1]))
+    if labels is not None:
+        count = _or_else(count, labels.size)
+        useful = _or_else(useful, int(np.count_nonzero(labels != IGNORED_LABEL)))
+    if positions is not None:
+        count = _or_else(count, positions.size)
+        useful = _or_else(useful, positions.size)
+    if count is None and boundaries is None:
+        return TokenUse()
+    lengths = _lengths(mask, boundaries, positions)
+    squares = None
+    if lengths is not None:
+        squares = int(np.square(lengths.astype(np.int64)).sum())
+    return TokenUse(useful, _or_else(count, useful), squares)
+
+
+def _or_else(known: int | None, otherwise: int | None) -> int | None:
+    return otherwise if known is None else known
+
+
+def _host_array(
+    tensors: Mapping[str, Tensor], names: tuple[str, ...], dimensions: tuple[int, ...]
+) -> NDArray[Any] | None:
+    """Return the first tensor of one of ``names`` that is on the host; None if there is none."""
+    for name in names:
+        tensor = tensors.get(name)
+        if tensor is None or tensor.device.type != "cpu" or tensor.is_floating_point():
+            continue
+        if tensor.ndim in dimensions:
+            array: NDArray[Any] = tensor.numpy()
+            return array
+    return None
+
+
+def _lengths(
+    mask: NDArray[Any] | None,
+    boundaries: NDArray[Any] | None,
+    positions: NDArray[Any] | None,
+) -> NDArray[Any] | None:
+    """Return the lengths of the sequences, without padding; None if they are unknown."""
+    if boundaries is not None:
+        return np.diff(boundaries)
+    if positions is not None:
+        rows = np.atleast_2d(positions)
+        is_useful = np.ones(rows.shape, bool)
+        if mask is not None and mask.shape == rows.shape:
+            is_useful = mask != 0
+        return _lengths_between(rows == 0, is_useful)
+    if mask is None:
+        return None
+    is_packed = mask.dtype != bool and mask.size and mask.max() > 1
+    if is_packed:  # the sequences of a row are numbered
+        starts = np.zeros(mask.shape, bool)
+        starts[:, 1:] = mask[:, 1:] != mask[:, :-1]
+        return _lengths_between(starts, mask != 0)
+    row_lengths: NDArray[Any] = np.count_nonzero(mask, axis=1)
+    return row_lengths
+
+
+def _lengths_between(starts: NDArray[Any], is_useful: NDArray[Any]) -> NDArray[Any]:
+    """Return how many useful positions follow each start; each row begins a sequence."""
+    starts = starts.copy()
+    starts[:, :1] = True
+    sequences = np.cumsum(starts.ravel())
+    return np.bincount(sequences, weights=is_useful.ravel())

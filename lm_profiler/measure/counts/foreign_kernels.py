@@ -1,0 +1,133 @@
+"""Finds work that torch's dispatcher does not see: kernels launched past it, by Triton, CuTe or an extension.
+
+Such a kernel shows in its result: memory that was allocated uninitialized, that no operator wrote, and that an operator
+then reads. Something else must have written it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from traceback import walk_stack
+from types import FrameType
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from lm_profiler.measure.user_code import OURS, TORCH, package_of
+from lm_profiler.record.text import short_path
+from lm_profiler.torch_names import tree_leaves
+
+_ALLOCATIONS = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "empty_permuted",
+    "new_empty",
+    "new_empty_strided",
+}
+# operators that write an argument, though neither their name nor ``out`` shows it
+_WRITERS = {
+    "rrelu_with_noise",
+    "native_batch_norm",
+    "cudnn_batch_norm",
+    "miopen_batch_norm",
+}
+# operators that read no elements
+_QUERIES = {
+    "record_stream",
+    "is_pinned",
+    "is_same_size",
+    "sym_size",
+    "sym_numel",
+    "sym_stride",
+    *_ALLOCATIONS,
+}
+
+
+class ForeignKernels:
+    """Sees the operators of a step, and counts by function the results that no operator wrote."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = (
+            Counter()
+        )  # how often each function got such a result
+        # storages that no operator wrote yet, by their identity, with the function that allocated them
+        self._unwritten: dict[int, tuple[ref[Any], str]] = {}
+
+    def begin(self) -> None:
+        """Forget allocations: from here on a pass is seen from its beginning."""
+        self._unwritten = {}
+
+    def see(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+        name = operator.__name__.partition(".")[0]
+        if name in _ALLOCATIONS and operator.namespace == "aten":
+            self._note_allocation(result)
+            return
+        if not self._unwritten:
+            return
+        inputs = list(_storages((args, kwargs)))
+        results = list(_storages(result))
+        if name not in _QUERIES:
+            self._note_inputs(
+                inputs, results, may_write=_may_write(operator, name, kwargs)
+            )
+        for storage in results:
+            if not any(
+                storage is other for other in inputs
+            ):  # a new one, perhaps with the identity of a freed one
+                self._unwritten.pop(id(storage), None)
+
+    def forget(self, value: Any) -> None:
+        """Take the tensors in ``value`` as written: a formula counted the work that wrote them."""
+        for storage in _storages(value):
+            self._unwritten.pop(id(storage), None)
+
+    def _note_allocation(self, result: Any) -> None:
+        for storage in _storages(result):
+            if storage.nbytes():
+                self._unwritten[id(storage)] = (
+                    ref(storage),
+                    _calling_function(sys._getframe(1)),
+                )
+
+    def _note_inputs(
+        self, inputs: list[Any], results: list[Any], may_write: bool
+    ) -> None:
+        for storage in inputs:
+            is_view = not may_write and any(storage is other for other in results)
+            if id(storage) not in self._unwritten or is_view:
+                continue
+            reference, function = self._unwritten.pop(id(storage))
+            is_read = reference() is storage and not may_write
+            if is_read:
+                self.counts[function] += 1
+
+
+def _may_write(operator: Any, name: str, kwargs: Any) -> bool:
+    """Return whether ``operator`` may write its arguments; unknown operators may."""
+    if operator.namespace not in ("aten", "prims", "profiler"):
+        return True
+    return name.endswith("_") or "out" in kwargs or name in _WRITERS
+
+
+def _storages(value: Any) -> Iterator[Any]:
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+            yield leaf.untyped_storage()
+
+
+def _calling_function(innermost: FrameType) -> str:
+    """Return the innermost function outside of torch, with its file and line."""
+    for frame, line in walk_stack(innermost):
+        code = frame.f_code
+        if package_of(code.co_filename) in (TORCH, OURS):
+            continue
+        name = getattr(code, "co_qualname", code.co_name).removesuffix(
+            ".forward"
+        )  # Python 3.10 has no qualified names
+        return f"{name} ({short_path(code.co_filename)}:{line})"
+    return "an operator of torch"

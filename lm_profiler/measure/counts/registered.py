@@ -1,0 +1,141 @@
+"""Formulas that the program registers: FLOPs of operators and autograd Functions that torch does not know.
+
+Imports no torch, so that ``lm_profiler.register_flops`` costs nothing where nothing is profiled.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lm_profiler.usage_error import UsageError
+
+Formula = Callable[..., int]  # takes the arguments of a call, and returns its FLOPs
+
+_OPERATOR_NAME = re.compile(r"\w+::\w+")
+_SUBJECT = "register_flops"
+
+
+@dataclass(frozen=True)
+class FunctionFormulas:
+    """The formulas of an autograd Function; without one for ``backward``, the operators that it calls count."""
+
+    forward: Formula
+    backward: Formula | None
+
+
+operator_formulas: dict[
+    str, Formula
+] = {}  # by the operator's name, such as ``my::kernel``
+function_formulas: dict[type, FunctionFormulas] = {}  # by the autograd Function
+
+
+def register_flops(
+    target: str | type, formula: Formula, backward: Formula | None = None
+) -> None:
+    """Count the FLOPs of ``target`` by ``formula``, in this process from now on.
+
+    Args:
+        target: An operator by its name, such as ``"my::kernel"``, or a class derived from ``torch.autograd.Function``.
+        formula: Takes the arguments of the call (of a Function without its context) and returns FLOPs. It should
+            read shapes only.
+        backward: The same for the Function's ``backward``, context included. Without it, the operators that
+            ``backward`` calls are counted. The backward operator of an operator is a target of its own.
+
+    Raises:
+        UsageError: the target is neither, or a formula cannot take its arguments.
+    """
+    _expect_callable(formula, "formula")
+    if backward is not None:
+        _expect_callable(backward, "backward")
+    if isinstance(target, str):
+        if not _OPERATOR_NAME.fullmatch(target):
+            raise UsageError(
+                f"{_SUBJECT}: expected an operator's name such as my::kernel, given {target!r}"
+            )
+        if backward is not None:
+            raise UsageError(
+                f"{_SUBJECT}: {target} is an operator, and takes no backward; register its backward operator by name"
+            )
+        operator_formulas[target] = formula
+    elif _is_autograd_function(target):
+        _expect_to_take(formula, target, "forward", _arguments_of_forward(target))
+        if backward is not None:
+            _expect_to_take(
+                backward, target, "backward", _parameters(target, "backward")
+            )
+        function_formulas[target] = FunctionFormulas(formula, backward)
+    else:
+        raise UsageError(
+            f"{_SUBJECT}: expected an operator's name or a class derived from torch.autograd.Function, given {target!r}"
+        )
+
+
+def _expect_callable(formula: object, name: str) -> None:
+    if not callable(formula):
+        raise UsageError(
+            f"{_SUBJECT}: expected a function as {name}, given {formula!r}"
+        )
+
+
+def _is_autograd_function(target: object) -> bool:
+    if not isinstance(target, type):
+        return False
+    return any(
+        base.__module__ == "torch.autograd.function" and base.__name__ == "Function"
+        for base in target.__mro__
+    )
+
+
+def has_context(function: Any) -> bool:
+    """Return whether ``forward`` of an autograd Function takes the context first.
+
+    It does not if the class has a ``setup_context`` of its own.
+    """
+    for kind in function.__mro__:
+        if "setup_context" in vars(kind):
+            return bool(kind.__module__ == "torch.autograd.function")
+    return True
+
+
+def _parameters(function: type, method_name: str) -> list[inspect.Parameter]:
+    method = getattr(function, method_name)
+    return list(inspect.signature(method).parameters.values())
+
+
+def _arguments_of_forward(function: type) -> list[inspect.Parameter]:
+    parameters = _parameters(function, "forward")
+    if (
+        has_context(function)
+        and parameters
+        and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL
+    ):
+        return parameters[1:]
+    return parameters
+
+
+def _expect_to_take(
+    formula: Formula,
+    function: type,
+    method_name: str,
+    parameters: list[inspect.Parameter],
+) -> None:
+    """Raise UsageError if ``formula`` cannot take as many arguments as the method."""
+    if any(
+        parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters
+    ):
+        return  # it takes any number
+    try:
+        signature = inspect.signature(formula)
+    except ValueError:  # a function of C without a signature
+        return
+    try:
+        signature.bind(*parameters)
+    except TypeError as error:
+        names = ", ".join(parameter.name for parameter in parameters)
+        raise UsageError(
+            f"{_SUBJECT}: the formula of {function.__name__}.{method_name} has to take ({names}): {error}"
+        ) from None

@@ -1,0 +1,169 @@
+"""FLOPs by formulas that a program registers, and lower bounds where work is not counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import lm_profiler
+from lm_profiler.measure.clocks.tape import BACKWARD, END, FORWARD, LEAVE
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts import registered
+from lm_profiler.measure.counts.flops import FlopCounter, StepFlops
+from lm_profiler.measure.counts.uncountable import UncountableError
+from lm_profiler.usage_error import UsageError
+
+ROWS, WIDTH = 3, 8
+PRODUCT = 2 * ROWS * WIDTH * WIDTH
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registered, "operator_formulas", registered.operator_formulas)
+    yield
+    registered.operator_formulas.clear()
+    registered.function_formulas.clear()
+
+
+def write_behind(result: Tensor, values: Tensor) -> None:
+    """Write as a kernel does that is launched past torch's dispatcher."""
+    np.copyto(result.detach().numpy(), values)
+
+
+class Kernel(torch.autograd.Function):
+    """A product whose forward and backward no operator of torch computes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        result = torch.empty(x.shape[0], weight.shape[1])
+        write_behind(result, x.detach().numpy() @ weight.detach().numpy())
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        gradients = torch.empty_like(x), torch.empty_like(weight)
+        write_behind(gradients[0], gradient.numpy() @ weight.numpy().T)
+        write_behind(gradients[1], x.numpy().T @ gradient.numpy())
+        return gradients
+
+
+class Straight(torch.autograd.Function):
+    """Computes by operators alone, as straight-through estimators do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = torch.empty_like(x)
+        torch.round(x, out=result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.clone()
+
+
+def marked_step(x: Tensor, weight: Tensor, function: Any = Kernel) -> StepFlops:
+    timeline = Timeline()
+    steps = StepFlops(timeline)
+    timeline.observers = (steps,)
+    timeline.mark(FORWARD)
+    loss = (function.apply(x, weight) * 2).sum()
+    timeline.mark(LEAVE)
+    timeline.mark(BACKWARD)
+    loss.backward()
+    (x.grad + 1).sum()
+    timeline.mark(LEAVE)
+    timeline.mark(END)
+    steps.stop()
+    return steps
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    return torch.rand(ROWS, WIDTH, requires_grad=True), torch.rand(WIDTH, WIDTH, requires_grad=True)
+
+
+def test_a_kernel_past_the_dispatcher_makes_the_count_a_lower_bound() -> None:
+    flops = marked_step(*inputs()).flops()
+    assert (flops.forward, flops.backward) == (0, 0)
+    names = " ".join(flops.uncounted)
+    assert "Kernel" in names or "forward" in names
+    assert "test_registered.py" in names
+
+
+def test_a_registered_function_counts_exactly_and_the_class_stays_as_it_was() -> None:
+    def product(x: Tensor, weight: Tensor) -> int:
+        return 2 * x.shape[0] * weight.numel()
+
+    def two_products(ctx: Any, gradient: Tensor) -> int:
+        return 2 * product(*ctx.saved_tensors)
+
+    methods = dict(vars(Kernel))
+    lm_profiler.register_flops(Kernel, product, backward=two_products)
+    steps = marked_step(*inputs())
+    flops = steps.flops()
+    assert (flops.forward, flops.backward, flops.uncounted) == (PRODUCT, 2 * PRODUCT, [])
+    assert steps.by_dtype() == {"forward": {"float32": PRODUCT}, "backward": {"float32": 2 * PRODUCT}}
+    assert dict(vars(Kernel)) == methods
+
+
+def test_operators_that_write_their_memory_leave_the_count_exact() -> None:
+    x = torch.rand(4, 4, requires_grad=True)
+    counter = FlopCounter()
+    with counter:
+        y = Straight.apply(x)
+        filled = torch.empty(4, 4)
+        filled[1:] = 2.0
+        filled[:1].normal_()
+        noisy = torch.nn.functional.rrelu(y, training=True)
+        dropped = torch.nn.functional.dropout(noisy, 0.5)
+        (dropped * filled + torch.empty_like(x).zero_()).sum().backward()
+    assert counter.flops().uncounted == []
+
+
+@torch.library.custom_op("lm_profiler_registered::product", mutates_args=())
+def own_product(left: Tensor, right: Tensor) -> Tensor:
+    return left @ right
+
+
+def test_an_unknown_operator_is_named_and_a_registered_one_counts() -> None:
+    left, right = torch.rand(3, 4), torch.rand(4, 5)
+
+    def counted() -> Any:
+        counter = FlopCounter()
+        with counter:
+            own_product(left @ torch.rand(4, 4), right)
+        return counter.flops()
+
+    unknown = counted()
+    assert (unknown.forward, unknown.uncounted) == (2 * 3 * 16, ["lm_profiler_registered::product"])
+    lm_profiler.register_flops("lm_profiler_registered::product", lambda a, b: 2 * a.numel() * b.shape[1])
+    known = counted()
+    assert (known.forward, known.uncounted) == (2 * 3 * 16 + 2 * 3 * 4 * 5, [])
+
+
+def test_a_formula_that_raises_makes_the_count_unknown_and_names_itself() -> None:
+    lm_profiler.register_flops(Kernel, lambda x, weight: 1 // 0)
+    with pytest.raises(UncountableError, match=r"formula of Kernel\.forward.*ZeroDivisionError"):
+        marked_step(*inputs()).flops()
+
+
+@pytest.mark.parametrize(
+    "target, formula, backward",
+    [
+        ("kernel", lambda x: 0, None),
+        (torch.nn.Linear, lambda x: 0, None),
+        ("my::kernel", 12, None),
+        ("my::kernel", lambda x: 0, lambda x: 0),
+        (Kernel, lambda x: 0, None),  # its forward takes two arguments
+        (Kernel, lambda x, weight: 0, lambda gradient: 0),  # its backward takes the context too
+    ],
+)
+def test_a_wrong_registration_is_refused_at_once(target: Any, formula: Any, backward: Any) -> None:
+    with pytest.raises(UsageError, match=r"^register_flops: .{10,}"):
+        lm_profiler.register_flops(target, formula, backward)
