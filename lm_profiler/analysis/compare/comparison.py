@@ -159,9 +159,8 @@ def compare(
     side_a, side_b = without_waiting(read_side("A", a), read_side("B", b))
     folders_a = [run.folder for run in side_a.runs]
     folders_b = [run.folder for run in side_b.runs]
-    on_both_sides = {folder.resolve() for folder in folders_a} & {
-        folder.resolve() for folder in folders_b
-    }
+    real_folders_a = {folder.resolve() for folder in folders_a}
+    on_both_sides = real_folders_a & {folder.resolve() for folder in folders_b}
     if on_both_sides:
         raise UsageError(
             f"{min(on_both_sides)}: expected a run on one side, given on both"
@@ -169,22 +168,29 @@ def compare(
     if spread is None:
         spread = known_spread(machine_of(a))
     pair = SidePair(side_a, side_b, spread, same_within)
-    first_a, first_b = side_a.runs[0].record, side_b.runs[0].record
+    record_a = side_a.runs[0].record
+    record_b = side_b.runs[0].record
     step = pair.part_change("step", CONFIDENCE)
-    parts = [
-        "forward_backward",
-        *(part for part in PARTS if side_a.occurs(part) or side_b.occurs(part)),
-    ]
+    parts = ["forward_backward"]
+    for part in PARTS:
+        if side_a.occurs(part) or side_b.occurs(part):
+            parts.append(part)
     together = 1.0 - (1.0 - CONFIDENCE) / len(parts)  # Dunn 1961, JASA 56:52
     forward_backward, *phases = [pair.part_change(part, together) for part in parts]
     work = pair.work_changes(CONFIDENCE) if pair.is_busy else []
     decision = decide(work) if work else step
+    detectable = None
+    if decision.interval is not None:
+        detectable = minimum_detectable_effect(decision.interval)
+    notes = [*side_a.notes, *side_b.notes]
+    notes += _busy_notes(pair, work)
+    notes += _notes_on_runs(side_a, side_b)
     return Comparison(
         a=[str(folder) for folder in folders_a],
         b=[str(folder) for folder in folders_b],
-        unlike=unlike(first_a, first_b),
-        config=in_config(first_a, first_b),
-        environment=in_environment(first_a, first_b),
+        unlike=unlike(record_a, record_b),
+        config=in_config(record_a, record_b),
+        environment=in_environment(record_a, record_b),
         step=step,
         forward_backward=forward_backward,
         phases=_largest_first(phases),
@@ -192,15 +198,8 @@ def compare(
         tokens=_tokens(side_a, side_b, step),
         useful_tokens=_tokens(side_a, side_b, step, "useful_tokens_per_step"),
         memory=_memory(side_a, side_b),
-        detectable=None
-        if decision.interval is None
-        else minimum_detectable_effect(decision.interval),
-        notes=[
-            *side_a.notes,
-            *side_b.notes,
-            *_busy_notes(pair, work),
-            *_notes_on_runs(side_a, side_b),
-        ],
+        detectable=detectable,
+        notes=notes,
         work=work,
         work_phases=pair.work_phases() if work else [],
         flops=_flops_ratio(side_a, side_b),
@@ -227,13 +226,13 @@ def decide(rows: Sequence[PartChange]) -> PartChange:
 
 
 def _same_direction(
-    interval: RatioInterval | None, other: RatioInterval | None
+    interval_a: RatioInterval | None, interval_b: RatioInterval | None
 ) -> bool:
     """Whether both ratios lie beyond the margin on the same side of 1."""
-    if interval is None or other is None:
+    if interval_a is None or interval_b is None:
         return False
-    both_faster = max(interval.ratio, other.ratio) < 1.0 - MARGIN
-    both_slower = min(interval.ratio, other.ratio) > 1.0 + MARGIN
+    both_faster = max(interval_a.ratio, interval_b.ratio) < 1.0 - MARGIN
+    both_slower = min(interval_a.ratio, interval_b.ratio) > 1.0 + MARGIN
     return both_faster or both_slower
 
 
@@ -280,9 +279,9 @@ class SidePair:
         """The std of what subtracting the waits for a CPU adds to one run a side; repeats show it themselves."""
         if not self.is_single:
             return 0.0
-        return _WAITS_KNOWN_TO * math.hypot(
-            self.a.runs[0].waited_share, self.b.runs[0].waited_share
-        )
+        waited_a = self.a.runs[0].waited_share
+        waited_b = self.b.runs[0].waited_share
+        return _WAITS_KNOWN_TO * math.hypot(waited_a, waited_b)
 
     def part_change(self, part: str, confidence: float) -> PartChange:
         row = self._row(part, self.a.means(part), self.b.means(part), confidence)
@@ -320,19 +319,16 @@ class SidePair:
         """Return each phase without waits for a CPU, in the steps of which the thread's use of the CPU is known."""
         rows = []
         for phase in PARTS:
-            seconds_a, seconds_b = (
-                _phase_without_cpu_waits(self.a, phase),
-                _phase_without_cpu_waits(self.b, phase),
+            seconds_a = _phase_without_cpu_waits(self.a, phase)
+            seconds_b = _phase_without_cpu_waits(self.b, phase)
+            if seconds_a is None or seconds_b is None:
+                continue
+            interval = repeats_interval(
+                seconds_a, seconds_b, CONFIDENCE, self.load_bias
             )
-            if seconds_a is not None and seconds_b is not None:
-                interval = repeats_interval(
-                    seconds_a, seconds_b, CONFIDENCE, self.load_bias
-                )
-                rows.append(
-                    _changed(
-                        phase, self.a, typical(seconds_a), typical(seconds_b), interval
-                    )
-                )
+            a_s = typical(seconds_a)
+            b_s = typical(seconds_b)
+            rows.append(_changed(phase, self.a, a_s, b_s, interval))
         return _largest_first(rows)
 
     def _row(
@@ -349,9 +345,9 @@ class SidePair:
             interval = single_interval(a[0], b[0], confidence, self.spread, bias)
         else:
             interval = repeats_interval(means_a, means_b, confidence, bias)
-        return _changed(
-            name, self.a, typical(means_a), typical(means_b), interval, self.same_within
-        )
+        a_s = typical(means_a)
+        b_s = typical(means_b)
+        return _changed(name, self.a, a_s, b_s, interval, self.same_within)
 
 
 def _changed(
@@ -364,16 +360,25 @@ def _changed(
 ) -> PartChange:
     step_s = a.typical_s("step")
     difference_s = b_s - a_s
-    share = difference_s / step_s if step_s > 0 else None
     return PartChange(
-        name, a_s, b_s, difference_s, share, interval, change(interval, same_within)
+        part=name,
+        a_s=a_s,
+        b_s=b_s,
+        difference_s=difference_s,
+        of_step=difference_s / step_s if step_s > 0 else None,
+        interval=interval,
+        verdict=change(interval, same_within),
     )
 
 
 def _phase_without_cpu_waits(side: Side, phase: str) -> list[float] | None:
-    uses = [run.record.thread_use.get(phase) for run in side.runs]
-    known = [use.ran_s + use.asleep_s for use in uses if use is not None]
-    return known if len(known) == len(uses) else None
+    seconds = []
+    for run in side.runs:
+        use = run.record.thread_use.get(phase)
+        if use is None:
+            return None
+        seconds.append(use.ran_s + use.asleep_s)
+    return seconds
 
 
 def _same_parallelism(a: Run, b: Run) -> bool:
@@ -407,12 +412,14 @@ def _ranks(a: Side, b: Side) -> list[PartChange]:
     """Return own work and waiting, as means of a run's steps; only repeats show how these scatter."""
     changes = []
     for name in ("own_work_s", "waiting_s"):
-        seconds_a, seconds_b = a.values(QUANTITIES[name]), b.values(QUANTITIES[name])
-        if seconds_a is not None and seconds_b is not None:
-            interval = repeats_interval(seconds_a, seconds_b, CONFIDENCE)
-            changes.append(
-                _changed(name, a, typical(seconds_a), typical(seconds_b), interval)
-            )
+        seconds_a = a.values(QUANTITIES[name])
+        seconds_b = b.values(QUANTITIES[name])
+        if seconds_a is None or seconds_b is None:
+            continue
+        interval = repeats_interval(seconds_a, seconds_b, CONFIDENCE)
+        a_s = typical(seconds_a)
+        b_s = typical(seconds_b)
+        changes.append(_changed(name, a, a_s, b_s, interval))
     return changes
 
 
@@ -422,13 +429,12 @@ def _tokens(
     """Return the rates of the tokens that the figure ``name`` counts per step."""
     counts_a = a.values(QUANTITIES[name])
     counts_b = b.values(QUANTITIES[name])
-    if (
-        not counts_a
-        or not counts_b
-        or min(*counts_a, *counts_b, step.a_s, step.b_s) <= 0
-    ):
+    if not counts_a or not counts_b:
         return None
-    tokens_a, tokens_b = typical(counts_a), typical(counts_b)
+    if min(*counts_a, *counts_b, step.a_s, step.b_s) <= 0:
+        return None
+    tokens_a = typical(counts_a)
+    tokens_b = typical(counts_b)
     rates = RateChange(
         a_per_s=tokens_a / step.a_s * _certain_share(a),
         b_per_s=tokens_b / step.b_s * _certain_share(b),
@@ -448,21 +454,21 @@ def _tokens(
     rate = RatioInterval(
         1.0 / token_time.ratio, 1.0 / token_time.high, 1.0 / token_time.low
     )
-    is_clear = (
-        step.verdict in ("FASTER", "SLOWER", "SAME")
-        or change(step.interval) == "UNCLEAR"
-    )
-    return replace(
-        rates, interval=rate, verdict=change(token_time) if is_clear else "UNCLEAR"
-    )
+    verdict = change(token_time)
+    # The step's own interval was clear, but its verdict is not, because the machine was busy.
+    is_doubtful = step.verdict not in ("FASTER", "SLOWER", "SAME")
+    if is_doubtful and change(step.interval) != "UNCLEAR":
+        verdict = "UNCLEAR"
+    return replace(rates, interval=rate, verdict=verdict)
 
 
 def _certain_share(side: Side) -> float:
     """Return the share of the side's rate that is certain; 1 if it had the machine to itself."""
-    shares = [
-        lower_bound_share(QUANTITIES["tokens_per_s"], run.record) for run in side.runs
-    ]
-    return fmean(1.0 if share is None else share for share in shares)
+    shares = []
+    for run in side.runs:
+        share = lower_bound_share(QUANTITIES["tokens_per_s"], run.record)
+        shares.append(1.0 if share is None else share)
+    return fmean(shares)
 
 
 _MEMORY_WORDS: dict[Change, MemoryVerdict] = {
@@ -474,7 +480,8 @@ def _memory(a: Side, b: Side) -> list[MemoryChange]:
     """Return each peak that every run knows."""
     changes = []
     for reading, quantity in MEMORY.items():
-        peaks_a, peaks_b = a.values(quantity), b.values(quantity)
+        peaks_a = a.values(quantity)
+        peaks_b = b.values(quantity)
         if peaks_a is not None and peaks_b is not None:
             interval = _peaks_interval(reading, peaks_a, peaks_b)
             word = _MEMORY_WORDS[change(interval)]

@@ -13,7 +13,7 @@ OF_EACH_RUN = frozenset({"name", "log_dir"})
 # options in which repeats may differ
 SEEDS = frozenset({"seed_everything", "data.seed"})
 
-_SAID_AS_UNLIKE = frozenset({"device_name", "world_size"})
+_WORK_FIELDS = frozenset({"device_name", "world_size"})
 _TOLERANCE = 0.01  # batches of text vary in tokens from run to run
 
 
@@ -31,20 +31,22 @@ def unlike(a: RunRecord, b: RunRecord) -> list[Difference]:
 
     Precision, compilation, attention, optimizer or versions are no such reason: they are what users compare.
     """
-    work_a, work_b = _work(a), _work(b)
-    return [
-        Difference(name, work_a[name], work_b[name])
-        for name in work_a
-        if None not in (work_a[name], work_b[name])
-        and not _alike(work_a[name], work_b[name])
-    ]
+    work_b = _work(b)
+    differences = []
+    for name, value_a in _work(a).items():
+        value_b = work_b[name]
+        if value_a is None or value_b is None:
+            continue
+        if not _are_alike(value_a, value_b):
+            differences.append(Difference(name, value_a, value_b))
+    return differences
 
 
 def in_config(a: RunRecord, b: RunRecord) -> list[Difference]:
     """Return differing options by dotted path; for runs without a config, module facts and program arguments."""
     if a.config is None or b.config is None:
-        return _between(_without_config(a), _without_config(b))
-    return _between(a.config, b.config)
+        return _differences(_without_config(a), _without_config(b))
+    return _differences(a.config, b.config)
 
 
 def _without_config(run: RunRecord) -> dict[str, Any]:
@@ -58,16 +60,17 @@ def in_environment(a: RunRecord, b: RunRecord) -> list[Difference] | None:
     """Return differing versions, driver, flags, threads, git commit; None if a run was killed before it stored them."""
     if a.environment is None or b.environment is None:
         return None
-    differences = _between(a.environment.model_dump(), b.environment.model_dump())
-    return [
-        difference
-        for difference in differences
-        if difference.path not in _SAID_AS_UNLIKE
-    ]
+    differences = []
+    for row in _differences(a.environment.model_dump(), b.environment.model_dump()):
+        if row.path not in _WORK_FIELDS:
+            differences.append(row)
+    return differences
 
 
 def _work(run: RunRecord) -> dict[str, Any]:
-    environment, model, rate = run.environment, run.model, run.throughput
+    environment = run.environment
+    model = run.model
+    rate = run.throughput
     return {
         "verb": run.verb,
         "loop": run.loop,
@@ -80,29 +83,31 @@ def _work(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _are_alike(a: Any, b: Any) -> bool:
     if isinstance(a, int) and isinstance(b, int):
         return abs(a - b) <= _TOLERANCE * a
     return bool(a == b)
 
 
-def _between(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    flat_a, flat_b = flat(a), flat(b)
-    paths = [path for path in {**flat_a, **flat_b} if path not in OF_EACH_RUN]
-    return [
-        Difference(path, flat_a.get(path), flat_b.get(path))
-        for path in paths
-        if flat_a.get(path) != flat_b.get(path)
-    ]
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    flat_a = flat(a)
+    flat_b = flat(b)
+    differences = []
+    for path in flat_a | flat_b:
+        value_a = flat_a.get(path)
+        value_b = flat_b.get(path)
+        if value_a != value_b and path not in OF_EACH_RUN:
+            differences.append(Difference(path, value_a, value_b))
+    return differences
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Values by dotted path, as the command line would name them."""
     values: dict[str, Any] = {}
     for key, value in tree.items():
-        path = (
-            prefix if key == "init_args" and prefix else f"{prefix}.{key}".lstrip(".")
-        )
+        path = f"{prefix}.{key}".lstrip(".")
+        if key == "init_args" and prefix:
+            path = prefix
         if isinstance(value, Mapping) and value:
             values.update(flat(value, path))
         else:

@@ -66,8 +66,8 @@ def single_interval(
     normal = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     within_a = normal / _NORMAL_95 * (a.relative_half_width or 0.0)
     within_b = normal / _NORMAL_95 * (b.relative_half_width or 0.0)
-    between = student(spread.freedom, confidence) * math.sqrt(2.0) * spread.std
-    half_width = math.hypot(within_a, within_b, between, normal * bias)
+    processes = student(spread.freedom, confidence) * math.sqrt(2.0) * spread.std
+    half_width = math.hypot(within_a, within_b, processes, normal * bias)
     return _interval_around(b.mean / a.mean, half_width, confidence)
 
 
@@ -85,25 +85,23 @@ def repeats_interval(
     where one side has two. ``bias`` is as in ``single_interval``, which also says when there is no interval; nor is
     there one of one run against one.
     """
-    x, y = finite(a), finite(b)
-    if (
-        not x.size
-        or not y.size
-        or max(x.size, y.size) < 2
-        or min(x.min(), y.min()) <= 0.0
-    ):
+    values_a = finite(a)
+    values_b = finite(b)
+    has_values = values_a.size > 0 and values_b.size > 0
+    if not has_values or max(values_a.size, values_b.size) < 2:
         return None
-    x, y = np.log(x), np.log(y)
-    freedom = x.size + y.size - 2
-    variance = (_squares(x) + _squares(y)) / freedom
-    by_chance = student(freedom, confidence) * math.sqrt(
-        variance * (1.0 / x.size + 1.0 / y.size)
-    )
+    if min(values_a.min(), values_b.min()) <= 0.0:
+        return None
+    logs_a = np.log(values_a)
+    logs_b = np.log(values_b)
+    freedom = logs_a.size + logs_b.size - 2
+    variance = (_squares(logs_a) + _squares(logs_b)) / freedom
+    variance_of_difference = variance * (1.0 / logs_a.size + 1.0 / logs_b.size)
+    by_chance = student(freedom, confidence) * math.sqrt(variance_of_difference)
     normal = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     half_width = math.hypot(by_chance, normal * bias)
-    return _interval_around(
-        math.exp(float(y.mean() - x.mean())), half_width, confidence
-    )
+    ratio = math.exp(float(logs_b.mean() - logs_a.mean()))
+    return _interval_around(ratio, half_width, confidence)
 
 
 def _squares(logs: Series) -> float:

@@ -33,7 +33,8 @@ from lm_profiler.record.steps import StepRow
 from lm_profiler.usage_error import UsageError
 
 # names of what waiting for a CPU does not stretch
-WITHOUT_CPU_WAITS, CPU_TIME = ("without_cpu_waits", "cpu_time")
+WITHOUT_CPU_WAITS = "without_cpu_waits"
+CPU_TIME = "cpu_time"
 
 _NORMAL_95 = 1.96
 
@@ -61,15 +62,15 @@ class Run:
         """
         seconds = np.array([row.time(part) for row in self.steps])
         mean_s = float(seconds[self.model.cut :].mean())
-        interval = mean_over_levels(self.model, seconds) or Interval(
-            mean_s, -math.inf, math.inf
-        )
+        interval = mean_over_levels(self.model, seconds)
+        if interval is None:
+            interval = Interval(mean_s, -math.inf, math.inf)
         own_s = max(interval.mean - self.waits_s.get(part, 0.0), 0.0)
         # As uncertain as with the waiting, whose scatter from step to step is not recorded.
         shift_s = own_s - interval.mean
-        return Interval(
-            own_s, interval.low + shift_s, interval.high + shift_s, interval.lag1
-        )
+        low_s = interval.low + shift_s
+        high_s = interval.high + shift_s
+        return Interval(own_s, low_s, high_s, interval.lag1)
 
     @property
     def without_cpu_waits(self) -> Interval | None:
@@ -78,9 +79,11 @@ class Run:
         In the rest it ran, slept, or waited for processes of the run itself, such as a loader's workers. None: unknown.
         """
         share = self._share_of_others
-        return self._mean_of_counters(
-            lambda counters: _without_cpu_wait_s(counters, share)
-        )
+
+        def without_wait_s(counters: StepCounters) -> float | None:
+            return _without_cpu_wait_s(counters, share)
+
+        return self._mean_of_counters(without_wait_s)
 
     @property
     def _share_of_others(self) -> float:
@@ -102,7 +105,9 @@ class Run:
         if not self.counters and self.record.mean_counters is not None:
             # the run left no counters of single steps
             mean = figure(self.record.mean_counters)
-            return None if mean is None else self._as_uncertain_as_the_step(mean)
+            if mean is None:
+                return None
+            return self._as_uncertain_as_the_step(mean)
         by_step: dict[int, list[float]] = {}
         for reading in self.counters:
             value = figure(reading)
@@ -158,11 +163,12 @@ def mean_over_levels(model: StepModel, seconds: Series) -> Interval | None:
     levels = [(begin, end) for begin, end in pairwise(model.edges) if end > begin]
     if len(levels) <= 1:
         return model.interval_of(seconds)
-    compared = seconds[model.cut :]
-    mean_s = float(compared.mean())
-    squares, lag1 = 0.0, 0.0
+    compared_s = seconds[model.cut :]
+    mean_s = float(compared_s.mean())
+    squares = 0.0
+    lag1 = 0.0
     for begin, end in levels:
-        share = (end - begin) / compared.size
+        share = (end - begin) / compared_s.size
         distance_s = float(seconds[begin:end].mean()) - mean_s
         interval = replace(model, begin=begin, end=end).interval_of(seconds)
         if interval is not None:
@@ -197,8 +203,10 @@ class Side:
                 intervals.append(run.cpu_time)
             else:
                 intervals.append(run.mean(name))
-        known = [interval for interval in intervals if interval is not None]
-        return known if len(known) == len(intervals) else None
+        known_intervals = [interval for interval in intervals if interval is not None]
+        if len(known_intervals) < len(intervals):
+            return None
+        return known_intervals
 
     def typical_s(self, part: str) -> float:
         """Return the mean step; for repeats the geometric mean of their means, which their ratio compares."""
@@ -225,14 +233,14 @@ def typical(values: Sequence[float]) -> float:
 
 def without_waiting(*sides: Side) -> list[Side]:
     """Return phases without waiting, if all runs know it: a phase that ends in a collective contains waiting."""
-    ranks = [run.record.ranks for side in sides for run in side.runs]
-    if None in ranks:
-        return list(sides)
-    stripped = []
+    for side in sides:
+        if any(run.record.ranks is None for run in side.runs):
+            return list(sides)
+    sides_without = []
     for side in sides:
         runs = [replace(run, waits_s=_waits_s(run.record.ranks)) for run in side.runs]
-        stripped.append(Side(runs, side.notes))
-    return stripped
+        sides_without.append(Side(runs, side.notes))
+    return sides_without
 
 
 def _waits_s(ranks: Ranks | None) -> dict[str, float]:
@@ -242,11 +250,12 @@ def _waits_s(ranks: Ranks | None) -> dict[str, float]:
     waits_s = {part: spread.median_s for part, spread in ranks.waiting.items()}
     if len(ranks.by_rank) == ranks.heard:
         for part in waits_s:
-            waits_s[part] = fmean(
-                rank.waiting_s.get(part, 0.0) for rank in ranks.by_rank
-            )
-    both_s = waits_s.get("forward", 0.0) + waits_s.get("backward", 0.0)
-    return {**waits_s, "forward_backward": both_s}
+            seconds = [rank.waiting_s.get(part, 0.0) for rank in ranks.by_rank]
+            waits_s[part] = fmean(seconds)
+    forward_s = waits_s.get("forward", 0.0)
+    backward_s = waits_s.get("backward", 0.0)
+    waits_s["forward_backward"] = forward_s + backward_s
+    return waits_s
 
 
 def comparable_step_s(entry: Entry) -> float | None:
@@ -279,44 +288,41 @@ def used_gpu_of_others(run: Run) -> bool:
 def read_side(label: str, entries: Sequence[Entry]) -> Side:
     """Return the runs that measured something; ``label`` is A or B."""
     runs: list[Run] = []
-    left_out: list[tuple[Path, str]] = []
+    unusable: list[tuple[Path, str]] = []
     doubts: list[tuple[Path, str]] = []
     for entry in entries:
         steps = _measured_steps(entry)
         if entry.record is None or not steps:
-            left_out.append(
-                (entry.folder, f"it has no measured step ({_how_it_ended(entry)})")
-            )
+            reason = f"it has no measured step ({_end_text(entry)})"
+            unusable.append((entry.folder, reason))
             continue
         model = model_of(steps)
-        compared = {row.step for row in steps[model.cut :]}
-        counters = [
-            reading
-            for reading in read_counters(entry.folder)
-            if reading.step in compared
-        ]
+        compared_steps = {row.step for row in steps[model.cut :]}
+        counters = []
+        for reading in read_counters(entry.folder):
+            if reading.step in compared_steps:
+                counters.append(reading)
         run = Run(entry.folder, entry.record, steps, model, counters=counters)
         runs.append(run)
-        doubts += [(entry.folder, doubt) for doubt in _doubts(entry, run)]
+        for doubt in _doubts(entry, run):
+            doubts.append((entry.folder, doubt))
     if not runs:
-        why = "expected runs, given none"
-        if left_out:
-            folder, reason = left_out[0]
-            why = f"{folder}: {reason}"
-        raise UsageError(f"{label}: {why}")
-    statements = [(folder, f"is left out: {reason}") for folder, reason in left_out]
-    notes = [
-        f"{label}: {note}" for note in _grouped([*statements, *doubts], len(entries))
-    ]
+        if not unusable:
+            raise UsageError(f"{label}: expected runs, given none")
+        folder, reason = unusable[0]
+        raise UsageError(f"{label}: {folder}: {reason}")
+    statements = [(folder, f"is left out: {reason}") for folder, reason in unusable]
+    grouped_notes = _grouped([*statements, *doubts], len(entries))
+    notes = [f"{label}: {note}" for note in grouped_notes]
     differing: dict[str, None] = {}
     for run in runs[1:]:
-        differing.update(dict.fromkeys(_as_repeat(runs[0], run)))
+        differing.update(dict.fromkeys(_differences_of_repeats(runs[0], run)))
     if differing:
         notes.append(f"{label}: its runs differ in {', '.join(differing)}")
     return Side(runs, notes)
 
 
-def _how_it_ended(entry: Entry) -> str:
+def _end_text(entry: Entry) -> str:
     if not entry.reason:
         return entry.status
     return f"{entry.status}, {_short_reason(entry)}"
@@ -324,17 +330,17 @@ def _how_it_ended(entry: Entry) -> str:
 
 def _grouped(statements: Sequence[tuple[Path, str]], runs: int) -> list[str]:
     """Return one note for each kind of statement about runs, with its first run: twenty equal notes help nobody."""
-    alike: dict[str, list[tuple[Path, str]]] = {}
+    by_kind: dict[str, list[tuple[Path, str]]] = {}
     for folder, text in statements:
         kind = re.split("[:(]", text)[0]
-        alike.setdefault(kind, []).append((folder, text))
+        by_kind.setdefault(kind, []).append((folder, text))
     notes = []
-    for group in alike.values():
+    for group in by_kind.values():
         folder, text = group[0]
         note = f"{folder} {text}"
-        others = len({other for other, _ in group}) - 1
-        if others:
-            note += f"; likewise {others} more of {runs} runs"
+        further_runs = len({group_folder for group_folder, _ in group}) - 1
+        if further_runs:
+            note += f"; likewise {further_runs} more of {runs} runs"
         notes.append(note)
     return notes
 
@@ -352,26 +358,22 @@ def _doubts(entry: Entry, run: Run) -> list[str]:
     record = run.record
     doubts = []
     if entry.status != "ok":
-        doubts.append(
-            f"ended {entry.status} ({_short_reason(entry)}); the steps that it measured count"
-        )
+        end = f"ended {entry.status} ({_short_reason(entry)})"
+        doubts.append(f"{end}; the steps that it measured count")
     if record.steadiness is not None and record.steadiness.word != "steady":
         words = ", ".join(record.steadiness.words) or "too short to call steady"
         doubts.append(f"was {words}{_course(run)}")
     steps = len(run.steps)
     if run.model.cut >= _MUCH_WARM_UP * steps:
-        doubts.append(
-            f"has warm-up among its measured steps: the first {run.model.cut} of {steps} do not count"
-        )
+        cut_steps = f"the first {run.model.cut} of {steps}"
+        doubts.append(f"has warm-up among its measured steps: {cut_steps} do not count")
     doubts += [f"was disturbed: {line}" for line in contention_lines(record.contention)]
     if record.ranks is not None and record.ranks.finding.saves_s is not None:
-        doubts.append(
-            f"has ranks that wait {record.ranks.waiting_share:.0%} of a step for {_waited_for(record.ranks)}"
-        )
+        share = f"{record.ranks.waiting_share:.0%} of a step"
+        doubts.append(f"has ranks that wait {share} for {_waited_for(record.ranks)}")
     if record.telemetry is not None and record.telemetry.throttle_reasons:
-        doubts.append(
-            f"ran on a throttled GPU ({', '.join(record.telemetry.throttle_reasons)})"
-        )
+        reasons = ", ".join(record.telemetry.throttle_reasons)
+        doubts.append(f"ran on a throttled GPU ({reasons})")
     return doubts
 
 
@@ -401,21 +403,19 @@ def _short_reason(entry: Entry) -> str:
     return reason.partition("\n")[0]
 
 
-def _as_repeat(first: Run, other: Run) -> list[str]:
+def _differences_of_repeats(run: Run, repeat: Run) -> list[str]:
     """Return what differs in the environments of two repeats; nothing else may differ."""
+    differences = unlike(run.record, repeat.record)
     ignored = SEEDS | {"program"}  # the program's own arguments may hold a seed too
-    config = [
-        difference
-        for difference in in_config(first.record, other.record)
-        if difference.path not in ignored
-    ]
-    for difference in (*unlike(first.record, other.record), *config):
+    for difference in in_config(run.record, repeat.record):
+        if difference.path not in ignored:
+            differences.append(difference)
+    if differences:
+        difference = differences[0]
         raise UsageError(
-            f"{other.folder}: expected a repeat of {first.folder}, "
+            f"{repeat.folder}: expected a repeat of {run.folder}, "
             f"given {difference.path} {difference.b} instead of {difference.a}\n"
             "the runs of a side must be repeats of one another; for a sweep, give the folder of one cell"
         )
-    return [
-        difference.path
-        for difference in in_environment(first.record, other.record) or ()
-    ]
+    in_environments = in_environment(run.record, repeat.record) or []
+    return [difference.path for difference in in_environments]
