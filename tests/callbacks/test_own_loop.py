@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, TensorDataset
 
+from lm_profiler.analysis.compare.differences import unlike
 from lm_profiler.callbacks.hooked_run import LoopSearch
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.marks.torch_hooks import DOOR, loader_iterators
@@ -430,3 +431,14 @@ def test_a_compiled_step_trains_as_without(capsys: pytest.CaptureFixture[str]) -
     with profile_with(options()):
         profiled = train(torch.compile(backend="eager"))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(bare, profiled, strict=True))
+
+
+def test_a_comparison_names_the_kinds_of_loops() -> None:
+    with profile_with(options()) as run:
+        steps_with(run)
+    assert run.record is not None
+    of_a_trainer = run.record.model_copy(update={"loop": "Trainer"})
+    assert [(difference.path, difference.a, difference.b) for difference in unlike(of_a_trainer, run.record)] == [
+        ("loop", "Trainer", "own")
+    ]
+    assert unlike(run.record, run.record) == []

@@ -169,7 +169,7 @@ def step_lines(record: RunRecord) -> list[str]:
     if phrases:
         lines.append(f"steps: {'; '.join(phrases)}")
     lines += _parts(steadiness)
-    lines += _not_seen(steadiness)
+    lines += _not_seen(steadiness, can_be_watched=record.loop == "Trainer")
     return lines
 
 
@@ -204,13 +204,16 @@ def _kinds(steadiness: Steadiness) -> list[str]:
     return [f"{number} kinds of steps, {shares}, without an order"]
 
 
-def _not_seen(steadiness: Steadiness) -> list[str]:
+def _not_seen(steadiness: Steadiness, can_be_watched: bool) -> list[str]:
     """Return a line on what so short a window cannot show; none if it is long, or its length is unknown."""
     took_s = steadiness.took_s
     if took_s is None or took_s >= _LONG_WINDOW_S:
         return []
     length = f"{counted(_steps_used(steadiness), 'step')} or {duration_text(took_s)}"
-    return [f"not seen: anything rarer than once in {length}; --watch=true reports it"]
+    line = f"not seen: anything rarer than once in {length}"
+    if can_be_watched:
+        line += "; --watch=true reports it"
+    return [line]
 
 
 def _steps_used(steadiness: Steadiness) -> int:
