@@ -493,9 +493,16 @@ def check_attention_of(model: LightningModule, trainer: Trainer, verb: Verb) -> 
         dtype = torch.float32
     device = trainer.strategy.root_device
     is_causal = getattr(model, "is_causal", True)
+    options = getattr(model, "attention_options", None)
     try:
         check_attention(
-            name, width, dtype, device, backward=verb == "fit", is_causal=is_causal
+            name,
+            width,
+            dtype,
+            device,
+            backward=verb == "fit",
+            is_causal=is_causal,
+            options=options,
         )
     except UsageError as error:
         raise UsageError(f"model.{error}") from error.__cause__

@@ -5,7 +5,7 @@ Shapes: B batch, T context, D width of the model, H heads, K heads of keys and v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -97,13 +97,21 @@ def imported(subject: str, kind: str, name: str) -> Any:
     return attribute_value
 
 
-def attention_function(name: str, is_causal: bool = True) -> AttentionFunction:
-    """Return our own function called ``name``, or the one that ``package.module:function`` names."""
+def attention_function(
+    name: str, is_causal: bool = True, options: Mapping[str, Any] | None = None
+) -> AttentionFunction:
+    """Return our own function called ``name``, or the one that ``package.module:function`` names.
+
+    ``options`` are further arguments of the user's function, such as the sizes of its tiles.
+    """
     if name in ATTENTION:
+        expect(not options, "attention_options", f"none with {name}", options)
         function = ATTENTION[name]
         return function if is_causal else partial(function, is_causal=False)
     function = imported("attention", "a function", name)
     expect(callable(function), "attention", "a function", name)
+    if options:
+        function = partial(function, **options)
     if _takes_is_causal(function):
         return partial(function, is_causal=is_causal)
     # An autograd.Function's `apply` takes any arguments, but none by name.
@@ -140,6 +148,7 @@ def check_attention(
     device: torch.device,
     backward: bool,
     is_causal: bool = True,
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     """Compare a user's function with the definition in float64: its values and, with ``backward``, its gradients.
 
@@ -157,7 +166,7 @@ def check_attention(
     truths = _results(
         attention_function("math", is_causal), qkv_float64, upstream.double(), backward
     )
-    function = attention_function(name, is_causal)
+    function = attention_function(name, is_causal, options)
     try:
         results = _results(
             function,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -26,6 +27,7 @@ class AttentionAlone(LightningModule):
         d_model: Width of Q, K and V (D).
         attention: `sdpa` is PyTorch's fused attention, `math` writes scores, mask and softmax out;
             `package.module:function` takes (q, k, v, is_causal), and is checked before it is timed.
+        attention_options: Further arguments of your own function, such as the sizes of its tiles and its warps.
         is_causal: Whether a token does not see later tokens.
         compile: Compile it with torch.compile.
     """
@@ -36,13 +38,15 @@ class AttentionAlone(LightningModule):
         self,
         d_model: int = 64,
         attention: str = "sdpa",
+        attention_options: dict[str, Any] | None = None,
         is_causal: bool = True,
         compile: bool = False,  # noqa: A002 - the option's name on the command line
     ) -> None:
         super().__init__()
         expect(d_model >= 1, "d_model", "1 or more", d_model)
         check_attention_name(attention)
-        self.attend = attention_function(attention, is_causal)
+        self.attend = attention_function(attention, is_causal, attention_options)
+        self.attention_options = attention_options
         self.d_model = d_model
         self.attention = attention
         self.is_causal = is_causal

@@ -163,3 +163,22 @@ def test_a_cell_of_the_grid_that_runs_out_of_memory_says_so_in_every_table(
         assert main(["report", "logs", *how]) == 0
         [row] = [line.split() for line in capsys.readouterr().out.splitlines() if line.endswith(" OOM")]
         assert "32" in row
+
+
+def test_options_of_a_function_reach_it_and_ours_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def tiled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, tile: int = 1) -> torch.Tensor:
+        calls.append(tile)
+        return transformer.math(q, k, v, is_causal)
+
+    monkeypatch.setitem(sys.modules, "tiles", SimpleNamespace(tiled=tiled))
+    module = AttentionAlone(D, "tiles:tiled", attention_options={"tile": 64})
+    q = torch.randn(1, 1, T, D)
+    assert torch.equal(module.attend(q, q, q), transformer.math(q, q, q))
+    assert calls == [64]
+    given = SimpleNamespace(precision="32-true", strategy=SimpleNamespace(root_device=torch.device("cpu")))
+    trainer_cli.check_attention_of(module, given, "fit")  # type: ignore[arg-type]
+    assert set(calls) == {64}
+    told = refusal(UsageError, lambda: AttentionAlone(D, "sdpa", attention_options={"tile": 64}))
+    assert told == "attention_options: expected none with sdpa, given {'tile': 64}"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.figure import Figure, Place
 from lm_profiler.record.kernels import (
     KernelRow,
     KernelTable,
@@ -18,22 +17,13 @@ from lm_profiler.record.kernels import (
 )
 from lm_profiler.record.run_record import RecordError
 from lm_profiler.record.text import shortened
+from lm_profiler.report.tables.computed_column import ComputedColumn, figure_column
 
 _PASSES = ("forward", "backward")
 _PRODUCTS = ("matmul", "attention")
 
 
-class KernelColumn(NamedTuple):
-    """The name, title and meaning of a column, its value in a run's kernels, and its unit; None for a text."""
-
-    name: str
-    title: str
-    meaning: str
-    get: Callable[[Entry], float | str | None]
-    quantity: Figure | None
-
-
-def kernel_columns() -> list[KernelColumn]:
+def kernel_columns() -> list[ComputedColumn]:
     """Return all columns, those of shares first."""
     columns = []
     for kind in get_args(Kind):
@@ -88,22 +78,14 @@ def kernel_columns() -> list[KernelColumn]:
 
 def _share_column(
     name: str, title: str, meaning: str, kind: Kind, phase: str | None
-) -> KernelColumn:
-    # The record does not hold the figure, so the quantity serves for the texts alone.
-    quantity = Figure(title, "%", meaning, name, compute=_unknown, place=Place.ASKED)
-    return KernelColumn(name, title, meaning, partial(_share, kind, phase), quantity)
+) -> ComputedColumn:
+    return figure_column(name, title, "%", meaning, partial(_share, kind, phase))
 
 
 def _top_column(
     name: str, title: str, meaning: str, phase: str | None, without: Sequence[str]
-) -> KernelColumn:
-    return KernelColumn(
-        name, title, meaning, partial(_top_kernel, phase, without), None
-    )
-
-
-def _unknown(record: object) -> None:
-    return None
+) -> ComputedColumn:
+    return ComputedColumn(name, title, meaning, partial(_top_kernel, phase, without))
 
 
 def _share(kind: Kind, phase: str | None, entry: Entry) -> float | None:

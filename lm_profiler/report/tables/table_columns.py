@@ -28,6 +28,7 @@ from lm_profiler.record.quantities import (
     overview,
 )
 from lm_profiler.record.run_record import Environment, RunRecord
+from lm_profiler.report.tables.attention_columns import attention_columns
 from lm_profiler.report.tables.kernel_columns import kernel_columns
 from lm_profiler.report.tables.table import Table, text_table
 from lm_profiler.usage_error import UsageError, did_you_mean
@@ -291,6 +292,7 @@ _FACTS: dict[str, tuple[Column, ...]] = {
 
 
 _KERNELS = "Kernels of the traced steps"
+_ATTENTION = "Attention alone"
 
 
 def _named_columns() -> dict[str, Column]:
@@ -311,16 +313,12 @@ def _named_columns() -> dict[str, Column]:
             place=figure.place,
             quantity=None if figure.is_text else figure,
         )
-    for kernels in kernel_columns():
-        columns[kernels.name] = Column(
-            kernels.name,
-            kernels.title,
-            kernels.get,
-            kernels.meaning,
-            group=_KERNELS,
-            place=Place.ASKED,
-            quantity=kernels.quantity,
-        )
+    computed = {_KERNELS: kernel_columns(), _ATTENTION: attention_columns()}
+    for group, computed_columns in computed.items():
+        for computed_column in computed_columns:
+            columns[computed_column.name] = Column(
+                **computed_column._asdict(), group=group, place=Place.ASKED
+            )
     return columns
 
 

@@ -1,0 +1,80 @@
+"""Columns about attention alone: FLOP/s of each pass, and their share of the device's peak.
+
+FLOPs are those of FlashAttention's tables (Dao 2023): 4 for each pair of tokens and number of a query, half of it with
+a causal mask; 2.5 times as many in backward, which computes the scores again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.report.tables.computed_column import ComputedColumn, figure_column
+
+_FLOPS_OF_PAIR = 4
+_BACKWARD_OVER_FORWARD = 2.5
+_PASSES = ("forward", "backward")
+
+
+def attention_columns() -> list[ComputedColumn]:
+    """Return the columns; they are unknown for runs of anything but attention alone."""
+    columns = []
+    for phase in _PASSES:
+        columns.append(
+            figure_column(
+                f"attention_{phase}_flops_per_s",
+                f"attention {phase}",
+                "TFLOP/s",
+                f"FLOPs of attention alone / the time of its {phase}",
+                partial(_flops_per_s, phase),
+            )
+        )
+        columns.append(
+            figure_column(
+                f"attention_{phase}_of_peak",
+                f"attention {phase} of peak",
+                "%",
+                f"the same over the device's peak, {phase}",
+                partial(_share_of_peak, phase),
+            )
+        )
+    return columns
+
+
+def _flops_per_s(phase: str, entry: Entry) -> float | None:
+    flops = _forward_flops(entry)
+    if flops is None or entry.record is None:
+        return None
+    seconds = TIMES[phase].get(entry.record)
+    if not seconds:
+        return None
+    if phase == "backward":
+        flops *= _BACKWARD_OVER_FORWARD
+    return float(flops / seconds)
+
+
+def _share_of_peak(phase: str, entry: Entry) -> float | None:
+    flops_per_s = _flops_per_s(phase, entry)
+    if flops_per_s is None or entry.record is None:
+        return None
+    use = entry.record.utilisation
+    if use is None or not use.peak_flops_per_s:
+        return None
+    return float(flops_per_s / use.peak_flops_per_s)
+
+
+def _forward_flops(entry: Entry) -> float | None:
+    """Return the FLOPs of a forward pass over all sequences; None for another module."""
+    width, size = entry.option("model.d_model"), entry.option("model.size")
+    tokens = entry.option("data.context_length")
+    sequences = entry.option("data.batch_size")
+    numbers = (width, tokens, sequences)
+    is_alone = size is None and entry.option("model.num_layers") is None
+    if not is_alone or not all(isinstance(number, int) for number in numbers):
+        return None
+    flops = float(_FLOPS_OF_PAIR * sequences * tokens**2 * width)
+    is_causal = entry.option("model.is_causal")
+    if is_causal is None or is_causal:
+        return flops / 2
+    return flops
