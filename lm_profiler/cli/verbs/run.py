@@ -110,6 +110,8 @@ def run(options: Options) -> int:
         "claims": str(claims),
     }
     os.environ[VARIABLE] = json.dumps(request)
+    # Torch reads it once, when it is imported: its tracer would print two lines of our trace into the program's output.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     program = options.program[0]
     if shutil.which(program) is not None:  # otherwise there is no process to wait for
         _watch_for_end(claims, options)
