@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from stored_texts import assert_stored
 from lm_profiler.analysis.plan.planned import smallest_gpu
 from lm_profiler.cli.rehearse import Unplanned
 from lm_profiler.cli.verbs import plan
+from lm_profiler.models.config import preset
 from lm_profiler.usage_error import UsageError
 
 
@@ -118,7 +118,7 @@ def test_weights_that_are_too_large_get_the_table_the_alternatives_and_the_small
         "--model.num_layers=2",
         "--data.context_length=16",
     ]
-    weights_bytes = 4 * _parameters(capsys, model)
+    weights_bytes = 4 * preset("small", d_model=128, num_heads=4, num_layers=2).num_parameters()
     options = plan.Options(memory=f"{weights_bytes // 2 // 1000}kB", options=model)
     assert plan.run(options) == 1
     said = capsys.readouterr().out
@@ -127,12 +127,6 @@ def test_weights_that_are_too_large_get_the_table_the_alternatives_and_the_small
     assert "the smallest GPU that fits: " in said
     assert "not even a batch of 1" in said
     assert "--trainer.precision=bf16-true" in said
-
-
-def _parameters(capsys: pytest.CaptureFixture[str], model: list[str]) -> int:
-    assert plan.run(plan.Options(memory="10GiB", options=model, format="json")) == 0
-    planned = json.loads(capsys.readouterr().out)["planned"]
-    return int(planned["model"]["parameters"])
 
 
 @pytest.mark.parametrize("needs_gib, name", [(23.0, "NVIDIA GeForce RTX 4090"), (40.0, "NVIDIA L40S"), (1e4, None)])
