@@ -96,14 +96,13 @@ def _answers(collection: Collection, top_table: Table | None) -> dict[str, Any]:
     limits = _limits(len(recorded))
     answers: dict[str, Any] = {"runs": listed | {"given": _top_blocks(top_table)}}
     for route, view in VIEWS.items():
-        answers[route] = {
-            name: view.answer(entry, limits) for name, entry in recorded.items()
-        }
+        blocks_by_run = {}
+        for name, entry in recorded.items():
+            blocks_by_run[name] = view.answer(entry, limits)
+        answers[route] = blocks_by_run
+    note = "Left out to keep this page small: `report RUN --kernels` shows them."
     for name in list(recorded)[_KERNEL_RUNS:]:
-        left_out = (
-            "Left out to keep this page small: `report RUN --kernels` shows them."
-        )
-        answers["kernels"][name] = [line(left_out, "quiet")]
+        answers["kernels"][name] = [line(note, "quiet")]
     return answers
 
 

@@ -140,14 +140,13 @@ def error_bar_text(figures: Iterable[Estimate]) -> str:
 def wrapped(text: str, inches: float) -> str:
     """Return ``text`` on at most two lines no wider than ``inches``; the rest is left out."""
     width = max(8, int(inches * _CHARACTERS_PER_INCH))
-    return "\n".join(
-        textwrap.wrap(
-            text, width, max_lines=2, placeholder=" …", break_on_hyphens=False
-        )
+    lines = textwrap.wrap(
+        text, width, max_lines=2, placeholder=" …", break_on_hyphens=False
     )
+    return "\n".join(lines)
 
 
-def thinned(count: int, most: int) -> range:
-    """Return every k-th of ``count`` places, with the smallest k for which at most ``most`` are left."""
-    interval = math.ceil(count / most)
+def thinned(count: int, most_places: int) -> range:
+    """Return every k-th of ``count`` places, with the smallest k for which at most ``most_places`` are left."""
+    interval = math.ceil(count / most_places)
     return range(0, count, max(1, interval))

@@ -135,24 +135,21 @@ def bars(groups: Sequence[Group], column: Column, is_logarithmic: bool) -> Figur
     figures = [estimate(group.entries, column) for group in groups]
     drawn = error_bars(enumerate(figures), quantity.scale)
     axes.barh(drawn.places, drawn.values, 0.72, color=SERIES_COLOURS[0])
-    around = (drawn.below, drawn.above)
     axes.errorbar(
         drawn.values,
         drawn.places,
-        xerr=around,
+        xerr=(drawn.below, drawn.above),
         fmt="none",
         ecolor="black",
         capsize=3,
         lw=1.2,
     )
     labels = []
-    for group, known in zip(groups, figures, strict=True):
-        trouble = group.trouble or "unknown"
-        labels.append(
-            shortened(group.label, 48)
-            if known.value is not None
-            else f"{group.label}: {trouble}"
-        )
+    for group, figure_of_group in zip(groups, figures, strict=True):
+        label = f"{group.label}: {group.trouble or 'unknown'}"
+        if figure_of_group.value is not None:
+            label = shortened(group.label, 48)
+        labels.append(label)
     axes.set_yticks(range(len(groups)), labels)
     axes.set_ylim(len(groups) - 0.4, -0.6)
     if is_logarithmic:

@@ -140,10 +140,12 @@ def _is_number_of_all(fact: Column, entries: Sequence[Entry]) -> bool:
 def _groups_along(
     axis: Column, facts: Sequence[Column], entries: Sequence[Entry]
 ) -> list[Group]:
-    columns = [axis, *(fact for fact in facts if fact.name != axis.name)]
-    return [
-        Group(alike, columns) for alike in group_by_facts(entries, columns).values()
-    ]
+    columns = [axis]
+    for fact in facts:
+        if fact.name != axis.name:
+            columns.append(fact)
+    by_facts = group_by_facts(entries, columns)
+    return [Group(run_group, columns) for run_group in by_facts.values()]
 
 
 def differing_facts(entries: Sequence[Entry]) -> list[Column]:

@@ -226,8 +226,8 @@ class _Lanes:
         lengths = {}
         for phase, spans in self.compute.items():
             lengths[phase] = sum(length for _, length in spans)
-        least = _WIDE_ENOUGH * sum(lengths.values())
-        return {phase for phase, length in lengths.items() if length > least}
+        least_length = _WIDE_ENOUGH * sum(lengths.values())
+        return {phase for phase, length in lengths.items() if length > least_length}
 
 
 def overlap(groups: Sequence[Group]) -> Figure:

@@ -162,11 +162,10 @@ def phases(groups: Sequence[Group]) -> Figure:
     scale = TIMES["step"].scale
     bars = error_bars(enumerate(steps), scale)
     if bars.values:
-        around = (bars.below, bars.above)
         axes.errorbar(
             bars.values,
             bars.places,
-            xerr=around,
+            xerr=(bars.below, bars.above),
             fmt="|",
             color="black",
             ms=9,
@@ -175,21 +174,20 @@ def phases(groups: Sequence[Group]) -> Figure:
         )
 
     named_rows = thinned(count, _MOST_NAMES)
-    labels = [
-        wrapped(shortened(groups[row].label, 64), _NAME_WIDTH) for row in named_rows
-    ]
+    labels = []
+    step_texts = []
+    for row in named_rows:
+        labels.append(wrapped(shortened(groups[row].label, 64), _NAME_WIDTH))
+        step_texts.append(_step_text(steps[row], groups[row].trouble))
     axes.set_yticks(list(named_rows), labels)
     axes.set_ylim(count - 0.4, -0.6)
     highest_ms = [(step.high or step.value or 0.0) * scale for step in steps]
     axes.set_xlim(0, 1.03 * max([*ends_ms, *highest_ms]) or 1.0)
     # a column: next to the bars the longest text would squeeze them all
-    beside = axes.secondary_yaxis("right")
-    beside.set_yticks(
-        list(named_rows),
-        [_step_text(steps[row], groups[row].trouble) for row in named_rows],
-    )
-    beside.tick_params(length=0)
-    beside.spines["right"].set_visible(False)
+    right_axis = axes.secondary_yaxis("right")
+    right_axis.set_yticks(list(named_rows), step_texts)
+    right_axis.tick_params(length=0)
+    right_axis.spines["right"].set_visible(False)
     axes.grid(visible=False, axis="y")
 
     lines = ["step time (ms)", "phases and step: means"]
@@ -273,10 +271,10 @@ def _figure_against_fact(
     all_lines = groups_by_line(groups)
     lines = _distinct_lines(all_lines, column, _SAME_SHARE * max(values))
     for index, (name, groups_of_line) in enumerate(lines.items()):
-        points = [
-            (axis.places[group.values[0]], estimate(group.entries, column))
-            for group in groups_of_line
-        ]
+        points = []
+        for group in groups_of_line:
+            place = axis.places[group.values[0]]
+            points.append((place, estimate(group.entries, column)))
         label = name if index < _MOST_LINES else "_"
         _draw_line(
             axes,
@@ -293,9 +291,8 @@ def _figure_against_fact(
 
     columns = groups[0].columns
     axes.set_xlabel("\n".join([wrapped(columns[0].title, _WIDTH), *trouble_lines]))
-    axes.set_ylabel(
-        "\n".join(filter(None, (quantity.heading, error_bar_text(figures))))
-    )
+    label_lines = filter(None, (quantity.heading, error_bar_text(figures)))
+    axes.set_ylabel("\n".join(label_lines))
     if len(all_lines) > 1:
         title = shortened(columns[1].title, 24) if len(columns) == 2 else ""
         if len(lines) > _MOST_LINES:
@@ -319,11 +316,10 @@ def _draw_line(
     if is_connected:
         style += _DASHES[index // len(SERIES_COLOURS) % len(_DASHES)]
     bars = error_bars(points, scale)
-    around = (bars.below, bars.above)
     axes.errorbar(
         bars.places,
         bars.values,
-        yerr=around,
+        yerr=(bars.below, bars.above),
         color=colour,
         capsize=3,
         fmt=style,
@@ -338,40 +334,40 @@ ValuesByPlace = Mapping[Any, float | None]
 
 
 def _distinct_lines(
-    lines: Mapping[str, list[Group]], column: Column, same: float
+    lines: Mapping[str, list[Group]], column: Column, least_difference: float
 ) -> dict[str, list[Group]]:
-    """Return the lines to draw by their labels. Lines whose values differ by less than ``same`` are one.
+    """Return the lines to draw by their labels. Lines whose values differ by less than ``least_difference`` are one.
 
     Otherwise the last one drawn would hide the others. Its label names all of them, each on a line of its own.
     """
     values_by_line: dict[str, ValuesByPlace] = {}
     for name, groups in lines.items():
-        values_by_line[name] = {
-            group.values[0]: estimate(group.entries, column).value for group in groups
-        }
+        by_place = {}
+        for group in groups:
+            by_place[group.values[0]] = estimate(group.entries, column).value
+        values_by_line[name] = by_place
     twins: dict[str, list[str]] = {}  # by the first of them
     for name, values in values_by_line.items():
-        twin = next(
-            (
-                other
-                for other in twins
-                if _are_same(values, values_by_line[other], same)
-            ),
-            name,
-        )
-        twins.setdefault(twin, []).append(shortened(name))
+        main_line = name
+        for drawn_line in twins:
+            if _hide_each_other(values, values_by_line[drawn_line], least_difference):
+                main_line = drawn_line
+                break
+        twins.setdefault(main_line, []).append(shortened(name))
     return {" =\n".join(names): lines[name] for name, names in twins.items()}
 
 
-def _are_same(values: ValuesByPlace, others: ValuesByPlace, same: float) -> bool:
-    if values.keys() != others.keys():
+def _hide_each_other(
+    values_a: ValuesByPlace, values_b: ValuesByPlace, least_difference: float
+) -> bool:
+    if values_a.keys() != values_b.keys():
         return False
-    for place, value in values.items():
-        other = others[place]
-        if value is None or other is None:
-            if value is not other:
+    for place, value_a in values_a.items():
+        value_b = values_b[place]
+        if value_a is None or value_b is None:
+            if value_a is not value_b:
                 return False
-        elif abs(value - other) >= same:
+        elif abs(value_a - value_b) >= least_difference:
             return False
     return True
 
@@ -414,22 +410,21 @@ def _set_ticks(axes: Axes, axis: Axis) -> None:
 
 def bandwidths(rows: Sequence[LinkFigures]) -> Figure:
     """Draw bus bandwidth against size, a line for each collective, with a dash pattern for each number of processes."""
-    known = [row for row in rows if row.bus_bandwidth]
-    if not known:
+    timed_rows = [row for row in rows if row.bus_bandwidth]
+    if not timed_rows:
         raise UsageError(
             "plot: expected a collective that could be timed, given none; the table gives the reason"
         )
 
     figure, axes = new_figure(_WIDTH, 4.0)
-    links = list(dict.fromkeys((row.backend, row.ranks) for row in known))
-    operations = list(dict.fromkeys(row.op for row in known))
+    links = list(dict.fromkeys((row.backend, row.ranks) for row in timed_rows))
+    operations = list(dict.fromkeys(row.op for row in timed_rows))
     for link_index, (backend, ranks) in enumerate(links):
         for index, operation in enumerate(operations):
-            line = [
-                row
-                for row in known
-                if (row.backend, row.ranks, row.op) == (backend, ranks, operation)
-            ]
+            line = []
+            for row in timed_rows:
+                if (row.backend, row.ranks, row.op) == (backend, ranks, operation):
+                    line.append(row)
             label = operation
             if len(links) > 1:
                 label += f", {ranks} x {backend}"
@@ -441,9 +436,8 @@ def bandwidths(rows: Sequence[LinkFigures]) -> Figure:
                 linestyle=_DASHES[link_index % len(_DASHES)],
                 label=label,
             )
-    _use_logarithmic_axes(
-        axes, sizes=sorted({row.size_bytes * SIZE.scale for row in known})
-    )
+    sizes = {row.size_bytes * SIZE.scale for row in timed_rows}
+    _use_logarithmic_axes(axes, sizes=sorted(sizes))
     axes.set_xlabel(SIZE.heading)
     axes.set_ylabel("bus bandwidth (GB/s)")
     title = ""

@@ -286,17 +286,17 @@ def _throughput(record: RunRecord) -> list[str]:
 
 
 def _utilisation_texts(use: Utilisation) -> list[str]:
-    at_least = f"{AT_LEAST} " if use.flops.uncounted else ""
-    text = f"MFU {at_least}{MFU.show(use.mfu)}"
+    bound = f"{AT_LEAST} " if use.flops.uncounted else ""
+    text = f"MFU {bound}{MFU.show(use.mfu)}"
     if use.peak_flops_per_s is not None:
         text += f" of {with_prefix(use.peak_flops_per_s, 'FLOP/s')} ({use.dtype})"
     if use.mixed_mfu is not None:
         parts = [f"{part.dtype} {MFU.show(part.mfu)}" for part in use.by_dtype]
-        text += f", {at_least}{percent(use.mixed_mfu)} with each dtype at its own peak ({', '.join(parts)})"
+        text += f", {bound}{percent(use.mixed_mfu)} with each dtype at its own peak ({', '.join(parts)})"
     if use.of_ceiling is None or use.ceiling_flops_per_s is None:
         return [text]
     ceiling = with_prefix(use.ceiling_flops_per_s, "FLOP/s")
-    share = f"{at_least}{percent(use.of_ceiling)}"
+    share = f"{bound}{percent(use.of_ceiling)}"
     return [text, f"{share} of the matmul rate measured here ({ceiling})"]
 
 

@@ -64,10 +64,10 @@ def _side_line(label: str, side: TraceSide) -> str:
 
 
 def _differences(
-    what: str, differences: Sequence[TimeDifference], has_module: bool
+    noun: str, differences: Sequence[TimeDifference], has_module: bool
 ) -> Table:
     """Return a table of the largest differences, with the sum of the others below."""
-    titles = [what, "change", "A ms", "B ms", "difference", "A calls", "B calls"]
+    titles = [noun, "change", "A ms", "B ms", "difference", "A calls", "B calls"]
     if has_module:
         titles.insert(1, "module")
     hidden = differences[_LARGEST:]
@@ -78,7 +78,7 @@ def _differences(
             f"{counted(len(hidden), 'smaller difference')}, {_signed_ms(hidden_s)} ms together"
         )
     rows = _difference_rows(differences[:_LARGEST], has_module)
-    return text_table(titles, rows, left=3 if has_module else 2, title=f"by {what}, the largest difference first",
+    return text_table(titles, rows, left=3 if has_module else 2, title=f"by {noun}, the largest difference first",
                       below=lines_below)  # fmt: skip
 
 

@@ -56,8 +56,9 @@ def trace_tables(answer: TraceAnswer) -> list[Table]:
     tables += _collective_tables(answer)
     tables += _copy_tables(answer)
     if answer.waterfall is not None:
-        first, *others = tables_of_waterfall(answer.waterfall)
-        tables += [replace(first, title="waterfall of the traced step"), *others]
+        terms, *further_tables = tables_of_waterfall(answer.waterfall)
+        tables.append(replace(terms, title="waterfall of the traced step"))
+        tables += further_tables
     return tables
 
 

@@ -40,10 +40,9 @@ def entries_where(entries: Sequence[Entry], conditions: Sequence[str]) -> list[E
     chosen = [entry for entry in entries if _meets(entry, parsed)]
     if not chosen:
         columns = {condition.column.name: condition.column for condition in parsed}
-        known = "; ".join(_values_text(column, entries) for column in columns.values())
-        raise UsageError(
-            f"where: expected runs with {', '.join(conditions)}, found none; {known}"
-        )
+        values = [_values_text(column, entries) for column in columns.values()]
+        expected = f"expected runs with {', '.join(conditions)}"
+        raise UsageError(f"where: {expected}, found none; {'; '.join(values)}")
     return chosen
 
 
@@ -78,5 +77,5 @@ def _condition(text: str, entries: Sequence[Entry]) -> Condition:
 
 def _values_text(column: Column, entries: Sequence[Entry]) -> str:
     values: list[Any] = distinct_values(column.get(entry) for entry in entries)
-    shown = [fact_text(value) for value in values[:_MOST_VALUES]]
-    return f"{column.name} is {', '.join(shown) or 'unknown'}"
+    texts = [fact_text(value) for value in values[:_MOST_VALUES]]
+    return f"{column.name} is {', '.join(texts) or 'unknown'}"

@@ -53,25 +53,25 @@ _STEP = TIMES["step"]
 
 def pivot(
     entries: Sequence[Entry],
-    down: Sequence[Column],
-    across: Sequence[Column],
+    row_facts: Sequence[Column],
+    column_facts: Sequence[Column],
     value: Column,
 ) -> Table:
     """Return ``value`` by the facts ``down`` and ``across``, or a word for why there is none."""
-    facts = [*down, *across]
-    rows = group_by_facts(entries, down)
-    columns = group_by_facts(entries, across)
+    facts = [*row_facts, *column_facts]
+    rows = group_by_facts(entries, row_facts)
+    columns = group_by_facts(entries, column_facts)
     cells = group_by_facts(entries, facts)
-    headings = [heading(fact, list(rows.values())) for fact in down]
+    headings = [heading(fact, list(rows.values())) for fact in row_facts]
     fact_names = [fact_heading.name for fact_heading in headings]
-    pivot_titles = [_pivot_title(group, across) for group in columns.values()]
+    pivot_titles = [_pivot_title(group, column_facts) for group in columns.values()]
     for title in _distinct_titles(fact_names, pivot_titles):
         headings.append(Heading(title, title, figures=True))
 
     body = []
     has_intervals = False
     for row_key, group in rows.items():
-        row = [fact_cell(group, fact) for fact in down]
+        row = [fact_cell(group, fact) for fact in row_facts]
         for column_key in columns:
             row.append(value_cell(cells.get((*row_key, *column_key), ()), value))
         has_intervals = has_intervals or any(cell.low is not None for cell in row)
@@ -86,8 +86,11 @@ def pivot(
     return Table(headings, body, above=[title], below=notes(groups, facts, [value]))
 
 
-def _pivot_title(group: RunGroup, across: Sequence[Column]) -> str:
-    return " ".join(fact_text(fact_value(group, fact)) for fact in across) or "unknown"
+def _pivot_title(group: RunGroup, column_facts: Sequence[Column]) -> str:
+    return (
+        " ".join(fact_text(fact_value(group, fact)) for fact in column_facts)
+        or "unknown"
+    )
 
 
 def _distinct_titles(names: Sequence[str], titles: Sequence[str]) -> list[str]:
@@ -357,19 +360,19 @@ def modes(entries: Sequence[Entry]) -> Table:
     facts += [fact for fact in _distinguishing(entries) if fact not in _FACTS_OF_MODES]
     if any(entry.cell is not None and entry.cell.repeat for entry in entries):
         facts.append(COLUMNS["repeat"])
-    down = list(dict.fromkeys(facts))
-    rows = list(group_by_facts(entries, down).values())
-    headings = [heading(fact, rows) for fact in down]
+    row_facts = list(dict.fromkeys(facts))
+    rows = list(group_by_facts(entries, row_facts).values())
+    headings = [heading(fact, rows) for fact in row_facts]
     for part, title in MODES.items():
         title_with_unit = f"{title} ({_STEP.shown_unit})"
         headings.append(Heading(f"{part}_s", title_with_unit, figures=True))
     body = []
     for row in rows:
-        cells = [fact_cell(row, fact) for fact in down]
+        cells = [fact_cell(row, fact) for fact in row_facts]
         cells += [_mode_cell(row, part) for part in MODES]
         body.append(cells)
     lines_above = ["mean ± standard deviation of the steps"]
-    lines_above += shared_fact_lines(rows, [*down, *_FACTS_OF_MODES])
+    lines_above += shared_fact_lines(rows, [*row_facts, *_FACTS_OF_MODES])
     lines_below = notes(groups, message_columns(naming_columns(groups)))
     return Table(headings, body, lines_above, lines_below)
 
@@ -423,16 +426,16 @@ def devices(entries: Sequence[Entry]) -> Table:
     fact_names = ["size", *DIMENSIONS]
     if any(entry.cut is not None for entry in entries):
         fact_names.append("warmup_steps")
-    down = [COLUMNS[name] for name in fact_names]
-    rows = group_by_facts(entries, down)
-    across = group_by_facts(entries, [device])
-    cells = group_by_facts(entries, [*down, device])
+    row_facts = [COLUMNS[name] for name in fact_names]
+    rows = group_by_facts(entries, row_facts)
+    column_facts = group_by_facts(entries, [device])
+    cells = group_by_facts(entries, [*row_facts, device])
 
     body = []
     for row_key, group in rows.items():
-        row = [fact_cell(group, fact) for fact in down]
+        row = [fact_cell(group, fact) for fact in row_facts]
         row.append(_parameters_cell(group))
-        for device_key in across:
+        for device_key in column_facts:
             runs = cells.get((*row_key, *device_key), ())
             row += [_milliseconds_cell(runs, part) for part in _DEVICE_PARTS.values()]
         body.append(row)
@@ -442,7 +445,7 @@ def devices(entries: Sequence[Entry]) -> Table:
         headings.append(Heading(name, name, figures=True))
     headings.append(Heading("num_params", "num_params"))
     shown_names = device_names(entries)
-    for group in across.values():
+    for group in column_facts.values():
         device_name = shown_names[fact_value(group, device)]
         if device_name in _UPPER_CASE:
             device_name = device_name.upper()
@@ -452,10 +455,10 @@ def devices(entries: Sequence[Entry]) -> Table:
 
     groups = list(cells.values())
     is_merged = any(len(group) > 1 for group in groups)
-    lines_above = shared_fact_lines(groups, [*down, device, COLUMNS["parameters"]])
+    lines_above = shared_fact_lines(groups, [*row_facts, device, COLUMNS["parameters"]])
     lines_below = [
         MERGE_NOTE if is_merged else "means",
-        *notes(groups, [*down, device]),
+        *notes(groups, [*row_facts, device]),
     ]
     return Table(headings, body, lines_above, lines_below)
 

@@ -40,10 +40,10 @@ def _remedies(entry: Entry) -> list[str]:
     command = _command(entry)
     failure = entry.record.failure if entry.record is not None else None
     if failure is not None and failure.remedies:
-        best, *others = failure.remedies
+        best, *alternatives = failure.remedies
         lines = [f"  would fit, as planned: {command} {best}"]
-        if others:
-            lines.append(f"  or instead: {' or '.join(others)}")
+        if alternatives:
+            lines.append(f"  or instead: {' or '.join(alternatives)}")
         return lines
     if " -m lm_profiler fit " in command:
         plan_command = command.replace(
@@ -125,14 +125,14 @@ def _best_line(cells: CellsByBlocks) -> str | None:
     best = min(in_order, key=lambda blocks: peaks[blocks])
     position = in_order.index(best)
     neighbours = in_order[max(position - 1, 0) : position + 2]
-    others = [blocks for blocks in neighbours if blocks not in (best, ())]
+    compared = [blocks for blocks in neighbours if blocks not in (best, ())]
     if best != () and () in peaks:
-        others.insert(0, ())
+        compared.insert(0, ())
     line = f"checkpoint_every={_blocks_text(best)} has the smallest peak ({source}), {bytes_text(peaks[best])}"
-    beside = ", ".join(
-        f"{_blocks_text(blocks)} {bytes_text(peaks[blocks])}" for blocks in others
-    )
-    return f"{line}; {beside}{_cost_text(cells, best)}"
+    texts = []
+    for blocks in compared:
+        texts.append(f"{_blocks_text(blocks)} {bytes_text(peaks[blocks])}")
+    return f"{line}; {', '.join(texts)}{_cost_text(cells, best)}"
 
 
 def _peaks(cells: CellsByBlocks, figure_name: str) -> dict[Blocks, int]:
@@ -161,12 +161,12 @@ def _cost_text(cells: CellsByBlocks, best: Blocks) -> str:
     """Return how much longer a step takes with the ``best`` checkpoints than without; empty if it is unknown."""
     if best == ():
         return ""
-    without = [cell for cell in cells.get((), ()) if cell.status == "ok"]
-    with_best = [cell for cell in cells[best] if cell.status == "ok"]
-    if not without or not with_best:
+    null_cells = [cell for cell in cells.get((), ()) if cell.status == "ok"]
+    best_cells = [cell for cell in cells[best] if cell.status == "ok"]
+    if not null_cells or not best_cells:
         return ""
     try:
-        ratio = compare(without, with_best).step.interval
+        ratio = compare(null_cells, best_cells).step.interval
     except (RecordError, UsageError):
         return ""
     if ratio is None:

@@ -209,10 +209,10 @@ def piece(
     start: float, end: float, colour: str | None, tip: str, is_pale: bool = False
 ) -> Json:
     """Return a piece of a bar, between two shares of its track; one without a colour is hatched."""
-    left, right = sorted((start, end))
+    begin, end = sorted((start, end))
     block = {
-        "left": left,
-        "width": right - left,
+        "left": begin,
+        "width": end - begin,
         "colour": colour,
         "tip": tip,
         "is_pale": is_pale,
@@ -234,7 +234,7 @@ def whisker(
 _UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 
 
-def byte_unit(most: float) -> tuple[str, int]:
-    """Return the unit in which ``most`` bytes are shown, and how many bytes it has."""
-    unit = bytes_text(most).rpartition(" ")[2]
+def byte_unit(most_bytes: float) -> tuple[str, int]:
+    """Return the unit in which so many bytes are shown, and how many bytes it has."""
+    unit = bytes_text(most_bytes).rpartition(" ")[2]
     return unit, _UNITS[unit]
