@@ -40,9 +40,13 @@ python_use_unqualified_type_names = True
 nitpick_ignore_regex = [
     (
         "py:.*",
-        r"(lightning|pytorch_lightning|torch|collections|pathlib|typing|types)\..*",
+        r"(lightning|pytorch_lightning|torch|collections|contextlib|pathlib|typing|types)\..*",
     ),
     ("py:class", r"Launch|Verb|Path"),  # the command line's, and a choice of words
+    (
+        "py:class",
+        r"HookedRun|lm_profiler\.callbacks\.own_loop\.Batch",
+    ),  # what profile() makes; any type
     (
         "py:.*",
         r"(lm_profiler\.(record|report)\..*|UsageError|CannotPlan)",

@@ -66,7 +66,16 @@ class ProfiledLoop:
         run = self._get_run()
         if run is not None and run.loop.loader is None:
             run.loop.loader = batches
-        iterator = iter(batches)
+        marks_at_begin = self._marks()
+        if marks_at_begin is not None:
+            marks_at_begin.enter_loop()
+        try:
+            yield from self._fetched(iter(batches))
+        finally:
+            if marks_at_begin is not None:
+                marks_at_begin.exit_loop()
+
+    def _fetched(self, iterator: Iterator[Batch]) -> Iterator[Batch]:
         while True:
             marks = self._marks()
             try:

@@ -23,6 +23,7 @@ from lm_profiler.callbacks.hooked_run import LoopSearch
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.marks.torch_hooks import DOOR, loader_iterators
 from lm_profiler.callbacks.own_loop import ProfiledLoop, loop_options, profile, profile_with
+from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import StepRow, read_steps
@@ -328,13 +329,15 @@ def test_a_second_loop_at_once_is_not_profiled(capsys: pytest.CaptureFixture[str
 
 
 def test_a_loop_within_a_loop_is_one_loop(capsys: pytest.CaptureFixture[str]) -> None:
-    with profile_with(options()) as run:
-        model, optimizer = trained()
+    model, optimizer = trained()
+    with profile_with(options(), [model, optimizer]) as run:
         for _, batch in zip(range(STEPS), run.data(run.data(loader())), strict=False):
             model(batch).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
     assert_times(rows_of(run), ZOO["usual"].seconds())
+    (line,) = lines(capsys)
+    assert "run.data runs within another run.data" in line
 
 
 def test_without_a_step_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -431,6 +434,30 @@ def test_a_compiled_step_trains_as_without(capsys: pytest.CaptureFixture[str]) -
     with profile_with(options()):
         profiled = train(torch.compile(backend="eager"))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(bare, profiled, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_is_not_compiled_again() -> None:
+    def train() -> tuple[int, list[Tensor]]:
+        torch._dynamo.reset()
+        graphs = recompilations()
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        compiled = torch.compile(model, backend="eager")
+        for batch in torch.randn(STEPS, 2, 3):
+            compiled(batch).sum().backward()
+            optimizer.step()
+        return recompilations() - graphs, list(model.parameters())
+
+    graphs, bare = train()
+    with profile_with(options()) as run:
+        graphs_when_profiled, profiled = train()
+    assert graphs_when_profiled == graphs
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(bare, profiled, strict=True))
+    assert run.record is not None
+    assert run.record.status == "ok"
+    assert not any("no call of the model" in note for note in run.record.notes)
 
 
 def test_a_comparison_names_the_kinds_of_loops() -> None:

@@ -97,6 +97,7 @@ class HookMarks:
         # what runs
         self._running: set[int] = set()  # the phases whose function runs
         self._named: list[int] = []  # phases that the program names, the innermost last
+        self._open_loops = 0  # over ``run.data``
         self._forward_depth = 0
         self._optimizer_depth = 0
         self._forward_is_marked = False  # whether the outermost call began a phase
@@ -252,6 +253,18 @@ class HookMarks:
         self._run(self._end_fetch)
         self._run(self._count_batch, batch)
         return batch
+
+    def enter_loop(self) -> None:
+        """Note that the program begins to iterate over ``run.data``, and report if it does so within another one."""
+        if self._open_loops > 0 and not self._is_aside():
+            self._report_once(
+                "run.data runs within another run.data: the batches of both are in the same steps"
+            )
+        self._open_loops += 1
+
+    def exit_loop(self) -> None:
+        """Note that this iteration is over."""
+        self._open_loops -= 1
 
     def leave_loop(self) -> None:
         """Note that the program leaves a loop over batches before their end."""
@@ -570,7 +583,10 @@ class HookMarks:
         if self._ended_steps == 0:
             return
         if self._steps_with_forward == 0:
-            hint = "call model(batch) instead of model.forward(batch), or name it with run.phase('forward')"
+            hint = (
+                "call model(batch) instead of model.forward(batch); "
+                "if a compiled function calls it, use run.phase('forward')"
+            )
             self._report_once(
                 f"no call of the model was seen, so that forward is in other: {hint}"
             )
