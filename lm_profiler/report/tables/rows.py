@@ -43,6 +43,7 @@ from lm_profiler.report.tables.table_columns import (
 )
 
 MERGE_NOTE = "n > 1: the median of n runs' means [the lowest, the highest]; n = 1: the run's mean [95 % interval]"
+_USEFUL_TOKENS_PER_S = "useful_tokens_per_s"
 _LISTED_REASONS = 20
 _LISTED_ROWS = 3  # the most rows that a note names
 
@@ -279,20 +280,21 @@ def _all_know(group: RunGroup, fact: Column) -> bool:
 def _unknown_figures_line(groups: Sequence[RunGroup]) -> list[str]:
     """Return a line of the main figures that no row knows.
 
-    A time that no row has is of a phase that did not occur, and a plan that no row has was not asked for.
+    A time that no row has is of a phase that did not occur, and a plan that no row has was not asked for. Useful
+    tokens are known only where batches have padding.
     """
     entries = chain.from_iterable(groups)
     has_plan = any(
         entry.record is not None and entry.record.planned for entry in entries
     )
+    not_missed = {_USEFUL_TOKENS_PER_S}
+    if not has_plan:
+        not_missed.add(PEAK.name)
     titles = []
     for figure in _main_figures(groups):
-        is_unplanned = figure.name == PEAK.name and not has_plan
-        if (
-            not _is_known_column(groups, figure)
-            and not _is_time(figure)
-            and not is_unplanned
-        ):
+        if figure.name in not_missed or _is_time(figure):
+            continue
+        if not _is_known_column(groups, figure):
             titles.append(figure.title)
     if not titles:
         return []
