@@ -11,6 +11,7 @@ __all__ = [
     "__version__",
     "compare",
     "load",
+    "part",
     "plan",
     "profile",
     "register_flops",
@@ -31,6 +32,10 @@ def __getattr__(name: str) -> Any:
         from lm_profiler.measure.counts.registered import register_flops
 
         return register_flops
+    if name == "part":
+        from lm_profiler.measure.code_parts import part
+
+        return part
     if name in __all__:
         from importlib import import_module
 

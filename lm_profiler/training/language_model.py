@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lm_profiler.measure import code_parts
 from lm_profiler.models.config import FP8_CAPABILITY, preset
 from lm_profiler.models.experts import Experts
 from lm_profiler.models.transformer import Transformer, attention_function
@@ -361,7 +362,8 @@ class LanguageModel(LightningModule):
             chunked_loss: Tensor = self.model(inputs_BT, targets_BT)
             return chunked_loss
         logits_BTV = self.forward(inputs_BT)
-        loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+        with code_parts.part("loss"):
+            loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
         # Our own copies of the module log nothing: they have no Trainer, or fake tensors without values.
         if self.metrics is not None and type(loss) is Tensor and self._is_attached():
             self.metrics.log(self, stage, loss, logits_BTV, targets_BT)

@@ -9,7 +9,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from lm_profiler.callbacks.instruments.profiling_options import TraceOptions
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.tape import OUTSIDE
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.code_parts import PART_TYPE, listen
 from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.record.kernels import KernelTable, kernels_file
 from lm_profiler.record.parts import BETWEEN_STEPS, NO_PHASE, PHASES
@@ -154,11 +155,20 @@ class ModuleRanges:
                 child.register_forward_hook(closed, always_call=True)
             )
 
+        listen(self._part_range)
+
     def detach(self) -> None:
+        listen(None)
         self._hooks.close()
         for _, range_ in reversed(self._threads.open):
             range_.__exit__(None, None, None)
         self._threads.open.clear()
+
+    def _part_range(self, name: str) -> AbstractContextManager[Any]:
+        """Return the range of a part that the program marks (``lm_profiler.part``)."""
+        if torch.compiler.is_compiling():
+            return nullcontext()
+        return record_function(module_range_name(name, PART_TYPE))
 
     def _open(self, name: str, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():

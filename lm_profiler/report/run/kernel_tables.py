@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from lm_profiler.record.figure import counted
 from lm_profiler.record.kernels import KernelRow, KernelTable, Kind
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.text import shortened
@@ -27,6 +29,7 @@ _LEAST_SHARE = 0.02
 _MOST_NAMES = 5
 _SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide
 _LARGEST = 15
+_LARGEST_MODULES = 10
 # the columns of the table of kernels that are texts; the others are figures
 _KERNEL_TEXTS = 5
 _CALLER_WIDTH = 32  # characters of the calling operator on a terminal
@@ -224,7 +227,7 @@ def _ms_with_unit(table: KernelTable, seconds: float) -> str:
 def kernel_tables(
     table: KernelTable, forward_s: float | None = None, head_width: int | None = None
 ) -> list[Table]:
-    """Return a table of ms per step by phase and kind, one of the largest kernels, and answers about them."""
+    """Return tables by phase and kind, of the largest kernels and of modules, and answers about them."""
     answers = []
     for question, answer in kernel_answers(table, forward_s, head_width):
         answers.append(f"{question}: {answer}")
@@ -232,7 +235,41 @@ def kernel_tables(
     rest = left_out_line(table, _LARGEST)
     if rest:
         largest = replace(largest, below=[rest])
-    return [kinds_table(table), largest, Table(above=answers)]
+    return [
+        kinds_table(table),
+        largest,
+        *modules_tables(table),
+        Table(above=answers),
+    ]
+
+
+def modules_tables(kernels: KernelTable) -> list[Table]:
+    """Return a table of the largest modules; none if the trace names no module."""
+    sums_s: defaultdict[str, float] = defaultdict(float)
+    for row in kernels.rows:
+        sums_s[row.module or "outside of modules"] += row.total_s
+    if len(sums_s) == 1 and "outside of modules" in sums_s:
+        return []
+    largest = sorted(sums_s, key=lambda module: sums_s[module], reverse=True)
+    rows = []
+    for module in largest[:_LARGEST_MODULES]:
+        share = sums_s[module] / kernels.window_s
+        rows.append([module, _ms(kernels, sums_s[module]), f"{share:.1%}"])
+    hidden = largest[_LARGEST_MODULES:]
+    lines_below = []
+    if hidden:
+        hidden_s = sum(sums_s[module] for module in hidden)
+        lines_below.append(
+            f"{counted(len(hidden), 'further module')}, {_ms(kernels, hidden_s)} ms"
+        )
+    return [
+        text_table(
+            ["module", "ms", "share"],
+            rows,
+            title="modules, without those in them",
+            below=lines_below,
+        )
+    ]
 
 
 def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:

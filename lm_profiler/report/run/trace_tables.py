@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 
 from lm_profiler.record.figure import counted, with_prefix
-from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.text import shortened
 from lm_profiler.record.trace_answer import (
@@ -20,11 +18,12 @@ from lm_profiler.report.run.kernel_tables import (
     kernels_table,
     kinds_table,
     left_out_line,
+    modules_tables,
 )
 from lm_profiler.report.run.waterfall_text import tables_of_waterfall
 from lm_profiler.report.tables.table import Table, text_table
 
-_LARGEST_KERNELS, _LARGEST_MODULES, _LARGEST_GAPS = 15, 10, 10
+_LARGEST_KERNELS, _LARGEST_GAPS = 15, 10
 
 _CAUSES = {
     "queued": "between kernels that were queued",
@@ -51,7 +50,7 @@ def trace_tables(answer: TraceAnswer) -> list[Table]:
             below=[hidden],
         ),
     ]
-    tables += _modules_tables(kernels)
+    tables += modules_tables(kernels)
     tables += _idle_tables(answer)
     tables += _collective_tables(answer)
     tables += _copy_tables(answer)
@@ -136,35 +135,6 @@ def _floor_text(answer: TraceAnswer, floor: TraceFloor) -> str:
         f"{_ms(floor_s)} per step on {floor.device} ({', '.join(names)}), {share:.1%} of the traced step, without the "
         f"work of {unknown_share:.1%} of the step, which the trace does not show ({floor.source})"
     )
-
-
-def _modules_tables(kernels: KernelTable) -> list[Table]:
-    """Return a table of the largest modules; none if the trace names no module."""
-    sums_s: defaultdict[str, float] = defaultdict(float)
-    for row in kernels.rows:
-        sums_s[row.module or "outside of modules"] += row.total_s
-    if len(sums_s) == 1 and "outside of modules" in sums_s:
-        return []
-    largest = sorted(sums_s, key=lambda module: sums_s[module], reverse=True)
-    rows = []
-    for module in largest[:_LARGEST_MODULES]:
-        share = sums_s[module] / kernels.window_s
-        rows.append(
-            [module, _ms_number(sums_s[module] / kernels.steps), f"{share:.1%}"]
-        )
-    hidden = largest[_LARGEST_MODULES:]
-    lines_below = []
-    if hidden:
-        hidden_s = sum(sums_s[module] for module in hidden) / kernels.steps
-        lines_below.append(f"{counted(len(hidden), 'further module')}, {_ms(hidden_s)}")
-    return [
-        text_table(
-            ["module", "ms", "share"],
-            rows,
-            title="modules, without those in them",
-            below=lines_below,
-        )
-    ]
 
 
 def _idle_tables(answer: TraceAnswer) -> list[Table]:

@@ -18,6 +18,7 @@ from sleepy_loop import CudaDevice, Device, Graphed, Sleepy, SleepyLoader, TwoSt
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
+import lm_profiler
 from lm_profiler.analysis.trace.any_trace import read_any_trace
 from lm_profiler.analysis.trace.kernel_sums import kernel_table as sums_of_kernels
 from lm_profiler.analysis.trace.trace_file import trace_events
@@ -54,6 +55,24 @@ def test_any_traces_answer_is_the_runs_own(run: TrainingProfiler, table: KernelT
     answer = trace_answer(read_any_trace(run.folder / "trace" / "rank0.pt.trace.json.gz"))
     assert answer.kernels == table
     assert (answer.step_source, answer.steps, answer.left_out) == ("ProfilerStep", TRACED, {})
+
+
+def test_the_loss_is_a_part_of_its_own(table: KernelTable) -> None:
+    assert calls(table, "forward", "aten::nll_loss_forward", "loss") == 1
+    assert calls(table, "forward", "aten::_log_softmax", "loss") == 1
+    assert calls(table, "backward", "aten::_log_softmax_backward_data", "loss") == 1
+    assert {row.module_type for row in table.rows if row.module == "loss"} == {"part"}
+    assert not [row for row in table.rows if row.module == "loss" and row.kind == "matmul"]
+
+
+def test_a_part_does_nothing_where_no_step_of_ours_is_traced() -> None:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled, lm_profiler.part("loss"):
+        torch.ones(1).add(1)
+    names = {event.key for event in profiled.key_averages()}
+    assert "aten::add" in names
+    assert not [name for name in names if "loss" in name]
+    with pytest.raises(KeyError), lm_profiler.part("loss"):
+        raise KeyError
 
 
 def calls(table: KernelTable, phase: str, name: str, module: str | None) -> float:
