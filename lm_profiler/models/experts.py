@@ -66,12 +66,12 @@ def multiply_one_by_one(rows: Tensor, weight: Tensor, ends_X: Tensor) -> Tensor:
 
 def _host_ends(ends_X: Tensor, rows: int) -> list[int]:
     """Return ``ends_X`` as numbers; for a tensor without data, as in a plan, those of a balanced load."""
-    try:
+    has_data = type(ends_X) is Tensor and not ends_X.is_meta
+    if has_data:
         ends: list[int] = ends_X.tolist()
-    except RuntimeError:
-        experts = len(ends_X)
-        ends = [rows * expert // experts for expert in range(1, experts + 1)]
-    return ends
+        return ends
+    experts = len(ends_X)
+    return [rows * expert // experts for expert in range(1, experts + 1)]
 
 
 class Experts(nn.Module):

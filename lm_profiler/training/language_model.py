@@ -91,7 +91,10 @@ def expect_fp8(strategy: Strategy) -> None:
     has_fp8 = capability is not None and capability >= FP8_CAPABILITY
     least = ".".join(map(str, FP8_CAPABILITY))
     expected = f"false, or an NVIDIA GPU of compute capability {least} or higher (Ada, Hopper, Blackwell)"
-    expect(has_fp8, "model.fp8", expected, f"true on {device.type}")
+    device_text = device.type
+    if capability is not None:
+        device_text = f"compute capability {'.'.join(map(str, capability))}"
+    expect(has_fp8, "model.fp8", expected, f"true on {device_text}")
 
 
 class LanguageModel(LightningModule):
