@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import threading
 from importlib import import_module
@@ -19,7 +20,7 @@ from stored_texts import assert_stored
 from torch import nn
 from zoo import Accumulating, Closures, Contrastive, Kind, Metric
 
-from lm_profiler.callbacks.instruments.sent_step import without_data
+from lm_profiler.callbacks.instruments.sent_step import Absent, SentStep, without_data
 from lm_profiler.callbacks.instruments.work import StepWork, count_elsewhere
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.counts.uncountable import UncountableError
@@ -68,9 +69,27 @@ def test_what_cannot_be_counted_is_known_before_a_process_is_started(tmp_path: P
     lazy.later = nn.LazyLinear(2)
     lazy.configure_optimizers = lambda: torch.optim.SGD([torch.zeros(1)], 0.1)  # type: ignore[method-assign]
     said["lazy"] = refusal(UncountableError, lambda: counted(lazy, trainer_with([], tmp_path)))
-    alone = Contrastive()
-    alone.lock = threading.Lock()  # type: ignore[assignment]
-    told = refusal(UncountableError, lambda: counted(alone, trainer_with([], tmp_path)))
-    said["lock"] = re.sub(r"(?<=process: ).*", "PICKLE'S OWN WORDS", told)
     assert_stored("rehearse/refused: step", said)
     assert asked == warm.ASKED
+
+
+def test_what_belongs_to_one_process_has_a_stand_in_on_which_no_step_may_depend(tmp_path: Path) -> None:
+    module = Contrastive()
+    module.lock = threading.Lock()  # type: ignore[assignment]
+    module.numbers = (number for number in range(3))  # type: ignore[assignment]
+    trainer = trainer_with([], tmp_path)
+    trainer.strategy.connect(module)
+    trainer.strategy._lightning_module = module
+    trainer.strategy.optimizers = [module.configure_optimizers()]
+    batch = without_data(next(iter(module.train_dataloader())))
+    sent: SentStep = pickle.loads(SentStep.of(TrainerLoop(trainer), "fit", batch).pickled())
+    lock: Any = sent.module.lock
+    with lock:
+        assert lock.acquire(timeout=1).name is lock
+    assert isinstance(sent.module.numbers, Absent)
+    with pytest.raises(TypeError, match="one process"):
+        bool(lock)
+    with pytest.raises(TypeError):
+        list(sent.module.numbers)
+    with pytest.raises(TypeError):
+        lock + 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import io
+import pickle
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -143,15 +145,48 @@ class SentStep:
         Raises:
             UncountableError: a part of the step, or of what its code uses, belongs to this process alone.
         """
-        stream = io.BytesIO()
+        with suppress(Exception):
+            return self._dumped(has_stand_ins=False)
+        # a lock, an open file, a connection: perhaps the step needs no more than a stand-in
         try:
-            _StepPickler(stream).dump(self)
+            return self._dumped(has_stand_ins=True)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise UncountableError(
                 f"it cannot be sent to another process: {reason}"
             ) from None
+
+    def _dumped(self, has_stand_ins: bool) -> bytes:
+        stream = io.BytesIO()
+        pickler = _StepPickler(stream)
+        pickler.has_stand_ins = has_stand_ins
+        pickler.dump(self)
         return stream.getvalue()
+
+
+class Absent:
+    """Stands for an object that belongs to one process alone, such as a lock or an open file.
+
+    It can be called, entered and asked for attributes. Nothing that depends on what it is works with it, so that
+    no step takes another way because of it.
+    """
+
+    def __getattr__(self, name: str) -> Absent:
+        if name.startswith("__"):  # protocols that it lacks
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> Absent:
+        return self
+
+    def __enter__(self) -> Absent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __bool__(self) -> bool:
+        raise TypeError("it depends on an object that belongs to one process alone")
 
 
 class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -159,6 +194,8 @@ class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
 
     Of what code uses besides the step, devices become the CPU, and large tensors lose their data.
     """
+
+    has_stand_ins = False  # whether ``Absent`` takes the place of what cannot be sent
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, FunctionType) and _is_compilers(value):
@@ -175,7 +212,20 @@ class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
             return _uninitialized, (tuple(value.shape), value.stride(), value.dtype)
         if has_data and value.device.type != "cpu":
             return _return_unchanged, (value.detach().cpu(),)
+        is_known = type(value) in self.dispatch_table
+        if self.has_stand_ins and not is_known and _refuses_to_be_sent(value):
+            return Absent, ()
         return super().reducer_override(value)
+
+
+def _refuses_to_be_sent(value: Any) -> bool:
+    if isinstance(value, (type, FunctionType, ModuleType, Tensor, torch.nn.Module)):
+        return False
+    try:
+        value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        return True
+    return False
 
 
 def _uninitialized(

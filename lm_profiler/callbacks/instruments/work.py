@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ LIMIT_S, LIMIT_BYTES = (
 )  # most CPU time and memory of a process that counts on shapes alone
 # The same if training goes on afterwards and waits for it: with busy cores it may take a minute (``child.PATIENCE``).
 LIMIT_IN_TRAINING_S = 20.0
+
+# classes of optimizers that multiply matrices
+_MATRIX_OPTIMIZERS = re.compile("Muon|SOAP|Shampoo|Dion|Scion|PSGD|Kron")
 
 # phases that touch only a rank's own shard; what a rank gathers from the others is unknown
 _FROM_SHARDS = {"zero_grad", "clip", "optimizer"}
@@ -166,7 +170,21 @@ def step_work(
             if phase in bytes_by_phase:
                 bytes_by_phase[phase] = None
     traffic = counted.traffic._replace(by_phase=bytes_by_phase)
-    return StepWork(counted.flops.times(loop.world_size), counted.by_dtype, traffic)
+    flops = counted.flops.times(loop.world_size)
+    # on a copy no optimizer computes
+    uncounted = [*flops.uncounted, *_products_of_optimizers(loop.optimizers)]
+    flops = flops.model_copy(update={"uncounted": uncounted})
+    return StepWork(flops, counted.by_dtype, traffic)
+
+
+def _products_of_optimizers(optimizers: Iterable[object]) -> list[str]:
+    """Return what to call the products of those ``optimizers`` that are known to multiply matrices."""
+    names = dict.fromkeys(type(optimizer).__name__ for optimizer in optimizers)
+    return [
+        f"the matrix products of {name}"
+        for name in names
+        if _MATRIX_OPTIMIZERS.search(name)
+    ]
 
 
 def _per_step(

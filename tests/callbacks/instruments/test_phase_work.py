@@ -333,3 +333,7 @@ def test_what_a_compiler_keeps_for_backward_no_copy_tells(counted_apart: Counted
     )
     assert (found.flops.forward, found.by_dtype) == (2 * WORK.flops.forward, WORK.by_dtype)
     assert found.traffic == StepTraffic({"forward": None, "backward": None, "optimizer": 7}, 50)
+    assert found.flops.uncounted == []
+    vars(trainer)["optimizers"] = [torch.optim.Muon([nn.Parameter(torch.ones(2, 2))], lr=0.1)]
+    found = step_work(TrainerLoop(trainer), "fit", SeenFlops(compiled=True, unknown="compiled"), 0, lambda: None)
+    assert found.flops.uncounted == ["the matrix products of Muon"]  # a copy's optimizer computes nothing
