@@ -138,9 +138,9 @@ def _parameters() -> list[nn.Parameter]:
 
 def _updates(optimizer: Optimizer) -> list[Tensor]:
     """Return how far the parameters of ``optimizer`` move in a few steps."""
-    parameters = [
-        parameter for group in optimizer.param_groups for parameter in group["params"]
-    ]
+    parameters: list[Tensor] = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
     starts = [parameter.detach().clone() for parameter in parameters]
     generator = torch.Generator().manual_seed(1)
     for _ in range(_STEPS):

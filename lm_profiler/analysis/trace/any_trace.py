@@ -17,10 +17,10 @@ from lm_profiler.analysis.trace.large_trace import (
     MOST_EVENTS,
     Part,
     TooManyEvents,
-    at_most,
     chosen_part,
+    events_in_part,
+    limited_events,
     outermost,
-    within,
 )
 from lm_profiler.analysis.trace.packed_trace import PackedTrace, Range, innermost
 from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
@@ -125,11 +125,11 @@ def _packed(
 ) -> tuple[PackedTrace, Part | None]:
     """Return the trace, or that part of it which fits, and which part that is."""
     try:
-        events = at_most(trace_events(path, surroundings), most_events)
+        events = limited_events(trace_events(path, surroundings), most_events)
         return PackedTrace(events, any_program=True), None
     except TooManyEvents:
         part = chosen_part(trace_events(path), is_step, most_events)
-    events = within(trace_events(path, surroundings), part)
+    events = events_in_part(trace_events(path, surroundings), part)
     return PackedTrace(events, any_program=True), part
 
 

@@ -49,12 +49,12 @@ class Part(NamedTuple):
     @property
     def words(self) -> str:
         """What is shown, for people."""
-        shown = "only its beginning is shown, as one step"
+        shown_part = "only its beginning is shown, as one step"
         if self.has_whole_steps:
-            shown = (
+            shown_part = (
                 f"only its first {len(self.steps)} of {self.all_steps} steps are shown"
             )
-        return f"{shown}, because it has too many events"
+        return f"{shown_part}, because it has too many events"
 
 
 @dataclass
@@ -65,7 +65,7 @@ class _Survey:
     starts_ns: array[int] = field(default_factory=lambda: array("q"))
 
 
-def at_most(events: Iterable[Event], most_events: int) -> Iterator[Event]:
+def limited_events(events: Iterable[Event], most_events: int) -> Iterator[Event]:
     """Yield ``events``; raise TooManyEvents after ``most_events`` of those that count."""
     count = 0
     for event in events:
@@ -137,7 +137,7 @@ def _add_to_survey(
         return
 
 
-def within(events: Iterable[Event], part: Part) -> Iterator[Event]:
+def events_in_part(events: Iterable[Event], part: Part) -> Iterator[Event]:
     """Yield those of ``events`` that begin in ``part``, and the kernels that run soon after it."""
     late_ns = max(int(_LATE_SHARE * (part.end - part.begin)), _LATE_NS)
     for event in events:
@@ -150,10 +150,10 @@ def within(events: Iterable[Event], part: Part) -> Iterator[Event]:
         if is_on_device(event):
             end += late_ns
         try:
-            is_inside = part.begin <= start_of(event) <= end
+            begins_in_part = part.begin <= start_of(event) <= end
         except DamagedEvent:
-            is_inside = True  # it is counted where it is kept
-        if is_inside:
+            begins_in_part = True  # it is counted where it is kept
+        if begins_in_part:
             yield event
 
 

@@ -162,13 +162,13 @@ def _copies(pieces: Iterable[Piece]) -> list[CopyTime]:
     for name, calls in by_name.items():
         sizes = [call.copied_bytes for call in calls]
         known_sizes = [size for size in sizes if size is not None]
-        is_known = len(known_sizes) == len(sizes)
+        sizes_are_known = len(known_sizes) == len(sizes)
         copies.append(
             CopyTime(
                 name=name,
                 count=len(calls),
                 total_s=sum(call.own for call in calls) * 1e-9,
-                bytes=sum(known_sizes) if is_known else None,
+                bytes=sum(known_sizes) if sizes_are_known else None,
             )
         )
     return sorted(copies, key=lambda copy: copy.total_s, reverse=True)

@@ -16,7 +16,7 @@ from lm_profiler.record.trace_answer import (
     TraceSide,
 )
 
-_SAME_WITHIN = 0.02
+_SAME_SHARE = 0.02
 
 _IDLE, _OVERLAP = "idle", "at the same time"
 
@@ -116,7 +116,7 @@ def _change(in_a: _Sum, in_b: _Sum) -> Change:
     if in_b.seconds == in_b.calls == 0:
         return "went"
     difference_s = abs(in_b.seconds) - abs(in_a.seconds)
-    if abs(difference_s) <= _SAME_WITHIN * abs(in_a.seconds):
+    if abs(difference_s) <= _SAME_SHARE * abs(in_a.seconds):
         return "same"
     return "slower" if difference_s > 0 else "faster"
 
@@ -130,11 +130,13 @@ def _overlap_s(table: KernelTable) -> float:
 
 
 def _largest_first(differences: Iterable[TimeDifference]) -> list[TimeDifference]:
-    taken = [
+    with_time = [
         difference for difference in differences if difference.a_s or difference.b_s
     ]
     return sorted(
-        taken, key=lambda difference: abs(difference.b_s - difference.a_s), reverse=True
+        with_time,
+        key=lambda difference: abs(difference.b_s - difference.a_s),
+        reverse=True,
     )
 
 

@@ -60,12 +60,14 @@ def compare_ranks(traces: Sequence[AnyTrace]) -> TraceRanks:
             continue
         matched += 1
         last_rank = min(by_rank, key=lambda rank: by_rank[rank])
-        others = [rank for rank in by_rank if rank != last_rank]
-        for rank in others:
+        waiting_ranks = [rank for rank in by_rank if rank != last_rank]
+        for rank in waiting_ranks:
             wait = _Wait(key.kind, rank, last_rank)
             waited_ns[wait] += by_rank[rank] - by_rank[last_rank]
             calls[wait] += 1
-            caused_ns[last_rank] += (by_rank[rank] - by_rank[last_rank]) / len(others)
+            caused_ns[last_rank] += (by_rank[rank] - by_rank[last_rank]) / len(
+                waiting_ranks
+            )
 
     waits = []
     for wait in sorted(waited_ns, key=lambda wait: waited_ns[wait], reverse=True):

@@ -11,10 +11,16 @@ from lm_profiler.analysis.trace.any_trace import AnyTrace, read_any_trace
 from lm_profiler.analysis.why.trace_answer import trace_answer
 from lm_profiler.analysis.why.trace_comparison import compare_traces
 from lm_profiler.analysis.why.trace_ranks import are_ranks, compare_ranks
-from lm_profiler.cli.verbs.shared import choose_answer_format, write, write_json
+from lm_profiler.cli.verbs.shared import (
+    choose_answer_format,
+    writable,
+    write,
+    write_json,
+)
 from lm_profiler.record.calls import OK
 from lm_profiler.record.entry import Collection
 from lm_profiler.record.files import Part
+from lm_profiler.report.page.tables_page import write_tables_page
 from lm_profiler.report.run.trace_pair_tables import comparison_tables, ranks_tables
 from lm_profiler.report.run.trace_tables import trace_tables
 from lm_profiler.report.tables.table import Table
@@ -31,6 +37,7 @@ for example:
   lm_profiler why logs/run/version_0                             the traces of a run of our own"""
 
 _MOST_TRACES = 64
+_PAGE = "html"
 _TRACES_OF_RUN = "trace/rank*.pt.trace.json.gz"
 
 
@@ -48,7 +55,7 @@ class Options:
         ranks: Whether the traces are of ranks of one run; if not given, as they say themselves.
         step: The steps are the ranges of this name, with or without a number behind it.
         device: Compute the floor for this device, by the name that its driver reports; if not given, for the trace's.
-        format: terminal, markdown, latex, typst or json; if not given, by the suffix of output.
+        format: terminal, markdown, latex, typst, json or html; if not given, by the suffix of output.
         output: Write to this file.
     """
 
@@ -63,15 +70,25 @@ class Options:
     output: Path | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "format", choose_answer_format(self.format, self.output)
-        )
+        object.__setattr__(self, "format", _choose_format(self.format, self.output))
         if not self.traces:
             raise UsageError(
                 "TRACE: expected a trace that torch.profiler wrote, given none; `why trace.json.gz`, say"
             )
         if self.ranks and len(self.traces) == 1 and not self.traces[0].is_dir():
             raise UsageError("ranks: expected the traces of several ranks, given one")
+
+
+def _choose_format(format_option: str | None, output: Path | None) -> str:
+    """Return the format of the answer; a page needs a file, and no further package."""
+    is_page = format_option == _PAGE
+    if format_option is None and output is not None:
+        is_page = output.suffix.lower() == ".html"
+    if not is_page:
+        return choose_answer_format(format_option, output)
+    if output is None:
+        raise UsageError(f"format: expected --output FILE for {_PAGE}, given none")
+    return _PAGE
 
 
 def run(options: Options) -> int:
@@ -85,6 +102,10 @@ def run(options: Options) -> int:
     answer, tables = _answer(traces, options)
     if options.format == "json":
         write_json(answer, options.output)
+    elif options.format == _PAGE and options.output is not None:
+        names = ", ".join(path.name for path in paths)
+        with writable(options.output):
+            write_tables_page(tables, f"why: {names}", options.output)
     else:
         write(Collection(), tables, options.format or "terminal", options.output)
     return OK

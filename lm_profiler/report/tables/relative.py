@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from lm_profiler.analysis.compare.ratio import (
     RatioInterval,
@@ -51,7 +52,7 @@ def baseline_named(text: str, groups: Sequence[RunGroup]) -> Baseline:
         raise UsageError(
             f"relative: expected a fact and its value such as attention=sdpa, given {text!r}"
         )
-    entries = [entry for group in groups for entry in group]
+    entries = list(chain.from_iterable(groups))
     [column] = columns_named([name], entries)
     if column.quantity is not None:
         raise UsageError(

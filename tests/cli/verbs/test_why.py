@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,35 @@ def test_names_that_are_not_ascii_survive(tmp_path: Path, capsys: pytest.Capture
     path = written(tmp_path / "spur ä.json", trace.events)
     assert main(["why", path, "--step", "schritt ä 名"]) == 0
     assert "kernel_名_ä" in capsys.readouterr().out
+
+
+class Cells(HTMLParser):
+    """The texts of the cells of a page, and the tags that are in it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags, self.cells, self.is_cell = set[str](), list[str](), False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.add(tag)
+        self.is_cell = tag == "td"
+
+    def handle_data(self, data: str) -> None:
+        if self.is_cell:
+            self.cells.append(data)
+
+
+def test_the_page_has_the_cells_of_the_tables_and_no_script(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 100)
+    trace.work("<script>alert(1)</script>&kernel", 2, 10, 60, 1)
+    path, page = written(tmp_path / "a.json", trace.events), tmp_path / "why.html"
+    assert main(["why", path, "--output", str(page)]) == 0
+    shown = Cells(page.read_text("utf-8"))
+    assert "<script>alert(1)</script>&kernel" in shown.cells
+    assert "0.050" in shown.cells
+    assert "script" not in shown.tags
 
 
 def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
