@@ -42,7 +42,10 @@ from lm_profiler.callbacks.instruments.work import (
 from lm_profiler.callbacks.marks.batches import Elements
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.collective_calls import reduces_in_backward
-from lm_profiler.measure.counts.recompiles import is_compiled_in
+from lm_profiler.measure.counts.recompiles import (
+    is_compiled_in,
+    is_wrapped_by_compiler,
+)
 from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.measure.device.ceilings import known_ceiling, known_copy_rate
 from lm_profiler.measure.device.contention import contention
@@ -318,6 +321,9 @@ def _counted_steps(measured: Measured) -> list[int]:
 
 def model_facts(loop: Loop) -> ModelFacts:
     module = loop.module
+    written_module = module
+    while is_wrapped_by_compiler(written_module):
+        written_module = next(written_module.children())
     parameters = list(module.parameters())
     tensors = [*parameters, *module.buffers()]
     # Compared by id: tied weights are one tensor, which counts once.
@@ -327,7 +333,7 @@ def model_facts(loop: Loop) -> ModelFacts:
     ]
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return ModelFacts(
-        class_path=f"{type(module).__module__}.{type(module).__qualname__}",
+        class_path=f"{type(written_module).__module__}.{type(written_module).__qualname__}",
         parameters=_elements(parameters),
         parameters_without_embedding=_elements(parameters) - _elements(in_embeddings),
         trainable_parameters=_elements(trained),

@@ -15,6 +15,10 @@ from lm_profiler.callbacks.marks.namespaces import is_a, trainer_of
 from lm_profiler.callbacks.marks.torch_hooks import subclasses
 from lm_profiler.record.run_record import LoopKind
 
+# classes that wrap a model and have it as ``module``, by their names: torch's, Lightning Fabric's
+WRAPPERS = ("DistributedDataParallel", "DataParallel", "_FabricModule")
+_COMPILED = "OptimizedModule"  # the class of what ``torch.compile(model)`` returns
+
 _MIXED = {
     "bf16": "bf16-mixed",
     "fp16": "16-mixed",
@@ -135,6 +139,25 @@ def find_modules(optimizer: Any) -> list[nn.Module]:
         ],
         optimizer,
     )
+
+
+def outermost_wrapper(module: nn.Module) -> nn.Module:
+    """Return what a program calls in place of ``module``: DDP around it, what the compiler made of it; or itself."""
+    wrapper_classes: set[type] = set()
+    for module_class in subclasses(nn.Module):
+        if module_class.__name__ in (*WRAPPERS, _COMPILED):
+            wrapper_classes.add(module_class)
+    around: list[nn.Module] = []
+    for candidate in gc.get_objects():
+        if type(candidate) not in wrapper_classes:
+            continue
+        if any(part is module for part in candidate.modules()):
+            around.append(candidate)
+    inner_ids = {id(part) for wrapper in around for part in wrapper.children()}
+    for wrapper in around:
+        if id(wrapper) not in inner_ids:
+            return wrapper
+    return module
 
 
 def _holders(modules: Sequence[nn.Module], optimizer: Any) -> list[nn.Module]:

@@ -12,7 +12,12 @@ import torch
 from torch import nn
 
 from lm_profiler.callbacks.failures import no_step
-from lm_profiler.callbacks.found_loop import FrameworkFacts, LoopModules, find_modules
+from lm_profiler.callbacks.found_loop import (
+    WRAPPERS,
+    FrameworkFacts,
+    LoopModules,
+    find_modules,
+)
 from lm_profiler.callbacks.instruments.gap_owners import GapsWatch
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.loop import Holdings
@@ -34,9 +39,6 @@ _DTYPE_NAMES = {
     torch.float16: "16",
     torch.float64: "64",
 }
-
-# classes that wrap a model and have it as ``module``, by their names: torch's, Lightning Fabric's
-_WRAPPERS = ("DistributedDataParallel", "DataParallel", "_FabricModule")
 
 
 @dataclass(eq=False)
@@ -149,8 +151,8 @@ class HookedLoop:
     @property
     def holdings(self) -> Holdings:
         for optimizer in self.optimizers:
-            is_torchs_way = type(optimizer).__module__.partition(".")[0] != "deepspeed"
-            if not is_torchs_way or hasattr(optimizer, "consolidate_state_dict"):
+            is_of_deepspeed = type(optimizer).__module__.startswith("deepspeed.")
+            if is_of_deepspeed or hasattr(optimizer, "consolidate_state_dict"):
                 return "unknown"
         parameters = [
             parameter for module in self.modules for parameter in module.parameters()
@@ -228,7 +230,7 @@ def _is_distributed() -> bool:
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    while type(module).__name__ in _WRAPPERS:
+    while type(module).__name__ in WRAPPERS:
         inner: Any = module.module
         module = inner
     return module

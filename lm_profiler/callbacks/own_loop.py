@@ -11,7 +11,12 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.optim import Optimizer
 
-from lm_profiler.callbacks.found_loop import FrameworkFacts, find_framework
+from lm_profiler.callbacks.found_loop import (
+    FrameworkFacts,
+    find_framework,
+    find_modules,
+    outermost_wrapper,
+)
 from lm_profiler.callbacks.hooked_loop import HookedLoop
 from lm_profiler.callbacks.hooked_run import HookedRun, LoopSearch, begin
 from lm_profiler.callbacks.instruments.profiling_options import (
@@ -209,13 +214,18 @@ def profile_with(
 def _loop_of(
     parties: Iterable[Any], tokens_in: Callable[[Any], int] | None
 ) -> HookedLoop:
-    modules = [party for party in parties if isinstance(party, nn.Module)]
+    modules = [
+        outermost_wrapper(party) for party in parties if isinstance(party, nn.Module)
+    ]
     # Fabric and accelerate wrap an optimizer, whose hooks torch calls.
     optimizers = [
         getattr(party, "optimizer", party)
         for party in parties
         if isinstance(party, Optimizer)
     ]
+    if not modules:
+        for optimizer in optimizers:
+            modules += find_modules(optimizer)
     framework = FrameworkFacts()
     is_of_framework = any(_is_of_framework(party) for party in parties)
     if is_of_framework:

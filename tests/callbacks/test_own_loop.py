@@ -13,7 +13,7 @@ import own_loops
 import pytest
 import torch
 from known_loop import SimulatedClock
-from own_loops import STEPS, ZOO, loader, trained, wait
+from own_loops import STEPS, ZOO, SlowModel, loader, trained, wait
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, TensorDataset
@@ -458,6 +458,37 @@ def test_a_compiled_model_is_not_compiled_again() -> None:
     assert run.record is not None
     assert run.record.status == "ok"
     assert not any("no call of the model" in note for note in run.record.notes)
+    assert run.record.model is not None
+    assert run.record.model.class_path == "torch.nn.modules.linear.Linear"
+    assert run.record.model.compiled
+
+
+def test_the_wrapper_of_a_model_is_what_is_called() -> None:
+    model, optimizer = trained()
+    wrapped = nn.DataParallel(model)
+    with profile_with(options(), [model, optimizer]) as run:
+        for _, batch in zip(range(STEPS), run.data(loader()), strict=False):
+            wrapped(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert hooks_of(model) == hooks_of(SlowModel())
+    assert run.record is not None
+    assert run.record.model is not None
+    assert run.record.model.class_path.endswith("SlowModel")
+    assert_times(rows_of(run), ZOO["usual"].seconds())
+
+
+def test_models_are_found_by_their_optimizer_and_a_watch_is_refused() -> None:
+    model, optimizer = trained()
+    with profile_with(options(watch=True), [optimizer]) as run:
+        for _, batch in zip(range(STEPS), run.data(loader()), strict=False):
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_times(rows_of(run), ZOO["usual"].seconds())
+    assert run.record is not None
+    (note,) = run.record.notes
+    assert note.startswith("watch: ")
 
 
 def test_a_comparison_names_the_kinds_of_loops() -> None:
