@@ -117,6 +117,15 @@ def read_any_trace(
     )
 
 
+def part_notes(traces: Iterable[AnyTrace]) -> list[str]:
+    """Return a note for each of ``traces`` of which only a part was read."""
+    notes = []
+    for trace in traces:
+        if trace.part_words is not None:
+            notes.append(f"{trace.path.name}: {trace.part_words}")
+    return notes
+
+
 def _packed(
     path: Path,
     is_step: Callable[[str], bool],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from lm_profiler.analysis.trace.any_trace import AnyTrace
+from lm_profiler.analysis.trace.any_trace import AnyTrace, part_notes
 from lm_profiler.analysis.trace.kernel_sums import kernel_rows, kernel_table
 from lm_profiler.record.kernels import KernelRow, KernelTable
 from lm_profiler.record.trace_answer import (
@@ -150,7 +150,7 @@ def _side(trace: AnyTrace, table: KernelTable) -> TraceSide:
 
 
 def _notes(trace_a: AnyTrace, trace_b: AnyTrace) -> list[str]:
-    notes = []
+    notes = part_notes([trace_a, trace_b])
     if trace_a.device_name != trace_b.device_name:
         notes.append(
             f"the devices differ: {trace_a.device_name or 'unknown'} and {trace_b.device_name or 'unknown'}"

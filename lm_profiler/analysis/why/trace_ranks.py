@@ -1,7 +1,9 @@
 """Compares the traces of several ranks: who waits for whom at each collective.
 
-Clocks of several machines cannot be compared, durations can: a collective ends on all its ranks at the same time, so
-the rank in which it is the shortest came last, and the others waited for as much as it takes longer on them.
+Clocks of several machines cannot be compared, durations can: a collective that needs the data of all ranks ends on all
+of them at the same time, so the rank on which it is the shortest came last, and the others waited for as much as it
+takes longer on them. The source of a broadcast does not wait, so that broadcasts are left out, and so are calls between
+two ranks, and those whose kind is unknown.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lm_profiler.analysis.trace.any_trace import AnyTrace
+from lm_profiler.analysis.trace.any_trace import AnyTrace, part_notes
 from lm_profiler.analysis.trace.kernel_sums import (
     collective_kind,
     collective_name,
@@ -18,12 +20,7 @@ from lm_profiler.analysis.trace.kernel_sums import (
 )
 from lm_profiler.record.trace_answer import RankTime, RankWait, TraceRanks
 
-_POINT_TO_POINT = (
-    "sendrecv",
-    "send_recv",
-    "_send",
-    "_recv",
-)  # between two ranks, which the trace does not name
+_NEED_ALL_RANKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 class _CallKey(NamedTuple):
@@ -128,9 +125,9 @@ def _call_durations_ns(trace: AnyTrace) -> dict[_CallKey, int]:
     durations_ns = {}
     counts: defaultdict[tuple[str, str], int] = defaultdict(int)
     for _, group, name, duration_ns in sorted(calls):
-        if any(word in name.lower() for word in _POINT_TO_POINT):
-            continue
         kind = collective_kind(name)
+        if kind not in _NEED_ALL_RANKS:
+            continue
         durations_ns[_CallKey(group, kind, counts[group, kind])] = duration_ns
         counts[group, kind] += 1
     return durations_ns
@@ -156,7 +153,7 @@ def _rank_time(
 
 
 def _notes(traces: Sequence[AnyTrace], matched: int) -> list[str]:
-    notes = []
+    notes = part_notes(traces)
     step_counts = {len(trace.work.packed.steps) for trace in traces}
     if len(step_counts) > 1:
         notes.append(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from lm_profiler.analysis.trace.any_trace import AnyTrace, read_any_trace
+from lm_profiler.analysis.trace.large_trace import MOST_EVENTS
 from lm_profiler.analysis.why.trace_answer import trace_answer
 from lm_profiler.analysis.why.trace_comparison import compare_traces
 from lm_profiler.analysis.why.trace_ranks import are_ranks, compare_ranks
@@ -98,7 +99,8 @@ def run(options: Options) -> int:
         raise UsageError(
             f"TRACE: expected at most {_MOST_TRACES} traces, given {len(paths)}"
         )
-    traces = [_read(path, options.step) for path in paths]
+    most_events = MOST_EVENTS // len(paths)  # they are in memory together
+    traces = [_read(path, options.step, most_events) for path in paths]
     answer, tables = _answer(traces, options)
     if options.format == "json":
         write_json(answer, options.output)
@@ -148,9 +150,9 @@ def _trace_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def _read(path: Path, step_name: str | None) -> AnyTrace:
+def _read(path: Path, step_name: str | None, most_events: int) -> AnyTrace:
     try:
-        return read_any_trace(path, step_name)
+        return read_any_trace(path, step_name, most_events)
     except OSError as error:
         raise UsageError(f"TRACE: {path}: {error.strerror or error}") from None
     except ValueError as error:

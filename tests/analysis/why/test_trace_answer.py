@@ -215,6 +215,18 @@ def test_a_kernel_whose_name_says_nothing_is_the_collective_that_the_profiler_na
     assert {row.name for row in communication.by_name} == {"all_reduce", "all_gather", "reduce_scatter", "my_own"}
 
 
+def test_broadcasts_whose_source_does_not_wait_are_not_compared(tmp_path: Path) -> None:
+    traces = []
+    for rank, length in enumerate((5, 50)):
+        trace = Trace()
+        trace.range("ProfilerStep#1", 0, 100)
+        trace.work("ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 5, 10, 10 + length, 1)
+        traces.append(read(tmp_path, trace.events, f"rank{rank}"))
+    answer = compare_ranks(traces)
+    assert (answer.matched, answer.waits) == (0, [])
+    assert answer.ranks[1].communication_s == pytest.approx(50 * US)
+
+
 def test_calls_that_other_ranks_lack_are_counted_and_not_compared(tmp_path: Path) -> None:
     events = rank_events([100, 100], [200, 400], clock_us=0)
     shorter = rank_events([150], [200], clock_us=5)
