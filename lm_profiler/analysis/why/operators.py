@@ -16,19 +16,26 @@ from lm_profiler.analysis.trace.packed_trace import Inputs
 
 # bytes of an element, by the type's name in a trace
 _SIZES = {
-    **dict.fromkeys(
-        ("double", "long", "long int", "long long", "c10::complex<float>"), 8
-    ),
-    **dict.fromkeys(("float", "int", "c10::complex<c10::Half>"), 4),
-    **dict.fromkeys(("c10::Half", "c10::BFloat16", "short", "short int"), 2),
-    **dict.fromkeys(("bool", "unsigned char", "signed char"), 1),
-    **dict.fromkeys(
-        (
-            f"c10::Float8_{form}"
-            for form in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")
-        ),
-        1,
-    ),
+    "double": 8,
+    "long": 8,
+    "long int": 8,
+    "long long": 8,
+    "c10::complex<float>": 8,
+    "float": 4,
+    "int": 4,
+    "c10::complex<c10::Half>": 4,
+    "c10::Half": 2,
+    "c10::BFloat16": 2,
+    "short": 2,
+    "short int": 2,
+    "bool": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+    "c10::Float8_e4m3fn": 1,
+    "c10::Float8_e5m2": 1,
+    "c10::Float8_e4m3fnuz": 1,
+    "c10::Float8_e5m2fnuz": 1,
+    "c10::Float8_e8m0fnu": 1,
     "c10::complex<double>": 16,
 }
 _DTYPES = {
@@ -74,17 +81,16 @@ def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
     for dims, type_name in zip(inputs.dims, inputs.types, strict=False):
         item_bytes = _SIZES.get(type_name)
         if type_name == "TensorList":
-            elements = (
-                lists.elements if lists_are_cut else sum(prod(shape) for shape in dims)
-            )
+            elements = lists.elements
+            if not lists_are_cut:
+                elements = sum(prod(shape) for shape in dims)
             if elements is None:
                 tensors.append(Operand((), 0, None))
             else:
                 tensors.append(Operand((), elements, lists.item))
         elif item_bytes is not None:
-            tensors.append(
-                Operand(dims, prod(dims), item_bytes, _DTYPES.get(type_name))
-            )
+            dtype = _DTYPES.get(type_name)
+            tensors.append(Operand(dims, prod(dims), item_bytes, dtype))
         elif type_name not in _NO_TENSORS:
             tensors.append(Operand((), 0, None))
     return tensors
@@ -98,9 +104,8 @@ def is_cut(inputs: Inputs) -> bool:
     return False
 
 
-_Rule = Callable[
-    [Sequence[Operand], int], int
-]  # bytes, from the operands and the bytes of reading all of them
+# bytes, from the operands and the bytes of reading all of them
+_Rule = Callable[[Sequence[Operand], int], int]
 
 
 def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
@@ -157,11 +162,11 @@ def _updated(states: int) -> _Rule:
     return rule
 
 
-def _only_written(tensors: Sequence[Operand], _: int) -> int:
+def _written(tensors: Sequence[Operand], _: int) -> int:
     return tensors[0].bytes
 
 
-def _only_read(_: Sequence[Operand], read_bytes: int) -> int:
+def _read(_: Sequence[Operand], read_bytes: int) -> int:
     return read_bytes
 
 
@@ -188,43 +193,43 @@ def _second_operand(tensors: Sequence[Operand], _: int) -> int:
 
 
 _BY_NAME: dict[str, _Rule] = {
-    **dict.fromkeys(
-        (
-            "fill_",
-            "zero_",
-            "uniform_",
-            "normal_",
-            "bernoulli_",
-            "exponential_",
-            "random_",
-        ),
-        _only_written,
-    ),
-    **dict.fromkeys(
-        ("copy_", "_local_scalar_dense"), _only_read
-    ),  # the target is an argument
-    **dict.fromkeys(
-        ("_fused_adam_", "_fused_adamw_"), _updated(states=2)
-    ),  # amsgrad has a third
+    "fill_": _written,
+    "zero_": _written,
+    "uniform_": _written,
+    "normal_": _written,
+    "bernoulli_": _written,
+    "exponential_": _written,
+    "random_": _written,
+    "copy_": _read,  # the target is an argument
+    "_local_scalar_dense": _read,
+    "_fused_adam_": _updated(states=2),  # amsgrad has a third
+    "_fused_adamw_": _updated(states=2),
     "_fused_adagrad_": _updated(states=1),
     "_fused_sgd_": _updated(states=0),  # momentum has one
     "native_dropout": _dropout,
-    **dict.fromkeys(("embedding", "index_select"), _looked_up),
+    "embedding": _looked_up,
+    "index_select": _looked_up,
     "gather": _gather,
-    "embedding_dense_backward": _only_read,
+    "embedding_dense_backward": _read,
     "nll_loss_forward": _second_operand,
     "nll_loss_backward": _second_operand,
-    **dict.fromkeys(
-        ("cat", "stack", "roll", "flip", "constant_pad_nd", "split_with_sizes_copy"),
-        _read_and_written,
-    ),
-    **dict.fromkeys(("triu", "tril", "cumsum", "cumprod", "sort"), _result_like_first),
+    "cat": _read_and_written,
+    "stack": _read_and_written,
+    "roll": _read_and_written,
+    "flip": _read_and_written,
+    "constant_pad_nd": _read_and_written,
+    "split_with_sizes_copy": _read_and_written,
+    "triu": _result_like_first,
+    "tril": _result_like_first,
+    "cumsum": _result_like_first,
+    "cumprod": _result_like_first,
+    "sort": _result_like_first,
 }
 _BY_KIND: dict[str, _Rule] = {
     "elementwise": _pointwise,
     "normalization": _result_like_first,
     "softmax": _result_like_first,
-    "reduction": _only_read,
+    "reduction": _read,
 }
 
 
@@ -251,10 +256,10 @@ def product_of(name: str, inputs: Inputs) -> Product | None:
     dimensions = [len(shape) for shape in factors]
     if base_name not in _PRODUCTS or dimensions not in ([2, 2], [3, 3]):
         return None
-    left, right = factors
-    batch = prod(left[:-2])
-    m, k = left[-2:]
-    n = right[-1]
+    factor_a, factor_b = factors
+    batch = prod(factor_a[:-2])
+    m, k = factor_a[-2:]
+    n = factor_b[-1]
     return Product(2 * batch * m * n * k, dtype, batch, m, n, k)
 
 

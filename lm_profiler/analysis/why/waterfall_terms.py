@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from lm_profiler.analysis.trace.kernel_sums import module_of
@@ -26,7 +27,7 @@ LARGEST = 8  # contributors kept per term
 
 _OPTIMIZER_PRODUCTS: TermName = "optimizer_products"
 
-_UNLIKE = 0.10  # the share of the measured step by which work in the traced steps may exceed it
+_MOST_EXCESS = 0.10  # the share of the measured step by which work in the traced steps may exceed it
 
 _NOTED = 0.01  # the share of the step below which unknown bytes, or excess work, are not worth a note
 
@@ -43,13 +44,11 @@ class Step:
     recomputed_share: float  # share of all FLOPs that activation checkpointing repeats
     rates: Rates  # FLOP/s by the dtype of the factors
     dtype: str  # dtype of most FLOPs; its rate is known
-    clock_share: float | None = (
-        None  # the measured clock over the clock of the stated peak
-    )
+    # the measured clock over the clock of the stated peak
+    clock_share: float | None = None
     lists: Lists = UNKNOWN_LISTS  # all parameters that an optimizer gets in lists
-    waiting_s: Mapping[str, float] = field(
-        default_factory=dict
-    )  # part of it: waiting for other ranks, by phase
+    # part of it: waiting for other ranks, by phase
+    waiting_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def waterfall(step: Step, traced: Traced) -> Waterfall:
@@ -61,15 +60,16 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
     """
     notes: list[str] = []
     terms = _terms(step, traced, notes)
-    terms_by_step = [
-        _terms(step, traced.alone(index), notes=[])
-        for index in range(len(traced.begins))
-    ]
-    if not any(
+    terms_by_step = []
+    for index in range(len(traced.begins)):
+        terms_by_step.append(_terms(step, traced.alone(index), notes=[]))
+    has_optimizer_products = any(
         term.name == _OPTIMIZER_PRODUCTS and term.seconds for term in terms
-    ):  # as with most optimizers
+    )
+    if not has_optimizer_products:  # as with most optimizers
         terms = _without_optimizer_products(terms)
-        terms_by_step = [_without_optimizer_products(same) for same in terms_by_step]
+        for index, terms_of_step in enumerate(terms_by_step):
+            terms_by_step[index] = _without_optimizer_products(terms_of_step)
     if len(terms_by_step) > 1:
         terms = _with_extremes(terms, terms_by_step)
     peak = next(rate for rate in step.rates.flops if rate.dtype == step.dtype)
@@ -98,11 +98,12 @@ def _with_extremes(
 ) -> list[Term]:
     """Return ``terms`` with the least and the most that each would be, by all steps or by one of them alone."""
     with_extremes = []
-    for term, *same_of_steps in zip(terms, *terms_by_step, strict=True):
-        seconds = [term.seconds, *(same.seconds for same in same_of_steps)]
-        with_extremes.append(
-            term.model_copy(update={"low_s": min(seconds), "high_s": max(seconds)})
-        )
+    for index, term in enumerate(terms):
+        seconds = [term.seconds]
+        for terms_of_step in terms_by_step:
+            seconds.append(terms_of_step[index].seconds)
+        extremes = {"low_s": min(seconds), "high_s": max(seconds)}
+        with_extremes.append(term.model_copy(update=extremes))
     return with_extremes
 
 
@@ -113,36 +114,32 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
         waited_s = max(step.input_s - traced.seconds["input"], 0.0)
         available_s = max(step.step_s - waited_s, 0.0)
     excess = (busy_s - available_s) / step.step_s
-    is_unlike = excess > _UNLIKE
+    has_ceilings = excess <= _MOST_EXCESS
     if excess > 0.0:
         scaled = []
         if available_s > 0.0:
-            scaled = [
-                (piece, own_ns * available_s / busy_s)
-                for piece, own_ns in traced.pieces
-            ]
+            for piece, own_ns in traced.pieces:
+                scaled.append((piece, own_ns * available_s / busy_s))
         traced = replace(traced, pieces=scaled, gaps=[])
     if excess >= _NOTED:
-        ceilings = ", and no ceilings are shown" if is_unlike else ""
+        ceilings = "" if has_ceilings else ", and no ceilings are shown"
         notes.append(
             f"the work in the traced steps took {ms(busy_s - available_s)} ({excess:.0%} of the step) longer than in "
             f"the measured ones: terms are scaled down to these{ceilings}"
         )
 
-    terms = [
-        *_products(step, traced, notes),
-        *_memory(step, traced, notes),
-        *_waiting(step, traced),
-    ]
+    terms = _products(step, traced, notes)
+    terms += _memory(step, traced, notes)
+    terms += _waiting(step, traced)
     # The rest makes the terms always add up to the step. Below a nanosecond it is the error of the sum, which
     # differs between rows in memory and those of a file.
     rest_s = step.step_s - math.fsum(term.seconds for term in terms)
     if abs(rest_s) < 1e-9:
         rest_s = 0.0
     terms.append(Term(name="unexplained", seconds=rest_s))
-    if is_unlike:
-        return [term.model_copy(update={"at_most_s": None}) for term in terms]
-    return terms
+    if has_ceilings:
+        return terms
+    return [term.model_copy(update={"at_most_s": None}) for term in terms]
 
 
 def _busy_s(traced: Traced) -> float:
@@ -160,10 +157,10 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     optimizers_products: list[Weighed] = []
     products_of_passes: list[Weighed] = []
     for piece, own_ns in traced.by_use["products"]:
-        is_optimizers = piece.phase == "optimizer"
-        (optimizers_products if is_optimizers else products_of_passes).append(
-            (piece, own_ns)
-        )
+        if piece.phase == "optimizer":
+            optimizers_products.append((piece, own_ns))
+        else:
+            products_of_passes.append((piece, own_ns))
     products_s = _seconds_of_step(products_of_passes, traced)
     repeated_s = products_s * step.recomputed_share
     ideal_s = min(step.ideal_s, products_s - repeated_s)
@@ -185,9 +182,8 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
         mean_share_at_peak = ideal_s / products_s
     at_peak: list[Weighed] = []
     beyond_peak: list[Weighed] = []
-    for piece, own_ns, floor_ns in with_floors(
-        products_of_passes, lambda piece: _at_peak_ns(piece, step)
-    ):
+    floor_of_piece = partial(_at_peak_ns, step=step)
+    for piece, own_ns, floor_ns in with_floors(products_of_passes, floor_of_piece):
         if floor_ns is None:  # its shapes are unknown
             floor_ns = own_ns * mean_share_at_peak
         at_peak.append((piece, floor_ns))
@@ -216,17 +212,17 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
 
 def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     """Return the terms of all other kernels: what moving their bytes takes, and their excess."""
-    lists = _lists_of_a_call(step, traced)
-    at_bandwidth, beyond = [], []
+    at_bandwidth = []
+    beyond_bandwidth = []
     unknown_ns = 0.0
-    for piece, own_ns, floor_ns in with_floors(
-        traced.by_use["memory"], lambda piece: _at_bandwidth_ns(piece, step, lists)
-    ):
+    lists = _lists_of_a_call(step, traced)
+    floor_of_piece = partial(_at_bandwidth_ns, step=step, lists=lists)
+    for piece, own_ns, floor_ns in with_floors(traced.by_use["memory"], floor_of_piece):
         if floor_ns is None:
             unknown_ns += own_ns
             floor_ns = 0.0
         at_bandwidth.append((piece, floor_ns))
-        beyond.append((piece, own_ns - floor_ns))
+        beyond_bandwidth.append((piece, own_ns - floor_ns))
     unknown_s = unknown_ns * 1e-9 / traced.steps
     if step.rates.bytes_per_s is None:
         notes.append(
@@ -236,11 +232,11 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
         notes.append(
             f"of the time beyond the bandwidth, {ms(unknown_s)} are {_things(traced)} whose bytes are unknown"
         )
+    bandwidth_s = _seconds_of_step(at_bandwidth, traced)
+    beyond_s = _seconds_of_step(beyond_bandwidth, traced)
     return [
-        _term(
-            "bandwidth", _seconds_of_step(at_bandwidth, traced), at_bandwidth, traced
-        ),
-        _term("beyond_bandwidth", _seconds_of_step(beyond, traced), beyond, traced),
+        _term("bandwidth", bandwidth_s, at_bandwidth, traced),
+        _term("beyond_bandwidth", beyond_s, beyond_bandwidth, traced),
     ]
 
 
@@ -255,55 +251,56 @@ def _waiting(step: Step, traced: Traced) -> list[Term]:
     steps alone, or in the others alone: it is never subtracted from gaps elsewhere. A wait for other ranks
     is in the traced steps too: in collectives on a device's stream, else where no operator ran.
     """
-    copies_s, exchange_s = traced.seconds["input"], traced.seconds["communication"]
+    copies_s = traced.seconds["input"]
+    exchange_s = traced.seconds["communication"]
     rank_waits_s = sum(step.waiting_s.values())
     rank_waits_in_calls_s = min(rank_waits_s, exchange_s) if traced.on_device else 0.0
     gaps: Sequence[Gap] = traced.gaps
     if not rank_waits_in_calls_s:
         gaps = _without_waits(gaps, step.waiting_s, traced.steps)
-    input_gaps = [gap for gap in gaps if gap.phase in INPUT_PHASES]
-    other_gaps = [gap for gap in gaps if gap.phase not in INPUT_PHASES]
+    input_gaps = []
+    other_gaps = []
+    for gap in gaps:
+        if gap.phase in INPUT_PHASES:
+            input_gaps.append(gap)
+        else:
+            other_gaps.append(gap)
     other_gaps_s = sum(gap.ns for gap in other_gaps) * 1e-9 / traced.steps
 
     idle_s = max(step.step_s - _busy_s(traced), 0.0)
     rank_waits_in_gaps_s = min(rank_waits_s - rank_waits_in_calls_s, idle_s)
-    rank_waits_at_input_s = sum(
-        step.waiting_s.get(phase, 0.0) for phase in INPUT_PHASES
-    )
+    rank_waits_at_input_s = 0.0
+    for phase in INPUT_PHASES:
+        rank_waits_at_input_s += step.waiting_s.get(phase, 0.0)
     batch_waits_s = max(step.input_s - rank_waits_at_input_s - copies_s, 0.0)
     batch_waits_s = min(batch_waits_s, idle_s - rank_waits_in_gaps_s)
     if not input_gaps:
         input_gaps = [Gap(1, "data", "not while traced")] * traced.steps
-    idle_in_other_gaps_s = min(
-        idle_s - rank_waits_in_gaps_s - batch_waits_s, other_gaps_s
-    )
+    other_idle_s = idle_s - rank_waits_in_gaps_s - batch_waits_s
+    idle_in_other_gaps_s = min(other_idle_s, other_gaps_s)
 
+    communication = _term(
+        "communication",
+        exchange_s - rank_waits_in_calls_s,
+        traced.by_use["communication"],
+        traced,
+    )
     waiting_s = rank_waits_in_calls_s + rank_waits_in_gaps_s
+    waiting_by_phase = by_phase(step.waiting_s.items(), waiting_s)
+    waiting = Term(name="waiting", seconds=waiting_s, phases=waiting_by_phase)
+    other_waits = _gap_term("gaps", idle_in_other_gaps_s, other_gaps, traced)
     copies = _term("input", copies_s, traced.by_use["input"], traced)
-    return [
-        _term(
-            "communication",
-            exchange_s - rank_waits_in_calls_s,
-            traced.by_use["communication"],
-            traced,
-        ),
-        Term(
-            name="waiting",
-            seconds=waiting_s,
-            phases=by_phase(step.waiting_s.items(), waiting_s),
-        ),
-        _gap_term("gaps", idle_in_other_gaps_s, other_gaps, traced),
-        _sum_of(copies, _gap_term("input", batch_waits_s, input_gaps, traced)),
-    ]
+    batch_waits = _gap_term("input", batch_waits_s, input_gaps, traced)
+    return [communication, waiting, other_waits, _sum_of(copies, batch_waits)]
 
 
 def _without_waits(
     gaps: Sequence[Gap], waiting_s: Mapping[str, float], steps: int
 ) -> list[Gap]:
     """Return ``gaps`` minus the waits in their phases (seconds per step), which are in the longest gaps."""
-    waits_left_ns = {
-        phase: round(seconds * 1e9 * steps) for phase, seconds in waiting_s.items()
-    }
+    waits_left_ns = {}
+    for phase, seconds in waiting_s.items():
+        waits_left_ns[phase] = round(seconds * 1e9 * steps)
     shortened = []
     # Waiting for a rank takes milliseconds, launching microseconds: so the longest gaps are the waits.
     for gap in sorted(gaps, key=lambda gap: gap.ns, reverse=True):
@@ -348,15 +345,15 @@ def _gap_term(
     )
 
 
-def _sum_of(term: Term, other: Term) -> Term:
-    seconds = term.seconds + other.seconds
-    phases = dict(term.phases)
-    for phase, phase_s in other.phases.items():
+def _sum_of(term_a: Term, term_b: Term) -> Term:
+    seconds = term_a.seconds + term_b.seconds
+    phases = dict(term_a.phases)
+    for phase, phase_s in term_b.phases.items():
         phases[phase] = phases.get(phase, 0.0) + phase_s
-    parts = [*term.contributors, *other.contributors]
+    parts = [*term_a.contributors, *term_b.contributors]
     parts.sort(key=lambda part: part.seconds, reverse=True)
     return Term(
-        name=term.name,
+        name=term_a.name,
         seconds=seconds,
         at_most_s=seconds,
         phases=phases,
@@ -453,10 +450,12 @@ def contributors(
     if seconds <= 0.0:
         return []
     groups: defaultdict[_ContributorKey, list[Weighed]] = defaultdict(list)
+    sums_ns: defaultdict[_ContributorKey, float] = defaultdict(float)
     for piece, ns in weighed:
         if ns > 0:
-            groups[_contributor_key(piece)].append((piece, ns))
-    sums_ns = {key: sum(ns for _, ns in group) for key, group in groups.items()}
+            key = _contributor_key(piece)
+            groups[key].append((piece, ns))
+            sums_ns[key] += ns
     if not sums_ns:
         return []
     seconds_per_ns = seconds / sum(sums_ns.values())
@@ -468,7 +467,7 @@ def contributors(
         largest_contributors.append(
             Contributor(
                 module=key.module,
-                what=_what(key, group),
+                what=_contributor_name(key, group),
                 count=len(group) / steps,
                 seconds=sums_ns[key] * seconds_per_ns,
                 detail=_detail(group, seconds_per_ns, steps, things, why),
@@ -488,7 +487,7 @@ def _piece_name(piece: Piece) -> str:
     return piece.operator or piece.name
 
 
-def _what(key: _ContributorKey, group: Sequence[Weighed]) -> str:
+def _contributor_name(key: _ContributorKey, group: Sequence[Weighed]) -> str:
     if key.phase is not None and key.name is not None:
         return f"{key.phase}: {key.name}"
     return _largest_sum((_piece_name(piece), ns) for piece, ns in group).name
