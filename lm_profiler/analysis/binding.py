@@ -62,7 +62,9 @@ class RunFacts(StepCosts):
         A mean step is added to it, because the model's intervals are of times.
         """
         steps_s = np.array([row.time("step") for row in self.rows])
-        parts_s = np.array([sum(row.time(part) for part in parts) for row in self.rows])
+        parts_s = np.zeros(len(self.rows))
+        for part in parts:
+            parts_s += [row.time(part) for row in self.rows]
         distances_s = parts_s - share * steps_s
         mean_step_s = steps_s.mean()
         interval = self.model.interval_of(distances_s + mean_step_s)

@@ -316,33 +316,35 @@ def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Field
     figures["steadiness"] = None
     if run.steps:
         used_steps = {row.step for row in run.stretch}
-        figures["mean_counters"] = mean_counters(
-            [reading for reading in evidence.counters if reading.step in used_steps]
-        )
+        counters = []
+        for reading in evidence.counters:
+            if reading.step in used_steps:
+                counters.append(reading)
+        figures["mean_counters"] = mean_counters(counters)
         figures["steadiness"] = _steadiness(run)
     return figures
 
 
 def _steadiness(run: RunSteps) -> Steadiness:
     """Return the course of the steps; a pattern whose slow or fast steps have a shorter batch is marked as that."""
-    parts_s = {part: np.array([row.time(part) for row in run.steps]) for part in PARTS}
+    parts_s = {}
+    for part in PARTS:
+        parts_s[part] = np.array([row.time(part) for row in run.steps])
     steady = steadiness(
         run.model, run.evidence.recompilations, parts_s, first_step=run.steps[0].step
     )
     pattern = steady.pattern
     if pattern is None:
         return steady
-    places = {place - 1 for place in pattern.slow}
-    differing = [
-        row.step
-        for index, row in enumerate(run.steps)
-        if index % pattern.every in places
-    ]
-    if not differing or not set(differing) <= run.short_steps.keys():
+    slow_phases = {place - 1 for place in pattern.slow}
+    slow_steps = set()
+    for index, row in enumerate(run.steps):
+        if index % pattern.every in slow_phases:
+            slow_steps.add(row.step)
+    if not slow_steps or not slow_steps <= run.short_steps.keys():
         return steady
-    return steady.model_copy(
-        update={"pattern": pattern.model_copy(update={"short_batch": True})}
-    )
+    short_pattern = pattern.model_copy(update={"short_batch": True})
+    return steady.model_copy(update={"pattern": short_pattern})
 
 
 def _causes(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:

@@ -72,6 +72,9 @@ class Run:
         high_s = interval.high + shift_s
         return Interval(own_s, low_s, high_s, interval.lag1)
 
+    def occurs(self, part: str) -> bool:
+        return any(row.time(part) > 0.0 for row in self.steps)
+
     @property
     def without_cpu_waits(self) -> Interval | None:
         """Mean seconds of a step without the time for which others kept the training thread waiting for a CPU.
@@ -213,7 +216,7 @@ class Side:
         return typical([interval.mean for interval in self.means(part)])
 
     def occurs(self, part: str) -> bool:
-        return any(row.time(part) > 0.0 for run in self.runs for row in run.steps)
+        return any(run.occurs(part) for run in self.runs)
 
     def values(self, quantity: Quantity) -> list[Any] | None:
         """Return a figure of each run; None if a run does not know it."""

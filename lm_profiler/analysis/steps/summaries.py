@@ -173,7 +173,9 @@ def odd_steps(rows: Sequence[StepRow], model: StepModel) -> list[OddStep]:
     if not odd_indices:
         return []
     expected_s = model.expected
-    parts_s = {part: np.array([row.time(part) for row in rows]) for part in PARTS}
+    parts_s = {}
+    for part in PARTS:
+        parts_s[part] = np.array([row.time(part) for row in rows])
     odd = []
     for index in odd_indices:
         row = rows[index]

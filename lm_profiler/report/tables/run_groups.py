@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from lm_profiler.analysis.compare.differences import OF_EACH_RUN, SEEDS, flat
@@ -110,29 +110,20 @@ def estimate(group: RunGroup, column: Column) -> Estimate:
         value = column.get(entry)
         values.append(value if share is None else value * share)
     if len(runs) > 1:
-        low, high = min(values), max(values)
         return Estimate(
-            statistics.median(values),
-            low,
-            high,
+            value=statistics.median(values),
+            low=min(values),
+            high=max(values),
             n=len(values),
             is_lower_bound=is_lower_bound,
         )
-    (entry,), (share,) = runs, shares
-    ends = column.interval(entry)
+    single = Estimate(value=values[0], n=1, is_lower_bound=is_lower_bound)
+    ends = column.interval(runs[0])
     if ends is None:
-        lacks_interval = column.lacks_interval(entry)
-        return Estimate(
-            values[0], n=1, is_lower_bound=is_lower_bound, lacks_interval=lacks_interval
-        )
-    factor = 1.0 if share is None else share
-    return Estimate(
-        values[0],
-        ends[0] * factor,
-        ends[1] * factor,
-        n=1,
-        is_lower_bound=is_lower_bound,
-    )
+        return replace(single, lacks_interval=column.lacks_interval(runs[0]))
+    low, high = ends
+    factor = 1.0 if shares[0] is None else shares[0]
+    return replace(single, low=low * factor, high=high * factor)
 
 
 def status_text(group: RunGroup, words: Mapping[str, str] = {}) -> str:
@@ -209,11 +200,9 @@ def groups_differ(groups: Sequence[RunGroup], column: Column) -> bool:
 
 def is_unset(entry: Entry, column: Column) -> bool:
     """Return whether ``column`` is an option that the run certainly did not set."""
-    return (
-        column.option is not None
-        and entry.config is not None
-        and column.get(entry) is None
-    )
+    if column.option is None or entry.config is None:
+        return False
+    return column.get(entry) is None
 
 
 def follows_from_size(groups: Sequence[RunGroup], column: Column) -> bool:
