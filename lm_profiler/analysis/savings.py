@@ -718,9 +718,8 @@ def find_optimizer_products(costs: StepCosts) -> Iterator[Finding]:
     floor = costs.record.floors.get("optimizer")
     if floor is None or not floor.flops:
         return
-    products_s = costs.regular_s(
-        "optimizer", clock="time"
-    )  # the products are most of such an optimizer
+    # the products are most of such an optimizer
+    products_s = costs.regular_s("optimizer", clock="time")
     if costs.record.waterfall is not None:
         products_s = costs.term_s("optimizer_products")
     if products_s <= 0.0:

@@ -128,9 +128,8 @@ class Attachment:
             self.options.log_dir / launch.name, launch.folder, exchange, self.report
         )
         self.ending.files.folder = folder
-        self._begin_files(
-            folder
-        )  # before the instruments, which may fail: a killed run must have a record
+        # before the instruments, which may fail: a killed run must have a record
+        self._begin_files(folder)
         stream = stream_of(self.loop.device)
         timeline = Timeline(self.options.clock, stream, self.part)
         if self.options.trace.nvtx:
@@ -230,9 +229,8 @@ class Attachment:
     def died(self, exception: BaseException) -> None:
         """Record a run that ``exception`` ended."""
         if not self.has_begun:
-            if (
-                self.ending.exchange.rank > 0
-            ):  # begin() would wait for rank 0's folder while rank 0 waits for this rank
+            if self.ending.exchange.rank > 0:
+                # begin() would wait for rank 0's folder while rank 0 waits for this rank
                 self.ending.is_over = True
                 self.restore_loop()
                 return
@@ -242,9 +240,8 @@ class Attachment:
         session = self.ending.session
         if session is not None and self.phases is not None:
             phase = phase_of(exception, session.timeline, session.steps)
-            self.part.run(
-                self.phases.close_step
-            )  # a step that was complete before the error counts
+            # a step that was complete before the error counts
+            self.part.run(self.phases.close_step)
             step = session.steps + 1
         if not self.ending.is_over:  # closing the last step may have finished the run
             self.ending.died(exception, phase, step)
@@ -379,9 +376,8 @@ class Attachment:
         )
         phases = self.loop.make_marks(timeline, counter, self.report)
         phases.install()
-        self.phases = (
-            phases  # only now: where installing fails, ``only_count`` makes another
-        )
+        # only now: where installing fails, ``only_count`` makes another
+        self.phases = phases
         return phases
 
     def _stages_are_over(self) -> Marks | None:

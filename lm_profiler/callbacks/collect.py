@@ -247,9 +247,8 @@ class Collector:
         has_memory_stage = bool(measured.steps_planned.get("memory"))
         has_trace_stage = bool(measured.steps_planned.get("trace"))
         run_ended_before = counted_steps == 0 and has_memory_stage
-        only_times_are_wanted = (
-            counted_steps == 0 and not has_trace_stage
-        )  # counting takes another process seconds
+        # counting takes another process seconds
+        only_times_are_wanted = counted_steps == 0 and not has_trace_stage
         if run_ended_before or only_times_are_wanted:
             return None
         goes_on = not self.options.stages.stop_when_done

@@ -62,9 +62,8 @@ class _Totals(NamedTuple):
     memory_bytes: dict[str, int]  # by kind: held now, and at most
     last_ns: int | None  # when the last step ended
     tokens: int | None  # of all steps; None is unknown
-    recent_figures: Mapping[
-        str, float
-    ]  # of the last steps, by the names of ``live_figures``
+    # of the last steps, by the names of ``live_figures``
+    recent_figures: Mapping[str, float]
 
     @property
     def steps(self) -> int:

@@ -97,9 +97,8 @@ _CHECK_EVERY_S = 0.1
 
 def is_of_the_group(error: BaseException) -> bool:
     """Return whether ``error`` reports only that another rank is gone or did not arrive, without the reason."""
-    if type(error).__name__.startswith(
-        "Dist"
-    ):  # torch's own: DistBackendError, DistNetworkError, …
+    if type(error).__name__.startswith("Dist"):
+        # torch's own: DistBackendError, DistNetworkError, …
         return True
     return (
         isinstance(error, (RuntimeError, OSError))
@@ -124,13 +123,11 @@ def ends_of_ranks(
     elif own_end.is_signalled and not codes():
         patience_s = _PATIENCE_AFTER_SIGNAL_S
     ends = {own_end.failure.rank or 0: own_end}
-    with suppress(
-        KeyboardInterrupt
-    ):  # whoever started the ranks ends them all; report what is known by then
+    with suppress(KeyboardInterrupt):
+        # whoever started the ranks ends them all; report what is known by then
         for pauses_left in range(round(patience_s / _CHECK_EVERY_S), -1, -1):
-            dead_ranks = {
-                rank for rank, code in codes().items() if code is not None
-            }  # a dead rank leaves no end
+            # a dead rank leaves no end
+            dead_ranks = {rank for rank, code in codes().items() if code is not None}
             ends = {**read_ends(folder), **ends}
             ended_ranks = ends.keys() | dead_ranks
             if pauses_left == 0 or len(ended_ranks) >= ranks:

@@ -19,10 +19,8 @@ from lm_profiler.record.run_record import LoopKind
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "_FabricModule")
 _COMPILED = "OptimizedModule"  # the class of what ``torch.compile(model)`` returns
 
-_MIXED = {
-    "bf16": "bf16-mixed",
-    "fp16": "16-mixed",
-}  # Lightning's names of accelerate's precisions
+# Lightning's names of accelerate's precisions
+_MIXED = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,8 @@ class FrameworkFacts:
 class FoundLoop:
     """What lives in the process of one loop."""
 
-    modules: list[
-        nn.Module
-    ]  # the outermost modules that hold parameters of the optimizer
+    # the outermost modules that hold parameters of the optimizer
+    modules: list[nn.Module]
     framework: FrameworkFacts
     loader: Any  # the only DataLoader of the process; None if there is none, or several
     is_of_trainer: bool  # whether a Lightning Trainer runs one of the modules
@@ -215,9 +212,8 @@ def _runs(framework: Any, modules: Sequence[nn.Module]) -> bool:
     """Return whether ``framework`` runs ``modules``: another part of the program may have used it."""
     if is_a(framework, "Fabric"):
         return any(is_a(module, "_FabricModule") for module in modules)
-    model = getattr(
-        framework, "model", None
-    )  # transformers' Trainer has it, an Accelerator does not
+    # transformers' Trainer has it, an Accelerator does not
+    model = getattr(framework, "model", None)
     if model is None:
         return True
     return any(part is model for module in modules for part in module.modules())

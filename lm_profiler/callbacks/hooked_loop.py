@@ -45,16 +45,14 @@ _DTYPE_NAMES = {
 class HookedLoop:
     """The facts of such a loop. What nobody states is what its marks have seen."""
 
-    modules: list[
-        nn.Module
-    ]  # the outermost modules; those of further optimizers are added
+    # the outermost modules; those of further optimizers are added
+    modules: list[nn.Module]
     optimizers: list[Any]  # further ones that step are added
     framework: FrameworkFacts = field(default_factory=FrameworkFacts)
     loader: Any = None
     tokens_in: Callable[[Any], int] | None = None  # counts the tokens of a batch
-    count_batch: Callable[[Any], object] = lambda batch: (
-        None
-    )  # gets each batch of the loop
+    # gets each batch of the loop
+    count_batch: Callable[[Any], object] = lambda batch: None
     marks: HookMarks | None = field(default=None, init=False)
     _together: LoopModules | None = field(default=None, init=False)
 

@@ -32,9 +32,8 @@ class CountedBatches(NamedTuple):
 class StageFigures:
     """What the stages of a run measured, from which the watched steps' MFU follows. None is unknown."""
 
-    mfu_seconds: float | None = (
-        None  # the model FLOPs utilization of a step of one second
-    )
+    # the model FLOPs utilization of a step of one second
+    mfu_seconds: float | None = None
     tokens_per_step: float | None = None  # of this rank
 
     @classmethod

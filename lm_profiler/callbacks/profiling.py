@@ -201,9 +201,8 @@ class TrainingProfiler(Callback):
                 "expected one TrainingProfiler in a Trainer, given more"
             )
         if options.memory.history:
-            history_watch(
-                trainer.strategy.root_device, Path()
-            )  # refuses a device that keeps no history
+            # refuses a device that keeps no history
+            history_watch(trainer.strategy.root_device, Path())
         for hook in _NO_HOOKS:  # the last run may have removed them
             vars(self).pop(hook, None)
         loop = TrainerLoop(trainer, self, options.verb, trainer.max_steps)
@@ -281,9 +280,8 @@ class TrainingProfiler(Callback):
     on_test_batch_end = on_predict_batch_end = on_train_batch_end  # type: ignore[assignment]
 
     def on_validation_batch_end(self, *args: Any) -> None:
-        if (
-            self._options.verb == "validate"
-        ):  # validation during a fit belongs to no step
+        if self._options.verb == "validate":
+            # validation during a fit belongs to no step
             self.on_train_batch_end(*args)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -69,9 +69,8 @@ class RunFinisher:
     restore_loop: Callable[[], None]  # removes what marks the loop
     report: Callable[[str], object]  # reports a problem, and adds it to ``notes``
     notes: list[str]  # what was reported so far
-    part: Guard = (
-        UNGUARDED  # guards every call, and calls ``recording_failed`` on an error
-    )
+    # guards every call, and calls ``recording_failed`` on an error
+    part: Guard = UNGUARDED
     exchange: Exchange = field(default_factory=Exchange)
     session: Session | None = None
     collector: Collector = field(init=False)
@@ -281,9 +280,8 @@ class RunFinisher:
             evidence = self.collector.evidence(
                 measured, "failed", failure_of(error, "instruments", None)
             )
-            if (
-                self.record is not None
-            ):  # the run itself went well, and its record is there
+            if self.record is not None:
+                # the run itself went well, and its record is there
                 evidence = replace(
                     evidence, status=self.record.status, failure=self.record.failure
                 )

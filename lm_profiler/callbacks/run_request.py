@@ -18,9 +18,8 @@ class RunRequest:
 
     options: dict[str, Any] = field(default_factory=dict)  # of ``profiling_callbacks``
     command: str = ""
-    trainer: int | None = (
-        None  # the number of the Trainer to profile; None for the first
-    )
+    # the number of the Trainer to profile; None for the first
+    trainer: int | None = None
     claims: Path | None = None  # a folder that the processes of this node share
 
 

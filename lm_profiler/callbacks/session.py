@@ -45,10 +45,8 @@ _READ_EVERY_NS = 5_000_000
 
 _MOST_RECOMPILATIONS = 3  # that a note names
 
-_CHECKPOINT, _INSTRUMENTS = (
-    "checkpoint",
-    "instruments",
-)  # what may pass between steps, beside VALIDATION and EPOCH
+# what may pass between steps, beside VALIDATION and EPOCH
+_CHECKPOINT, _INSTRUMENTS = ("checkpoint", "instruments")
 
 _UNSEEN_BACKWARD = (
     "no backward pass was seen: the program calls neither manual_backward nor loss.backward(). Code that computes "
@@ -127,16 +125,14 @@ class Session:
     report: Callable[[str], object]  # gets a note
     # appends rows to the file; called once a second at most
     append_rows: Callable[[Sequence[StepRow]], None] | None = None
-    counts: BatchCounts = field(
-        default_factory=BatchCounts
-    )  # of the running step; the callback adds each batch
+    # of the running step; the callback adds each batch
+    counts: BatchCounts = field(default_factory=BatchCounts)
     is_manual: bool = False  # whether the module steps its optimizers by itself (``automatic_optimization = False``)
     notes: list[str] = field(default_factory=list)
     steps: int = 0
     rows: list[StepRow] = field(default_factory=list)  # rows that were read so far
-    instants_ns: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # when each row's step began and ended
+    # when each row's step began and ended
+    instants_ns: list[tuple[int, int]] = field(default_factory=list)
     _written_rows: int = 0
     _last_reading_ns: int = 0
     _planned_steps: int = 0  # of the stage
@@ -145,19 +141,15 @@ class Session:
     _batch_counts: list[BatchCount] = field(default_factory=list)  # where they change
     # batches, samples, elements, and the three counts of ``TokenUse``
     _last_sizes: tuple[Any, ...] | None = None
-    _measured_ns: tuple[int, int] | None = (
-        None  # between which instants steps were measured
-    )
-    _gaps_ns: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # between and within measured steps
+    # between which instants steps were measured
+    _measured_ns: tuple[int, int] | None = None
+    # between and within measured steps
+    _gaps_ns: list[tuple[int, int]] = field(default_factory=list)
     _run_steps: list[RunStep] = field(default_factory=list)  # the steps of all stages
-    _own_spans_ns: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # in which this session worked between steps
-    _idle_checks: int = (
-        0  # phases at whose start the device was asked whether it was idle
-    )
+    # in which this session worked between steps
+    _own_spans_ns: list[tuple[int, int]] = field(default_factory=list)
+    # phases at whose start the device was asked whether it was idle
+    _idle_checks: int = 0
     _idle_starts: int = 0  # phases at whose start it was
     _is_finished: bool = False
 
@@ -301,10 +293,8 @@ class Session:
         self._stage_began_ns = self.timeline.clock()
 
     def _end_stage(self, stage: str) -> None:
-        if stage in (
-            "measure",
-            "collectives",
-        ):  # instruments that end with these stages need their steps' times
+        if stage in ("measure", "collectives"):
+            # instruments that end with these stages need their steps' times
             self._read_reached_steps(wait=True)
         measuring_is_complete = stage == "measure" and self.schedule.stage != "measure"
         if measuring_is_complete and self.rank == 0:
@@ -357,9 +347,8 @@ class Session:
         seconds: tuple[float, ...] | None = host_s
         if self.stream is not None:
             seconds = marks.stream_seconds(self.stream) if is_device_alive else None
-            self.stream.release(
-                marks.instants
-            )  # reused, so that steps create no new events
+            # reused, so that steps create no new events
+            self.stream.release(marks.instants)
         row = StepRow(
             step, stage, seconds, host_s, unread.tokens, unread.peaks, self.rank
         )

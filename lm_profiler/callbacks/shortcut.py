@@ -33,9 +33,8 @@ _numbers = count(1)  # the numbers of the Trainers of this process
 # the number of the Trainer that was admitted in this process, where the program's processes share no folder
 _admitted_number: int | None = None
 
-_refusal_is_reported = (
-    False  # whether a line said that further runs of the program are not profiled
-)
+# whether a line said that further runs of the program are not profiled
+_refusal_is_reported = False
 
 
 def profiling_callbacks(
@@ -132,9 +131,8 @@ class Admission:
     """Admits one Trainer of the program, and only once: returns whether one that is about to run is profiled."""
 
     number: int  # which Trainer of its process this is, from 1
-    wanted_number: (
-        int | None
-    )  # of the Trainer to profile; None for the first that runs ``verb``
+    # of the Trainer to profile; None for the first that runs ``verb``
+    wanted_number: int | None
     verb: Verb  # what is profiled
     # A folder that the processes of this node share; None if the program was started by hand. With it the ranks agree
     # which Trainer is the first, because a spawned rank has seen only its own Trainer.

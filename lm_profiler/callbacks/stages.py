@@ -122,9 +122,8 @@ class StageCounter:
     def __init__(self, steps: Mapping[str, int]) -> None:
         self.planned = dict(steps)
         self._stages_left = [stage for stage, count in steps.items() if count > 0]
-        self.steps_left = sum(
-            steps[stage] for stage in self._stages_left
-        )  # until all stages are done
+        # until all stages are done
+        self.steps_left = sum(steps[stage] for stage in self._stages_left)
         self._begin_stage()
 
     def _begin_stage(self) -> None:

@@ -16,9 +16,8 @@ from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.watch_files import WatchWindow
 
 PATIENCE_S = 10.0
-_MOST_BYTES = (
-    64 * 2**20
-)  # largest file that is sent: a tracker's server may be far away, or on a free plan
+# largest file that is sent: a tracker's server may be far away, or on a free plan
+_MOST_BYTES = 64 * 2**20
 
 
 def figures(record: RunRecord, wanted: TrackedFigures = True) -> dict[str, float]:

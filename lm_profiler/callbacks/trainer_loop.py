@@ -106,9 +106,8 @@ class TrainerLoop:
         module = self.module
         if not module.automatic_optimization or self.trainer.gradient_clip_val:
             return True
-        if overrides(
-            module, "configure_gradient_clipping"
-        ):  # which decides how to clip, without the Trainer's limit
+        if overrides(module, "configure_gradient_clipping"):
+            # which decides how to clip, without the Trainer's limit
             return None
         return False
 

@@ -23,9 +23,8 @@ from lm_profiler.record.watch_files import (
 )
 
 _STEPS_OF_WINDOW = 1000  # at least
-_LAST_STEPS_BYTES = (
-    16 * 2**20
-)  # size of the last steps in full: 160,000 to 320,000 of them
+# size of the last steps in full: 160,000 to 320,000 of them
+_LAST_STEPS_BYTES = 16 * 2**20
 _MOST_LINES = 10_000  # lines that wait in memory while the disk is full
 
 
@@ -38,9 +37,8 @@ class WatchOutput:
     report: Callable[[str], object]  # gets a note of a problem
     window: WatchWindow | None = None  # the steps that no complete window has yet
     timed_steps: int = 0
-    seconds: NDArray[np.float64] = field(
-        default_factory=lambda: np.zeros(len(TIMED))
-    )  # of all timed steps, by part
+    # of all timed steps, by part
+    seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(TIMED)))
     _lines: dict[str, list[Part]] = field(
         default_factory=lambda: {EVENTS: [], WINDOWS: []}
     )

@@ -30,16 +30,13 @@ class TraceRequests:
     options: WatchOptions  # how many traces may be taken
     report: Callable[[str], object]  # gets a note of a problem
     steps: int = 0  # steps that training shall trace next; 0: none
-    _cause: WatchEvent | None = (
-        None  # the event because of which the next trace is taken
-    )
-    _automatic_ns: deque[int] = field(
-        default_factory=deque
-    )  # when automatic traces of the last day were requested
+    # the event because of which the next trace is taken
+    _cause: WatchEvent | None = None
+    # when automatic traces of the last day were requested
+    _automatic_ns: deque[int] = field(default_factory=deque)
     _automatic_bytes: int = 0
-    _files: dict[_EventKey, str] = field(
-        default_factory=dict
-    )  # the trace that each event caused
+    # the trace that each event caused
+    _files: dict[_EventKey, str] = field(default_factory=dict)
 
     def take(self) -> int:
         """Return how many steps to trace next, and forget it."""
@@ -83,9 +80,8 @@ class TraceRequests:
             try:
                 request = read_part(path, files.TraceRequest, "a request for a trace")
             except RecordError as error:
-                self.report(
-                    str(error)
-                )  # `trace` replaces the file as a whole, so this is not a half-written one
+                # `trace` replaces the file as a whole, so this is not a half-written one
+                self.report(str(error))
             path.unlink(missing_ok=True)
             if self.options.traces and request is not None:
                 self._cause = None

@@ -56,10 +56,8 @@ from lm_profiler.record.watch_files import (
 _COMPARE_RANKS_NS = 30 * 1_000_000_000  # between two looks at the other ranks' reports
 _WAKE_UP_S = 1.0  # how long the thread sleeps if nothing is handed over
 _PAUSE_S = 5.0  # if this thread wakes up this much late, the process did not run
-_STALL_S, _STALL_STEPS = (
-    60.0,
-    20.0,
-)  # a step is stalled after a minute, and after twenty times the usual step
+# a step is stalled after a minute, and after twenty times the usual step
+_STALL_S, _STALL_STEPS = (60.0, 20.0)
 _STALL_REPEATS = 3.0  # where a stall ended by itself, as in a slow validation, the next must take so much longer
 _MOST_UNSENT = 20  # rows for the trackers; two a second may come
 _END_S = 30.0  # how long the end of training waits for this thread
@@ -80,9 +78,8 @@ class Handed(NamedTuple):
     global_step: int = 0
     traced: Tracer | None = None  # a tracer that has finished a trace
     traced_steps: Sequence[TracedStep] = ()  # its steps
-    counted: CountedBatches | None = (
-        None  # what the steps' batches held; None if nobody counts them
-    )
+    # what the steps' batches held; None if nobody counts them
+    counted: CountedBatches | None = None
 
 
 class RunningSpan(NamedTuple):
@@ -96,12 +93,10 @@ class RunningSpan(NamedTuple):
 class TrainingPosition:
     """The current position of training, beside the marks; the watch's thread reads it when nothing is handed over."""
 
-    spans: list[RunningSpan] = field(
-        default_factory=list
-    )  # those that run, the innermost last
-    alive_ns: int = (
-        0  # when a span without a mark last ended, such as a batch of validation
-    )
+    # those that run, the innermost last
+    spans: list[RunningSpan] = field(default_factory=list)
+    # when a span without a mark last ended, such as a batch of validation
+    alive_ns: int = 0
     thread: int = field(default_factory=get_ident)  # the one that trains
 
 
@@ -127,9 +122,8 @@ class WatchWriter:
     error: str | None = None  # the type of the error that ended the fit
     traces: TraceRequests = field(init=False)
     output: WatchOutput = field(init=False)
-    live_rows: LiveRows | None = (
-        None  # what loggers get while training runs; None without loggers
-    )
+    # what loggers get while training runs; None without loggers
+    live_rows: LiveRows | None = None
     # figures that training has not sent to the trackers yet, each with its global_step
     unsent: deque[tuple[Mapping[str, float], int]] = field(
         default_factory=partial(deque, maxlen=_MOST_UNSENT)
@@ -144,12 +138,10 @@ class WatchWriter:
     _repeated_steps: int | None = None
     _stalled_in: str = ""  # where training stalls now
     _stalled_waiting_s: float = 0.0  # booked as stalled in phases in which ranks wait, and not compared with ranks yet
-    _pauses: list[tuple[str, float]] = field(
-        default_factory=list
-    )  # terms of the ledger that pauses were in, seconds
-    _longest_stall_s: dict[str, float] = field(
-        default_factory=dict
-    )  # that ended, by place
+    # terms of the ledger that pauses were in, seconds
+    _pauses: list[tuple[str, float]] = field(default_factory=list)
+    # that ended, by place
+    _longest_stall_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._reader = ChunkReader(self.timeline.stream)
@@ -239,9 +231,8 @@ class WatchWriter:
         self._newest = handed._replace(marks=())
         self._keep_steps(first_step, timed, handed)
         self._add_to_live_row(timed, handed)
-        self._write_status(
-            handed.now_ns
-        )  # as often as rows: it takes 0.3 ms of this thread
+        # as often as rows: it takes 0.3 ms of this thread
+        self._write_status(handed.now_ns)
         self.output.write_lines()
 
     def _book_known_causes(self, counters: Sequence[StepCounters]) -> None:
@@ -385,9 +376,8 @@ class WatchWriter:
         now_ns = self.clock()
         late_s = (now_ns - asleep_since_ns) * 1e-9 - _WAKE_UP_S
         used_s = self.cpu_clock() - cpu_s
-        if (
-            late_s < _PAUSE_S or used_s > late_s / 2
-        ):  # in the latter case only this thread did not run
+        if late_s < _PAUSE_S or used_s > late_s / 2:
+            # in the latter case only this thread did not run
             return
         place = self._place_name()
         term = f"{STEPS}{place}" if place in PARTS else place

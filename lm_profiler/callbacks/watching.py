@@ -65,9 +65,8 @@ _LEAST_OWN_NS = 5_000
 # between two samples of the GPU, and how many are kept: the counters of a second's steps are made within seconds
 _SAMPLE_S, _SAMPLES = 0.5, 1000
 _STEPS_OF_SIGNAL = 2  # that are traced when the signal comes
-_ENDLESS = (
-    1 << 60
-)  # steps that are left: training ends by itself, the watch does not end it
+# steps that are left: training ends by itself, the watch does not end it
+_ENDLESS = 1 << 60
 _STATM = "/proc/self/statm"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -84,9 +83,8 @@ class Watching:
     clock: Callable[[], int]  # the host's, in nanoseconds
     began_ns: int  # when fit began
     report: Callable[[str], object]  # gets a note of a problem
-    part: Guard = (
-        UNGUARDED  # guards all of it: if it fails, training continues without it
-    )
+    # guards all of it: if it fails, training continues without it
+    part: Guard = UNGUARDED
     steps: int = 0
     resumed_at: int = 0  # the Trainer's count of steps when the loop began
     trackers: Sequence[Tracker] = ()  # get the figures of each window, and live figures
@@ -104,14 +102,12 @@ class Watching:
     _next_reading_ns: int = 0
     _tracer: Tracer | None = None
     _steps_of_trace: int = 0  # that were traced so far
-    _traced_steps: list[TracedStep] = field(
-        default_factory=list
-    )  # since the last hand-over
+    # since the last hand-over
+    _traced_steps: list[TracedStep] = field(default_factory=list)
     _trace_began_ns: int = 0
     _trace_is_signalled: bool = False
-    _counts: BatchCounts | None = (
-        None  # counts batches since the last hand-over; None if nobody gets the counts
-    )
+    # counts batches since the last hand-over; None if nobody gets the counts
+    _counts: BatchCounts | None = None
     _steps_at_hand_over: int = 0
     _steps_passed_over: int = 0  # since the last hand-over, because they were traced
     _undo: ExitStack = field(default_factory=ExitStack)
@@ -140,9 +136,8 @@ class Watching:
         self._undo.callback(self._stop_listening, old_handler)
 
     def _stop_listening(self, old_handler: Any) -> None:
-        if (
-            signal.getsignal(signal.SIGUSR1) == self._signal_came
-        ):  # Lightning may have restored it
+        if signal.getsignal(signal.SIGUSR1) == self._signal_came:
+            # Lightning may have restored it
             signal.signal(signal.SIGUSR1, old_handler)
 
     def _signal_came(self, signum: int, frame: object) -> None:
@@ -273,9 +268,8 @@ class Watching:
         self._counts = counts
         hooks = vars(self.callback)
         hooks["on_train_batch_end"] = on_train_batch_end
-        self._undo.callback(
-            hooks.update, on_train_batch_end=None
-        )  # Lightning skips a hook that is not callable
+        # Lightning skips a hook that is not callable
+        self._undo.callback(hooks.update, on_train_batch_end=None)
 
     def _start_sampler(self, device: torch.device) -> ReadGpu | None:
         """Sample the GPU's clock from now on; return what reads the samples, or None without a GPU."""
@@ -342,9 +336,8 @@ class Watching:
             begin_ns, end_ns = np.array(stages.instants_ns, np.int64).T
             host_s = np.array([row.host_seconds for row in stages.rows])
             last_end_ns = int(end_ns.max())
-            spans = [
-                span for span in spans if span.begin_ns < last_end_ns
-            ]  # the rest is in the stages' end
+            # the rest is in the stages' end
+            spans = [span for span in spans if span.begin_ns < last_end_ns]
             self.ledger.add(begin_ns, end_ns, host_s, spans)
             self._book_first_step(
                 host_s[0].tolist(), epoch_s + float(begin_ns[0]) * 1e-9

@@ -32,9 +32,8 @@ _RUN_FOLDER_OPTIONS = ("name", "log_dir")
 
 @dataclass(frozen=True)
 class _Config:
-    node: (
-        yaml.MappingNode
-    )  # its scalars are still text: parsed ones would be written back differently
+    # its scalars are still text: parsed ones would be written back differently
+    node: yaml.MappingNode
     content: Mapping[str, Any]
     word: str  # a path that can be read again, or the text if it came through a pipe
 

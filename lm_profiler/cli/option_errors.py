@@ -103,9 +103,8 @@ def explain(message: str, names: Iterable[str] = (), prefix: str = "") -> UsageE
 
     ``names`` are the options that exist; ``prefix`` is the subject where the message names none.
     """
-    message = re.sub(
-        r'^Parser key "\w+": ', "", message
-    )  # names the option of the file, before its error
+    # names the option of the file, before its error
+    message = re.sub(r'^Parser key "\w+": ', "", message)
     subject = _subject(message, prefix)
     without_value = _NO_VALUE.search(message)
     if without_value is not None:

@@ -45,16 +45,12 @@ from lm_profiler.record.text import (
 )
 from lm_profiler.usage_error import UsageError, expect
 
-UNLIMITED = (
-    sys.maxsize
-)  # the number of values of an option that takes any number of them
+# the number of values of an option that takes any number of them
+UNLIMITED = sys.maxsize
 _MAX_VALUES = 1000  # of one option of a sweep or a search
 
-_FIT_OPTIONS, _PROGRAM, _COMMAND = (
-    "options",
-    "program",
-    "command",
-)  # the fields that are not options
+# the fields that are not options
+_FIT_OPTIONS, _PROGRAM, _COMMAND = ("options", "program", "command")
 _EXPECTED = "config: expected a YAML file of options"
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 _SHORT_OPTIONS = {"-c": "--config", "-h": "--help"}
@@ -159,12 +155,10 @@ class _Line:
     """The words of a line, by what becomes of them."""
 
     file: str | None = None  # of options
-    parser_words: list[str] = field(
-        default_factory=list
-    )  # one word for each option of the verb
-    mappings: dict[str, dict[str, Any]] = field(
-        default_factory=dict
-    )  # values by key, by option
+    # one word for each option of the verb
+    parser_words: list[str] = field(default_factory=list)
+    # values by key, by option
+    mappings: dict[str, dict[str, Any]] = field(default_factory=dict)
     positional: list[str] = field(default_factory=list)
     fit_options: list[str] = field(default_factory=list)
 
@@ -449,9 +443,8 @@ def _mapping_value(name: str, type_hint: Any, values: Sequence[str]) -> Any:
         raise UsageError(
             f"{name[:100]}: expected YAML, given {word[:100]!r}, which {error}"
         ) from None
-    if isinstance(
-        value, list
-    ):  # the parser copies the list for each value: 20,000 values take minutes
+    if isinstance(value, list):
+        # the parser copies the list for each value: 20,000 values take minutes
         expect(
             len(value) <= _MAX_VALUES,
             name,

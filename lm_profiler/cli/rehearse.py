@@ -63,9 +63,8 @@ from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 120.0  # seconds for all sizes of one call
 
-_STEPS_SHARE = (
-    0.05  # of the time limit, for the steps of one size, where steps may differ
-)
+# of the time limit, for the steps of one size, where steps may differ
+_STEPS_SHARE = 0.05
 
 # the Trainer options that affect a step on one device, besides its precision
 STEP_OPTIONS = (
@@ -81,10 +80,8 @@ _BATCHES = 2
 # the total steps that a learning-rate schedule sees if the run ends with its stages; never reached
 _STEPS = 10_000
 
-_PHASES_OF_BATCHES = {
-    "forward",
-    "backward",
-}  # the phases that occur once for each batch of a step
+# the phases that occur once for each batch of a step
+_PHASES_OF_BATCHES = {"forward", "backward"}
 
 _UNIT = 64  # tokens: the largest context is a multiple of this number where the run's own context is one
 
@@ -249,17 +246,15 @@ def refusal_by_weights(cli: ProfilerCLI, device_bytes: int) -> str | None:
         return None
     weights_bytes = model.config.num_parameters() * parameter_bytes
     bytes_by_part = {"parameters": weights_bytes}
-    trains_all_layers = (
-        cli.verb == "fit" and cli.config.fit.trainer.callbacks is None
-    )  # callbacks may freeze layers
+    # callbacks may freeze layers
+    trains_all_layers = cli.verb == "fit" and cli.config.fit.trainer.callbacks is None
     if trains_all_layers:
         states = _STATES.get(model.optimizer_name, 0)
         ranks = trainer.world_size if model.shard_optimizer_states else 1
         bytes_by_part["gradients"] = weights_bytes
         bytes_by_part["optimizer states"] = weights_bytes * states // ranks
-        if (
-            model.optimizer_name == "muon"
-        ):  # which keeps one state of each matrix of the blocks
+        if model.optimizer_name == "muon":
+            # which keeps one state of each matrix of the blocks
             config = model.config
             single_matrices = config.num_layers * (
                 config.matrix_parameters() - config.expert_parameters()

@@ -59,12 +59,10 @@ from lm_profiler.report.run.run_page import failure_lines
 from lm_profiler.tensorboard.summary import write_hparams
 from lm_profiler.usage_error import UsageError
 
-_LEAVING_S = (
-    5.0  # seconds for ranks to end by themselves once this process's run is over
-)
-_WRITING_S = (
-    20.0  # seconds for ranks to write their progress once they were asked to end
-)
+# seconds for ranks to end by themselves once this process's run is over
+_LEAVING_S = 5.0
+# seconds for ranks to write their progress once they were asked to end
+_WRITING_S = 20.0
 
 
 def local_rank() -> int:
@@ -78,9 +76,8 @@ class RunContext:
     def __init__(self, verb: Verb, launch: Launch, log_dir: str) -> None:
         self.verb = verb
         self.launch = launch
-        self.profiler: TrainingProfiler | None = (
-            None  # it writes the record once it is set up
-        )
+        # it writes the record once it is set up
+        self.profiler: TrainingProfiler | None = None
         self.rank: int | None = None
         self.folder: Path | None = None  # claimed by rank 0 alone
         self._parent = Path(log_dir, launch.name)
@@ -128,9 +125,8 @@ class RunContext:
 
     def _remove_new_folders(self) -> None:
         for folder in self._new_folders:
-            with suppress(
-                OSError
-            ):  # the folder was not made, or another run has begun in it
+            with suppress(OSError):
+                # the folder was not made, or another run has begun in it
                 folder.rmdir()
 
     @property
@@ -203,9 +199,8 @@ class RunContext:
         record = self.record
         if record is None:
             self._record(status_of(error), _failure(error))
-        if (
-            record is None or record.failure is None
-        ):  # otherwise the table at the run's end has printed it
+        if record is None or record.failure is None:
+            # otherwise the table at the run's end has printed it
             if rank:
                 say(f"rank {rank} failed: {error_text(error)}")
             elif record is None:
@@ -218,9 +213,8 @@ class RunContext:
 
     def _write_traceback(self, error: Exception, rank: int) -> None:
         folder = getattr(self.profiler, "folder", None) or self.folder
-        if (
-            folder is None or not folder.is_dir()
-        ):  # a node without a shared disk may have none
+        if folder is None or not folder.is_dir():
+            # a node without a shared disk may have none
             return
         file_name = f"traceback.rank{rank}.txt" if rank else "traceback.txt"
         text = mask_text("".join(traceback.format_exception(error)))
@@ -241,9 +235,8 @@ class RunContext:
         failure = _failure(error).model_copy(
             update={"rank": rank, "host": platform.node()}
         )
-        if not isinstance(
-            error, ProcessExitedException
-        ):  # the rank raised, perhaps before it knew the folder
+        if not isinstance(error, ProcessExitedException):
+            # the rank raised, perhaps before it knew the folder
             ends.setdefault(rank, RankEnd(status="failed", failure=failure, at=0.0))
         elif not ends:
             ends[-1] = RankEnd(status="failed", failure=failure, at=0.0, followed=True)
@@ -266,9 +259,8 @@ class RunContext:
         folder, launch = self.folder, self.launch
         if folder is None or _has_final_record(folder):
             return
-        if (
-            folder / "run.json"
-        ).exists():  # a rank began the record, and none could complete it
+        if (folder / "run.json").exists():
+            # a rank began the record, and none could complete it
             unfinished = read_run(folder).model_copy(
                 update={"status": status, "failure": failure}
             )
@@ -327,18 +319,15 @@ class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class
             try:
                 super()._wrapping_function(process_idx, trainer, *args)
             except BaseException as error:
-                for number in (
-                    signal.SIGTERM,
-                    signal.SIGINT,
-                ):  # this rank is ending already
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    # this rank is ending already
                     signal.signal(number, signal.SIG_IGN)
                 for callback in getattr(trainer, "callbacks", ()):
                     if trainer is not None and isinstance(callback, TrainingProfiler):
                         callback.on_exception(trainer, trainer.lightning_module, error)
                 if isinstance(error, KeyboardInterrupt):
-                    sys.exit(
-                        INTERRUPTED
-                    )  # torch would end the rank as if it had succeeded
+                    # torch would end the rank as if it had succeeded
+                    sys.exit(INTERRUPTED)
                 raise
             finally:
                 leave_group()

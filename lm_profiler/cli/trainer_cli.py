@@ -55,19 +55,18 @@ _LIBRARIES = {
     "torch",
 }
 
-_METHOD_OPTIONS = (
-    "ckpt_path",
-    "weights_only",
-)  # options of the Trainer's methods rather than of its constructor
+# options of the Trainer's methods rather than of its constructor
+_METHOD_OPTIONS = ("ckpt_path", "weights_only")
 
 # what Lightning, torch and our own classes raise for wrong options
 OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
 
 # Lightning makes a list entry and a process for each device: a mistyped number would exhaust the machine.
 _MAX_DEVICES = 1024
+# in a config as JSON
 _NAMED_PACKAGE = re.compile(
     r'"class_path": ?"(\w+)|"(?:attention|optimizer)": ?"(\w+)[\w.]*:'
-)  # in a config as JSON
+)
 _DTYPES = {"64": torch.float64, "16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -97,9 +96,8 @@ class ProfilerCLI(OptionsCLI):
     def __reduce__(
         self,
     ) -> tuple[Callable[[Sequence[str]], ProfilerCLI], tuple[Sequence[str]]]:
-        return _parse_again, (
-            self.call.arguments,
-        )  # another process parses the arguments again
+        # another process parses the arguments again
+        return _parse_again, (self.call.arguments,)
 
     def _launch(self) -> Launch:
         """Return how the run is started, with secrets masked."""
@@ -180,9 +178,8 @@ class ProfilerCLI(OptionsCLI):
         arguments = {key: options[key] for key in _METHOD_OPTIONS if key in options}
         arguments |= {"model": self.model, "datamodule": self.datamodule}
         if self.verb == "predict":
-            arguments["return_predictions"] = (
-                False  # stored predictions would fill the memory
-            )
+            # stored predictions would fill the memory
+            arguments["return_predictions"] = False
         self.context.add_launch_facts(called_ns=time.perf_counter_ns())
         getattr(self.trainer, self.verb)(**arguments)
 
@@ -212,9 +209,8 @@ class ProfilerCLI(OptionsCLI):
         config = self._get(self.config_init, "trainer")
         log_dir = self._get(self.config, "log_dir")
         if self._logs_by_default(config):
-            kwargs["logger"] = (
-                False  # the logger needs the folder, which is not claimed yet
-            )
+            # the logger needs the folder, which is not claimed yet
+            kwargs["logger"] = False
         if config["default_root_dir"] is None:
             kwargs["default_root_dir"] = log_dir
         if self.verb == "fit" and config["limit_val_batches"] is None:
@@ -305,9 +301,8 @@ def _tear_down(strategy: Strategy) -> None:
     try:
         module = strategy.lightning_module
         if module is not None:
-            Module.zero_grad(
-                module
-            )  # not a user's override, which expects to be called in a step
+            # not a user's override, which expects to be called in a step
+            Module.zero_grad(module)
         type(strategy).teardown(strategy)
     finally:
         strategy.optimizers = optimizers
@@ -487,9 +482,8 @@ def check_attention_of(model: LightningModule, trainer: Trainer, verb: Verb) -> 
         return
     bits, _, mode = str(trainer.precision).partition("-")
     dtype = _DTYPES.get(bits, torch.float32)
-    if mode == "mixed" and isinstance(
-        model, AttentionAlone
-    ):  # its Q, K and V are parameters, which stay as they are
+    if mode == "mixed" and isinstance(model, AttentionAlone):
+        # its Q, K and V are parameters, which stay as they are
         dtype = torch.float32
     device = trainer.strategy.root_device
     is_causal = getattr(model, "is_causal", True)

@@ -56,12 +56,8 @@ INSTRUMENTS = {
     "export": ExportOptions,
 }
 _BASES = {"model": LightningModule, "data": LightningDataModule}
-_CHECKPOINT_WORDS = (
-    "best",
-    "last",
-    "hpc",
-    "registry",
-)  # words that Lightning resolves itself
+# words that Lightning resolves itself
+_CHECKPOINT_WORDS = ("best", "last", "hpc", "registry")
 _OFFERED = {"torch": TorchOptions, "loader": LoaderOptions}
 
 
@@ -173,9 +169,10 @@ class OptionsCLI(LightningCLI):
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # depends on the call here
         """Return the call's verb, whose parser takes 0.05 s, and its arguments that are not options."""
         verb = self.call.arguments[0]
+        # see run_verb; ours
         return {
             verb: LightningCLI.subcommands()[verb] | {"return_predictions", "verbose"}
-        }  # see run_verb; ours
+        }
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add our options before the Trainer's many, so that the help shows them first."""
@@ -208,11 +205,8 @@ class OptionsCLI(LightningCLI):
         """Read ``args`` instead of ``sys.argv``."""
         self.config = parser.parse_args(args)
         options = self.config[self.config["subcommand"]]
-        for key in (
-            *INSTRUMENTS,
-            *_OFFERED,
-            "trainer",
-        ):  # jsonargparse accepts any value for a whole section of a file
+        for key in (*INSTRUMENTS, *_OFFERED, "trainer"):
+            # jsonargparse accepts any value for a whole section of a file
             section = options.get(key)
             if not isinstance(section, Namespace):
                 raise UsageError(

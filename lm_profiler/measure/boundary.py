@@ -38,9 +38,8 @@ class Guard:
 
     name: str  # the instrument's name in the message
     report: Callable[[str], object]  # gets the message that it failed and why, once
-    leave: Callable[[], object] = lambda: (
-        None
-    )  # undoes what the instrument did to training's objects
+    # undoes what the instrument did to training's objects
+    leave: Callable[[], object] = lambda: None
     outcome: str = _FAILED  # what the message says happened
     out: bool = field(default=False, init=False)  # whether it failed
     error: BaseException | None = field(default=None, init=False)

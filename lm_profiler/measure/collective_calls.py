@@ -47,9 +47,8 @@ class CollectiveCall(NamedTuple):
     number: int  # its sequence number, the same on all ranks of the group
     name: str  # the operation
     wall_ns: int  # when it was called
-    duration_ns: int | None = (
-        None  # how long it took on the device, where that was timed
-    )
+    # how long it took on the device, where that was timed
+    duration_ns: int | None = None
 
 
 def flight_recorder(device_type: str) -> Dump | None:
@@ -85,9 +84,8 @@ def _hooked_backend(device_type: str) -> str | None:
     world = WORLD.find_or(None)
     if group is None or group not in getattr(world, "pg_flight_recorder_hooks", ()):
         return None
-    pairs = torch.distributed.get_backend_config(group).split(
-        ","
-    )  # such as "cpu:gloo,cuda:nccl"
+    # such as "cpu:gloo,cuda:nccl"
+    pairs = torch.distributed.get_backend_config(group).split(",")
     backends = dict(pair.split(":") for pair in pairs)
     return str(backends[device_type])
 
@@ -156,14 +154,12 @@ class Arrivals:
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock of the marks
     wall: Callable[[], int] = time.time_ns  # the ring's clock
     capacity: int = field(default_factory=ring_size)  # of the ring, in entries
-    calls: list[CollectiveCall] = field(
-        default_factory=list
-    )  # calls since the first reading
+    # calls since the first reading
+    calls: list[CollectiveCall] = field(default_factory=list)
     at_ns: list[int] = field(default_factory=list)  # instants of ``calls``
     lost: bool = False  # whether entries were overwritten before they were read
-    clock_was_set: bool = (
-        False  # whether the wall clock was set, so that the instants cannot be trusted
-    )
+    # whether the wall clock was set, so that the instants cannot be trusted
+    clock_was_set: bool = False
     newest_record: int = -1  # the number of the newest entry that was read
     _clocks: _ClockReading | None = None  # at the last reading of the ring
 
@@ -240,9 +236,8 @@ def most_reductions(wrapped: object) -> int | None:
     facts = DDP_FACTS.get(wrapped)()
     if facts.get("comm_hook"):
         return None
-    reduces_what_was_used = (
-        wrapped.find_unused_parameters
-    )  # then DDP never rebuilds its first buckets
+    # then DDP never rebuilds its first buckets
+    reduces_what_was_used = wrapped.find_unused_parameters
     sizes: str | None = None  # of the buckets, with commas between them
     if facts.get("has_rebuilt_buckets"):
         sizes = facts.get("rebuilt_bucket_sizes")
@@ -283,9 +278,8 @@ class StreamWaits:
         self._record = record
         self._clock = clock
         self._cuda = cuda
-        self._switches: list[
-            tuple[int, bool]
-        ] = []  # when the stream was set (ns), and whether to another one
+        # when the stream was set (ns), and whether to another one
+        self._switches: list[tuple[int, bool]] = []
         self._undo = ExitStack()
         self.stands: list[Stand] = []
 

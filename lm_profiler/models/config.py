@@ -22,15 +22,11 @@ SHAPE_OPTIONS = (
     "num_experts",
     "experts_per_token",
 )
-FP8_CAPABILITY = (
-    8,
-    9,
-)  # the least compute capability of GPUs with FP8 products: Ada, Hopper, Blackwell
+# the least compute capability of GPUs with FP8 products: Ada, Hopper, Blackwell
+FP8_CAPABILITY = (8, 9)
 FP8_MULTIPLE = 16  # each dimension of an FP8 product is a multiple of this number
-OUR_ATTENTION = (
-    "sdpa",
-    "math",
-)  # our own attention functions; `package.module:function` names any other
+# our own attention functions; `package.module:function` names any other
+OUR_ATTENTION = ("sdpa", "math")
 
 
 @dataclass(frozen=True)
@@ -59,9 +55,8 @@ class TransformerConfig:
     experts_per_token: int = 2
     # `llama`: RMSNorm, RoPE, SwiGLU, no biases; `gpt2`: LayerNorm, learned positions, GELU, biases
     architecture: Literal["llama", "gpt2"] = "llama"
-    num_positions: int = (
-        1024  # the longest context of `gpt2`, which has an embedding for each position
-    )
+    # the longest context of `gpt2`, which has an embedding for each position
+    num_positions: int = 1024
     norm_eps: float = 1e-5  # epsilon of all norms: LLaMA's (Touvron et al. 2023, released code), and GPT-2's
     rope_theta: float = 10_000.0  # base of RoPE's wavelengths
     fp8: bool = False  # whether the matrices of attention and SwiGLU multiply in FP8

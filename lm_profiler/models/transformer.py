@@ -28,9 +28,8 @@ from lm_profiler.usage_error import UsageError, expect
 # (queries, keys, values), each [B, H, T, E], to the attended values [B, H, T, E]
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-nvtx_parts = (
-    False  # whether ``math`` puts its scores, softmax and values into NVTX ranges
-)
+# whether ``math`` puts its scores, softmax and values into NVTX ranges
+nvtx_parts = False
 
 
 def sdpa(

@@ -58,9 +58,8 @@ class BlockMemory(Part):
     module: str  # the path of the blocks, with ``*`` for their index
     count: int  # the number of such blocks
     saved_bytes: int  # what the block saves for backward
-    saved: list[
-        Allocation
-    ]  # the largest of it: equal storages in one row, the most bytes first
+    # the largest of it: equal storages in one row, the most bytes first
+    saved: list[Allocation]
     gradients_bytes: int  # gradients of the block's parameters
 
 

@@ -491,9 +491,8 @@ class RunRecord(Part):
     status: Annotated[Status, Newer]
     failure: Failure | None = within(group="How it ended")
     verb: Annotated[Verb, Newer]
-    loop: Annotated[LoopKind, Newer] = (
-        "Trainer"  # what ran the steps; before 0.3 there was only the Trainer
-    )
+    # what ran the steps; before 0.3 there was only the Trainer
+    loop: Annotated[LoopKind, Newer] = "Trainer"
     started: str
     duration_s: float = figure("whole run", "s", "from the start of the run to its end")
     command: str
@@ -502,9 +501,8 @@ class RunRecord(Part):
     config: dict[str, Any] | None
     environment: machine.Environment | None = within(group="Machine", default=None)
     model: machine.ModelFacts | None = within(group="Model", default=None)
-    experts: list[machine.ExpertLoad] = Field(
-        default_factory=list
-    )  # of each layer with experts that reports its load
+    # of each layer with experts that reports its load
+    experts: list[machine.ExpertLoad] = Field(default_factory=list)
     steps: dict[str, int] = figure(
         "{word} steps",
         "count",

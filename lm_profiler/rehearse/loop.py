@@ -72,12 +72,10 @@ class CallSites:
 
     def __init__(self, module: nn.Module) -> None:
         self._paths = {child: path for path, child in module.named_modules() if path}
-        self._running: list[
-            nn.Module
-        ] = []  # the modules whose forward runs, the innermost last
-        self._forward_sites: dict[
-            int, Site
-        ] = {}  # by the number of the operator's node in autograd's graph
+        # the modules whose forward runs, the innermost last
+        self._running: list[nn.Module] = []
+        # by the number of the operator's node in autograd's graph
+        self._forward_sites: dict[int, Site] = {}
         self._hooks = ExitStack()
         self._hooks.enter_context(
             register_module_forward_pre_hook(self._forward_starts)
@@ -180,9 +178,8 @@ class Rehearsal(Callback):
     # the first exception: Lightning then tears down what it has not set up yet, which may raise another
     first_error: BaseException | None = None
     bucket_bytes: int | None = None  # bytes of DDP's buckets; None if there are none
-    _fake_context: ExitStack = field(
-        default_factory=ExitStack
-    )  # entered while a batch runs
+    # entered while a batch runs
+    _fake_context: ExitStack = field(default_factory=ExitStack)
     _steps_left: int = 1 << 20  # more than ``_steps`` ever asks for
 
     def _steps(self) -> Iterator[None]:
@@ -351,9 +348,8 @@ class RehearsedSizes(Rehearsal):
     def _bytes_sent(self, link: LinkBytes) -> dict[str, int]:
         """Return the bytes that each phase of a step sends to other ranks, without phases that send none."""
         bytes_by_phase = Counter(link.by_phase)
-        if (
-            self._strategy.reduces
-        ):  # DDP's own reducer, which sends the gradients, is missing
+        if self._strategy.reduces:
+            # DDP's own reducer, which sends the gradients, is missing
             parameters = self.trainer.lightning_module.parameters()
             gradient_bytes = sum(
                 parameter.nbytes for parameter in parameters if parameter.requires_grad
@@ -371,9 +367,8 @@ def remove_limits(trainer: Trainer) -> None:
     """Remove the loop's limits, which learning-rate schedules have already asked for."""
     trainer.fit_loop.max_epochs = -1
     trainer.fit_loop.epoch_loop.max_steps = -1
-    configs = (
-        trainer.strategy.lr_scheduler_configs
-    )  # a schedule would not find the metric that it monitors
+    # a schedule would not find the metric that it monitors
+    configs = trainer.strategy.lr_scheduler_configs
     configs[:] = [config for config in configs if not config.reduce_on_plateau]
 
 
@@ -414,9 +409,8 @@ _NO_DATA = "its data is not allocated yet"  # the text of torch's error if a ker
 
 def reason_of(error: Exception) -> str:
     """Return why a step cannot be rehearsed, with the line of the user's code."""
-    while isinstance(
-        error.__cause__, Exception
-    ):  # the parser wraps errors of classes that it builds
+    while isinstance(error.__cause__, Exception):
+        # the parser wraps errors of classes that it builds
         error = error.__cause__
     line = _user_line_of(error)
     if _depends_on_values(error):

@@ -34,9 +34,8 @@ from lm_profiler.rehearse.strategies import AS_WIDE, CPU, FakeDevice
 # precisions that are rehearsed as such; with others the dtypes of weights and batch decide everything
 _REHEARSED_PRECISIONS = ("bf16-mixed", "bf16-true", "16-true", "64-true")
 
-_MAX_BATCHES = (
-    4  # most batches of one step to rehearse: the work of more is in proportion
-)
+# most batches of one step to rehearse: the work of more is in proportion
+_MAX_BATCHES = 4
 
 # Hooks that set a module up: it was set up before it was sent.
 _SET_UP_HOOKS = (
@@ -58,9 +57,8 @@ def count(pickled_step: bytes) -> StepWork | str:
     registered.operator_formulas.update(step.operator_formulas)
     registered.function_formulas.update(step.function_formulas)
     prepare(None)
-    if (
-        not step.on_cpu
-    ):  # otherwise torch's unfused attention would compute half precision in float32
+    if not step.on_cpu:
+        # otherwise torch's unfused attention would compute half precision in float32
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     try:
         work = _rehearse(step)

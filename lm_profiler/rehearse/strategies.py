@@ -52,11 +52,8 @@ CPU = torch.device("cpu")
 # precisions that Lightning refuses on the CPU (float16 needs a gradient scaler), and what is rehearsed instead
 AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
 
-SHARDED = (
-    DeepSpeedStrategy,
-    FSDPStrategy,
-    ModelParallelStrategy,
-)  # strategies that split the module over devices
+# strategies that split the module over devices
+SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
 
 
 @dataclass(frozen=True)
@@ -136,9 +133,8 @@ class RankZero(LightningEnvironment):
 class FakeReplica(FakeStrategy):
     """One of DDP's devices: it holds the whole module, and needs nothing from the others."""
 
-    copies_gradients = (
-        False  # whether all gradients are copied into one tensor after backward
-    )
+    # whether all gradients are copied into one tensor after backward
+    copies_gradients = False
 
     def __init__(self, world: FakeWorld, ranks: int) -> None:
         super().__init__(world)
@@ -229,9 +225,8 @@ def _hide_whole_shapes() -> None:
     )
 
 
-_BUCKET_BYTES = (
-    25 << 20
-)  # the default ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel
+# the default ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel
+_BUCKET_BYTES = 25 << 20
 
 
 def buckets(module: torch.nn.Module) -> list[Tensor]:
@@ -266,10 +261,8 @@ _RING_PASSES = {
     "all_to_all": 1,
 }
 
-_ROOTED = (
-    "broadcast",
-    "reduce_",
-)  # collectives from or to one rank: their bytes pass each link once
+# collectives from or to one rank: their bytes pass each link once
+_ROOTED = ("broadcast", "reduce_")
 
 
 def ring_bytes(name: str, size_bytes: int, ranks: int) -> int:
@@ -330,9 +323,8 @@ def _ranks_in_group(values: list[Any]) -> int:
     for value in values:
         if isinstance(value, str) and value in groups:
             return int(groups[value].size())
-        if isinstance(
-            value, torch.ScriptObject
-        ):  # the group precedes the reduction operator
+        if isinstance(value, torch.ScriptObject):
+            # the group precedes the reduction operator
             return int(dist.ProcessGroup.unbox(value).size())
     return dist.get_world_size()
 
@@ -358,9 +350,8 @@ def fake_strategy(
     strategy.copies_gradients = str(arguments.get("wrapper")).endswith(
         f":{FlatDDP.__name__}"
     )
-    gradients_are_views = bool(
-        arguments.get("gradient_as_bucket_view")
-    )  # of the buckets
+    # of the buckets
+    gradients_are_views = bool(arguments.get("gradient_as_bucket_view"))
     strategy.has_buckets = strategy_class is not WrappedDDP and not gradients_are_views
     return strategy
 
@@ -386,9 +377,8 @@ def _fake_rank(
     if isinstance(strategy, str):
         strategy = StrategyRegistry.get(strategy)
     fake_class = type(strategy_class.__name__, (FakeRank, type(strategy)), {})
-    fake: Any = object.__new__(
-        fake_class
-    )  # not constructed: it takes over the attributes of ``strategy``
+    # not constructed: it takes over the attributes of ``strategy``
+    fake: Any = object.__new__(fake_class)
     vars(fake).update(vars(strategy), world=world, ranks=devices_in(options))
     fake.cluster_environment = RankZero()
     fake.parallel_devices = [CPU] * (fake.ranks // _nodes_in(options))

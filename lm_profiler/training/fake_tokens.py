@@ -138,9 +138,8 @@ class FakeTokens(LightningDataModule):
         )
         trainer = self.trainer
         sampler = None
-        if (
-            trainer is not None
-        ):  # needed for one rank too: under DDP and FSDP Lightning would put its own sampler there
+        if trainer is not None:
+            # needed for one rank too: under DDP and FSDP Lightning would put its own sampler there
             sampler = RankSampler(
                 data,
                 trainer.world_size,

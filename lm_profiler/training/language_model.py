@@ -187,9 +187,8 @@ class LanguageModel(LightningModule):
             activation_checkpointing=activation_checkpointing,
             checkpoint_every=_as_tuple(checkpoint_every),
         )
-        attention_function(
-            attention
-        )  # a function that cannot be imported is refused before any weight exists
+        # a function that cannot be imported is refused before any weight exists
+        attention_function(attention)
         self.vocab_size = self.config.vocab_size  # the data asks for it here
         # `compile` is a method of nn.Module, and `optimizers` one of Lightning's: hence the longer names.
         self.compile_model = compile

@@ -51,49 +51,38 @@ class Planned:
     peaks: Mapping[str, int]  # the most bytes in use at one time
     causes: Mapping[str, MemoryCauses]  # what each peak consisted of
     batch: int | None = None  # samples in a batch; None if that is unknown
-    context: int | None = (
-        None  # tokens in a sequence; None if that is unknown, or cannot be changed
-    )
+    # tokens in a sequence; None if that is unknown, or cannot be changed
+    context: int | None = None
     # the largest batch, or context, that fits: 0 if none does, None if it was not looked for
     largest: int | None = None
-    compiled: bool = (
-        False  # whether the run would be compiled: its step was rehearsed uncompiled
-    )
-    work: Mapping[str, Work] = field(
-        default_factory=dict
-    )  # what each phase has to do at least
+    # whether the run would be compiled: its step was rehearsed uncompiled
+    compiled: bool = False
+    # what each phase has to do at least
+    work: Mapping[str, Work] = field(default_factory=dict)
     float32: str = "unknown"  # how float32 is multiplied: ``highest``, ``high`` (TF32) or ``medium``
-    settings: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # of ``SETTINGS``, those that the call has, by name
+    # of ``SETTINGS``, those that the call has, by name
+    settings: Mapping[str, Any] = field(default_factory=dict)
     held: MemoryLevels | None = None  # what is held at moments of the step
     model: ModelFacts | None = None  # of the module
-    largest_unknown: str | None = (
-        None  # why the largest was not found, where it was looked for
-    )
-    steps: Sequence[
-        int
-    ] = ()  # the peak of each rehearsed step; the largest is reported
-    taken_for_one: Sequence[
-        str
-    ] = ()  # lines that converted an unknown number to a float: it was taken to be 1
-    buckets: int | None = (
-        None  # bytes of DDP's buckets, in the rest of each phase's peak; None without buckets
-    )
-    gathered: int = (
-        0  # most bytes at one time of weights gathered from other ranks, in the rest
-    )
-    workspaces: int | None = (
-        None  # bytes of library workspaces, in each phase's peak; None on the CPU
-    )
+    # why the largest was not found, where it was looked for
+    largest_unknown: str | None = None
+    # the peak of each rehearsed step; the largest is reported
+    steps: Sequence[int] = ()
+    # lines that converted an unknown number to a float: it was taken to be 1
+    taken_for_one: Sequence[str] = ()
+    # bytes of DDP's buckets, in the rest of each phase's peak; None without buckets
+    buckets: int | None = None
+    # most bytes at one time of weights gathered from other ranks, in the rest
+    gathered: int = 0
+    # bytes of library workspaces, in each phase's peak; None on the CPU
+    workspaces: int | None = None
     # bytes that a GPU's allocator reserves for these steps; None on the CPU
     reserved: int | None = None
     ranks: int = 1  # the number of ranks of the run; rank 0 was rehearsed
     # bytes that the collectives of each phase put on a rank's link
     sent: Mapping[str, int] = field(default_factory=dict)
-    split_by: str | None = (
-        None  # the strategy that splits the module over the ranks; None if each holds all of it
-    )
+    # the strategy that splits the module over the ranks; None if each holds all of it
+    split_by: str | None = None
     timeline: MemoryTimeline | None = None  # every allocation of the step
 
     @property
@@ -196,13 +185,11 @@ class Plan:
     device: Capacity
     fits: bool | None  # None if that is unknown, as when steps grow
     needs_bytes: int  # the least that surely holds the run
-    largest_context: (
-        int | None
-    )  # the largest context that fits; ``planned.largest`` is the largest batch
+    # the largest context that fits; ``planned.largest`` is the largest batch
+    largest_context: int | None
     floor_s: float | None  # of the step; None if no peaks of the device are known
-    smaller: Sequence[
-        Alternative
-    ]  # settings that would need less, if the run may not fit
+    # settings that would need less, if the run may not fit
+    smaller: Sequence[Alternative]
 
 
 def planned_floors(
@@ -231,9 +218,8 @@ def planned_floors(
 # the compute capability to plan for if it is unknown: libraries' workspaces are largest on it
 ANY_GPU = (9, 0)
 
-_LEAST_SIMILARITY = (
-    0.7  # of two words (``difflib``'s ratio), for one to be proposed for the other
-)
+# of two words (``difflib``'s ratio), for one to be proposed for the other
+_LEAST_SIMILARITY = 0.7
 _MOST_PROPOSED = 3
 _MOST_NAMES = 5  # in a message
 
@@ -243,11 +229,8 @@ _BRANDS = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "generation",
 # words that distinguish products with the same number: nobody leaves them out
 _OTHER_PRODUCT = {"ti", "super", "laptop"}
 
-_ON_A_BOARD = {
-    "NVIDIA H100 80GB HBM3",
-    "NVIDIA H200",
-    "NVIDIA B200",
-}  # SXM boards, though their names do not say so
+# SXM boards, though their names do not say so
+_ON_A_BOARD = {"NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"}
 
 
 @dataclass(frozen=True)
@@ -368,10 +351,8 @@ def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, in
     both miss, so that two turns have not halved what is open, the middle and a little less than ``room`` are tried in
     turns. 0 if not even 1 fits.
     """
-    needs = {
-        0: 0,
-        begin: needed,
-    }  # bytes by size; without a batch at least nothing is needed
+    # bytes by size; without a batch at least nothing is needed
+    needs = {0: 0, begin: needed}
     widths = [inf] * 3  # of the open interval, turn by turn
     stuck_turns = 0
     for turn in range(_MOST_TRIALS):

@@ -210,9 +210,8 @@ def add_workers(run: FirstRun) -> Iterator[Candidate]:
     option = run.first_existing(*WORKERS)
     if option is None:
         return
-    current_count = (
-        run.option(option) or 0
-    )  # None for the loader's option: the data decides
+    # None for the loader's option: the data decides
+    current_count = run.option(option) or 0
     ceiling_s = run.phases_s("data")
     for count in (1, 2, 4, 8):
         if count <= current_count:

@@ -154,9 +154,8 @@ def operator_kind(name: str) -> Kind:
 
 def _called(name: str) -> str:
     """Return ``name`` without its argument list, whose types are words of other kinds; template arguments stay."""
-    if name.startswith(
-        "kernel_cutlass_"
-    ):  # CUTLASS's Python, which writes arguments into the name
+    if name.startswith("kernel_cutlass_"):
+        # CUTLASS's Python, which writes arguments into the name
         return _PYTHON_ARGUMENTS.split(name, maxsplit=1)[0]
     opened = ""  # brackets that are open: within parentheses < and > compare, as in enable_if<((8)>(0))>
     for at, character in enumerate(name):

@@ -23,9 +23,8 @@ def nested_names(spans: Sequence[Sequence[int]], names: Sequence[str]) -> Iterat
 
     ``spans`` holds start, length and thread of each, by the start and the longest first; ``names`` are those of events.
     """
-    open_modules: defaultdict[int, list[tuple[int, str]]] = defaultdict(
-        list
-    )  # end and path, by thread
+    # end and path, by thread
+    open_modules: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
     for (start, length, thread), name in zip(spans, names, strict=True):
         stack = open_modules[thread]
         while stack and stack[-1][0] <= start:

@@ -47,9 +47,8 @@ OPERATOR, MODULE, FORWARD_LINK, BACKWARD_LINK, LAUNCH = range(5)
 _LINKS = {"s": FORWARD_LINK, "f": BACKWARD_LINK}
 
 NONE = -1  # the number of what is unknown, or is not there
-_FEW_LAUNCHES = (
-    0.05  # the share of all launches below which those of a process are damaged events
-)
+# the share of all launches below which those of a process are damaged events
+_FEW_LAUNCHES = 0.05
 _LONGEST_US = 9e15  # in nanoseconds it fits into 64 bits
 
 
@@ -117,9 +116,8 @@ class PackedTrace:
         ]
         if time_between_steps:
             self.leave_out(time_between_steps)
-        if (
-            self.phases
-        ):  # torch's last step may be what came after the run's: no phase is in it
+        if self.phases:
+            # torch's last step may be what came after the run's: no phase is in it
             phase_starts = [phase.start for phase in self.phases]
             self.steps = [
                 step for step in self.steps if _begins_within(phase_starts, step)
@@ -338,34 +336,27 @@ class _Packing:
     step_processes: set[str] = field(default_factory=set)
     launches: Counter[str] = field(default_factory=Counter)  # by process
     devices: set[str] = field(default_factory=set)  # by their number
-    groups: dict[tuple[int, int], str] = field(
-        default_factory=dict
-    )  # of collectives, by start and correlation
+    # of collectives, by start and correlation
+    groups: dict[tuple[int, int], str] = field(default_factory=dict)
     # of collectives, the profiler's own names
     collective_names: dict[tuple[int, int], str] = field(default_factory=dict)
-    copied_bytes: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # of copies, by start and correlation
+    # of copies, by start and correlation
+    copied_bytes: dict[tuple[int, int], int] = field(default_factory=dict)
     has_marks: bool = False  # whether the instruments mark the names of their ranges, as they do since version 0.3
     left_out: Counter[str] = field(default_factory=Counter)
     numbers: defaultdict[str, int] = field(default_factory=_numbering)  # of names
     inputs: list[Inputs] = field(default_factory=list)
-    threads: defaultdict[tuple[str, str], int] = field(
-        default_factory=_numbering
-    )  # by process and thread
-    _callers: defaultdict[str, int] = field(
-        default_factory=_numbering
-    )  # by their text in the file
+    # by process and thread
+    threads: defaultdict[tuple[str, str], int] = field(default_factory=_numbering)
+    # by their text in the file
+    _callers: defaultdict[str, int] = field(default_factory=_numbering)
     _input_numbers: dict[str, int] = field(default_factory=dict)  # by their text
-    _operators: list[Rows] = field(
-        default_factory=list
-    )  # columns: start, length, caller's number, inputs' number
-    _host: array[int] = field(
-        default_factory=lambda: array("q")
-    )  # six numbers an event: see ``PackedTrace.host``
-    _device: array[int] = field(
-        default_factory=lambda: array("q")
-    )  # four numbers: start, length, name, correlation
+    # columns: start, length, caller's number, inputs' number
+    _operators: list[Rows] = field(default_factory=list)
+    # six numbers an event: see ``PackedTrace.host``
+    _host: array[int] = field(default_factory=lambda: array("q"))
+    # four numbers: start, length, name, correlation
+    _device: array[int] = field(default_factory=lambda: array("q"))
 
     def add(self, event: Event) -> None:
         """Keep what counts of ``event``; of a damaged one count the damage."""

@@ -37,9 +37,8 @@ _RANKS: dict[Use, int] = {
     "input": 4,
     "dispatch": 5,
 }
-_RANK_OF_UNKNOWN_MEMORY = (
-    2  # what is known by name goes first, for a compiled region may hold it
-)
+# what is known by name goes first, for a compiled region may hold it
+_RANK_OF_UNKNOWN_MEMORY = 2
 
 # operators that compute nothing: views, empty tensors, autograd's nodes, what surrounds compiled graphs
 _CALLS_ONLY = re.compile(
@@ -68,9 +67,8 @@ class Piece(NamedTuple):
     own: int = 0  # its length without that of the operators that it calls
     caller: str | None = None  # the operator that called it, or launched it
     again: bool = False  # a call of an operator by itself, another overload, which is no further call
-    group: str | None = (
-        None  # the process group of a collective, where the profiler writes it
-    )
+    # the process group of a collective, where the profiler writes it
+    group: str | None = None
     collective: str | None = None  # the profiler's own name of a collective
     copied_bytes: int | None = None  # of a copy or a memset
 
@@ -104,9 +102,8 @@ class TracedWork:
         """Yield the phases of a stretch of time, with how much of it lies in each, and outside all of them."""
         outside_ns, phases = end - begin, self.packed.phases
         first = max(bisect_right(self._phase_starts, begin) - 1, 0)
-        for index in range(
-            first, len(phases)
-        ):  # a slice would copy all later phases for each of many gaps
+        for index in range(first, len(phases)):
+            # a slice would copy all later phases for each of many gaps
             start, stop, name = phases[index]
             if start >= end:
                 break
@@ -153,9 +150,8 @@ def _kernels(
     launches = []
     for start, _, _, correlation in kernels:
         launch = launch_by_correlation.get(correlation)
-        if (
-            launch is None
-        ):  # the trace has no launch of it: assume that it was launched when it started
+        if launch is None:
+            # the trace has no launch of it: assume that it was launched when it started
             launch = DriverCall(
                 start=start,
                 length=0,
@@ -205,9 +201,8 @@ def _operators(
     is_wanted = (begin <= calls.start) & (calls.start <= end)
     calls = OperatorCalls(*(column[is_wanted] for column in calls))
     phases = phases_at(packed.phases, calls.start)
-    rows = zip(
-        *(column.tolist() for column in calls), phases, strict=True
-    )  # thousands: as Python's own numbers
+    # thousands: as Python's own numbers
+    rows = zip(*(column.tolist() for column in calls), phases, strict=True)
     for (
         start,
         length,

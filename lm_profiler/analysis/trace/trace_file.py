@@ -22,9 +22,8 @@ _OPERATOR_EVENT = re.compile(
 _GROUPS_OF_OPERATOR = 4
 _BETWEEN_EVENTS = re.compile(r"[\s,]*")  # matches the empty string, too
 _CHUNK_CHARACTERS = 1 << 16
-_MOST_CHARACTERS = (
-    1 << 26
-)  # of what stands before the events, or of one event: a file with more is no trace
+# of what stands before the events, or of one event: a file with more is no trace
+_MOST_CHARACTERS = 1 << 26
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -126,9 +125,8 @@ def _before_events(header: str) -> dict[str, Any]:
 def _operators_first(text: str) -> tuple[list[Event], str]:
     """Return the events up to the last operator that ``text`` holds, and the text behind it."""
     *fields, rest = _OPERATOR_EVENT.split(text)
-    fields_a_match = (
-        1 + _GROUPS_OF_OPERATOR
-    )  # the text before an operator, then the operator's groups
+    # the text before an operator, then the operator's groups
+    fields_a_match = 1 + _GROUPS_OF_OPERATOR
     events: list[Event] = []
     for other_events in fields[::fields_a_match]:
         stripped = other_events.strip(", \t\r\n")
@@ -142,9 +140,8 @@ def _operators_first(text: str) -> tuple[list[Event], str]:
 
 def _whole_events(text: str) -> tuple[list[Event], int, bool]:
     """Return the events that ``text`` holds whole, the position behind them, and whether the list ends there."""
-    decode = json.JSONDecoder(
-        strict=False
-    ).raw_decode  # a name may hold a tabulator as it is
+    # a name may hold a tabulator as it is
+    decode = json.JSONDecoder(strict=False).raw_decode
     events: list[Event] = []
     position = 0
     while True:

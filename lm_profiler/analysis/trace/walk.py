@@ -47,9 +47,8 @@ class OperatorCalls(NamedTuple):
     number: NDArray[Any]  # tells an operator's calls apart
     inputs: NDArray[Any]
     own: NDArray[Any]  # the length without that of the operators that it calls
-    again: NDArray[
-        Any
-    ]  # whether an operator of the same name, another overload, called it: no call of its own
+    # whether an operator of the same name, another overload, called it: no call of its own
+    again: NDArray[Any]
 
 
 class _Nesting(NamedTuple):
@@ -83,9 +82,8 @@ def _nesting_of(rows: Rows) -> _Nesting:
         [none] * len(rows),
         [NONE] * len(rows),
     )
-    open_ranges: defaultdict[int, list[int]] = defaultdict(
-        list
-    )  # by thread, the innermost last
+    # by thread, the innermost last
+    open_ranges: defaultdict[int, list[int]] = defaultdict(list)
     module_of_link: dict[int, int] = {}  # until the backward node of a link comes
     ends = (rows[:, 0] + rows[:, 1]).tolist()
 
@@ -123,9 +121,8 @@ def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
 
     calls = np.flatnonzero(is_operator)
     ends = start + length
-    by_end = calls[
-        np.lexsort((-calls, ends[calls]))
-    ]  # of those that end at one moment, the inner ones first
+    # of those that end at one moment, the inner ones first
+    by_end = calls[np.lexsort((-calls, ends[calls]))]
     number = _numbers_of_operators(nesting)
     columns = (
         start,

@@ -102,9 +102,8 @@ def _gaps_on_device(
             )
             phase = next_piece.phase
         if asked <= begin:
-            yield Gap(
-                end - begin, phase, QUEUED, asked, "queued"
-            )  # the host was ahead, so it is not the cause
+            # the host was ahead, so it is not the cause
+            yield Gap(end - begin, phase, QUEUED, asked, "queued")
             continue
         blocking = _call_in_gap(long_calls, waiting_calls, begin, end)
         if blocking is not None:
@@ -171,9 +170,8 @@ def _call_in_gap(
 
 
 Weighed = tuple[Piece, float]  # a piece, and how many nanoseconds of it count
-Floor = Callable[
-    [Piece], float | None
-]  # returns nanoseconds of the whole call of an operator; None is unknown
+# returns nanoseconds of the whole call of an operator; None is unknown
+Floor = Callable[[Piece], float | None]
 
 
 @dataclass(frozen=True)
@@ -227,9 +225,8 @@ def traced_of(work: TracedWork) -> Traced:
     for piece, own_ns in zip(
         pieces, shared_out(starts, ends, ranks, begin, end).tolist(), strict=True
     ):
-        if (
-            own_ns
-        ):  # a piece that runs entirely beside one of a lower rank has no own time
+        if own_ns:
+            # a piece that runs entirely beside one of a lower rank has no own time
             weighed.append((piece, own_ns))
 
     step_begins = tuple(step.start for step in work.packed.steps)
@@ -260,16 +257,14 @@ def with_floors(
     first_pieces: dict[int, Piece] = {}
     call_ns: defaultdict[int, float] = defaultdict(float)
     for index, (piece, own_ns) in enumerate(pieces):
-        call = (
-            piece.call if piece.call >= 0 else -1 - index
-        )  # each unknown call is separate
+        # each unknown call is separate
+        call = piece.call if piece.call >= 0 else -1 - index
         calls.append((call, piece, own_ns))
         first_pieces.setdefault(call, piece)
         call_ns[call] += own_ns
 
-    floors_ns: dict[
-        tuple[str | None, int], float | None
-    ] = {}  # equal inputs of a trace are one object
+    # equal inputs of a trace are one object
+    floors_ns: dict[tuple[str | None, int], float | None] = {}
     floor_shares: dict[int, float | None] = {}
     for call, piece in first_pieces.items():
         key = (piece.operator, id(piece.inputs))

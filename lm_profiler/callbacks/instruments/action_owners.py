@@ -70,9 +70,8 @@ class OwnersWatch(Instrument):
             return
         owners = Owners(self.timeline, self.steps, part=self.part)
         self._owners = owners
-        if not is_compiled_in(
-            self.trainer.lightning_module
-        ):  # a compiled step runs hardly any Python
+        if not is_compiled_in(self.trainer.lightning_module):
+            # a compiled step runs hardly any Python
             owners.python_times = PythonTimes(
                 lambda: owners.code, self.timeline.clock, part=self.part
             )
@@ -152,9 +151,8 @@ def owner_of(action_name: str, trainer: Any, callback: Callback | None) -> Owner
         return Owner(OURS, hook)
     if any(overrides(owner, hook) for owner in owners_of_hook):
         return Owner(type(owners_of_hook[0]).__name__, hook)
-    if (
-        hook == _SCHEDULER_HOOK
-    ):  # what takes time there is the scheduler, and the functions that it calls
+    if hook == _SCHEDULER_HOOK:
+        # what takes time there is the scheduler, and the functions that it calls
         return Owner(_scheduler_name(trainer), "step")
     if hook.startswith("on_"):
         return _EMPTY_HOOKS
@@ -188,9 +186,8 @@ class OwnedSpan(AbstractContextManager[None]):
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
         if kind is None and self.loop is not None:
-            self.loop.step_done = (
-                True  # set before anything that may fail, so that the step counts
-            )
+            # set before anything that may fail, so that the step counts
+            self.loop.step_done = True
         owners = self.owners
         if self.span is not None:
             owners.timeline.part.run(self.span.__exit__, kind, value, traceback)

@@ -21,12 +21,10 @@ class SeenFlops:
     """Counts over all steps of the ``memory`` stage together."""
 
     flops: Flops | None = None
-    unknown: str | None = (
-        None  # why FLOPs are unknown; None if no step of that stage ran
-    )
-    compiled: bool = (
-        False  # whether the step is compiled, and FLOPs have to be counted on a copy
-    )
+    # why FLOPs are unknown; None if no step of that stage ran
+    unknown: str | None = None
+    # whether the step is compiled, and FLOPs have to be counted on a copy
+    compiled: bool = False
     # FLOPs of one rank, by the work and the dtype of the factors
     by_dtype: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 

@@ -42,18 +42,16 @@ class MemoryReader(Instrument):
     forward: ForwardTraffic = field(default_factory=ForwardTraffic)
     # in the ``memory`` stage, gets what ``TensorReporter`` reports of tensors and their causes; None: nobody needs it
     note_tensors: Callable[..., object] | None = None
-    storage_id: Callable[[Any], int] = (
-        id  # returns the identity of a storage for ``note_tensors``
-    )
+    # returns the identity of a storage for ``note_tensors``
+    storage_id: Callable[[Any], int] = id
     name = "memory"
     _set_up: MemoryCauses | None = None
     _reporter: TensorReporter | None = None
     _readers: _Readers | None = None
 
     def __post_init__(self) -> None:
-        self.step_peaks = (
-            self.probe.peaks
-        )  # since the stage began; in the ``memory`` stage, those of the last step
+        # since the stage began; in the ``memory`` stage, those of the last step
+        self.step_peaks = self.probe.peaks
 
     def _step_peaks(self) -> Peaks:
         readers = self._readers
@@ -93,9 +91,8 @@ class MemoryReader(Instrument):
             )
             observers.insert(0, self._reporter)
         self.observe(self.timeline, *observers)
-        self.step_peaks = (
-            self._step_peaks
-        )  # swapped instead of a branch: the steps of other stages are timed
+        # swapped instead of a branch: the steps of other stages are timed
+        self.step_peaks = self._step_peaks
 
     def _allocated_peak(self) -> int | None:
         return self.probe.peaks()[0]
@@ -122,6 +119,5 @@ class MemoryReader(Instrument):
         causes = self._readers.causes
         causes.stop()
         if not causes.saved.seeing:
-            self._readers = (
-                None  # only now: the next call tries again what could not be undone
-            )
+            # only now: the next call tries again what could not be undone
+            self._readers = None

@@ -29,9 +29,8 @@ class KeptLosses(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._step = (
-            trainer.global_step
-        )  # kept now: the Trainer counts on before the batch ends
+        # kept now: the Trainer counts on before the batch ends
+        self._step = trainer.global_step
 
     def on_train_batch_end(
         self,
@@ -55,9 +54,8 @@ class KeptLosses(Callback):
     ) -> None:
         if self._step >= self._steps:
             return
-        with suppress(
-            Exception
-        ):  # gradients may be of any kind: then the norm is unknown, and training continues
+        with suppress(Exception):
+            # gradients may be of any kind: then the norm is unknown, and training continues
             norm = _norm(_gradients_of(optimizer))
             self._norms[self._step].append(norm)
 

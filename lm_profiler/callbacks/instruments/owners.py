@@ -58,26 +58,21 @@ class Owners:
 
     timeline: Timeline  # has ``observe`` among its observers
     most_steps: int = 1 << 30  # number of steps that are timed by action
-    python_times: PythonTimes | None = (
-        None  # starts to follow the thread's Python in the step after those
-    )
+    # starts to follow the thread's Python in the step after those
+    python_times: PythonTimes | None = None
     # returns how long the thread ran and waited for a CPU by now; None is unknown
     thread: Callable[[], ThreadTimes | None] = thread_times
     part: Guard = UNGUARDED  # guards what training calls here
-    code: int = (
-        at.OUTSIDE
-    )  # the part of the step that runs now, as an index of ``PARTS``
-    _running: list[Owner] = field(
-        default_factory=lambda: [LOOP]
-    )  # the innermost action last
+    # the part of the step that runs now, as an index of ``PARTS``
+    code: int = at.OUTSIDE
+    # the innermost action last
+    _running: list[Owner] = field(default_factory=lambda: [LOOP])
     _cut_ns: int = 0  # when time was last given to an action
     _noted_ns: int = 0  # when the method that did so ended: the time between the two is that of this watch
-    _ns: defaultdict[Owner, int] = field(
-        default_factory=lambda: defaultdict(int)
-    )  # in the running step
-    _calls: defaultdict[Owner, int] = field(
-        default_factory=lambda: defaultdict(int)
-    )  # in the running step
+    # in the running step
+    _ns: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))
+    # in the running step
+    _calls: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))
     _steps: list[_StepShares] = field(default_factory=list)  # the finished steps
     _use_of_phase: defaultdict[int, _PhaseUse] = field(
         default_factory=lambda: defaultdict(_PhaseUse)

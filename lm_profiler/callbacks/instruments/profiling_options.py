@@ -263,9 +263,8 @@ class ExportOptions:
 def _check_that_address_is_free(host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
-        listener.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as the server itself does
+        # as the server itself does
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host.strip("[]"), port))
         except OSError as error:
@@ -330,13 +329,11 @@ class Launch:
     kept: bool = False
     # whether Lightning added the callback to a program that does not know it: its stdout is left to the program
     added: bool = False
-    planned: PlannedMemory | None = (
-        None  # memory that the run would need, as it was rehearsed
-    )
+    # memory that the run would need, as it was rehearsed
+    planned: PlannedMemory | None = None
     started: float = field(default_factory=time.time)  # seconds since 1970
-    called_ns: int | None = (
-        None  # when the Trainer was called, by perf_counter_ns; no hook comes before prepare_data
-    )
+    # when the Trainer was called, by perf_counter_ns; no hook comes before prepare_data
+    called_ns: int | None = None
 
     def facts(self) -> dict[str, Any]:
         """Return the record's fields about the start; the duration is up to now."""
@@ -405,13 +402,11 @@ class ProfilingOptions:
             steps["collectives"] = collectives
         steps["actions"] = 0
         if self.actions.steps > 0:
-            steps["actions"] = (
-                self.actions.steps + 1
-            )  # the last step is followed line by line
+            # the last step is followed line by line
+            steps["actions"] = self.actions.steps + 1
         steps["memory"] = self.memory.steps
         steps["trace"] = 0
         if self.trace.steps > 0:
-            steps["trace"] = (
-                self.trace.steps + 1
-            )  # the first step is the profiler's warm-up
+            # the first step is the profiler's warm-up
+            steps["trace"] = self.trace.steps + 1
         return steps

@@ -44,9 +44,8 @@ class FollowedTime:
     clock_ns: int = 0
     ran_ns: int = 0
     calls: int = 0
-    intervals: int = (
-        0  # between two events, each of which holds the cost of following once
-    )
+    # between two events, each of which holds the cost of following once
+    intervals: int = 0
 
 
 class _FollowedCall(NamedTuple):
@@ -69,13 +68,11 @@ class PythonTimes:
     thread ran, which other programs cannot lengthen.
     """
 
-    phase: Callable[
-        [], int
-    ]  # returns the part of the step that runs now, as an index of ``PARTS``
+    # returns the part of the step that runs now, as an index of ``PARTS``
+    phase: Callable[[], int]
     clock: Callable[[], int]  # returns nanoseconds
-    ran: Callable[[], int] = (
-        time.thread_time_ns
-    )  # returns the nanoseconds that this thread ran
+    # returns the nanoseconds that this thread ran
+    ran: Callable[[], int] = time.thread_time_ns
     part: Guard = UNGUARDED  # guards what training calls here
     _cost: FollowingCost = field(default_factory=lambda: FollowingCost())
     # by phase, line and activity
@@ -126,9 +123,8 @@ class PythonTimes:
             self._events_left -= 1
             if self._events_left <= 0:
                 self.stop()
-            if (
-                self._stack[-1].owner is not None
-            ):  # what passed since the reading above is the cost of following
+            if self._stack[-1].owner is not None:
+                # what passed since the reading above is the cost of following
                 self._last_ran_ns = self.ran()
                 self._last_ns = self.clock()
         except BaseException as error:
@@ -145,9 +141,8 @@ class PythonTimes:
         package = package_of(frame.f_code.co_filename)
         if package:
             return _FollowedCall(caller.owner, package)
-        is_inner_function = frame.f_code.co_name.startswith(
-            "<"
-        )  # a lambda counts as the function it is in
+        # a lambda counts as the function it is in
+        is_inner_function = frame.f_code.co_name.startswith("<")
         if caller.owner is not None and is_inner_function:
             return _FollowedCall(caller.owner, _PYTHON)
         return _FollowedCall(frame, _PYTHON)
@@ -252,9 +247,8 @@ class FollowingCost:
 
     event_ns: float = 0.0
     event_ran_ns: float = 0.0
-    slower: float = (
-        1.0  # Python 3.11 leaves its faster instructions while a thread is followed
-    )
+    # Python 3.11 leaves its faster instructions while a thread is followed
+    slower: float = 1.0
 
     def own_ns(self, followed: FollowedTime, activity: str) -> float:
         """Return the time of a line without the cost of following."""

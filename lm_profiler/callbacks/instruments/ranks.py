@@ -40,9 +40,8 @@ from lm_profiler.record.quantities import counted
 # most collectives whose arrivals a rank sends, at 25 bytes each: 1,024 ranks then send half a gigabyte together
 MOST_CALLS = 20_000
 
-_SHARE_UNTIL_READ = (
-    0.75  # of the flight recorder's ring buffer that may fill up before it is read
-)
+# of the flight recorder's ring buffer that may fill up before it is read
+_SHARE_UNTIL_READ = 0.75
 
 STEPS = 6  # steps of the ``collectives`` stage
 
@@ -108,9 +107,8 @@ class RanksWatch(Instrument):
         is_own_problem = self.arrivals is not None and (
             self.arrivals.lost or self.arrivals.clock_was_set
         )
-        if (
-            self.rank == 0 or is_own_problem
-        ):  # rank 0 reports the problems that all ranks share
+        if self.rank == 0 or is_own_problem:
+            # rank 0 reports the problems that all ranks share
             self.part.report(f"{UNKNOWN_WAITS}: {problem}")
 
     def _drain(self, arrivals: Arrivals) -> None:
@@ -145,9 +143,8 @@ class RanksWatch(Instrument):
             )
         if arrivals.clock_was_set:
             return "this machine's clock was set while steps were measured"
-        if (
-            arrivals.capacity == 0 or arrivals.newest_record < 0
-        ):  # no entry at all, not even of DDP's first broadcast
+        if arrivals.capacity == 0 or arrivals.newest_record < 0:
+            # no entry at all, not even of DDP's first broadcast
             return "torch's flight recorder is empty: TORCH_FR_BUFFER_SIZE=2000 switches it on; on GPUs it is NCCL's"
         if not arrivals.at_ns or arrivals.at_ns[-1] < self._marks[0].host_ns[0]:
             return "torch's flight recorder has no collective of the measured steps"
@@ -200,9 +197,8 @@ def clock_name() -> str:
     """Return the name of this process's monotonic clock; the same clock has the same name in other containers too."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        time_namespace = Path(
-            "/proc/self/ns/time"
-        ).readlink()  # may have its own offset (time_namespaces(7))
+        # may have its own offset (time_namespaces(7))
+        time_namespace = Path("/proc/self/ns/time").readlink()
     except OSError:
         return socket.gethostname()
     return f"{boot} {time_namespace}"
@@ -354,9 +350,8 @@ class StreamRanksWatch(RanksWatch):
             np.concatenate(stream_ns)[order],
             works_beside_calls[order],
         )
-        zero_ns = stream.host_ns[
-            0
-        ]  # waits are measured, so the ranks' instants need only an order
+        # waits are measured, so the ranks' instants need only an order
+        zero_ns = stream.host_ns[0]
         return replace(
             host,
             host_ns=stream.host_ns - zero_ns,

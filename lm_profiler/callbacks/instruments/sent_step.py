@@ -29,12 +29,10 @@ from lm_profiler.torch_names import tree_leaves, tree_map
 _META = torch.device("meta")
 _PLAIN_TYPES = (bool, int, float, str)
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-_COMPILER_FILE = str(
-    Path(torch.__file__).parent / "_dynamo" / "eval_frame.py"
-)  # of a compiled function's wrapper
-_MOST_VALUES = (
-    1 << 18
-)  # elements of a tensor beside the step, up to which its values are sent too
+# of a compiled function's wrapper
+_COMPILER_FILE = str(Path(torch.__file__).parent / "_dynamo" / "eval_frame.py")
+# elements of a tensor beside the step, up to which its values are sent too
+_MOST_VALUES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -89,9 +87,8 @@ class SentStep:
     batches: int  # batches of one optimizer step on one rank
     precision: str  # Lightning's name of the precision
     on_cpu: bool  # whether the device is the CPU; on others, fused attention multiplies in the dtype of its inputs
-    optimizers: list[
-        SentOptimizer
-    ]  # the optimizers of the module; empty if they hold shards of its parameters
+    # the optimizers of the module; empty if they hold shards of its parameters
+    optimizers: list[SentOptimizer]
 
     # the formulas that the program registered
     operator_formulas: dict[str, registered.Formula] = field(default_factory=dict)
@@ -110,9 +107,8 @@ class SentStep:
         module = loop.module
         device = loop.device
         if any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
-            raise UncountableError(
-                "its weights are sharded"
-            )  # a rank multiplies them whole, or its part of them
+            # a rank multiplies them whole, or its part of them
+            raise UncountableError("its weights are sharded")
         optimizers: list[SentOptimizer] = []
         if verb == "fit" and loop.holdings == "whole":
             # If a module has no optimizer, Lightning gives it one that has no parameters.

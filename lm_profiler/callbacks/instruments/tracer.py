@@ -73,12 +73,10 @@ class PhaseRanges:
         self._push = push
         self._pop = pop
         self._open: list[_OpenPhase] = []
-        self._depth = (
-            0  # the optimizer steps that are running: an optimizer may call another one
-        )
-        self._thread = (
-            get_ident()
-        )  # an optimizer may run in another thread too, which has no phases
+        # the optimizer steps that are running: an optimizer may call another one
+        self._depth = 0
+        # an optimizer may run in another thread too, which has no phases
+        self._thread = get_ident()
 
     def __call__(self, code: int) -> None:
         self._close_those_opened_in(self._depth)
@@ -196,9 +194,8 @@ def _callable_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if is_compiled(submodule):
             compiled_modules.update(submodule.modules())
     for path, submodule in module.named_modules(memo=compiled_modules):
-        is_called = (
-            type(submodule).forward is not nn.Module.forward
-        )  # a ModuleList, for one, is never called
+        # a ModuleList, for one, is never called
+        is_called = type(submodule).forward is not nn.Module.forward
         if path and is_called:
             yield _WRAPPERS.sub("", path), submodule
 
@@ -235,9 +232,8 @@ class Tracer(Instrument):
     timeline: Timeline  # its marks name the phases
     folder: Path  # the folder of the run
     rank: int  # the rank of this process
-    module: Callable[
-        [], nn.Module
-    ]  # returns the module whose parts are named in the trace; called once it is built
+    # returns the module whose parts are named in the trace; called once it is built
+    module: Callable[[], nn.Module]
     taken: bool = False  # whether the user has a profiler of torch's own, which may begin at any time
     label: str = ""  # what the file's name has after the rank, such as ``.step500`` for a trace during training
     name = "trace"
@@ -269,12 +265,10 @@ class Tracer(Instrument):
         )
         tracing.start()
         if tracing.profiler is not None:
-            tracing.profiler.acc_events = (
-                False  # otherwise torch parses all events for it, and nobody reads them
-            )
-            with suppress(
-                AttributeError
-            ):  # before torch 2.13 it parses them anyway, 800 bytes each
+            # otherwise torch parses all events for it, and nobody reads them
+            tracing.profiler.acc_events = False
+            with suppress(AttributeError):
+                # before torch 2.13 it parses them anyway, 800 bytes each
                 tracing.profiler.experimental_config.trace_only = (
                     not self.options.with_stack
                 )
@@ -304,9 +298,8 @@ class Tracer(Instrument):
 
         A session of torch.profiler is prepared before it starts; ``emit_nvtx`` and ``emit_itt`` only start.
         """
-        PREPARE_TRACE.get(
-            autograd_profiler.profile
-        )  # raises if this torch has no such method
+        # raises if this torch has no such method
+        PREPARE_TRACE.get(autograd_profiler.profile)
         beginnings: list[tuple[type, str]] = [
             (autograd_profiler.profile, PREPARE_TRACE.name),
             (autograd_profiler.emit_nvtx, "__enter__"),
@@ -357,9 +350,8 @@ class Tracer(Instrument):
             running.export_chrome_trace(str(plain_file))
             # It holds all events, 3 kB each, and would live until the next garbage collection, being in a cycle.
             running.profiler = None
-            with suppress(
-                AttributeError
-            ):  # not glibc, which keeps freed memory: 150 MB after 60,000 events
+            with suppress(AttributeError):
+                # not glibc, which keeps freed memory: 150 MB after 60,000 events
                 ctypes.CDLL(None).malloc_trim(0)
             # Compressed here, at a level that takes a tenth of torch's time; the file is a third larger.
             with (

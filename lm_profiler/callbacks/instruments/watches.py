@@ -35,9 +35,8 @@ class StepWatch(Instrument):
 
     reader: StepReader  # reads the counts
     rank: int = 0  # the rank of this process
-    sampler: TelemetrySampler | None = (
-        None  # samples the clock of its GPU; None without one
-    )
+    # samples the clock of its GPU; None without one
+    sampler: TelemetrySampler | None = None
     saved_ns: Sequence[int] = ()  # when each checkpoint began and ended, in turn
     name = "counters of the steps"
     stage = "measure"

@@ -27,10 +27,8 @@ from lm_profiler.processes.child import Child, NamedCall, NoAnswer
 from lm_profiler.record.run_record import Flops, Verb
 from lm_profiler.torch_names import tree_leaves
 
-LIMIT_S, LIMIT_BYTES = (
-    60.0,
-    4 << 30,
-)  # most CPU time and memory of a process that counts on shapes alone
+# most CPU time and memory of a process that counts on shapes alone
+LIMIT_S, LIMIT_BYTES = (60.0, 4 << 30)
 # The same if training goes on afterwards and waits for it: with busy cores it may take a minute (``child.PATIENCE``).
 LIMIT_IN_TRAINING_S = 20.0
 
@@ -46,12 +44,10 @@ class StepWork:
     """The work of one step."""
 
     flops: Flops  # over all ranks
-    by_dtype: Mapping[
-        str, Mapping[str, int]
-    ]  # FLOPs of one rank, by the work and by dtype
-    traffic: StepTraffic | None = (
-        None  # the least that one rank moves, where that was counted on shapes alone
-    )
+    # FLOPs of one rank, by the work and by dtype
+    by_dtype: Mapping[str, Mapping[str, int]]
+    # the least that one rank moves, where that was counted on shapes alone
+    traffic: StepTraffic | None = None
 
 
 @dataclass(eq=False)

@@ -244,9 +244,8 @@ class Actions(dict[str, Marked]):
         self.clear()
         if surrounding is None:
             return
-        for (
-            action_name
-        ) in action_names:  # made now, so that the first step is not slower
+        for action_name in action_names:
+            # made now, so that the first step is not slower
             self[action_name]
 
     def _span(self, action_name: str, kind: str) -> Marked | None:

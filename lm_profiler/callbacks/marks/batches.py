@@ -15,9 +15,8 @@ from lm_profiler.callbacks.marks.useful_tokens import TokenUse, UsefulTokens
 from lm_profiler.measure.boundary import Guard, say
 from lm_profiler.torch_names import tree_leaves
 
-_TOKEN_IDS = (
-    "input_ids"  # the name that tokenizers and collators of transformers give token ids
-)
+# the name that tokenizers and collators of transformers give token ids
+_TOKEN_IDS = "input_ids"
 
 _Path = tuple[Any, ...]  # the keys that lead to a tensor in a batch
 
@@ -159,9 +158,8 @@ class Tokens:
 
         kind = _kind(batch)
         paths = self._paths_by_kind.get(kind)
-        if (
-            paths is None
-        ):  # only once per kind: walking through every batch would cost more than all marks
+        if paths is None:
+            # only once per kind: walking through every batch would cost more than all marks
             paths = [path for path, _ in _tensors(batch) if path[-1:] == (_TOKEN_IDS,)]
             self._paths_by_kind[kind] = paths
         if not paths:

@@ -330,9 +330,8 @@ class HookMarks:
         if self._is_validation([module]):
             self._go_outside(VALIDATION)
             return
-        if (
-            not torch.is_grad_enabled()
-        ):  # within a step, for example to make the batch: no phase
+        if not torch.is_grad_enabled():
+            # within a step, for example to make the batch: no phase
             return
         if self._batches == 0:
             self._begin_step()
@@ -393,9 +392,8 @@ class HookMarks:
             self._note(at.OPTIMIZER)
 
     def _end_optimizer(self, has_stepped: bool = True) -> None:
-        self._optimizer_depth = max(
-            self._optimizer_depth - 1, 0
-        )  # the hooks may have been added within this step
+        # the hooks may have been added within this step
+        self._optimizer_depth = max(self._optimizer_depth - 1, 0)
         if self._optimizer_depth > 0:
             return
         if has_stepped:
@@ -470,9 +468,8 @@ class HookMarks:
         return marked_function
 
     def _begin_function(self, code: int) -> None:
-        if (
-            code != at.ZERO_GRAD
-        ):  # which may stand between the model's call and backward
+        if code != at.ZERO_GRAD:
+            # which may stand between the model's call and backward
             self._close_forward()
         if code == at.BACKWARD:
             self._count_backward()
@@ -515,9 +512,8 @@ class HookMarks:
         return True
 
     def end_phase(self, code: int, error: BaseException | None) -> None:
-        if (
-            code not in self._named
-        ):  # it was closed because the program had left it open
+        if code not in self._named:
+            # it was closed because the program had left it open
             return
         self._named.reverse()
         self._named.remove(code)

@@ -34,9 +34,8 @@ class OptimizerMarks:
     def attach(self, trainer: Trainer, module: LightningModule) -> None:
         """Mark every optimizer of ``trainer``, and under manual optimization the functions that the user calls."""
         for optimizer in trainer.optimizers:
-            is_stand_in = (
-                nearest(optimizer) != ""
-            )  # Lightning's own, where the user has no optimizer
+            # Lightning's own, where the user has no optimizer
+            is_stand_in = nearest(optimizer) != ""
             if is_stand_in:
                 continue
             _replace(

@@ -36,9 +36,8 @@ class PhaseProfiler:
     trainer: Any  # Lightning sets some of its attributes where no type checker looks
     timeline: Timeline  # takes the marks
     steps_left: int  # until the stages are done
-    step_ended: Callable[
-        [], int
-    ]  # called between a step and the next; returns how many are left
+    # called between a step and the next; returns how many are left
+    step_ended: Callable[[], int]
     # whose run this is; while the Trainer does not have it (a Tuner tries a learning rate), nothing is marked
     callback: object
     # returns the other ranks' count of steps left, given this rank's, where the instruments failed; does not raise
@@ -46,9 +45,8 @@ class PhaseProfiler:
     # called when none is left; returns whoever marks the rest of training, if anybody does; does not raise
     stages_ended: Callable[[], PhaseProfiler | None] = lambda: None
     ends: bool = False  # whether the loop ends then: StopIteration looks like the end of its data
-    on_no_step: Callable[[str], object] = lambda place: (
-        None
-    )  # gets what had no step, where the loop would never end
+    # gets what had no step, where the loop would never end
+    on_no_step: Callable[[str], object] = lambda place: None
     step_done: bool = False
     is_sure: bool = False
     cut: bool = False
@@ -121,9 +119,8 @@ class PhaseProfiler:
         return InsideUsers(users, span)
 
     def start(self, action_name: str) -> None:
-        if (
-            self.users is not None
-        ):  # before our mark, so that its cost is in no phase that begins here
+        if self.users is not None:
+            # before our mark, so that its cost is in no phase that begins here
             self.users.start(action_name)
         if action_name != self._fetch:
             return
@@ -158,9 +155,8 @@ class PhaseProfiler:
                     raise StopIteration
                 if successor is None:
                     return
-                timeline = (
-                    successor.timeline
-                )  # this batch is the first of a run that is watched from here on
+                # this batch is the first of a run that is watched from here on
+                timeline = successor.timeline
         try:
             timeline.note((at.DATA, timeline.clock()))
         except BaseException as error:
@@ -244,9 +240,8 @@ class PhaseProfiler:
 
     def _leave(self) -> None:
         """End the loop if no epoch's context is open; an open one raises StopIteration if it is ``cut``."""
-        if (
-            self._fitting and not self._in_epoch
-        ):  # this version of Lightning names its epochs differently
+        if self._fitting and not self._in_epoch:
+            # this version of Lightning names its epochs differently
             self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
 
     def enter_epoch(self) -> None:

@@ -16,19 +16,16 @@ class StepCounter:
 
     timeline: Timeline  # takes the mark that ends a step
     steps_left: int  # until the stages are done
-    step_ended: Callable[
-        [], int
-    ]  # called between a step and the next; returns how many are left
+    # called between a step and the next; returns how many are left
+    step_ended: Callable[[], int]
     # returns the other ranks' count of steps left, given this rank's, where the instruments failed; does not raise
     follow: Callable[[int], int] = lambda steps_left: steps_left
     # called when none is left; returns whoever marks the rest of training, if anybody does; does not raise
     stages_ended: Callable[[], Any] = lambda: None
-    ends_loop: bool = (
-        False  # whether the loop ends with the stages, where it can be ended
-    )
-    step_done: bool = (
-        False  # whether an optimizer has stepped: the step ends where the next begins
-    )
+    # whether the loop ends with the stages, where it can be ended
+    ends_loop: bool = False
+    # whether an optimizer has stepped: the step ends where the next begins
+    step_done: bool = False
 
     def end_step_if_done(self) -> bool:
         """End the step if it is done, and the stages after the last; return whether a step ended."""

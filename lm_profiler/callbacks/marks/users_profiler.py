@@ -51,9 +51,8 @@ class ProfilerMarks:
         if self.are_put:
             return
         attributes = vars(self._profiler)
-        for (
-            name
-        ) in _METHODS:  # an attribute of the object would hide the method of its class
+        for name in _METHODS:
+            # an attribute of the object would hide the method of its class
             if name in attributes:
                 self._displaced[name] = attributes.pop(name)
         _set_attribute(self._profiler, "__class__", self._marked_class)

@@ -65,10 +65,8 @@ _NO_TIME = "the first setting's own run did not end within the budget, and no ch
 # A run's time limit: the larger of this multiple of the first setting's own run, which includes the trace, and this
 # share of the budget. A run that hangs must not use up the budget, and a comparison needs two pairs of runs.
 _LIMIT_IN_RUNS, _LIMIT_IN_BUDGETS = 2.0, 1 / 4
-_EXIT_CODES = {
-    "interrupted": INTERRUPTED,
-    "failed": FAILED,
-}  # by how a search ended; any other end is OK
+# by how a search ended; any other end is OK
+_EXIT_CODES = {"interrupted": INTERRUPTED, "failed": FAILED}
 
 
 def run(request: ImproveRequest) -> int:

@@ -78,9 +78,8 @@ _UNITS = {
     "ti": 1 << 40,
 }
 
-_MAX_BYTES = (
-    1 << 50
-)  # the largest ``--memory`` that is accepted: 1024 TiB, a hundred times what any machine has
+# the largest ``--memory`` that is accepted: 1024 TiB, a hundred times what any machine has
+_MAX_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, kw_only=True)

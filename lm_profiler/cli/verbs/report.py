@@ -282,9 +282,8 @@ def _show(
 
     asks_for_table = any(getattr(options, name) for name in _TABLE_OPTIONS)
     is_plain = format_name in _FOR_PEOPLE and not asks_for_table
-    searches = (
-        runs.searches if is_plain else {}
-    )  # the table of a search stands for all its runs
+    # the table of a search stands for all its runs
+    searches = runs.searches if is_plain else {}
     entries = [
         entry for entry in runs.entries if not _is_in_search(entry.folder, searches)
     ]

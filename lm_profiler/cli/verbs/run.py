@@ -100,9 +100,8 @@ def run(options: Options) -> int:
         for name, value in asdict(options).items()
         if name not in _NOT_PASSED
     }
-    arguments["log_dir"] = str(
-        options.log_dir.absolute()
-    )  # the program may change its folder
+    # the program may change its folder
+    arguments["log_dir"] = str(options.log_dir.absolute())
     request = {
         "options": arguments,
         "command": options.command,
@@ -116,10 +115,8 @@ def run(options: Options) -> int:
     if shutil.which(program) is not None:  # otherwise there is no process to wait for
         _watch_for_end(claims, options)
     sys.stdout.flush()
-    for ignored in (
-        signal.SIGPIPE,
-        signal.SIGXFSZ,
-    ):  # Python ignores them, and the program would inherit that
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        # Python ignores them, and the program would inherit that
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvp(program, [*options.program])

@@ -46,10 +46,8 @@ _SMALL_MODEL = (
 )
 _ONLY_TIMED = ("--actions.steps=0", "--memory.steps=0", "--trace.steps=0")
 _PROCESSES = "ABCDE"  # The names of the equal runs. Two runs would say too little about their spread.
-_RUNS_PER_SIDE = (
-    1,
-    3,
-)  # of the comparisons whose smallest detectable change is printed
+# of the comparisons whose smallest detectable change is printed
+_RUNS_PER_SIDE = (1, 3)
 
 
 @dataclass(frozen=True)
@@ -84,9 +82,8 @@ def run(options: Options) -> int:
     machine = runs[0].environment
     is_busy = any(run.contended for run in runs)
     spread_with_earlier = spread
-    if (
-        spread is not None and machine is not None and not is_busy
-    ):  # a load is not a property of the machine
+    if spread is not None and machine is not None and not is_busy:
+        # a load is not a property of the machine
         spread_with_earlier = save_spread(machine, spread)
     result = conclude_test(runs, spread, spread_with_earlier)
     if options.format == "json":
@@ -106,9 +103,8 @@ class SelfTest:
     words: list[str]  # the verdict on each run, with what else used the machine
     seen: ProcessSpread | None  # spread of the runs' steps; None if they are too few
     kept: ProcessSpread | None  # spread with earlier self-tests of the machine
-    detectable: dict[
-        int, float
-    ]  # smallest detectable change, as a share, by runs per side
+    # smallest detectable change, as a share, by runs per side
+    detectable: dict[int, float]
     busy: bool = False  # whether other programs used the machine: then nothing is kept for compare and improve
 
 

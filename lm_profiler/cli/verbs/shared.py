@@ -20,13 +20,8 @@ from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError, expect_one_of
 
-FORMATS = (
-    "terminal",
-    "markdown",
-    "latex",
-    "typst",
-    "json",
-)  # for a verb with one answer
+# for a verb with one answer
+FORMATS = ("terminal", "markdown", "latex", "typst", "json")
 AnswerFormat = Literal["terminal", "json"]  # for a verb whose answer is not a table
 
 # the formats that need a file, each with the package that writes it

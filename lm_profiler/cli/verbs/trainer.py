@@ -26,9 +26,8 @@ def _code_of_record(record: RunRecord | None) -> int:
 
 def run(call: Call) -> int:
     """Run a Trainer verb and return the exit code."""
-    sys.path.append(
-        str(Path.cwd())
-    )  # a console script lacks the current folder, where a user's module is
+    # a console script lacks the current folder, where a user's module is
+    sys.path.append(str(Path.cwd()))
     with quiet():
         try:
             cli = ProfilerCLI(call)
@@ -52,9 +51,8 @@ def run(call: Call) -> int:
             if not cli.context.is_refusal(error):
                 return cli.context.on_failure(error)
             cli.context.discard()
-            if (
-                local_rank() > 0
-            ):  # the process that started this rank prints the message
+            if local_rank() > 0:
+                # the process that started this rank prints the message
                 return WRONG_CALL
             raise wrong_call(error) from error
         finally:

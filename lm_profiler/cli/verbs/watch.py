@@ -97,12 +97,10 @@ def _watch(
         return WRONG_CALL
 
     console = Console()
-    written_s: float | None = (
-        None  # when the last report was written, by the training's clock
-    )
-    report_s = (
-        clock()
-    )  # when it came, by this machine's clock: the training's may differ
+    # when the last report was written, by the training's clock
+    written_s: float | None = None
+    # when it came, by this machine's clock: the training's may differ
+    report_s = clock()
     with Live(console=console, auto_refresh=False, screen=False) as live:
         while True:
             live.update(Text.from_ansi(_picture(folder, console.width)), refresh=True)

@@ -35,10 +35,8 @@ from lm_profiler.measure.device.environment import exact_float32
 from lm_profiler.record.run_record import NumericsFacts, NumericsKind
 from lm_profiler.torch_names import COMPILED_CALL, tree_leaves
 
-_UNCOPYABLE = {
-    "DistributedDataParallel",
-    "FullyShardedDataParallel",
-}  # by name: importing them is slow
+# by name: importing them is slow
+_UNCOPYABLE = {"DistributedDataParallel", "FullyShardedDataParallel"}
 _GENERATORS = (
     torch.Generator,
     np.random.Generator,
@@ -142,9 +140,8 @@ class ModuleCopy:
             container = self._keep(value, copy.copy(value))
             for field_of_class in dataclasses.fields(value):
                 field_copy = self(getattr(value, field_of_class.name))
-                object.__setattr__(
-                    container, field_of_class.name, field_copy
-                )  # frozen ones too
+                # frozen ones too
+                object.__setattr__(container, field_of_class.name, field_copy)
             return container
         if type(value) in _GENERATORS:
             return self._keep(value, copy.deepcopy(value))

@@ -46,9 +46,8 @@ class _Mask:
     full_indices: Tensor | None
     query_block: int  # length of a block
     key_block: int
-    allows: Callable[
-        ..., Any
-    ]  # batch, head, query and key to whether the pair is allowed
+    # batch, head, query and key to whether the pair is allowed
+    allows: Callable[..., Any]
     buffers: tuple[Any, ...]  # further arguments of ``allows``
 
     @classmethod
@@ -120,9 +119,8 @@ def allowed_pairs(mask: _Mask, batch: int, heads: int, queries: int, keys: int) 
     mask_batch, mask_heads = mask.partial_counts.shape[:2]
     repeats = (batch // mask_batch) * (heads // mask_heads)
     partial = _listed_blocks(mask.partial_counts, mask.partial_indices)
-    if (
-        partial is None
-    ):  # made in the step: ``create_block_mask`` lists what ``allows`` allows
+    if partial is None:
+        # made in the step: ``create_block_mask`` lists what ``allows`` allows
         everything = _all_blocks(mask, queries, keys)
         return repeats * _pairs_of_partial(everything, mask, queries, keys)
     pairs = _pairs_of_partial(partial, mask, queries, keys)

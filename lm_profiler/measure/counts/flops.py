@@ -123,9 +123,8 @@ _OPERATORS_WITHOUT_FORMULA = {
         "torchvision::_deform_conv2d_backward",
     ),
 }
-_OVERLOAD = type(
-    torch.ops.aten.add.Tensor
-)  # the class of operators with a schema; higher-order operators have others
+# the class of operators with a schema; higher-order operators have others
+_OVERLOAD = type(torch.ops.aten.add.Tensor)
 
 
 def formula_of(operator: Any) -> Formula | None:
@@ -394,9 +393,8 @@ _HIGHER_ORDER: dict[str, Formula] = {
 _FUSED_ATTENTION = (_attention, flex_attention.forward_flops)
 
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
-_SHAPES_ALONE = FAKES.path.rpartition(".")[
-    0
-]  # fake tensors', on which torch also tries operators to infer shapes
+# fake tensors', on which torch also tries operators to infer shapes
+_SHAPES_ALONE = FAKES.path.rpartition(".")[0]
 _PLAIN_DISPATCH = Tensor.__torch_dispatch__
 
 
@@ -513,10 +511,8 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         except BaseException as error:
             self._lose(func, error)
         if is_composite:
-            with (
-                enable_reentrant_dispatch(),
-                self,
-            ):  # so that its parts run under autocast, as without this mode
+            with enable_reentrant_dispatch(), self:
+                # so that its parts run under autocast, as without this mode
                 return func.decompose(*args, **kwargs)
         with autocast:
             result = func(*args, **kwargs)
@@ -655,9 +651,8 @@ class StepFlops:
         self._traffic = traffic
         self._is_entered = False
         self._is_in_forward = False
-        self._replaced = (
-            ExitStack()
-        )  # puts back what is replaced while the mode is entered
+        # puts back what is replaced while the mode is entered
+        self._replaced = ExitStack()
 
     def __call__(self, code: int) -> None:
         stack = self._timeline.stack

@@ -52,9 +52,8 @@ class ForeignKernels:
     """Sees the operators of a step, and counts by function the results that no operator wrote."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = (
-            Counter()
-        )  # how often each function got such a result
+        # how often each function got such a result
+        self.counts: Counter[str] = Counter()
         # storages that no operator wrote yet, by their identity, with the function that allocated them
         self._unwritten: dict[int, tuple[ref[Any], str]] = {}
 
@@ -76,9 +75,8 @@ class ForeignKernels:
                 inputs, results, may_write=_may_write(operator, name, kwargs)
             )
         for storage in results:
-            if not any(
-                storage is other for other in inputs
-            ):  # a new one, perhaps with the identity of a freed one
+            if not any(storage is other for other in inputs):
+                # a new one, perhaps with the identity of a freed one
                 self._unwritten.pop(id(storage), None)
 
     def forget(self, value: Any) -> None:
@@ -126,8 +124,7 @@ def _calling_function(innermost: FrameType) -> str:
         code = frame.f_code
         if package_of(code.co_filename) in (TORCH, OURS):
             continue
-        name = getattr(code, "co_qualname", code.co_name).removesuffix(
-            ".forward"
-        )  # Python 3.10 has no qualified names
+        # Python 3.10 has no qualified names
+        name = getattr(code, "co_qualname", code.co_name).removesuffix(".forward")
         return f"{name} ({short_path(code.co_filename)}:{line})"
     return "an operator of torch"

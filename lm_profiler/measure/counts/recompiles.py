@@ -79,6 +79,5 @@ def is_compiled(module: nn.Module) -> bool:
 
 def is_wrapped_by_compiler(module: nn.Module) -> bool:
     """Return whether ``module`` is what ``torch.compile(module)`` returns: the compiled module around the plain one."""
-    return (
-        type(module).__name__ == "OptimizedModule"
-    )  # by name: importing it would import the compiler
+    # by name: importing it would import the compiler
+    return type(module).__name__ == "OptimizedModule"

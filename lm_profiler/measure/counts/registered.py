@@ -27,9 +27,8 @@ class FunctionFormulas:
     backward: Formula | None
 
 
-operator_formulas: dict[
-    str, Formula
-] = {}  # by the operator's name, such as ``my::kernel``
+# by the operator's name, such as ``my::kernel``
+operator_formulas: dict[str, Formula] = {}
 function_formulas: dict[type, FunctionFormulas] = {}  # by the autograd Function
 
 

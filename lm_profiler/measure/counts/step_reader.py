@@ -80,9 +80,8 @@ class GarbageLog:
     clock: Callable[[], int]
     collections: list[GarbageCollection] = field(default_factory=list)
     held_error: BaseException | None = None
-    own_objects: int = (
-        0  # that this profiler has made since the last collection, and keeps
-    )
+    # that this profiler has made since the last collection, and keeps
+    own_objects: int = 0
     _own_share: float = 0.0
     _began_ns: int = 0
     _replaced_hook: Any = None
@@ -143,20 +142,16 @@ class StepReader:
     clock: Callable[[], int]  # the clock of the marks, in nanoseconds
     # retries and segments of the device's allocator so far; empty if it does not count them
     allocator: Callable[[], Sequence[int]] = tuple
-    usage: Callable[[], Any] = (
-        _usage_of_process  # usage of the process, as getrusage(2) has it
-    )
-    compilations: Sequence[TimedCompilation] | None = (
-        None  # those of the same time; None if they are not known
-    )
+    # usage of the process, as getrusage(2) has it
+    usage: Callable[[], Any] = _usage_of_process
+    # those of the same time; None if they are not known
+    compilations: Sequence[TimedCompilation] | None = None
     _readings: list[Reading] = field(default_factory=list)
-    _instants: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # when each step began and ended (ns)
+    # when each step began and ended (ns)
+    _instants: dict[int, tuple[int, int]] = field(default_factory=dict)
     _file: int | None = None
-    _compiles_since_s: float = (
-        0.0  # the time of day from which on compilations were not taken yet
-    )
+    # the time of day from which on compilations were not taken yet
+    _compiles_since_s: float = 0.0
     _clock_ahead_s: float = 0.0  # of the time of day, then
 
     def __post_init__(self) -> None:

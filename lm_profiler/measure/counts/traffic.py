@@ -93,12 +93,10 @@ class ForwardTraffic:
 
     def __init__(self) -> None:
         self.lost = False  # whether an error occurred, and nothing is known
-        self.made_storages: set[int] = (
-            set()
-        )  # the storages that the current or last pass made
-        self.copied_storages: set[int] = (
-            set()
-        )  # those of them that are weights and inputs in autocast's dtype
+        # the storages that the current or last pass made
+        self.made_storages: set[int] = set()
+        # those of them that are weights and inputs in autocast's dtype
+        self.copied_storages: set[int] = set()
         self._passes = 0
         self._bytes_read = 0  # by the passes before the current one
         self._reads = Regions()
@@ -170,9 +168,8 @@ def _identity(tensor: Tensor) -> int:
 
 
 class StepTraffic(NamedTuple):
-    by_phase: Mapping[
-        str, int | None
-    ]  # the phases that occurred; of the forward pass what is written
+    # the phases that occurred; of the forward pass what is written
+    by_phase: Mapping[str, int | None]
     # what the forward pass reads. None if the step is compiled, so that its operators were not seen: then
     # ``by_phase`` includes saved inputs.
     forward_read: int | None
@@ -191,26 +188,22 @@ class TrafficReader:
     """
 
     module: nn.Module
-    optimizers: Sequence[
-        Optimizer
-    ]  # the plain optimizers, without Lightning's wrapping
+    # the plain optimizers, without Lightning's wrapping
+    optimizers: Sequence[Optimizer]
     device: torch.device  # the device whose memory is meant
     timeline: Timeline  # the timeline whose marks are observed
-    saved: (
-        SavedTensors  # what autograd saved; ``HoldingsReader`` switches it on and off
-    )
+    # what autograd saved; ``HoldingsReader`` switches it on and off
+    saved: SavedTensors
     forward: ForwardTraffic  # sees the operators of forward passes; ``StepFlops`` shows them to it
     traffic: StepTraffic | None = None  # the traffic of the last step that ended
     _bytes: Counter[str] = field(default_factory=Counter)
     _open: frozenset[int] = frozenset()
     _sparse: bool = False
-    _stepped: list[Tensor] = field(
-        default_factory=list
-    )  # the parameters that the optimizers step
+    # the parameters that the optimizers step
+    _stepped: list[Tensor] = field(default_factory=list)
     _stepped_gradient_bytes: int = 0
-    _has_new_gradients: bool = (
-        False  # a backward pass has begun since an optimizer's step was last counted
-    )
+    # a backward pass has begun since an optimizer's step was last counted
+    _has_new_gradients: bool = False
 
     def __call__(self, code: int) -> None:
         parts_before = self._open

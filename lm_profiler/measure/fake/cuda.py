@@ -27,11 +27,8 @@ _IN_FLOAT32_OF_ALL_RELEASES = frozenset({
     "log_softmax", "mse_loss", "nll_loss", "norm", "normalize", "pow", "prod", "reciprocal", "rsqrt", "smooth_l1_loss",
     "softmax", "softmin", "softplus", "sum", "__pow__", "__rdiv__", "__rpow__", "__rtruediv__",
 })  # fmt: skip
-_IN_FLOAT32_OF_SOME_RELEASES = (
-    "huber_loss",
-    "logsumexp",
-    "rms_norm",
-)  # torch 2.11 leaves the last one unchanged
+# torch 2.11 leaves the last one unchanged
+_IN_FLOAT32_OF_SOME_RELEASES = ("huber_loss", "logsumexp", "rms_norm")
 
 
 def _is_in_autocast(name: str) -> bool:
@@ -75,9 +72,8 @@ class KernelsOfCuda(TorchFunctionMode):
             args, kwargs = tree_map(_to_float32, (args, kwargs))
         kernel = self._fused.get(name)
         if kernel is not None:
-            if (
-                "input" in kwargs
-            ):  # by its name in torch, which the kernels here do not have
+            if "input" in kwargs:
+                # by its name in torch, which the kernels here do not have
                 args = (kwargs.pop("input"), *args)
             return kernel(func, *args, **kwargs)
         calls_other_functions = isinstance(func, FunctionType) and (
@@ -132,9 +128,8 @@ def _rms_norm(
     CUDA's saves its input and one number per row; the CPU's is composed of other operators and saves a second tensor of
     the input's size.
     """
-    if x.is_complex() or (
-        weight is not None and weight.dtype != x.dtype
-    ):  # not fused on CUDA either
+    if x.is_complex() or (weight is not None and weight.dtype != x.dtype):
+        # not fused on CUDA either
         return func(x, normalized_shape, weight, eps)
     return F.layer_norm(x, normalized_shape, weight, None)
 

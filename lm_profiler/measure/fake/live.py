@@ -54,9 +54,8 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
     def __init__(self, gpu: tuple[int, int] | None = None) -> None:
         super().__init__()
         self._gpu = gpu
-        self._held: dict[
-            int, tuple[ref[Any], MemoryBlock]
-        ] = {}  # by the storage's identity
+        # by the storage's identity
+        self._held: dict[int, tuple[ref[Any], MemoryBlock]] = {}
         self._allocator = None if gpu is None else CachingAllocator()
         self._workspaces: dict[bool, int] = {}  # bytes by thread: True is backward's
         self.held_bytes = 0
@@ -242,17 +241,15 @@ MIN_BLOCK = 512  # ``kMinBlockSize``, in bytes: sizes are rounded up to a multip
 _SMALL_SIZE = 1 << 20  # ``kSmallSize``: the largest request of the pool of small blocks
 _SMALL_SEGMENT = 2 << 20  # ``kSmallBuffer``
 _LARGE_SEGMENT = 20 << 20  # ``kLargeBuffer``
-_LEAST_OWN_SEGMENT = (
-    10 << 20
-)  # ``kMinLargeAlloc``: a request of this size has a segment of its own
+# ``kMinLargeAlloc``: a request of this size has a segment of its own
+_LEAST_OWN_SEGMENT = 10 << 20
 _ROUND_SEGMENT = 2 << 20  # ``kRoundLarge``
 
 
 class MemoryBlock(NamedTuple):
     size: int
-    address: int = (
-        0  # among free blocks of equal size the one with the lowest address is taken
-    )
+    # among free blocks of equal size the one with the lowest address is taken
+    address: int = 0
     is_small: bool = False
 
 
@@ -265,12 +262,10 @@ class CachingAllocator:
         # the free blocks, the smallest first. Small and large requests have separate pools: a small one never
         # splits a large block.
         self._free: dict[bool, list[MemoryBlock]] = {True: [], False: []}
-        self._free_by_begin: dict[
-            int, MemoryBlock
-        ] = {}  # by the address at which they begin
-        self._free_by_end: dict[
-            int, MemoryBlock
-        ] = {}  # by the address at which they end
+        # by the address at which they begin
+        self._free_by_begin: dict[int, MemoryBlock] = {}
+        # by the address at which they end
+        self._free_by_end: dict[int, MemoryBlock] = {}
         self._segments: dict[int, int] = {}  # bytes by address
         self._numbers = count()
 
@@ -323,9 +318,8 @@ class CachingAllocator:
         else:
             segment_bytes = _rounded_up(size, _ROUND_SEGMENT)
         self.reserved_bytes += segment_bytes
-        address = (
-            next(self._numbers) << 40
-        )  # leaves space for a TiB: segments never touch
+        # leaves space for a TiB: segments never touch
+        address = next(self._numbers) << 40
         self._segments[address] = segment_bytes
         return MemoryBlock(segment_bytes, address, is_small)
 

@@ -155,9 +155,8 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
                 if is_made_of_numbers:
                     with NO_MODES.find()():
                         return self.with_value(func(*args, **kwargs))
-        if (
-            "batch_norm" in name
-        ):  # updates running statistics, which most schemas do not declare
+        if "batch_norm" in name:
+            # updates running statistics, which most schemas do not declare
             self.forget((args, kwargs))
         elif (
             args
@@ -285,9 +284,8 @@ def _always_finite(answer: bool, check: Callable[..., Any]) -> Callable[..., Any
         if isinstance(value, Unknown):
             return answer
         is_unknown = isinstance(value, FakeTensor) and value.constant is None
-        if (
-            not is_unknown or value.fake_mode.in_kernel_invocation
-        ):  # in the latter case torch infers a shape
+        if not is_unknown or value.fake_mode.in_kernel_invocation:
+            # in the latter case torch infers a shape
             return check(value, *args, **kwargs)
         with value.fake_mode:
             return torch.full(

@@ -51,9 +51,8 @@ class FakeWorld:
         self.gpu = gpu
         self.mode = KnownValues()
         self.live = LiveBytes(gpu)
-        self.link: AbstractContextManager[Any] = (
-            nullcontext()
-        )  # a mode that sees collectives from the next entry on
+        # a mode that sees collectives from the next entry on
+        self.link: AbstractContextManager[Any] = nullcontext()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -131,9 +130,8 @@ def prepare(gpu: tuple[int, int] | None) -> None:
     """
     forbid_writing()
     _leave_weights_unfilled()
-    APPLY.get(
-        nn.Module
-    )  # raises if this torch has no such method: setting it would have no effect
+    # raises if this torch has no such method: setting it would have no effect
+    APPLY.get(nn.Module)
     setattr(nn.Module, APPLY.name, _apply)
     FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
     # A GPU has no kernels of oneDNN: there an LSTM runs as its matmuls and gates.
@@ -146,9 +144,8 @@ def prepare(gpu: tuple[int, int] | None) -> None:
     torch.compile = _without_effect(torch.compile)
     imitate_flex_attention()
     answer_with_unknown()
-    if (
-        DYNAMO.loaded() is not None
-    ):  # something is compiled already, and its graphs know no fake tensors
+    if DYNAMO.loaded() is not None:
+        # something is compiled already, and its graphs know no fake tensors
         torch.compiler.set_stance("force_eager")
 
 
@@ -273,9 +270,8 @@ def forbid_writing() -> None:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _TEMPORARY:
-            writable.add(
-                Path(arguments[0]).resolve()
-            )  # a new name, so a file of this process
+            # a new name, so a file of this process
+            writable.add(Path(arguments[0]).resolve())
             return
         changes_file = event in _CHANGES and (
             event != "open" or _opens_for_writing(*arguments)

@@ -44,9 +44,8 @@ def block_memory(
     # The first and the last block may differ: their inputs or results are also of their neighbours.
     middle = _Layer(parent, positions[len(positions) // 2])
     saved_of_block = saved_by_layer[middle]
-    gradients_of_block: dict[
-        str, int
-    ] = {}  # by name: a gradient may be freed and made again
+    # by name: a gradient may be freed and made again
+    gradients_of_block: dict[str, int] = {}
     for allocation in gradients:
         name = (allocation.name or "").removeprefix(_GRADIENT)
         if _layer_of(name) == middle:

@@ -115,9 +115,8 @@ def _rows(ranks: Ranks) -> list[RankTimes]:
 def excess_over_fast(ranks: Ranks, rows: Sequence[RankTimes], part: str) -> list[float]:
     """Return the seconds of own work in ``part`` of each rank, minus those of a fast rank."""
     seconds = [row.own_s.get(part, 0.0) for row in rows]
-    if not _has_all_ranks(
-        ranks
-    ):  # the median of the extremes would not be the median of all
+    if not _has_all_ranks(ranks):
+        # the median of the extremes would not be the median of all
         return [own_s - ranks.own[part].median_s for own_s in seconds]
     return _excess_over_median_of_fast(seconds)
 
