@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lm_profiler.analysis.hardware.conventions import DISPATCHED, conventions
-from lm_profiler.record.quantities import MFU, with_prefix
+from lm_profiler.record.quantities import MFU
 from lm_profiler.record.run_record import RunRecord
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
@@ -26,7 +26,7 @@ def mfu_table(record: RunRecord) -> Table | None:
     for convention in conventions(record):
         flops = TableCell(convention.flops_per_token, "unknown")
         if convention.flops_per_token is not None:
-            flops_text = with_prefix(convention.flops_per_token, "FLOP")
+            flops_text = f"{convention.flops_per_token:,.0f}"
             flops = TableCell(convention.flops_per_token, flops_text)
         formula = convention.formula
         if convention.missing:
