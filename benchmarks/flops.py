@@ -34,7 +34,7 @@ BY_HAND = "by hand"
 @dataclass(frozen=True)
 class Row:
     workload: str
-    ours: int
+    flops: int
     truth: int
     source: str
 
@@ -108,11 +108,11 @@ def attention_rows() -> Iterator[Row]:
 
     mask = create_block_mask(allows, None, None, length, length, device="cpu")
     pairs = sum(min(i + 1, window) for i in range(length))
-    ours = flops_of_mask(query, query, query, mask.as_tuple())
+    flops = flops_of_mask(query, query, query, mask.as_tuple())
     truth = 4 * width * heads * batch * pairs
     yield Row(
         f"flex_attention, window {window}",
-        ours,
+        flops,
         truth,
         f"{BY_HAND}: 4·E·H·B·Σ min(i+1, W)",
     )
@@ -120,11 +120,11 @@ def attention_rows() -> Iterator[Row]:
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
     x = torch.rand(2, 16, 64)
     with torch.inference_mode():
-        ours = counted(lambda: layer(x))
+        flops = counted(lambda: layer(x))
     truth = 2 * (8 * 16 * 64**2 + 4 * 16**2 * 64 + 4 * 16 * 64 * 128)
     yield Row(
         "encoder layer in validation",
-        ours,
+        flops,
         truth,
         f"{BY_HAND}: 8·T·E² + 4·T²·E + 4·T·E·F",
     )
@@ -135,11 +135,11 @@ def other_rows() -> Iterator[Row]:
     product = 2 * rows * width * width
     x = torch.rand(rows, width)
     base = nn.Linear(width, width, bias=False).requires_grad_(False)
-    down = nn.Linear(width, rank, bias=False)
-    up = nn.Linear(rank, width, bias=False)
-    lora = counted(lambda: (base(x) + up(down(x))).sum().backward())
-    small = 2 * rows * width * rank
-    truth = product + 2 * small + 3 * small
+    narrow_layer = nn.Linear(width, rank, bias=False)
+    wide_layer = nn.Linear(rank, width, bias=False)
+    lora = counted(lambda: (base(x) + wide_layer(narrow_layer(x))).sum().backward())
+    narrow_product = 2 * rows * width * rank
+    truth = product + 2 * narrow_product + 3 * narrow_product
     yield Row(
         "LoRA of rank 4",
         lora,
@@ -151,33 +151,35 @@ def other_rows() -> Iterator[Row]:
         nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()
     )
     x = x.requires_grad_()
-    ours = counted(lambda: checkpoint(layers, x, use_reentrant=False).sum().backward())
+    flops = counted(lambda: checkpoint(layers, x, use_reentrant=False).sum().backward())
     yield Row(
         "two checkpointed layers",
-        ours,
+        flops,
         8 * product,
         f"{BY_HAND}: 2 forward, 4 backward, 2 again",
     )
 
     image = torch.rand(2, 8, 16, 16)
-    ours = counted(
+    flops = counted(
         lambda: nn.Conv2d(8, 16, 3, groups=2, padding=1)(image).sum().backward()
     )
     positions = 2 * 2 * 16 * 16
     truth = 2 * positions * 16 * 4 * 9
     yield Row(
         "grouped convolution",
-        ours,
+        flops,
         truth,
         f"{BY_HAND}: forward, and the weight's gradient",
     )
 
     experts = torch.rand(4, width, width).bfloat16()
     ends = torch.tensor([8, 16, 24, 32], dtype=torch.int32)
-    ours = counted(lambda: torch._grouped_mm(x.detach().bfloat16(), experts, offs=ends))
+    flops = counted(
+        lambda: torch._grouped_mm(x.detach().bfloat16(), experts, offs=ends)
+    )
     yield Row(
         "routed experts, forward",
-        ours,
+        flops,
         product,
         f"{BY_HAND}: each row meets one expert",
     )
@@ -185,11 +187,11 @@ def other_rows() -> Iterator[Row]:
     weight = nn.Parameter(torch.rand(16, width))
     weight.grad = torch.rand(16, width)
     optimizer = torch.optim.Muon([weight])
-    ours = counted(optimizer.step)
+    flops = counted(optimizer.step)
     iteration = 4 * 16 * 16 * width + 2 * 16**3
     yield Row(
         "Muon's step",
-        ours,
+        flops,
         5 * iteration,
         f"{BY_HAND}: five times X·Xᵀ, its square, a product with X",
     )
@@ -199,7 +201,7 @@ def markdown(rows: list[Row]) -> str:
     lines = ["| workload | ours | truth | source |", "|:--|--:|--:|:--|"]
     for row in rows:
         lines.append(
-            f"| {row.workload} | {row.ours:,} | {row.truth:,} | {row.source} |"
+            f"| {row.workload} | {row.flops:,} | {row.truth:,} | {row.source} |"
         )
     return "\n".join(lines)
 
@@ -207,7 +209,7 @@ def markdown(rows: list[Row]) -> str:
 def main() -> int:
     rows = [*model_rows(), *attention_rows(), *other_rows()]
     print(markdown(rows))
-    differing = [row.workload for row in rows if row.ours != row.truth]
+    differing = [row.workload for row in rows if row.flops != row.truth]
     if differing:
         print(f"not the same: {', '.join(differing)}", file=sys.stderr)
     return 1 if differing else 0

@@ -15,6 +15,8 @@ from torch import Tensor
 
 IGNORED_LABEL = -100  # the label of a position without a loss, in torch's cross-entropy
 
+Numbers = NDArray[Any]
+
 _ATTENTION_MASKS = ("attention_mask",)
 _LABELS = ("labels",)
 _BOUNDARIES = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens", "cu_seq_lens_q")
@@ -34,8 +36,10 @@ class TokenUse(NamedTuple):
     def __add__(self, other: Any) -> TokenUse:
         sums = []
         for count, other_count in zip(self, other, strict=True):
-            is_known = count is not None and other_count is not None
-            sums.append(count + other_count if is_known else None)
+            total = None
+            if count is not None and other_count is not None:
+                total = count + other_count
+            sums.append(total)
         return TokenUse(*sums)
 
 
@@ -101,50 +105,54 @@ def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> To
     ids = tensors.get("input_ids")
 
     useful = own_count
-    count = None if ids is None else ids.numel()
+    count = None
+    if ids is not None:
+        count = ids.numel()
     if mask is not None:
         count = mask.size
-        useful = _or_else(useful, int(np.count_nonzero(mask)))
+        useful = _first_known(useful, int(np.count_nonzero(mask)))
     if boundaries is not None and boundaries.size:
-        useful = _or_else(useful, int(boundaries[-1]))
+        useful = _first_known(useful, int(boundaries[-1]))
     if labels is not None:
-        count = _or_else(count, labels.size)
-        useful = _or_else(useful, int(np.count_nonzero(labels != IGNORED_LABEL)))
+        count = _first_known(count, labels.size)
+        useful = _first_known(useful, int(np.count_nonzero(labels != IGNORED_LABEL)))
     if positions is not None:
-        count = _or_else(count, positions.size)
-        useful = _or_else(useful, positions.size)
+        count = _first_known(count, positions.size)
+        useful = _first_known(useful, positions.size)
     if count is None and boundaries is None:
         return TokenUse()
     lengths = _lengths(mask, boundaries, positions)
     squares = None
     if lengths is not None:
         squares = int(np.square(lengths.astype(np.int64)).sum())
-    return TokenUse(useful, _or_else(count, useful), squares)
+    return TokenUse(useful, _first_known(count, useful), squares)
 
 
-def _or_else(known: int | None, otherwise: int | None) -> int | None:
-    return otherwise if known is None else known
+def _first_known(count: int | None, second_count: int | None) -> int | None:
+    if count is None:
+        return second_count
+    return count
 
 
 def _host_array(
     tensors: Mapping[str, Tensor], names: tuple[str, ...], dimensions: tuple[int, ...]
-) -> NDArray[Any] | None:
+) -> Numbers | None:
     """Return the first tensor of one of ``names`` that is on the host; None if there is none."""
     for name in names:
         tensor = tensors.get(name)
         if tensor is None or tensor.device.type != "cpu" or tensor.is_floating_point():
             continue
         if tensor.ndim in dimensions:
-            array: NDArray[Any] = tensor.numpy()
+            array: Numbers = tensor.numpy()
             return array
     return None
 
 
 def _lengths(
-    mask: NDArray[Any] | None,
-    boundaries: NDArray[Any] | None,
-    positions: NDArray[Any] | None,
-) -> NDArray[Any] | None:
+    mask: Numbers | None,
+    boundaries: Numbers | None,
+    positions: Numbers | None,
+) -> Numbers | None:
     """Return the lengths of the sequences, without padding; None if they are unknown."""
     if boundaries is not None:
         return np.diff(boundaries)
@@ -161,11 +169,11 @@ def _lengths(
         starts = np.zeros(mask.shape, bool)
         starts[:, 1:] = mask[:, 1:] != mask[:, :-1]
         return _lengths_between(starts, mask != 0)
-    row_lengths: NDArray[Any] = np.count_nonzero(mask, axis=1)
+    row_lengths: Numbers = np.count_nonzero(mask, axis=1)
     return row_lengths
 
 
-def _lengths_between(starts: NDArray[Any], is_useful: NDArray[Any]) -> NDArray[Any]:
+def _lengths_between(starts: Numbers, is_useful: Numbers) -> Numbers:
     """Return how many useful positions follow each start; each row begins a sequence."""
     starts = starts.copy()
     starts[:, :1] = True

@@ -194,28 +194,23 @@ def _pairs_of_partial(blocks: _Blocks, mask: _Mask, queries: int, keys: int) -> 
 
 def _pairs_in_pieces(
     blocks: _Blocks, mask: _Mask, queries: int, keys: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+) -> Iterator[list[Tensor]]:
     """Yield batch, head, query and key of all pairs in ``blocks``, some of them at a time."""
+    device = blocks.batch.device
     query_length = min(mask.query_block, queries)
     key_length = min(mask.key_block, keys)
-    device = blocks.batch.device
-    query_offsets = torch.arange(query_length, device=device)[None, :, None]
-    rows = max(_MOST_PAIRS_AT_ONCE // (query_length * key_length), 1)
-    for begin in range(0, blocks.count, rows):
-        piece = slice(begin, begin + rows)
-        batch = blocks.batch[piece][:, None, None]
-        head = blocks.head[piece][:, None, None]
-        first_query = blocks.query[piece][:, None, None] * mask.query_block
-        first_key = blocks.key[piece][:, None, None] * mask.key_block
-        key_offsets = torch.arange(key_length, device=device)[None, None, :]
-        indices = torch.broadcast_tensors(
-            batch, head, first_query + query_offsets, first_key + key_offsets
-        )
-        is_inside = (indices[2] < queries) & (indices[3] < keys)
-        batch_of_pair, head_of_pair, query_of_pair, key_of_pair = indices
-        yield (
-            batch_of_pair[is_inside],
-            head_of_pair[is_inside],
-            query_of_pair[is_inside],
-            key_of_pair[is_inside],
-        )
+    query_offsets = torch.arange(query_length, device=device).view(1, -1, 1)
+    key_offsets = torch.arange(key_length, device=device).view(1, 1, -1)
+    pairs_of_block = query_length * key_length
+    blocks_at_once = max(_MOST_PAIRS_AT_ONCE // pairs_of_block, 1)
+    for begin in range(0, blocks.count, blocks_at_once):
+        piece = slice(begin, begin + blocks_at_once)
+        batch = blocks.batch[piece].view(-1, 1, 1)
+        head = blocks.head[piece].view(-1, 1, 1)
+        query = blocks.query[piece].view(-1, 1, 1) * mask.query_block
+        key = blocks.key[piece].view(-1, 1, 1) * mask.key_block
+        query = query + query_offsets
+        key = key + key_offsets
+        is_inside = (query < queries) & (key < keys)
+        indices = torch.broadcast_tensors(batch, head, query, key)
+        yield [index[is_inside] for index in indices]

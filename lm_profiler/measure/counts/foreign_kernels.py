@@ -75,8 +75,9 @@ class ForeignKernels:
                 inputs, results, may_write=_may_write(operator, name, kwargs)
             )
         for storage in results:
-            if not any(storage is other for other in inputs):
-                # a new one, perhaps with the identity of a freed one
+            # a new storage may have the identity of a freed one
+            is_new = not any(storage is candidate for candidate in inputs)
+            if is_new:
                 self._unwritten.pop(id(storage), None)
 
     def forget(self, value: Any) -> None:
@@ -96,12 +97,14 @@ class ForeignKernels:
         self, inputs: list[Any], results: list[Any], may_write: bool
     ) -> None:
         for storage in inputs:
-            is_view = not may_write and any(storage is other for other in results)
+            is_view = not may_write and any(
+                storage is candidate for candidate in results
+            )
             if id(storage) not in self._unwritten or is_view:
                 continue
             reference, function = self._unwritten.pop(id(storage))
-            is_read = reference() is storage and not may_write
-            if is_read:
+            reads_storage = reference() is storage and not may_write
+            if reads_storage:
                 self.counts[function] += 1
 
 

@@ -14,7 +14,7 @@ _HEADINGS = (
     Heading("formula", "formula"),
     Heading("source", "source"),
 )
-_BELOW = [
+_EXPLANATIONS = [
     f"{DISPATCHED}: what lm_profiler prints as MFU everywhere else",
     "N parameters, L layers of width h, H heads of width Q, vocabulary V, context T; forward and backward of a token",
 ]
@@ -43,4 +43,4 @@ def mfu_table(record: RunRecord) -> Table | None:
         )
     if not rows:
         return None
-    return Table(_HEADINGS, rows, title=record.name, below=_BELOW)
+    return Table(_HEADINGS, rows, title=record.name, below=_EXPLANATIONS)
