@@ -276,9 +276,10 @@ def conclude(
 
 def _shared_fields(source: Evidence | RunRecord) -> Fields:
     """Return the fields that evidence and record have in common."""
-    names = [
-        field.name for field in fields(Evidence) if field.name in RunRecord.model_fields
-    ]
+    names = []
+    for field in fields(Evidence):
+        if field.name in RunRecord.model_fields:
+            names.append(field.name)
     return {name: getattr(source, name) for name in names}
 
 
@@ -618,9 +619,10 @@ def waterfall_of(
     flops_of_passes = use.flops.model + use.flops.recomputation
     if flops_of_passes:
         recomputed_share = use.flops.recomputation / flops_of_passes
-    floors_of_passes = [
-        floor for phase, floor in record.floors.items() if phase != "optimizer"
-    ]
+    floors_of_passes = []
+    for phase, floor in record.floors.items():
+        if phase != "optimizer":
+            floors_of_passes.append(floor)
     step = Step(
         step_s=times.mean,
         ci_low=times.mean_low,

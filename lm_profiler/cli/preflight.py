@@ -143,11 +143,10 @@ def _reason(planned: Planned, available: int) -> str:
         scope = f"peak in {planned.phase}"
     causes = planned.causes.get(planned.phase)
     bytes_by_cause = {} if causes is None else causes.model_dump()
-    parts = [
-        f"{CAUSES[cause]} {bytes_text(count)}"
-        for cause, count in bytes_by_cause.items()
-        if count
-    ]
+    parts = []
+    for cause, count in bytes_by_cause.items():
+        if count:
+            parts.append(f"{CAUSES[cause]} {bytes_text(count)}")
     return f"not enough memory: needs {bytes_text(needed)} ({scope}: {', '.join(parts)}), {bytes_text(available)} free"
 
 

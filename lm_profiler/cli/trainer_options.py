@@ -318,8 +318,9 @@ def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     # The fault is in the innermost file of the user, not in the installed packages that it calls.
     not_of_user = ("<frozen", __file__, sys.prefix, sys.base_prefix)
-    user_frames = [
-        frame for frame in frames if not frame.filename.startswith(not_of_user)
-    ]
+    user_frames = []
+    for frame in frames:
+        if not frame.filename.startswith(not_of_user):
+            user_frames.append(frame)
     innermost = user_frames[-1] if user_frames else frames[-1]
     return f"{innermost.filename}:{innermost.lineno}"

@@ -157,9 +157,10 @@ def pooled_spread(
     ``settings`` holds the seconds of each setting's processes. The variance is a mean, weighted by degrees of freedom,
     with the known spread of the machine; an assumed one weighs as much as one further process.
     """
-    log_times = [
-        np.log(finite(processes_s)) for processes_s in settings if len(processes_s)
-    ]
+    log_times = []
+    for processes_s in settings:
+        if len(processes_s):
+            log_times.append(np.log(finite(processes_s)))
     freedom = sum(logs.size - 1 for logs in log_times)
     squares = sum(_squares(logs) for logs in log_times)
     machine_freedom = 1.0

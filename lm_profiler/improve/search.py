@@ -367,9 +367,10 @@ class Searcher:
         if comparison.is_final:
             self.final = comparison
             return
-        other_comparisons = [
-            former for former in self.tried if not replaces(comparison, former)
-        ]
+        other_comparisons = []
+        for former in self.tried:
+            if not replaces(comparison, former):
+                other_comparisons.append(former)
         self.tried = [*other_comparisons, comparison]
         self.untried = [
             candidate for candidate in self.untried if candidate != comparison.candidate

@@ -114,12 +114,14 @@ class WatchWindow(Part):
         seconds = dict(self.seconds)
         for part, sketch in next_window.seconds.items():
             seconds[part] = seconds.get(part, Sketch()).merge(sketch)
-        held_bytes = [
-            window.held_bytes for window in windows if window.held_bytes is not None
-        ]
-        peak_bytes = [
-            window.peak_bytes for window in windows if window.peak_bytes is not None
-        ]
+        held_bytes = []
+        for window in windows:
+            if window.held_bytes is not None:
+                held_bytes.append(window.held_bytes)
+        peak_bytes = []
+        for window in windows:
+            if window.peak_bytes is not None:
+                peak_bytes.append(window.peak_bytes)
         changes = {
             "steps": self.steps + next_window.steps,
             "seconds": seconds,

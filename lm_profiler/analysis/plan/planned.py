@@ -147,11 +147,10 @@ class PlannedFloors:
         """Return the least seconds of ``phase``: at best the link is busy while the device computes."""
         floor = self.by_phase.get(phase)
         work_s = None if floor is None else floor.seconds
-        known_s = [
-            seconds
-            for seconds in (work_s, self.sent_s.get(phase))
-            if seconds is not None
-        ]
+        known_s = []
+        for seconds in (work_s, self.sent_s.get(phase)):
+            if seconds is not None:
+                known_s.append(seconds)
         return max(known_s, default=None)
 
     @property

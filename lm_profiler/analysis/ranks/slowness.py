@@ -164,9 +164,10 @@ def _slow_stretch(excess_s: Seconds, edges: Sequence[int]) -> tuple[int, int]:
     for begin, end in pairwise(edges):
         levels_s.append(float(excess_s[begin:end].mean()))
     least_s = _HALF * max(levels_s)
-    high_levels = [
-        level for level, level_s in enumerate(levels_s) if level_s >= least_s
-    ]
+    high_levels = []
+    for level, level_s in enumerate(levels_s):
+        if level_s >= least_s:
+            high_levels.append(level)
     return edges[high_levels[0]], edges[high_levels[-1] + 1]
 
 

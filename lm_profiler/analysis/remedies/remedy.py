@@ -76,9 +76,10 @@ class FirstRun:
 
     def phases_s(self, *names: str) -> float | None:
         """Return the mean seconds that these phases take: a remedy saves at most the phases that it changes."""
-        summaries = [
-            self.record.time[name] for name in names if name in self.record.time
-        ]
+        summaries = []
+        for name in names:
+            if name in self.record.time:
+                summaries.append(self.record.time[name])
         if not summaries:
             return None
         return sum(summary.mean for summary in summaries if summary.mean is not None)

@@ -540,11 +540,10 @@ def _scaled_utilisation(
 def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     """Return those of ``entries`` that have steps to cut, and a line on each other."""
     problems: list[str] = []
-    with_steps = [
-        entry
-        for entry in entries
-        if none_if_unreadable(_has_steps, entry, problems=problems)
-    ]
+    with_steps = []
+    for entry in entries:
+        if none_if_unreadable(_has_steps, entry, problems=problems):
+            with_steps.append(entry)
     return with_steps, problems
 
 

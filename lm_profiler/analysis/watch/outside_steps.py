@@ -160,9 +160,10 @@ def _first_steps_of_epochs(steps: Sequence[RunStep], events: SpansInOrder) -> se
 
 
 def _usual_data_s(steps: Sequence[RunStep], first_steps: set[int]) -> float:
-    waits_s = [
-        step.data_s for number, step in enumerate(steps) if number not in first_steps
-    ]
+    waits_s = []
+    for number, step in enumerate(steps):
+        if number not in first_steps:
+            waits_s.append(step.data_s)
     return median(waits_s) if waits_s else 0.0
 
 

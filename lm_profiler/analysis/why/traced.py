@@ -80,11 +80,10 @@ def _gaps_on_device(
     waiting_calls = {
         number for number, name in enumerate(names) if _WAITS.search(name or "")
     }
-    long_calls = [
-        call
-        for call in work.launches
-        if call.length > _LONG_NS or call.name in waiting_calls
-    ]
+    long_calls = []
+    for call in work.launches:
+        if call.length > _LONG_NS or call.name in waiting_calls:
+            long_calls.append(call)
     long_calls.sort(key=_end)
     by_start = sorted((piece for piece, _ in pieces), key=attrgetter("start"))
 
@@ -190,11 +189,10 @@ class Traced:
         """Return what was asked for in one of the steps, from 0 on, as if no other had been traced."""
         boundaries = (-inf, *self.begins[1:], inf)
         begin, end = boundaries[step], boundaries[step + 1]
-        pieces = [
-            (piece, own_ns)
-            for piece, own_ns in self.pieces
-            if begin <= piece.asked < end
-        ]
+        pieces = []
+        for piece, own_ns in self.pieces:
+            if begin <= piece.asked < end:
+                pieces.append((piece, own_ns))
         gaps = [gap for gap in self.gaps if begin <= gap.at < end]
         return replace(self, pieces=pieces, gaps=gaps, steps=1, begins=(), is_part=True)
 

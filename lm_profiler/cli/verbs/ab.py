@@ -305,11 +305,10 @@ def _run(
     )
     runs: list[Entry] = []
     if folder.is_dir():
-        runs = [
-            entry
-            for entry in collect([folder]).entries
-            if entry.folder not in earlier_runs
-        ]
+        runs = []
+        for entry in collect([folder]).entries:
+            if entry.folder not in earlier_runs:
+                runs.append(entry)
     # a program of the user's own may fail after its training was profiled
     has_failed = program[0] != "run" and process.returncode != OK
     if runs and not has_failed:

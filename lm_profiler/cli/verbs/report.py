@@ -284,9 +284,10 @@ def _show(
     is_plain = format_name in _FOR_PEOPLE and not asks_for_table
     # the table of a search stands for all its runs
     searches = runs.searches if is_plain else {}
-    entries = [
-        entry for entry in runs.entries if not _is_in_search(entry.folder, searches)
-    ]
+    entries = []
+    for entry in runs.entries:
+        if not _is_in_search(entry.folder, searches):
+            entries.append(entry)
     tables = _tables(entries, options, format_name, is_plain, problems)
     tables += [improve_table(record, folder) for folder, record in searches.items()]
     if is_plain:

@@ -207,11 +207,10 @@ def _wait_for_end(server: CellServer, cell: Cell, timeout_s: float | None) -> in
 def _print_end(folder: SweepFolder, is_interrupted: bool, request: SweepRequest) -> int:
     """Print the table of this process's own cells, and return the exit code."""
     cell_ids = {cell.id for cell in folder.cells}
-    entries = [
-        entry
-        for entry in with_unfinished(collect([folder.path])).entries
-        if entry.name in cell_ids
-    ]
+    entries = []
+    for entry in with_unfinished(collect([folder.path])).entries:
+        if entry.name in cell_ids:
+            entries.append(entry)
     groups = repeats_together(entries)
     counts = Counter(entry.status for entry in entries)
     if request.format == "json":

@@ -76,11 +76,10 @@ def contention(uses: Sequence[CpuUse]) -> Contention | None:
     contentions = []
     for (machine, cpus), use in use_by_cpus.items():
         # Ranks may share CPUs or have their own: those count together whose CPUs are among these.
-        sharers = [
-            sharer
-            for sharer in long_enough
-            if sharer.end.machine == machine and sharer.end.cpus <= cpus
-        ]
+        sharers = []
+        for sharer in long_enough:
+            if sharer.end.machine == machine and sharer.end.cpus <= cpus:
+                sharers.append(sharer)
         contentions.append(_contention_for_cpus(use, sharers))
     if not contentions:
         return None

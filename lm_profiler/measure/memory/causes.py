@@ -55,9 +55,10 @@ def storages_by_cause(
     parameters = list(module.parameters())
     # a tensor's own hash takes five times as long
     parameter_ids = {id(parameter) for parameter in parameters}
-    master_weights = [
-        weight for weight in _optimized(optimizers) if id(weight) not in parameter_ids
-    ]
+    master_weights = []
+    for weight in _optimized(optimizers):
+        if id(weight) not in parameter_ids:
+            master_weights.append(weight)
     tensors_by_cause = (
         parameters,
         _gradients_of((*parameters, *master_weights)),

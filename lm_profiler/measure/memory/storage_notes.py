@@ -290,9 +290,10 @@ class StorageNotes:
         )
 
     def _block(self, saved: Iterable[_Note]) -> BlockMemory | None:
-        gradients = [
-            note.allocation() for note in self._notes if note.cause == "gradients"
-        ]
+        gradients = []
+        for note in self._notes:
+            if note.cause == "gradients":
+                gradients.append(note.allocation())
         return block_memory([note.allocation() for note in saved], gradients)
 
     def _largest_at(self, event: int) -> list[Allocation]:

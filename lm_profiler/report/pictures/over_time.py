@@ -88,11 +88,10 @@ def memory_timelines(timelines: Mapping[str, MemoryTimeline]) -> Figure:
         axes.set_xlabel("allocations and frees of one step, in their order")
         _list_largest(axes_below, timeline)
     panels[0][0].set_ylabel(f"bytes in use ({unit})")
-    entries = [
-        (CAUSE_TITLES.get(cause, cause), colour)
-        for cause, colour in CAUSE_COLOURS.items()
-        if cause in drawn_causes
-    ]
+    entries = []
+    for cause, colour in CAUSE_COLOURS.items():
+        if cause in drawn_causes:
+            entries.append((CAUSE_TITLES.get(cause, cause), colour))
     add_legend(figure, entries)
     return figure
 

@@ -120,9 +120,10 @@ def _communication_text(answer: TraceAnswer) -> str:
 
 
 def _floor_text(answer: TraceAnswer, floor: TraceFloor) -> str:
-    parts_s = [
-        seconds for seconds in (floor.products_s, floor.memory_s) if seconds is not None
-    ]
+    parts_s = []
+    for seconds in (floor.products_s, floor.memory_s):
+        if seconds is not None:
+            parts_s.append(seconds)
     floor_s = sum(parts_s) / answer.steps
     names = []
     if floor.products_s is not None:

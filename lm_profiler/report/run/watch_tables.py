@@ -83,9 +83,10 @@ def _process_state(status: WatchStatus) -> str:
 
 def _memory_line(held_bytes: int, windows: Sequence[WatchWindow]) -> str:
     line = f"held between steps: {bytes_text(held_bytes)}"
-    held_by_window = [
-        window.held_bytes for window in windows if window.held_bytes is not None
-    ]
+    held_by_window = []
+    for window in windows:
+        if window.held_bytes is not None:
+            held_by_window.append(window.held_bytes)
     if len(windows) > 1 and held_by_window:
         line += f", {bytes_text(held_by_window[0])} in the first thousand steps"
     peaks = [window.peak_bytes for window in windows if window.peak_bytes is not None]

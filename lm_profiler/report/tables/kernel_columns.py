@@ -106,11 +106,10 @@ def _top_kernel(phase: str | None, without: Sequence[str], entry: Entry) -> str 
     table = _kernels(entry)
     if table is None:
         return None
-    rows = [
-        row
-        for row in table.rows
-        if phase in (None, row.phase) and row.kind not in without
-    ]
+    rows = []
+    for row in table.rows:
+        if phase in (None, row.phase) and row.kind not in without:
+            rows.append(row)
     sums_s = _by_name(rows)
     phases = [part for name, part in table.phases.items() if phase in (None, name)]
     whole_s = sum(part.busy_s + part.idle_s for part in phases)

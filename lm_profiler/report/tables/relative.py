@@ -99,11 +99,10 @@ def with_relative(
 
 def _baselines(groups: Sequence[RunGroup], baseline: Baseline) -> list[RunGroup | None]:
     """Return the baseline of each group: the one with the baseline's value, and the same values of all other facts."""
-    facts = [
-        fact
-        for fact in distinguishing_facts(groups)
-        if fact.name != baseline.column.name
-    ]
+    facts = []
+    for fact in distinguishing_facts(groups):
+        if fact.name != baseline.column.name:
+            facts.append(fact)
     candidates: dict[tuple[str, ...], list[RunGroup]] = {}
     for group in groups:
         if _is_baseline(group, baseline):

@@ -56,11 +56,10 @@ def _remedies(entry: Entry) -> list[str]:
 def _command(entry: Entry) -> str:
     """Return the command of a run; that of a cell runs it alone, without the options that separate a sweep's cells."""
     if entry.cell is not None:
-        words = [
-            word
-            for word in entry.cell.arguments
-            if not word.startswith(("--log_dir=", "--name="))
-        ]
+        words = []
+        for word in entry.cell.arguments:
+            if not word.startswith(("--log_dir=", "--name=")):
+                words.append(word)
         return command_line(mask_line(words))
     if entry.record is not None:
         return entry.record.command
@@ -84,11 +83,10 @@ def best_checkpoints(entries: Sequence[Entry]) -> list[str]:
     for entry in entries:
         if entry.cell is None or _OPTION not in entry.overrides:
             continue
-        other_options = [
-            f"{name}={value}"
-            for name, value in entry.overrides.items()
-            if name != _OPTION
-        ]
+        other_options = []
+        for name, value in entry.overrides.items():
+            if name != _OPTION:
+                other_options.append(f"{name}={value}")
         family = families.setdefault((entry.sweep, ", ".join(other_options)), {})
         family.setdefault(_blocks(entry), []).append(entry)
 
@@ -140,9 +138,10 @@ def _peaks(cells: CellsByBlocks, figure_name: str) -> dict[Blocks, int]:
     get = QUANTITIES[figure_name].get
     largest = {}
     for blocks, entries in cells.items():
-        peaks = [
-            get(entry.record) or 0 for entry in entries if entry.record is not None
-        ]
+        peaks = []
+        for entry in entries:
+            if entry.record is not None:
+                peaks.append(get(entry.record) or 0)
         if any(peaks):
             largest[blocks] = max(peaks)
     return largest

@@ -366,11 +366,10 @@ def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column
         UsageError: a name is none of these.
     """
     columns = [column(name) for name in names]
-    options = [
-        named_column.name
-        for named_column in columns
-        if named_column.name not in COLUMNS
-    ]
+    options = []
+    for named_column in columns:
+        if named_column.name not in COLUMNS:
+            options.append(named_column.name)
     if not options:
         return columns
     existing: set[str] = set()
