@@ -88,7 +88,8 @@ class PackedTrace:
         for event in events:
             packing.add(event)
         _check_single_process(packing.step_processes, "steps")
-        _check_single_process(packing.processes_of_launches(), "launches")
+        if len(packing.device_rows()) > 0:  # else launches belong to nothing
+            _check_single_process(packing.processes_of_launches(), "launches")
 
         self.left_out = packing.left_out
         self.has_marks = packing.has_marks

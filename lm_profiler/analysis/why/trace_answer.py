@@ -34,7 +34,9 @@ def trace_answer(trace: AnyTrace, device: str | None = None) -> TraceAnswer:
     kernels = kernel_table(work)
     traced = traced_of(work)
     notes = _notes(trace)
-    floor_device = device or trace.device_name
+    floor_device = device
+    if floor_device is None and work.on_device:
+        floor_device = trace.device_name
     floor = None if floor_device is None else floor_of(traced, floor_device, notes)
     is_own_device = floor_device is not None and trace.device_name in (
         None,
