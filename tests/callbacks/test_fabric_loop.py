@@ -26,6 +26,7 @@ from lm_profiler.callbacks import ExportOptions, admitted_loop
 from lm_profiler.callbacks.found_loop import facts_of_accelerator, facts_of_transformers
 from lm_profiler.callbacks.hooked_run import LoopSearch
 from lm_profiler.callbacks.marks.torch_hooks import DOOR
+from lm_profiler.callbacks.own_loop import profile
 from lm_profiler.external_callbacks import CLAIMED, VARIABLE
 from lm_profiler.external_loops import begin_search, external_fabric_callbacks
 from lm_profiler.record.quantities import PARTS
@@ -174,6 +175,15 @@ def test_a_trainer_is_no_loop_of_this_kind(
     trainer.fit(known_loop.KnownModule(), known_loop.SlowLoader())
     assert [run.loop for run in map(read_run, tmp_path.glob("logs/found/*"))] == ["Trainer"]
     assert searches == []
+
+
+def test_a_trainer_within_profile_has_a_callback_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = known_loop.trainer_with([], tmp_path, max_steps=3)
+    with profile(quiet=True) as run:
+        trainer.fit(known_loop.KnownModule(), known_loop.SlowLoader())
+    assert run.record is None
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lm_profiler")]
+    assert "Trainer(callbacks=[*yours, *profiling_callbacks()])" in line
 
 
 def test_nothing_waits_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,8 @@ util.get_temp_dir()  # its socket goes there: a test that has its own tempdir, a
 CONTEXT.set_forkserver_preload(
     [
         *("torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer", "lm_profiler.rehearse.sent"),
-        *("lm_profiler.callbacks.attachment", "attrs", "tensorboard.plugins.hparams.summary_v2"),  # of each run
+        *("lm_profiler.callbacks.trainer_loop", "lm_profiler.callbacks.attachment"),  # of each run
+        *("attrs", "tensorboard.plugins.hparams.summary_v2"),
     ]
 )
 _SERVER: Any = forkserver._forkserver  # type: ignore[attr-defined]
