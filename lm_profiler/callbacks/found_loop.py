@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,41 +101,34 @@ _FRAMEWORKS: tuple[tuple[str, str, Callable[[Any], FrameworkFacts]], ...] = (
 
 def find_loop(optimizer: Any) -> FoundLoop:
     """Return what lives of the loop that steps ``optimizer``. It looks through all objects, which takes some 0.3 s."""
-    module_classes = {nn.Module, *subclasses(nn.Module)} - {LoopModules}
-    loader_classes = {
-        torch.utils.data.DataLoader,
-        *subclasses(torch.utils.data.DataLoader),
-    }
+    module_classes = _module_classes()
+    loader_class: type = torch.utils.data.DataLoader
+    loader_classes = {loader_class, *subclasses(loader_class)}
     framework_classes = _framework_classes()
-    wanted = module_classes | loader_classes | framework_classes.keys()
-    # By type(): isinstance would ask each object for its ``__class__``, which runs foreign code where it is a proxy.
-    objects = [candidate for candidate in gc.get_objects() if type(candidate) in wanted]
-    modules = _holders(
-        [candidate for candidate in objects if type(candidate) in module_classes],
-        optimizer,
-    )
-    loaders = [candidate for candidate in objects if type(candidate) in loader_classes]
+    module_candidates: list[nn.Module] = []
+    loaders: list[Any] = []
+    frameworks: list[Any] = []
+    for candidate in _living(
+        module_classes | loader_classes | framework_classes.keys()
+    ):
+        if type(candidate) in module_classes:
+            module_candidates.append(candidate)
+        elif type(candidate) in loader_classes:
+            loaders.append(candidate)
+        else:
+            frameworks.append(candidate)
+    modules = _outermost_holders(module_candidates, optimizer)
     return FoundLoop(
         modules=modules,
-        framework=_facts_of_framework(objects, framework_classes, modules),
+        framework=_facts_of_framework(frameworks, framework_classes, modules),
         loader=loaders[0] if len(loaders) == 1 else None,
-        is_of_trainer=any(
-            _is_run_by_trainer(part) for module in modules for part in module.modules()
-        ),
+        is_of_trainer=any(_is_run_by_trainer(module) for module in modules),
     )
 
 
 def find_modules(optimizer: Any) -> list[nn.Module]:
     """Return the outermost modules that hold parameters of ``optimizer``."""
-    module_classes = {nn.Module, *subclasses(nn.Module)} - {LoopModules}
-    return _holders(
-        [
-            candidate
-            for candidate in gc.get_objects()
-            if type(candidate) in module_classes
-        ],
-        optimizer,
-    )
+    return _outermost_holders(_living(_module_classes()), optimizer)
 
 
 def outermost_wrapper(module: nn.Module) -> nn.Module:
@@ -144,32 +137,57 @@ def outermost_wrapper(module: nn.Module) -> nn.Module:
     for module_class in subclasses(nn.Module):
         if module_class.__name__ in (*WRAPPERS, _COMPILED):
             wrapper_classes.add(module_class)
-    around: list[nn.Module] = []
-    for candidate in gc.get_objects():
-        if type(candidate) not in wrapper_classes:
-            continue
-        if any(part is module for part in candidate.modules()):
-            around.append(candidate)
-    inner_ids = {id(part) for wrapper in around for part in wrapper.children()}
-    for wrapper in around:
+    wrappers: list[nn.Module] = []
+    for wrapper in _living(wrapper_classes):
+        if _has_part(wrapper, module):
+            wrappers.append(wrapper)
+    inner_ids = _ids_of_children(wrappers)
+    for wrapper in wrappers:
         if id(wrapper) not in inner_ids:
             return wrapper
     return module
 
 
-def _holders(modules: Sequence[nn.Module], optimizer: Any) -> list[nn.Module]:
-    inner_ids = {id(child) for module in modules for child in module.children()}
-    parameter_ids = {
-        id(parameter)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    outermost = [module for module in modules if id(module) not in inner_ids]
-    return [
-        module
-        for module in outermost
-        if any(id(parameter) in parameter_ids for parameter in module.parameters())
-    ]
+def find_framework(modules: Sequence[nn.Module]) -> FrameworkFacts:
+    """Return the facts of the framework that runs the loop of ``modules``."""
+    classes = _framework_classes()
+    return _facts_of_framework(_living(classes.keys()), classes, modules)
+
+
+def _module_classes() -> set[type]:
+    return {nn.Module, *subclasses(nn.Module)} - {LoopModules}
+
+
+def _living(classes: Collection[type]) -> list[Any]:
+    """Return all objects of the process that are of one of ``classes``."""
+    # By type(): isinstance would ask each object for its ``__class__``, which runs foreign code where it is a proxy.
+    return [candidate for candidate in gc.get_objects() if type(candidate) in classes]
+
+
+def _outermost_holders(modules: Sequence[nn.Module], optimizer: Any) -> list[nn.Module]:
+    """Return those of ``modules`` that hold a parameter of ``optimizer`` and are in none of the others."""
+    parameter_ids: set[int] = set()
+    for group in optimizer.param_groups:
+        parameter_ids |= {id(parameter) for parameter in group["params"]}
+    inner_ids = _ids_of_children(modules)
+    holders: list[nn.Module] = []
+    for module in modules:
+        if id(module) in inner_ids:
+            continue
+        if any(id(parameter) in parameter_ids for parameter in module.parameters()):
+            holders.append(module)
+    return holders
+
+
+def _ids_of_children(modules: Iterable[nn.Module]) -> set[int]:
+    ids: set[int] = set()
+    for module in modules:
+        ids |= {id(child) for child in module.children()}
+    return ids
+
+
+def _has_part(module: nn.Module, part: object) -> bool:
+    return any(candidate is part for candidate in module.modules())
 
 
 def _framework_classes() -> dict[type, Callable[[Any], FrameworkFacts]]:
@@ -182,15 +200,6 @@ def _framework_classes() -> dict[type, Callable[[Any], FrameworkFacts]]:
         for kind in (framework_class, *subclasses(framework_class)):
             facts_by_class[kind] = get_facts
     return facts_by_class
-
-
-def find_framework(modules: Sequence[nn.Module]) -> FrameworkFacts:
-    """Return the facts of the framework that runs the loop of ``modules``."""
-    classes = _framework_classes()
-    objects = [
-        candidate for candidate in gc.get_objects() if type(candidate) in classes
-    ]
-    return _facts_of_framework(objects, classes, modules)
 
 
 def _facts_of_framework(
@@ -212,12 +221,12 @@ def _runs(framework: Any, modules: Sequence[nn.Module]) -> bool:
     """Return whether ``framework`` runs ``modules``: another part of the program may have used it."""
     if is_a(framework, "Fabric"):
         return any(is_a(module, "_FabricModule") for module in modules)
-    # transformers' Trainer has it, an Accelerator does not
+    # transformers' Trainer has its model, an Accelerator does not.
     model = getattr(framework, "model", None)
     if model is None:
         return True
-    return any(part is model for module in modules for part in module.modules())
+    return any(_has_part(module, model) for module in modules)
 
 
 def _is_run_by_trainer(module: nn.Module) -> bool:
-    return is_a(trainer_of(module), "Trainer")
+    return any(is_a(trainer_of(part), "Trainer") for part in module.modules())

@@ -152,9 +152,9 @@ class HookedLoop:
             is_of_deepspeed = type(optimizer).__module__.startswith("deepspeed.")
             if is_of_deepspeed or hasattr(optimizer, "consolidate_state_dict"):
                 return "unknown"
-        parameters = [
-            parameter for module in self.modules for parameter in module.parameters()
-        ]
+        parameters: list[nn.Parameter] = []
+        for module in self.modules:
+            parameters += module.parameters()
         if any(type(parameter).__name__ == "FlatParameter" for parameter in parameters):
             return "unknown"
         if any(hasattr(parameter, "device_mesh") for parameter in parameters):
