@@ -331,15 +331,10 @@ class SelfAttention(nn.Module):
             self.key_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
 
     def forward(self, x_BTD: Tensor, rope: Rope | None) -> Tensor:
-        q_BHTE = self._split(self.query(x_BTD))
-        k_BKTE = self._split(self.key(x_BTD))
+        # One after the other: queries before RoPE are free again before there are keys.
+        q_BHTE = self._heads(self.query(x_BTD), self.query_norm, rope)
+        k_BKTE = self._heads(self.key(x_BTD), self.key_norm, rope)
         v_BKTE = self._split(self.value(x_BTD))
-        if self.query_norm is not None and self.key_norm is not None:
-            q_BHTE = self.query_norm(q_BHTE)
-            k_BKTE = self.key_norm(k_BKTE)
-        if rope is not None:
-            q_BHTE = rotate(q_BHTE, rope)
-            k_BKTE = rotate(k_BKTE, rope)
         if self.copies > 1:
             k_BKTE = k_BKTE.repeat_interleave(self.copies, dim=1)
             v_BKTE = v_BKTE.repeat_interleave(self.copies, dim=1)
@@ -349,6 +344,17 @@ class SelfAttention(nn.Module):
         )
         output_BTD: Tensor = self.output(attended_BTD)
         return output_BTD
+
+    def _heads(
+        self, x_BTD: Tensor, norm: nn.Module | None, rope: Rope | None
+    ) -> Tensor:
+        """Return queries or keys by head, normalized and turned, [B, H, T, E]."""
+        x_BHTE = self._split(x_BTD)
+        if norm is not None:
+            x_BHTE = norm(x_BHTE)
+        if rope is not None:
+            x_BHTE = rotate(x_BHTE, rope)
+        return x_BHTE
 
     def _split(self, x_BTD: Tensor) -> Tensor:
         return rearrange(x_BTD, "b t (h e) -> b h t e", e=self.head_dim)
