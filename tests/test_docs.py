@@ -172,7 +172,13 @@ def test_files_and_links_that_a_page_names_are_there() -> None:
     """Paths in backquotes that begin with a folder of the checkout, and links; both but for what is built."""
     path = re.compile(r"`((?:lm_profiler|callbacks|tests|docs|configs|examples|benchmarks)/(?!_)[\w./-]*)`")
     link = re.compile(r"\]\((?!https?:|(?:\.\./)?_generated/)([^)#]+)\)")
+    logged_figure = re.compile(
+        r"`lm_profiler/[a-z_]+`(?= \|)"
+    )  # the name of a figure, not of a file: in a table of names
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         text = page.read_text(encoding="utf-8")
-        named = [ROOT / name for name in path.findall(text)] + [page.parent / name for name in link.findall(text)]
+        if page.name == "live-figures.md":
+            text = logged_figure.sub("", text)
+        paths = path.findall(text)
+        named = [ROOT / name for name in paths] + [page.parent / name for name in link.findall(text)]
         assert [str(file) for file in named if not file.exists()] == [], page
