@@ -695,13 +695,19 @@ def find_small_batch(costs: StepCosts) -> Iterator[Finding]:
 
 
 def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
-    """Find an optimizer with many kernels, and slow clipping.
+    """Find an optimizer whose step could be fused into few kernels, and slow clipping.
 
-    Many kernels are a fact if the user asked for them (``foreach=False``). A fused optimizer still has to move its
-    bytes. On a busy machine, its rate is not known well enough.
+    The optimizer is found if it could be fused and is not, or if it updates one weight after another on a device. That
+    many kernels are launched is a fact (``may`` is False) if the user asked for it with ``foreach=False``. A fused
+    optimizer still has to move its bytes: it saves what is beyond their time, or all of the optimizer's time if that of
+    the bytes is unknown. On a busy machine the rate of the memory is not known well enough.
+
+    Clipping is found if it takes twice the share of the step that makes a finding worth reporting.
     """
     by_weight = costs.settings.weight_by_weight
-    if costs.settings.fused_optimizer is False or (by_weight and costs.on_device):
+    could_be_fused = costs.settings.fused_optimizer is False
+    has_kernels_by_weight = by_weight and costs.on_device
+    if could_be_fused or has_kernels_by_weight:
         floor = costs.record.floors.get("optimizer")
         floor_s = 0.0
         if floor is not None and not costs.contended:
@@ -709,7 +715,8 @@ def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
         saves_s = max(costs.regular_s("optimizer") - floor_s, 0.0)
         yield costs.finding("optimizer", saves_s, may=not by_weight, phase="optimizer")
     clip_s = costs.regular_s("clip")
-    if clip_s >= 2 * WORTH * costs.whole_s:
+    clips_slowly = clip_s >= 2 * WORTH * costs.whole_s
+    if clips_slowly:
         yield costs.finding("clip", clip_s, may=True, phase="clip")
 
 

@@ -86,7 +86,10 @@ class Collector:
     def evidence(
         self, measured: Measured, status: Status, failure: Failure | None = None
     ) -> Evidence:
-        """Return what was ``measured``, with what loop and machine are; what is unknown of them becomes a note."""
+        """Return the evidence of the run: what was ``measured``, and facts about its loop, model and machine.
+
+        A fact that cannot be determined is None, and a note says why.
+        """
         loop = self.loop
         device = loop.device
         world_size = loop.world_size
@@ -97,7 +100,7 @@ class Collector:
             ).multi_processor_count
         notes = list(measured.notes)
         return replace(
-            _without_own_fields(measured),
+            _evidence_of(measured),
             **self.options.launch.facts(),
             verb=self.options.verb,
             loop=loop.kind,
@@ -279,8 +282,8 @@ def _set_result(future: Future[Any], make: Callable[[Any], Any], batch: Any) -> 
         future.set_exception(error)
 
 
-def _without_own_fields(measured: Measured) -> Evidence:
-    """Return ``measured`` without the fields that only the merging of ranks and this module need."""
+def _evidence_of(measured: Measured) -> Evidence:
+    """Return the evidence in ``measured``: without the fields that only the merging of ranks and this module need."""
     return Evidence(
         **{entry.name: getattr(measured, entry.name) for entry in fields(Evidence)}
     )
@@ -394,7 +397,10 @@ def _elements(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def switches(loop: Loop) -> Settings:
-    """Return what is switched on, and what the machine has; ``conclude`` adds what follows from the figures."""
+    """Return the settings that a finding may advise to change, and what the machine has for them (TF32, cores).
+
+    ``conclude`` adds the settings that follow from the figures.
+    """
     loader = loop.loader
     device = loop.device
     units = matrix_units(device)

@@ -155,7 +155,8 @@ class RunFinisher:
     def _record_finished(self, measured: Measured, failure: Failure | None) -> None:
         """Write the record twice: at once with what was measured, and again with what is determined afterwards.
 
-        So no error or signal after the first write can lose what was measured.
+        So no error or signal after the first write can lose what was measured. What is determined afterwards (by
+        ``look_back``) takes some seconds: FLOPs, the machine's rates, kernels, and numerics if they were asked for.
         """
         status: Status = "ok" if failure is None else "failed"
         evidence = self.collector.evidence(measured, status, failure)
@@ -167,6 +168,7 @@ class RunFinisher:
             evidence = self.collector.look_back(
                 evidence, measured, self.session.instruments.tracer
             )
+        # the rows of all ranks were written with the first record
         self.files.write_all(evidence, rows_are_new=False)
 
     def _leave_loop_end(self, steps: int) -> None:

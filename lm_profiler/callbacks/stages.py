@@ -55,23 +55,28 @@ class StoppingRule:
             self.next_check = sys.maxsize
 
     def is_enough(self, steps: int, step_s: Sequence[float], elapsed_s: float) -> bool:
-        """Return whether ``steps`` measured steps are enough; ``step_s`` are their known seconds."""
+        """Return whether ``steps`` measured steps are enough; ``step_s`` are their known seconds.
+
+        All ranks call this after the same step, and all get rank 0's answer. Unless it is yes, ``next_check`` is set to
+        the number of steps after which to ask again.
+        """
         target = self.options.until_ci
         if target is None:
-            return self._take_answer(steps, self._steps_until_time(steps, elapsed_s))
+            steps_until_check = self._steps_until_time(steps, elapsed_s)
+            return self._agree_on_check(steps, steps_until_check)
 
         self._is_precise = len(step_s) >= FEWEST_STEPS and is_level_known(
             step_s, target
         )
         seconds_left = self.options.max_seconds - elapsed_s
         if self._is_precise or seconds_left <= 0:
-            return self._take_answer(steps, steps_until_check=0)
+            return self._agree_on_check(steps, steps_until_check=0)
 
         steps_wanted = max(FEWEST_STEPS - steps, math.ceil(_SHARE_UNTIL_CHECK * steps))
         # Steps may take minutes: check before the time is over.
         steps_that_fit = steps * seconds_left / max(elapsed_s, 1e-9)
         steps_until_check = max(1, int(min(steps_that_fit, steps_wanted)))
-        return self._take_answer(steps, steps_until_check)
+        return self._agree_on_check(steps, steps_until_check)
 
     def _steps_until_time(self, steps: int, elapsed_s: float) -> int:
         """Return after how many more steps to check again; 0 if enough was measured.
@@ -93,11 +98,12 @@ class StoppingRule:
         """Return whether the ranks agree that ``steps`` are enough, where this rank's instruments failed."""
         if self._is_over:
             return True
-        return steps >= self.next_check and self._take_answer(
-            steps, steps_until_check=0
-        )
+        if steps < self.next_check:
+            return False
+        return self._agree_on_check(steps, steps_until_check=0)
 
-    def _take_answer(self, steps: int, steps_until_check: int) -> bool:
+    def _agree_on_check(self, steps: int, steps_until_check: int) -> bool:
+        """Take over rank 0's ``steps_until_check`` and note when to check next; return whether it is 0: enough."""
         agreed_steps = self.agree(steps_until_check)
         self.next_check = steps + agreed_steps
         self._is_over = agreed_steps == 0

@@ -89,15 +89,19 @@ class TrainerLoop:
 
     @property
     def holdings(self) -> Holdings:
-        strategy = nearest(self.trainer.strategy)
-        if strategy in _SHARDED:
+        """What each rank holds of the parameters and of the optimizer's states: all, a shard of them, or unknown.
+
+        Unknown for strategies that are not listed here, and where ranks hold whole parameters but parts of the states.
+        """
+        strategy_name = nearest(self.trainer.strategy)
+        if strategy_name in _SHARDED:
             return "shards"
-        # An optimizer may update only a part of its parameters, as torch's ZeroRedundancyOptimizer does.
-        is_partial = any(
+        # torch's ZeroRedundancyOptimizer keeps a part of the states on each rank; this method collects them.
+        splits_states = any(
             hasattr(optimizer, "consolidate_state_dict")
             for optimizer in self.optimizers
         )
-        if strategy in _WHOLE and not is_partial:
+        if strategy_name in _WHOLE and not splits_states:
             return "whole"
         return "unknown"
 
@@ -107,7 +111,7 @@ class TrainerLoop:
         if not module.automatic_optimization or self.trainer.gradient_clip_val:
             return True
         if overrides(module, "configure_gradient_clipping"):
-            # which decides how to clip, without the Trainer's limit
+            # The module decides how to clip, without the Trainer's limit.
             return None
         return False
 

@@ -122,7 +122,7 @@ def _check_values(option: str, values: Sequence[str]) -> None:
     section = option.split(".")[0]
     if option in _SET_BY_IMPROVE or section in _MEASURING_OPTIONS:
         raise UsageError(
-            f"try.{option}: expected an option of the training, given one of how it is measured"
+            f"try.{option}: expected an option of the training, given an option of the measurement"
         )
     if len(set(values)) < len(values):
         raise UsageError(

@@ -169,7 +169,8 @@ class FinishedCell:
         return replace(without_step, step_s=step_s, peak_bytes=_peak_bytes(record))
 
     def _scaled_step_s(self, first_record: RunRecord) -> float:
-        # The mean: batches of several workers come in bursts, so a median does not show the rate.
+        """Return the seconds of the run's mean step, for as many samples or tokens as the first setting's step has."""
+        # A mean and no median: batches of several workers come in bursts, so a median does not show the rate.
         step_s = comparable_step_s(self.entry)
         if step_s is None:
             raise NoSteps("too few measured steps: raise --stages.measure_steps")

@@ -184,46 +184,76 @@ def search(
 
     Steps are scaled to the samples of the first setting's own run; ``show`` gets the record after each answer.
     """
-    request, first_record = account.request, calls.first_record
-    assert first_record is not None
+    return _Search(cells, calls, candidates, account, show).run()
 
-    def write(end: Ended, account: Account = account) -> ImproveRecord:
-        record = account.record(searcher, end, len(cells.requested), len(cells.shared))
-        record.write(cells.folder.path / IMPROVE_FILE)
-        show(record)
-        return record
 
-    def prepare_run() -> None:
-        write("unfinished")  # the run may be killed
-        cells.left_s = request.budget_s - account.baseline_s - searcher.spent_s
+class _Search:
+    """One search: its searcher asks for runs, which are made here, and the record is written before each of them."""
 
-    def time_setting(options: Mapping[str, str], number: int) -> TimedRun:
-        prepare_run()
-        setting = setting_of(calls.time(options, number))
-        cell = calls.time(options, number, has_fitted=setting in cells.fitted)
-        return cells.result(cell).timed_run(first_record)
-
-    def check(comparison: PairedComparison) -> NumericsCheck:
-        prepare_run()
-        return _check(
-            cells, calls, comparison, free_batch=request.global_batch == "free"
+    def __init__(
+        self,
+        cells: Cells,
+        calls: CellCalls,
+        candidates: Sequence[Candidate],
+        account: Account,
+        show: Callable[[ImproveRecord], None],
+    ) -> None:
+        assert calls.first_record is not None
+        self._cells = cells
+        self._calls = calls
+        self._first_record = calls.first_record
+        self._account = account
+        self._show = show
+        self._budget_s = account.request.budget_s - account.baseline_s
+        self._searcher = Searcher(
+            candidates,
+            budget_s=self._budget_s,
+            time=self._time_setting,
+            check=self._check,
+            accept_numerics=account.request.accept_numerics,
+            machine_spread=known_spread(self._first_record.environment),
         )
 
-    searcher = Searcher(
-        candidates,
-        budget_s=request.budget_s - account.baseline_s,
-        time=time_setting,
-        check=check,
-        accept_numerics=request.accept_numerics,
-        machine_spread=known_spread(first_record.environment),
-    )
-    try:
-        return write(searcher.improve())
-    except Interrupted as interruption:
-        if interruption.args:
-            notes = [*account.notes, f"interrupted: {interruption}"]
-            return write("interrupted", replace(account, notes=notes))
-        return write("interrupted")
+    def run(self) -> ImproveRecord:
+        """Search until the searcher is done or the user interrupts it; return the record."""
+        account = self._account
+        try:
+            ended = self._searcher.improve()
+        except Interrupted as interruption:
+            ended = "interrupted"
+            has_reason = bool(interruption.args)
+            if has_reason:
+                notes = [*account.notes, f"interrupted: {interruption}"]
+                account = replace(account, notes=notes)
+        return self._write(ended, account)
+
+    def _write(self, ended: Ended, account: Account) -> ImproveRecord:
+        """Write, show and return the current record."""
+        cells = self._cells
+        record = account.record(
+            self._searcher, ended, len(cells.requested), len(cells.shared)
+        )
+        record.write(cells.folder.path / IMPROVE_FILE)
+        self._show(record)
+        return record
+
+    def _prepare_run(self) -> None:
+        """Write the record, because the run may be killed, and limit the run to the rest of the budget."""
+        self._write("unfinished", self._account)
+        self._cells.left_s = self._budget_s - self._searcher.spent_s
+
+    def _time_setting(self, options: Mapping[str, str], number: int) -> TimedRun:
+        """Run the setting for the ``number``-th time; a setting that has fitted is not planned again."""
+        self._prepare_run()
+        cell = self._calls.time(options, number)
+        if setting_of(cell) in self._cells.fitted:
+            cell = self._calls.time(options, number, has_fitted=True)
+        return self._cells.result(cell).timed_run(self._first_record)
+
+    def _check(self, comparison: PairedComparison) -> NumericsCheck:
+        self._prepare_run()
+        free_batch = self._account.request.global_batch == "free"
+        return _check(self._cells, self._calls, comparison, free_batch)
 
 
 def _check(

@@ -247,20 +247,26 @@ class _Search:
         return False
 
     def _add_cell_of(self, sweep: Path, cell_id: str, path: Path) -> bool:
+        """Add the cell ``cell_id`` of the sweep in the folder ``sweep``, and return True.
+
+        Return False, and add nothing, if the plan has no such cell, or if ``path`` is an earlier run in the cell's
+        folder: that run is not the cell's result.
+        """
         if sweep not in self._plans:
             self._plans[sweep] = none_if_unreadable(read_plan, sweep)
         plan = self._plans[sweep]
-        cells = (
-            [] if plan is None else [cell for cell in plan.cells if cell.id == cell_id]
-        )
-        if not cells:
+        if plan is None:
+            return False
+        cell = next((cell for cell in plan.cells if cell.id == cell_id), None)
+        if cell is None:
             return False
         outcome = read_outcome(sweep, cell_id)
         run = _run_of(sweep / cell_id, outcome)
-        is_another_run = path.name != cell_id and path != run
-        if is_another_run:  # an earlier version in the cell's folder
+        is_cell_folder = path.name == cell_id
+        is_run_of_cell = path == run
+        if not is_cell_folder and not is_run_of_cell:
             return False
-        self._add_entry(sweep, cells[0], outcome, run)
+        self._add_entry(sweep, cell, outcome, run)
         return True
 
     def _add_entry(
@@ -296,7 +302,11 @@ class _Search:
         )
 
     def walk(self, top: Path) -> None:
-        """Add all runs, sweeps and searches below ``top``; a folder that is one of them is not searched further."""
+        """Add all runs, sweeps and searches at and below ``top``.
+
+        A run's folder is not walked further, and a sweep's only if its plan is unreadable. The folder of a search is:
+        its runs are below it.
+        """
 
         def note_error(error: OSError) -> None:
             self._problems.append(f"{error.filename}: cannot be read: {error.strerror}")
@@ -310,9 +320,8 @@ class _Search:
                 cells_are_known = self._add_sweep(folder)
                 if cells_are_known:
                     folders.clear()
-            elif (
-                "run.json" in files or "run.json" in folders
-            ):  # a folder of that name is reported as unreadable
+            elif "run.json" in files or "run.json" in folders:
+                # a folder of that name is reported as unreadable
                 folders.clear()
                 self._add_run(folder)
             elif any(name in files for name in _FILES_BESIDE_RECORD):

@@ -147,9 +147,11 @@ def _computed_from_part(
 def rows_in(
     form: type[Part], parent: str = ""
 ) -> Iterator[tuple[str, tuple[Figure, ...]]]:
-    """Yield the path and the columns of each list in the type whose rows have figures; ``[]`` stands for each item.
+    """Yield the path and the columns of each table in the type: of each list whose items are or hold figures.
 
-    ``parent`` is what precedes the paths of this type's fields.
+    There are two kinds of tables: a list of numbers, which is a single column, and a list of parts, with a column for
+    each figure of the part. A list within the items of another one has ``[]`` in its path: ``waterfall.terms`` is a
+    table, and ``waterfall.terms[].contributors`` another. ``parent`` precedes the paths of this type's fields.
     """
     for name, field in form.model_fields.items():
         description = field.json_schema_extra
@@ -187,14 +189,14 @@ def _item_type(kind: Any) -> Any:
 
 
 def _is_part(kind: Any) -> TypeGuard[type[Part]]:
-    # Python 3.10 takes list[int] for a type, of which no one may ask what it is derived from
+    # In Python 3.10 isinstance(list[int], type) is true, and issubclass(list[int], Part) raises.
     return (
         isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Part)
     )
 
 
 def _is_column(kind: Any) -> bool:
-    """Return whether it is a list of numbers, which is a separate table; a list of words is one line."""
+    """Return whether ``kind`` is a list of numbers, which is a table of its own; a list of words is one line."""
     return _item_type(kind) in (int, float)
 
 

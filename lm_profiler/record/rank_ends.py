@@ -128,13 +128,17 @@ def _lost_ranks(
 def _end_of_lost(
     lost_ranks: Sequence[int], codes: Mapping[int, int | None], near_end: RankEnd
 ) -> RankEnd:
-    """Return the end of the first of ``lost_ranks``, in the phase and step of ``near_end``, that of another rank."""
+    """Return the end of the first of ``lost_ranks``, which left none itself.
+
+    Its phase and step are those of ``near_end``, the end of another rank: all ranks are in about the same step.
+    """
     lost_rank = lost_ranks[0]
     has_code = lost_rank in codes
     message = how_it_ended(codes[lost_rank]) if has_code else "ended without a word"
     if len(lost_ranks) > 1:
         message += f"; so did {ranks_text(lost_ranks[1:])}"
-    # a known code means that this host started it
+    # A known code means that this process, or its parent, started the rank on this host. ``near_end`` is the end of
+    # this process where it asks for itself, so its host is the same.
     host = near_end.failure.host if has_code else None
     changes = {
         "type": RANK_LOST,

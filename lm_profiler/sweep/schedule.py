@@ -277,7 +277,10 @@ def _failure_text(record: RunRecord) -> str | None:
 
 
 def _place_text(record: RunRecord | None) -> str:
-    """Return where in the run its process was stopped, to be put after a reason; empty if it is unknown."""
+    """Return what is added to a reason: where in its run the process was stopped, or that it left no record.
+
+    Empty if there is a record without that place.
+    """
     if record is None:
         return "; left no record"
     if record.failure is None:

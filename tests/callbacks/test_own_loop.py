@@ -240,7 +240,7 @@ def test_nothing_is_left_in_the_model() -> None:
     "name",
     [
         "_begin_fetch",
-        "_begin_step",
+        "_end_step_if_done",
         "_begin_forward",
         "_end_forward",
         "_begin_optimizer",

@@ -12,6 +12,7 @@ from tabled import write, write_sweep
 
 from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.entry import Entry, collect
+from lm_profiler.record.improve_record import IMPROVE_FILE, ImproveRecord
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run_record import Failure, RecordError, read_run
 from lm_profiler.report.tables.table_columns import column
@@ -23,6 +24,19 @@ def test_runs_are_found_below_any_folder_and_each_once(tmp_path: Path):
     first, second = write(tmp_path / "a" / "version_0", STEPS), write(tmp_path / "b" / "deeper" / "version_0", STEPS)
     found = collect([second, tmp_path, first])
     assert [entry.folder for entry in found.entries] == [second, first]
+    assert found.problems == []
+
+
+def test_the_folder_of_a_search_is_walked_and_that_of_a_run_is_not(tmp_path: Path):
+    searched = tmp_path / "search"
+    run = write(searched / "cell" / "version_0", STEPS)
+    write(run / "deeper" / "version_0", STEPS)
+    ImproveRecord(name="search", command="improve", started="2026", budget_s=1.0, elapsed_s=1.0).write(
+        searched / IMPROVE_FILE
+    )
+    found = collect([tmp_path])
+    assert list(found.searches) == [searched]
+    assert [entry.folder for entry in found.entries] == [run]
     assert found.problems == []
 
 

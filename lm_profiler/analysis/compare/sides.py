@@ -396,8 +396,8 @@ def _waited_for(ranks: Ranks) -> str:
     if finding.rank is not None:
         return f"rank {finding.rank}"
     if finding.kind == "turns":
-        return "one after another"
-    return "several"
+        return "one rank after another"
+    return "several ranks"
 
 
 def _short_reason(entry: Entry) -> str:

@@ -165,10 +165,10 @@ def comes_ns(
     stream_ns: Instants,
     behind: NDArray[np.bool_],
 ) -> Instants:
-    """Return the instant of each call on the stream.
+    """Return the instant at which the stream comes to each call.
 
-    On the stream, a part of a step is the rank's own work and the calls that it waits in. A call comes as far into
-    that own work as it lies in the host's time of the part.
+    On the stream, a part of a step is the rank's own work and the calls that it waits in. A call after a quarter of
+    the host's time of the part comes after a quarter of that own work.
 
     Args:
         called_ns: when the host made each call, in order.
@@ -183,35 +183,46 @@ def comes_ns(
     for mark in np.unique(mark_of_call[is_within_marks]).tolist():
         calls = np.flatnonzero(mark_of_call == mark)
         host_duration_ns = max(host_ns[mark + 1] - host_ns[mark], 1)
-        share = (called_ns[calls] - host_ns[mark]) / host_duration_ns
+        shares_of_host = (called_ns[calls] - host_ns[mark]) / host_duration_ns
         duration_ns = float(stream_ns[mark + 1] - stream_ns[mark])
         if behind[mark]:
-            since_mark_ns = _queued_ns(share, took_ns[calls], duration_ns)
+            since_mark_ns = _queued_ns(shares_of_host, took_ns[calls], duration_ns)
         else:
-            since_mark_ns = _stopping_ns(share, took_ns[calls], duration_ns)
+            since_mark_ns = _stopping_ns(shares_of_host, took_ns[calls], duration_ns)
         comes_at_ns[calls] = stream_ns[mark] + np.clip(since_mark_ns, 0, duration_ns)
     return np.asarray(np.rint(comes_at_ns), dtype=np.int64)
 
 
 def _stopping_ns(
-    share: NDArray[np.float64], took_ns: Instants, duration_ns: float
+    shares_of_host: NDArray[np.float64], took_ns: Instants, duration_ns: float
 ) -> NDArray[np.float64]:
-    """Return the instants of calls that each stop the stream."""
+    """Return when each call of a part came, from the part's begin, if the rank's own work stops during a call.
+
+    ``shares_of_host`` says after which share of the host's time of the part each call was made, ``took_ns`` how long
+    each call took, and ``duration_ns`` how long the part took on the stream.
+    """
     earlier_calls_ns = np.cumsum(took_ns) - took_ns
     own_work_ns = max(duration_ns - took_ns.sum(), 0)
-    return np.asarray(share * own_work_ns + earlier_calls_ns)
+    return np.asarray(shares_of_host * own_work_ns + earlier_calls_ns)
 
 
 def _queued_ns(
-    share: NDArray[np.float64], took_ns: Instants, duration_ns: float
+    shares_of_host: NDArray[np.float64], took_ns: Instants, duration_ns: float
 ) -> NDArray[np.float64]:
-    """Return the instants of calls that queue behind each other on their own stream; the part ends with the last one.
+    """Return when each call of a part came, from the part's begin, if the rank's own work continues beside the calls.
 
-    If the queue never runs empty from one call on, that call came before the part's end by its and all later durations.
+    The arguments are those of ``_stopping_ns``. The calls run one after another on a second stream. The rank's own work
+    ends with the last call, and the part when that call is done.
+
+    How long the own work took is not measured, but it has a limit: a call and all later ones must run between the
+    instant of the call and the end of the part. The own work is the longest for which all calls have that time.
     """
-    share_of_own = np.ones_like(share)
-    if share[-1] > 0:
-        share_of_own = np.maximum(share / share[-1], 1e-6)
+    shares_of_own_work = np.ones_like(shares_of_host)
+    if shares_of_host[-1] > 0:
+        # not 0, by which the next lines divide
+        shares_of_own_work = np.maximum(shares_of_host / shares_of_host[-1], 1e-6)
     this_and_later_ns = np.cumsum(took_ns[::-1])[::-1]
-    own_work_ns = float(((duration_ns - this_and_later_ns) / share_of_own).min())
-    return np.asarray(share_of_own * max(own_work_ns, 0.0))
+    latest_ns = duration_ns - this_and_later_ns
+    longest_own_work_ns = latest_ns / shares_of_own_work
+    own_work_ns = max(float(longest_own_work_ns.min()), 0.0)
+    return np.asarray(shares_of_own_work * own_work_ns)

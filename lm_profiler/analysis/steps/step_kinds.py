@@ -1,6 +1,7 @@
 """Kinds of steps: a share of the steps takes another time, in random order (buckets of lengths, for example).
 
-Such steps are no change of level and no pattern, although a few of them may come together by chance.
+A few steps of one kind may follow each other by chance. That does not mean that the run became slower or faster from
+there on (a change of level), nor that the slow steps repeat at an interval (a pattern).
 """
 
 from __future__ import annotations

@@ -82,7 +82,11 @@ class Occurrence:
 
 @dataclass(eq=False)
 class SlowSteps:
-    """Finds slow steps. A step is judged once the block of steps after its own is known, or the run is over."""
+    """Finds slow steps, in blocks of ``NEIGHBOURS`` steps.
+
+    A step is judged once the block of steps after its own is known, or the run is over. The first block, and the first
+    one after ``forget``, has no block before it and is never judged.
+    """
 
     _steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     _ns: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
@@ -107,45 +111,38 @@ class SlowSteps:
             return []
         steps_in_blocks = blocks * NEIGHBOURS
         by_block = self._seconds[:steps_in_blocks].reshape(blocks, NEIGHBOURS, -1)
-        # [block, part], and [block]
-        medians = np.median(by_block, axis=1)
-        step_medians = medians[:, -1]
+        medians_s = np.median(by_block, axis=1)  # [block, TIMED]
 
-        # The first block was judged before; the last one waits for the block after it, unless the run is over.
+        # The first block is only the neighbour of the second one. The last block waits for the block after it, unless
+        # the run is over: then it is judged with the steps that follow it and are no whole block.
         begin = NEIGHBOURS
         end = steps_in_blocks - NEIGHBOURS
-        three_blocks_s = [step_medians[:-2], step_medians[1:-1], step_medians[2:]]
-        usual_s = np.repeat(np.max(three_blocks_s, axis=0), NEIGHBOURS)
-        usual_parts_s = np.repeat(medians[1:-1], NEIGHBOURS, axis=0)
+        usual_s = _usual_between_blocks_s(medians_s)
         if run_is_over:
-            last_steps = len(self._steps) - end
+            steps_at_end = len(self._steps) - end
             end = len(self._steps)
-            last_s = max(float(step_medians[-1]), float(step_medians[-2]))
-            last_parts_s = np.tile(medians[-1], (last_steps, 1))
-            usual_s = np.concatenate([usual_s, np.full(last_steps, last_s)])
-            usual_parts_s = np.concatenate([usual_parts_s, last_parts_s])
+            usual_s = np.concatenate(
+                [usual_s, _usual_at_end_s(medians_s, steps_at_end)]
+            )
 
-        is_slow = self._seconds[begin:end, -1] > SLOW_RATIO * usual_s
+        is_slow = self._seconds[begin:end, -1] > SLOW_RATIO * usual_s[:, -1]
         slow_steps = []
         for index in np.flatnonzero(is_slow).tolist():
-            slow_steps.append(
-                self._slow_step(
-                    begin + index, float(usual_s[index]), usual_parts_s[index]
-                )
-            )
+            slow_steps.append(self._slow_step(begin + index, usual_s[index]))
+        # the next call needs the last block, and the one before it as its neighbour
         keep_from = steps_in_blocks - 2 * NEIGHBOURS
         self._steps = self._steps[keep_from:]
         self._ns = self._ns[keep_from:]
         self._seconds = self._seconds[keep_from:]
         return slow_steps
 
-    def _slow_step(
-        self, place: int, usual_s: float, usual_parts_s: NDArray[np.float64]
-    ) -> SlowStep:
+    def _slow_step(self, place: int, usual_parts_s: NDArray[np.float64]) -> SlowStep:
+        """Return the slow step at ``place``, with the usual (TIMED,) seconds around it."""
         seconds = self._seconds[place]
         excess_s = seconds[:-1] - usual_parts_s[:-1]
         largest = int(excess_s.argmax())
         step_s = float(seconds[-1])
+        usual_s = float(usual_parts_s[-1])
         part = None
         part_s = step_s
         if excess_s[largest] >= 0.5 * (step_s - usual_s):
@@ -169,6 +166,25 @@ class SlowSteps:
         self._steps = self._steps[:0]
         self._ns = self._ns[:0]
         self._seconds = self._seconds[:0]
+
+
+def _usual_between_blocks_s(medians_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the usual [step, TIMED] seconds around each step of all blocks but the first and the last.
+
+    For the whole step (the last column) these are the largest median of three blocks, so that the steps near a change
+    to a slower level are not slow steps.
+    """
+    step_s = medians_s[:, -1]
+    usual_s = medians_s[1:-1].copy()
+    usual_s[:, -1] = np.max([step_s[:-2], step_s[1:-1], step_s[2:]], axis=0)
+    return np.repeat(usual_s, NEIGHBOURS, axis=0)
+
+
+def _usual_at_end_s(medians_s: NDArray[np.float64], steps: int) -> NDArray[np.float64]:
+    """Return the same for the last ``steps`` of a run, from the last two blocks."""
+    usual_s = medians_s[-1].copy()
+    usual_s[-1] = medians_s[-2:, -1].max()
+    return np.tile(usual_s, (steps, 1))
 
 
 @dataclass(eq=False, kw_only=True)

@@ -36,7 +36,7 @@ def floor_of(traced: Traced, device: str, notes: list[str]) -> TraceFloor | None
         flops_per_s = rates.flops_per_s(dtype)
         if flops_per_s is None:
             notes.append(
-                f"the floor of the products is unknown: no peak is published for {dtype} on {device}"
+                f"the floor of the matrix products is unknown: no peak is published for {dtype} on {device}"
             )
             products_s = None
             break

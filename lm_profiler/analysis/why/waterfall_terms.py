@@ -319,8 +319,13 @@ def _term(
     traced: Traced,
     why: Callable[[Piece], str | None] | None = None,
 ) -> Term:
-    """Return the term that consists of ``weighed`` pieces; all of it is the ceiling of the saving."""
-    if traced.is_part:  # nobody asks of one step what its terms consist of
+    """Return the term of ``seconds`` a step that consists of ``weighed``; all of it is the ceiling of the saving.
+
+    ``weighed`` are the kernels or operators, each with the nanoseconds of it that belong to the term. ``why`` returns
+    the reason why a piece is slow (None if there is none), which is shown beside it.
+    """
+    if traced.is_part:
+        # ``_with_extremes`` needs only the seconds of a single traced step
         return Term(name=name, seconds=seconds)
     return Term(
         name=name,
@@ -334,6 +339,7 @@ def _term(
 def _gap_term(
     name: TermName, seconds: float, gaps: Sequence[Gap], traced: Traced
 ) -> Term:
+    """Return the term of ``seconds`` a step that consists of ``gaps``, in which nothing ran."""
     phases = by_phase([(gap.phase, gap.ns) for gap in gaps], seconds)
     causes = waits(gaps, seconds, traced.steps)
     return Term(
@@ -346,6 +352,7 @@ def _gap_term(
 
 
 def _sum_of(term_a: Term, term_b: Term) -> Term:
+    """Return both terms as one, which has the name of ``term_a``."""
     seconds = term_a.seconds + term_b.seconds
     phases = dict(term_a.phases)
     for phase, phase_s in term_b.phases.items():

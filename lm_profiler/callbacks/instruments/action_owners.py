@@ -1,4 +1,8 @@
-"""The ``actions`` stage of a Trainer: divides the time that no phase covers among its actions, which are nested."""
+"""The ``actions`` stage of a Trainer: divides the time that no phase covers among its actions, which are nested.
+
+An action is what Lightning names to a Trainer's profiler when it calls it, such as a hook of a callback. Its owner is
+the class whose code runs in it.
+"""
 
 from __future__ import annotations
 
@@ -110,11 +114,15 @@ class OwnersWatch(Instrument):
         return OwnedSpan(self._owners, owner, inner_span, loop)
 
     def _calls_without_action(self, profiler: PhaseProfiler) -> Iterator[_OwnedCall]:
-        """Yield what Lightning calls without an action around it."""
+        """Yield the methods that Lightning calls without an action around them, each with the owner of its time.
+
+        An object that this Trainer does not have is None: None has no such method, and the caller leaves it out.
+        """
         trainer = self.trainer
         for method in _METRIC_METHODS:
             yield _OwnedCall(LOGGING.get_or(trainer), method, _LOGGED_METRICS)
         loop = getattr(trainer.fit_loop, "epoch_loop", None)
+        # in which Lightning shares between the ranks whether one received SIGTERM
         yield _OwnedCall(loop, SIGTERM_FLAG.name, Owner(LIGHTNING, "SIGTERM flag"))
         yield _OwnedCall(
             loop, "update_lr_schedulers", Owner(LIGHTNING, "learning-rate schedulers")
@@ -122,7 +130,7 @@ class OwnersWatch(Instrument):
         for logger in trainer.loggers:
             for method in ("log_metrics", "save"):
                 yield _OwnedCall(logger, method, Owner(type(logger).__name__, method))
-        if profiler.users is not None:
+        if profiler.users is not None:  # the profiler that the user gave the Trainer
             for method in ("start", "stop"):
                 yield _OwnedCall(
                     profiler.users,

@@ -81,7 +81,8 @@ class Loop(Protocol):
     def optimizers(self) -> Sequence[Any]: ...
 
     @property
-    def holdings(self) -> Holdings: ...
+    def holdings(self) -> Holdings:
+        """What each rank holds of the parameters and of the optimizer's states."""
 
     @property
     def clips(self) -> bool | None:

@@ -122,7 +122,10 @@ class Owners:
         self._noted_ns = self.timeline.clock()
 
     def _cut(self, now_ns: int) -> None:
-        """Add the time since the last cut to the innermost action, except the time that this watch took."""
+        """Add the time since the last call of this method to the owner of the innermost action.
+
+        Up to ``_noted_ns`` this class itself ran, to end that last call: this time goes to ``_TIMING``.
+        """
         if self.code == at.OTHER:
             self._ns[self._running[-1]] += now_ns - self._noted_ns
             self._ns[_TIMING] += self._noted_ns - self._cut_ns
@@ -164,7 +167,7 @@ class Owners:
         return use_by_phase
 
     def shares(self) -> OtherByOwner | None:
-        """Return the shares of a mean step, over the steps that ended; None if none did."""
+        """Return the time that each owner took in a mean step, of the steps that ended; None if none ended."""
         if not self.timeline.reading().running:
             self._end_step()
         if not self._steps:

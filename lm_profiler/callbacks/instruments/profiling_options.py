@@ -123,9 +123,9 @@ class MemoryOptions:
     """Measure peak memory by phase and by cause.
 
     Args:
-        steps: Steps after the measured ones in which memory is read at every mark, and FLOPs are counted; they are not
-            timed. With 0, FLOPs are counted from shapes alone when the run is over, which takes some seconds; if
-            trace.steps is 0 too, they are not counted.
+        steps: Steps after the measured ones in which memory is read wherever a phase begins or ends, and FLOPs are
+            counted; they are not timed. With 0, FLOPs are counted from shapes alone when the run is over, which takes
+            some seconds; if trace.steps is 0 too, they are not counted.
         history: Record the allocator's history in those steps (CUDA), as memory_snapshot.pickle for memory_viz.
     """
 

@@ -335,9 +335,10 @@ class Tracer(Instrument):
         self._profile.step()
 
     def result(self) -> Mapping[str, Any]:
-        running = self._profile
-        self.discard()
-        if running is None:
+        """End the session and write its trace to ``path``; the result itself has no fields."""
+        profile = self._profile
+        self.discard()  # ends the session; its events stay in ``profile``
+        if profile is None:
             return {}
         self.path.parent.mkdir(exist_ok=True)
         # In a temporary folder, which is removed with all that is in it: torch writes a second file beside the one that
@@ -347,11 +348,12 @@ class Tracer(Instrument):
         ) as folder:
             plain_file = Path(folder, "trace.json")
             compressed_file = Path(folder, self.path.name)
-            running.export_chrome_trace(str(plain_file))
-            # It holds all events, 3 kB each, and would live until the next garbage collection, being in a cycle.
-            running.profiler = None
+            profile.export_chrome_trace(str(plain_file))
+            # The inner profiler holds all events, 3 kB each. It is in a reference cycle, so without this line it would
+            # live until the next garbage collection.
+            profile.profiler = None
+            # glibc keeps freed memory, 150 MB after 60,000 events. Other C libraries have no such function.
             with suppress(AttributeError):
-                # not glibc, which keeps freed memory: 150 MB after 60,000 events
                 ctypes.CDLL(None).malloc_trim(0)
             # Compressed here, at a level that takes a tenth of torch's time; the file is a third larger.
             with (

@@ -169,7 +169,7 @@ class HookMarks:
 
     def close_step(self) -> None:
         self._close_named_phases()
-        self._begin_step()
+        self._end_step_if_done()
 
     def _hook(self, modules: Sequence[nn.Module]) -> None:
         self._hooked_modules = list(modules)
@@ -197,8 +197,11 @@ class HookMarks:
 
     # -- steps
 
-    def _begin_step(self) -> None:
-        """End the last step if it is done: what comes now begins the next one."""
+    def _end_step_if_done(self) -> None:
+        """End the running step if its optimizer has stepped; otherwise it continues.
+
+        Called where something comes that can begin a step: a batch, a call of the model, a phase that is named data.
+        """
         self._close_forward()
         if not self.counter.step_done:
             return
@@ -235,6 +238,7 @@ class HookMarks:
         self.timeline.went_outside.append((self.timeline.clock(), reason))
 
     def _enter_step(self) -> None:
+        """Note that the loop is within a step from here on: in a new one, or still in the running one."""
         self._is_outside = False
         self._has_begun = True
 
@@ -269,7 +273,7 @@ class HookMarks:
     def leave_loop(self) -> None:
         """Note that the program leaves a loop over batches before their end."""
         if not self._is_aside():
-            self._run(self._begin_step)
+            self._run(self._end_step_if_done)
 
     def _marked_fetch(self, fetch: Function) -> Function:
         def marked_fetch(iterator: Any) -> Any:
@@ -290,7 +294,7 @@ class HookMarks:
         if self._is_validation(self.modules):
             self._go_outside(VALIDATION)
             return False
-        self._begin_step()
+        self._end_step_if_done()
         self._enter_step()
         self._batches += 1
         self._running.add(at.DATA)
@@ -334,7 +338,7 @@ class HookMarks:
             # within a step, for example to make the batch: no phase
             return
         if self._batches == 0:
-            self._begin_step()
+            self._end_step_if_done()
             self._run(self._count_batch, args)
         self._close_forward()
         self._enter_step()
@@ -362,6 +366,7 @@ class HookMarks:
             self._note(at.LEAVE)
 
     def _close_forward(self) -> None:
+        """End the phase forward, if the model's call is over and the phase stayed open to include the loss."""
         if self._forward_is_open:
             self._forward_is_open = False
             self._note(at.LEAVE)
@@ -438,6 +443,7 @@ class HookMarks:
         return marked_step
 
     def _fail_optimizer(self) -> None:
+        """End the phase of an optimizer's step that raised: the loop's step is not done."""
         self._note(at.FAIL)
         self._end_optimizer(has_stepped=False)
 
@@ -490,30 +496,41 @@ class HookMarks:
     # -- phases that the program names
 
     def begin_phase(self, code: int) -> bool:
-        """Begin a phase that the program names; return False if it is not marked."""
+        """Begin a phase that the program names, and return True; return False if it is not marked.
+
+        It is not marked in another thread, in a step whose beginning was not seen, and in a validation.
+        """
         if self._is_aside():
             return False
-        begins_step = code == at.DATA or (code == at.FORWARD and self._batches == 0)
-        if begins_step and self._is_validation(self.modules):
-            self._go_outside(VALIDATION)
-            return False
-        if begins_step and not self._named:
-            self._begin_step()
-        if begins_step:
+        # A step begins with its first batch. A loop whose batches are not seen begins it with the model's call.
+        can_begin_step = code == at.DATA
+        if code == at.FORWARD and self._batches == 0:
+            can_begin_step = True
+        if can_begin_step:
+            if self._is_validation(self.modules):
+                self._go_outside(VALIDATION)
+                return False
+            is_within_named_phase = bool(self._named)
+            if not is_within_named_phase:
+                self._end_step_if_done()
             self._enter_step()
         if code != at.ZERO_GRAD:
+            # Clearing gradients may stand between the model's call and backward.
             self._close_forward()
-        self._batches += code == at.DATA
-        self._calls += code == at.FORWARD
-        if code == at.BACKWARD:
+        if code == at.DATA:
+            self._batches += 1
+        elif code == at.FORWARD:
+            self._calls += 1
+        elif code == at.BACKWARD:
             self._count_backward()
         self._named.append(code)
         self._note(code)
         return True
 
     def end_phase(self, code: int, error: BaseException | None) -> None:
+        """End the innermost phase ``code`` that the program named, by ``error`` if that is not None."""
         if code not in self._named:
-            # it was closed because the program had left it open
+            # The program had left it open when its step ended, and it was closed there.
             return
         self._named.reverse()
         self._named.remove(code)
@@ -528,6 +545,7 @@ class HookMarks:
         self._note(at.OPTIMIZED)
 
     def _close_named_phases(self) -> None:
+        """End the named phases that are still open at the end of a step, and report each."""
         for code in reversed(self._named):
             problem = "was still open when its step ended, and was closed there"
             self._report_once(f"phase {PHASES[code]} {problem}")
@@ -545,6 +563,7 @@ class HookMarks:
             return None
 
     def _note(self, code: int) -> None:
+        """Add a mark to the timeline: what ``code`` stands for begins or ends now."""
         timeline = self.timeline
         timeline.note((code, timeline.clock()))
 

@@ -94,9 +94,10 @@ def _named_tensors(part: Any, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
 
 
 def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> TokenUse:
-    """Return what ``tensors`` show of the tokens of a batch; ``own_count`` is the module's count of them.
+    """Return how many tokens a batch has, and how many of them are no padding, as its ``tensors`` show it.
 
-    Without any of these tensors nothing is known of padding.
+    ``tensors`` are by their names in the batch: attention masks, labels, positions and the like. ``own_count`` is the
+    module's own count of useful tokens. Without any such tensor both numbers are unknown.
     """
     mask = _host_array(tensors, _ATTENTION_MASKS, dimensions=(2,))
     labels = _host_array(tensors, _LABELS, dimensions=(2,))

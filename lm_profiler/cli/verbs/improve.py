@@ -198,9 +198,10 @@ def _record_failure(
 def _changes_to_try(
     request: ImproveRequest, baseline: FinishedCell, baseline_run: RunRecord
 ) -> list[Candidate]:
-    """Return the changes of ``--try``, then those that the baseline run suggests. Some have ``refused`` set.
+    """Return the changes of ``--try``, then those that the baseline run suggests.
 
-    A suggestion for an option that ``--try`` names is left out, except a refused one: its reason is reported.
+    Changes with ``refused`` set cannot be tried, or are not worth it; they are in the list so that the reason is
+    reported. Of the others, a suggestion for an option that ``--try`` names is left out.
     """
     suggested = open_candidates(
         baseline.entry, free_batch=request.global_batch == "free"

@@ -334,7 +334,7 @@ def _own_device() -> Capacity:
     free_bytes = available_bytes(device)
     if free_bytes is None:
         raise UsageError(
-            f"memory: expected a size such as 80GiB, for {name} does not report its memory"
+            f"memory: expected a size such as 80GiB, because {name} does not report its memory"
         )
     return Capacity(name, free_bytes, is_free=True, gpu=gpu_of(device))
 

@@ -92,7 +92,7 @@ class ForwardTraffic:
     """
 
     def __init__(self) -> None:
-        self.lost = False  # whether an error occurred, and nothing is known
+        self.lost = False  # whether an operator could not be read: then no bytes are known, also of later passes
         # the storages that the current or last pass made
         self.made_storages: set[int] = set()
         # those of them that are weights and inputs in autocast's dtype
@@ -102,22 +102,32 @@ class ForwardTraffic:
         self._reads = Regions()
 
     def begin(self) -> None:
-        self._bytes_read += sum(self._reads.bytes_by_storage().values())
+        """Begin a pass, the first of a step or a further one."""
+        self._end_pass()
         self._passes += 1
+
+    def _end_pass(self) -> None:
+        """Add what the last pass read, if there was one, and forget its storages."""
+        self._bytes_read += sum(self._reads.bytes_by_storage().values())
         self.made_storages = set()
         self.copied_storages = set()
         self._reads = Regions()
 
     def take(self) -> int | None:
-        """Return the bytes read by all passes since the last call; None if a pass was not seen, or not in full."""
-        self.begin()
-        is_complete = self._passes > 1 and not self.lost
+        """Return the bytes read by all passes since the last call, and begin to count anew.
+
+        None if there was no pass, or ``lost`` is set.
+        """
+        self._end_pass()
+        has_passes = self._passes > 0
+        is_complete = has_passes and not self.lost
         bytes_read = self._bytes_read if is_complete else None
         self._passes = 0
         self._bytes_read = 0
         return bytes_read
 
     def see(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Add what a call of ``operator`` in the current pass reads, and note the storages that it makes."""
         name = operator.__name__.partition(".")[0]  # without its overload
         inputs = list(_tensors((args, kwargs)))
         results = list(_tensors(result))

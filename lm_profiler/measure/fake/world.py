@@ -79,35 +79,37 @@ class FakeWorld:
         """Return ``value`` with its real tensors replaced by fake ones of the shapes that ``resize`` returns."""
 
         def fake(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            if leaf.layout is not torch.strided:
-                raise Uncounted(
-                    f"a batch holds a tensor of {leaf.layout}, whose size in bytes does not follow from its shape"
-                )
-            shape = tuple(resize(leaf.shape))
-            has_value = (
-                math.prod(shape) <= MOST_ELEMENTS
-                and 0 not in leaf.stride()
-                and not leaf.requires_grad
-            )
-            if has_value:
-                return self.mode.with_value(_repeated(leaf, shape))
-            stored_shape = list(shape)
-            if self.gpu is None:
-                # Expanded dimensions take no memory until a copy to a GPU.
-                for axis, stride in enumerate(leaf.stride()):
-                    if stride == 0:
-                        stored_shape[axis] = 1
-            with self.mode:
-                stored = torch.empty(
-                    stored_shape, dtype=leaf.dtype, requires_grad=leaf.requires_grad
-                )
-                return stored.expand(shape)
+            if isinstance(leaf, Tensor):
+                return self._fake_tensor(leaf, tuple(resize(leaf.shape)))
+            return leaf
 
         faked_value = tree_map(fake, value)
         self.live.see(faked_value)
         return faked_value
+
+    def _fake_tensor(self, real: Tensor, shape: tuple[int, ...]) -> Any:
+        """Return a fake tensor of ``shape`` in place of ``real``; a small one keeps its values, repeated to fill it."""
+        if real.layout is not torch.strided:
+            raise Uncounted(
+                f"a batch holds a tensor of {real.layout}, whose size in bytes does not follow from its shape"
+            )
+        # Values are kept in a plain copy: it has no expanded dimensions, and no gradient.
+        is_small = math.prod(shape) <= MOST_ELEMENTS
+        is_expanded = 0 in real.stride()
+        keeps_values = is_small and not is_expanded and not real.requires_grad
+        if keeps_values:
+            return self.mode.with_value(_repeated(real, shape))
+        stored_shape = list(shape)
+        if self.gpu is None:
+            # Expanded dimensions take no memory until a copy to a GPU.
+            for axis, stride in enumerate(real.stride()):
+                if stride == 0:
+                    stored_shape[axis] = 1
+        with self.mode:
+            stored = torch.empty(
+                stored_shape, dtype=real.dtype, requires_grad=real.requires_grad
+            )
+            return stored.expand(shape)
 
 
 def _repeated(real: Tensor, shape: Sequence[int]) -> Tensor:
