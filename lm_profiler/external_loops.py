@@ -22,7 +22,9 @@ def begin_search() -> None:
         return
     try:
         # By name: an import statement would be a dependency of this module on the callbacks.
-        import_module("lm_profiler.callbacks.marks.torch_hooks").DOOR.offer(_first_step)
+        import_module("lm_profiler.callbacks.marks.torch_hooks").DOOR.offer(
+            _profile_loop_of
+        )
     except Exception as error:
         _report(error)
 
@@ -33,7 +35,11 @@ def external_fabric_callbacks() -> list[Any]:
     return []
 
 
-def _first_step(optimizer: Any) -> None:
+def _profile_loop_of(optimizer: Any) -> None:
+    """Profile the loop of ``optimizer``, which is about to step, with the options in the environment.
+
+    torch calls this in a hook of the step, which no error may reach.
+    """
     try:
         import_module("lm_profiler.callbacks.admitted_loop").profile_loop_of(
             optimizer, os.environ.get(VARIABLE, "")

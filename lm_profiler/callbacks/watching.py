@@ -242,34 +242,39 @@ class Watching:
         return writer
 
     def _count_batches(self) -> None:
-        """Count the batches of each step from now on, in a hook that the callback has only here."""
+        """Count the batches of each step from now on.
+
+        The hook for that is put into this one callback object, until the watch ends: the class has no such hook, which
+        Lightning would call at each step of a run that counts nothing.
+        """
         trainer = self.trainer
         loader = trainer.train_dataloader
-        counts = BatchCounts(
+        self._counts = BatchCounts(
             module=trainer.lightning_module,
             combined=isinstance(loader, (dict, list, tuple)),
             report=self.report,
             batch_size=getattr(loader, "batch_size", None),
             counts_elements=False,
         )
-
-        def on_train_batch_end(
-            trainer: Trainer,
-            module: object,
-            outputs: object,
-            batch: Any,
-            batch_idx: int,
-        ) -> None:
-            try:
-                counts.add(batch)
-            except BaseException as error:
-                self.part.failed(error)
-
-        self._counts = counts
         hooks = vars(self.callback)
-        hooks["on_train_batch_end"] = on_train_batch_end
-        # Lightning skips a hook that is not callable
+        hooks["on_train_batch_end"] = self._on_train_batch_end
+        # Lightning skips a hook that is not callable.
         self._undo.callback(hooks.update, on_train_batch_end=None)
+
+    def _on_train_batch_end(
+        self,
+        trainer: Trainer,
+        module: object,
+        outputs: object,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if self._counts is None:
+            return
+        try:
+            self._counts.add(batch)
+        except BaseException as error:
+            self.part.failed(error)
 
     def _start_sampler(self, device: torch.device) -> ReadGpu | None:
         """Sample the GPU's clock from now on; return what reads the samples, or None without a GPU."""

@@ -106,12 +106,16 @@ def _rehearse(step: SentStep) -> StepWork:
 
 
 def _trainer(step: SentStep, rehearsal: Rehearsal, batch: Any) -> Any:
-    """Return a Trainer of the Lightning package that the module is derived from."""
+    """Return a Trainer that runs the sent ``step`` on ``batch``, with the callback ``rehearsal``, and writes nothing.
+
+    The class is from the package that the module is derived from: each package refuses modules of the other.
+    """
     packages = {kind.__module__.partition(".")[0] for kind in type(step.module).__mro__}
     package = (
         "pytorch_lightning" if "pytorch_lightning" in packages else "lightning.pytorch"
     )
     lightning = import_module(package)
+    # gives each step ``batch``, in place of what the loader returns
     strategy_class = type(
         "SentStrategy", (_SentBatches, lightning.strategies.SingleDeviceStrategy), {}
     )
@@ -129,7 +133,8 @@ def _trainer(step: SentStep, rehearsal: Rehearsal, batch: Any) -> Any:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    vars(trainer.precision_plugin)["convert_module"] = _converted_before
+    # The module was converted before it was pickled: have the plugin return it as it is.
+    vars(trainer.precision_plugin)["convert_module"] = _unchanged
     return trainer
 
 
@@ -142,8 +147,7 @@ def _rehearsed_precision(precision: str) -> str:
     return "32-true"
 
 
-def _converted_before(module: LightningModule) -> LightningModule:
-    """Replace the plugin's ``convert_module``: the module was converted before it was pickled."""
+def _unchanged(module: LightningModule) -> LightningModule:
     return module
 
 

@@ -318,13 +318,18 @@ def _tensor_bytes(value: Any) -> int:
 
 
 def _ranks_in_group(values: list[Any]) -> int:
-    """Return the size of the process group among a collective's ``values``: an object of C++, or a name."""
-    groups = {name: group for group, name in WORLD.find().pg_names.items()}
+    """Return the size of the process group of a collective, whose arguments and result are ``values``.
+
+    The group is one of them: its name, or torch's object for the group. Without either, all ranks take part.
+    """
+    groups_by_name = {}
+    for group, name in WORLD.find().pg_names.items():
+        groups_by_name[name] = group
     for value in values:
-        if isinstance(value, str) and value in groups:
-            return int(groups[value].size())
+        if isinstance(value, str) and value in groups_by_name:
+            return int(groups_by_name[value].size())
+        # The reduction operator is such an object too, but the group precedes it.
         if isinstance(value, torch.ScriptObject):
-            # the group precedes the reduction operator
             return int(dist.ProcessGroup.unbox(value).size())
     return dist.get_world_size()
 

@@ -48,6 +48,11 @@ class Rung:
     title: str
 
     @property
+    def shown_ms(self) -> float:
+        """The number in ``text``: a sum of shown numbers differs from the sum of exact ones."""
+        return float(self.text.replace(",", ""))
+
+    @property
     def signed_text(self) -> str:
         """The text with its sign; the ideal, which begins at 0, has none."""
         has_own_sign = self.term.name == "ideal" or self.text.startswith("-")
@@ -160,7 +165,10 @@ def _term_texts(fall: Waterfall) -> list[str]:
 
 
 def why_lines(record: RunRecord) -> list[str]:
-    """Return the mean step as a sum in one line: the ideal, the others by their size, the small ones as one."""
+    """Return the mean step as a sum in one line: the ideal, the others by their size, the small ones as one.
+
+    In place of the sum the line has the reason why there is none. No line at all if no trace was to be expected.
+    """
     fall = record.waterfall
     if fall is None:
         should_have_trace = record.status == "ok" and record.steps_planned.get("trace")
@@ -171,14 +179,14 @@ def why_lines(record: RunRecord) -> list[str]:
         return []
     if record.contended:
         return [f"why: not shown as a sum: {NO_SUM}"]
-    end_rungs = []
+    ideal, *other_rungs = rungs(fall)  # the record has the ideal first
     middle_rungs = []
-    for rung in rungs(fall):
+    last_rungs = []  # the unexplained time, which is always shown
+    for rung in other_rungs:
         if rung.term.name in _ENDS:
-            end_rungs.append(rung)
+            last_rungs.append(rung)
         else:
             middle_rungs.append(rung)
-    ideal, *unexplained = end_rungs
     middle_rungs.sort(key=lambda rung: rung.term.seconds, reverse=True)
     large_rungs = []
     small_rungs = []
@@ -195,16 +203,19 @@ def why_lines(record: RunRecord) -> list[str]:
     for rung in large_rungs:
         terms.append(_with_sign(rung.text, rung.title))
     if small_rungs:
-        total_ms = sum(float(rung.text.replace(",", "")) for rung in small_rungs)
+        total_ms = sum(rung.shown_ms for rung in small_rungs)
         total = f"{total_ms:,.{digits_of(fall.step_s)}f}"
         terms.append(_with_sign(total, "smaller terms"))
-    for rung in unexplained:
+    for rung in last_rungs:
         terms.append(_with_sign(rung.text, rung.title))
+    # "12.3 [12.1, 12.5]" becomes "12.3 ms [12.1, 12.5]"
     mean, bracket, interval = step_text(fall).partition(" [")
-    return [f"why: {mean} ms{bracket}{interval} = {' '.join(terms)}"]
+    step = f"{mean} ms{bracket}{interval}"
+    return [f"why: {step} = {' '.join(terms)}"]
 
 
 def _with_sign(text: str, title: str) -> str:
+    """Return a further term of a sum, after its plus or minus."""
     if text.startswith("-"):
         return f"- {text.removeprefix('-')} {title}"
     return f"+ {text} {title}"

@@ -43,6 +43,7 @@ def attention_columns() -> list[ComputedColumn]:
 
 
 def _flops_per_s(phase: str, entry: Entry) -> float | None:
+    """Return the FLOP/s of attention in ``phase``; None if its FLOPs or its time are unknown."""
     flops = _forward_flops(entry)
     if flops is None or entry.record is None:
         return None
@@ -55,6 +56,7 @@ def _flops_per_s(phase: str, entry: Entry) -> float | None:
 
 
 def _share_of_peak(phase: str, entry: Entry) -> float | None:
+    """Return the same as a share of the device's peak; None also if that is unknown."""
     flops_per_s = _flops_per_s(phase, entry)
     if flops_per_s is None or entry.record is None:
         return None
@@ -65,14 +67,20 @@ def _share_of_peak(phase: str, entry: Entry) -> float | None:
 
 
 def _forward_flops(entry: Entry) -> float | None:
-    """Return the FLOPs of a forward pass over all sequences; None for another module."""
-    width, size = entry.option("model.d_model"), entry.option("model.size")
+    """Return the FLOPs of a forward pass over all sequences; None for a run of anything but attention alone."""
+    width = entry.option("model.d_model")
     tokens = entry.option("data.context_length")
     sequences = entry.option("data.batch_size")
     numbers = (width, tokens, sequences)
-    is_alone = size is None and entry.option("model.num_layers") is None
-    if not is_alone or not all(isinstance(number, int) for number in numbers):
+    # Models of whole layers have one of these options, and the module that is only attention has none.
+    has_layers = any(
+        entry.option(option) is not None
+        for option in ("model.size", "model.num_layers")
+    )
+    are_known = all(isinstance(number, int) for number in numbers)
+    if has_layers or not are_known:
         return None
+    # ``width`` is the numbers of a token's query, over all heads
     flops = float(_FLOPS_OF_PAIR * sequences * tokens**2 * width)
     is_causal = entry.option("model.is_causal")
     if is_causal is None or is_causal:

@@ -76,11 +76,12 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         return apps
 
     def _view(self, name: str) -> Handler:
+        """Return what answers a request for the view ``name`` of a run, which reads only files of that run."""
+
         def answer(request: Request) -> Json:
             place = self._run(request)
             if name == "kernels":
-                # raises where the traces lie outside the log folders
-                _has_traces(place)
+                _check_trace_folder(place)
             with restrict_reading(*place.roots):
                 return {"blocks": VIEWS[name].answer(entry_in(place))}
 
@@ -99,6 +100,8 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
             return {"blocks": comparison_blocks(compared)}
 
     def _json(self, answer: Callable[[Request], object]) -> Handler:
+        """Return the handler that sends what ``answer`` returns as JSON, and its errors as those of the request."""
+
         def handler(request: Request) -> Response:
             try:
                 content = answer(request)
@@ -194,6 +197,12 @@ def entry_in(place: RunsFolder) -> Entry:
     if collection.problems:
         raise RecordError(collection.problems[0])
     raise RecordError(f"{place.name}: not a run")
+
+
+def _check_trace_folder(place: RunsFolder) -> None:
+    """Raise NotFoundError if the run's folder of traces is a link that leads out of the log folders."""
+    if os.path.lexists(place.folder / "trace"):
+        place.file("trace")
 
 
 def _has_traces(place: RunsFolder) -> bool:
