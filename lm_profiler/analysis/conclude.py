@@ -143,6 +143,7 @@ class RunSteps:
         return self.evidence.environment
 
     def facts(self, record: RunRecord) -> RunFacts:
+        """Return ``record`` and what ``binding`` needs beside it to decide what limits the step."""
         return RunFacts(
             record,
             self.steps,

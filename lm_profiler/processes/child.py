@@ -161,8 +161,8 @@ class Child(Generic[Answer]):
     def _kill(self) -> None:
         descendants: list[psutil.Process] = []
         with suppress(psutil.Error):
-            # Listed before the child dies: it adopts processes whose parents have ended, and later nobody knows where
-            # they came from.
+            # Listed before the child dies: the child adopts processes whose parents have ended, and later nobody knows
+            # where they came from.
             descendants = psutil.Process(self._process.pid).children(recursive=True)
         with suppress(ProcessLookupError):  # it may not lead a group yet
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -170,7 +170,7 @@ class Child(Generic[Answer]):
             with suppress(psutil.Error):
                 process.kill()
         self._process.kill()
-        _exit_code(self._process)
+        _exit_code(self._process)  # waits for its end, so that the system can forget it
 
 
 def can_fork() -> bool:
@@ -199,6 +199,7 @@ def start_interpreter(question: bytes, link: Connection) -> Any:
 
 
 def _fork(find: Callable[[], Any], limits: Limits, link: Connection) -> Any:
+    """Start a copy of this process that calls ``find`` within ``limits`` and answers over ``link``."""
     process = get_context("fork").Process(
         target=_answer_in_copy, args=(find, limits, link)
     )
@@ -212,6 +213,7 @@ def _fork(find: Callable[[], Any], limits: Limits, link: Connection) -> Any:
 
 
 def _exit_code(process: Any) -> int | None:
+    """Wait for the end of ``process`` and return its exit code."""
     if isinstance(process, subprocess.Popen):
         return process.wait()
     process.join()

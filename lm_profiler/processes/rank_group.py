@@ -71,7 +71,7 @@ def _receive(link: Any) -> tuple[str, Any]:
 def _cause(rank: int, message: str | None, processes: Sequence[Any]) -> str:
     """Return how ``rank`` failed, or which rank died silently and so made ``rank`` fail."""
     sentinels = [process.sentinel for process in processes]
-    # a failed or finished rank waits to be killed
+    # A rank that failed or finished sends a message and waits to be killed: one that is dead died without a message.
     sentinels_of_dead = wait(sentinels, _GRACE_S)
     for number, process in enumerate(processes):
         if process.sentinel in sentinels_of_dead:

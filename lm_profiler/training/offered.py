@@ -59,7 +59,7 @@ def check_compile_mode(mode: str, option: str) -> None:
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the largest parts that have weights and are called, as a ModuleList for one is not."""
+    """Yield the largest parts that have weights and are called; a ModuleList, for example, is never called."""
     for part in module.children():
         has_weights = next(part.parameters(), None) is not None
         if not has_weights:

@@ -39,6 +39,7 @@ class _Pair:
     b: _Sum = field(default_factory=_Sum)
 
     def difference(self, name: str, module: str | None = None) -> TimeDifference:
+        """Return both sums, and how B differs from A."""
         return TimeDifference(
             name=name,
             module=module,
@@ -111,6 +112,7 @@ def _name_of(row: KernelRow) -> str:
 
 
 def _change(in_a: _Sum, in_b: _Sum) -> Change:
+    """Return how B differs from A: "slower" if it took longer in B, "came" if it is only in B."""
     if in_a.seconds == in_a.calls == 0:
         return "came"
     if in_b.seconds == in_b.calls == 0:

@@ -182,6 +182,7 @@ class Samples:
         self._counters_by_kind: dict[Any, Callable[[Any], int | None]] = {}
 
     def __call__(self, batch: Any) -> int | None:
+        """Return the samples of ``batch``; None if those of a loader that gave a batch are unknown."""
         if not self._combined:
             return self._count(batch)
         total: int | None = None

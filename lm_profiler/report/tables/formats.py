@@ -233,6 +233,7 @@ def json_text(table: Table) -> str:
 
 
 def parquet(table: Table) -> bytes:
+    """Return the table as the content of a Parquet file, with a column for each field."""
     import pyarrow
     import pyarrow.parquet
 
