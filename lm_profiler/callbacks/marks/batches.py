@@ -11,7 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lm_profiler.callbacks.marks.useful_tokens import TokenUse, UsefulTokens
+from lm_profiler.callbacks.marks.useful_tokens import (
+    UNKNOWN_USE,
+    TokenUse,
+    UsefulTokens,
+)
 from lm_profiler.measure.boundary import Guard, say
 from lm_profiler.torch_names import tree_leaves
 
@@ -28,7 +32,7 @@ class StepCount(NamedTuple):
     tokens: int | None
     samples: int | None
     elements: int | None
-    token_use: TokenUse = TokenUse()
+    token_use: TokenUse = UNKNOWN_USE
 
 
 class BatchCounts:
@@ -117,23 +121,21 @@ class BatchCounts:
 
     def take(self) -> StepCount:
         """Return the counts of the step that ended, and start again from zero; call it between steps."""
+        token_use = UNKNOWN_USE
+        if self._useful_tokens is not None:
+            try:
+                token_use = self._useful_tokens.take()
+            except BaseException as error:
+                self._useful_part.failed(error)
+                self._useful_tokens = None
         counts = StepCount(
-            self.batches,
-            self.tokens,
-            self.samples,
-            self.elements,
-            self._useful_part.run(self._take_token_use, otherwise=TokenUse()),
+            self.batches, self.tokens, self.samples, self.elements, token_use
         )
         self.batches = 0
         self.tokens = None
         self.samples = None if self._count_samples is None else 0
         self.elements = None if self._count_elements is None else 0
         return counts
-
-    def _take_token_use(self) -> TokenUse:
-        if self._useful_tokens is None:
-            return TokenUse()
-        return self._useful_tokens.take()
 
 
 class Tokens:

@@ -43,6 +43,9 @@ class TokenUse(NamedTuple):
         return TokenUse(*sums)
 
 
+UNKNOWN_USE = TokenUse()
+
+
 class UsefulTokens:
     """Adds up the useful tokens of the batches of a step."""
 
@@ -61,18 +64,19 @@ class UsefulTokens:
         """
         tensors = self._host_tensors
         self._host_tensors = None
-        if not tensors:
+        # A batch that is one tensor has no names: most steps of small models end here.
+        if not tensors and not isinstance(batch, Tensor):
             tensors = dict(_named_tensors(batch))
-        if tensors or own_count is not None:
+        if tensors:
             self._batches.append((tensors, own_count))
 
     def take(self) -> TokenUse:
         """Return the tokens of the step that ended, and start again; call it between steps."""
         batches = self._batches
+        if not batches:
+            return UNKNOWN_USE
         self._batches = []
         uses = [token_use(tensors, own_count) for tensors, own_count in batches]
-        if not uses:
-            return TokenUse()
         total = uses[0]
         for use in uses[1:]:
             total = total + use
