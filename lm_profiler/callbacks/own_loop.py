@@ -30,6 +30,7 @@ from lm_profiler.callbacks.instruments.profiling_options import (
     TraceOptions,
     TrackedFigures,
     WatchOptions,
+    expect_step_numbers,
 )
 from lm_profiler.callbacks.marks.hook_marks import HookMarks
 from lm_profiler.callbacks.marks.torch_hooks import DOOR
@@ -253,16 +254,13 @@ def loop_options(
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> ProfilingOptions:
     """Return the options of a loop that is no Trainer's; raises UsageError if one is wrong."""
-    steps = {
-        "warmup_steps": warmup_steps,
-        "trace_steps": trace_steps,
-        "memory_steps": memory_steps,
-        "action_steps": action_steps,
-    }
-    if measure_steps is not None:
-        steps["measure_steps"] = measure_steps
-    for option, number in steps.items():
-        expect(isinstance(number, int), option, "a whole number", number)
+    expect_step_numbers(
+        warmup_steps=warmup_steps,
+        measure_steps=measure_steps,
+        trace_steps=trace_steps,
+        memory_steps=memory_steps,
+        action_steps=action_steps,
+    )
     options = ProfilingOptions(
         stages=StageOptions(
             warmup_steps=warmup_steps, measure_steps=measure_steps, stop_when_done=False

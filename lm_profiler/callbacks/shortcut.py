@@ -18,6 +18,7 @@ from lm_profiler.callbacks.instruments.profiling_options import (
     TraceOptions,
     TrackedFigures,
     WatchOptions,
+    expect_step_numbers,
 )
 from lm_profiler.callbacks.marks.namespaces import verb_of
 from lm_profiler.callbacks.marks.torch_hooks import DOOR
@@ -26,7 +27,6 @@ from lm_profiler.callbacks.run_request import claim, parse_request
 from lm_profiler.external_callbacks import CLAIMED
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.run_record import Verb
-from lm_profiler.usage_error import expect
 
 _numbers = count(1)  # the numbers of the Trainers of this process
 
@@ -74,16 +74,13 @@ def profiling_callbacks(
     Raises:
         ValueError: a number of steps is negative, or nothing is to be measured.
     """
-    steps = {
-        "warmup_steps": warmup_steps,
-        "trace_steps": trace_steps,
-        "memory_steps": memory_steps,
-        "action_steps": action_steps,
-    }
-    if measure_steps is not None:
-        steps["measure_steps"] = measure_steps
-    for option, number in steps.items():
-        expect(isinstance(number, int), option, "a whole number", number)
+    expect_step_numbers(
+        warmup_steps=warmup_steps,
+        measure_steps=measure_steps,
+        trace_steps=trace_steps,
+        memory_steps=memory_steps,
+        action_steps=action_steps,
+    )
     if stop_when_done is None:
         stop_when_done = verb == "fit"
     profiler = TrainingProfiler(

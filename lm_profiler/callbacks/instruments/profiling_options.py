@@ -24,6 +24,27 @@ TIMED_STEPS, TIMED_SECONDS = 40, 10.0
 TIMED_MOST_STEPS, TIMED_MOST_SECONDS = 5000, 60.0
 
 
+def expect_step_numbers(
+    *,
+    warmup_steps: int,
+    measure_steps: int | None,
+    trace_steps: int,
+    memory_steps: int,
+    action_steps: int,
+) -> None:
+    """Raise UsageError if the steps of a stage are no whole number; ``measure_steps`` may be left out."""
+    steps = {
+        "warmup_steps": warmup_steps,
+        "trace_steps": trace_steps,
+        "memory_steps": memory_steps,
+        "action_steps": action_steps,
+    }
+    if measure_steps is not None:
+        steps["measure_steps"] = measure_steps
+    for option, number in steps.items():
+        expect(isinstance(number, int), option, "a whole number", number)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageOptions:
     """How long to warm up and to measure.
