@@ -46,7 +46,7 @@ _READ_EVERY_NS = 5_000_000
 _MOST_RECOMPILATIONS = 3  # that a note names
 
 # what may pass between steps, beside VALIDATION and EPOCH
-_CHECKPOINT, _INSTRUMENTS = ("checkpoint", "instruments")
+_CHECKPOINT, _INSTRUMENTS = "checkpoint", "instruments"
 
 _UNSEEN_BACKWARD = (
     "no backward pass was seen: the program calls neither manual_backward nor loss.backward(). Code that computes "

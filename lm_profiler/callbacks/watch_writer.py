@@ -57,7 +57,7 @@ _COMPARE_RANKS_NS = 30 * 1_000_000_000  # between two looks at the other ranks' 
 _WAKE_UP_S = 1.0  # how long the thread sleeps if nothing is handed over
 _PAUSE_S = 5.0  # if this thread wakes up this much late, the process did not run
 # a step is stalled after a minute, and after twenty times the usual step
-_STALL_S, _STALL_STEPS = (60.0, 20.0)
+_STALL_S, _STALL_STEPS = 60.0, 20.0
 _STALL_REPEATS = 3.0  # where a stall ended by itself, as in a slow validation, the next must take so much longer
 _MOST_UNSENT = 20  # rows for the trackers; two a second may come
 _END_S = 30.0  # how long the end of training waits for this thread

@@ -50,7 +50,7 @@ UNLIMITED = sys.maxsize
 _MAX_VALUES = 1000  # of one option of a sweep or a search
 
 # the fields that are not options
-_FIT_OPTIONS, _PROGRAM, _COMMAND = ("options", "program", "command")
+_FIT_OPTIONS, _PROGRAM, _COMMAND = "options", "program", "command"
 _EXPECTED = "config: expected a YAML file of options"
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 _SHORT_OPTIONS = {"-c": "--config", "-h": "--help"}

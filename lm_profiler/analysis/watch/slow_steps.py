@@ -41,7 +41,7 @@ _FEWEST_REPEATS = 4  # slow steps before anything is said of how regularly they 
 _REGULAR_SHARE = 0.8  # share of the intervals that must be alike
 _REGULAR_WITHIN = 0.02  # share of the interval by which they may differ
 # a group is written again after this growth, or this time
-_UPDATE_GROWTH, _UPDATE_APART_S = (1.5, 600.0)
+_UPDATE_GROWTH, _UPDATE_APART_S = 1.5, 600.0
 _MOST_GROUPS = 40
 _FASTER = 0.1  # share of the interval so far below which slow steps come faster
 _SAME_SIZE = 3.0  # ratio of excess times beyond which slow steps differ: a stall of a second is no delay of 20 ms

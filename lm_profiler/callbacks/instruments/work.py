@@ -28,7 +28,7 @@ from lm_profiler.record.run_record import Flops, Verb
 from lm_profiler.torch_names import tree_leaves
 
 # most CPU time and memory of a process that counts on shapes alone
-LIMIT_S, LIMIT_BYTES = (60.0, 4 << 30)
+LIMIT_S, LIMIT_BYTES = 60.0, 4 << 30
 # The same if training goes on afterwards and waits for it: with busy cores it may take a minute (``child.PATIENCE``).
 LIMIT_IN_TRAINING_S = 20.0
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 # -- the memory of one step --------------------------------------------------------------------------------------------
 
 # inches of a picture with one panel, and of each further one
-_PANEL_WIDTH, _FURTHER_WIDTH = (8.6, 6.2)
+_PANEL_WIDTH, _FURTHER_WIDTH = 8.6, 6.2
 _MOST_TIMELINES = 4
 _NARROW = 0.012  # the share of the axis for a character of a phase's name; names with less room are rotated
 _UNITS = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
