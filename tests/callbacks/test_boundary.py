@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from pathlib import Path
@@ -42,6 +44,15 @@ def quiet_trainers() -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     yield
     logger.setLevel(before)
+
+
+@pytest.fixture(autouse=True)
+def files_of_faults() -> Iterator[None]:
+    """Close what a fault between a file's opening and its ``with`` left open, before another test collects garbage."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)
