@@ -12,7 +12,16 @@ from lm_profiler.analysis.binding import INPUT, RunFacts, binding
 from lm_profiler.analysis.savings import findings_of
 from lm_profiler.analysis.steps.summaries import model_of
 from lm_profiler.record.kernels import KernelTable, Rest
-from lm_profiler.record.run_record import Contention, Flops, RankFinding, Ranks, RunRecord, Utilisation, Verdict
+from lm_profiler.record.run_record import (
+    Contention,
+    Flops,
+    OutsideSteps,
+    RankFinding,
+    Ranks,
+    RunRecord,
+    Utilisation,
+    Verdict,
+)
 
 
 def use(of_ceiling: float) -> Utilisation:
@@ -148,6 +157,15 @@ def test_time_outside_every_phase_is_told() -> None:
     found = bound({"other": 80.0}, utilisation=use(0.3))
     assert (found.bound_by, found.because) == (None, "outside")
     assert found.facts["outside"] == pytest.approx(80.0 / 178.0, rel=0.02)
+
+
+def test_validation_that_takes_most_of_a_run_binds_it_though_no_measured_step_has_it() -> None:
+    """36 of the 41 s of a run: 40 steps of 0.1 s, and a validation after the measured ones."""
+    validation = OutsideSteps(what="validation", seconds=36.0, times=1, per_step_s=0.8)
+    found = bound(utilisation=use(0.5), outside=[validation], stages_s=41.0)
+    assert (found.bound_by, found.because) == ("between steps", "between steps: validation")
+    assert found.share == pytest.approx(0.8 / 0.9, rel=0.01)
+    assert found.facts == {"seconds": 36.0, "run_s": 41.0}
 
 
 def test_without_steps_there_is_no_verdict() -> None:

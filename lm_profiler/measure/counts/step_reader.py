@@ -85,9 +85,11 @@ class GarbageLog:
     _own_share: float = 0.0
     _began_ns: int = 0
     _replaced_hook: Any = None
+    _is_over: bool = False
 
     def start(self) -> None:
         self.stop()
+        self._is_over = False
         self.collections = []
         self.held_error = None
         self.own_objects = 0
@@ -98,8 +100,9 @@ class GarbageLog:
     def stop(self) -> None:
         if self._note_collection in gc.callbacks:
             gc.callbacks.remove(self._note_collection)
+        self._is_over = True
         if sys.unraisablehook == self._hold_error:
-            sys.unraisablehook = self._replaced_hook
+            sys.unraisablehook = _hook_in_use(self._replaced_hook)
 
     def _note_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
@@ -127,12 +130,22 @@ class GarbageLog:
 
     def _hold_error(self, dropped: Any) -> None:
         # By the code that it passed: from Python 3.14 on the hook is not given the callback.
-        if dropped.exc_traceback is not None:
+        # A program may keep this hook and put it back later: a log that is over holds nothing.
+        if dropped.exc_traceback is not None and not self._is_over:
             outermost_code = dropped.exc_traceback.tb_frame.f_code
             if outermost_code is GarbageLog._note_collection.__code__:
                 self.held_error = dropped.exc_value
                 return
         self._replaced_hook(dropped)
+
+
+def _hook_in_use(hook: Any) -> Any:
+    """Return ``hook``, or, if it is that of a log that is over, the hook which that log had replaced."""
+    log = getattr(hook, "__self__", None)
+    while isinstance(log, GarbageLog) and log._is_over:
+        hook = log._replaced_hook
+        log = getattr(hook, "__self__", None)
+    return hook
 
 
 @dataclass(eq=False)

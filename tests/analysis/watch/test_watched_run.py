@@ -100,6 +100,20 @@ def test_garbage_collection_is_the_cause() -> None:
     assert "garbage" in event.cause
 
 
+@pytest.mark.parametrize("faults, is_cause", [(26, False), (40_000, True)])
+def test_a_few_page_faults_are_no_cause(faults: int, is_cause: bool) -> None:
+    """Whatever their time is said to be: 26 faults take microseconds."""
+    loop = Loop()
+    loop.parts_s[4000, PARTS.index("forward")] += 0.5
+    usual = {"wall_s": 0.1, "between_s": 0.0, "gc_s": 0.0, "cpu_s": 0.1, "fault_s": 0.0, "minor_faults": 0}
+    loop.counters = [StepCounters(step=step, rank=0, **usual) for step in range(3900, 4100)]
+    slow = usual | {"wall_s": 0.6, "fault_s": 0.49, "minor_faults": faults}
+    loop.counters[101] = StepCounters(step=4001, rank=0, **slow)
+    (event,) = loop.events()
+    assert event.step == 4001
+    assert (event.cause is not None) == is_cause
+
+
 def test_a_checkpoint_is_the_cause() -> None:
     loop = Loop()
     loop.parts_s[2999::1000, PARTS.index("other")] += 0.5

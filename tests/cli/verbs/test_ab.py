@@ -27,6 +27,7 @@ from lm_profiler.improve.pairs import paired_changes
 from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.process_spread import ASSUMED_SPREAD
 from lm_profiler.record.quantities import TIMES
+from lm_profiler.report.run.comparison_table import closing
 
 
 class Runs:
@@ -68,6 +69,16 @@ def test_budget_ends_it_but_for_the_first_two_pairs(tmp_path: Path) -> None:
         decision = found.decision(is_final=True)
         assert decision.interval is not None  # of all pairs: the figures beside it are of the same runs
         assert decision.interval.ratio == pytest.approx(decision.b_s / decision.a_s)
+
+
+def test_what_it_prints_agrees_and_advises_nothing_that_it_does_already(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, ratio=1.02, spread=0.05)
+    comparison = ab._compare_pairs(ab.run_in_turns(runs, 105.0, lambda: runs.now_s), MARGIN)
+    assert comparison.verdict == "UNCLEAR"
+    assert not any("alternate" in line for line in closing(comparison))
+    interval = comparison.step.interval
+    assert interval is not None
+    assert comparison.step.of_step == pytest.approx(interval.ratio - 1.0)
 
 
 @pytest.fixture

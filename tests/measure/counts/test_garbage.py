@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,3 +112,40 @@ def test_a_collection_that_the_program_calls_for_is_the_programs() -> None:
         log.stop()
     assert len(kept) == 100
     assert [(one.generation, one.own_share) for one in log.collections] == [(2, 0.0)]
+
+
+def test_logs_that_overlap_in_time_leave_pythons_hook_as_it_was() -> None:
+    """As two runs do, the second of which begins before the first is over."""
+    plain = sys.unraisablehook
+    first, second = GarbageLog(lambda: 0), GarbageLog(lambda: 0)
+    try:
+        first.start()
+        second.start()
+        first.stop()
+        second.stop()
+        assert sys.unraisablehook is plain
+    finally:
+        sys.unraisablehook = plain
+
+
+def test_a_hook_that_somebody_kept_holds_nothing_once_the_log_is_over() -> None:
+    plain = sys.unraisablehook
+    passed_on: list[object] = []
+    log = GarbageLog(lambda: 0)
+    try:
+        sys.unraisablehook = passed_on.append
+        log.start()
+        kept_hook = sys.unraisablehook
+        log.stop()
+        kept_hook(dropped_in(log))  # type: ignore[arg-type]
+    finally:
+        sys.unraisablehook = plain
+    assert log.held_error is None
+    assert len(passed_on) == 1
+
+
+def dropped_in(log: GarbageLog) -> SimpleNamespace:
+    """What Python gives to its hook of an error that passed the callback of ``log``."""
+    with pytest.raises(KeyError) as raised:
+        log._note_collection("stop", {})
+    return SimpleNamespace(exc_value=raised.value, exc_traceback=raised.value.__traceback__.tb_next)

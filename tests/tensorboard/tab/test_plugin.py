@@ -16,6 +16,7 @@ from served import Get, get_from, write_trace
 from shown import of_kind, text_of, titled
 from tensorboard.plugins.base_plugin import TBContext
 
+from lm_profiler.cli.main import main
 from lm_profiler.tensorboard.tab.plugin import LMProfilerPlugin
 
 
@@ -91,7 +92,9 @@ def test_a_folder_whose_name_is_no_text_is_listed_and_hides_no_other(get: Get, l
     assert get("run", run="bad\ufffd").status_code == 404  # what a browser makes of the name
 
 
-def test_two_runs_are_compared_as_the_command_prints_it(get: Get, logdir: Path) -> None:
+def test_two_runs_are_compared_as_the_command_prints_it(
+    get: Get, logdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made_entry(logdir / "a")
     made_entry(logdir / "b", forward_s=6e-3)
     blocks = get("compare", a="a", b="b").json["blocks"]
@@ -99,6 +102,11 @@ def test_two_runs_are_compared_as_the_command_prints_it(get: Get, logdir: Path) 
     rows = {row[0]: row[1:] for block in of_kind(blocks, "table") for row in block["rows"]}
     assert [float(text) for text in rows["step"][0:3]] == pytest.approx([10.0, 13.0, 3.0], abs=0.01)
     assert (rows["forward"][-1], rows["backward"][-1]) == ("SLOWER", "UNCLEAR")  # equal, but single processes
+    assert main(["compare", str(logdir / "a"), str(logdir / "b")]) == 0
+    printed = capsys.readouterr().out
+    intervals = [text for texts in rows.values() for text in texts if "[" in text]
+    assert len(intervals) >= 3
+    assert [text for text in intervals if text not in printed] == []
     assert get("compare", a="a", b="a").status_code == 400
 
 
