@@ -1,6 +1,7 @@
 """The floors hold, and nobody waits for torch to read a help text."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -13,22 +14,46 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Found, so that asking whether torch is installed is allowed; executed, it fails, and not by an ImportError,
-# which the code might take for "not installed".
-WITHOUT_TORCH = """
-import importlib.abc, importlib.machinery, runpy, sys
+HEAVY = {
+    *("torch", "lightning", "pytorch_lightning", "torchmetrics", "tensorboard"),
+    *("pandas", "scipy", "matplotlib", "plotly"),
+}
+STORED = "tests/stored/0.2"
+TWO_RUNS = [f"{STORED}/two/context_length={length}" for length in (8, 16)]
+LIGHT_CALLS: dict[str, tuple[list[str], int]] = {
+    "help": (["--help"], 0),
+    "version": (["--version"], 0),
+    "first help of a Trainer's verb": (["fit", "--help"], 0),
+    "a config that is none": (["fit", "--config=Makefile"], 2),
+    "report": (["report", STORED], 0),
+    "a layout": (["report", STORED, "--layout", "warmups", "--format", "markdown"], 0),
+    "compare": (["compare", *TWO_RUNS, "--unlike"], 0),
+    "numerics": (["numerics"], 0),
+    "a sweep's plan": (["sweep", "timings", "--dry_run"], 0),
+}
+"""Calls that load none of ``HEAVY``, with their exit codes."""
+
+# A module of HEAVY is found, so that asking whether it is installed is allowed; executed, it fails, and not by an
+# ImportError, which the code might take for "not installed".
+WITHOUT_HEAVY = f"""
+import importlib.abc, importlib.machinery, json, sys
 
 class Refuse(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path=None, target=None):
-        if name in {"torch", "lightning", "pytorch_lightning", "torchmetrics"}:
-            return importlib.machinery.ModuleSpec(name, self)
-        return None
+        return importlib.machinery.ModuleSpec(name, self) if name in {HEAVY!r} else None
 
     def exec_module(self, module):
-        raise AssertionError(f"{module.__name__} was imported")
+        raise AssertionError(f"{{module.__name__}} was imported")
 
 sys.meta_path.insert(0, Refuse())
-runpy.run_module("lm_profiler", run_name="__main__", alter_sys=True)
+import lm_profiler
+from lm_profiler.cli.main import main
+
+codes = {{name: main(call) for name, (call, _) in {LIGHT_CALLS!r}.items()}}
+lm_profiler.load("{TWO_RUNS[0]}")._repr_html_()
+import lm_profiler.models.config, lm_profiler.report.page.page, lm_profiler.report.pictures.plots
+lm_profiler.models.config.preset("xl")
+print(json.dumps(codes))
 """
 
 
@@ -95,17 +120,14 @@ def test_circles_are_seen() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {frozenset("bc")}
 
 
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_a_short_answer_never_imports_torch(option: str) -> None:
-    done = python(WITHOUT_TORCH, option)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "lm_profiler" in done.stdout
-
-
-def test_version_is_the_one_of_pyproject() -> None:
+def test_short_answers_and_reports_import_nothing_that_takes_seconds() -> None:
+    done = python(WITHOUT_HEAVY)
+    assert done.returncode == 0, done.stderr
+    *printed, codes = done.stdout.splitlines()
+    assert json.loads(codes) == {name: code for name, (_, code) in LIGHT_CALLS.items()}
     # Read as text: Python 3.10 has no tomllib.
     (version,) = re.findall(r'^version = "(.+?)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
-    assert version in python(WITHOUT_TORCH, "--version").stdout
+    assert f"lm_profiler {version}" in printed
 
 
 RUNS_CODE = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 import shutil
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -97,16 +96,6 @@ def test_the_cells_of_the_page_show_what_they_name(logs: Path) -> None:
         assert words in html.text
         assert words in of["text/plain"]
         assert html.tags == {"pre"}
-
-
-def test_load_is_quick_and_needs_no_torch(logs: Path) -> None:
-    code = (
-        "import sys, lm_profiler as of; of.load('logs')._repr_html_(); print({'torch', 'lightning'} & {*sys.modules})"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT)}
-    )
-    assert done.stdout == "set()\n"
 
 
 def test_the_latest_run_is_loaded_with_its_figures_as_attributes(logs: Path) -> None:

@@ -80,16 +80,9 @@ def used() -> list[str]:
     return sorted((public | {path for path in private if path.startswith("torch.")}) - OF_OTHER_BUILDS)
 
 
-def test_names_are_read_from_the_code(used: list[str]) -> None:
-    source = "import torch.nn\nfrom torch.utils import data\nx = torch.cuda.memory._snapshot().y\nz.torch.no\n"
-    assert set(names_in(source)) == {"torch.nn", "torch.utils.data", "torch.cuda.memory._snapshot"}
-    assert {"torch.accelerator.synchronize", "torch.cuda._sleep", "torch.Event"} <= set(used)
-    with pytest.raises(AttributeError, match=r"torch\.cuda\.nothing$"):
-        found("torch.cuda.nothing.at_all")
-
-
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # of torch's modules, when imported
 def test_this_torch_has_them(used: list[str]) -> None:
+    assert {"torch.accelerator.synchronize", "torch.cuda._sleep", "torch.Event"} <= set(used)
     lacking = []
     for name in used:
         try:

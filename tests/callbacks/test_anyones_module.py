@@ -215,12 +215,18 @@ def test_any_class_of_profiler_can_be_marked(tmp_path: Path, kind: type[Any]) ->
         assert "[Strategy]SingleDeviceStrategy.training_step" in users.started
 
 
-def test_a_run_is_in_a_folder_of_our_own(tmp_path: Path) -> None:
+def test_a_run_is_in_a_folder_of_our_own_and_knows_the_peak_of_its_memory(tmp_path: Path) -> None:
     profiler = short()
     trainer_with([profiler], tmp_path / "theirs").fit(BoringModel())
     assert profiler.folder == tmp_path / "logs" / "lm_profiler" / "version_0"
     names = {re.sub(r"events\.out.*", "events", path.name) for path in profiler.folder.iterdir()}
     assert {"run.json", "steps.csv", "trace", "events"} <= names
+    memory = read_run(profiler.folder).memory
+    assert memory is not None
+    assert memory.measured.allocated_peak is None  # the CPU has no allocator that says
+    assert set(memory.parts) <= set(PARTS)  # those above all that this process had held: of an old one none
+    # A process with torch in it holds more than 100 MiB, and no more than this machine has.
+    assert 2**27 < (memory.measured.resident_peak or 0) < 2**42
 
 
 class Kept(Logger):
@@ -409,17 +415,6 @@ def test_the_list_for_a_trainer_of_ones_own(tmp_path: Path, capsys: pytest.Captu
     assert "forward" in printed.out
     assert "logs/mine/version_0" in printed.out
     assert "measuring: 3 steps" in printed.err
-
-
-def test_a_part_has_a_peak_of_memory_where_it_rose_above_all_before(tmp_path: Path) -> None:
-    profiler = short()
-    trainer_with([profiler], tmp_path).fit(BoringModel())
-    memory = read_run(profiler.folder).memory
-    assert memory is not None
-    assert memory.measured.allocated_peak is None  # the CPU has no allocator that says
-    assert set(memory.parts) <= set(PARTS)  # those above all that this process had held: of an old one none
-    # A process with torch in it holds more than 100 MiB, and no more than this machine has.
-    assert 2**27 < (memory.measured.resident_peak or 0) < 2**42
 
 
 class Scheduled(BoringModel):

@@ -137,22 +137,6 @@ def test_no_fault_in_any_line_reaches_the_training(tmp_path: Path, capfd: pytest
     assert not broken_by(faults, Tiny, plain, tmp_path, lambda: "".join(capfd.readouterr()))
 
 
-@pytest.mark.parametrize("tokens", [None, float("nan"), "many", 1.5])
-def test_what_tokens_in_gives_is_no_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tokens: object
-) -> None:
-    monkeypatch.setattr(Tiny, "tokens_in", lambda self, batch: tokens)
-    ours = profiler()
-    module = train(tmp_path, [ours])
-    assert_same_weights(module, train(tmp_path / "plain", [], max_steps=module.steps))
-    assert ours.record is not None
-    assert ours.record.status == "ok"
-    assert ours.record.throughput is not None
-    assert ours.record.throughput.tokens_per_s is None
-    assert capsys.readouterr().err.count("tokens_in failed") == 1
-    assert sum("tokens_in failed" in note for note in ours.record.notes) == 1
-
-
 @pytest.mark.parametrize("method", ["__repr__", "__eq__", "__getattr__"])
 def test_a_module_whose_own_methods_raise(tmp_path: Path, method: str) -> None:
     def raises(self: object, *args: object) -> object:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from made_environment import made_environment
 
 from lm_profiler.analysis.steps.step_model import steadiness
 from lm_profiler.analysis.steps.summaries import model_of, step_figures
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
     Contention,
-    Environment,
     OtherByOwner,
     OwnedTime,
     PythonTime,
@@ -53,10 +53,7 @@ def made(ms: dict[str, float] | None = None, noise: float = 0.01, device: str = 
     """A record of ``rows_of`` such steps, and of ``facts``."""
     rows = rows_of(ms, noise=noise)
     model = model_of(rows)
-    environment = Environment(
-        versions={}, platform="Linux", cpu="a CPU", cpu_count=2, threads=2, device_type=device, device_name=device,
-        device_bytes=None, driver=None, world_size=1, flags={}, git_commit=None,
-    )  # fmt: skip
+    environment = made_environment(device_type=device, device_name=device)
     known = {
         "name": "run", "status": "ok", "failure": None, "verb": "fit", "started": "2026-01-02T03:04:05+00:00",
         "duration_s": 10.0, "command": "", "config": None, "environment": environment, "steps": {"measure": len(rows)},

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from made_environment import made_environment
+
 from lm_profiler.analysis.steps.summaries import model_of, summaries, throughput
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
-    Environment,
     Failure,
     Flops,
     MemoryFacts,
@@ -84,20 +85,7 @@ def _measured(rows: list[StepRow]) -> dict[str, Any]:
         of_ceiling=None,
     )
     return {
-        "environment": Environment(
-            versions={},
-            platform="Linux",
-            cpu="a CPU",
-            cpu_count=2,
-            threads=2,
-            device_type="cuda",
-            device_name="a GPU",
-            device_bytes=None,
-            driver=None,
-            world_size=1,
-            flags={},
-            git_commit=None,
-        ),
+        "environment": made_environment(device_type="cuda", device_name="a GPU"),
         "steps": {"warmup": WARMUP, "measure": len(steps)},
         "time": time,
         "host_time": host_time,

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from made_environment import made_environment
+
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import Environment, Flops, RunRecord, Settings
+from lm_profiler.record.run_record import Flops, RunRecord, Settings
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.run.run_page import end_tables
 from lm_profiler.report.tables.formats import render
@@ -21,20 +23,7 @@ FLOPS = Flops(forward=100, backward=200, recomputation=60)
 HALF_OF_THE_CEILING: dict[str, Any] = {"flops": FLOPS, "ceilings": {"float32": 72_000.0}}
 """Of steps of 10 ms."""
 
-CPU = Environment(
-    versions={},
-    platform="a test",
-    cpu="a CPU",
-    cpu_count=2,
-    threads=1,
-    device_type="cpu",
-    device_name="a CPU",
-    device_bytes=2**34,
-    driver=None,
-    world_size=1,
-    flags={"float32_matmul_precision": "highest"},
-    git_commit=None,
-)
+CPU = made_environment(threads=1, device_bytes=2**34, flags={"float32_matmul_precision": "highest"})
 
 
 def evidence_of(steps_ms: Sequence[float | Mapping[str, float]], **found: Any) -> Evidence:

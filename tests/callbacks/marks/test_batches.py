@@ -124,7 +124,9 @@ def test_a_run_of_several_loaders_tells_all_their_samples(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("given", [None, float("nan"), -1, 2.5, "7"])
-def test_tokens_that_become_unknown_amid_a_run_are_unknown_and_a_note_says_so(given: Any, tmp_path: Path) -> None:
+def test_tokens_that_become_unknown_amid_a_run_are_unknown_and_a_note_says_so(
+    given: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Unsure(BoringModel):
         batches = 0
 
@@ -136,7 +138,8 @@ def test_tokens_that_become_unknown_amid_a_run_are_unknown_and_a_note_says_so(gi
     assert record.status == "ok"
     assert record.throughput is not None
     assert record.throughput.tokens_per_s is None
-    assert any(note.startswith("tokens_in failed") for note in record.notes)
+    assert sum(note.startswith("tokens_in failed") for note in record.notes) == 1
+    assert capsys.readouterr().err.count("tokens_in failed") == 1
 
 
 @pytest.mark.parametrize(

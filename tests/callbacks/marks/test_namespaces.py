@@ -17,7 +17,6 @@ from known_loop import instruments
 from warm import run
 
 from lm_profiler.record.run_record import read_run
-from lm_profiler.record.steps import read_steps
 
 pytestmark = pytest.mark.usefixtures("no_rates")
 
@@ -112,33 +111,6 @@ def test_a_hook_of_the_users_is_no_part_of_the_phase_around_it(
     assert record.time["other"].median == pytest.approx(8e-3)
 
 
-def test_the_users_own_profiler_gets_every_action(pl: Any, trainer_of: Callable[..., Any]) -> None:
-    profilers = importlib.import_module(f"{NAME}.profilers")
-    users, profiler = profilers.SimpleProfiler(), instruments(1, 3)
-    trainer = trainer_of(profiler, profiler=users)
-    trainer.fit(pl.BoringModel())
-    assert trainer.profiler is users
-    assert len(users.recorded_durations["[Strategy]SingleDeviceStrategy.training_step"]) == 4
-    assert read_run(profiler.folder).status == "ok"
-
-
-def test_what_a_run_dies_of_is_in_the_record(pl: Any, trainer_of: Callable[..., Any]) -> None:
-    class Dying(pl.BoringModel):
-        def backward(self, loss: Any) -> None:
-            if self.global_step == 3:
-                raise ValueError("in backward")
-            super().backward(loss)
-
-    profiler = instruments(1, 9)
-    with pytest.raises(ValueError, match="in backward"):
-        trainer_of(profiler).fit(Dying())
-    record = read_run(profiler.folder)
-    assert record.status == "failed"
-    assert record.failure is not None
-    assert (record.failure.phase, record.failure.type) == ("backward", "ValueError")
-    assert len(read_steps(profiler.folder / "steps.csv")) == 3
-
-
 def test_a_signal_is_an_interruption(tmp_path: Path) -> None:
     """In a process of its own: Lightning changes what signals do."""
     program = f"""
@@ -161,12 +133,3 @@ trainer.fit(Stops())
     record = read_run(folder)
     assert record.status == "interrupted", done.stderr
     assert record.steps["measure"] == 3  # a SIGTERM is seen when its step is over
-
-
-def test_a_low_precision_and_its_settings_are_known(pl: Any, trainer_of: Callable[..., Any]) -> None:
-    profiler = instruments(1, 3)
-    trainer_of(profiler, precision="bf16-mixed", gradient_clip_val=1.0).fit(pl.BoringModel())
-    record = read_run(profiler.folder)
-    assert record.model is not None
-    assert record.model.precision == "bf16-mixed"
-    assert record.notes == []

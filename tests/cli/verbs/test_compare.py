@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -165,18 +163,6 @@ def test_a_file_gets_what_the_terminal_would(
     found = json.loads((tmp_path / "json").read_text(encoding="utf-8"))
     assert found["step"]["interval"]["ratio"] == pytest.approx(1.2)
     assert [row["verdict"] for row in found["memory"]] == ["SAME", "UNCLEAR"]
-
-
-def test_it_loads_nothing_that_is_slow(pair: tuple[str, str], tmp_path: Path) -> None:
-    again = write_run(tmp_path / "again")
-    slow = ("torch", "lightning", "pandas", "matplotlib", "scipy")
-    code = (
-        "import sys; from lm_profiler.cli.main import main\n"
-        f"main(['compare', '--a', {pair[0]!r}, {again!r}, '--b', {pair[1]!r}])\n"
-        f"print([name for name in {slow} if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_what_selftest_has_shown_of_the_machine_decides(

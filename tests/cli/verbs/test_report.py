@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -355,19 +354,6 @@ def test_kernels_are_printed_or_written_and_a_run_without_a_trace_is_named(
     assert (found["folder"], found["name"], found["calls"], found["time_s"]) == (str(traced), "mm", "4.0", "0.3")
     assert str(logs / "sweep" / "cell0" / "version_0") in err
     assert report(logs / "sweep", "--kernels") == 1
-
-
-def test_nobody_waits_for_torch_lightning_pandas_or_matplotlib(logs: Path):
-    code = (
-        "import sys\n"
-        "from lm_profiler.cli.main import main\n"
-        f"assert main(['report', {str(logs)!r}]) == 0\n"
-        f"assert main(['report', {str(logs)!r}, '--layout', 'warmups', '--format', 'markdown']) == 0\n"
-        "heavy = ('torch', 'lightning', 'pandas', 'matplotlib', 'plotly', 'scipy')\n"
-        "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines()[-1] == "[]"
 
 
 def test_memory_timelines_are_drawn_and_listed_and_runs_without_one_are_named(

@@ -38,9 +38,8 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_program_is_recorded_and_trains_as_without(tmp_path: Path) -> None:
-    """``benchmarks/any_program`` does so for torchrun, spawned and forked ranks, both namespaces and ``python -m``."""
-    bare = warm.run(PROGRAM, "bare.pt", "--cli", folder=tmp_path)
-    run = call("-m", "lm_profiler", "run", *FEW, "--", sys.executable, PROGRAM, "run.pt", "--cli", cwd=tmp_path)
+    bare = warm.run(PROGRAM, "bare.pt", folder=tmp_path)
+    run = call("-m", "lm_profiler", "run", *FEW, "--", sys.executable, PROGRAM, "run.pt", cwd=tmp_path)
     assert (run.returncode, run.stdout) == (7, "trained 40\n"), run.stderr
     assert (bare.returncode, bare.stdout) == (7, "trained 40\n"), bare.stderr
     record = read_run(tmp_path / "logs" / "lm_profiler" / "version_0")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import warm
+from made_environment import made_contention, made_environment
 from scipy import stats
 from stored_texts import assert_stored
 
@@ -17,7 +18,7 @@ from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs import selftest
 from lm_profiler.record.process_spread import ProcessSpread
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run_record import Contention, Environment, RunRecord, Steadiness, TimeSummary
+from lm_profiler.record.run_record import RunRecord, Steadiness, TimeSummary
 
 pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
 
@@ -27,10 +28,7 @@ def cell(mean_ms: float, word: str | None = "steady") -> RunRecord:
     step = {"n": 16, "mean": mean_ms * 1e-3, "mean_low": mean_ms * 0.99e-3, "mean_high": mean_ms * 1.02e-3}
     return RunRecord(
         name="x", status="ok", failure=None, verb="fit", started="", duration_s=1.0, command="", config=None,
-        environment=Environment(
-            versions={}, platform="", cpu="", cpu_count=2, threads=2, device_type="cpu", device_name="Toy CPU",
-            device_bytes=None, driver=None, world_size=1, flags={}, git_commit=None,
-        ),
+        environment=made_environment(device_name="Toy CPU"),
         time={part: TimeSummary(**({"n": 0} if part != "step" else step)) for part in TIMES},
         steadiness=Steadiness(word=word, cut=0, lag1=None, bias_of_mean=None),
     )  # fmt: skip
@@ -54,8 +52,7 @@ def test_what_is_printed_is_as_stored() -> None:
 
 
 def test_a_machine_that_was_shared_is_told_beside_the_word() -> None:
-    fields = {**dict.fromkeys(Contention.model_fields), "wall_s": 1.0, "cpus": 2, "had_s": 1.0, "stolen_s": 0.0}
-    shared = cell(10.0).model_copy(update={"contention": Contention(**{**fields, "not_had": 0.41})})
+    shared = cell(10.0).model_copy(update={"contention": made_contention(0.41)})
     said = selftest.report_lines(selftest.conclude_test([shared, cell(10.0)], SEEN, SEEN))
     assert ", steady, shared; " in said[1]
     assert "41%" in said[1]
@@ -103,8 +100,7 @@ def test_what_a_busy_machine_shows_is_not_kept(
     missed: float, files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise later comparisons on the quiet machine would take its load for granted."""
-    fields = {**dict.fromkeys(Contention.model_fields), "wall_s": 1.0, "cpus": 2, "had_s": 1.0, "stolen_s": 0.0}
-    contention = Contention(**{**fields, "not_had": missed})
+    contention = made_contention(missed)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(selftest, "_fit", lambda *_: cell(10.0).model_copy(update={"contention": contention}))
     assert selftest.run(selftest.Options()) == 0

@@ -273,16 +273,6 @@ def test_a_value_of_null_is_a_value_and_a_parameter_of_the_parent_may_be_given(h
     )
 
 
-def test_the_first_help_is_printed_without_torch(here: Path) -> None:
-    code = (
-        "import sys; from lm_profiler.cli.main import main; code = main(sys.argv[1:]);"
-        "sys.exit(code + 10 * bool({'torch', 'lightning', 'jsonargparse'} & {*sys.modules}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, "fit", "--help"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: lm_profiler fit")
-
-
 def test_other_runs_and_an_existing_folder_survive_a_refusal(here: Path) -> None:
     (here / "logs" / "tiny" / "version_0").mkdir(parents=True)
     assert main(["fit", "--config=tiny.yaml", "--trainer.devices=0"]) == 2
@@ -659,14 +649,6 @@ def test_ctrl_c_while_importing_is_quiet(here: Path) -> None:
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.startswith("lm_profiler: interrupted")
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_the_parser_is_not_needed_to_refuse_a_file(here: Path) -> None:
-    code = (
-        "import sys; from lm_profiler.cli.main import main; code = main(['fit', '--config=file']);"
-        "sys.exit(code + 10 * ('torch' in sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 2
 
 
 def test_running_it_in_a_thread_touches_no_signal(here: Path) -> None:

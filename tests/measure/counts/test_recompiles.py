@@ -27,12 +27,14 @@ def _compiled(fullgraph: bool) -> Callable[[Tensor], Tensor]:
     return torch.compile(double_and_shift, backend="eager", fullgraph=fullgraph)
 
 
-def test_nothing_is_imported_to_learn_that_nothing_was_compiled() -> None:
-    program = (
-        "import sys\n"
-        "from lm_profiler.measure.counts.recompiles import compilations, recompilations\n"
-        "print(recompilations(), compilations(0.0), 'torch._dynamo' in sys.modules)"
-    )
+def test_torchs_compiler_is_imported_neither_to_count_flops_nor_to_learn_that_nothing_was_compiled() -> None:
+    program = """
+import sys, torch
+from lm_profiler.measure.counts.flops import FlopCounter
+from lm_profiler.measure.counts.recompiles import compilations, recompilations
+with FlopCounter(): torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+print(recompilations(), compilations(0.0), "torch._dynamo" in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "0 [] False"
 

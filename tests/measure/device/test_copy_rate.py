@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
+import warm
 
 from lm_profiler.measure.device import ceilings as module
 from lm_profiler.measure.device.ceilings import copy_rate
@@ -52,7 +50,8 @@ before = getrusage(RUSAGE_SELF).ru_maxrss
 assert copy_rate(torch.device("cpu")) > 0
 print((getrusage(RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = warm.run("-c", code)
+    assert done.returncode == 0, done.stderr
     assert int(done.stdout) <= 66
 
 

@@ -1,0 +1,22 @@
+"""Parts of a record that many tests need and none looks at: the machine, and who shared it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lm_profiler.record.run_record import Contention, Environment
+
+
+def made_environment(**changes: Any) -> Environment:
+    """A machine of two cores; ``changes`` are fields that the test looks at."""
+    fields: dict[str, Any] = {
+        "versions": {}, "platform": "Linux", "cpu": "a CPU", "cpu_count": 2, "threads": 2, "device_type": "cpu",
+        "device_name": "a CPU", "device_bytes": None, "driver": None, "world_size": 1, "flags": {}, "git_commit": None,
+    }  # fmt: skip
+    return Environment(**{**fields, **changes})
+
+
+def made_contention(not_had: float | None, **changes: Any) -> Contention:
+    """Two cores, of whose time the run did not get the share ``not_had``; the rest is unknown."""
+    fields = {**dict.fromkeys(Contention.model_fields), "wall_s": 1.0, "cpus": 2, "had_s": 1.0, "stolen_s": 0.0}
+    return Contention(**{**fields, "not_had": not_had, **changes})
