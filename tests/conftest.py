@@ -35,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _keep_nothing()
     os.environ["GIT_DIR"] = os.devnull  # git takes 25 ms to say which commit a run is of, in each process
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        warm.share_server()
     # after multiprocessing has removed its own folder there, whose priority is -100
     Finalize(None, shutil.rmtree, (tempfile.gettempdir(),), {"ignore_errors": True}, exitpriority=-200)
 

@@ -47,6 +47,13 @@ CONTEXT.set_forkserver_preload(
     ]
 )
 _SERVER: Any = forkserver._forkserver  # type: ignore[attr-defined]
+SERVER_VARIABLE = "LM_PROFILER_TESTS_SERVER"
+"""Names the address of a server that another process of this session has started."""
+
+
+def share_server() -> None:
+    """Start the server here, for all processes that xdist starts: each would load torch for one of its own."""
+    os.environ[SERVER_VARIABLE] = _address()
 
 
 def load_server() -> None:
@@ -167,6 +174,9 @@ def _ask_server_of(address: str | None) -> None:
         _SERVER._forkserver_address, _SERVER.ensure_running = address, lambda: None
 
 
+if shared_address := os.environ.get(SERVER_VARIABLE):
+    _ask_server_of(shared_address)
+    _SERVER._forkserver_alive_fd = os.pipe()[1]  # each process of a server holds the end of such a pipe
 os.register_at_fork(after_in_child=lambda: _ask_server_of(_SERVER._forkserver_address))
 
 
