@@ -58,7 +58,7 @@ _ALL = {
     "loader sleeps": (("input",), ""),
     "loader computes": (("input",), ""),
     "one slow worker": (("input",), ""),
-    "short epochs": (("epoch",), ""),
+    "short epochs": (("epoch", "worker_start"), ""),
     "optimizer without foreach": (("optimizer",), "", None),
     "garbage": (("garbage", "python"), ""),
     "every fifth step sleeps": (("pattern", "sleep"), ""),

@@ -624,6 +624,11 @@ def waterfall_of(
     for phase, floor in record.floors.items():
         if phase != "optimizer":
             floors_of_passes.append(floor)
+    phases = {
+        part: record.shares[part] * times.mean
+        for part in PARTS
+        if record.shares.get(part)
+    }
     step = Step(
         step_s=times.mean,
         ci_low=times.mean_low,
@@ -636,12 +641,8 @@ def waterfall_of(
         dtype=dtype,
         clock_share=clock_share(record.telemetry, rate, evidence.multiprocessors),
         lists=evidence.lists or Lists(0, None),
+        phase_s={} if traced.on_device else phases,
     )
-    phases = {
-        part: record.shares[part] * times.mean
-        for part in PARTS
-        if record.shares.get(part)
-    }
     return waterfall(step, traced).model_copy(update={"step_phases": phases})
 
 

@@ -359,7 +359,14 @@ class Session:
         spans_ns = zip(marks.codes, pairwise(marks.host_ns), strict=False)
         away_ns = [span_ns for code, span_ns in spans_ns if code == OUTSIDE]
         self._run_steps.append(
-            RunStep(stage, begin_ns, end_ns, row.time("data", "host"), away_ns)
+            RunStep(
+                stage,
+                begin_ns,
+                end_ns,
+                row.time("data", "host"),
+                away_ns,
+                row.time("other", "host"),
+            )
         )
         if stage != "measure":
             return

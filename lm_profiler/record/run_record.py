@@ -403,6 +403,7 @@ class BetweenSteps(Part):
 # What may pass beside the phases, beside the hooks that are named after their class.
 VALIDATION, EPOCH, CHECKPOINT = "validation", "epoch", "checkpoint"
 FIRST_BATCH = "first batch"  # what the first batch of an epoch takes longer than others; it is part of that step's data
+FIRST_STEP = "first step"  # what the rest of an epoch's first step takes longer than others; part of that step too
 TRAIN_DATALOADER = "train_dataloader"
 
 

@@ -364,3 +364,62 @@ def test_a_loader_that_waits_gets_as_many_workers_as_keep_up(
 def test_what_helps_has_to_be_tried_where_only_a_ceiling_is_known() -> None:
     for case in ("gaps and traffic", "float32 products", "a batch that is too small", "an optimizer with many kernels"):
         assert findings_of(CASES[case][2])[0].may
+
+
+def test_an_optimizer_written_in_python_is_found_though_operators_fill_its_phase() -> None:
+    """Its lines of ``p - x * y`` are operators: the trace has no gap in the phase."""
+    python_times = [
+        line(40.0, phase="optimizer", function="MyAdam.step"),
+        line(8.0, "torch", "optimizer", 320, "MyAdam.step"),
+    ]
+    record = made(
+        {"optimizer": 60.0}, waterfall=fall(ideal=10.0, beyond_bandwidth=110.0), python_times=python_times,
+        settings=Settings(samples_per_batch=64, compiled=True),
+    )  # fmt: skip
+    first = findings_of(record)[0]
+    assert (first.name, first.owner, first.saves_s) == ("python", "MyAdam.step", pytest.approx(0.048))
+    assert "fused=True" in remedy_of(first, record)
+
+
+def test_python_of_an_optimizer_does_not_count_its_matrix_products_again() -> None:
+    """``x = a @ b`` of Muon is a line of Python that calls nothing that can be followed."""
+    record = made(
+        {"optimizer": 70.0}, waterfall=fall(ideal=5.0, optimizer_products=60.0),
+        floors={"optimizer": Floor(flops={"bfloat16": 6 * 10**12})},
+        python_times=[line(66.0, phase="optimizer", function="Muon.step")],
+    )  # fmt: skip
+    saves_s = {finding.name: finding.saves_s for finding in findings_of(record)}
+    assert saves_s["optimizer_products"] == pytest.approx(0.060)
+    assert saves_s["python"] == pytest.approx(0.010, rel=0.05)
+
+
+def test_a_hook_of_backward_saves_at_most_its_operators_too() -> None:
+    calls = [line(20.0, phase="backward", function="look"), line(10.0, "torch", "backward", 100, "look")]
+    (finding,) = [
+        found for found in findings_of(made({"backward": 60.0}, python_times=calls)) if found.name == "python"
+    ]
+    assert finding.saves_s == pytest.approx(0.020)
+    assert finding.high_s is not None
+    assert finding.high_s >= 0.030
+
+
+def test_what_following_missed_of_a_function_counts_by_the_gaps_of_untraced_steps() -> None:
+    """Following ended after so many calls: it has 20 ms of a function that takes 70, which are gaps of the trace."""
+    logs = line(20.0, "Lightning", calls=44_000)
+    terms = [Term(name="ideal", seconds=0.030), Term(name="gaps", seconds=0.070, phases={"forward": 0.070})]
+    waterfall = fall().model_copy(update={"terms": terms})
+    (found,) = findings_of(made({"forward": 80.0}, waterfall=waterfall, python_times=[logs]))
+    assert (found.name, found.saves_s) == ("logging", pytest.approx(0.070))
+    others = line(20.0, "library", function="Net.step")  # then half of what was followed is not its own
+    found_with_others = findings_of(made({"forward": 80.0}, waterfall=waterfall, python_times=[logs, others]))
+    assert found_with_others[0].saves_s == pytest.approx(0.020)
+
+
+def test_logging_in_the_step_and_in_the_logger_is_one_finding() -> None:
+    record = made(
+        {"other": 30.0},
+        other_by_owner=owned(CSVLogger__log_metrics=30.0),
+        python_times=[line(20.0, "Lightning", calls=300)],
+    )
+    (found,) = [finding for finding in findings_of(record) if finding.name == "logging"]
+    assert found.saves_s == pytest.approx(0.050)

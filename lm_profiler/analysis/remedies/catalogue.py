@@ -477,7 +477,10 @@ def _python_text(finding: Finding, settings: Settings) -> str:
         calls = finding.facts.get("calls", 0.0)
         return f"Use fewer, larger operators in {place}: it calls torch {calls:,.0f} times per step."
     code = "Python" if finding.what == "python" else finding.what
-    return f"Move {code} out of {finding.phase}: {place}."
+    sentence = f"Move {code} out of {finding.phase}: {place}"
+    if finding.phase == "optimizer" and finding.what == "python":
+        sentence += "; update all weights together (torch._foreach functions, or an optimizer with fused=True)"
+    return f"{sentence}."
 
 
 def _pattern_text(finding: Finding, settings: Settings) -> str:

@@ -16,6 +16,7 @@ from lm_profiler.record.run_record import (
     CHECKPOINT,
     EPOCH,
     FIRST_BATCH,
+    FIRST_STEP,
     TRAIN_DATALOADER,
     VALIDATION,
     OutsideSteps,
@@ -36,6 +37,13 @@ class RunStep(NamedTuple):
     data_s: float  # how long it waited for its batches, on the host
     # spans within the step in which the loop had left it
     away_ns: Sequence[tuple[int, int]] = ()
+    other_s: float = 0.0  # how long the host was in no phase
+
+    @property
+    def rest_s(self) -> float:
+        """The seconds in which the loop was in the step and did not wait for a batch."""
+        away_ns = sum(end_ns - begin_ns for begin_ns, end_ns in self.away_ns)
+        return (self.end_ns - self.begin_ns - away_ns) * 1e-9 - self.data_s
 
 
 class _Kind(NamedTuple):
@@ -67,7 +75,13 @@ def outside_steps(
         [NamedSpan(*span, _INSTRUMENTS) for span in own_spans]
     )
     first_steps = _first_steps_of_epochs(steps, events_in_order)
-    usual_data_s = _usual_data_s(steps, first_steps)
+    later_steps = []
+    for number, step in enumerate(steps):
+        if number not in first_steps:
+            later_steps.append(step)
+    usual_data_s = median(step.data_s for step in later_steps)
+    usual_rest_s = median(step.rest_s for step in later_steps)
+    usual_other_s = median(step.other_s for step in steps)
     for number, step in enumerate(steps):
         is_timed = step.stage in TIMED_STAGES
         gaps = list(step.away_ns)
@@ -83,12 +97,17 @@ def outside_steps(
                 kinds[kind].append(_Event(seconds, max(number, 1), is_timed))
         for span in events_in_order.beginning(step.begin_ns, step.end_ns):
             if span.what == CHECKPOINTS and _is_within_step(span, step):
-                checkpoint = _Event(span.ns * 1e-9, number + 1, is_timed)
+                seconds = _checkpoint_s(span, step, usual_other_s)
+                checkpoint = _Event(seconds, number + 1, is_timed)
                 kinds[_Kind(CHECKPOINT, in_step=True)].append(checkpoint)
         if number in first_steps:
             excess_s = max(step.data_s - usual_data_s, 0.0)
             first_batch = _Event(excess_s, number, is_timed)
             kinds[_Kind(FIRST_BATCH, in_step=True)].append(first_batch)
+            # such as the copies of memory that new workers share until one of the two writes to it
+            excess_s = max(step.rest_s - usual_rest_s, 0.0)
+            first_step = _Event(excess_s, number, is_timed)
+            kinds[_Kind(FIRST_STEP, in_step=True)].append(first_step)
     costs = []
     for kind, kind_events in kinds.items():
         if kind.what != _INSTRUMENTS:
@@ -149,6 +168,17 @@ def _is_within_step(span: NamedSpan, step: RunStep) -> bool:
     return step.begin_ns <= span.begin_ns < step.end_ns and is_in_loop
 
 
+def _checkpoint_s(span: NamedSpan, step: RunStep, usual_other_s: float) -> float:
+    """Return what a checkpoint within ``step`` took, with what its callback did around ``span``, the writing.
+
+    It deletes older checkpoints, for example. What another callback does in the same step is not told apart, so
+    at most as much again as the writing counts.
+    """
+    written_s = span.ns * 1e-9
+    excess_s = step.other_s - usual_other_s
+    return min(max(written_s, excess_s), 2.0 * written_s)
+
+
 def _first_steps_of_epochs(steps: Sequence[RunStep], events: SpansInOrder) -> set[int]:
     """Return the indices of steps that begin an epoch; not the run's first one, of which it is not known."""
     first_steps = set()
@@ -157,14 +187,6 @@ def _first_steps_of_epochs(steps: Sequence[RunStep], events: SpansInOrder) -> se
         if any(event.what == EPOCH for event in gap):
             first_steps.add(number)
     return first_steps
-
-
-def _usual_data_s(steps: Sequence[RunStep], first_steps: set[int]) -> float:
-    waits_s = []
-    for number, step in enumerate(steps):
-        if number not in first_steps:
-            waits_s.append(step.data_s)
-    return median(waits_s) if waits_s else 0.0
 
 
 def _long_run_cost(kind: _Kind, events: Sequence[_Event], steps: int) -> OutsideSteps:

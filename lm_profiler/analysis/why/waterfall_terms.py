@@ -49,14 +49,16 @@ class Step:
     lists: Lists = UNKNOWN_LISTS  # all parameters that an optimizer gets in lists
     # part of it: waiting for other ranks, by phase
     waiting_s: Mapping[str, float] = field(default_factory=dict)
+    # all of it by phase, on the clock that times the operators; empty on a device, where work runs after its phase
+    phase_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def waterfall(step: Step, traced: Traced) -> Waterfall:
     """Return the waterfall of ``step``: kernels take as long as while ``traced``, gaps are the rest.
 
-    Kernels that took longer while traced are scaled down to fit the measured step: during a wait for the batch
-    nothing runs on the CPU. So no term is negative, or more than the step. Each term has the least and the most that it
-    would be, had only one of the traced steps been traced: this is no interval.
+    Kernels that took longer while traced are scaled down to fit the measured step, and on the CPU each phase of it:
+    during a wait for the batch nothing runs there. So no term is negative, or more than the step. Each term has the
+    least and the most that it would be, had only one of the traced steps been traced: this is no interval.
     """
     notes: list[str] = []
     terms = _terms(step, traced, notes)
@@ -121,12 +123,17 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
             for piece, own_ns in traced.pieces:
                 scaled.append((piece, own_ns * available_s / busy_s))
         traced = replace(traced, pieces=scaled, gaps=[])
+    elif step.phase_s:
+        traced = _fitted_to_phases(traced, step)
     if excess >= _NOTED:
         ceilings = "" if has_ceilings else ", and no ceilings are shown"
         notes.append(
             f"the work in the traced steps took {ms(busy_s - available_s)} ({excess:.0%} of the step) longer than in "
             f"the measured ones: terms are scaled down to these{ceilings}"
         )
+
+    elif step.phase_s:
+        traced = _fitted_to_phases(traced, step)
 
     terms = _products(step, traced, notes)
     terms += _memory(step, traced, notes)
@@ -140,6 +147,50 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     if has_ceilings:
         return terms
     return [term.model_copy(update={"at_most_s": None}) for term in terms]
+
+
+def _fitted_to_phases(traced: Traced, step: Step) -> Traced:
+    """Return ``traced`` with operators that take no longer than their phase does untraced, and gaps of the rest.
+
+    Tracing lengthens operators, the more the smaller they are. In the sum over the step, time that tracing added to
+    one phase would be missing from the gaps of another. All gaps together are no longer than while traced.
+    """
+    operators_ns: defaultdict[str, float] = defaultdict(float)
+    for piece, own_ns in traced.pieces:
+        operators_ns[piece.phase] += own_ns
+    gaps_ns: defaultdict[str, float] = defaultdict(float)
+    for gap in traced.gaps:
+        gaps_ns[gap.phase] += gap.ns
+
+    operator_factors: dict[str, float] = {}
+    fitted_gaps_ns = dict(gaps_ns)
+    for phase, phase_s in step.phase_s.items():
+        if phase in INPUT_PHASES:
+            continue
+        phase_ns = phase_s * 1e9 * traced.steps
+        waited_ns = step.waiting_s.get(phase, 0.0) * 1e9 * traced.steps
+        fitted_ns = min(operators_ns[phase], max(phase_ns - waited_ns, 0.0))
+        if operators_ns[phase]:
+            operator_factors[phase] = fitted_ns / operators_ns[phase]
+        if gaps_ns[phase]:
+            fitted_gaps_ns[phase] = phase_ns - fitted_ns
+
+    traced_gaps_ns = sum(gaps_ns.values())
+    all_gaps_ns = sum(fitted_gaps_ns.values())
+    excess_factor = 1.0
+    if all_gaps_ns > traced_gaps_ns:
+        excess_factor = traced_gaps_ns / all_gaps_ns
+
+    pieces = []
+    for piece, own_ns in traced.pieces:
+        pieces.append((piece, own_ns * operator_factors.get(piece.phase, 1.0)))
+    gaps = []
+    for gap in traced.gaps:
+        gap_factor = 0.0
+        if gaps_ns[gap.phase]:
+            gap_factor = fitted_gaps_ns[gap.phase] / gaps_ns[gap.phase] * excess_factor
+        gaps.append(gap._replace(ns=round(gap.ns * gap_factor)))
+    return replace(traced, pieces=pieces, gaps=gaps)
 
 
 def _busy_s(traced: Traced) -> float:

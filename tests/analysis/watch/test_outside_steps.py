@@ -112,6 +112,7 @@ def test_hooks_and_checkpoints_within_them_have_their_own_time_and_name() -> Non
         "train_dataloader": 0.200,
         "epoch": 0.007,
         "first batch": 0.0,
+        "first step": 0.0,
     }
     assert {what: each.seconds for what, each in passed.items()} == pytest.approx(expected_s)
     assert passed["train_dataloader"].owner == "M.train_dataloader"
@@ -162,3 +163,35 @@ def comparisons(steps: int) -> int:
 def test_the_work_at_the_end_of_the_stages_does_not_grow_with_the_square_of_the_steps() -> None:
     """Eight times as many: n log n is 11 times the work, n squared 64 times."""
     assert comparisons(1600) < 16 * comparisons(200)
+
+
+def test_a_checkpoint_costs_what_its_callback_does_around_the_writing() -> None:
+    """It writes for 10 of the 16 ms that the steps of checkpoints take longer in no phase."""
+    usual_other_s, with_checkpoint_s = 0.001, 0.017
+    steps, events = [], []
+    for number in range(30):
+        saves = number % 10 == 9
+        began_ns = number * 40 * MS
+        other_s = with_checkpoint_s if saves else usual_other_s
+        steps.append(RunStep("measure", began_ns, began_ns + 40 * MS, USUAL_DATA_S, (), other_s))
+        if saves:
+            events.append(NamedSpan(began_ns + 20 * MS, began_ns + 30 * MS, CHECKPOINTS))
+    (checkpoint,) = outside_steps(steps, events, [])
+    assert (checkpoint.what, checkpoint.times) == ("checkpoint", 3)
+    assert checkpoint.per_step_s == pytest.approx(0.016 / 10)
+
+
+def test_the_first_step_of_an_epoch_costs_what_it_takes_longer_beside_its_batch() -> None:
+    """New workers share memory: the first writes to it copy pages, which is in no wait for a batch."""
+    loop = Loop()
+    for number in range(25):
+        if number and number % 5 == 0:
+            loop.moment(EPOCH)
+            loop.step(data_s=0.004)
+            loop.steps[-1] = loop.steps[-1]._replace(end_ns=loop.steps[-1].end_ns + 30 * MS)
+            loop.now_ns += 30 * MS
+        else:
+            loop.step()
+    result = loop.result()
+    assert result["first batch"] == pytest.approx((4 * 0.003, 4, 0.003 / 5))
+    assert result["first step"] == pytest.approx((4 * 0.027, 4, 0.027 / 5))

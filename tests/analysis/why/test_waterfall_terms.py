@@ -443,3 +443,18 @@ def test_the_ends_hold_the_true_term_as_often_as_the_documentation_says(steps: i
         slow = term(waterfall(step(1000), traced_of(traced_work(PackedTrace(products(*took))))), "slow_products")
         held += slow.low_s <= 500 * US <= slow.high_s
     assert held / runs == pytest.approx(wanted, abs=3 * (wanted * (1 - wanted) / runs) ** 0.5)
+
+
+def test_time_that_tracing_adds_to_one_phase_of_a_cpu_is_not_missing_in_gaps_of_another() -> None:
+    """Backward's operators take 20 of 10 ms while traced; a loop of Python takes 40 ms of forward's 50."""
+    ms_ns = 1_000_000
+
+    def operator(phase: str) -> Piece:
+        return Piece(0, 1, 0, "memory", "add", "add", "aten::add", None, phase, 0, None)
+
+    pieces = [(operator("forward"), 10.0 * ms_ns), (operator("backward"), 20.0 * ms_ns)]
+    gaps = [Gap(40 * ms_ns, "forward", "Python"), Gap(2 * ms_ns, "backward", "Python")]
+    traced = Traced(pieces=pieces, gaps=gaps, steps=1, on_device=False, begins=(0,))
+    fall = waterfall(step(60_000, phase_s={"forward": 0.050, "backward": 0.010}), traced)
+    assert term(fall, "gaps").phases == pytest.approx({"forward": 0.040})
+    assert term(fall, "beyond_bandwidth").phases == pytest.approx({"forward": 0.010, "backward": 0.010})
