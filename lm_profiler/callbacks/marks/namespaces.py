@@ -55,7 +55,10 @@ def trainer_of(module: object) -> Any:
 
 
 def overrides(thing: object, hook: str) -> bool:
-    """Return whether a class of ``thing`` overrides the empty ``hook`` that Lightning defines."""
+    """Return whether ``thing``, or a class of it, overrides the empty ``hook`` that Lightning defines."""
+    if hook in getattr(thing, "__dict__", ()):
+        # such as model.train_dataloader = lambda: loader, which Lightning calls too
+        return True
     return sum(hook in vars(kind) for kind in type(thing).__mro__) > 1
 
 

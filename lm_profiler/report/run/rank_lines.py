@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 from lm_profiler.record.figure import ms_text
+from lm_profiler.record.parts import BETWEEN_STEPS
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
-    RANK_PARTS,
     Floor,
     Ranks,
     RankSpread,
@@ -147,7 +147,7 @@ def who_waits(ranks: Ranks) -> str:
         return waits
     if finding.kind == "turns":
         saved = f"if all were like the median rank, a step would be {_ms(finding.saves_s)} shorter"
-        return f"another rank is slow in {finding.phase} each time; {waits}; {saved}"
+        return f"another rank is slow {_in_phase(finding.phase)} each time; {waits}; {saved}"
     return "; ".join(_slow_rank_texts(ranks, finding.saves_s))
 
 
@@ -190,7 +190,7 @@ def _doubtful_text(ranks: Ranks) -> str:
     if finding.phase is None:
         return f"who waits for whom is unknown: {doubt}"
     rank = "another rank" if finding.rank is None else f"rank {finding.rank}"
-    return f"{rank} is slow in {finding.phase} in some steps, {doubt}"
+    return f"{rank} is slow {_in_phase(finding.phase)} in some steps, {doubt}"
 
 
 def _slow_ranks_text(ranks: Ranks) -> str:
@@ -214,14 +214,19 @@ def _slow_rank_of_0_2(ranks: Ranks) -> str:
     subject = f"host {finding.host}" if finding.rank is None else f"rank {finding.rank}"
     text = f"{subject}: {_ms(finding.excess_s or 0.0)} slower"
     if finding.phase:
-        text += f" in {finding.phase}"
+        text += f" {_in_phase(finding.phase)}"
     return text
+
+
+def _in_phase(phase: str | None) -> str:
+    if phase == BETWEEN_STEPS:
+        return phase
+    return f"in {phase}"
 
 
 def _place_text(slow_rank: SlowRank, steps: int) -> str:
     """Return the phase in which a rank is slow, with the steps where it is not slow in all of them."""
-    is_between_steps = slow_rank.phase == RANK_PARTS[-1]
-    place = slow_rank.phase if is_between_steps else f"in {slow_rank.phase}"
+    place = _in_phase(slow_rank.phase)
     is_slow_throughout = slow_rank.last_step - slow_rank.first_step + 1 >= steps
     if is_slow_throughout:
         return place

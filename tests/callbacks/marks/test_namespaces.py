@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 from known_loop import instruments
+from lightning.pytorch import LightningModule
 from warm import run
 
+from lm_profiler.callbacks.marks.namespaces import overrides
 from lm_profiler.record.run_record import read_run
 
 pytestmark = pytest.mark.usefixtures("no_rates")
@@ -133,3 +135,11 @@ trainer.fit(Stops())
     record = read_run(folder)
     assert record.status == "interrupted", done.stderr
     assert record.steps["measure"] == 3  # a SIGTERM is seen when its step is over
+
+
+def test_a_hook_that_is_set_on_the_module_itself_overrides_lightnings() -> None:
+    """Lightning calls it: ``model.train_dataloader = lambda: loader`` is in many notebooks."""
+    module = LightningModule()
+    assert not overrides(module, "train_dataloader")
+    module.train_dataloader = list  # type: ignore[method-assign, assignment]
+    assert overrides(module, "train_dataloader")
