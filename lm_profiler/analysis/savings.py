@@ -62,6 +62,7 @@ _MANY_CALLS = 200
 _LASTING_COUNT = 3  # odd steps that are no chance
 _LOGGER_ENDINGS = ("Logger", "Monitor")  # of names of classes
 _MODEL_PHASES = ("forward", "backward")
+_MOST_SHARE_OF_DOUBLE = 0.75  # of the time of float64 that float32 may save
 _MAIN_SHARE = 0.75  # of the Python that was followed in a phase: a function with as much has the phase's gaps
 _PYTHON = "python"  # what a line of the program does that calls nothing
 
@@ -309,8 +310,8 @@ def _with_upper_limit(finding: Finding, costs: StepCosts) -> Finding:
     high_s = finding.saves_s * (1.0 + costs.tolerance)
     if finding.high_s is not None:
         high_s = max(high_s, finding.high_s)
-    remaining_s = costs.whole_s - finding.saves_s
-    least_remaining_s = remaining_s * (1.0 - costs.tolerance)
+    remaining_s = costs.whole_s - max(finding.saves_s, finding.high_s or 0.0)
+    least_remaining_s = max(remaining_s, 0.0) * (1.0 - costs.tolerance)
     high_s = max(min(high_s, costs.whole_s - least_remaining_s), finding.saves_s)
     return finding.model_copy(update={"high_s": high_s})
 
@@ -881,9 +882,14 @@ def find_high_precision(costs: StepCosts) -> Iterator[Finding]:
         "64"
     )
     if is_double:
-        # Twice the bytes, and half the FLOP/s at best: in float32, computing takes at most half as long.
+        # Twice the bytes, and half the FLOP/s at best: in float32, computing takes at most half as long. Some
+        # operators, such as convolutions of a CPU, have no fast version for float64 at all.
         working_s = sum(costs.mean_s(phase) for phase in WORKING_PHASES)
-        yield costs.finding("double", products_s or working_s / 2.0)
+        yield costs.finding(
+            "double",
+            products_s or working_s / 2.0,
+            high_s=_MOST_SHARE_OF_DOUBLE * working_s,
+        )
     elif settings.full_precision and settings.half_precision:
         yield costs.finding(
             "precision", products_s, may=True, what=settings.half_precision

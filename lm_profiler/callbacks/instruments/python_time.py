@@ -81,6 +81,9 @@ class PythonTimes:
     )
     _stack: list[_FollowedCall] = field(default_factory=lambda: [_OUTERMOST])
     _events_left: int = MOST_EVENTS
+    _cut_phase: int | None = (
+        None  # the part of the step in which the most events were reached
+    )
     _last_ns: int = 0
     _last_ran_ns: int = 0
 
@@ -122,6 +125,7 @@ class PythonTimes:
                 self._stack.pop()
             self._events_left -= 1
             if self._events_left <= 0:
+                self._cut_phase = self.phase()
                 self.stop()
             if self._stack[-1].owner is not None:
                 # what passed since the reading above is the cost of following
@@ -169,7 +173,8 @@ class PythonTimes:
         """Return the lines with most time, the longest first, without the operators that torch's own modules call.
 
         ``untraced_s`` is how long the thread ran in each phase of a step that is not followed. The lines of a phase
-        together cannot take longer than that: what they take beyond it is the cost of following, event by event.
+        together cannot take longer than that: what they take beyond it is the cost of following, event by event. In
+        the phase in which following ended with the most events, what came after is taken to be like what came before.
         """
         seconds: defaultdict[tuple[int, Line, str], float] = defaultdict(float)
         calls: defaultdict[tuple[int, Line, str], int] = defaultdict(int)
@@ -194,7 +199,10 @@ class PythonTimes:
         return rows[:_MOST_LINES]
 
     def _corrections(self, untraced_s: Mapping[str, float]) -> dict[int, _Correction]:
-        """Return the corrections of the phases whose lines take longer together than the phase when nobody follows."""
+        """Return the corrections of the phases whose lines take longer together than the phase when nobody follows.
+
+        And of the phase in which following was cut off, whose lines take too little together.
+        """
         ran_ns: defaultdict[int, float] = defaultdict(float)
         intervals: defaultdict[int, int] = defaultdict(int)
         for (phase, _, activity), followed in self._followed.items():
@@ -207,6 +215,9 @@ class PythonTimes:
                 continue
             most_ns = untraced_s[PARTS[phase]] * 1e9
             if phase_ran_ns <= most_ns:
+                if phase == self._cut_phase and phase_ran_ns > 0.0:
+                    rest_factor = most_ns / phase_ran_ns
+                    corrections[phase] = _Correction(event_ns=0.0, scale=rest_factor)
                 continue
             excess_ns = (phase_ran_ns - most_ns) / intervals[phase]
             event_ns = min(excess_ns, _MOST_EXTRA_COST * self._cost.event_ran_ns)

@@ -210,6 +210,24 @@ def test_after_the_most_events_nothing_is_followed(monkeypatch: pytest.MonkeyPat
     assert sys.getprofile() is None
 
 
+def test_what_following_did_not_reach_of_a_phase_is_like_what_it_reached() -> None:
+    """A loop of which the first calls of many are followed takes what the phase takes when nobody follows."""
+
+    def small() -> int:
+        return len("")
+
+    def calls_often() -> None:
+        for _ in range(1000):
+            small()
+
+    tape = itertools.count(step=1000)
+    times = PythonTimes(lambda: FORWARD, lambda: next(tape), lambda: next(tape), _events_left=400)
+    times.start()
+    times._cost = FollowingCost()
+    calls_often()
+    assert sum(row.seconds for row in times.shares({"forward": 0.1})) == pytest.approx(0.1)
+
+
 def test_what_fails_in_here_takes_the_part_out_and_not_the_program() -> None:
     told: list[str] = []
     part = Guard("Python's lines", told.append)
