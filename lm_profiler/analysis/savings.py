@@ -38,6 +38,7 @@ from lm_profiler.record.run_record import (
     PythonTime,
     RunRecord,
     Settings,
+    Term,
 )
 
 WORTH = 0.05  # the least share of the step that a finding must save to be reported
@@ -211,7 +212,8 @@ class StepCosts:
         """Return the seconds of ``phase`` in which no operator ran, by the waterfall; infinite if they are unknown.
 
         Python of a program takes no longer than that. A line such as ``x * y`` seems to: the operator of its tensors
-        is no call that can be followed.
+        is no call that can be followed. Operators that are called hundreds of times outside of modules, and end at
+        once, count as no operators: calling them takes longer than what they do.
         """
         waterfall = self.record.waterfall
         if waterfall is None or not waterfall.terms:
@@ -220,6 +222,8 @@ class StepCosts:
         for term in waterfall.terms:
             if term.name == "gaps":
                 seconds += term.phases.get(phase, 0.0) if term.phases else term.seconds
+            elif term.name in ("bandwidth", "beyond_bandwidth"):
+                seconds += _short_operators_s(term, phase)
         return seconds
 
     def actions(self, is_wanted: Callable[[OwnedTime], bool]) -> list[OwnedTime]:
@@ -256,6 +260,19 @@ class StepCosts:
         return Finding.model_validate(
             {"name": name, "saves_s": saves_s, "share": share, "may": may, **fields}
         )
+
+
+def _short_operators_s(term: Term, phase: str) -> float:
+    """Return the seconds of operators outside of modules that are many and short, which ``phase`` calls."""
+    seconds = 0.0
+    for contributor in term.contributors:
+        is_of_phase = contributor.what.startswith(f"{phase}: ")
+        if contributor.module is not None or not is_of_phase:
+            continue
+        are_many = contributor.count >= _MANY_CALLS
+        if are_many and contributor.seconds / contributor.count < _SMALL_CALL_S:
+            seconds += contributor.seconds
+    return seconds
 
 
 Finder = Callable[[StepCosts], Iterator[Finding]]

@@ -423,3 +423,16 @@ def test_logging_in_the_step_and_in_the_logger_is_one_finding() -> None:
     )
     (found,) = [finding for finding in findings_of(record) if finding.name == "logging"]
     assert found.saves_s == pytest.approx(0.050)
+
+
+def test_many_short_operators_of_a_line_are_python() -> None:
+    """``total = total + x`` 8,000 times: the trace is full of operators, which take longer to call than to execute."""
+    adds = Contributor(module=None, what="forward: aten::add", count=8000.0, seconds=0.050)
+    terms = [Term(name="ideal", seconds=0.040), Term(name="beyond_bandwidth", seconds=0.050, contributors=[adds])]
+    waterfall = fall().model_copy(update={"terms": terms})
+    record = made({"forward": 80.0}, waterfall=waterfall, python_times=[line(30.0, function="sums")])
+    assert [(found.name, found.owner) for found in findings_of(record)] == [("python", "sums")]
+    few = adds.model_copy(update={"count": 10.0})
+    terms[1] = Term(name="beyond_bandwidth", seconds=0.050, contributors=[few])
+    large = made({"forward": 80.0}, waterfall=fall().model_copy(update={"terms": terms}), python_times=[line(30.0)])
+    assert findings_of(large) == []
