@@ -69,6 +69,12 @@ class ModelFacts(Part):
     parameters_without_embedding: int | None = figure(
         "without embedding", "count", "parameters without those of the embedding"
     )
+    parameters_in_products: int | None = figure(
+        "parameters per token",
+        "count",
+        "that a token is multiplied by: without embeddings that are looked up, of experts those that it is sent to",
+        default=None,
+    )
     trainable_parameters: int = figure(
         "trainable parameters", "count", "parameters that get gradients"
     )
@@ -138,6 +144,8 @@ class Flops(Part):
     # What ran and was not counted: operators without a formula, functions with kernels that torch's dispatcher does
     # not see. The FLOPs, and what follows from them, are then lower bounds.
     uncounted: list[str] = Field(default_factory=list)
+    # the autograd Functions whose FLOPs a formula counts
+    functions_counted: list[str] = Field(default_factory=list)
 
     @property
     def model(self) -> int:

@@ -117,11 +117,14 @@ def sum_over_ranks(ranks: Sequence[SeenFlops]) -> SeenFlops:
         recomputation=sum(rank.recomputation for rank in flops),
         optimizer=sum(rank.optimizer for rank in flops),
         attention=sum(rank.attention for rank in flops),
-        uncounted=list(
-            dict.fromkeys(chain.from_iterable(rank.uncounted for rank in flops))
-        ),
+        uncounted=_without_repeats(rank.uncounted for rank in flops),
+        functions_counted=_without_repeats(rank.functions_counted for rank in flops),
     )
     return SeenFlops(total, by_dtype=ranks[0].by_dtype)
+
+
+def _without_repeats(lists: Iterable[Sequence[str]]) -> list[str]:
+    return list(dict.fromkeys(chain.from_iterable(lists)))
 
 
 def batches_per_step(loop: Loop, verb: Verb) -> int:

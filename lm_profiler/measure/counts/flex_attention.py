@@ -133,8 +133,8 @@ def allowed_pairs(mask: _Mask, batch: int, heads: int, queries: int, keys: int) 
 
 def _listed_blocks(counts: Tensor, indices: Tensor) -> _Blocks | None:
     """Return the blocks of keys that a mask lists, the first ``counts`` of ``indices``; None if they are unknown."""
-    known_counts = _value(counts)
-    known_indices = _value(indices)
+    known_counts = value_of(counts)
+    known_indices = value_of(indices)
     if known_counts is None or known_indices is None:
         return None
     places = torch.arange(known_indices.shape[-1], device=known_indices.device)
@@ -155,7 +155,7 @@ def _all_blocks(mask: _Mask, queries: int, keys: int) -> _Blocks:
     return _Blocks(*torch.ones(counts, dtype=torch.bool).nonzero(as_tuple=True))
 
 
-def _value(tensor: Tensor) -> Tensor | None:
+def value_of(tensor: Tensor) -> Tensor | None:
     """Return the value of a tensor that may be fake; None if it is unknown."""
     if not hasattr(tensor, "fake_mode"):
         return tensor

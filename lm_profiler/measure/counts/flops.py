@@ -22,7 +22,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial, wraps
 from math import prod
 from traceback import walk_stack
 from types import FrameType
@@ -39,8 +39,14 @@ from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD, OPTIMIZER
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts import flex_attention
 from lm_profiler.measure.counts.foreign_kernels import ForeignKernels
+from lm_profiler.measure.counts.package_formulas import (
+    PACKAGE_FORMULAS,
+    AttentionFormula,
+    imported_functions,
+)
 from lm_profiler.measure.counts.registered import (
     Formula,
+    FunctionFormulas,
     function_formulas,
     has_context,
     operator_formulas,
@@ -135,6 +141,8 @@ def formula_of(operator: Any) -> Formula | None:
     registered = operator_formulas.get(name)
     if registered is not None:
         return _without_result(registered)
+    if name in PACKAGE_FORMULAS:
+        return PACKAGE_FORMULAS[name]
     namespace, _, base = name.partition("::")
     if namespace == "higher_order" and base in _HIGHER_ORDER:
         return _HIGHER_ORDER[base]
@@ -426,6 +434,8 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         self.unknown: str | None = None  # why the count cannot be trusted
         # how often operators without a formula ran
         self._missing: Counter[str] = Counter()
+        # autograd Functions that a formula counts, in the order of their first call
+        self._functions: dict[str, None] = {}
         # of fused attention in forward, as if no pair were masked
         self._attention_flops = 0
         self._flops: Counter[tuple[str, str]] = Counter()
@@ -447,6 +457,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             optimizer=flops_by_work["optimizer"],
             attention=self._attention_flops,
             uncounted=self._uncounted(),
+            functions_counted=list(self._functions),
         )
 
     def _uncounted(self) -> list[str]:
@@ -461,19 +472,37 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         if self._foreign_kernels is not None:
             self._foreign_kernels.begin()
 
+    def add_forward(
+        self, name: str, formulas: FunctionFormulas, args: Any, kwargs: Any, result: Any
+    ) -> int | None:
+        """Count the forward of the registered Function ``name``, and return its FLOPs; None if they are unknown."""
+        self._functions[name] = None
+        flops = self.add_call(f"{name}.forward", formulas.forward, args, kwargs, result)
+        if flops is not None and formulas.unmasked is not None:
+            is_first_forward = self._work() == "forward"
+            if is_first_forward:
+                self._attention_flops += formulas.unmasked(*args, **kwargs)
+        return flops
+
     def add_call(
         self, name: str, formula: Formula, args: Any, kwargs: Any, result: Any
-    ) -> None:
-        """Count the call of a registered Function by its ``formula``; an error makes the count unknown."""
+    ) -> int | None:
+        """Count the call of a registered Function by its ``formula``, and return its FLOPs.
+
+        An error makes the count unknown. If the formula raises NoFormulaError, the call is missing from the count.
+        """
+        flops = None
         try:
-            if self.unknown is None:
-                self._flops[self._work(), _dtype(args, (kwargs, result))] += formula(
-                    *args, **kwargs
-                )
             if self._foreign_kernels is not None:
                 self._foreign_kernels.forget(result)
+            if self.unknown is None:
+                flops = formula(*args, **kwargs)
+                self._flops[self._work(), _dtype(args, (kwargs, result))] += flops
+        except NoFormulaError as missing:
+            self._missing[str(missing)] += 1
         except BaseException as error:
             self._lose(f"the formula of {name}", error)
+        return flops
 
     def _work(self) -> str:
         return "optimizer" if self.is_in_optimizer else _work(self._thread)
@@ -533,8 +562,8 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
                 if flops:
                     work = self._work()
                     self._flops[work, _dtype(args, kwargs)] += flops
-                    if work == "forward" and formula in _FUSED_ATTENTION:
-                        self._attention_flops += _attention(*args[:3])
+                    if work == "forward":
+                        self._attention_flops += _unmasked(formula, args, kwargs)
                 if self._foreign_kernels is not None:
                     self._foreign_kernels.see(func, args, kwargs, result)
             except NoFormulaError as missing:
@@ -558,6 +587,15 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             self.unknown = str(error)
         else:
             self.unknown = f"{func}: {error_text(error)}"
+
+
+def _unmasked(formula: Formula | None, args: Any, kwargs: Any) -> int:
+    """Return the FLOPs of a call as if no pair were masked; 0 if it is not fused attention."""
+    if formula in _FUSED_ATTENTION:
+        return _attention(*args[:3])
+    if isinstance(formula, AttentionFormula):
+        return formula.unmasked(*args, **kwargs)
+    return 0
 
 
 def _dtype(args: Any, kwargs: Any) -> str:
@@ -722,57 +760,78 @@ def _registered_functions(counter: FlopCounter) -> Iterator[None]:
 
     The methods are replaced on the class, where autograd looks them up in each call.
     """
+    formulas_by_function = {**imported_functions(), **function_formulas}
     with ExitStack() as stack:
-        for function, formulas in function_formulas.items():
-            first_argument = 1 if has_context(function) else 0
-            stack.enter_context(
-                _counted_method(
-                    function, "forward", formulas.forward, counter, first_argument
-                )
-            )
-            if formulas.backward is not None:
+        for function, formulas in formulas_by_function.items():
+            counted = _CountedFunction(function, formulas, counter)
+            stack.enter_context(_replaced_method(function, "forward", counted.forward))
+            if formulas.backward is not None or formulas.backward_per_forward:
                 stack.enter_context(
-                    _counted_method(
-                        function,
-                        "backward",
-                        formulas.backward,
-                        counter,
-                        first_argument=0,
-                    )
+                    _replaced_method(function, "backward", counted.backward)
                 )
         yield
 
 
-@contextmanager
-def _counted_method(
-    function: Any,
-    name: str,
-    formula: Formula,
-    counter: FlopCounter,
-    first_argument: int,
-) -> Iterator[None]:
-    """Have calls of a static method of ``function`` counted by ``formula``, and not by the operators inside."""
-    method = getattr(function, name)
-    own_method = vars(function).get(name)
+class _CountedFunction:
+    """Runs the methods of an autograd Function, and counts their calls by its formulas, not by the operators inside."""
 
-    def run_and_count(*args: Any, **kwargs: Any) -> Any:
-        is_counted = counter.counting
-        counter.counting = False
-        try:
-            result = method(*args, **kwargs)
-        finally:
-            counter.counting = is_counted
+    def __init__(
+        self, function: Any, formulas: FunctionFormulas, counter: FlopCounter
+    ) -> None:
+        self._formulas = formulas
+        self._counter = counter
+        self._name = function.__name__
+        self._forward_method = function.forward
+        self._backward_method = function.backward
+        self._takes_context = has_context(function)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        is_counted, result = self._run(self._forward_method, args, kwargs)
         if is_counted:
-            counter.add_call(
-                f"{function.__name__}.{name}",
-                formula,
-                args[first_argument:],
-                kwargs,
-                result,
+            context = args[0] if self._takes_context else None
+            arguments = args[1:] if self._takes_context else args
+            flops = self._counter.add_forward(
+                self._name, self._formulas, arguments, kwargs, result
             )
+            if context is not None and self._formulas.backward_per_forward:
+                context.lm_profiler_flops = flops
         return result
 
-    setattr(function, name, staticmethod(run_and_count))
+    def backward(self, *args: Any, **kwargs: Any) -> Any:
+        is_counted, result = self._run(self._backward_method, args, kwargs)
+        if is_counted:
+            name = f"{self._name}.backward"
+            formula = self._formulas.backward or self._backward_from_forward
+            self._counter.add_call(name, formula, args, kwargs, result)
+        return result
+
+    def _backward_from_forward(self, context: Any, *_: Any, **__: Any) -> int:
+        """Return the FLOPs of backward as a multiple of those that this call's forward counted."""
+        forward_flops = getattr(context, "lm_profiler_flops", None)
+        if forward_flops is None:
+            raise NoFormulaError(f"{self._name}.backward")
+        return int(forward_flops) * self._formulas.backward_per_forward
+
+    def _run(
+        self, method: Callable[..., Any], args: Any, kwargs: Any
+    ) -> tuple[bool, Any]:
+        """Return whether the call counts, and its result; operators inside it do not count."""
+        is_counted = self._counter.counting
+        self._counter.counting = False
+        try:
+            return is_counted, method(*args, **kwargs)
+        finally:
+            self._counter.counting = is_counted
+
+
+@contextmanager
+def _replaced_method(
+    function: Any, name: str, replacement: Callable[..., Any]
+) -> Iterator[None]:
+    """Replace a static method of ``function``; signatures are read from the method that was there."""
+    own_method = vars(function).get(name)
+    run = wraps(getattr(function, name))(partial(replacement))
+    setattr(function, name, staticmethod(run))
     try:
         yield
     finally:

@@ -17,6 +17,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from lm_profiler.measure.counts.package_formulas import has_no_products
 from lm_profiler.measure.user_code import OURS, TORCH, package_of
 from lm_profiler.record.text import short_path
 from lm_profiler.torch_names import tree_leaves
@@ -86,12 +87,12 @@ class ForeignKernels:
             self._unwritten.pop(id(storage), None)
 
     def _note_allocation(self, result: Any) -> None:
+        function = _calling_function(sys._getframe(1))
+        if function is None:
+            return
         for storage in _storages(result):
             if storage.nbytes():
-                self._unwritten[id(storage)] = (
-                    ref(storage),
-                    _calling_function(sys._getframe(1)),
-                )
+                self._unwritten[id(storage)] = (ref(storage), function)
 
     def _note_inputs(
         self, inputs: list[Any], results: list[Any], may_write: bool
@@ -121,12 +122,14 @@ def _storages(value: Any) -> Iterator[Any]:
             yield leaf.untyped_storage()
 
 
-def _calling_function(innermost: FrameType) -> str:
-    """Return the innermost function outside of torch, with its file and line."""
+def _calling_function(innermost: FrameType) -> str | None:
+    """Return the innermost function outside of torch, with its file and line; None if its kernels multiply nothing."""
     for frame, line in walk_stack(innermost):
         code = frame.f_code
         if package_of(code.co_filename) in (TORCH, OURS):
             continue
+        if has_no_products(code.co_filename):
+            return None
         # Python 3.10 has no qualified names
         name = getattr(code, "co_qualname", code.co_name).removesuffix(".forward")
         return f"{name} ({short_path(code.co_filename)}:{line})"

@@ -21,10 +21,14 @@ _SUBJECT = "register_flops"
 
 @dataclass(frozen=True)
 class FunctionFormulas:
-    """The formulas of an autograd Function; without one for ``backward``, the operators that it calls count."""
+    """The formulas of an autograd Function; without any for ``backward``, the operators that it calls count."""
 
     forward: Formula
     backward: Formula | None
+    # instead of a formula for backward: how often it does the work that this call's forward did
+    backward_per_forward: int = 0
+    # of attention: the forward as if no pair were masked
+    unmasked: Formula | None = None
 
 
 # by the operator's name, such as ``my::kernel``

@@ -12,12 +12,14 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as torchs
 
 from lm_profiler.measure.counts.flex_attention import flops_of_mask
-from lm_profiler.measure.counts.registered import register_flops
+from lm_profiler.measure.counts.registered import FunctionFormulas, function_formulas
 
 
 def imitate_flex_attention() -> None:
     """Replace torch's ``flex_attention``; call it before modules of the program are imported, which may keep it."""
-    register_flops(_FlexAttention, _forward_flops, backward=_backward_flops)
+    function_formulas[_FlexAttention] = FunctionFormulas(
+        _forward_flops, _backward_flops, unmasked=_unmasked_flops
+    )
     torchs.flex_attention = _flex_attention
 
 
@@ -70,6 +72,10 @@ class _FlexAttention(torch.autograd.Function):
 def _forward_flops(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> int:
     described = None if block_mask is None else block_mask.as_tuple()
     return flops_of_mask(query, key, value, described)
+
+
+def _unmasked_flops(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> int:
+    return flops_of_mask(query, key, value, None)
 
 
 def _backward_flops(ctx: Any, gradient: Tensor, _: Any) -> int:

@@ -92,6 +92,7 @@ def test_on_shapes_both_passes_count_and_what_cuda_keeps_is_held(is_made_in_step
     steps.stop()
     forward = 4 * WIDTH * HEADS * BATCH * pairs
     assert (steps.flops().forward, steps.flops().backward, steps.flops().uncounted) == (forward, 2 * forward, [])
+    assert steps.flops().attention == 4 * WIDTH * HEADS * BATCH * LENGTH**2  # what conventions count: in full
     rows = BATCH * HEADS * LENGTH
     kept = 4 * rows * WIDTH + 4 * rows  # the result, and a sum of each row
     assert kept <= held <= kept + 2 * 512 + 4096

@@ -1,0 +1,438 @@
+"""FLOPs of kernels of published packages, on stand-ins with the names and arguments of the packages' own operators."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lm_profiler.measure.clocks.tape import BACKWARD, END, FORWARD, LEAVE
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.flops import FlopCounter, StepFlops
+from lm_profiler.measure.counts.package_formulas import PACKAGE_FORMULAS, pairs_of_window
+from lm_profiler.measure.counts.uncountable import NoFormulaError
+from lm_profiler.record.run_record import Flops
+
+BATCH, LENGTH, HEADS, WIDTH = 2, 64, 4, 8
+DENSE = 4 * BATCH * HEADS * LENGTH**2 * WIDTH  # FLOPs of attention's forward
+
+
+def counted(work: Callable[[], Any]) -> Flops:
+    counter = FlopCounter()
+    with counter:
+        work()
+    return counter.flops()
+
+
+def results_of_attention(q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return torch.zeros_like(q), torch.zeros(1), torch.zeros(1), torch.zeros(1)
+
+
+def defined(name: str, mutates_args: Iterable[str] = ()) -> Callable[[Any], Any]:
+    """Return a decorator that makes a function the operator ``name``, on the CPU and on shapes."""
+    namespace, _, base = name.partition("::")
+
+    def define(function: Any) -> Any:
+        library = torch.library.Library(namespace, "FRAGMENT")
+        LIBRARIES.append(library)
+        library.define(base + torch.library.infer_schema(function, mutates_args=mutates_args))
+        library.impl(base, function, "CompositeExplicitAutograd")
+        return getattr(getattr(torch.ops, namespace), base)
+
+    return define
+
+
+LIBRARIES: list[Any] = []  # an operator lives as long as its library
+
+
+# -- flash-attn 2.8.4, flash_attn/flash_attn_interface.py --------------------------------------------------------------
+
+
+@defined("flash_attn::_flash_attn_forward")
+def flash_2(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    return_softmax: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return results_of_attention(q)
+
+
+@defined("flash_attn::_flash_attn_varlen_forward")
+def flash_2_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    return_softmax: bool = False,
+    block_table: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    zero_tensors: bool = False,
+    num_splits: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return results_of_attention(q)
+
+
+@defined("flash_attn::_flash_attn_backward", mutates_args=("dq", "dk", "dv"))
+def flash_2_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    rng_state: Tensor | None = None,
+) -> Tensor:
+    return torch.zeros(1)
+
+
+# -- flash-attn 3, hopper/flash_attn_interface.py: the arguments that training passes ----------------------------------
+
+
+@defined("flash_attn_3::_flash_attn_forward")
+def flash_3(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_new: Tensor | None = None,
+    v_new: Tensor | None = None,
+    qv: Tensor | None = None,
+    out_: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    cu_seqlens_k_new: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    page_table: Tensor | None = None,
+    kv_batch_idx: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    seqlens_rotary: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    attention_chunk: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return results_of_attention(q)
+
+
+@defined("flash_attn_3::_flash_attn_backward", mutates_args=("dq", "dk", "dv"))
+def flash_3_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    sequed_q: Tensor | None = None,
+    sequed_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    softmax_scale: float | None = None,
+    is_causal: bool = False,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+) -> Tensor:
+    return torch.zeros(1)
+
+
+# -- causal-conv1d 1.6.1, causal_conv1d/cpp_functions.py ---------------------------------------------------------------
+
+
+@defined("DaoAILab::_causal_conv1d_fwd_cpp", mutates_args={"out", "final_states_out"})
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    seq_idx: Tensor | None,
+    initial_states: Tensor | None,
+    out: Tensor,
+    final_states_out: Tensor | None,
+    silu_activation: bool,
+) -> None:
+    out.zero_()
+
+
+@defined("DaoAILab::_causal_conv1d_bwd_cpp", mutates_args={"dx", "dweight"})
+def convolution_backward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    dout: Tensor,
+    seq_idx: Tensor | None,
+    initial_states: Tensor | None,
+    dfinal_states: Tensor | None,
+    dx: Tensor,
+    dweight: Tensor,
+    dbias: Tensor | None,
+    dinitial_states: Tensor,
+    silu_activation: bool,
+) -> None:
+    dx.zero_()
+
+
+def queries(heads: int = HEADS) -> Tensor:
+    return torch.zeros(BATCH, LENGTH, heads, WIDTH)
+
+
+@pytest.mark.parametrize(
+    "causal, left, right, pairs",
+    [
+        (False, -1, -1, LENGTH**2),
+        (True, -1, -1, LENGTH**2),  # in full, as torch's own
+        (True, 15, -1, sum(min(i + 1, 16) for i in range(LENGTH))),
+        (True, LENGTH, -1, LENGTH**2),  # flash-attn takes such a window for none
+        (False, 3, 3, 7 * LENGTH - 2 * (3 + 2 + 1)),
+    ],
+)
+def test_flash_attention_counts_the_pairs_of_its_window(causal: bool, left: int, right: int, pairs: int) -> None:
+    q, k = queries(), queries(heads=1)  # one head of keys for all queries
+    masks = (0.0, 1.0, causal, left, right, 0.0, None, False)
+    truth = 4 * BATCH * HEADS * WIDTH * pairs
+    flops = counted(lambda: flash_2(q, k, k, *masks))
+    assert (flops.forward, flops.uncounted) == (truth, [])
+    assert flops.attention == DENSE  # as if no pair were masked
+
+    gradients = (q, q, k, k, q, torch.zeros(1), torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(k))
+    backward = counted(lambda: flash_2_backward(*gradients, *masks))
+    assert (backward.forward, backward.uncounted) == (2 * truth, [])
+
+
+@pytest.mark.parametrize("left", [None, 0, 2, 9])
+@pytest.mark.parametrize("right", [None, 1, 3])
+@pytest.mark.parametrize("query_count, key_count", [(5, 5), (3, 8), (8, 3)])
+def test_a_window_allows_the_pairs_of_flash_attns_documentation(
+    query_count: int, key_count: int, left: int | None, right: int | None
+) -> None:
+    """Query i meets keys from i + Tk - Tq - left to i + Tk - Tq + right, both inclusive."""
+    position = torch.arange(query_count)[:, None] + key_count - query_count
+    key = torch.arange(key_count)[None]
+    allowed = torch.ones(query_count, key_count, dtype=torch.bool)
+    if left is not None and left < key_count:
+        allowed &= key >= position - left
+    if right is not None and right < key_count:
+        allowed &= key <= position + right
+    assert pairs_of_window(query_count, key_count, left, right) == int(allowed.sum())
+
+
+def test_sequences_of_a_packed_batch_count_by_their_lengths() -> None:
+    q = torch.zeros(60, HEADS, WIDTH)
+    ends = torch.tensor([0, 10, 25, 60], dtype=torch.int32)
+    truth = 4 * HEADS * WIDTH * (10**2 + 15**2 + 35**2)
+    flops = counted(lambda: flash_2_varlen(q, q, q, ends, ends, 35, 35, 0.0, 1.0, True))
+    assert (flops.forward, flops.attention, flops.uncounted) == (truth, truth, [])
+
+
+def test_packed_lengths_without_values_are_a_lower_bound() -> None:
+    q: Any = torch.zeros(60, HEADS, WIDTH)
+    unknown: Any = SimpleNamespace(fake_mode="any", constant=None)  # as a fake tensor that no value is known of
+    forward = PACKAGE_FORMULAS["flash_attn::_flash_attn_varlen_forward"]
+    with pytest.raises(NoFormulaError, match="_varlen_forward of sequences whose lengths are unknown"):
+        forward(q, q, q, unknown, unknown, 35, 35, 0.0, 1.0, True)
+
+
+def test_used_lengths_of_a_cache_are_a_lower_bound() -> None:
+    q, used = queries(), torch.full((BATCH,), 3, dtype=torch.int32)
+    flops = counted(lambda: flash_3(q, q, q, seqused_k=used))
+    assert flops.uncounted == ["flash_attn_3::_flash_attn_forward with seqused_k"]
+
+
+def test_the_third_version_counts() -> None:
+    q = queries()
+    flops = counted(lambda: flash_3(q, q, q, causal=True, window_size_left=15))
+    truth = 4 * BATCH * HEADS * WIDTH * sum(min(i + 1, 16) for i in range(LENGTH))
+    assert (flops.forward, flops.uncounted) == (truth, [])
+    gradients = [torch.zeros_like(q) for _ in range(3)]
+    backward = counted(
+        lambda: flash_3_backward(
+            q, q, q, q, q, torch.zeros(1), None, None, None, None, None, None, *gradients, None, True, 15
+        )
+    )
+    assert (backward.forward, backward.uncounted) == (2 * truth, [])
+
+
+def test_windows_of_torchs_own_packed_attention_count() -> None:
+    q, ends = torch.zeros(60, HEADS, WIDTH), torch.tensor([0, 10, 60], dtype=torch.int32)
+    pairs = sum(min(i + 1, 4) for i in range(10)) + sum(min(i + 1, 4) for i in range(50))
+    truth = 4 * HEADS * WIDTH * pairs
+    forward = PACKAGE_FORMULAS["torch_attn::_varlen_attn"]
+    assert forward(q, q, q, ends, None, 50, 50, False, None, [3, 0]) == truth
+    backward = PACKAGE_FORMULAS["torch_attn::_varlen_attn_backward"]
+    empty = torch.zeros(1)
+    assert backward(q, q, q, q, q, empty, ends, ends, 50, 50, False, empty, None, [3, 0]) == 2 * truth
+    assert backward(q, q, q, q, q, empty, ends, ends, 50, 50, True, empty) == 8 * HEADS * WIDTH * (10**2 + 50**2)
+
+
+def written(result: Tensor, value: float = 0.0) -> Tensor:
+    """Write as a kernel does that is launched past torch's dispatcher."""
+    np.copyto(result.numpy(), value)
+    return result
+
+
+class FlashAttnFunc(torch.autograd.Function):
+    """The signature of version 4 (flash_attn/cute/interface.py), up to the window."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        qv: Tensor | None = None,
+        gather_kv_indices: Tensor | None = None,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int | None, int | None] = (None, None),
+    ) -> Tensor:
+        ctx.save_for_backward(q)
+        return written(torch.empty_like(q))
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> Any:
+        (q,) = ctx.saved_tensors
+        return (*[written(torch.empty_like(q)) for _ in range(3)], None, None, None, None, None)
+
+
+class LigerFusedMoEFunction(torch.autograd.Function):
+    """The signature of liger-kernel 0.8.2 (src/liger_kernel/ops/fused_moe.py)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, gate_up_proj: Tensor, down_proj: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(x, gate_up_proj, down_proj)
+        return written(torch.empty_like(x))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return (*[written(torch.empty_like(saved)) for saved in ctx.saved_tensors], None, None)
+
+
+def step_flops(function: Any, *arguments: Any) -> Flops:
+    """Return the FLOPs of a step that applies ``function``, and uses its result and gradients."""
+    timeline = Timeline()
+    steps = StepFlops(timeline)
+    timeline.observers = (steps,)
+    timeline.mark(FORWARD)
+    loss = (function.apply(*arguments) * 2).sum()
+    timeline.mark(LEAVE)
+    timeline.mark(BACKWARD)
+    loss.backward()
+    (arguments[0].grad + 1).sum()
+    timeline.mark(LEAVE)
+    timeline.mark(END)
+    return steps.flops()
+
+
+def test_functions_of_imported_packages_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = queries().requires_grad_()
+    assert step_flops(FlashAttnFunc, q, q, q).uncounted  # nobody knows this class
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", SimpleNamespace(FlashAttnFunc=FlashAttnFunc))
+    flops = step_flops(FlashAttnFunc, q, q, q, None, None, None, True, (15, None))
+    truth = 4 * BATCH * HEADS * WIDTH * sum(min(i + 1, 16) for i in range(LENGTH))
+    assert (flops.forward, flops.backward, flops.attention, flops.uncounted) == (truth, 2 * truth, DENSE, [])
+    assert "forward" in vars(FlashAttnFunc)
+    assert "run" not in FlashAttnFunc.forward.__name__
+
+
+def test_ligers_experts_count_by_the_experts_of_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(LigerFusedMoEFunction=LigerFusedMoEFunction)
+    monkeypatch.setitem(sys.modules, "liger_kernel.ops.fused_moe", module)
+    tokens, width, inner, experts, per_token = 6, 8, 16, 4, 2
+    x = torch.zeros(tokens, width, requires_grad=True)
+    gate_up, down = torch.zeros(experts, 2 * inner, width), torch.zeros(experts, width, inner)
+    chosen = torch.zeros(tokens, per_token, dtype=torch.int32)
+    flops = step_flops(LigerFusedMoEFunction, x, gate_up, down, chosen, torch.zeros(tokens, per_token))
+    truth = 6 * tokens * per_token * width * inner  # three matrices, two FLOPs per number
+    assert (flops.forward, flops.backward, flops.uncounted) == (truth, 2 * truth, [])
+
+
+# What Liger's fused loss does: torch multiplies, and a Triton kernel turns logits into their gradient in place.
+_FUSED_LOSS = """
+def fused_linear_cross_entropy_forward(x, weight, empty, launch):
+    loss = launch(empty(len(x)))
+    gradient = launch(empty(*x.shape))
+    for begin in range(0, len(x), 2):
+        logits = x[begin:begin + 2] @ weight.t()
+        gradient[begin:begin + 2] = logits @ weight
+        logits.t() @ x[begin:begin + 2]
+    return loss.sum() + gradient.sum()
+"""
+
+
+@pytest.mark.parametrize(
+    "file, is_counted", [("fused_linear_cross_entropy", True), ("fused_neighborhood_attention", False)]
+)
+def test_ligers_elementwise_kernels_leave_the_count_complete(file: str, is_counted: bool) -> None:
+    module = ModuleType(file)
+    path = f"/site-packages/liger_kernel/ops/{file}.py"
+    exec(compile(_FUSED_LOSS, path, "exec"), vars(module))
+    rows, width, vocabulary = 4, 8, 32
+    x, weight = torch.zeros(rows, width), torch.zeros(vocabulary, width)
+    flops = counted(lambda: module.fused_linear_cross_entropy_forward(x, weight, torch.empty, written))
+    assert flops.forward == 3 * 2 * rows * width * vocabulary
+    assert (flops.uncounted == []) is is_counted
+
+
+def test_causal_convolutions_count_as_torchs_own() -> None:
+    channels, kernel = 6, 3
+    x, weight = torch.zeros(BATCH, channels, LENGTH, requires_grad=True), torch.zeros(channels, kernel)
+    flops = counted(lambda: convolution(x.detach(), weight, None, None, None, torch.empty(x.shape), None, False))
+    truth = 2 * BATCH * LENGTH * channels * kernel
+    assert (flops.forward, flops.uncounted) == (truth, [])
+    gradients = (None, torch.empty(x.shape), torch.empty_like(weight), None, torch.empty(0))
+    backward = counted(
+        lambda: convolution_backward(x.detach(), weight, None, x.detach(), None, None, *gradients, False)
+    )
+    assert (backward.forward, backward.uncounted) == (2 * truth, [])
+
+    own = nn.Conv1d(channels, channels, kernel, groups=channels, padding="same", bias=False)
+    of_torch = counted(lambda: own(x).sum().backward())
+    assert of_torch.forward + of_torch.backward == 3 * truth
