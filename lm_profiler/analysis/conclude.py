@@ -53,9 +53,11 @@ from lm_profiler.analysis.steps.summaries import (
     with_token_use,
     world_of,
 )
+from lm_profiler.analysis.trace.unexplained_kernels import unexplained_kernels
 from lm_profiler.analysis.why.operators import Lists
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.entry import UNFINISHED, Collection, Entry
+from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.parts import INPUT_PHASES
 from lm_profiler.record.quantities import MEMORY, PARTS, counted, duration_text
 from lm_profiler.record.rank_ends import first_end, read_ends
@@ -497,6 +499,7 @@ def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
     if flops is None or not step_s:
         return {}
     notes += run.unlike_batches_note
+    flops = _with_unexplained_kernels(flops, run.evidence.kernels)
     notes += _uncounted_note(flops)
     dtype = run.main_dtype
     ceiling_flops_per_s = None
@@ -512,6 +515,14 @@ def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
         run.evidence.peak_flops_per_s,
     )
     return {"utilisation": use}
+
+
+def _with_unexplained_kernels(flops: Flops, kernels: KernelTable | None) -> Flops:
+    """Return ``flops`` as a lower bound if a trace has kernels that may multiply and no operator launched."""
+    if kernels is None:
+        return flops
+    names = unexplained_kernels(kernels, flops.functions_counted, flops.uncounted)
+    return flops.model_copy(update={"uncounted": [*flops.uncounted, *names]})
 
 
 def _uncounted_note(flops: Flops) -> list[str]:
@@ -643,7 +654,11 @@ def waterfall_of(
         lists=evidence.lists or Lists(0, None),
         phase_s={} if traced.on_device else phases,
     )
-    return waterfall(step, traced).model_copy(update={"step_phases": phases})
+    changes = {
+        "step_phases": phases,
+        "ideal_is_lower_bound": bool(use.flops.uncounted),
+    }
+    return waterfall(step, traced).model_copy(update=changes)
 
 
 def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:

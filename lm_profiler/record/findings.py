@@ -292,6 +292,8 @@ class Waterfall(Part):
     )
     terms: list[Term]
     notes: list[str] = Field(default_factory=list)
+    # whether FLOPs are missing from the ideal: it is then a lower bound, and slow products are an upper one
+    ideal_is_lower_bound: bool = False
 
     @property
     def untold(self) -> set[str]:

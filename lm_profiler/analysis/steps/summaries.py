@@ -41,6 +41,7 @@ _FIGURES_OF_FLOPS = {
     "mfu",
     "hfu",
     "of_ceiling",
+    "waterfall_ideal_s",
     *(f"{work}_flops" for work in ("forward", "backward", "optimizer")),
 }
 

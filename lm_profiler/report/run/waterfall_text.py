@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lm_profiler.record.figure import (
+    AT_LEAST,
     TOO_FEW_STEPS,
     digits_of,
     is_zero_text,
@@ -95,6 +96,8 @@ def title_in(fall: Waterfall, name: str) -> str:
         return "memory-bound"
     if name == _PRODUCTS:
         return _products_title(fall)
+    if name == "ideal" and fall.ideal_is_lower_bound:
+        return f"{term_title(name)} ({AT_LEAST})"
     return term_title(name)
 
 

@@ -48,6 +48,13 @@ def test_figures_add_up_as_printed(seed: int) -> None:
         assert float(text) == pytest.approx(rung.term.seconds * 1e3, abs=1.001 * unit)
 
 
+def test_the_ideal_is_a_lower_bound_if_flops_are_missing() -> None:
+    fall = made_waterfall(ideal_is_lower_bound=True)
+    (line, *_) = lines_of(fall)
+    assert "62.1 ideal (at least)" in line
+    assert "at least" not in lines_of(made_waterfall())[0]
+
+
 UNKNOWN_CLOCK = made_waterfall(
     {"ideal": 50.0, "clock": 0.0, "slow_products": 49.99, "gaps": 0.01, "input": 0.0, "unexplained": 0.0},
     100.0,

@@ -1,0 +1,92 @@
+"""Finds kernels in a trace that may multiply matrices and that no operator of torch's dispatcher launched.
+
+The count of FLOPs sees operators. A kernel that a program launches by itself (Triton, CuTe, an extension) has no
+operator above it in the trace, or only an autograd Function.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from lm_profiler.record.kernels import KernelRow, KernelTable
+
+# Other kinds multiply nothing, or only move and add.
+_KINDS_THAT_MULTIPLY = ("matmul", "attention", "other")
+
+# Operators of the dispatcher have a namespace. The others are autograd Functions, or ranges that a program marks.
+_NAMESPACE = "::"
+# autograd's own range around a node of the graph
+_NODE_RANGE = "autograd::engine::evaluate_function: "
+
+# Compiled code was counted as the operators that it was made of.
+_COMPILED_KERNEL = re.compile(r"^triton_|^cpp_fused")
+_COMPILED_REGION = re.compile(
+    r"^(Torch-Compiled|CompiledFunction|CompiledFxGraph|## Call CompiledFxGraph|Pregraph|AOTDispatcher|triton_)"
+)
+
+_LONGEST_NAME = 60  # characters of a kernel's name
+
+
+def unexplained_kernels(
+    table: KernelTable, functions_counted: Collection[str], names_found: Sequence[str]
+) -> list[str]:
+    """Return what to call the kernels that no operator explains, those that took longest first.
+
+    Args:
+        table: the kernels of a trace of some steps.
+        functions_counted: the names of autograd Functions whose FLOPs a formula counts.
+        names_found: what is known to be missing from the count; nothing of it is named again.
+    """
+    if table.source != "kernels":
+        return []
+    functions_explained = {*functions_counted, *_functions_in(names_found)}
+    # A replayed graph launches its kernels without any operator, and a function that was found without any Function.
+    has_compiled_regions = any(_is_compiled(row) for row in table.rows)
+    has_found_functions = any(_NAMESPACE not in name for name in names_found)
+    explains_lone_kernels = has_compiled_regions or has_found_functions
+    # A trace does not show what launched kernels that still ran when it began.
+    names_launched = {row.name for row in table.rows if row.operator is not None}
+    names = []
+    for row in table.rows:
+        may_multiply = row.kind in _KINDS_THAT_MULTIPLY
+        if not may_multiply or _is_compiled(row) or _has_operator(row):
+            continue
+        function = _function_of(row)
+        if function is None:
+            if not explains_lone_kernels and row.name not in names_launched:
+                names.append(f"kernel {_shortened(row.name)}")
+        elif function not in functions_explained:
+            names.append(f"kernel {_shortened(row.name)} in {function}")
+    return list(dict.fromkeys(names))
+
+
+def _functions_in(names: Iterable[str]) -> Iterator[str]:
+    """Yield the classes in names of functions with file and line, such as "Kernel.backward (model.py:12)"."""
+    for name in names:
+        qualified_name, _, _ = name.partition(" ")
+        yield qualified_name.removesuffix(".backward").rpartition(".")[2]
+
+
+def _is_compiled(row: KernelRow) -> bool:
+    if _COMPILED_KERNEL.match(row.name):
+        return True
+    return _COMPILED_REGION.match(row.operator or "") is not None
+
+
+def _has_operator(row: KernelRow) -> bool:
+    operator = (row.operator or "").removeprefix(_NODE_RANGE)
+    return _NAMESPACE in operator
+
+
+def _function_of(row: KernelRow) -> str | None:
+    """Return the autograd Function in whose forward or backward the kernel was launched; None if in none."""
+    if row.operator is None:
+        return None
+    return row.operator.removeprefix(_NODE_RANGE).removesuffix("Backward")
+
+
+def _shortened(name: str) -> str:
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}…"

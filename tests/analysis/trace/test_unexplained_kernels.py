@@ -1,0 +1,65 @@
+"""Kernels of traces that no operator launched: none in traces of torch's own work, and those that are planted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cuda_trace import kernel_table
+from real_traces import NAMED, trace
+
+from lm_profiler.analysis.trace.unexplained_kernels import unexplained_kernels
+from lm_profiler.record.kernels import KernelTable
+
+WITH_PRODUCTS = "tracelens_h100_qwen1.5_0.5b"
+
+
+def renamed(name: str, operators: dict[str, str | None]) -> KernelTable:
+    """Return the table of a recorded trace in which other operators, or none, launched the kernels."""
+    events: list[dict[str, Any]] = []
+    for event in trace(name):
+        if event.get("cat") != "cpu_op" or event["name"] not in operators:
+            events.append(event)
+        elif (new_name := operators[event["name"]]) is not None:
+            events.append({**event, "name": new_name})
+    return kernel_table(events)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_torchs_own_kernels_are_explained(name: str) -> None:
+    assert unexplained_kernels(kernel_table(trace(name)), [], []) == []
+
+
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::linear", "aten::matmul")
+
+
+def test_products_of_an_autograd_function_are_named() -> None:
+    table = renamed(WITH_PRODUCTS, dict.fromkeys(PRODUCTS, "FusedLinear"))
+    names = unexplained_kernels(table, [], [])
+    assert names
+    assert all(name.endswith(" in FusedLinear") for name in names)
+    rows = [row for row in table.rows if row.operator == "FusedLinear" and row.kind == "matmul"]
+    assert len(names) == len({row.name for row in rows})
+
+
+def test_products_that_a_formula_counts_or_that_were_found_are_not_named_again() -> None:
+    table = renamed(WITH_PRODUCTS, dict.fromkeys(PRODUCTS, "FusedLinear"))
+    assert unexplained_kernels(table, ["FusedLinear"], []) == []
+    assert unexplained_kernels(table, [], ["FusedLinear.backward (model.py:12)"]) == []
+    assert unexplained_kernels(table, [], ["my::operator"])
+
+
+def test_products_without_any_operator_are_named() -> None:
+    names = unexplained_kernels(renamed(WITH_PRODUCTS, dict.fromkeys(PRODUCTS)), [], [])
+    assert names
+    assert not any(" in " in name for name in names)
+
+
+def test_compiled_code_was_counted_as_its_operators() -> None:
+    compiled = renamed(WITH_PRODUCTS, dict.fromkeys(PRODUCTS, "Torch-Compiled Region: 0/0"))
+    assert unexplained_kernels(compiled, [], []) == []
+
+
+def test_a_trace_of_the_host_has_no_kernels() -> None:
+    table = kernel_table(trace("hta_alexnet")).model_copy(update={"source": "operators"})
+    assert unexplained_kernels(table, [], []) == []
