@@ -22,6 +22,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.checkpoint import checkpoint
 
 from lm_profiler.callbacks.instruments.sent_step import shape_of
+from lm_profiler.callbacks.model_sizes import parameters_in_products
 from lm_profiler.measure.copies.module_copies import ModuleCopy
 from lm_profiler.measure.counts.flex_attention import flops_of_mask
 from lm_profiler.measure.counts.flops import FlopCounter
@@ -89,6 +90,30 @@ def model_rows() -> Iterator[Row]:
             counted_on_shapes(model, context),
             truth,
             source,
+        )
+
+
+def gpt_oss_rows() -> Iterator[Row]:
+    """Yield gpt-oss as transformers builds it: torchtitan's convention, with our count of its parameters."""
+    try:
+        from transformers import GptOssConfig, GptOssForCausalLM
+    except ImportError:
+        return
+    published = {"20B": (24, 32, 26_481_681_792), "120B": (36, 128, 38_044_854_144)}
+    context = 4096
+    for size, (layers, experts, truth) in published.items():
+        config = GptOssConfig(num_hidden_layers=layers, num_local_experts=experts)
+        with torch.device("meta"):
+            model = GptOssForCausalLM(config)
+        in_products = parameters_in_products(model)
+        assert in_products is not None
+        width_of_heads = config.num_attention_heads * config.head_dim
+        attention = 12 * layers * width_of_heads * context
+        yield Row(
+            f"gpt-oss {size}, context {context}: a token by torchtitan's convention",
+            6 * in_products + attention,
+            truth,
+            "published: torchtitan#4300, column Reference (windows in full)",
         )
 
 
@@ -207,7 +232,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def main() -> int:
-    rows = [*model_rows(), *attention_rows(), *other_rows()]
+    rows = [*model_rows(), *gpt_oss_rows(), *attention_rows(), *other_rows()]
     print(markdown(rows))
     differing = [row.workload for row in rows if row.flops != row.truth]
     if differing:

@@ -40,6 +40,12 @@ from lm_profiler.callbacks.instruments.work import (
     step_work,
 )
 from lm_profiler.callbacks.marks.batches import Elements
+from lm_profiler.callbacks.model_sizes import (
+    elements,
+    embedding_weights,
+    parameters_in_products,
+    sizes_in_config,
+)
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.collective_calls import reduces_in_backward
 from lm_profiler.measure.counts.recompiles import (
@@ -328,17 +334,14 @@ def model_facts(loop: Loop) -> ModelFacts:
         written_module = next(written_module.children())
     parameters = list(module.parameters())
     tensors = [*parameters, *module.buffers()]
-    # Compared by id: tied weights are one tensor, which counts once.
-    embeddings = {id(part.weight) for part in module.modules() if _is_embedding(part)}
-    in_embeddings = [
-        parameter for parameter in parameters if id(parameter) in embeddings
-    ]
+    in_embeddings = embedding_weights(module).values()
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return ModelFacts(
         class_path=f"{type(written_module).__module__}.{type(written_module).__qualname__}",
-        parameters=_elements(parameters),
-        parameters_without_embedding=_elements(parameters) - _elements(in_embeddings),
-        trainable_parameters=_elements(trained),
+        parameters=elements(parameters),
+        parameters_without_embedding=elements(parameters) - elements(in_embeddings),
+        parameters_in_products=parameters_in_products(module),
+        trainable_parameters=elements(trained),
         bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         precision=loop.precision,
         optimizers=[
@@ -346,12 +349,8 @@ def model_facts(loop: Loop) -> ModelFacts:
         ],
         accumulate_grad_batches=loop.batches_per_step,
         compiled=is_compiled_in(module),
-        **_sizes_in_config(module),
+        **sizes_in_config(module),
     )
-
-
-def _is_embedding(part: torch.nn.Module) -> bool:
-    return any(base.__name__ == "Embedding" for base in type(part).__mro__)
 
 
 def expert_loads(module: object) -> list[ExpertLoad]:
@@ -367,33 +366,6 @@ def expert_loads(module: object) -> list[ExpertLoad]:
         if any(tokens):
             loads.append(ExpertLoad.from_tokens(layer, tokens))
     return loads
-
-
-# The names that configs of models give their sizes: of transformers, of GPT-2's kind there, and ours.
-_SIZE_NAMES = {
-    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
-    "width": ("hidden_size", "n_embd", "d_model"),
-    "vocabulary": ("vocab_size",),
-}
-
-
-def _sizes_in_config(module: torch.nn.Module) -> dict[str, int]:
-    """Return the sizes of the model that the config of a part of ``module`` names; empty if none names all."""
-    for part in module.modules():
-        config = vars(part).get("config")
-        sizes: dict[str, int] = {}
-        for size, names in _SIZE_NAMES.items():
-            for name in names:
-                value = getattr(config, name, None)
-                if isinstance(value, int):
-                    sizes.setdefault(size, value)
-        if len(sizes) == len(_SIZE_NAMES):
-            return sizes
-    return {}
-
-
-def _elements(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.numel() for tensor in tensors)
 
 
 def switches(loop: Loop) -> Settings:
@@ -462,5 +434,5 @@ def lists_of(parameters: Iterable[Any]) -> Lists:
         local_parts.append(parameter.to_local() if is_sharded else parameter)
     element_bytes = {tensor.element_size() for tensor in local_parts}
     if len(element_bytes) != 1:
-        return Lists(_elements(local_parts), item=None)
-    return Lists(_elements(local_parts), item=element_bytes.pop())
+        return Lists(elements(local_parts), item=None)
+    return Lists(elements(local_parts), item=element_bytes.pop())

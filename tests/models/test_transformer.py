@@ -157,7 +157,9 @@ class NumpyTransformer:
         ("large", 969_411_840),
         ("xl", 1_998_235_200),
         ("2.7B", 3_406_809_600),
-        ("llama-2/7B", 6_738_415_616),  # as published with the weights
+        # all that follow as published with the weights: the sums of the shapes in the files of Meta, Qwen and OpenAI on
+        # Hugging Face (of qwen3/0.6B, whose file has the tied head twice: what transformers counts)
+        ("llama-2/7B", 6_738_415_616),
         ("llama-2/13B", 13_015_864_320),
         ("llama3/8B", 8_030_261_248),
         ("llama3.2/1B", 1_235_814_400),

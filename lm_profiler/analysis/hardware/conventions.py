@@ -34,6 +34,7 @@ class _Sizes:
     dispatched_flops: int
     parameters: int | None
     without_embedding: int | None
+    in_products: int | None
     attention_per_token: float | None
     layers: int | None
     width: int | None
@@ -73,17 +74,26 @@ def _sizes(record: RunRecord) -> _Sizes | None:
     model = record.model
     if model is None:
         return _Sizes(
-            tokens, use.flops.model, None, None, attention_per_token, None, None, None
+            tokens=tokens,
+            dispatched_flops=use.flops.model,
+            parameters=None,
+            without_embedding=None,
+            in_products=None,
+            attention_per_token=attention_per_token,
+            layers=None,
+            width=None,
+            vocabulary=None,
         )
     return _Sizes(
-        tokens,
-        use.flops.model,
-        model.parameters,
-        model.parameters_without_embedding,
-        attention_per_token,
-        model.layers,
-        model.width,
-        model.vocabulary,
+        tokens=tokens,
+        dispatched_flops=use.flops.model,
+        parameters=model.parameters,
+        without_embedding=model.parameters_without_embedding,
+        in_products=model.parameters_in_products,
+        attention_per_token=attention_per_token,
+        layers=model.layers,
+        width=model.width,
+        vocabulary=model.vocabulary,
     )
 
 
@@ -137,17 +147,19 @@ def _hugging_face(record: RunRecord, sizes: _Sizes) -> Convention:
 
 def _torchtitan(record: RunRecord, sizes: _Sizes) -> Convention:
     flops_per_token = None
-    has_sizes = sizes.without_embedding is not None
-    if sizes.without_embedding is not None and sizes.attention_per_token is not None:
-        flops_per_token = 6 * sizes.without_embedding + sizes.attention_per_token
+    if sizes.in_products is not None and sizes.attention_per_token is not None:
+        flops_per_token = 6 * sizes.in_products + sizes.attention_per_token
+    missing = "fused attention"
+    if sizes.in_products is None:
+        missing = "the parameters that a token is multiplied by"
     return _convention(
         record,
         sizes,
         "torchtitan",
-        "6·N without embeddings + 12·L·H·Q·T",
-        "torchtitan, get_dense_model_nparams_and_flops",
+        "6·N without embeddings that are looked up, of experts those of a token, + 12·L·H·Q·T",
+        "torchtitan, get_moe_model_nparams_and_flops; windows count in full",
         flops_per_token,
-        missing="fused attention" if has_sizes else "the parameters of the model",
+        missing,
     )
 
 

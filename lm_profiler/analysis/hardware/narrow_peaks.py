@@ -3,6 +3,10 @@
 Where a sheet prints figures "with sparsity", half of that is the dense figure. GeForce cards run FP8 at half rate when
 they accumulate in FP32, which is what training does. MXFP8 runs at the rate of FP8, NVFP4 and MXFP4 at that of FP4.
 An empty field is unknown. Never compared with a measurement on these devices.
+
+Compared in November 2026 with what others quote of these sheets: H100, B200, GB200 (glennklockwood.com), B300 (NVIDIA's
+HGX page: 144 PFLOP/s sparse, 108 dense in FP4), GB300 (verda.com), L40, L40S, L4 and RTX 4090. AMD's figures are
+compute units times FLOPs of a clock times clock: MI300X 304 x 4096 x 2.1 GHz, MI355X 256 x 8192 x 2.4 GHz.
 """
 
 from __future__ import annotations
@@ -35,13 +39,22 @@ _HGX = (
 )
 _GB300 = "NVIDIA GB300 NVL72 page (2025), for 72: 720 PFLOP/s (FP8, sparse), 1,080 (FP4, dense)"
 _ADA = "NVIDIA Ada GPU Architecture whitepaper v2.1 (2023), appendix A; FP8 with FP32 accumulate"
+_GH200 = "NVIDIA GH200 Grace Hopper Superchip datasheet (2023), half the sparse figure: the GPU is an H100 SXM"
 _SXM = NarrowPeaks(1978.9, None, _H100)
+_OF_GH200 = NarrowPeaks(1978.9, None, _GH200)
 
 # By the name that the driver reports.
 NARROW_PEAKS: dict[str, NarrowPeaks] = {
     "NVIDIA H100 80GB HBM3": _SXM,
     "NVIDIA H100 PCIe": NarrowPeaks(1513.0, None, _H100),
+    "NVIDIA H100 NVL": NarrowPeaks(
+        1670.5, None, "NVIDIA H100 datasheet (2024), half the sparse figure"
+    ),
     "NVIDIA H200": NarrowPeaks(1978.9, None, _H200),
+    "NVIDIA H200 NVL": NarrowPeaks(1670.5, None, _H200),
+    "NVIDIA GH200 480GB": _OF_GH200,
+    "NVIDIA GH200 120GB": _OF_GH200,
+    "NVIDIA GH200 144G HBM3e": _OF_GH200,
     "NVIDIA B200": NarrowPeaks(4500.0, 9000.0, _BLACKWELL),
     "NVIDIA GB200": NarrowPeaks(5000.0, 10000.0, _BLACKWELL),
     "NVIDIA B300 SXM6 AC": NarrowPeaks(4500.0, 13500.0, _HGX),
@@ -49,6 +62,7 @@ NARROW_PEAKS: dict[str, NarrowPeaks] = {
     "NVIDIA L4": NarrowPeaks(
         242.5, None, "NVIDIA L4 datasheet (2023), half the sparse figure"
     ),
+    "NVIDIA L40": NarrowPeaks(362.0, None, "NVIDIA L40 datasheet (2023)"),
     "NVIDIA L40S": NarrowPeaks(733.0, None, "NVIDIA L40S datasheet (2023)"),
     "NVIDIA GeForce RTX 4090": NarrowPeaks(330.3, None, _ADA),
     "AMD Instinct MI300X": NarrowPeaks(

@@ -29,6 +29,7 @@ def llama(**changes: object) -> RunRecord:
         class_path="Llama",
         parameters=PARAMETERS,
         parameters_without_embedding=PARAMETERS - EMBEDDING,
+        parameters_in_products=PARAMETERS - EMBEDDING,
         trainable_parameters=PARAMETERS,
         bytes=0,
         precision="bf16-true",
@@ -62,10 +63,36 @@ def test_each_convention_is_its_formula() -> None:
         assert by_name[name].source
 
 
+@pytest.mark.parametrize("layers, experts, published", [(24, 32, 26_481_681_792), (36, 128, 38_044_854_144)])
+def test_torchtitans_flops_of_gpt_oss(layers: int, experts: int, published: int) -> None:
+    """FLOPs a token of gpt-oss 20B and 120B, context 4096, windows in full: torchtitan#4300, column "Reference"."""
+    width, heads, head, keys, vocabulary, per_token = 2880, 64, 64, 8, 201_088, 4
+    attention = 2 * (width + 1) * heads * head + 2 * (width + 1) * keys * head
+    attention += heads + width - heads * head  # sinks; the bias of the output is as wide as the model
+    router = (width + 1) * experts
+    expert = (width + 1) * 2 * width + (width + 1) * width
+    block = attention + router + per_token * expert + 2 * width
+    in_products = layers * block + width + vocabulary * width
+    record = llama()
+    assert record.model is not None
+    assert record.utilisation is not None
+    attention_flops = 4 * layers * heads * head * 4096 * TOKENS  # of forward, in full
+    flops = record.utilisation.flops.model_copy(update={"attention": attention_flops})
+    changed = record.model_copy(
+        update={
+            "model": record.model.model_copy(update={"parameters_in_products": in_products}),
+            "utilisation": record.utilisation.model_copy(update={"flops": flops}),
+        }
+    )
+    by_name = {convention.name: convention for convention in conventions(changed)}
+    assert by_name["torchtitan"].flops_per_token == published
+
+
 def test_what_a_run_does_not_show_is_unknown_and_named() -> None:
     no_model = {convention.name: convention for convention in conventions(llama(model=None))}
     assert no_model["dispatched"].mfu == pytest.approx(0.40)
     assert no_model["PaLM"].flops_per_token is None
     assert no_model["Megatron-LM"].missing
+    assert no_model["torchtitan"].missing
     assert conventions(llama(throughput=None)) == []
     assert conventions(llama(utilisation=None)) == []

@@ -1,0 +1,118 @@
+"""The sizes of a model: its parameters, and what its config names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+
+# The names that configs of models give their sizes: of transformers, of GPT-2's kind there, and ours.
+_SIZE_NAMES = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "width": ("hidden_size", "n_embd", "d_model"),
+    "vocabulary": ("vocab_size",),
+}
+_TIED_NAMES = ("tie_word_embeddings", "tied_embeddings")
+_EXPERTS_NAMES = ("num_experts", "num_local_experts", "n_routed_experts")
+_EXPERTS_PER_TOKEN_NAMES = ("num_experts_per_tok", "experts_per_token")
+
+
+def elements(tensors: Iterable[torch.Tensor]) -> int:
+    """Return how many elements all ``tensors`` have together."""
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def embedding_weights(module: nn.Module) -> dict[int, nn.Parameter]:
+    """Return the weights of all embeddings by their identity: a tied weight is one tensor, which counts once."""
+    weights = {}
+    for part in module.modules():
+        weight = getattr(part, "weight", None)
+        if _is_embedding(part) and isinstance(weight, nn.Parameter):
+            weights[id(weight)] = weight
+    return weights
+
+
+def _is_embedding(part: nn.Module) -> bool:
+    return any(base.__name__ == "Embedding" for base in type(part).__mro__)
+
+
+def parameters_in_products(module: nn.Module) -> int | None:
+    """Return how many parameters a token is multiplied by, as torchtitan counts them (``torchtitan/models/utils.py``).
+
+    They are all but those of embeddings that only look up rows. Of experts those count that a token is sent to. None if
+    it is unknown how many these are.
+    """
+    looked_up = elements(_embeddings_without_products(module))
+    in_experts = elements(_expert_weights(module))
+    everything = elements(module.parameters())
+    if not in_experts:
+        return everything - looked_up
+    experts = _in_config(module, _EXPERTS_NAMES)
+    experts_per_token = _in_config(module, _EXPERTS_PER_TOKEN_NAMES)
+    if not experts or not experts_per_token:
+        return None
+    met = in_experts * experts_per_token // experts
+    return everything - looked_up - in_experts + met
+
+
+def _embeddings_without_products(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the weights of embeddings that are no matrix of the LM head too."""
+    embeddings = embedding_weights(module)
+    shared: set[int] = set()
+    for part in module.modules():
+        if not _is_embedding(part):
+            shared.update(id(weight) for weight in part.parameters(recurse=False))
+    is_tied = bool(_in_config(module, _TIED_NAMES))
+    vocabulary = _in_config(module, _SIZE_NAMES["vocabulary"])
+    for weight_id, weight in embeddings.items():
+        has_row_per_token = weight.shape[0] == vocabulary
+        is_tied_by_config = is_tied and has_row_per_token
+        if weight_id in shared or is_tied_by_config:
+            continue
+        yield weight
+
+
+def _expert_weights(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the weights of experts among which a router chooses, without those of the router."""
+    ids_seen = set()
+    for path, part in module.named_modules():
+        if not _holds_experts(path, part):
+            continue
+        for name, weight in part.named_parameters():
+            is_of_router = "router" in name.split(".")
+            if is_of_router or id(weight) in ids_seen:
+                continue
+            ids_seen.add(id(weight))
+            yield weight
+
+
+def _holds_experts(path: str, part: nn.Module) -> bool:
+    class_name = type(part).__name__
+    return "experts" in path.split(".") or "Experts" in class_name
+
+
+def _in_config(module: nn.Module, names: Iterable[str]) -> int | None:
+    """Return the first number that the config of a part of ``module`` has by one of ``names``."""
+    for part in module.modules():
+        config = vars(part).get("config")
+        for name in names:
+            value = getattr(config, name, None)
+            if isinstance(value, int):
+                return int(value)
+    return None
+
+
+def sizes_in_config(module: nn.Module) -> dict[str, int]:
+    """Return the sizes of the model that the config of a part of ``module`` names; empty if none names all."""
+    for part in module.modules():
+        config = vars(part).get("config")
+        sizes: dict[str, int] = {}
+        for size, names in _SIZE_NAMES.items():
+            for name in names:
+                value = getattr(config, name, None)
+                if isinstance(value, int):
+                    sizes.setdefault(size, value)
+        if len(sizes) == len(_SIZE_NAMES):
+            return sizes
+    return {}
