@@ -39,6 +39,7 @@ from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.measure.fake.live import Uncounted
+from lm_profiler.measure.fake.offload import refuse_host_optimizers
 from lm_profiler.measure.fake.values import DependsOnValues
 from lm_profiler.measure.fake.world import FakeWorld, WouldChange
 from lm_profiler.measure.memory.causes import holdings
@@ -204,6 +205,7 @@ class Rehearsal(Callback):
                 part.validate_args = False  # fake tensors have no values to check
                 part.distributed_available_fn = _no_other_ranks
         if self.world.gpu is not None:
+            refuse_host_optimizers(trainer.optimizers)
             _use_foreach(trainer.optimizers)
         self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
         self.buckets: list[torch.Tensor] = []

@@ -185,12 +185,21 @@ class FakeRank(FakeDevice):
         pass  # no other rank exists
 
 
+_OFFLOADED = "FSDP keeps its weights and the optimizer's states on the host (cpu_offload), which is not planned"
+
+
+def _refuse_offload(*_: object, **__: object) -> None:
+    """Replace the constructor of FSDP2's ``CPUOffloadPolicy``."""
+    raise Uncounted(_OFFLOADED)
+
+
 def _join(world: FakeWorld, ranks: int) -> None:
     """Make this process rank 0 of ``ranks``. Only for a separate process: it replaces code of torch."""
-    from torch.distributed.fsdp import (
-        FullyShardedDataParallel,  # takes half a second, needed only here
-    )
+    # takes half a second, needed only here
+    from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel
 
+    if world.gpu is not None:
+        CPUOffloadPolicy.__init__ = _refuse_offload  # type: ignore[method-assign]
     FAKE_GROUP.find()  # this import registers the backend
     store = dist.HashStore()  # type: ignore[attr-defined]  # documented, but not exported
     dist.init_process_group("fake", store=store, rank=0, world_size=ranks)
@@ -382,6 +391,10 @@ def _fake_rank(
     if isinstance(strategy, str):
         strategy = StrategyRegistry.get(strategy)
     fake_class = type(strategy_class.__name__, (FakeRank, type(strategy)), {})
+    # FSDP's own option; of other strategies by ``CPUOffloadPolicy``
+    offload = getattr(strategy, "cpu_offload", None)
+    if world.gpu is not None and getattr(offload, "offload_params", False):
+        raise Uncounted(_OFFLOADED)
     # not constructed: it takes over the attributes of ``strategy``
     fake: Any = object.__new__(fake_class)
     vars(fake).update(vars(strategy), world=world, ranks=devices_in(options))

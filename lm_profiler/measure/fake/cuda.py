@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from lm_profiler.measure.fake.offload import refuse_host_tensors
 from lm_profiler.torch_names import tree_map
 
 _HALF_PRECISION = (torch.bfloat16, torch.float16)
@@ -80,7 +81,9 @@ class KernelsOfCuda(TorchFunctionMode):
             func.__globals__ is vars(F) or func in _BACKWARD
         )
         if not calls_other_functions:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            refuse_host_tensors(result, kwargs)
+            return result
         # Torch has left this mode. ``F.multi_head_attention_forward`` calls functions that need it, and so does
         # recomputation in a backward pass, which has to meet the same kernels as the forward pass.
         with self:

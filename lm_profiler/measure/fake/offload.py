@@ -1,12 +1,15 @@
-"""Imitates activations that leave the GPU: ``save_on_cpu``, and hooks of a program that move what autograd saves.
+"""Imitates activations that leave the GPU (``save_on_cpu``), and refuses other tensors that leave it.
 
-Fake tensors are CPU tensors, for which such a move does nothing, so that they would seem to stay on the GPU.
+These are what hooks of a program move when autograd saves it, and the states of optimizers on the host. Fake tensors
+are CPU tensors, for which such a move does nothing, so that they would seem to stay on the GPU.
 Only for a separate process: this replaces code of torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -16,6 +19,20 @@ from torch.autograd import graph
 from lm_profiler.measure.fake.live import Uncounted
 
 _init_hooks = graph.saved_tensors_hooks.__init__
+_cpu = Tensor.cpu
+
+# Optimizers whose states are on the host: of DeepSpeed (``deepspeed/ops``), torchao 0.19 (``torchao/optim``) and
+# Megatron-LM (``megatron/core/optimizer``).
+_HOST_OPTIMIZERS = (
+    "DeepSpeedCPUAdam",
+    "DeepSpeedCPUAdagrad",
+    "DeepSpeedCPULion",
+    "CPUOffloadOptimizer",
+    "HybridDeviceOptimizer",
+)
+# Tensors with fewer elements, such as counters of steps, may be on the host with any optimizer. Offloading optimizers
+# leave them on the GPU (``minimal_size`` in torchao, ``min_8bit_size`` in bitsandbytes).
+_LEAST_ELEMENTS = 4096
 
 
 def imitate_offload() -> None:
@@ -24,7 +41,7 @@ def imitate_offload() -> None:
     replacements: tuple[tuple[Any, str, Any], ...] = (
         (graph.save_on_cpu, "__init__", _save_elsewhere),
         (graph.saved_tensors_hooks, "__init__", packing.init_hooks),
-        (Tensor, "cpu", packing.refusing(Tensor.cpu, _always)),
+        (Tensor, "cpu", packing.refusing(_cpu, _always)),
         (Tensor, "to", packing.refusing(Tensor.to, _names_host)),
     )
     for owner, name, replacement in replacements:
@@ -79,9 +96,47 @@ class _Packing:
                 raise Uncounted(
                     "a hook of the program moves saved tensors to the host; only save_on_cpu of torch can be planned"
                 )
+            # A tensor's own device, such as ``parameter.device``, has the host's name here though it is a GPU's.
+            if move is _cpu or _names_host_in_words(*args, **options):
+                _refuse_if_of_an_optimizer(tensor)
             return move(tensor, *args, **options)
 
         return move_or_refuse
+
+
+def refuse_host_optimizers(optimizers: Iterable[object]) -> None:
+    """Raise Uncounted if one of ``optimizers`` is known to keep its states on the host, or in pages that move there."""
+    for optimizer in optimizers:
+        names = [kind.__name__ for kind in type(optimizer).__mro__]
+        if any(name in _HOST_OPTIMIZERS for name in names):
+            raise Uncounted(
+                f"{names[0]} keeps its states on the host, which is not planned"
+            )
+        # of bitsandbytes (``bitsandbytes/optim/optimizer.py``)
+        if getattr(optimizer, "is_paged", False):
+            raise Uncounted(
+                f"{names[0]} keeps its states in pages, which move between GPU and host; only an optimizer that is not "
+                "paged can be planned"
+            )
+
+
+def refuse_host_tensors(result: Any, options: Mapping[str, Any]) -> None:
+    """Raise Uncounted if an optimizer made ``result`` on the host: its ``options`` pin it, or name the host."""
+    is_on_host = options.get("pin_memory") or options.get("device") == "cpu"
+    if is_on_host and isinstance(result, Tensor):
+        _refuse_if_of_an_optimizer(result)
+
+
+def _refuse_if_of_an_optimizer(tensor: Tensor) -> None:
+    """Raise Uncounted if an optimizer's own code calls, unless ``tensor`` is small."""
+    if tensor.numel() < _LEAST_ELEMENTS:
+        return
+    for frame, _ in walk_stack(sys._getframe(1)):
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, torch.optim.Optimizer):
+            raise Uncounted(
+                f"{type(caller).__name__} keeps tensors on the host, which is not planned"
+            )
 
 
 def _always(*args: Any, **options: Any) -> bool:
@@ -91,6 +146,11 @@ def _always(*args: Any, **options: Any) -> bool:
 def _names_host(*args: Any, **options: Any) -> bool:
     values = [*args, *options.values()]
     return any(_is_host(value) for value in values)
+
+
+def _names_host_in_words(*args: Any, **options: Any) -> bool:
+    values = [*args, *options.values()]
+    return any(isinstance(value, str) and value == "cpu" for value in values)
 
 
 def _is_host(value: Any) -> bool:

@@ -12,7 +12,7 @@ from torch.autograd import graph
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from lm_profiler.measure.fake.live import Uncounted
-from lm_profiler.measure.fake.offload import imitate_offload
+from lm_profiler.measure.fake.offload import imitate_offload, refuse_host_optimizers
 from lm_profiler.measure.fake.world import FakeWorld
 
 ROWS, WIDTH, LAYERS = 512, 256, 6
@@ -59,3 +59,134 @@ def test_what_is_saved_on_the_cpu_is_not_held_and_comes_back_one_by_one(options:
 def test_hooks_that_move_tensors_themselves_cannot_be_planned(pack: Any) -> None:
     with pytest.raises(Uncounted, match="only save_on_cpu"):
         peaks(saved_tensors_hooks(pack, lambda x: x))
+
+
+class Adam(torch.optim.Optimizer):
+    """Keeps one state, which ``make_state`` makes."""
+
+    def __init__(self, parameters: Any, make_state: Any) -> None:
+        super().__init__(parameters, {})
+        self.make_state = make_state
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            if not self.state[parameter]:
+                self.state[parameter]["average"] = self.make_state(parameter)
+                self.state[parameter]["steps"] = torch.zeros((), device="cpu")
+
+
+def held_by_step(optimizer_of: Any) -> int:
+    """Bytes that a step of an optimizer of one weight leaves held."""
+    world = FakeWorld((9, 0))
+    with world.inside():
+        weight = nn.Parameter(torch.empty(WIDTH, WIDTH))
+        weight.grad = torch.empty_like(weight)
+        optimizer = optimizer_of([weight])
+        before = world.live.held_bytes
+        optimizer.step()
+        return world.live.held_bytes - before
+
+
+HOST_STATES = [
+    lambda weight: torch.zeros_like(weight, device="cpu"),
+    lambda weight: torch.zeros_like(weight).cpu(),
+    lambda weight: torch.zeros_like(weight).to("cpu"),
+    lambda weight: torch.zeros_like(weight).to(device="cpu"),
+]
+
+
+@pytest.mark.parametrize("make_state", HOST_STATES)
+def test_states_on_the_host_cannot_be_planned(make_state: Any) -> None:
+    with pytest.raises(Uncounted, match="Adam keeps tensors on the host"):
+        held_by_step(lambda weights: Adam(weights, make_state))
+
+
+def test_states_on_the_weights_device_are_planned() -> None:
+    """As torchao and bitsandbytes make them: the device of a fake weight is the host by name alone."""
+    held = held_by_step(lambda weights: Adam(weights, lambda weight: torch.zeros_like(weight).to(weight.device)))
+    assert held == 4 * WIDTH * WIDTH + 512  # and the count of steps, in the allocator's smallest block
+
+
+def test_what_the_program_moves_by_itself_is_no_state() -> None:
+    with FakeWorld((9, 0)).inside():
+        torch.empty(WIDTH, WIDTH).cpu()
+
+
+class DeepSpeedCPUAdam(torch.optim.SGD):
+    """The name of DeepSpeed's."""
+
+
+class PagedAdamW8bit(torch.optim.SGD):
+    """What bitsandbytes' paged optimizers say of themselves."""
+
+    is_paged = True
+
+
+@pytest.mark.parametrize("kind", [DeepSpeedCPUAdam, PagedAdamW8bit])
+def test_optimizers_that_are_known_to_offload_cannot_be_planned(kind: Any) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    refuse_host_optimizers([torch.optim.SGD([weight])])
+    with pytest.raises(Uncounted, match=kind.__name__):
+        refuse_host_optimizers([kind([weight])])
+
+
+@torch.library.custom_op("lm_profiler_offload_tests::update", mutates_args=("weight", "codes"))
+def update(weight: Tensor, codes: Tensor, scales: Tensor) -> None:
+    raise AssertionError("its kernel is for a GPU")
+
+
+@update.register_fake
+def _(weight: Tensor, codes: Tensor, scales: Tensor) -> None:
+    pass
+
+
+class AdamW8bit(torch.optim.Optimizer):
+    """Two states of a byte per weight, and a scale for each 256, as in bitsandbytes 0.50 (``Optimizer2State``)."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            for number in (1, 2):
+                if f"state{number}" not in state:
+                    state[f"state{number}"] = torch.zeros_like(parameter, dtype=torch.uint8)
+                    blocks = parameter.numel() // 256
+                    state[f"absmax{number}"] = torch.zeros((blocks,), dtype=torch.float32, device=parameter.device)
+                update(parameter, state[f"state{number}"], state[f"absmax{number}"])
+
+
+class Quantized(Tensor):
+    """A state that looks like float32 and holds bytes, as in torchao 0.19 (``OptimState8bit``)."""
+
+    codes: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, codes: Tensor, scale: Tensor) -> Quantized:
+        made: Quantized = Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)  # type: ignore[attr-defined]
+        made.codes, made.scale = codes, scale
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(str(func))
+
+
+def quantized(weight: Tensor) -> Tensor:
+    codes = torch.zeros(weight.shape, dtype=torch.uint8, device=weight.device)
+    return Quantized(codes, torch.zeros(weight.numel() // 256, device=weight.device))
+
+
+BYTES_OF_STATE = WIDTH * WIDTH + 4 * WIDTH * WIDTH // 256
+
+
+def test_states_of_eight_bits_are_held_as_such() -> None:
+    assert held_by_step(AdamW8bit) == 2 * BYTES_OF_STATE
+    assert held_by_step(lambda weights: Adam(weights, quantized)) == BYTES_OF_STATE + 512
