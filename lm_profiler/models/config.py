@@ -59,6 +59,8 @@ class TransformerConfig:
     num_positions: int = 1024
     norm_eps: float = 1e-5  # epsilon of all norms: LLaMA's (Touvron et al. 2023, released code), and GPT-2's
     rope_theta: float = 10_000.0  # base of RoPE's wavelengths
+    # by how much RoPE's long wavelengths are stretched, for contexts longer than those of the first training
+    rope_stretch: float = 1.0
     fp8: bool = False  # whether the matrices of attention and SwiGLU multiply in FP8
     # `sdpa`: PyTorch's fused attention; `math`: explicit scores, mask and softmax; or `package.module:function`
     attention: str = "sdpa"
@@ -68,7 +70,7 @@ class TransformerConfig:
     checkpoint_every: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in (*DIMENSIONS, "vocab_size", "rope_theta"):
+        for name in (*DIMENSIONS, "vocab_size", "rope_theta", "rope_stretch"):
             value = getattr(self, name)
             expect(value > 0, name, "a positive number", value)
         self._check_heads()
@@ -255,21 +257,17 @@ _LLAMA_2 = {
     ),
 }
 
-# Grattafiori et al. 2024 (Llama 3), table 3, and the configurations released with its weights. RoPE's frequencies are
-# not stretched for long contexts, as those of 3.2 are: that changes neither the work nor the number of parameters.
+# Grattafiori et al. 2024 (Llama 3), table 3, and the configurations released with its weights
 _llama_3 = partial(
     TransformerConfig, num_kv_heads=8, vocab_size=128_256, rope_theta=500_000.0
 )
 _LLAMA_3 = {
     "8B": _llama_3(d_model=4096, d_ff=14_336, num_layers=32, num_heads=32),
 }
+_llama_3_2 = partial(_llama_3, tied_embeddings=True, rope_stretch=32.0)
 _LLAMA_3_2 = {
-    "1B": _llama_3(
-        d_model=2048, d_ff=8192, num_layers=16, num_heads=32, tied_embeddings=True
-    ),
-    "3B": _llama_3(
-        d_model=3072, d_ff=8192, num_layers=28, num_heads=24, tied_embeddings=True
-    ),
+    "1B": _llama_3_2(d_model=2048, d_ff=8192, num_layers=16, num_heads=32),
+    "3B": _llama_3_2(d_model=3072, d_ff=8192, num_layers=28, num_heads=24),
 }
 # Yang et al. 2025 (Qwen3), table 1, and the configurations released with its weights
 _qwen_3 = partial(

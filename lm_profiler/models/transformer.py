@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from inspect import signature
+from math import pi
 from typing import Any
 
 import torch
@@ -279,15 +280,41 @@ class SmallEmbedding(nn.Embedding):
 Rope = tuple[Tensor, Tensor]  # cosines and sines of RoPE, [T, E/2] each
 
 
-def rope_tables(context: int, width: int, theta: float, like: Tensor) -> Rope:
-    """Return cosines and sines [T, E/2] of the angles position · theta^(-2i/E) (Su et al. 2021, section 3.2.2)."""
+def rope_tables(
+    context: int, width: int, theta: float, like: Tensor, stretch: float = 1.0
+) -> Rope:
+    """Return cosines and sines [T, E/2] of the angles position · theta^(-2i/E) (Su et al. 2021, section 3.2.2).
+
+    ``stretch`` lengthens the long wavelengths (``stretched_frequencies``).
+    """
     # Computed in each forward pass instead of kept in a buffer: bf16-true would round a buffer, the context length may
     # change, and a table made in inference mode must not reach a training step. It costs a few small kernels.
     dtype = torch.promote_types(torch.float32, like.dtype)
     exponents = torch.arange(0, width, 2, device=like.device, dtype=dtype) / width
     positions = torch.arange(context, device=like.device, dtype=dtype)
-    angles = positions[:, None] * theta ** -exponents[None, :]
+    frequencies = theta**-exponents
+    if stretch != 1.0:
+        frequencies = stretched_frequencies(frequencies, stretch)
+    angles = positions[:, None] * frequencies[None, :]
     return angles.cos(), angles.sin()
+
+
+# positions of Llama 3's first training, and how often the shortest and the longest wavelength between which the stretch
+# sets in fit into them (``apply_scaling`` in the code released with Llama 3.1)
+_TRAINED_POSITIONS = 8192
+_MOST_TURNS, _LEAST_TURNS = 4.0, 1.0
+
+
+def stretched_frequencies(frequencies: Tensor, stretch: float) -> Tensor:
+    """Return RoPE's ``frequencies`` with long wavelengths times ``stretch``, as in Llama 3.1 and 3.2.
+
+    Those that turn often within the trained positions stay, those that turn less than once are stretched in full, and
+    those in between by a share.
+    """
+    turns = _TRAINED_POSITIONS * frequencies / (2 * pi)
+    share_kept = (turns - _LEAST_TURNS) / (_MOST_TURNS - _LEAST_TURNS)
+    share_kept = share_kept.clamp(0.0, 1.0)
+    return frequencies * (share_kept + (1 - share_kept) / stretch)
 
 
 def rotate(x_BHTE: Tensor, rope: Rope) -> Tensor:
@@ -447,7 +474,13 @@ class Transformer(nn.Module):
             check_context(config, context)
             x_BTD = x_BTD + self.position_embedding.weight[:context]
         else:
-            rope = rope_tables(context, config.head_dim, config.rope_theta, like=x_BTD)
+            rope = rope_tables(
+                context,
+                config.head_dim,
+                config.rope_theta,
+                like=x_BTD,
+                stretch=config.rope_stretch,
+            )
         # Without gradients nothing is kept for a backward pass, so there is nothing to save.
         checkpoints = config.checkpoints if torch.is_grad_enabled() else ()
         x_BTD = self.norm(apply_blocks([*self.blocks], x_BTD, rope, checkpoints))
