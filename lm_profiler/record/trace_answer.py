@@ -89,6 +89,8 @@ class TraceAnswer(Part):
     device: str | None
     rank: int | None
     world_size: int | None
+    # the process that is shown of a file with the work of several; None for a file of one
+    process: str | None = None
     steps: int = Field(gt=0)
     step_source: Annotated[StepSource, Newer]
     step_name: str | None

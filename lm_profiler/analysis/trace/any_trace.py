@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,13 @@ from lm_profiler.analysis.trace.large_trace import (
 from lm_profiler.analysis.trace.packed_trace import PackedTrace, Range, innermost
 from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
 from lm_profiler.analysis.trace.range_names import STEP_PREFIX
-from lm_profiler.analysis.trace.trace_file import trace_events
+from lm_profiler.analysis.trace.trace_file import Event, trace_events
+from lm_profiler.analysis.trace.trace_processes import (
+    SeveralProcesses,
+    TraceProcess,
+    chosen_process,
+    events_of_process,
+)
 from lm_profiler.record.parts import PHASES
 from lm_profiler.record.trace_answer import StepSource
 
@@ -65,22 +71,38 @@ class AnyTrace:
     rank: int | None
     world_size: int | None
     part_words: str | None = None  # what is shown of a trace that is too large
+    # the process that is shown of a file with several, and all of them; None and empty for a file with one
+    process: TraceProcess | None = None
+    processes: Sequence[TraceProcess] = ()
 
 
 def read_any_trace(
-    path: Path, step_name: str | None = None, most_events: int = MOST_EVENTS
+    path: Path,
+    step_name: str | None = None,
+    most_events: int = MOST_EVENTS,
+    process_name: str | None = None,
 ) -> AnyTrace:
     """Read the trace in ``path``; with ``step_name``, its steps are the ranges of that name.
 
-    Of a trace with more than ``most_events`` only the first steps are read.
+    Of a trace with more than ``most_events`` only the first steps are read. Of a file with the work of several
+    processes one is read: that called ``process_name``, else the one with steps and the most work.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no whole trace, has no such range, or nothing ran in its steps.
+        ValueError: it is no whole trace, has no such range or process, or nothing ran in its steps.
     """
     is_step = _step_names(step_name)
     surroundings: dict[str, Any] = {}
-    packed, part = _packed(path, is_step, surroundings, most_events)
+    processes: Sequence[TraceProcess] = ()
+    process = None
+    try:
+        packed, part = _packed(path, is_step, surroundings, most_events)
+    except SeveralProcesses as error:
+        processes = error.processes
+        process = chosen_process(processes, process_name)
+        packed, part = _packed(path, is_step, surroundings, most_events, process)
+    if process is None and process_name is not None:
+        _check_process(packed, process_name)
     source: StepSource = "ProfilerStep"
     if step_name is not None:
         source = "range"
@@ -103,7 +125,8 @@ def read_any_trace(
         raise ValueError("nothing ran in its steps")
 
     distributed = surroundings.get("distributedInfo")
-    if not isinstance(distributed, dict):
+    # in a file of several processes it is that of only one of them
+    if not isinstance(distributed, dict) or process is not None:
         distributed = {}
     return AnyTrace(
         path=path,
@@ -114,7 +137,21 @@ def read_any_trace(
         rank=_whole_number(distributed.get("rank")),
         world_size=_whole_number(distributed.get("world_size")),
         part_words=None if part is None else part.words,
+        process=process,
+        processes=processes,
     )
+
+
+def processes_in(path: Path, most_events: int = MOST_EVENTS) -> Sequence[TraceProcess]:
+    """Return the processes whose work ``path`` holds, if they are several; none for a trace of one process.
+
+    Raises as ``read_any_trace``.
+    """
+    try:
+        _packed(path, _step_names(None), {}, most_events)
+    except SeveralProcesses as error:
+        return error.processes
+    return ()
 
 
 def part_notes(traces: Iterable[AnyTrace]) -> list[str]:
@@ -131,15 +168,31 @@ def _packed(
     is_step: Callable[[str], bool],
     surroundings: dict[str, Any],
     most_events: int,
+    process: TraceProcess | None = None,
 ) -> tuple[PackedTrace, Part | None]:
-    """Return the trace, or that part of it which fits, and which part that is."""
+    """Return the trace, or that part of it which fits, and which part that is; only of ``process`` if it is given."""
     try:
-        events = limited_events(trace_events(path, surroundings), most_events)
+        events = limited_events(_events(path, surroundings, process), most_events)
         return PackedTrace(events, any_program=True), None
     except TooManyEvents:
-        part = chosen_part(trace_events(path), is_step, most_events)
-    events = events_in_part(trace_events(path, surroundings), part)
+        part = chosen_part(_events(path, {}, process), is_step, most_events)
+    events = events_in_part(_events(path, surroundings, process), part)
     return PackedTrace(events, any_program=True), part
+
+
+def _events(
+    path: Path, surroundings: dict[str, Any], process: TraceProcess | None
+) -> Iterator[Event]:
+    events = trace_events(path, surroundings)
+    if process is None:
+        return events
+    return events_of_process(events, process)
+
+
+def _check_process(packed: PackedTrace, process_name: str) -> None:
+    names = sorted({process for process, _ in packed.threads})
+    if process_name not in names:
+        raise ValueError(f"it has no process {process_name!r}, but {', '.join(names)}")
 
 
 def _step_names(step_name: str | None) -> Callable[[str], bool]:

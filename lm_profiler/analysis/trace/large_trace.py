@@ -7,7 +7,7 @@ steps and the moments of its events, and once for the events of the steps that w
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 from lm_profiler.analysis.trace.packed_trace import (
     DamagedEvent,
     Range,
+    Rows,
     is_on_device,
     may_count,
     nanoseconds,
@@ -57,12 +58,60 @@ class Part(NamedTuple):
         return f"{shown_part}, because it has too many events"
 
 
+# Moments are kept in at most this many stretches of time, so that the memory does not grow with the file.
+_MOST_STRETCHES = 200_000
+_MOST_NEW_MOMENTS = 2 * _MOST_STRETCHES
+
+
+@dataclass
+class _EventCounts:
+    """How many events begin in each stretch of time; stretches are one nanosecond long, of many events longer."""
+
+    shift: int = 0  # a stretch takes 2 ** shift nanoseconds
+    new_moments_ns: array[int] = field(default_factory=lambda: array("q"))
+    stretches: Rows = field(default_factory=lambda: np.empty(0, np.int64))
+    counts: Rows = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def add(self, moments_ns: Sequence[int]) -> None:
+        self.new_moments_ns.extend(moments_ns)
+        if len(self.new_moments_ns) > _MOST_NEW_MOMENTS:
+            self.merge()
+
+    def merge(self) -> None:
+        """Count the new moments with the others, in longer stretches if there would be too many."""
+        moments = np.array(self.new_moments_ns, np.int64)
+        self.new_moments_ns = array("q")
+        stretches = np.concatenate((self.stretches, moments >> self.shift))
+        counts = np.concatenate((self.counts, np.ones_like(moments)))
+        self.stretches, self.counts = _summed(stretches, counts)
+        while len(self.stretches) > _MOST_STRETCHES:
+            self.shift += 1
+            self.stretches, self.counts = _summed(self.stretches >> 1, self.counts)
+
+    def events_before(self, moment_ns: int) -> int:
+        """Return how many events begin before ``moment_ns``, without those of its own stretch."""
+        end = int(np.searchsorted(self.stretches, moment_ns >> self.shift))
+        return int(self.counts[:end].sum())
+
+    def moment_of(self, number: int) -> int:
+        """Return when the event of this number begins, or its stretch of time; the last one's if there are fewer."""
+        index = int(np.searchsorted(np.cumsum(self.counts), number, side="right"))
+        last_index = len(self.stretches) - 1
+        return int(self.stretches[min(index, last_index)]) << self.shift
+
+
+def _summed(stretches: Rows, counts: Rows) -> tuple[Rows, Rows]:
+    """Return each of ``stretches`` once, in order, with the sum of its counts."""
+    once, place = np.unique(stretches, return_inverse=True)
+    return once, np.bincount(place, weights=counts).astype(np.int64)
+
+
 @dataclass
 class _Survey:
-    """The steps of a trace, and when each of its events begins."""
+    """The steps of a trace, and when its events begin."""
 
     steps: list[Range] = field(default_factory=list)
-    starts_ns: array[int] = field(default_factory=lambda: array("q"))
+    event_counts: _EventCounts = field(default_factory=_EventCounts)
 
 
 def limited_events(events: Iterable[Event], most_events: int) -> Iterator[Event]:
@@ -85,22 +134,22 @@ def chosen_part(
     survey = _Survey()
     for event in events:
         _add_to_survey(survey, event, is_step)
-    starts = np.sort(np.asarray(survey.starts_ns))
+    event_counts = survey.event_counts
+    event_counts.merge()
     steps = outermost(survey.steps)
-    begin = steps[0].start if steps else int(starts[0])
-    events_before = int(np.searchsorted(starts, begin))
+    begin = steps[0].start if steps else event_counts.moment_of(0)
+    events_before = event_counts.events_before(begin)
 
     fitting_steps = []
     for step in steps:
-        events_until = int(np.searchsorted(starts, step.end)) - events_before
-        if events_until > most_events:
+        events_until_end = event_counts.events_before(step.end) - events_before
+        if events_until_end > most_events:
             break
         fitting_steps.append(step)
     if fitting_steps:
         end = max(step.end for step in fitting_steps)
         return Part(begin, end, fitting_steps, len(steps), has_whole_steps=True)
-    last_event = min(events_before + most_events, len(starts) - 1)
-    end = int(starts[last_event])
+    end = event_counts.moment_of(events_before + most_events)
     steps_shown = [Range(begin, end, "the beginning")]
     return Part(begin, end, steps_shown, len(steps), has_whole_steps=False)
 
@@ -118,12 +167,12 @@ def _add_to_survey(
     survey: _Survey, event: Event, is_step: Callable[[str], bool]
 ) -> None:
     if isinstance(event, OperatorEvents):
-        survey.starts_ns.extend(nanoseconds(event.starts).tolist())
+        survey.event_counts.add(nanoseconds(event.starts).tolist())
         return
     if not may_count(event):
         return
     try:
-        survey.starts_ns.append(start_of(event))
+        survey.event_counts.add([start_of(event)])
         name = event.get("name")
         if (
             event["cat"] == "user_annotation"

@@ -25,6 +25,15 @@ from lm_profiler.analysis.trace.range_names import (
     phase_in,
 )
 from lm_profiler.analysis.trace.trace_file import Event, OperatorEvents
+from lm_profiler.analysis.trace.trace_processes import (
+    DeviceWork,
+    Launch,
+    ProcessCounts,
+    SeveralProcesses,
+    TraceProcess,
+    Track,
+    track_of,
+)
 from lm_profiler.record.parts import BETWEEN_STEPS, NO_PHASE
 
 Rows = NDArray[np.int64]
@@ -47,8 +56,6 @@ OPERATOR, MODULE, FORWARD_LINK, BACKWARD_LINK, LAUNCH = range(5)
 _LINKS = {"s": FORWARD_LINK, "f": BACKWARD_LINK}
 
 NONE = -1  # the number of what is unknown, or is not there
-# the share of all launches below which those of a process are damaged events
-_FEW_LAUNCHES = 0.05
 _LONGEST_US = 9e15  # in nanoseconds it fits into 64 bits
 
 
@@ -80,16 +87,17 @@ class PackedTrace:
     the instruments': those of version 0.2, which had no mark, could be the program's own.
 
     Raises:
-        ValueError: the trace holds steps or launches of several processes, whose events cannot be distinguished.
+        SeveralProcesses: the trace holds the work of several processes, which it names with their devices.
     """
 
     def __init__(self, events: Iterable[Event], any_program: bool = False) -> None:
         packing = _Packing()
         for event in events:
             packing.add(event)
-        _check_single_process(packing.step_processes, "steps")
-        if len(packing.device_rows()) > 0:  # else launches belong to nothing
-            _check_single_process(packing.processes_of_launches(), "launches")
+        host_rows, device_rows = packing.host_rows(), packing.device_rows()
+        processes = packing.processes(host_rows, device_rows)
+        if len(processes) > 1:
+            raise SeveralProcesses(processes)
 
         self.left_out = packing.left_out
         self.has_marks = packing.has_marks
@@ -101,7 +109,7 @@ class PackedTrace:
         self.steps = sorted(packing.steps)
         self.collectives = packing.collectives
         self.gathers = packing.gathers
-        self._host_rows, self._device_rows = packing.host_rows(), packing.device_rows()
+        self._host_rows, self._device_rows = host_rows, device_rows
         self.threads = list(packing.threads)  # process and thread, by their number
 
         is_marked = packing.has_marks or any_program
@@ -269,13 +277,6 @@ class PackedTrace:
         return rows[np.lexsort((-length, np.maximum(what, MODULE), start))]
 
 
-def _check_single_process(processes: set[str], things: str) -> None:
-    if len(processes) > 1:
-        raise ValueError(
-            f"it holds {things} of {len(processes)} processes: expected one trace for each rank"
-        )
-
-
 def _phases_among(ranges: Iterable[Range], is_marked: bool) -> list[Range]:
     """Return when which phase of the instruments ran, by the start, with the phases' names."""
     phases = []
@@ -334,8 +335,7 @@ class _Packing:
     ranges: list[Range] = field(default_factory=list)  # those that may be phases
     collectives: list[Range] = field(default_factory=list)
     gathers: list[Range] = field(default_factory=list)
-    step_processes: set[str] = field(default_factory=set)
-    launches: Counter[str] = field(default_factory=Counter)  # by process
+    process_counts: ProcessCounts = field(default_factory=ProcessCounts)
     devices: set[str] = field(default_factory=set)  # by their number
     # of collectives, by start and correlation
     groups: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -349,6 +349,7 @@ class _Packing:
     inputs: list[Inputs] = field(default_factory=list)
     # by process and thread
     threads: defaultdict[tuple[str, str], int] = field(default_factory=_numbering)
+    tracks: defaultdict[Track, int] = field(default_factory=_numbering)
     # by their text in the file
     _callers: defaultdict[str, int] = field(default_factory=_numbering)
     _input_numbers: dict[str, int] = field(default_factory=dict)  # by their text
@@ -358,6 +359,8 @@ class _Packing:
     _host: array[int] = field(default_factory=lambda: array("q"))
     # four numbers: start, length, name, correlation
     _device: array[int] = field(default_factory=lambda: array("q"))
+    # the number of the track of each of these
+    _device_track: array[int] = field(default_factory=lambda: array("q"))
 
     def add(self, event: Event) -> None:
         """Keep what counts of ``event``; of a damaged one count the damage."""
@@ -371,14 +374,29 @@ class _Packing:
         except DamagedEvent as damage:
             self.left_out[str(damage)] += 1
 
-    def processes_of_launches(self) -> set[str]:
-        """Return the processes that launched work, without those of a few damaged events."""
-        least_launches = _FEW_LAUNCHES * self.launches.total()
-        return {
-            process
-            for process, launches in self.launches.items()
-            if launches > least_launches
-        }
+    def processes(self, host_rows: Rows, device_rows: Rows) -> list[TraceProcess]:
+        """Return the processes whose work the rows are; their devices only if there are several."""
+        process_of_thread = [process for process, _ in self.threads]
+        is_operator = host_rows[:, 3] == OPERATOR
+        threads, counts = np.unique(host_rows[is_operator, 2], return_counts=True)
+        for thread, calls in zip(threads.tolist(), counts.tolist(), strict=True):
+            self.process_counts.operators[process_of_thread[thread]] += calls
+        names = self.process_counts.names(has_device=len(device_rows) > 0)
+        if len(names) < 2:
+            return self.process_counts.with_devices(names, {}, {})
+
+        texts = list(self.numbers)
+        launches: defaultdict[str, dict[int, Launch]] = defaultdict(dict)
+        is_launch = host_rows[:, 3] == LAUNCH
+        for start, _, thread, _, correlation, name in host_rows[is_launch].tolist():
+            process = process_of_thread[thread]
+            launches[process][correlation] = Launch(start, texts[name])
+        tracks = list(self.tracks)
+        work: defaultdict[Track, list[DeviceWork]] = defaultdict(list)
+        for row, track in zip(device_rows.tolist(), self._device_track, strict=True):
+            start, _, name, correlation = row
+            work[tracks[track]].append(DeviceWork(start, texts[name], correlation))
+        return self.process_counts.with_devices(names, launches, work)
 
     def host_rows(self) -> Rows:
         """Return the rows of the host's events, in the order of reading. ``[events, 6]``"""
@@ -448,7 +466,7 @@ class _Packing:
                 self._add_host(
                     event, LAUNCH, correlation, self.numbers[_name_of(event)]
                 )
-                self.launches[str(event.get("pid"))] += 1
+                self.process_counts.launches[str(event.get("pid"))] += 1
 
     def _add_on_device(
         self, event: Mapping[str, Any], arguments: Mapping[str, Any]
@@ -456,6 +474,7 @@ class _Packing:
         start, length = span_of(event)
         correlation = _number_in(arguments.get("correlation"))
         self._device.extend((start, length, self.numbers[_name_of(event)], correlation))
+        self._device_track.append(self.tracks[track_of(event)])
         self.devices.add(str(arguments.get("device", event.get("pid"))))
         group = arguments.get("Process Group Name")
         collective = arguments.get("Collective name")
@@ -490,7 +509,7 @@ class _Packing:
         gather = _GATHER.fullmatch(name)
         if name.startswith(STEP_PREFIX):
             self.steps.append(annotation)
-            self.step_processes.add(str(event.get("pid")))
+            self.process_counts.steps[str(event.get("pid"))] += 1
         elif name.startswith(_BACKENDS):
             self.collectives.append(annotation)
         elif gather is not None:

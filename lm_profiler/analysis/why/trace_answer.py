@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from lm_profiler.analysis.trace.any_trace import AnyTrace
 from lm_profiler.analysis.trace.kernel_sums import Communication, kernel_table
 from lm_profiler.analysis.trace.pieces import Piece, TracedWork
+from lm_profiler.analysis.trace.trace_processes import TraceProcess, process_names
 from lm_profiler.analysis.why.trace_floor import floor_of, waterfall_of
 from lm_profiler.analysis.why.traced import Gap, GapCause, traced_of
 from lm_profiler.record.kernels import KernelTable
@@ -47,6 +48,7 @@ def trace_answer(trace: AnyTrace, device: str | None = None) -> TraceAnswer:
         device=trace.device_name,
         rank=trace.rank,
         world_size=trace.world_size,
+        process=None if trace.process is None else trace.process.name,
         steps=kernels.steps,
         step_source=trace.step_source,
         step_name=trace.step_name,
@@ -69,6 +71,8 @@ def trace_answer(trace: AnyTrace, device: str | None = None) -> TraceAnswer:
 def _notes(trace: AnyTrace) -> list[str]:
     packed = trace.work.packed
     notes = []
+    if trace.process is not None:
+        notes += _process_notes(trace.process, trace.processes)
     if trace.part_words is not None:
         notes.append(trace.part_words)
     if len(packed.devices) > 1 and trace.work.on_device:
@@ -77,6 +81,19 @@ def _notes(trace: AnyTrace) -> list[str]:
         )
     if not packed.phases:
         notes.append("no range names a phase, so all time is other")
+    return notes
+
+
+def _process_notes(
+    process: TraceProcess, processes: Sequence[TraceProcess]
+) -> list[str]:
+    """Return notes about a file of several processes, of which ``process`` is shown."""
+    shown = f"only that of {process.name} is shown, --process names another"
+    notes = [f"it holds the work of {process_names(processes)}; {shown}"]
+    if process.is_assumed:
+        notes.append(
+            "it does not show which process launched the kernels of which device, so they are taken in their order"
+        )
     return notes
 
 

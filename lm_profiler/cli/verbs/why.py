@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from lm_profiler.analysis.trace.any_trace import AnyTrace, read_any_trace
+from lm_profiler.analysis.trace.any_trace import (
+    AnyTrace,
+    processes_in,
+    read_any_trace,
+)
 from lm_profiler.analysis.trace.large_trace import MOST_EVENTS
 from lm_profiler.analysis.why.trace_answer import trace_answer
 from lm_profiler.analysis.why.trace_comparison import compare_traces
@@ -35,6 +40,7 @@ for example:
   lm_profiler why trace.json.gz --output why.md
   lm_profiler why before.json.gz after.json.gz                   which kernels came, went, or take another time
   lm_profiler why rank0.json rank1.json rank2.json               who waits for whom at each collective
+  lm_profiler why merged.json --process 4243                     one process of a file that holds several
   lm_profiler why logs/run/version_0                             the traces of a run of our own"""
 
 _MOST_TRACES = 64
@@ -54,6 +60,7 @@ class Options:
         config: A YAML file of these options.
         traces: A trace (.json or .json.gz), two to compare, those of the ranks of a run, or the folder of a run.
         ranks: Whether the traces are of ranks of one run; if not given, as they say themselves.
+        process: Of a file with the work of several processes, show this one; if not given, the one with the most work.
         step: The steps are the ranges of this name, with or without a number behind it.
         device: Compute the floor for this device, by the name that its driver reports; if not given, for the trace's.
         format: terminal, markdown, latex, typst, json or html; if not given, by the suffix of output.
@@ -65,6 +72,7 @@ class Options:
     config: str | None = None
     traces: Sequence[Path] = ()
     ranks: bool | None = None
+    process: str | None = None
     step: str | None = None
     device: str | None = None
     format: str | None = None
@@ -76,8 +84,10 @@ class Options:
             raise UsageError(
                 "TRACE: expected a trace that torch.profiler wrote, given none; `why trace.json.gz`, say"
             )
-        if self.ranks and len(self.traces) == 1 and not self.traces[0].is_dir():
-            raise UsageError("ranks: expected the traces of several ranks, given one")
+        if self.process is not None and len(self.traces) != 1:
+            raise UsageError(
+                f"process: expected one trace with it, given {len(self.traces)}"
+            )
 
 
 def _choose_format(format_option: str | None, output: Path | None) -> str:
@@ -99,8 +109,13 @@ def run(options: Options) -> int:
         raise UsageError(
             f"TRACE: expected at most {_MOST_TRACES} traces, given {len(paths)}"
         )
-    most_events = MOST_EVENTS // len(paths)  # they are in memory together
-    traces = [_read(path, options.step, most_events) for path in paths]
+    if options.ranks and len(paths) == 1:
+        traces = _traces_of_processes(paths[0], options.step)
+    else:
+        most_events = MOST_EVENTS // len(paths)  # they are in memory together
+        traces = [
+            _read(path, options.step, most_events, options.process) for path in paths
+        ]
     answer, tables = _answer(traces, options)
     if options.format == "json":
         write_json(answer, options.output)
@@ -150,9 +165,28 @@ def _trace_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-def _read(path: Path, step_name: str | None, most_events: int) -> AnyTrace:
+def _traces_of_processes(path: Path, step_name: str | None) -> list[AnyTrace]:
+    """Return the trace of each process of a file that holds several: the ranks of a run."""
+    with _refused(path):
+        processes = processes_in(path)
+    if not processes:
+        raise UsageError("ranks: expected the traces of several ranks, given one")
+    most_events = MOST_EVENTS // len(processes)
+    return [_read(path, step_name, most_events, process.name) for process in processes]
+
+
+def _read(
+    path: Path, step_name: str | None, most_events: int, process_name: str | None
+) -> AnyTrace:
+    with _refused(path):
+        return read_any_trace(path, step_name, most_events, process_name)
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """Turn what a file has that cannot be read into a UsageError with its name."""
     try:
-        return read_any_trace(path, step_name, most_events)
+        yield
     except OSError as error:
         raise UsageError(f"TRACE: {path}: {error.strerror or error}") from None
     except ValueError as error:

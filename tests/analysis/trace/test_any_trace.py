@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from cuda_trace import ALL_REDUCE, GEMM, MAIN, Trace, cuda_step
 
+from lm_profiler.analysis.trace import large_trace
 from lm_profiler.analysis.trace.any_trace import AnyTrace, phase_named, read_any_trace
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.why.trace_answer import trace_answer
@@ -147,11 +148,96 @@ def test_modules_are_those_that_the_profiler_itself_names(tmp_path: Path) -> Non
     }
 
 
-def test_launches_of_two_processes_are_refused(tmp_path: Path) -> None:
-    events = without_ranges(cuda_step())
-    other_process = [{**event, "pid": 99} if event["pid"] != 0 else event for event in events]
-    with pytest.raises(ValueError, match="launches of 2 processes"):
-        read(tmp_path, [*events, *other_process])
+DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+
+
+def of_process(events: Sequence[Event], host: int | str, device: int | str, number: int, late_us: float) -> list[Event]:
+    """The same work by another process on another device, ``late_us`` microseconds later."""
+    moved = []
+    for event in events:
+        on_device = event["cat"] in DEVICE_CATEGORIES
+        copy = {**event, "pid": device if on_device else host, "ts": round(event["ts"] + late_us, 3)}
+        if "device" in event.get("args", {}):
+            copy["args"] = {**event["args"], "device": number}
+        moved.append(copy)
+    return moved
+
+
+# host and device of two ranks: as the profiler names them, and as tools do that merge files; the second rank's
+# device may have the first one's number
+MERGED = [
+    ((5001, 0, 0), (5002, 1, 1)),
+    (("[TP00] 5001", "[TP00] 0", 0), ("[TP01] 5001", "[TP01] 0", 0)),
+    (("rank7-5001", "rank7-0", 0), ("rank8-5002", "rank8-0", 0)),
+]
+
+
+@pytest.mark.parametrize("late_us", [7.3, 0.0, -3.1, 4_000.0])
+@pytest.mark.parametrize("rank_0, rank_1", MERGED)
+def test_the_processes_of_a_merged_trace_are_told_apart(
+    tmp_path: Path, rank_0: Any, rank_1: Any, late_us: float
+) -> None:
+    sides = [
+        of_process([*cuda_step(), *cuda_step(number=2, origin=180)], *rank_0, 0.0),
+        of_process([*cuda_step(adam_us=31), *cuda_step(20.0, 33, 2, origin=190)], *rank_1, late_us),
+    ]
+    events = [*sides[0], *sides[1]]
+    random.Random(5).shuffle(events)
+    merged = written(tmp_path, events, {"distributedInfo": {"rank": 0, "world_size": 2}})
+    (tmp_path / "alone").mkdir()
+    for (host, _, _), side in zip((rank_0, rank_1), sides, strict=True):
+        trace = read_any_trace(merged, process_name=str(host))
+        alone = read(tmp_path / "alone", side)
+        assert kernel_table(trace.work) == kernel_table(alone.work)
+        assert trace.process is not None
+        assert (trace.process.name, trace.process.steps, len(trace.processes)) == (str(host), 2, 2)
+        assert trace.rank is None  # the header's is that of one of them
+    notes = trace_answer(read_any_trace(merged)).notes
+    assert f"only that of {rank_0[0]} is shown" in notes[0]
+    assert str(rank_1[0]) in notes[0]
+
+
+def test_kernels_that_could_be_of_either_process_are_taken_in_the_order_of_devices_and_this_is_said(
+    tmp_path: Path,
+) -> None:
+    late = []  # each kernel begins after both processes launched it: no time tells them apart
+    for event in cuda_step():
+        shift = 1000.0 if event["cat"] in DEVICE_CATEGORIES else 0.0
+        late.append({**event, "ts": round(event["ts"] + shift, 3)})
+    events = [*of_process(late, 100, 0, 0, 0.0), *of_process(late, 101, 1, 1, 7.0)]
+    trace = read_any_trace(written(tmp_path, events), process_name="101")
+    assert trace.work.packed.devices == ["1"]
+    assert any("taken in their order" in note for note in trace_answer(trace).notes)
+
+
+def test_two_processes_on_one_device_are_refused_by_name(tmp_path: Path) -> None:
+    events = [*of_process(cuda_step(), 100, 0, 0, 0.0), *of_process(cuda_step(), 101, 0, 0, 0.0)]
+    with pytest.raises(ValueError, match=r"2 processes: 100 .* 101 .*one trace for each rank") as refused:
+        read(tmp_path, events)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="no process '7'"):
+        read_any_trace(tmp_path / "trace.json", process_name="7")
+
+
+def test_two_processes_without_a_device_are_told_apart(tmp_path: Path) -> None:
+    events = [event for event in cuda_step() if event["cat"] not in DEVICE_CATEGORIES]
+    events = without_ranges(events)
+    merged = written(tmp_path, [*of_process(events, 100, 0, 0, 0.0), *of_process(events[::2], 101, 0, 0, 50.0)])
+    trace = read_any_trace(merged)
+    (tmp_path / "alone").mkdir()
+    assert kernel_table(trace.work) == kernel_table(read(tmp_path / "alone", events).work)
+    assert [process.name for process in trace.processes] == ["100", "101"]
+
+
+def test_of_a_merged_trace_that_is_too_large_one_process_has_its_first_steps(tmp_path: Path) -> None:
+    events = steps_in_a_row(6)
+    merged = written(tmp_path, [*of_process(events, 100, 0, 0, 0.0), *of_process(events, 101, 1, 1, 9.0)])
+    kept = len([event for event in cuda_step() if event["cat"] not in ("ac2g", "gpu_user_annotation")])
+    trace = read_any_trace(merged, most_events=2 * kept + 5, process_name="101")
+    assert trace.part_words is not None
+    assert "first 2 of 6 steps" in trace.part_words
+    (tmp_path / "alone").mkdir()
+    assert kernel_table(trace.work) == kernel_table(read(tmp_path / "alone", steps_in_a_row(2)).work)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"traceEvents": []}', "hello", '{"traceEvents": [{}, {"ph"'])
@@ -188,6 +274,9 @@ def test_a_damaged_trace_ends_with_an_answer_that_adds_up_or_with_one_line(tmp_p
                 target.pop(key, None)
             else:
                 target[key] = draw.choice(JUNK)
+        if draw.random() < 0.3:  # of several processes, too
+            for event in draw.sample(events, len(events) // 3):
+                event["pid"] = draw.choice((7, 8, "7", None))
         header = {"deviceProperties": draw.choice(([{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}], *JUNK))}
         answer = answer_or_refusal(written(tmp_path, events, header))
         if isinstance(answer, str):
@@ -239,6 +328,29 @@ def test_of_a_trace_that_is_too_large_the_first_steps_are_read(tmp_path: Path) -
     assert part.device_name == "NVIDIA B200"
     alone = read(tmp_path, steps_in_a_row(3))
     assert kernel_table(part.work) == kernel_table(alone.work)
+
+
+def test_the_moments_of_many_events_are_counted_in_few_stretches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of the first reading does not grow with the file, and the steps are the same."""
+    monkeypatch.setattr(large_trace, "_MOST_STRETCHES", 40)
+    monkeypatch.setattr(large_trace, "_MOST_NEW_MOMENTS", 50)
+    counts = large_trace._EventCounts()
+    draw = random.Random(4)
+    moments = [draw.randrange(10**9) for _ in range(3000)]
+    for moment in moments:
+        counts.add([moment])
+    counts.merge()
+    assert len(counts.stretches) <= 40
+    for bound in (0, 10**8, 5 * 10**8, 10**9):
+        expected = sum(moment < bound for moment in moments)
+        assert counts.events_before(bound) == pytest.approx(expected, abs=3000 / 20 + 1)
+    events = steps_in_a_row(10)
+    kept = len([event for event in cuda_step() if event["cat"] not in ("ac2g", "gpu_user_annotation")])
+    part = read_any_trace(written(tmp_path, events), most_events=3 * kept + 5)
+    assert part.part_words is not None
+    assert "first 3 of 10 steps" in part.part_words
 
 
 def test_of_a_step_that_is_too_large_the_beginning_is_read(tmp_path: Path) -> None:

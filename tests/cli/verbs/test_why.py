@@ -53,6 +53,25 @@ def test_two_traces_are_compared_and_those_of_ranks_are_matched(
         assert "ms" in capsys.readouterr().out
 
 
+def test_the_processes_of_one_file_are_shown_one_by_one_or_as_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = cuda_step()
+    for event in cuda_step(all_reduce_us=50):  # as sglang merges the traces of ranks
+        process = "[TP01] 0" if event["pid"] == 0 else "[TP01] 42"
+        events.append({**event, "pid": process})
+    merged = written(tmp_path / "merged.json", events)
+    assert main(["why", merged]) == 0
+    assert "the work of 2 processes" in capsys.readouterr().out
+    assert main(["why", merged, "--process", "[TP01] 42", "--format", "json"]) == 0
+    answer = TraceAnswer.model_validate_json(capsys.readouterr().out)
+    assert (answer.process, answer.rank) == ("[TP01] 42", None)
+    assert answer.kernels.window_s == pytest.approx(190e-6)
+    assert main(["why", merged, "--ranks", "--format", "json"]) == 0
+    ranks = TraceRanks.model_validate_json(capsys.readouterr().out)
+    assert ranks.ranks[1].waited_s == pytest.approx(20e-6)
+
+
 def test_the_folder_of_a_run_has_traces_of_its_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "trace").mkdir()
     written(tmp_path / "trace" / "rank0.pt.trace.json.gz", cuda_step())
@@ -118,6 +137,8 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
         ["why", "two.json"],
         ["why", "good.json", "--step", "training"],
         ["why", "good.json", "--ranks"],
+        ["why", "good.json", "--process", "7"],
+        ["why", "good.json", "good.json", "--process", "7"],
         ["why", "good.json", "good.json", "good.json", "--ranks=false"],
         ["why", "good.json", "--format", "html"],
     ]

@@ -1,0 +1,332 @@
+"""Tells apart the processes whose events a trace holds: some tools merge the traces of all ranks into one file.
+
+A host's event names its process, but a kernel's event names only its device. Which process launched the kernels of a
+device is decided by names that a tool gave both (``[TP01] 4242`` and ``[TP01] 0``), else by the launches: those of the
+right process have the kernels' numbers, come before them, and launch what they are called for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lm_profiler.analysis.trace.trace_file import Event, OperatorEvents
+from lm_profiler.record.figure import counted
+
+# the share of all work below which that of a process is a few damaged events
+_FEW = 0.05
+_DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_NUMBER_AT_END = re.compile(r"\d+\W*\Z")
+_COPY_WORDS = ("memcpy", "memset")
+_MOST_NAMES = 8  # processes that a message names
+
+
+class Track(NamedTuple):
+    """A device as the kernels of one rank name it: the process that stands in their events, and the device."""
+
+    process: str
+    device: str
+
+
+class Launch(NamedTuple):
+    """When the host asked for something on the device, and the name of the call."""
+
+    start: int
+    call_name: str
+
+
+class DeviceWork(NamedTuple):
+    """Something that ran on the device, with the number that its launch has too."""
+
+    start: int
+    name: str
+    correlation: int
+
+
+LaunchesByProcess = Mapping[str, Mapping[int, Launch]]  # and by their numbers
+WorkByTrack = Mapping[Track, Sequence[DeviceWork]]
+
+
+class TraceProcess(NamedTuple):
+    """A process of which a trace holds events, and the devices whose kernels it launched."""
+
+    name: str  # as the file names it
+    steps: int
+    launches: int
+    operators: int
+    tracks: tuple[Track, ...] = ()
+    # whether its devices could only be taken in their order
+    is_assumed: bool = False
+
+    @property
+    def text(self) -> str:
+        """The name with counts, for people."""
+        work = counted(self.operators, "operator")
+        if self.launches:
+            work = f"{self.launches:,} launches"
+        return f"{self.name} ({counted(self.steps, 'step')}, {work})"
+
+
+class SeveralProcesses(ValueError):
+    """A trace holds the work of several processes. The message names them."""
+
+    def __init__(self, processes: Sequence[TraceProcess]) -> None:
+        self.processes = processes
+        super().__init__(f"it holds the work of {process_names(processes)}")
+
+
+@dataclass
+class ProcessCounts:
+    """What a trace shows of its processes, counted while it is read."""
+
+    steps: Counter[str] = field(default_factory=Counter)
+    launches: Counter[str] = field(default_factory=Counter)
+    operators: Counter[str] = field(default_factory=Counter)
+
+    def names(self, has_device: bool) -> list[str]:
+        """Return the processes with steps of their own work, or with more work than a few damaged events, in order.
+
+        Steps alone are no work: a tool may write them with a process of its own.
+        """
+        work = self.launches if has_device else self.operators
+        least_work = _FEW * work.total()
+        names = {process for process, count in work.items() if count > least_work}
+        for process in self.steps:
+            if self.launches[process] or self.operators[process]:
+                names.add(process)
+        return sorted(names, key=_number_order)
+
+    def with_devices(
+        self,
+        names: Sequence[str],
+        launches: LaunchesByProcess,
+        work: WorkByTrack,
+    ) -> list[TraceProcess]:
+        """Return the processes called ``names`` with their devices; ``launches`` are by process and number.
+
+        A device that could be of several processes is no process's. If a process launched work and has no device, it
+        shares one, and no device is known to be one process's alone.
+        """
+        owners, is_assumed = _owners(names, launches, work)
+        # without a device launches belong to nothing
+        launches_shown = self.launches if work else Counter[str]()
+        launching_names = {name for name in names if launches_shown[name]}
+        if not launching_names <= set(owners.values()):
+            owners = {}
+        processes = []
+        for name in names:
+            tracks = tuple(track for track in work if owners.get(track) == name)
+            processes.append(
+                TraceProcess(
+                    name=name,
+                    steps=self.steps[name],
+                    launches=launches_shown[name],
+                    operators=self.operators[name],
+                    tracks=tracks,
+                    is_assumed=is_assumed,
+                )
+            )
+        return processes
+
+
+def process_names(processes: Sequence[TraceProcess]) -> str:
+    """Return the number of ``processes`` and the names of the first, for a message."""
+    texts = [process.text for process in processes[:_MOST_NAMES]]
+    hidden = len(processes) - len(texts)
+    if hidden:
+        texts.append(f"{hidden} more")
+    return f"{len(processes)} processes: {', '.join(texts)}"
+
+
+def chosen_process(processes: Sequence[TraceProcess], name: str | None) -> TraceProcess:
+    """Return the process called ``name``; if it is None, the one with steps and the most work, the first of equals.
+
+    Raises:
+        ValueError: there is none of that name, or it launched work, and no device is known to be its own.
+    """
+    if name is None:
+        process = max(processes, key=_importance)
+    else:
+        with_name = [process for process in processes if process.name == name]
+        if not with_name:
+            raise ValueError(
+                f"it has no process {name!r}, but {process_names(processes)}"
+            )
+        [process] = with_name
+    if process.launches and not process.tracks:
+        raise ValueError(
+            f"it holds the work of {process_names(processes)}, and nothing in it shows whose kernels are whose: "
+            "expected one trace for each rank"
+        )
+    return process
+
+
+def _importance(process: TraceProcess) -> tuple[bool, int]:
+    return process.steps > 0, process.launches + process.operators
+
+
+def events_of_process(
+    events: Iterable[Event], process: TraceProcess
+) -> Iterator[Event]:
+    """Yield those of ``events`` that are of ``process`` or of its devices, and those that are too damaged to know."""
+    own_callers: dict[str, bool] = {}  # by the text of an operator's caller
+    for event in events:
+        if isinstance(event, OperatorEvents):
+            yield from _own_operators(event, process, own_callers)
+        elif not isinstance(event, Mapping):
+            yield event
+        elif event.get("cat") in _DEVICE_CATEGORIES:
+            if track_of(event) in process.tracks:
+                yield event
+        elif str(event.get("pid")) == process.name:
+            yield event
+
+
+def _own_operators(
+    events: OperatorEvents, process: TraceProcess, own_callers: dict[str, bool]
+) -> Iterator[OperatorEvents]:
+    chosen_indices = []
+    for index, caller in enumerate(events.callers):
+        if caller not in own_callers:
+            own_callers[caller] = (
+                str(json.loads(f"{{{caller}}}")["pid"]) == process.name
+            )
+        if own_callers[caller]:
+            chosen_indices.append(index)
+    if not chosen_indices:
+        return
+    columns: list[Any] = []
+    for column in events:
+        columns.append([column[index] for index in chosen_indices])
+    yield OperatorEvents(*columns)
+
+
+def track_of(event: Mapping[str, Any]) -> Track:
+    """Return the track of an event on the device."""
+    process = str(event.get("pid"))
+    arguments = event.get("args")
+    if not isinstance(arguments, Mapping):
+        return Track(process, process)
+    return Track(process, str(arguments.get("device", process)))
+
+
+def _owners(
+    names: Sequence[str],
+    launches: LaunchesByProcess,
+    work: WorkByTrack,
+) -> tuple[dict[Track, str], bool]:
+    """Return the process of each track, as far as it is known, and whether the order of their names decided."""
+    owners = _owners_by_label(names, work)
+    if len(owners) == len(work):
+        return owners, False
+    candidates = {}
+    for track, pieces in work.items():
+        candidates[track] = _likely_owners(names, launches, pieces)
+    has_track_each = len(names) == len(work)
+    if has_track_each:
+        _leave_to_others(candidates)
+    owners = {}
+    for track, track_candidates in candidates.items():
+        if len(track_candidates) == 1:
+            owners[track] = track_candidates[0]
+    if len(owners) == len(work) or not has_track_each:
+        return owners, False
+    return _owners_in_order(names, candidates, owners)
+
+
+def _owners_in_order(
+    names: Sequence[str],
+    candidates: Mapping[Track, Sequence[str]],
+    owners: dict[Track, str],
+) -> tuple[dict[Track, str], bool]:
+    """Return ``owners`` with the other tracks and processes paired by their order, and whether that was possible."""
+    tracks = [track for track in candidates if track not in owners]
+    tracks.sort(key=_track_order)
+    free_names = [name for name in names if name not in owners.values()]
+    if len(free_names) != len(tracks):
+        return owners, False
+    all_owners = dict(owners)
+    for track, name in zip(tracks, free_names, strict=True):
+        if name not in candidates[track]:
+            return owners, False
+        all_owners[track] = name
+    return all_owners, True
+
+
+def _owners_by_label(names: Sequence[str], tracks: Iterable[Track]) -> dict[Track, str]:
+    """Return the process of each track whose name has a text in front of its number that only this process has too."""
+    processes_by_label: defaultdict[str, list[str]] = defaultdict(list)
+    for name in names:
+        processes_by_label[_label(name)].append(name)
+    owners = {}
+    for track in tracks:
+        label = _label(track.process)
+        processes = processes_by_label.get(label, [])
+        if label and len(processes) == 1:
+            owners[track] = processes[0]
+    return owners
+
+
+def _label(process_name: str) -> str:
+    """Return what stands in front of the number of a process, such as ``[TP01]``; empty for a number alone."""
+    return _NUMBER_AT_END.sub("", process_name).strip()
+
+
+def _likely_owners(
+    names: Sequence[str],
+    launches: LaunchesByProcess,
+    pieces: Sequence[DeviceWork],
+) -> list[str]:
+    """Return the processes whose launches fit the most of ``pieces``, several if they fit as many."""
+    fitting_counts = {}
+    for name in names:
+        launches_by_number = launches.get(name, {})
+        count = 0
+        for piece in pieces:
+            launch = launches_by_number.get(piece.correlation)
+            count += launch is not None and _may_launch(launch, piece)
+        fitting_counts[name] = count
+    highest_count = max(fitting_counts.values(), default=0)
+    if not highest_count:
+        return []
+    return [name for name, count in fitting_counts.items() if count == highest_count]
+
+
+def _may_launch(launch: Launch, piece: DeviceWork) -> bool:
+    """Return whether ``launch`` may have launched ``piece``: it came before it, and a copy is launched by a copy."""
+    if launch.start > piece.start:
+        return False
+    call, name = launch.call_name.lower(), piece.name.lower()
+    return all((word in call) == name.startswith(word) for word in _COPY_WORDS)
+
+
+def _leave_to_others(candidates: dict[Track, list[str]]) -> None:
+    """Take a process that is the only one for a track from all other tracks, until nothing changes."""
+    settled: set[Track] = set()
+    while True:
+        next_track = None
+        for track, names in candidates.items():
+            if len(names) == 1 and track not in settled:
+                next_track = track
+        if next_track is None:
+            return
+        settled.add(next_track)
+        [owner] = candidates[next_track]
+        for names in candidates.values():
+            if len(names) > 1 and owner in names:
+                names.remove(owner)
+
+
+def _track_order(track: Track) -> tuple[tuple[int, str], tuple[int, str]]:
+    return _number_order(track.process), _number_order(track.device)
+
+
+def _number_order(text: str) -> tuple[int, str]:
+    """Return a sort key: numbers by their size, before other texts."""
+    if text.isdecimal():
+        return len(text.lstrip("0")), text
+    return 1 << 16, text
