@@ -43,6 +43,8 @@ _GH200 = "NVIDIA GH200 Grace Hopper Superchip datasheet (2023), half the sparse 
 _SXM = NarrowPeaks(1978.9, None, _H100)
 _OF_GH200 = NarrowPeaks(1978.9, None, _GH200)
 
+_MI300X = NarrowPeaks(2614.9, None, "AMD Instinct MI300X data sheet (2023)")
+
 # By the name that the driver reports.
 NARROW_PEAKS: dict[str, NarrowPeaks] = {
     "NVIDIA H100 80GB HBM3": _SXM,
@@ -65,9 +67,8 @@ NARROW_PEAKS: dict[str, NarrowPeaks] = {
     "NVIDIA L40": NarrowPeaks(362.0, None, "NVIDIA L40 datasheet (2023)"),
     "NVIDIA L40S": NarrowPeaks(733.0, None, "NVIDIA L40S datasheet (2023)"),
     "NVIDIA GeForce RTX 4090": NarrowPeaks(330.3, None, _ADA),
-    "AMD Instinct MI300X": NarrowPeaks(
-        2614.9, None, "AMD Instinct MI300X data sheet (2023)"
-    ),
+    "AMD Instinct MI300X": _MI300X,
+    "AMD Instinct MI300X VF": _MI300X,
     "AMD Instinct MI325X": NarrowPeaks(
         2614.9, None, "AMD Instinct MI325X data sheet (2024)"
     ),

@@ -55,6 +55,7 @@ KNOWN = [
     ("NVIDIA GeForce RTX 5080", "bfloat16", 112.6),
     ("NVIDIA GeForce RTX 3080", "float16", 59.5),
     ("AMD Instinct MI300X", "bfloat16", 1307.4),
+    ("AMD Instinct MI300X VF", "bfloat16", round(304 * 2048 * 2.1e9 / 1e12, 1)),  # as mt4g's report of one describes it
     ("AMD Instinct MI325X", "tf32", 653.7),
     ("AMD Instinct MI355X", "bfloat16", 2516.6),
     ("Apple M1", "float32", 2.6),
@@ -105,6 +106,7 @@ MEMORIES = [
     ("NVIDIA GeForce RTX 3070", 448e9, (256, 14)),
     ("NVIDIA GeForce RTX 2080 Ti", 616e9, (352, 14)),
     ("AMD Instinct MI300X", 5.3e12, (8192, 5.2)),
+    ("AMD Instinct MI300X VF", 5.3e12, (8192, 5.2)),
     ("AMD Instinct MI325X", 6.0e12, (8192, 6.0)),
     ("AMD Instinct MI355X", 8.0e12, (8192, 8.0)),
     ("Tesla T4", 320e9, (256, 10)),

@@ -34,6 +34,7 @@ REPORTED = [
     ("GB300", "NVIDIA GB300", 276.50, (10, 3)),
     ("RTX PRO 6000 Server", "NVIDIA RTX PRO 6000 Blackwell Server Edition", 94.97, (12, 0)),
     ("MI300X", "AMD Instinct MI300X", 191.69, (9, 4)),
+    ("MI300X VF", "AMD Instinct MI300X VF", 205822885888 / 2**30, (9, 4)),
     ("MI325X", "AMD Instinct MI325X", 255.69, (9, 4)),
     ("MI355X", "AMD Instinct MI355X", 287.98, (9, 5)),
 ]
