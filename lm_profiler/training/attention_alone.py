@@ -15,6 +15,9 @@ from lm_profiler.models.transformer import AttentionFunction, attention_function
 from lm_profiler.training.fake_tokens import ENDLESS
 from lm_profiler.usage_error import UsageError, expect
 
+# Triton's choice (triton.testing.do_bench): more than any L2, and as much as the last cache of an MI300X
+FILLER_BYTES = 256 * 2**20
+
 
 class AttentionAlone(LightningModule):
     """Attention over random Q, K and V, without heads or projections: forward, and backward of the output's sum.
@@ -30,9 +33,12 @@ class AttentionAlone(LightningModule):
         attention_options: Further arguments of your own function, such as the sizes of its tiles and its warps.
         is_causal: Whether a token does not see later tokens.
         compile: Compile it with torch.compile.
+        flush_cache: Overwrite 256 MiB before each pass, so that no cache holds Q, K and V, as `triton.testing.do_bench`
+            does. That time is in no pass; the 256 MiB are in all figures of memory.
     """
 
     model: LoneAttention
+    filler: Tensor  # what is overwritten
 
     def __init__(
         self,
@@ -41,6 +47,7 @@ class AttentionAlone(LightningModule):
         attention_options: dict[str, Any] | None = None,
         is_causal: bool = True,
         compile: bool = False,  # noqa: A002 - the option's name on the command line
+        flush_cache: bool = False,
     ) -> None:
         super().__init__()
         expect(d_model >= 1, "d_model", "1 or more", d_model)
@@ -51,6 +58,7 @@ class AttentionAlone(LightningModule):
         self.attention = attention
         self.is_causal = is_causal
         self.compile_model = compile  # `compile` is a method of nn.Module
+        self.flush_cache = flush_cache
 
     def setup(self, stage: str) -> None:
         if stage != "fit":
@@ -73,6 +81,9 @@ class AttentionAlone(LightningModule):
         )
         if self.compile_model:
             self.model.compile()
+        if self.flush_cache:
+            filler = torch.empty(FILLER_BYTES, dtype=torch.uint8)
+            self.register_buffer("filler", filler, persistent=False)
 
     def configure_optimizers(self) -> None:
         return None  # nothing is learnt
@@ -86,6 +97,22 @@ class AttentionAlone(LightningModule):
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return self.forward()
+
+    def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> None:
+        self._flush()
+
+    def on_validation_batch_start(
+        self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._flush()
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        self._flush()
+
+    def _flush(self) -> None:
+        """Push out of the cache what the last pass left there; hooks are in no pass."""
+        if self.flush_cache:
+            self.filler.zero_()
 
     def on_train_batch_end(
         self, outputs: object, batch: Tensor, batch_idx: int

@@ -19,7 +19,7 @@ from stored_texts import assert_stored
 from lm_profiler.cli import trainer_cli
 from lm_profiler.cli.main import main
 from lm_profiler.models import transformer
-from lm_profiler.training import AttentionAlone, EmptyBatches, FakeTokens
+from lm_profiler.training import AttentionAlone, EmptyBatches, FakeTokens, attention_alone
 from lm_profiler.usage_error import UsageError
 
 pytestmark = pytest.mark.usefixtures("no_rates")
@@ -67,6 +67,41 @@ def test_a_step_differentiates_the_output_and_lets_its_gradients_go(
     F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
     for found, expected in zip(watch.gradients, (q.grad, k.grad, v.grad), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+class Passes(Callback):
+    """What stands in the buffer when a pass begins; each pass leaves a one there."""
+
+    def __init__(self) -> None:
+        self.before_forward: list[int] = []
+        self.before_backward: list[int] = []
+
+    def on_after_backward(self, trainer: Trainer, module: LightningModule) -> None:
+        self.before_backward.append(int(module.filler.max()))
+        module.filler.fill_(1)
+
+
+def test_the_cache_is_flushed_before_each_pass_and_in_none(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_alone, "FILLER_BYTES", 64)
+    watch = Passes()
+    module = AttentionAlone(d_model=D, flush_cache=True)
+    attend = module.attend
+
+    def noted(*qkv: torch.Tensor) -> torch.Tensor:
+        watch.before_forward.append(int(module.filler.max()))
+        module.filler.fill_(1)
+        return attend(*qkv)
+
+    module.attend = noted
+    trainer = make_trainer(3, callbacks=[watch])
+    trainer.fit(module, datamodule=data())
+    assert (watch.before_forward, watch.before_backward) == ([0] * 3, [0] * 3)
+    make_trainer(2).validate(module, datamodule=data())
+    assert watch.before_forward == [0] * 5
+    assert "filler" not in module.state_dict()
+    assert not hasattr(AttentionAlone(d_model=D), "filler")
 
 
 def test_validate_runs_the_forward_pass_alone(make_trainer: Callable[..., Trainer]) -> None:

@@ -432,6 +432,15 @@ def steps_after(
     return Steps(steps, summaries(steps, "device", model), left_out=rows[:begin])
 
 
+def first_step(entry: Entry) -> StepRow | None:
+    """Return the first step of ``entry``, the mean over the ranks; None if no step was recorded.
+
+    Raises RecordError if the file of steps cannot be read.
+    """
+    rows = _recorded(entry)
+    return rows[0] if rows else None
+
+
 def _recorded(entry: Entry) -> list[StepRow]:
     """Return the steps of ``entry``, those of its warm-up included, each the mean over the ranks."""
     return mean_over_ranks(

@@ -29,6 +29,7 @@ from lm_profiler.record.quantities import (
 )
 from lm_profiler.record.run_record import Environment, RunRecord
 from lm_profiler.report.tables.attention_columns import attention_columns
+from lm_profiler.report.tables.first_step_columns import first_step_columns
 from lm_profiler.report.tables.kernel_columns import kernel_columns
 from lm_profiler.report.tables.table import Table, text_table
 from lm_profiler.usage_error import UsageError, did_you_mean
@@ -293,6 +294,7 @@ _FACTS: dict[str, tuple[Column, ...]] = {
 
 _KERNELS = "Kernels of the traced steps"
 _ATTENTION = "Attention alone"
+_FIRST_STEP = "The first step"
 
 
 def _named_columns() -> dict[str, Column]:
@@ -313,7 +315,11 @@ def _named_columns() -> dict[str, Column]:
             place=figure.place,
             quantity=None if figure.is_text else figure,
         )
-    computed = {_KERNELS: kernel_columns(), _ATTENTION: attention_columns()}
+    computed = {
+        _KERNELS: kernel_columns(),
+        _ATTENTION: attention_columns(),
+        _FIRST_STEP: first_step_columns(),
+    }
     for group, computed_columns in computed.items():
         for computed_column in computed_columns:
             columns[computed_column.name] = Column(
