@@ -41,6 +41,7 @@ FEWER_CELLS = {
     "sweep peaks": "--grid.data.context_length 32",
     "sweep checkpointing": '--grid.model.checkpoint_every "null,[4,2]"',
     "sweep attention": "--grid.data.context_length 64",
+    "sweep kernels": "--grid.data.context_length 32",
     "sweep demo": "--grid.data.context_length 32,64",
     "--name ways": "--grid.trainer.strategy overlap_ddp",
     "--name sharding": '--list "[{trainer.strategy: fsdp2}]"',

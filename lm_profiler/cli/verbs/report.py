@@ -49,11 +49,20 @@ from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.filters import entries_where
-from lm_profiler.report.tables.layouts import laid_out, pivot
-from lm_profiler.report.tables.relative import baseline_named, with_relative
+from lm_profiler.report.tables.kernel_layout import kernel_layout
+from lm_profiler.report.tables.layouts import by_size, laid_out, pivot
+from lm_profiler.report.tables.relative import (
+    baseline_named,
+    with_relative,
+    with_speedups,
+)
 from lm_profiler.report.tables.remedies import best_checkpoints, remedies
 from lm_profiler.report.tables.rows import raw_runs_table, runs_table
-from lm_profiler.report.tables.run_groups import group_by_facts, repeats_together
+from lm_profiler.report.tables.run_groups import (
+    group_by_facts,
+    repeats_together,
+    single_run_groups,
+)
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 from lm_profiler.report.tables.table_columns import (
     COLUMNS,
@@ -118,10 +127,11 @@ class Options:
         pivot: Two facts, one for the rows and one for the columns; several, separated by commas.
         value: The figure that a pivot, or a plot of kind line, bars or heat, shows; if not given, step_s.
         relative: A fact and its value, such as attention=sdpa: behind each figure, its ratio to the row with this value
-            and the same other facts, with an interval.
+            and the same other facts, with an interval. In a pivot, columns at its end with how many times faster.
         layout: A table as in published reports. blocks: each step, then forward and backward. wide: one wide row per
             run, means and standard deviations. devices: sizes down, devices across. modes: forward only, forward +
-            backward, full step. warmups: a row for each pass and warm-up.
+            backward, full step. warmups: a row for each pass and warm-up. kernels: by context, the share of matmuls in
+            inference and training, the largest kernel of each pass, and the largest that is no product.
         warmup: Leave out this many first steps of each run instead of its own warm-up; several numbers give a row each.
         steps: Use this many steps of each run, and leave out runs with fewer.
         kernels: Print the kernels that took the device's time, from the trace of each run.
@@ -150,7 +160,9 @@ class Options:
     pivot: tuple[str, str] | None = None
     value: str | None = None
     relative: str | None = None
-    layout: Literal["blocks", "wide", "devices", "modes", "warmups"] | None = None
+    layout: (
+        Literal["blocks", "wide", "devices", "modes", "warmups", "kernels"] | None
+    ) = None
     warmup: Sequence[int] = ()
     steps: int | None = None
     kernels: bool = False
@@ -195,9 +207,9 @@ class Options:
             raise UsageError(
                 f"group_by: expected a table of rows, given --{ways[0]} too; leave one out"
             )
-        if self.relative is not None and ways not in ([], ["columns"]):
+        if self.relative is not None and ways not in ([], ["columns"], ["pivot"]):
             raise UsageError(
-                f"relative: expected a table of rows, given --{ways[0]} too; leave one out"
+                f"relative: expected a table of rows or a pivot, given --{ways[0]} too; leave one out"
             )
         if (
             self.value is not None
@@ -374,6 +386,8 @@ def _tables(
         return _allocation_tables(runs_with_timelines)
     if options.mfu:
         return _mfu_tables(entries, is_for_programs, problems)
+    if options.layout == "kernels":
+        return kernel_layout(by_size(entries))
     table = _table_of_runs(entries, options, format_name, problems)
     if table is None:
         return []
@@ -455,7 +469,11 @@ def _grouped_table(
         row_facts = _facts(row_names.split(","), entries)
         column_facts = _facts(column_names.split(","), entries)
         [value] = columns_named([options.value or "step_s"], entries)
-        return pivot(entries, row_facts, column_facts, value)
+        table = pivot(entries, row_facts, column_facts, value)
+        if options.relative is None:
+            return table
+        baseline = baseline_named(options.relative, single_run_groups(entries))
+        return with_speedups(table, entries, row_facts, column_facts, value, baseline)
 
     columns = columns_named(options.columns, entries) if options.columns else None
     facts = _facts(options.group_by, entries)

@@ -318,25 +318,31 @@ def allocation_tables(timeline: MemoryTimeline) -> Iterator[Table]:
 def block_table(block: BlockMemory) -> Table:
     """Return what one block saves for backward, its largest tensors with their shares, and the net change."""
     headings = [
+        Heading("rank", "rank", figures=True),
+        Heading("made by", "made by"),
         Heading("bytes", "bytes", figures=True),
         Heading("share", "share", figures=True),
         Heading("count", "count", figures=True),
-        *(Heading(title, title) for title in ("shape", "dtype", "made by")),
+        Heading("shape", "shape"),
+        Heading("dtype", "dtype"),
     ]
     rows = []
-    for allocation in block.saved:
+    shown_bytes = 0
+    for rank, allocation in enumerate(block.saved, 1):
         held_bytes = allocation.bytes * allocation.count
-        share = held_bytes / block.saved_bytes if block.saved_bytes else None
+        shown_bytes += held_bytes
         texts = (
+            str(rank),
+            made_by(allocation),
             bytes_text(held_bytes),
-            share_text(share),
+            _share_of_block(held_bytes, block),
             f"{allocation.count:,}",
             "" if allocation.shape is None else _shape_text(allocation),
             allocation.dtype or "",
-            made_by(allocation),
         )
         rows.append([text_cell(text) for text in texts])
-    shown_bytes = sum(allocation.bytes * allocation.count for allocation in block.saved)
+    total = ("", "total", bytes_text(shown_bytes), _share_of_block(shown_bytes, block))
+    rows.append([text_cell(text) for text in (*total, "", "", "")])
     rest = bytes_text(block.saved_bytes - shown_bytes)
     saved, gradients = bytes_text(block.saved_bytes), bytes_text(block.gradients_bytes)
     net_bytes = block.gradients_bytes - block.saved_bytes
@@ -349,6 +355,11 @@ def block_table(block: BlockMemory) -> Table:
         f"its backward frees them and makes {gradients} of gradients: net change {net_change}",
     ]
     return Table(headings, rows, above=["", title], below=below)
+
+
+def _share_of_block(held_bytes: int, block: BlockMemory) -> str:
+    """Return the share of what ``block`` saves; empty if it saves nothing."""
+    return share_text(held_bytes / block.saved_bytes if block.saved_bytes else None)
 
 
 def _allocation_table(allocations: Sequence[Allocation]) -> Table:

@@ -20,7 +20,7 @@ from lm_profiler.record.text import shortened
 from lm_profiler.report.tables.computed_column import ComputedColumn, figure_column
 
 _PASSES = ("forward", "backward")
-_PRODUCTS = ("matmul", "attention")
+PRODUCTS = ("matmul", "attention")
 
 
 def kernel_columns() -> list[ComputedColumn]:
@@ -59,7 +59,7 @@ def kernel_columns() -> list[ComputedColumn]:
             "top other kernel",
             "the same without matmuls and attention",
             None,
-            _PRODUCTS,
+            PRODUCTS,
         )
     )
     for phase in _PASSES:
@@ -90,7 +90,7 @@ def _top_column(
 
 def _share(kind: Kind, phase: str | None, entry: Entry) -> float | None:
     """Return the share of a kind in the time of a phase, or of the step; None without a trace."""
-    table = _kernels(entry)
+    table = first_kernels(entry)
     if table is None:
         return None
     phases = [part for name, part in table.phases.items() if phase in (None, name)]
@@ -103,7 +103,7 @@ def _share(kind: Kind, phase: str | None, entry: Entry) -> float | None:
 
 def _top_kernel(phase: str | None, without: Sequence[str], entry: Entry) -> str | None:
     """Return the kernel with the most time and its share, without those of the kinds ``without``."""
-    table = _kernels(entry)
+    table = first_kernels(entry)
     if table is None:
         return None
     rows = []
@@ -126,7 +126,7 @@ def _by_name(rows: Iterable[KernelRow]) -> dict[str, float]:
     return sums_s
 
 
-def _kernels(entry: Entry) -> KernelTable | None:
+def first_kernels(entry: Entry) -> KernelTable | None:
     """Return the kernels of the first rank that was traced; None if none was, or its file is damaged."""
     for file in kernel_files(entry.folder):
         return _read(file, file.stat().st_mtime_ns)

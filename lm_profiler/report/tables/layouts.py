@@ -134,7 +134,7 @@ def _word_for(status: str) -> str:
 
 # -- names of runs and devices -----------------------------------------------------------------------------------------
 
-_MODEL_FACTS = ("size", *DIMENSIONS, "parameters")
+MODEL_FACTS = ("size", *DIMENSIONS, "parameters")
 
 
 def model_name(entry: Entry) -> str:
@@ -152,7 +152,7 @@ def model_name(entry: Entry) -> str:
     return f"{size} ({', '.join(changed)})"
 
 
-def _distinguishing(entries: Sequence[Entry]) -> list[Column]:
+def distinguishing(entries: Sequence[Entry]) -> list[Column]:
     """Return the facts that distinguish ``entries``, except facts about the outcome."""
     outcome = COLUMNS["steadiness"].group
     facts = distinguishing_facts(single_run_groups(entries))
@@ -161,7 +161,7 @@ def _distinguishing(entries: Sequence[Entry]) -> list[Column]:
 
 def names(entries: Sequence[Entry]) -> list[str]:
     """Return a name for each entry: its model, the other facts that distinguish it, and its run if they do not."""
-    facts = [fact for fact in _distinguishing(entries) if fact.name not in _MODEL_FACTS]
+    facts = [fact for fact in distinguishing(entries) if fact.name not in MODEL_FACTS]
     labels = []
     for entry in entries:
         words = [model_name(entry)]
@@ -211,7 +211,7 @@ _DTYPES = {
 }
 _WORD_COLUMNS = ("device", "compile", "model", "dtype", "status")
 _WIDE_FACTS = (
-    *_MODEL_FACTS,
+    *MODEL_FACTS,
     "device",
     "batch_size",
     "compile",
@@ -230,7 +230,7 @@ def wide(entries: Sequence[Entry]) -> Table:
         shown_names.add("attention")  # it stands in the place of the model's name
     fact_names = []
     word_columns = set(_WORD_COLUMNS)
-    for fact in _distinguishing(entries):
+    for fact in distinguishing(entries):
         if fact.name in shown_names:
             continue
         fact_names.append(fact.name)
@@ -357,7 +357,7 @@ def modes(entries: Sequence[Entry]) -> Table:
     """Return sizes down and the modes of a step across: the mean of each ± the standard deviation of its steps."""
     groups = single_run_groups(entries)
     facts = [COLUMNS["size"], COLUMNS["parameters"]]
-    facts += [fact for fact in _distinguishing(entries) if fact not in _FACTS_OF_MODES]
+    facts += [fact for fact in distinguishing(entries) if fact not in _FACTS_OF_MODES]
     if any(entry.cell is not None and entry.cell.repeat for entry in entries):
         facts.append(COLUMNS["repeat"])
     row_facts = list(dict.fromkeys(facts))

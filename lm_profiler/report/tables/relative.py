@@ -12,6 +12,7 @@ from lm_profiler.analysis.compare.ratio import (
     single_interval,
 )
 from lm_profiler.analysis.steps.statistics import Interval
+from lm_profiler.record.entry import Entry
 from lm_profiler.report.tables.rows import distinguishing_facts
 from lm_profiler.report.tables.run_groups import (
     Estimate,
@@ -19,6 +20,7 @@ from lm_profiler.report.tables.run_groups import (
     distinct_values,
     estimate,
     fact_value,
+    group_by_facts,
     runs_for_figures,
 )
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
@@ -26,6 +28,8 @@ from lm_profiler.report.tables.table_columns import COLUMNS, Column, columns_nam
 from lm_profiler.usage_error import UsageError
 
 _MOST_VALUES = 10  # the most values of a fact that a message lists
+_FASTER_LEGEND = "x: the baseline's time over that of the column, with a 97 % interval"
+_TIMES_LEGEND = "x: the column's figure over the baseline's, with a 97 % interval"
 _LEGEND = "each figure over that of the row with {baseline} and the same other facts, with a 97 % interval"
 
 
@@ -95,6 +99,76 @@ def with_relative(
             "without a ratio: rows for which there is no such row, or several"
         )
     return replace(table, headings=headings, rows=rows, below=lines_below)
+
+
+def with_speedups(
+    table: Table,
+    entries: Sequence[Entry],
+    row_facts: Sequence[Column],
+    column_facts: Sequence[Column],
+    value: Column,
+    baseline: Baseline,
+) -> Table:
+    """Return ``table``, a pivot of ``value``, with columns at its end: how many times the baseline each column is.
+
+    Of times, how many times faster. The facts across include the baseline's.
+    """
+    row_keys = list(group_by_facts(entries, row_facts))
+    columns = group_by_facts(entries, column_facts)
+    column_keys = list(columns)
+    cells = group_by_facts(entries, [*row_facts, *column_facts])
+    titles = [heading.title for heading in table.headings[len(row_facts) :]]
+    headings = list(table.headings)
+    rows = [list(cells_of_row) for cells_of_row in table.rows]
+    baselines = _baselines_across(list(columns.values()), column_facts, baseline)
+    for index, baseline_index in enumerate(baselines):
+        if baseline_index is None or baseline_index == index:
+            continue
+        title = f"{titles[index]} vs {titles[baseline_index]}"
+        headings.append(Heading(title, title, figures=True))
+        for row, row_key in zip(rows, row_keys, strict=True):
+            group = cells.get((*row_key, *column_keys[index]), [])
+            baseline_group = cells.get((*row_key, *column_keys[baseline_index]), [])
+            row.append(_times_cell(group, baseline_group, value))
+    legend = _FASTER_LEGEND if _is_time(value) else _TIMES_LEGEND
+    return replace(table, headings=headings, rows=rows, below=[*table.below, legend])
+
+
+def _baselines_across(
+    columns: Sequence[RunGroup], column_facts: Sequence[Column], baseline: Baseline
+) -> list[int | None]:
+    """Return for each column of a pivot the index of the one with the baseline's value and the same other facts."""
+    other_facts = [fact for fact in column_facts if fact.name != baseline.column.name]
+    if len(other_facts) == len(column_facts):
+        names = ", ".join(fact.name for fact in column_facts)
+        raise UsageError(
+            f"relative: expected a fact that the pivot has across ({names}), given {baseline.text}"
+        )
+    index_by_facts = {}
+    for index, group in enumerate(columns):
+        if _is_baseline(group, baseline):
+            index_by_facts[_other_facts(group, other_facts)] = index
+    return [index_by_facts.get(_other_facts(group, other_facts)) for group in columns]
+
+
+def _times_cell(group: RunGroup, baseline_group: RunGroup, value: Column) -> TableCell:
+    """Return how many times the baseline's figure that of ``group`` is; of times, how many times faster it is."""
+    no_ratio = TableCell(text="—")
+    if not group or not baseline_group:
+        return no_ratio
+    ratio = _ratio_cell(group, baseline_group, value)
+    if _is_time(value):
+        ratio = _ratio_cell(baseline_group, group, value)
+    if ratio.value is None:
+        return no_ratio
+    text = f"{ratio.value:.2f}x"
+    if ratio.low is not None and ratio.high is not None:
+        text += f" [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return replace(ratio, text=text)
+
+
+def _is_time(column: Column) -> bool:
+    return column.quantity is not None and column.quantity.unit == "s"
 
 
 def _baselines(groups: Sequence[RunGroup], baseline: Baseline) -> list[RunGroup | None]:

@@ -11,9 +11,11 @@ from made_runs import made_entry
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.sweep_files import Cell
-from lm_profiler.report.tables.relative import baseline_named, with_relative
+from lm_profiler.report.tables.layouts import pivot
+from lm_profiler.report.tables.relative import baseline_named, with_relative, with_speedups
 from lm_profiler.report.tables.rows import raw_runs_table, runs_table
-from lm_profiler.report.tables.run_groups import repeats_together
+from lm_profiler.report.tables.run_groups import repeats_together, single_run_groups
+from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import columns_named
 from lm_profiler.usage_error import UsageError
 
@@ -83,3 +85,28 @@ def test_a_baseline_that_is_not_there_is_refused(tmp_path: Path, text: str, said
     groups = repeats_together(swept(tmp_path, FORWARD_S))
     with pytest.raises(UsageError, match=said):
         baseline_named(text, groups)
+
+
+def pivoted(entries: list[Entry], across: list[str], baseline: str, value: str = "forward_s") -> Table:
+    rows, columns, [figure] = (columns_named(names, entries) for names in (["context_length"], across, [value]))
+    table = pivot(entries, rows, columns, figure)
+    return with_speedups(table, entries, rows, columns, figure, baseline_named(baseline, single_run_groups(entries)))
+
+
+def test_a_pivot_ends_with_how_many_times_faster_each_column_is(tmp_path: Path) -> None:
+    """As in reports on attention: | seq_len | regular | triton_flash | triton vs regular |, with 3.79x."""
+    some = {**FORWARD_S, ("math", "512"): 0.05, ("sdpa", "1024"): 0.08}
+    table = pivoted(swept(tmp_path, some), ["attention"], "attention=math")
+    assert [heading.title for heading in table.headings] == ["context", "math", "sdpa", "sdpa vs math"]
+    assert [row[3].text.partition(" ")[0] for row in table.rows] == ["4.33x", "1.77x", "—", "—"]
+    faster = table.rows[0][3]
+    assert faster.value == pytest.approx(13 / 3, rel=1e-3)
+    assert faster.low is not None
+    assert faster.low < 13 / 3 < (faster.high or 0)
+    rates = pivoted(swept(tmp_path / "rates", FORWARD_S), ["attention"], "attention=math", "tokens_per_s")
+    assert rates.rows[0][3].value == pytest.approx(20 / 10, rel=1e-3)  # more tokens, not fewer
+
+
+def test_a_pivot_needs_the_baselines_fact_across(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="across"):
+        pivoted(swept(tmp_path, FORWARD_S), ["d_model"], "attention=math")

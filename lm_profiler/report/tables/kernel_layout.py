@@ -1,0 +1,203 @@
+"""The layout ``kernels``, as in reports about kernels by size and context: shares of matmuls, and the largest kernels.
+
+Shares are of the kernels' own time, as in the kernel summary of Nsight Systems: idle time does not count, as it does in
+the columns ``share_matmul`` and ``top_kernel``. Inference is the forward pass of runs that do not train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.kernels import KernelRow, KernelTable
+from lm_profiler.record.text import shortened
+from lm_profiler.report.tables.kernel_columns import PRODUCTS, first_kernels
+from lm_profiler.report.tables.layouts import MODEL_FACTS, distinguishing, model_name
+from lm_profiler.report.tables.run_groups import (
+    STATUS_WORDS,
+    fact_phrase,
+    group_by_facts,
+)
+from lm_profiler.report.tables.table import Heading, Table, TableCell, text_cell
+from lm_profiler.report.tables.table_columns import COLUMNS
+
+_TRAINING = "fit"
+_FACTS_OF_ROWS = ("verb", "context_length", "optimizer", *MODEL_FACTS)
+_LEGEND = "shares of the time of all kernels, without idle time"
+
+CellFunction = Callable[[Sequence[Entry]], list[TableCell]]
+
+
+class _Largest(NamedTuple):
+    """The kernel that takes the most time of a pass, over all traced steps, and its share of the pass's kernels."""
+
+    name: str
+    total_s: float
+    calls: int
+    share: float
+
+
+def kernel_layout(entries: Sequence[Entry]) -> list[Table]:
+    """Return three tables for each model: shares of matmuls, the largest kernels, the largest that is no product."""
+    tables: list[Table] = []
+    for model, runs in _runs_by_model(entries).items():
+        tables.append(
+            _table(
+                f"{model}: share of matmuls",
+                ["inference", "training"],
+                runs,
+                _share_cells,
+            )
+        )
+        tables.append(
+            _table(
+                f"{model}: largest kernel of each pass",
+                ["inference forward", "training forward", "training backward"],
+                runs,
+                _largest_cells,
+            )
+        )
+        tables.append(
+            _table(
+                f"{model}: largest kernel of forward that is neither a matmul nor attention",
+                ["kernel", "share", "ms per step", "calls per step"],
+                runs,
+                _largest_other_cells,
+            )
+        )
+    return tables
+
+
+def _runs_by_model(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Return the runs that differ in nothing but context and verb, by their model and what else sets them apart."""
+    facts = [
+        fact for fact in distinguishing(entries) if fact.name not in _FACTS_OF_ROWS
+    ]
+    runs: dict[str, list[Entry]] = {}
+    for entry in entries:
+        words = [model_name(entry)]
+        for fact in facts:
+            words.append(fact_phrase(fact, fact.get(entry)))
+        runs.setdefault(", ".join(filter(None, words)), []).append(entry)
+    return runs
+
+
+def _table(
+    title: str, titles: Sequence[str], runs: Sequence[Entry], cells_of_row: CellFunction
+) -> Table:
+    """Return a table with a row for each context of ``runs``."""
+    context = COLUMNS["context_length"]
+    headings = [Heading(context.name, context.title, figures=True)]
+    headings += [Heading(name, name, figures=True) for name in titles]
+    rows = []
+    for runs_of_row in group_by_facts(runs, [context]).values():
+        length = context.get(runs_of_row[0])
+        length_cell = TableCell(length, "" if length is None else str(length))
+        rows.append([length_cell, *cells_of_row(runs_of_row)])
+    return Table(headings, rows, title=title, below=[_LEGEND])
+
+
+def _share_cells(runs: Sequence[Entry]) -> list[TableCell]:
+    cells = []
+    for run, phase in ((_inference(runs), "forward"), (_training(runs), None)):
+        kernels = _kernels(run)
+        share = None if kernels is None else _share_of_matmuls(kernels, phase)
+        if share is None:
+            cells.append(_reason_cell(run))
+        else:
+            cells.append(TableCell(share, f"{share:.1%}"))
+    return cells
+
+
+def _largest_cells(runs: Sequence[Entry]) -> list[TableCell]:
+    inference, training = _inference(runs), _training(runs)
+    passes = ((inference, "forward"), (training, "forward"), (training, "backward"))
+    cells = []
+    for run, phase in passes:
+        kernels = _kernels(run)
+        largest = None if kernels is None else _largest(kernels, phase)
+        if largest is None:
+            cells.append(_reason_cell(run))
+        else:
+            cells.append(text_cell(f"{shortened(largest.name)} ({largest.share:.1%})"))
+    return cells
+
+
+def _largest_other_cells(runs: Sequence[Entry]) -> list[TableCell]:
+    run = _inference(runs) or _training(runs)
+    kernels = _kernels(run)
+    largest = None
+    if kernels is not None:
+        largest = _largest(kernels, "forward", kinds_left_out=PRODUCTS)
+    if kernels is None or largest is None:
+        return [_reason_cell(run), *[TableCell()] * 3]
+    step_s = largest.total_s / kernels.steps
+    calls = largest.calls / kernels.steps
+    return [
+        text_cell(shortened(largest.name)),
+        TableCell(largest.share, f"{largest.share:.1%}"),
+        TableCell(step_s * 1e3, f"{step_s * 1e3:.3g}"),
+        TableCell(calls, f"{calls:,.5g}"),
+    ]
+
+
+def _inference(runs: Sequence[Entry]) -> Entry | None:
+    """Return the run that only computes forward passes, if there is one; of several, the first with a trace."""
+    return _traced_first([run for run in runs if run.verb != _TRAINING])
+
+
+def _training(runs: Sequence[Entry]) -> Entry | None:
+    return _traced_first([run for run in runs if run.verb == _TRAINING])
+
+
+def _traced_first(runs: Sequence[Entry]) -> Entry | None:
+    for run in runs:
+        if first_kernels(run) is not None:
+            return run
+    return runs[0] if runs else None
+
+
+def _kernels(run: Entry | None) -> KernelTable | None:
+    return None if run is None else first_kernels(run)
+
+
+def _reason_cell(run: Entry | None) -> TableCell:
+    """Return the cell of a run without kernels: how it ended, or that it was not traced; empty without a run."""
+    if run is None:
+        return TableCell()
+    if run.status == "ok":
+        return TableCell(text="no trace")
+    return TableCell(text=STATUS_WORDS.get(run.status, run.status), status=run.status)
+
+
+def _share_of_matmuls(kernels: KernelTable, phase: str | None) -> float | None:
+    matmuls_s = 0.0
+    all_s = 0.0
+    for name, part in kernels.phases.items():
+        if phase not in (None, name):
+            continue
+        for kind, time in part.kinds.items():
+            all_s += time.total_s
+            if kind == "matmul":
+                matmuls_s += time.total_s
+    return matmuls_s / all_s if all_s else None
+
+
+def _largest(
+    kernels: KernelTable, phase: str, kinds_left_out: Sequence[str] = ()
+) -> _Largest | None:
+    """Return the kernel of ``phase`` that takes the most time; None if none ran."""
+    part = kernels.phases.get(phase)
+    all_s = sum(time.total_s for time in part.kinds.values()) if part else 0.0
+    rows_by_name: dict[str, list[KernelRow]] = {}
+    for row in kernels.rows:
+        if row.phase == phase and row.kind not in kinds_left_out:
+            rows_by_name.setdefault(row.name, []).append(row)
+    kernels_of_pass = []
+    for name, rows in rows_by_name.items():
+        total_s = sum(row.total_s for row in rows)
+        calls = sum(row.count for row in rows)
+        if total_s and all_s:
+            kernels_of_pass.append(_Largest(name, total_s, calls, total_s / all_s))
+    return max(kernels_of_pass, key=lambda kernel: kernel.total_s, default=None)
