@@ -78,6 +78,7 @@ def test_the_small_ones_run(verb: str, name: str, fewer: list[str], tmp_path: Pa
     assert main([verb, f"--config={CONFIGS / name}.yaml", f"--log_dir={tmp_path}", *SHORTER, *shallow]) == 0
     record = read_run(tmp_path / name / "version_0")
     assert record.status == "ok"
+    assert [(part.name, part.phase) for part in record.code_parts] == [("loss", "forward")]
     assert record.steps["measure"] == 1
     assert record.model is not None
     timed = {part for part, time in record.time.items() if time.max}

@@ -29,6 +29,7 @@ from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import (
     AllocatorReading,
     BetweenSteps,
+    CodePart,
     Contention,
     Environment,
     ExpertLoad,
@@ -102,6 +103,7 @@ class Evidence:
     other_by_owner: OtherByOwner | None = None
     thread_use: Mapping[str, ThreadUse] = field(default_factory=dict)
     python_times: Sequence[PythonTime] = ()
+    code_parts: Sequence[CodePart] = ()
     recompilations: int = 0
     loader: LoaderFacts | None = None
     telemetry: Telemetry | None = None

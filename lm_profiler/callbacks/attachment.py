@@ -21,6 +21,7 @@ from lm_profiler.callbacks.gather import Exchange
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.loop import Loop, Marks
 from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.part_times import PartTimes
 from lm_profiler.callbacks.instruments.profiling_options import (
     ProfilingOptions,
     WatchOptions,
@@ -315,6 +316,7 @@ class Attachment:
             self.report,
             counters,
             self._make_ranks_watch(device, rank, stream),
+            PartTimes(timeline),
         )
 
     def _module(self) -> nn.Module:

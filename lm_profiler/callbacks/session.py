@@ -22,6 +22,7 @@ from lm_profiler.analysis.watch.ledger import (
 from lm_profiler.analysis.watch.outside_steps import RunStep, outside_steps
 from lm_profiler.callbacks.instruments.instrument import Instrument, Measured
 from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.part_times import PartTimes
 from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.callbacks.instruments.watches import StepWatch
@@ -65,16 +66,20 @@ class Instruments:
         report: Callable[[str], object],
         counters: StepWatch,
         ranks: RanksWatch | None = None,
+        part_times: PartTimes | None = None,
     ) -> None:
         self.memory = memory
         self.tracer = tracer
         self.counters = counters
         self.ranks = ranks
+        self.part_times = part_times
         # Memory resets the peaks that the others may add to. The counters must not include what the others cost at both
         # ends. Among the others, one that a reading would disturb comes before the one that reads.
         self._in_order: list[Instrument] = [memory, tracer, *others]
         if ranks is not None:
             self._in_order.append(ranks)
+        if part_times is not None:
+            self._in_order.append(part_times)
         self._in_order.append(counters)
         for instrument in self._in_order:
             instrument.part = Guard(instrument.name, report, instrument.discard)
@@ -371,6 +376,9 @@ class Session:
         if stage != "measure":
             return
         self.instruments.counters.reader.place(step, begin_ns, end_ns)
+        part_times = self.instruments.part_times
+        if part_times is not None and is_device_alive:
+            part_times.part.run(part_times.keep, marks)
         if self._measured_ns is None:
             self._measured_ns = begin_ns, end_ns
         else:

@@ -392,6 +392,15 @@ class PythonTime(Part):
     calls: int = figure("calls", "count", "how often it was entered in that step")
 
 
+class CodePart(Part):
+    """Code that the program marks as a part of its own (``lm_profiler.part``), in the measured steps of rank 0."""
+
+    name: str = figure("part", "text", "the name that the program gives it")
+    phase: str = figure("phase", "text", "where in the step it runs")
+    seconds: float = figure("time", "ms", "its time in a measured step, on average")
+    calls: float = figure("calls", "count", "how often it runs in a step, on average")
+
+
 class BetweenSteps(Part):
     """Time between measured steps; a checkpoint saved within a step counts here and in that step's ``other``."""
 
@@ -546,6 +555,8 @@ class RunRecord(Part):
         "{word} share", "%", "share of {word} in the mean step", "{key}_share", keys=_SHARED, place=Place.ASKED,
         group="Shares of the typical step", default_factory=dict,
     )  # fmt: skip
+    # code that the program marks as parts of their own
+    code_parts: list[CodePart] = Field(default_factory=list)
     odd_steps: list[OddStep] = Field(default_factory=list)
     # first the usual counters, then those of each odd step on the rank that it names; empty if no step is odd
     step_counters: list[StepCounters] = Field(default_factory=list)

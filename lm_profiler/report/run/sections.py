@@ -40,7 +40,7 @@ from lm_profiler.report.tables.table import (
 
 
 def phase_table(record: RunRecord) -> Table:
-    """Return a row for each phase that occurred, then forward + backward, and the step."""
+    """Return a row for each phase that occurred, with its marked parts, then forward + backward, and the step."""
     has_device = _has_device(record)
     titles = ["phase", "mean [95 % interval] (ms)", "std", "median", "p95", "share"]
     if has_device:
@@ -53,9 +53,25 @@ def phase_table(record: RunRecord) -> Table:
         if has_device:
             texts.append(_ms(record.host_time[part].mean, _digits(record, part)))
         rows.append((part, texts))
+        for part_key, part_texts in _code_part_rows(record, part):
+            rows.append((part_key, [*part_texts, ""] if has_device else part_texts))
     # On a shared machine, the distance of times from a floor means nothing.
     floors = {} if record.contended else record.floors
     return table_with_floors(titles, rows, floors)
+
+
+def _code_part_rows(record: RunRecord, phase: str) -> list[tuple[str, list[str]]]:
+    """Return a row for each part of the program's own code that runs in ``phase``, whose time includes it."""
+    step_s = record.time["step"].mean
+    rows = []
+    for code_part in record.code_parts:
+        if code_part.phase != phase:
+            continue
+        share = code_part.seconds / step_s if step_s else None
+        mean = _ms(code_part.seconds, max(digits_of(code_part.seconds), 1))
+        texts = [f"  of it {code_part.name}", mean, "", "", "", share_text(share)]
+        rows.append((f"part {code_part.name}", texts))
+    return rows
 
 
 def _has_device(record: RunRecord) -> bool:
@@ -160,7 +176,7 @@ _BOUNDS = {"compute": " FLOPs", "memory": " bytes"}
 # the lists that stand in a section
 _LISTS = {
     "Other, by its owner": ("other_by_owner.actions",),
-    "Steps": ("odd_steps", "step_counters", "between", "outside"),
+    "Steps": ("code_parts", "odd_steps", "step_counters", "between", "outside"),
     "Model": ("experts",),
     "Use of the CPU": ("python_times",),
     "Steadiness": ("steadiness.levels", "steadiness.pattern.slow", "steadiness.kinds"),

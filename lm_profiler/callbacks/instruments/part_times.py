@@ -1,0 +1,129 @@
+"""Times the parts that the program marks with ``lm_profiler.part``, in the measured steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any, NamedTuple
+
+import torch
+
+from lm_profiler.callbacks.instruments.instrument import Instrument
+from lm_profiler.measure.clocks.stream import EventStream
+from lm_profiler.measure.clocks.tape import OUTSIDE, StepMarks
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.code_parts import ask_compiler, time_parts
+from lm_profiler.record.parts import PARTS
+from lm_profiler.record.run_record import CodePart
+
+ask_compiler(torch.compiler.is_compiling)
+
+
+class _Instant(NamedTuple):
+    """A moment on the host's clock (ns), and on the device's where it has one."""
+
+    host_ns: int
+    event: Any
+
+
+class _Span(NamedTuple):
+    """One run of a part."""
+
+    name: str
+    begin: _Instant
+    end: _Instant
+
+
+@dataclass
+class _Total:
+    calls: int = 0
+    seconds: float = 0.0
+
+
+class _PartTimer(NamedTuple):
+    """Functions that a part calls when it begins, and when it ends with its name and what the first returned."""
+
+    begin: Callable[[], Any]
+    end: Callable[[str, Any], Any]
+
+
+class PartTimes(Instrument):
+    """Instrument that times parts as phases are timed: two instants each, which are read between steps."""
+
+    name = "parts"
+    stage = "measure"
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._thread = get_ident()
+        self._spans: deque[_Span] = deque()  # those that were not read yet
+        self._totals: dict[tuple[str, str], _Total] = {}  # by name and phase
+        self._steps = 0
+
+    def start(self) -> None:
+        self._thread = get_ident()
+        self._undo.callback(time_parts, None)
+        time_parts(
+            _PartTimer(self.part.guard(self._instant), self.part.guard(self._note))
+        )
+
+    def _instant(self) -> _Instant | None:
+        """Return this moment; None in another thread, in which checkpoints are recomputed."""
+        if get_ident() != self._thread:
+            return None
+        stream = self._timeline.stream
+        event = None if stream is None else stream.record()
+        return _Instant(self._timeline.clock(), event)
+
+    def _note(self, name: str, begun: _Instant | None) -> None:
+        ended = self._instant()
+        if begun is not None and ended is not None:
+            self._spans.append(_Span(name, begun, ended))
+
+    def keep(self, marks: StepMarks) -> None:
+        """Read the parts of the measured step with these ``marks``, which the device has reached."""
+        self._steps += 1
+        step_begin_ns, step_end_ns = marks.host_ns[0], marks.host_ns[-1]
+        while self._spans and self._spans[0].begin.host_ns < step_end_ns:
+            span = self._spans.popleft()
+            code = OUTSIDE
+            if span.begin.host_ns >= step_begin_ns:
+                latest = bisect_right(marks.host_ns, span.begin.host_ns) - 1
+                code = marks.codes[latest]
+            self._add(span, code)
+
+    def _add(self, span: _Span, code: int) -> None:
+        """Add the time of ``span``, which began in the part of the step with this ``code``."""
+        stream = self._timeline.stream
+        seconds: float | None = (span.end.host_ns - span.begin.host_ns) * 1e-9
+        if stream is not None:
+            seconds = _seconds_on(stream, span)
+        if code == OUTSIDE or seconds is None:
+            return
+        total = self._totals.setdefault((span.name, PARTS[code]), _Total())
+        total.calls += 1
+        total.seconds += seconds
+
+    def result(self) -> Mapping[str, Any]:
+        self.discard()
+        parts = []
+        for (name, phase), total in self._totals.items():
+            parts.append(
+                CodePart(
+                    name=name,
+                    phase=phase,
+                    seconds=total.seconds / self._steps,
+                    calls=total.calls / self._steps,
+                )
+            )
+        return {"code_parts": parts}
+
+
+def _seconds_on(stream: EventStream, span: _Span) -> float | None:
+    """Return the seconds of ``span`` on the device, whose events are free again then; None if one cannot be read."""
+    seconds = stream.seconds(span.begin.event, span.end.event)
+    stream.release((span.begin.event, span.end.event))
+    return seconds
