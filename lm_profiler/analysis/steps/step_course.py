@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -253,6 +253,49 @@ def _clearness(earlier: Series, later: Series, count: int, smallest: float) -> f
 
 
 @dataclass(frozen=True)
+class _SegmentWeights:
+    """What every segment [begin, end) of n values weighs under AR(1) noise, whatever the values are."""
+
+    weights: Series  # (n, n + 1) the sum of squares of the segment's whitened constant
+    log_weights: Series
+    weights_around: Series  # the same of everything before the segment and after it
+    is_long_enough: NDArray[np.bool_]
+    may_be_burst: NDArray[
+        np.bool_
+    ]  # long enough, and so is what lies before it and after it
+
+
+@lru_cache(
+    maxsize=1
+)  # each order that is tried asks for the same; of many values it takes megabytes
+def _segment_weights(count: int, coefficient: float) -> _SegmentWeights:
+    remainder = 1.0 - coefficient**2
+    lengths = np.arange(count + 1)[None, :] - np.arange(count)[:, None]
+    weights = remainder + (lengths - 1) * (1.0 - coefficient) ** 2
+    weights = np.maximum(weights, remainder)
+
+    begins = np.arange(count)[:, None]
+    ends = np.arange(count + 1)[None, :]
+    has_neighbours = (begins >= FEWEST) & (ends <= count - FEWEST)
+    is_long_enough = lengths >= FEWEST
+    return _SegmentWeights(
+        weights,
+        np.log(weights),
+        _sums_around(weights),
+        is_long_enough,
+        is_long_enough & has_neighbours,
+    )
+
+
+def _sums_around(sums: Series) -> Series:
+    """Return the sums over everything before each segment and after it."""
+    count = len(sums)
+    sums_before = sums[0, :count, None]
+    sums_after = np.append(sums[:, count], 0.0)[None, :]
+    return np.asarray(sums_before + sums_after)
+
+
+@dataclass(frozen=True)
 class _SegmentCosts:
     """Sums over every segment [begin, end) of a series under AR(1) noise that begins anew at each change.
 
@@ -263,7 +306,7 @@ class _SegmentCosts:
     remainder: float  # 1 - coefficient squared
     squares: Series  # (n, n + 1) the sum of squares of the segment's whitened values
     sums: Series  # the product of the whitened values with a whitened constant
-    weights: Series  # the sum of squares of the whitened constant
+    weights: _SegmentWeights
 
     @classmethod
     def from_values(cls, values: Series, coefficient: float) -> _SegmentCosts:
@@ -287,25 +330,20 @@ class _SegmentCosts:
 
         sums = step_weight * later_sums + first_sums
         squares = later_squares + first_squares
-        later_counts = _segment_lengths(count) - 1
-        weights = np.maximum(remainder + later_counts * step_weight**2, remainder)
+        weights = _segment_weights(count, coefficient)
         return cls(count, remainder, squares, sums, weights)
 
-    @property
-    def _is_long_enough(self) -> NDArray[np.bool_]:
-        return _segment_lengths(self.count) >= FEWEST
-
-    @property
+    @cached_property
     def _residuals(self) -> Series:
         """The sum of squares of each segment about its own level; infinite if it is too short."""
-        about_level = self.squares - self.sums**2 / self.weights
-        return np.where(self._is_long_enough, about_level, np.inf)
+        about_level = self.squares - self.sums**2 / self.weights.weights
+        return np.where(self.weights.is_long_enough, about_level, np.inf)
 
     def segmentations(self, most_changes: int) -> tuple[list[float], list[list[int]]]:
         """Return the score of the best segmentation with 0 to ``most_changes`` changes, and where these are."""
         count = self.count
         residuals = self._residuals
-        log_weights = np.log(self.weights)
+        log_weights = self.weights.log_weights
         ends = np.arange(count + 1)
 
         # of the best segmentation of the values before each end
@@ -336,30 +374,20 @@ class _SegmentCosts:
 
     def burst(self) -> tuple[float, list[int]]:
         """Return the score of the best segment that has one level before and after it, and where it is."""
-        count = self.count
-        begins = np.arange(count)[:, None]
-        ends = np.arange(count + 1)[None, :]
-        has_neighbours = (begins >= FEWEST) & (ends <= count - FEWEST)
-        is_candidate = self._is_long_enough & has_neighbours
-        if not is_candidate.any():
+        weights_around = self.weights.weights_around
+        if not self.weights.may_be_burst.any():
             return _IMPOSSIBLE, []
 
-        squares_around = self._sums_around(self.squares)
-        sums_around = self._sums_around(self.sums)
-        weights_around = self._sums_around(self.weights)
+        squares_around = _sums_around(self.squares)
+        sums_around = _sums_around(self.sums)
         totals = self._residuals + squares_around - sums_around**2 / weights_around
-        totals[~is_candidate] = np.inf
+        totals[~self.weights.may_be_burst] = np.inf
         place = np.unravel_index(int(totals.argmin()), totals.shape)
-        log_weight = math.log(weights_around[place]) + math.log(self.weights[place])
+        weight = self.weights.weights[place]
+        log_weight = math.log(weights_around[place]) + math.log(weight)
         score = self._score(float(totals[place]), log_weight, levels=2, segments=3)
         begin, end = place
         return score, [int(begin), int(end)]
-
-    def _sums_around(self, sums: Series) -> Series:
-        """Return the sums over everything before each segment and after it."""
-        sums_before = sums[0, : self.count, None]
-        sums_after = np.append(sums[:, self.count], 0.0)[None, :]
-        return np.asarray(sums_before + sums_after)
 
     def _score(
         self, residual: float, log_weight: float, *, levels: int, segments: int
@@ -371,11 +399,6 @@ class _SegmentCosts:
         variance = residual / max(self.count - levels, 1) + FINEST**2 * self.remainder
         log_variances = (self.count - 1) * math.log(variance)
         return log_variances - segments * math.log(self.remainder) + log_weight
-
-
-def _segment_lengths(count: int) -> NDArray[np.int64]:
-    """Return (n, n + 1) the length of each segment [begin, end) of n values."""
-    return np.arange(count + 1)[None, :] - np.arange(count)[:, None]
 
 
 def _traced_back(last_cuts: Sequence[NDArray[np.intp]], count: int) -> list[int]:
@@ -417,7 +440,7 @@ def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Tren
     slopes = np.empty((coefficients, len(shapes)))
     for index in range(coefficients):
         coefficient = float(_COEFFICIENTS[index])
-        fitted = _fit_shapes(centred, shapes, coefficient)
+        fitted = _fit_shapes(centred, coefficient)
         level_scores[index], shape_scores[index], slopes[index] = fitted
 
     prior = _PRIOR[:coefficients] / _PRIOR[:coefficients].sum()
@@ -433,38 +456,53 @@ def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Tren
     return _Trend(float(gains[best]), trend, bool(dies_away[best]))
 
 
-def _fit_shapes(
-    values: Series, shapes: Series, coefficient: float
-) -> tuple[float, Series, Series]:
-    """Fit ``values`` by a level alone, and by a level and one of the ``shapes`` [S, n], under AR(1) noise.
+@dataclass(frozen=True)
+class _Regressors:
+    """A whitened level and the whitened unit shapes [S, n], with the products that no value changes."""
+
+    constant: Series
+    shapes: Series
+    constant_weight: float
+    shapes_on_constant: Series
+    weights: Series  # of each shape, about its mean
+
+
+@lru_cache(maxsize=16)
+def _regressors(count: int, coefficient: float) -> _Regressors:
+    constant = _whitened(np.ones(count), coefficient)
+    shapes = _whitened(_unit_shapes(count)[0], coefficient)
+    constant_weight = float(constant @ constant)
+    shapes_on_constant = shapes @ constant
+    weights = (shapes**2).sum(axis=1) - shapes_on_constant**2 / constant_weight
+    return _Regressors(constant, shapes, constant_weight, shapes_on_constant, weights)
+
+
+def _fit_shapes(values: Series, coefficient: float) -> tuple[float, Series, Series]:
+    """Fit ``values`` by a level alone, and by a level and one of the unit shapes [S, n], under AR(1) noise.
 
     Return -2 log of the likelihood of the level, that of each shape, and the slope of each shape.
     """
     count = values.size
     remainder = 1.0 - coefficient**2
-    constant = _whitened(np.ones(count), coefficient)
-    regressors = _whitened(shapes, coefficient)
+    regressors = _regressors(count, coefficient)
+    constant_weight = regressors.constant_weight
     response = _whitened(values, coefficient)
-
-    constant_weight = float(constant @ constant)
-    response_on_constant = float(constant @ response)
-    regressors_on_constant = regressors @ constant
+    response_on_constant = float(regressors.constant @ response)
 
     # What follows is about the mean: without what the constant explains.
     squares = float(response @ response) - response_on_constant**2 / constant_weight
-    products_by_constant = regressors_on_constant * response_on_constant
-    products = regressors @ response - products_by_constant / constant_weight
-    weights = (regressors**2).sum(axis=1) - regressors_on_constant**2 / constant_weight
-    slopes = products / weights
+    products_by_constant = regressors.shapes_on_constant * response_on_constant
+    products = regressors.shapes @ response - products_by_constant / constant_weight
+    slopes = products / regressors.weights
 
     finest_variance = FINEST**2 * remainder
     common_score = -math.log(remainder) + math.log(constant_weight)
     level_variance = squares / (count - 1) + finest_variance
     level_score = (count - 1) * math.log(level_variance) + common_score
-    unexplained = np.maximum(squares - slopes**2 * weights, 0.0)
+    unexplained = np.maximum(squares - slopes**2 * regressors.weights, 0.0)
     variances = unexplained / (count - 2) + finest_variance
-    scores = (count - 1) * np.log(variances) + common_score + np.log(weights)
-    return level_score, scores, slopes
+    shape_scores = (count - 1) * np.log(variances) + np.log(regressors.weights)
+    return level_score, shape_scores + common_score, slopes
 
 
 def _whitened(values: Series, coefficient: float) -> Series:
