@@ -99,7 +99,8 @@ class Attachment:
             self._begin_ledger(self.options.watch, began_ns)
         self.ending.exchange = Exchange.of_process_group()
         if self.options.stages.stop_when_done:
-            self.loop.limit_steps(sum(self._steps.values()))
+            # A loader without a length is fetched ahead: one step more may run.
+            self.loop.limit_steps(sum(self._steps.values()) + 1)
 
     def _begin_ledger(self, watch: WatchOptions, began_ns: int) -> None:
         called_ns = self.options.launch.called_ns

@@ -224,8 +224,8 @@ class TrainingProfiler(Callback):
             run.part.run(run.prepare, began_ns)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._loop is not None:
-            self._loop.restore_limit()
+        if self._run is not None and self._loop is not None:
+            self._run.part.run(self._loop.restore_limit)
 
     def _passed(self, term: str, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None and self._run.watching is not None:
@@ -319,7 +319,8 @@ class TrainingProfiler(Callback):
         if run.is_search and self.admits is not None:
             run.ending.part.run(self.admits.release)
         if self._loop is not None:
-            self._loop.restore_limit()  # once more: a run may end before on_fit_start
+            # once more: a run may end before on_fit_start
+            run.ending.part.run(self._loop.restore_limit)
 
     def _restore_trainer(self) -> None:
         """Restore the Trainer; the rest of training has no overhead."""

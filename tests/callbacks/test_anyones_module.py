@@ -6,7 +6,7 @@ import copy
 import random
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, Profiler, SimpleProfil
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from raised import refusal
 from stored_texts import assert_stored
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks
 from lm_profiler.callbacks.marks.optimizers import _MarkedStep, _Wrapper
@@ -427,9 +427,19 @@ class Scheduled(BoringModel):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-def test_a_schedule_is_told_the_steps_of_a_run_that_ends_with_its_stages(tmp_path: Path) -> None:
+class Endless(IterableDataset[torch.Tensor]):
+    """Has no length, so that Lightning fetches one batch ahead."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            yield torch.ones(1, 32)
+
+
+@pytest.mark.parametrize("data", [None, DataLoader(Endless(), batch_size=None)], ids=["with a length", "without"])
+def test_a_schedule_lasts_until_a_run_ends_with_its_stages(data: Any, tmp_path: Path) -> None:
     module = Scheduled()
     trainer = trainer_with([short()], tmp_path, max_epochs=-1)
-    trainer.fit(module)
-    assert trainer.global_step == module.total
+    trainer.fit(module, data)  # beyond its last step the schedule raises
+    assert module.total == sum(STEPS.values()) + 1
+    assert trainer.global_step in (module.total - 1, module.total)
     assert trainer.max_steps == -1
