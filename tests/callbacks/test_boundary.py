@@ -61,12 +61,19 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def broken_by(
-    faults: list[tuple[Place, int]], make: Callable[[], Tiny], plain: Tiny, folder: Path, said: Callable[[], str]
+    faults: list[tuple[Place, int]],
+    make: Callable[[], Tiny],
+    folder: Path,
+    said: Callable[[], str],
+    trace_steps: int = 1,
 ) -> list[str]:
     """What of ``faults`` a training felt, or nobody was told of."""
+    whole = train(folder / "whole", [profiler(trace_steps)], make)
+    plain = train(folder / "plain", [], make, max_steps=whole.steps)
+    assert_same_weights(whole, plain)
     wrong = []
     for number, (place, time) in enumerate(faults):
-        ours, raised, felt = profiler(), [], ""
+        ours, raised, felt = profiler(trace_steps), [], ""
         try:
             with fault(place, ERRORS[number % len(ERRORS)](), time) as raised:
                 module = train(folder / str(number), [ours], make)
@@ -115,9 +122,6 @@ def test_no_fault_in_any_function_reaches_the_training(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], make: Callable[[], Tiny]
 ) -> None:
     calls = places(lambda: train(tmp_path / "calls", [profiler()], make))
-    module = train(tmp_path / "whole", [profiler()], make)
-    plain = train(tmp_path / "plain", [], make, max_steps=module.steps)
-    assert_same_weights(module, plain)
     # Of what is called while the loop runs every third; of what is found out when it has ended, inside of one part,
     # every twenty-fourth.
     ended = [code.co_name for code, _ in calls].index("_record_finished")
@@ -126,15 +130,18 @@ def test_no_fault_in_any_function_reaches_the_training(
         known = places(lambda: train(tmp_path / "automatic", [profiler()]))
         faults = [(place, time) for place, time in faults if place not in known]
         assert faults
-    assert not broken_by(faults, make, plain, tmp_path, lambda: "".join(capfd.readouterr()))
+    # A fit takes half as long without a trace: it has one only where the fault is in what nothing else calls.
+    untraced = places(lambda: train(tmp_path / "untraced", [profiler(trace_steps=0)], make))
+    for trace_steps in (0, 1):
+        chosen = [(place, time) for place, time in faults if (place in untraced) is (trace_steps == 0)]
+        said: Callable[[], str] = lambda: "".join(capfd.readouterr())  # noqa: E731
+        assert not broken_by(chosen, make, tmp_path / f"trace {trace_steps}", said, trace_steps)
 
 
 def test_no_fault_in_any_line_reaches_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines = places(lambda: train(tmp_path / "lines", [profiler()]), lines=True)
-    module = train(tmp_path / "whole", [profiler()])
-    plain = train(tmp_path / "plain", [], max_steps=module.steps)
     faults = some(lines, 30, seed=1)
-    assert not broken_by(faults, Tiny, plain, tmp_path, lambda: "".join(capfd.readouterr()))
+    assert not broken_by(faults, Tiny, tmp_path, lambda: "".join(capfd.readouterr()))
 
 
 @pytest.mark.parametrize("method", ["__repr__", "__eq__", "__getattr__"])

@@ -195,13 +195,13 @@ def some(seen: Counter[Place], count: int, seed: int) -> list[tuple[Place, int]]
     return [(place, drawn.randint(1, seen[place])) for place in drawn.sample(lines, count)]
 
 
-def profiler(**options: Any) -> TrainingProfiler:
+def profiler(trace_steps: int = 1, **options: Any) -> TrainingProfiler:
     """Few steps of every stage."""
     from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions
 
     return TrainingProfiler(
         StageOptions(warmup_steps=1, measure_steps=3, **options),
         MemoryOptions(steps=1),
-        TraceOptions(steps=1),
+        TraceOptions(steps=trace_steps),
         actions=ActionsOptions(steps=1),
     )
