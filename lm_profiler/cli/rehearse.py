@@ -39,7 +39,11 @@ from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.environment import float32_matmul_precision
 from lm_profiler.measure.device.nvml import compute_capability
 from lm_profiler.measure.fake.values import LINES_THAT_GOT_ONE
-from lm_profiler.measure.fake.world import FakeWorld, prepare
+from lm_profiler.measure.fake.world import (
+    COMPILED_FUNCTIONS_CALLED,
+    FakeWorld,
+    prepare,
+)
 from lm_profiler.processes.child import Child, NoAnswer, Unfit
 from lm_profiler.record.figure import bytes_text
 from lm_profiler.record.parts import full_name
@@ -159,7 +163,8 @@ def rehearse(
     failure = _run(cli, rehearsal)
     step = max(rehearsal.observed_steps, key=lambda step: step.peak)
     facts = model_facts(TrainerLoop(trainer))
-    is_compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
+    has_compiled_part = bool(COMPILED_FUNCTIONS_CALLED) or is_compiled_in(model)
+    is_compiled = has_compiled_part or bool(getattr(model, "compile_model", False))
     precision = full_name(cli.config[cli.verb].trainer.precision)
     return replace(
         step,

@@ -6,6 +6,7 @@ Lightning's own loop runs, with the module's hooks, precision, clipping and accu
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -406,6 +407,8 @@ def _log(trainer: Trainer, name: str, value: Any, *_: object, **__: object) -> N
     trainer.callback_metrics[name] = value
 
 
+# torch's error if a class makes its tensors of plain ones
+_MADE_FROM_PLAIN = re.compile(r"Creating a new Tensor subclass (\w+) but the raw")
 _NO_DATA = "its data is not allocated yet"  # the text of torch's error if a kernel reads values itself
 
 
@@ -421,6 +424,10 @@ def reason_of(error: Exception) -> str:
         return f"{error}{line}"
     if isinstance(error, Uncounted):
         return str(error)
+    own_class = _MADE_FROM_PLAIN.search(str(error))
+    if own_class is not None:
+        # such as bitsandbytes' weights of 4 bits, which are quantized on the way to a GPU
+        return f"tensors of class {own_class[1]} cannot be made of tensors without data{line}"
     return f"{error_text(error)}{line}"
 
 

@@ -176,9 +176,26 @@ def _without_effect(compile_code: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(compile_code)
     def compile_or_run(*args: Any, **options: Any) -> Any:
         torch.compiler.set_stance("force_eager")
-        return compile_code(*args, **options)
+        compiled = compile_code(*args, **options)
+        is_function = bool(args) and inspect.isfunction(args[0])
+        return _noting_calls(compiled) if is_function else compiled
 
     return compile_or_run
+
+
+# the names of functions that were to run compiled, such as the update of an optimizer
+COMPILED_FUNCTIONS_CALLED: set[str] = set()
+
+
+def _noting_calls(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``compiled`` that notes its calls in ``COMPILED_FUNCTIONS_CALLED``."""
+
+    @wraps(compiled)
+    def note_and_call(*args: Any, **options: Any) -> Any:
+        COMPILED_FUNCTIONS_CALLED.add(compiled.__name__)
+        return compiled(*args, **options)
+
+    return note_and_call
 
 
 def _apply(
