@@ -1,7 +1,7 @@
 """The callbacks that Lightning adds to each Trainer of a program which ``lm_profiler run`` has started.
 
 Lightning imports this module in every program that makes a Trainer where this package is installed, and guards neither
-the import nor the call. So the module imports the standard library alone, and raises nothing.
+the import nor the call. So the module imports the standard library and ``external_loops`` alone, and raises nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-# the environment variable that asks for the profiler: a JSON object, as ``callbacks.shortcut`` reads it
-VARIABLE = "LM_PROFILER"
+from lm_profiler.external_loops import VARIABLE
 
 # name of a file in the folder that the processes of a program share: one of their Trainers is profiled
 CLAIMED = "claimed"

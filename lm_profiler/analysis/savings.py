@@ -458,9 +458,11 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
     seconds_by_owner: defaultdict[str, float] = defaultdict(float)
     longest_action: dict[str, str] = {}  # by owner
     for action in costs.actions(belongs_to_program):
-        seconds_by_owner[action.owner] += _action_s(action, costs.contended)
+        # Gaps and actions that the program has named have no owner: each stands for itself.
+        owner = action.owner or action.name
+        seconds_by_owner[owner] += _action_s(action, costs.contended)
         # the longest action comes first
-        longest_action.setdefault(action.owner, action.name)
+        longest_action.setdefault(owner, action.name)
 
     # The measured steps show how long ``other`` is, the few steps timed by action how it divides.
     if (
@@ -476,10 +478,14 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
     if timed_s > 0.0:
         scale = min(costs.mean_s("other", clock="host_time") / timed_s, largest_scale)
 
+    most_s = max(seconds_by_owner.values(), default=0.0)
     for owner, seconds in seconds_by_owner.items():
         is_logging = owner.endswith(_LOGGER_ENDINGS) or owner == LIGHTNING
         name: FindingName = "logging" if is_logging else "owner"
-        fields = {} if is_logging else costs.main_line("other", seconds)
+        fields: dict[str, Any] = {}
+        # Which owner a line belongs to is not known: the longest line is that of the costliest owner.
+        if not is_logging and seconds == most_s:
+            fields = costs.main_line("other", seconds)
         fields["phase"] = "other"
         fields["owner"] = longest_action[owner]
         yield costs.finding(name, seconds * scale, **fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +23,12 @@ from lm_profiler.callbacks.instruments.gap_owners import GapsWatch
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.loop import Holdings
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
+from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.marks.batches import BatchCounts
 from lm_profiler.callbacks.marks.hook_marks import HookMarks
 from lm_profiler.callbacks.marks.step_counter import StepCounter
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.record.run_record import Failure, LoopKind, NumericsFacts
 
 _NO_STEP_CAUSES = (
@@ -54,6 +57,8 @@ class HookedLoop:
     # gets each batch of the loop
     count_batch: Callable[[Any], object] = lambda batch: None
     marks: HookMarks | None = field(default=None, init=False)
+    # the model of the first call that was marked, and its arguments without data
+    _first_call: tuple[nn.Module, Any] | None = field(default=None, init=False)
     _together: LoopModules | None = field(default=None, init=False)
 
     can_fuse_optimizers: bool = field(default=True, init=False)
@@ -61,7 +66,6 @@ class HookedLoop:
     users_profiler: str | None = field(default=None, init=False)
     traces_by_itself: bool = field(default=False, init=False)
     steps_by_itself: bool = field(default=True, init=False)
-    can_be_rehearsed: bool = field(default=False, init=False)
     is_trial: bool = field(default=False, init=False)
     clips: bool | None = field(default=True, init=False)  # what was clipped was marked
 
@@ -169,6 +173,25 @@ class HookedLoop:
     def no_step(self) -> Failure:
         return no_step(_NO_STEP_CAUSES)
 
+    def note_call(self, module: nn.Module, arguments: Any) -> None:
+        """Keep the shapes of the positional and named ``arguments`` of a call of ``module``, for a rehearsal."""
+        with suppress(
+            UncountableError
+        ):  # something among them has no shape: then it cannot be rehearsed
+            self._first_call = module, without_data(arguments)
+
+    def rehearsed_batch(self, get_batch: Callable[[], Any]) -> Any:
+        if len(self.modules) != 1:
+            raise UncountableError("the loop trains several models")
+        if self._first_call is None:
+            raise UncountableError(
+                "no call of the model with arguments that have shapes was seen"
+            )
+        called_module, arguments = self._first_call
+        if called_module is not self.modules[0]:
+            raise UncountableError("the loop calls a part of its model")
+        return arguments
+
     def limit_steps(self, steps: int) -> None:
         """Do nothing: the program ends its loop itself."""
 
@@ -189,6 +212,7 @@ class HookedLoop:
             self.modules,
             self.optimizers,
             self.count_batch,
+            self.note_call,
             find_modules,
             report,
         )

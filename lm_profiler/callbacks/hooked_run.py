@@ -16,7 +16,7 @@ from lm_profiler.callbacks.found_loop import facts_of_fabric, find_loop
 from lm_profiler.callbacks.hooked_loop import HookedLoop
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.marks.torch_hooks import DOOR
-from lm_profiler.measure.boundary import comes_from_outside, error_text, say
+from lm_profiler.measure.boundary import Guard, comes_from_outside, error_text, say
 from lm_profiler.record.run_record import RunRecord
 
 _TRAINER_RUNS = "a Lightning Trainer runs the loop: use Trainer(callbacks=[*yours, *profiling_callbacks()])"
@@ -56,7 +56,8 @@ class HookedRun:
             if ends_step and attachment.phases is not None:
                 attachment.part.run(attachment.phases.close_step)
             ending.part.run(ending.finished_early)
-        attachment.restore_loop()
+        # Not in the guards above: they may be out.
+        Guard("leaving the loop", attachment.report).run(attachment.restore_loop)
 
 
 def begin(loop: HookedLoop, options: ProfilingOptions) -> HookedRun:

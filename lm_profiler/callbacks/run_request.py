@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lm_profiler.external_callbacks import CLAIMED, VARIABLE
+from lm_profiler.external_callbacks import CLAIMED
+from lm_profiler.external_loops import VARIABLE
 from lm_profiler.usage_error import expect
 
 

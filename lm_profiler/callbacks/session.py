@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.analysis.watch.ledger import (
@@ -26,7 +26,7 @@ from lm_profiler.callbacks.instruments.part_times import PartTimes
 from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.callbacks.instruments.tracer import Tracer
 from lm_profiler.callbacks.instruments.watches import StepWatch
-from lm_profiler.callbacks.marks.batches import BatchCounts
+from lm_profiler.callbacks.marks.batches import BatchCounts, StepCount
 from lm_profiler.callbacks.stages import Progress, StageCounter, StoppingRule
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.stream import EventStream
@@ -37,6 +37,8 @@ from lm_profiler.record.run_record import BetweenSteps, OutsideSteps, StepCounte
 from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow, StepTable
 
 _LAG_STEPS = 4  # before the marks of a step are read: by then the device has usually reached them
+# steps between two readings of marks with a device, whose events are used again once they were read
+_READ_MARKS_EVERY = 8
 
 # nanoseconds between two writes of rows, and two draws of progress: a killed process loses at most this
 _WRITE_EVERY_NS = 1_000_000_000
@@ -107,13 +109,9 @@ class Instruments:
         return facts
 
 
-class _UnreadStep(NamedTuple):
-    """A finished step whose marks were not read yet."""
-
-    step: int
-    stage: str
-    tokens: int | None
-    peaks: Peaks
+# A finished step whose marks were not read yet: its number, stage, tokens and peaks. A plain tuple, because each step
+# makes one: a class would be one more Python frame.
+_UnreadStep = tuple[int, str, int | None, Peaks]
 
 
 @dataclass(eq=False)
@@ -144,8 +142,13 @@ class Session:
     _peaks: Peaks = UNKNOWN
     _unread_steps: deque[_UnreadStep] = field(default_factory=deque)
     _batch_counts: list[BatchCount] = field(default_factory=list)  # where they change
+    _last_count: StepCount | None = None  # of the last step
     # batches, samples, elements, and the three counts of ``TokenUse``
     _last_sizes: tuple[Any, ...] | None = None
+    # From this step of the stage on, or from this instant on, more is due than to keep the step.
+    _next_due_step: int = 0
+    _next_due_ns: int = 0
+    _last_due_step: int = 0  # the last step in which more was due
     # between which instants steps were measured
     _measured_ns: tuple[int, int] | None = None
     # between and within measured steps
@@ -165,30 +168,52 @@ class Session:
         self._begin_stage()
 
     def step_ended(self) -> int:
-        """Keep the step that ended, begin the next stage if this one is over, and return how many steps are left."""
-        objects_before = gc.get_count()[0]
-        stage = self.schedule.stage
+        """Keep the step that ended, begin the next stage if this one is over, and return how many steps are left.
+
+        In nearly all steps nothing else is due: then it calls no function of ours but the one that counts batches.
+        """
+        schedule = self.schedule
+        stage = schedule.stage
         assert stage is not None  # no step is counted after the last stage
         self.steps += 1
+        count = self.counts.take()
+        if count is not self._last_count:
+            self._keep_count(count)
+        now_ns = self.timeline.clock()
+        is_more_due = (
+            now_ns >= self._next_due_ns
+            or schedule.steps_done + 1 >= self._next_due_step
+        )
+        if is_more_due:
+            return self._end_step(stage, count.tokens, now_ns)
+        self._unread_steps.append((self.steps, stage, count.tokens, self._peaks))
+        # StageCounter.advance, written out: its stage is not over
+        schedule.steps_done += 1
+        schedule.steps_left -= 1
+        return schedule.steps_left
+
+    def _keep_count(self, count: StepCount) -> None:
+        """Keep what the batches of the step held, if it is something else than in the step before."""
+        self._last_count = count
+        sizes = (count.batches, count.samples, count.elements, *count.token_use)
+        if sizes != self._last_sizes:
+            self._last_sizes = sizes
+            self._batch_counts.append(BatchCount(self.steps, *sizes))
+
+    def _end_step(self, stage: str, tokens: int | None, now_ns: int) -> int:
+        """Keep the step that ended at ``now_ns``, and do all that is due then; return how many steps are left."""
+        objects_before = gc.get_count()[0]
         steps_done = self.schedule.steps_done + 1
         is_checked = stage == "measure" and steps_done >= self.stopping.next_check
         is_reading_due = (
             is_checked or steps_done >= self._planned_steps or stage == "memory"
         )
-        count = self.counts.take()
-        now_ns = self.timeline.clock()
         try:
             if is_reading_due or now_ns - self._last_reading_ns >= _READ_EVERY_NS:
                 self._last_reading_ns = now_ns
                 self._read_instruments(stage)
         finally:  # otherwise Ctrl-C while reading would lose the step
-            self._unread_steps.append(
-                _UnreadStep(self.steps, stage, count.tokens, self._peaks)
-            )
-        sizes = (count.batches, count.samples, count.elements, *count.token_use)
-        if sizes != self._last_sizes:  # nearly all steps have the same
-            self._last_sizes = sizes
-            self._batch_counts.append(BatchCount(self.steps, *sizes))
+            self._unread_steps.append((self.steps, stage, tokens, self._peaks))
         if self.stream is not None and len(self._unread_steps) > _LAG_STEPS:
             self._read_reached_steps()
 
@@ -208,8 +233,29 @@ class Session:
             self._draw_progress()
         if is_write_due or is_stage_over:
             self._own_spans_ns.append((now_ns, self.timeline.clock()))
-        self.instruments.counters.reader.add_own_objects(objects_before)
+        self._note_next_due()
+        garbage = self.instruments.counters.reader.garbage
+        garbage.add_own_objects(objects_before)
+        # each step before this one has kept an entry of ``_unread_steps``
+        garbage.own_objects += self.steps - self._last_due_step - 1
+        self._last_due_step = self.steps
         return self.schedule.steps_left
+
+    def _note_next_due(self) -> None:
+        """Note when more is due than to keep a step; in the stages that look closer it always is."""
+        self._next_due_ns = min(
+            self._last_reading_ns + _READ_EVERY_NS,
+            self._last_write_ns + _WRITE_EVERY_NS,
+        )
+        self._next_due_step = self._planned_steps
+        stage = self.schedule.stage
+        if stage == "measure":
+            self._next_due_step = min(self._planned_steps, self.stopping.next_check)
+        if self.stream is not None:
+            steps_until_reading = self.schedule.steps_done + _READ_MARKS_EVERY
+            self._next_due_step = min(self._next_due_step, steps_until_reading)
+        if stage not in ("warmup", "measure"):
+            self._next_due_step = 0
 
     def _read_instruments(self, stage: str) -> None:
         """Read memory, and in ``measure`` what else disturbed the step that has just ended."""
@@ -296,6 +342,7 @@ class Session:
         self._planned_steps = self.schedule.planned[stage]
         self._last_reading_ns = -_READ_EVERY_NS  # the first step is read
         self._stage_began_ns = self.timeline.clock()
+        self._note_next_due()
 
     def _end_stage(self, stage: str) -> None:
         if stage in ("measure", "collectives"):
@@ -344,7 +391,7 @@ class Session:
         self, unread: _UnreadStep, marks: StepMarks, is_device_alive: bool
     ) -> None:
         """Make the row of a step of its ``marks``."""
-        step, stage = unread.step, unread.stage
+        step, stage, tokens, peaks = unread
         ranks = self.instruments.ranks
         if ranks is not None and is_device_alive:
             ranks.part.run(ranks.keep, stage, step, marks)
@@ -354,9 +401,7 @@ class Session:
             seconds = marks.stream_seconds(self.stream) if is_device_alive else None
             # reused, so that steps create no new events
             self.stream.release(marks.instants)
-        row = StepRow(
-            step, stage, seconds, host_s, unread.tokens, unread.peaks, self.rank
-        )
+        row = StepRow(step, stage, seconds, host_s, tokens, peaks, self.rank)
         self.rows.append(row)
 
         begin_ns, end_ns = marks.host_ns[0], marks.host_ns[-1]

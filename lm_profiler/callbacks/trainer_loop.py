@@ -45,7 +45,6 @@ class TrainerLoop:
     verb: Verb = "fit"
     max_steps: int = -1  # the Trainer's own limit, which is restored at the end
     kind: LoopKind = field(default="Trainer", init=False)
-    can_be_rehearsed: bool = field(default=True, init=False)
     phases: PhaseProfiler | None = field(default=None, init=False)
 
     @property
@@ -168,6 +167,9 @@ class TrainerLoop:
     @property
     def no_step(self) -> Failure:
         return no_step(_NO_STEP_CAUSES)
+
+    def rehearsed_batch(self, get_batch: Callable[[], Any]) -> Any:
+        return get_batch()
 
     def limit_steps(self, steps: int) -> None:
         has_no_limit = self.trainer.max_epochs == -1 and self.max_steps == -1

@@ -341,11 +341,15 @@ LIGHTNING = "Lightning"  # the owner of Lightning's own work in its loops
 
 OURS = "lm_profiler"  # the owner of the cost of the profiler's own instruments
 
+# first words of the names of gaps between phases, which are the actions of a loop without a Trainer
+BEFORE, BETWEEN, AFTER = "before", "between", "after"
+
 
 class OwnedTime(Part):
     """One action in ``other``; the time of an action inside another one counts only for the inner one.
 
-    The owner is a class, ``Lightning``, ``lm_profiler``, or empty for an action that the user has named.
+    The owner is a class, ``Lightning``, ``lm_profiler``, or empty: for an action that the user has named, and for a gap
+    between two phases of a loop without a Trainer.
     """
 
     owner: str = figure(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm_profiler.callbacks.instruments.sent_step import (
@@ -30,6 +31,7 @@ from lm_profiler.measure.fake.values import LINES_THAT_GOT_ONE
 from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.rehearse.loop import Rehearsal, SilentLogger, StepObservers, reason_of
 from lm_profiler.rehearse.strategies import AS_WIDE, CPU, FakeDevice
+from lm_profiler.torch_names import tree_leaves
 
 # precisions that are rehearsed as such; with others the dtypes of weights and batch decide everything
 _REHEARSED_PRECISIONS = ("bf16-mixed", "bf16-true", "16-true", "64-true")
@@ -77,6 +79,9 @@ def _rehearse(step: SentStep) -> StepWork:
     with world.inside():
         fake = ModuleCopy(partial(shape_of, device=CPU), CPU)
         module, batch, optimizers = fake((step.module, step.batch, step.optimizers))
+    if not _is_lightning_module(module):
+        module = _CalledModel(module)
+        optimizers = _joined(optimizers)
     _disable_hooks(
         module, [_MotionlessOptimizer(optimizer) for optimizer in optimizers]
     )
@@ -105,15 +110,66 @@ def _rehearse(step: SentStep) -> StepWork:
     return rehearsal.step_work
 
 
+def _packages_of(module: nn.Module) -> set[str]:
+    """Return the packages of the class of ``module``, and of those that it is derived from."""
+    return {kind.__module__.partition(".")[0] for kind in type(module).__mro__}
+
+
+def _is_lightning_module(module: nn.Module) -> bool:
+    names = {kind.__name__ for kind in type(module).__mro__}
+    return "LightningModule" in names and bool(
+        _packages_of(module) & {"lightning", "pytorch_lightning"}
+    )
+
+
+class _CalledModel(LightningModule):
+    """A model whose step is one call of it. A batch holds the call's positional and named arguments."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        args, kwargs = batch
+        return _loss_of(self.model(*args, **kwargs))
+
+
+def _loss_of(output: Any) -> Tensor:
+    """Return the loss of what a model returned: the scalars in it, or else a sum, since no loss multiplies matrices."""
+    if isinstance(getattr(output, "loss", None), Tensor):
+        loss: Tensor = output.loss
+        return loss
+    tensors: list[Tensor] = []
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            tensors.append(leaf)
+    scalars = [tensor for tensor in tensors if tensor.ndim == 0]
+    sums = [tensor.sum() for tensor in scalars or tensors]
+    if not sums:
+        raise UncountableError("the model returns nothing that depends on its weights")
+    return torch.stack(sums).sum()
+
+
+def _joined(optimizers: Sequence[SentOptimizer]) -> list[SentOptimizer]:
+    """Return one optimizer in place of several, of which a step of Lightning's takes only one by itself."""
+    groups: list[dict[str, Any]] = []
+    states: list[list[Tensor]] = []
+    for optimizer in optimizers:
+        groups += optimizer.groups
+        states += optimizer.states
+    if not groups:
+        return []
+    return [SentOptimizer(groups, states)]
+
+
 def _trainer(step: SentStep, rehearsal: Rehearsal, batch: Any) -> Any:
     """Return a Trainer that runs the sent ``step`` on ``batch``, with the callback ``rehearsal``, and writes nothing.
 
     The class is from the package that the module is derived from: each package refuses modules of the other.
     """
-    packages = {kind.__module__.partition(".")[0] for kind in type(step.module).__mro__}
-    package = (
-        "pytorch_lightning" if "pytorch_lightning" in packages else "lightning.pytorch"
-    )
+    package = "lightning.pytorch"
+    if "pytorch_lightning" in _packages_of(step.module):
+        package = "pytorch_lightning"
     lightning = import_module(package)
     # gives each step ``batch``, in place of what the loader returns
     strategy_class = type(

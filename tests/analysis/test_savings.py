@@ -17,7 +17,9 @@ from lm_profiler.record.run_record import (
     Floor,
     LoaderFacts,
     OddStep,
+    OtherByOwner,
     OutsideSteps,
+    OwnedTime,
     RankFinding,
     Ranks,
     RunRecord,
@@ -153,6 +155,37 @@ def test_the_planted_cause_comes_first_with_what_it_could_save(case: str) -> Non
     assert found[0].saves_s * 1e3 == pytest.approx(saves_ms, rel=0.05)
     assert 0.0 < found[0].share <= 1.0
     assert remedy_of(found[0], record).endswith(".")
+
+
+OPTIONS_OF_A_TRAINER = ("Trainer", "trainer", "batch_idx", "val_", "every_n", "AsyncCheckpointIO", "mixed", "--", "on_")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_loop_without_a_trainer_is_advised_without_options_of_one(case: str) -> None:
+    name, _, record = CASES[case]
+    advice = [remedy_of(finding, record.model_copy(update={"loop": "own"})) for finding in findings_of(record)]
+    assert all(text.endswith(".") for text in advice)
+    has_only_a_trainer = name == "reload" or "hook" in case or "callback" in case
+    if not has_only_a_trainer:
+        assert not [text for text in advice for option in OPTIONS_OF_A_TRAINER if option in text]
+
+
+def test_each_gap_of_a_loop_stands_for_itself_and_the_line_is_that_of_the_longest() -> None:
+    gaps = OtherByOwner(
+        steps=3,
+        seconds=0.05,
+        actions=[
+            OwnedTime(owner="", action="between forward and backward", seconds=0.03, calls=1.0, in_steps=3),
+            OwnedTime(owner="", action="after zero_grad", seconds=0.02, calls=1.0, in_steps=3),
+        ],
+    )
+    get_batch = line(28.0, phase="other")
+    record = made({"other": 50.0}, other_by_owner=gaps, python_times=[get_batch], loop="own")
+    advice = {finding.saves_s: remedy_of(finding, record) for finding in findings_of(record) if finding.name == "owner"}
+    assert [*advice] == pytest.approx([0.03, 0.02])
+    texts = [*advice.values()]
+    assert texts[0] == "Do less between forward and backward (net.py:12), or do it less often."
+    assert texts[1] == "Do less after zero_grad, or do it less often."
 
 
 def test_every_kind_of_finding_is_planted_here() -> None:

@@ -27,8 +27,8 @@ from lm_profiler.callbacks.found_loop import facts_of_accelerator, facts_of_tran
 from lm_profiler.callbacks.hooked_run import LoopSearch
 from lm_profiler.callbacks.marks.torch_hooks import DOOR
 from lm_profiler.callbacks.own_loop import profile
-from lm_profiler.external_callbacks import CLAIMED, VARIABLE
-from lm_profiler.external_loops import begin_search, external_fabric_callbacks
+from lm_profiler.external_callbacks import CLAIMED
+from lm_profiler.external_loops import VARIABLE, begin_search, external_fabric_callbacks
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps

@@ -171,7 +171,7 @@ def test_all_stages_run() -> None:
     assert record.utilisation.flops.backward == 2 * products - 2 * 2 * 8 * 16  # the batch needs no gradient
     assert record.other_by_owner is not None
     owners = {owner.action: owner.seconds for owner in record.other_by_owner.actions}
-    assert owners["optimizer to zero_grad"] == pytest.approx(own_loops.SECONDS["other"])
+    assert owners["between optimizer and zero_grad"] == pytest.approx(own_loops.SECONDS["other"])
     assert record.memory is not None
     assert record.throughput is not None
     assert record.throughput.samples_per_step == 2
@@ -461,6 +461,58 @@ def test_a_compiled_model_is_not_compiled_again() -> None:
     assert run.record.model is not None
     assert run.record.model.class_path == "torch.nn.modules.linear.Linear"
     assert run.record.model.compiled
+
+
+class TwoLayers(nn.Module):
+    """Returns its logits and, in a dictionary, the loss: of the logits alone there is no backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 4, bias=False))
+
+    def forward(self, ids: Tensor, *, scale: float) -> dict[str, Tensor]:
+        logits = self.layers(ids)
+        return {"logits": logits, "loss": logits.square().mean() * scale}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_flops_of_a_compiled_model_are_those_of_the_plain_one(is_compiled: bool) -> None:
+    torch._dynamo.reset()
+    plain = TwoLayers()
+    model: Any = torch.compile(plain, backend="eager") if is_compiled else plain
+    optimizer = torch.optim.SGD(plain.parameters(), lr=1e-3)
+    batches_per_step = 2
+    with profile_with(options(memory_steps=1), [plain, optimizer]) as run:
+        for number, batch in enumerate(run.data(torch.ones(60, 3, 8))):
+            wait("other")
+            model(batch, scale=0.5)["loss"].backward()
+            if number % batches_per_step == 1:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert run.record is not None
+    assert run.record.utilisation is not None, run.record.notes
+    flops = run.record.utilisation.flops
+    products = 2 * 3 * (8 * 16 + 16 * 4) * batches_per_step
+    of_the_batch = 2 * 3 * 8 * 16 * batches_per_step  # which needs no gradient
+    assert (flops.forward, flops.backward, flops.recomputation) == (products, 2 * products - of_the_batch, 0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_flops_of_several_compiled_models_are_unknown_and_a_note_states_it() -> None:
+    torch._dynamo.reset()
+    parts = [nn.Linear(3, 3), nn.Linear(3, 1)]
+    model = [torch.compile(part, backend="eager") for part in parts]
+    optimizer = torch.optim.SGD([*parts[0].parameters(), *parts[1].parameters()], lr=1e-3)
+    with profile_with(options(memory_steps=1), [*parts, optimizer]) as run:
+        for batch in run.data(torch.ones(30, 2, 3)):
+            wait("other")
+            model[1](model[0](batch)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.record is not None
+    assert run.record.utilisation is None
+    assert "FLOPs unknown: the loop trains several models" in run.record.notes
 
 
 def test_the_wrapper_of_a_model_is_what_is_called() -> None:

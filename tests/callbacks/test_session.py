@@ -224,8 +224,8 @@ def test_memory_is_read_at_the_marks_only_in_its_stage(tmp_path: Path) -> None:
 
 def test_tokens_belong_to_the_step_in_which_they_were_counted(tmp_path: Path) -> None:
     run, _ = loop(tmp_path, {"measure": 3})
-    for tokens in (5, None, 7):
-        run.session.counts.tokens = tokens
+    for batch in ({"input_ids": torch.zeros(5)}, "words", {"input_ids": torch.zeros(7)}):
+        run.session.counts.add(batch)
         run.run(1)
     assert [row.tokens for row in run.finish().rows] == [5, None, 7]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from lm_profiler.analysis.plan.planned import Planned
@@ -32,6 +33,9 @@ from lm_profiler.analysis.remedies.remedy import (
 )
 from lm_profiler.record.quantities import counted, duration_text, with_prefix
 from lm_profiler.record.run_record import (
+    AFTER,
+    BEFORE,
+    BETWEEN,
     RANK_PARTS,
     Finding,
     RankFinding,
@@ -401,6 +405,11 @@ def _precision_text(finding: Finding, settings: Settings) -> str:
     return f"Try precision {finding.what}: matrix products are faster in it."
 
 
+def _plain_precision_text(finding: Finding, settings: Settings) -> str:
+    dtype = "float16" if str(finding.what).startswith("16") else "bfloat16"
+    return f"Try torch.autocast with dtype=torch.{dtype} around forward and loss: matrix products are faster in it."
+
+
 def _input_text(finding: Finding, settings: Settings) -> str:
     prepare = "prepare (tokenize, pack) the data before training"
     workers = settings.num_workers
@@ -446,11 +455,19 @@ def _reload_text(finding: Finding, settings: Settings) -> str:
 
 
 def _owner_text(finding: Finding, settings: Settings) -> str:
-    return f"Do less in {_place(finding)}, or do it less often."
+    place = _place(finding)
+    is_gap = place.startswith((f"{BEFORE} ", f"{BETWEEN} ", f"{AFTER} "))
+    if not is_gap:
+        place = f"in {place}"
+    return f"Do less {place}, or do it less often."
 
 
 def _logging_text(finding: Finding, settings: Settings) -> str:
     return f"Log less often, for example `if batch_idx % 50 == 0`: {_place(finding)}."
+
+
+def _plain_logging_text(finding: Finding, settings: Settings) -> str:
+    return f"Log less often, for example `if step % 50 == 0`: {_place(finding)}."
 
 
 def _odd_steps_text(finding: Finding, settings: Settings) -> str:
@@ -483,11 +500,13 @@ def _python_text(finding: Finding, settings: Settings) -> str:
     return f"{sentence}."
 
 
-def _pattern_text(finding: Finding, settings: Settings) -> str:
+def _pattern_text(
+    finding: Finding, settings: Settings, option: str = "--actions.steps"
+) -> str:
     period = int(finding.facts.get("every", 0.0))
     sentence = f"Find out what {finding.phase} does every {period} steps"
     if finding.phase == "other":
-        sentence += f": --actions.steps={period + 1} names its owner"
+        sentence += f": {option}={period + 1} names its owner"
     return f"{sentence}."
 
 
@@ -542,6 +561,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "precision",
         _precision_text,
+        _plain_precision_text,
         likely_share=0.35,
         bounds=("memory bandwidth",),
         candidates=lower_precision,
@@ -614,6 +634,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "anomalies",
         "Switch off anomaly detection (detect_anomaly): it checks every gradient.",
+        "Switch off anomaly detection (torch.autograd.set_detect_anomaly): it checks every gradient.",
         likely_share=0.5,
         candidates=switch_option(
             "trainer.detect_anomaly",
@@ -632,10 +653,12 @@ REMEDIES: Sequence[Remedy] = (
     Remedy(
         "validation",
         "Validate less often, or on fewer batches (val_check_interval, limit_val_batches).",
+        "Validate less often, or on fewer batches.",
     ),
     Remedy(
         "checkpoint",
         "Save checkpoints less often (every_n_train_steps), or asynchronously (AsyncCheckpointIO).",
+        "Save checkpoints less often, or asynchronously (torch.distributed.checkpoint.async_save).",
     ),
     Remedy("epoch", "Make epochs longer: the epoch boundary takes time."),
     Remedy(
@@ -645,10 +668,15 @@ REMEDIES: Sequence[Remedy] = (
     ),
     Remedy("reload", _reload_text),
     Remedy("owner", _owner_text, likely_share=0.95),
-    Remedy("logging", _logging_text, likely_share=0.9),
+    Remedy("logging", _logging_text, _plain_logging_text, likely_share=0.9),
     Remedy("sleep", _sleep_text),
     Remedy("python", _python_text, likely_share=0.8),
-    Remedy("pattern", _pattern_text, likely_share=0.7),
+    Remedy(
+        "pattern",
+        _pattern_text,
+        partial(_pattern_text, option="action_steps"),
+        likely_share=0.7,
+    ),
     Remedy("odd_steps", _odd_steps_text, likely_share=0.7),
     Remedy(
         "garbage",
@@ -697,9 +725,12 @@ def remedy_of(finding: Finding, record: RunRecord) -> str:
     remedy = _BY_NAME.get(finding.name)
     if remedy is None or not remedy.sentence:
         return f"Check {finding.name.replace('_', ' ')}."
-    if isinstance(remedy.sentence, str):
-        return remedy.sentence
-    return remedy.sentence(finding, record.settings or Settings())
+    sentence = remedy.sentence
+    if record.loop != "Trainer" and remedy.plain_sentence:
+        sentence = remedy.plain_sentence
+    if isinstance(sentence, str):
+        return sentence
+    return sentence(finding, record.settings or Settings())
 
 
 def remedies(planned: Planned, largest_context: int | None = None) -> list[Smaller]:

@@ -158,6 +158,10 @@ FindCandidates = Callable[[FirstRun], Iterator[Candidate]]
 FindSmaller = Callable[[Planned, int | None], Iterator[Smaller]]
 
 
+# a text, or what makes it of a finding
+Sentence = str | Callable[[Finding, Settings], str]
+
+
 @dataclass(frozen=True)
 class Remedy:
     """Something to do about a step that takes too long or needs too much."""
@@ -165,7 +169,9 @@ class Remedy:
     # the name of the finding that it answers, or its own name if there is none
     name: str
     # on what to do about such a finding
-    sentence: str | Callable[[Finding, Settings], str] = ""
+    sentence: Sentence = ""
+    # the same for a loop that no Lightning Trainer runs, where the sentence names something that only a Trainer has
+    plain_sentence: Sentence = ""
     # the share of its ceiling that it usually saves, to rank findings by: ceilings of fusing or halving are loose
     likely_share: float = 1.0
     # the same if the problem is a fact and not a possibility

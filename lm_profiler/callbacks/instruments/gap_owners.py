@@ -15,31 +15,37 @@ from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run_record import AFTER, BEFORE, BETWEEN
 
 _PROGRAM = ""  # the owner of its gaps: no class
 
 
 class GapOwners(Owners):
-    """Gives the time of a gap to its name, such as ``forward to backward``, which is known once the gap is over."""
+    """Gives the time of a gap to its name, such as ``between forward and backward``, known once the gap is over."""
 
-    _last_phase = "start"
+    _last_phase: str | None = None  # None before the first
 
     def observe(self, code: int) -> None:
         if self.code == at.OTHER:
-            gap = Owner(_PROGRAM, f"{self._last_phase} to {_name_of(code)}")
+            gap = Owner(_PROGRAM, _name_of_gap(self._last_phase, code))
             self._running[-1] = gap
             self._calls[gap] += 1
         elif self.code != at.OUTSIDE:
-            self._last_phase = _name_of(self.code)
+            self._last_phase = PARTS[self.code]
         super().observe(code)
 
 
-def _name_of(code: int) -> str:
+def _name_of_gap(last_phase: str | None, code: int) -> str:
+    """Return the name of the time between ``last_phase`` and the part that begins with ``code``."""
+    next_phase = "validation"
     if code < at.OTHER:
-        return PARTS[code]
-    if code == at.OTHER:
-        return "end of the step"
-    return "validation"
+        next_phase = PARTS[code]
+    if last_phase is None:
+        return f"{BEFORE} {next_phase}"
+    step_ends = code == at.OTHER
+    if step_ends:
+        return f"{AFTER} {last_phase}"
+    return f"{BETWEEN} {last_phase} and {next_phase}"
 
 
 @dataclass(eq=False)

@@ -116,16 +116,19 @@ class Loop(Protocol):
         """Whether the program's own code calls backward and its optimizers."""
 
     @property
-    def can_be_rehearsed(self) -> bool:
-        """Whether its step can be repeated on shapes alone, in another process."""
-
-    @property
     def is_trial(self) -> bool:
         """Whether the program only tries a few batches, whose rates are of no use."""
 
     @property
     def no_step(self) -> Failure:
         """The failure of a run that ended without a step."""
+
+    def rehearsed_batch(self, get_batch: Callable[[], Any]) -> Any:
+        """Return what a step is given that is repeated on shapes alone: ``get_batch()``, or a call's arguments.
+
+        Raises:
+            UncountableError: its step cannot be repeated.
+        """
 
     def limit_steps(self, steps: int) -> None:
         """End the loop after ``steps`` if nothing else would; a loop that cannot be ended goes on."""

@@ -22,6 +22,7 @@ from lm_profiler.callbacks.instruments.loop import Loop
 from lm_profiler.lightning_names import COMPILED_STEPS
 from lm_profiler.measure.copies.module_copies import ModuleCopy, UncopyableError
 from lm_profiler.measure.counts import registered
+from lm_profiler.measure.counts.recompiles import is_wrapped_by_compiler
 from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.record.run_record import Verb
 from lm_profiler.torch_names import tree_leaves, tree_map
@@ -81,8 +82,9 @@ def _plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
 class SentStep:
     """Everything that a step on one device depends on; its tensors have no data."""
 
-    module: nn.Module  # a copy of the module
-    batch: Any  # the batch, as the step is given it
+    module: nn.Module  # a copy of the module: a LightningModule, or the model that a loop without a Trainer calls
+    # the batch, as the step is given it; for a model the positional and the named arguments of its call
+    batch: Any
     verb: Verb  # the verb whose step it is
     batches: int  # batches of one optimizer step on one rank
     precision: str  # Lightning's name of the precision
@@ -105,6 +107,8 @@ class SentStep:
             UncopyableError: a part of the module has no shape, or belongs to one process alone.
         """
         module = loop.module
+        while is_wrapped_by_compiler(module):
+            module = next(module.children())
         device = loop.device
         if any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
             # a rank multiplies them whole, or its part of them

@@ -154,12 +154,7 @@ def step_work(
     if seen.flops is not None and steps:
         return StepWork(seen.flops.times(1 / steps), _per_step(seen.by_dtype, steps))
 
-    if not loop.can_be_rehearsed:
-        reason = "the step is compiled" if seen.compiled else "no step was observed"
-        raise UncountableError(
-            f"{reason}, and only a Trainer's step can be repeated on shapes"
-        )
-    counted = count_elsewhere(loop, verb, get_batch(), limit_s)
+    counted = count_elsewhere(loop, verb, loop.rehearsed_batch(get_batch), limit_s)
     assert counted.traffic is not None
     bytes_by_phase: dict[str, int | None] = dict(counted.traffic.by_phase)
     is_compiled = recompilations() > 0 or is_compiled_in(loop.module)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from math import prod
 from operator import getitem, index
@@ -11,16 +11,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lm_profiler.callbacks.marks.batch_kinds import kind_of, layout_of
 from lm_profiler.callbacks.marks.useful_tokens import (
     UNKNOWN_USE,
     TokenUse,
     UsefulTokens,
 )
-from lm_profiler.measure.boundary import Guard, say
+from lm_profiler.measure.boundary import Guard, comes_from_outside, say
 from lm_profiler.torch_names import tree_leaves
 
 # the name that tokenizers and collators of transformers give token ids
 _TOKEN_IDS = "input_ids"
+
+_MOST_LAYOUTS = 4096  # of batches that are remembered: a program may pad each batch to a length of its own
 
 _Path = tuple[Any, ...]  # the keys that lead to a tensor in a batch
 
@@ -35,11 +38,23 @@ class StepCount(NamedTuple):
     token_use: TokenUse = UNKNOWN_USE
 
 
+class BatchSizes(NamedTuple):
+    """What one batch holds; None is unknown. Batches of one layout share it, so that they are compared by identity."""
+
+    tokens: int | None
+    samples: int | None
+    elements: int | None
+    has_token_names: bool  # whether some of its tensors describe its tokens
+
+
 class BatchCounts:
     """Adds up the batches of the running step, their tokens and samples; a count that fails is unknown from then on.
 
     ``combined`` is true if a batch holds one batch from each of several loaders; ``batch_size`` is that of one loader.
     ``counts_elements`` is whether their elements are counted too, which only the stages need.
+
+    A batch is counted in every timed step, where code costs several times as much as in a tight loop. So what follows
+    from a batch's layout is counted once per layout, and a step keeps only which layouts its batches have.
     """
 
     def __init__(
@@ -53,89 +68,140 @@ class BatchCounts:
         self._tokens_part = Guard("tokens_in", report)
         self._samples_part = Guard("samples", report)
         self._elements_part = Guard("elements of batches", report)
-        # None once one of them failed
-        self._count_tokens: Tokens | None = self._tokens_part.run(Tokens, module)
-        self._count_samples: Samples | None = Samples(combined, batch_size)
-        self._count_elements: Elements | None = Elements() if counts_elements else None
         self._useful_part = Guard("useful tokens", report)
-        self._useful_tokens: UsefulTokens | None = UsefulTokens()
-        self._has_own_tokens = hasattr(module, "tokens_in")
-        self.batches = 0
-        self.tokens: int | None = None
-        self.samples: int | None = 0
-        self.elements: int | None = 0
+        self._tokens_in: Callable[[Any], Any] | None = None
+        self._count_tokens: Tokens | None = self._tokens_part.run(Tokens, module)
+        if self._count_tokens is not None:
+            self._tokens_in = self._count_tokens.tokens_in
+        self._count_samples = Samples(combined, batch_size)
+        self._count_elements: Elements | None = Elements() if counts_elements else None
+        self._useful_tokens = UsefulTokens()
+        self._sizes_by_layout: dict[Any, BatchSizes] = {}
+        self._failed_parts: list[str] = []
+        # of the batches of the running step
+        self._sizes: list[BatchSizes] = []
+        self._own_tokens: list[
+            int | None
+        ] = []  # by the module's own count, if it has one
+        # of the step before, and what they add up to
+        self._last_sizes: list[BatchSizes] = []
+        self._last_own_tokens: list[int | None] = []
+        self._last_count = StepCount(0, None, 0, 0)
 
     def note_host_batch(self, batch: Any) -> None:
         """Note a batch that is about to go to the device, where its masks cannot be read."""
-        if self._useful_tokens is not None:
+        if not self._useful_part.out:
             try:
                 self._useful_tokens.note_host_batch(batch)
             except BaseException as error:
                 self._useful_part.failed(error)
-                self._useful_tokens = None
 
     def add(self, batch: Any) -> None:
-        """Count ``batch``. It runs in every timed step, so Guard.run is written out: each frame takes 0.1 us."""
-        self.batches += 1
+        """Count ``batch``. It runs in every timed step, so Guard.run is written out."""
+        try:
+            layout = layout_of(batch)
+        except BaseException as error:  # in the program's own mapping: each counter meets it in its own guard
+            if comes_from_outside(error):
+                raise
+            layout = None
+        sizes = self._sizes_by_layout.get(layout)
+        if sizes is None:
+            sizes = self._sizes_of(batch, layout)
+        self._sizes.append(sizes)
+        tokens = None
+        if self._tokens_in is not None:
+            if not self._tokens_part.out:
+                try:
+                    tokens = own_tokens(self._tokens_in, batch)
+                except BaseException as error:
+                    self._tokens_part.failed(error)
+            self._own_tokens.append(tokens)
+        if sizes.has_token_names:
+            self._useful_part.run(self._useful_tokens.add, batch, tokens)
+
+    def _sizes_of(self, batch: Any, layout: Any) -> BatchSizes:
+        """Return what ``batch`` holds, and keep it for its ``layout`` unless that is None."""
         tokens: int | None = None
-        if self._count_tokens is not None:
-            try:
-                tokens = self._count_tokens(batch)
-                self.tokens = None if tokens is None else (self.tokens or 0) + tokens
-            except BaseException as error:
-                self._tokens_part.failed(error)
-                self._count_tokens = None
-                self.tokens = None
-
-        if self._count_samples is not None:
-            try:
-                samples = self._count_samples(batch)
-                if samples is None or self.samples is None:
-                    self.samples = None
-                else:
-                    self.samples += samples
-            except BaseException as error:
-                self._samples_part.failed(error)
-                self._count_samples = None
-                self.samples = None
-
+        if self._count_tokens is not None and self._tokens_in is None:
+            tokens = self._tokens_part.run(self._count_tokens, batch)
+        samples = self._samples_part.run(self._count_samples, batch)
+        elements: int | None = None
         if self._count_elements is not None:
-            try:
-                elements = self._count_elements(batch)
-                if elements is None or self.elements is None:
-                    self.elements = None
-                else:
-                    self.elements += elements
-            except BaseException as error:
-                self._elements_part.failed(error)
-                self._count_elements = None
-                self.elements = None
-
-        if self._useful_tokens is not None:
-            try:
-                own_count = tokens if self._has_own_tokens else None
-                self._useful_tokens.add(batch, own_count)
-            except BaseException as error:
-                self._useful_part.failed(error)
-                self._useful_tokens = None
+            elements = self._elements_part.run(self._count_elements, batch)
+        has_token_names = self._useful_part.run(self._useful_tokens.notes, batch)
+        sizes = BatchSizes(tokens, samples, elements, bool(has_token_names))
+        parts = (self._tokens_part, self._samples_part, self._elements_part)
+        failed_parts = [part.name for part in parts if part.out]
+        if failed_parts != self._failed_parts:
+            # what a part has counted before is unknown from now on, too
+            self._failed_parts = failed_parts
+            self._sizes_by_layout.clear()
+        if layout is not None and len(self._sizes_by_layout) < _MOST_LAYOUTS:
+            self._sizes_by_layout[layout] = sizes
+        return sizes
 
     def take(self) -> StepCount:
-        """Return the counts of the step that ended, and start again from zero; call it between steps."""
-        token_use = UNKNOWN_USE
-        if self._useful_tokens is not None:
-            try:
-                token_use = self._useful_tokens.take()
-            except BaseException as error:
-                self._useful_part.failed(error)
-                self._useful_tokens = None
-        counts = StepCount(
-            self.batches, self.tokens, self.samples, self.elements, token_use
+        """Return the counts of the step that ended, and start again from zero; call it between steps.
+
+        Where they are those of the step before, as in nearly all steps, they are the same object.
+        """
+        is_like_last = (
+            self._sizes == self._last_sizes
+            and self._own_tokens == self._last_own_tokens
+            and not self._useful_tokens.batches
+            and self._last_count.token_use is UNKNOWN_USE
         )
-        self.batches = 0
-        self.tokens = None
-        self.samples = None if self._count_samples is None else 0
-        self.elements = None if self._count_elements is None else 0
-        return counts
+        if is_like_last:
+            self._sizes.clear()
+            self._own_tokens.clear()
+            return self._last_count
+        return self._add_up()
+
+    def _add_up(self) -> StepCount:
+        token_use = UNKNOWN_USE
+        if self._useful_tokens.batches:
+            token_use = self._useful_part.run(
+                self._useful_tokens.take, otherwise=UNKNOWN_USE
+            )
+        tokens: int | None = None
+        if self._tokens_in is not None:
+            tokens = _sum_of_known(self._own_tokens)
+        else:
+            tokens = _sum_of_known([sizes.tokens for sizes in self._sizes])
+        if not self._sizes:
+            tokens = None
+        count = StepCount(
+            len(self._sizes),
+            tokens,
+            _sum_of_known([sizes.samples for sizes in self._sizes]),
+            _sum_of_known([sizes.elements for sizes in self._sizes]),
+            token_use,
+        )
+        if count != self._last_count:
+            self._last_count = count
+        self._last_sizes = self._sizes
+        self._last_own_tokens = self._own_tokens
+        self._sizes = []
+        self._own_tokens = []
+        return self._last_count
+
+
+def _sum_of_known(counts: Sequence[int | None]) -> int | None:
+    """Return the sum of ``counts``; None if one of them is unknown."""
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
+
+
+def own_tokens(tokens_in: Callable[[Any], Any], batch: Any) -> int:
+    """Return the tokens that the program's own ``tokens_in`` counts in ``batch``; raises if that is no count."""
+    tokens = index(tokens_in(batch))
+    if tokens < 0:
+        raise ValueError(f"expected a number of tokens, given {tokens}")
+    return tokens
 
 
 class Tokens:
@@ -145,20 +211,14 @@ class Tokens:
     """
 
     def __init__(self, module: object) -> None:
-        self._tokens_in: Callable[[Any], Any] | None = getattr(
-            module, "tokens_in", None
-        )
+        self.tokens_in: Callable[[Any], Any] | None = getattr(module, "tokens_in", None)
         self._paths_by_kind: dict[Any, list[_Path]] = {}
 
     def __call__(self, batch: Any) -> int | None:
         """Return the tokens of ``batch``; raises if ``tokens_in`` gives no count."""
-        if self._tokens_in is not None:
-            tokens = index(self._tokens_in(batch))
-            if tokens < 0:
-                raise ValueError(f"expected a number of tokens, given {tokens}")
-            return tokens
-
-        kind = _kind(batch)
+        if self.tokens_in is not None:
+            return own_tokens(self.tokens_in, batch)
+        kind = kind_of(batch)
         paths = self._paths_by_kind.get(kind)
         if paths is None:
             # only once per kind: walking through every batch would cost more than all marks
@@ -201,7 +261,7 @@ class Samples:
         """Return the samples of the batch of one loader."""
         if batch is None:
             return None
-        kind = _kind(batch)
+        kind = kind_of(batch)
         count = self._counters_by_kind.get(kind)
         if count is None:
             count = _sample_counter(batch, self._batch_size)
@@ -216,7 +276,7 @@ class Elements:
         self._path_by_kind: dict[Any, _Path | None] = {}
 
     def __call__(self, batch: Any) -> int | None:
-        kind = _kind(batch)
+        kind = kind_of(batch)
         if kind not in self._path_by_kind:
             self._path_by_kind[kind] = _path_of_largest(batch)
         path = self._path_by_kind[kind]
@@ -228,18 +288,6 @@ class Elements:
 def _path_of_largest(batch: Any) -> _Path | None:
     sizes = {path: tensor.numel() for path, tensor in _tensors(batch)}
     return max(sizes, key=sizes.__getitem__, default=None)
-
-
-_MOST_ENTRIES = 64  # a longer list holds entries of one kind
-
-
-def _kind(part: Any) -> Any:
-    """Return what is equal for batches that hold the same things under the same names."""
-    if isinstance(part, Mapping):
-        return type(part), tuple((key, _kind(value)) for key, value in part.items())
-    if isinstance(part, (list, tuple)) and len(part) <= _MOST_ENTRIES:
-        return type(part), tuple(map(_kind, part))
-    return type(part)
 
 
 def _entries(batch: Any) -> list[tuple[Any, Any]]:

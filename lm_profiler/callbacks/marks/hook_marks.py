@@ -14,14 +14,16 @@ done once an optimizer has stepped, and ends where the next begins. The phases:
 | zero_grad | ``zero_grad`` of optimizers and modules |
 
 All of it runs within the program's own calls. So each entry returns at once while torch.compile traces it or in another
-thread, and an error in it takes the profiler out, never the program.
+thread, and an error in it takes the profiler out, never the program: whatever decides anything is called by ``_run``.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
+from operator import attrgetter
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -45,6 +47,7 @@ from lm_profiler.measure.counts.recompiles import is_compiled, is_wrapped_by_com
 from lm_profiler.record.parts import PHASES
 
 _is_compiling = torch.compiler.is_compiling
+_is_training = attrgetter("training")
 
 # functions that move a batch to the device, by their module
 _TRANSFERS = (
@@ -73,6 +76,7 @@ class HookMarks:
         modules: list[nn.Module],
         optimizers: list[Any],
         count_batch: Callable[[Any], object],
+        note_call: Callable[[nn.Module, Any], object],
         find_modules: Callable[[Any], Sequence[nn.Module]],
         report: Callable[[str], object],
     ) -> None:
@@ -80,15 +84,18 @@ class HookMarks:
         self.counter = counter
         self.modules = modules  # the outermost ones; those of further optimizers come
         self.optimizers = optimizers  # further ones that step come
+        self._ids_of_optimizers = {id(optimizer) for optimizer in optimizers}
         self.batches_per_step: int | None = None  # of the last step
         self.autocast: Autocast | None = None
         self._count_batch = count_batch
+        # gets the model and the arguments of its first call in a step; None after that
+        self._note_call: Callable[[nn.Module, Any], object] | None = note_call
         self._find_modules = find_modules  # returns the modules of an optimizer
         self._report = report
         self._part = timeline.part
         self._thread = get_ident()
         self._replaced = Replacements()
-        self._hooks: list[Any] = []  # handles of the modules' hooks
+        self._undo = ExitStack()  # removes the modules' hooks
         self._hooked_modules: list[nn.Module] = []  # the innermost ones with hooks
         self._levels_left = _MOST_LEVELS
         self._searches_left = _MOST_SEARCHES
@@ -128,7 +135,10 @@ class HookMarks:
         self._began_amid_step = DOOR.is_in_hook
         self._is_amid_step = DOOR.is_in_hook
         self._hook(self.modules)
-        DOOR.open(self._optimizer_begins, self._optimizer_ends)
+        DOOR.open(
+            partial(self._run, self._begin_step_of),
+            partial(self._run, self._end_step_of),
+        )
         replace = self._replaced.replace
         replace(torch.autograd, "backward", partial(self._marked, at.BACKWARD))
         wraps = {
@@ -157,11 +167,10 @@ class HookMarks:
             DOOR.close()
             return
         self._is_active = False
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-        self._replaced.undo()
-        DOOR.close()
+        with ExitStack() as undo:  # each of them, also if another one fails
+            undo.callback(DOOR.close)
+            undo.callback(self._replaced.undo)
+            undo.callback(self._undo.close)
         self._report_what_was_not_seen()
 
     def count_only(self) -> None:
@@ -177,14 +186,16 @@ class HookMarks:
             # Compiled in place, it would trace the hooks, be compiled once more for them, and call none.
             if is_compiled(module) and not is_wrapped_by_compiler(module):
                 continue
-            self._hooks += [
-                module.register_forward_pre_hook(
-                    ModuleHook(self._forward_begins), prepend=True
-                ),
-                module.register_forward_hook(
-                    ModuleHook(self._forward_ends), always_call=True
-                ),
-            ]
+            begins = module.register_forward_pre_hook(
+                ModuleHook(self._begin_forward, self._part),
+                prepend=True,
+                with_kwargs=True,
+            )
+            self._undo.callback(begins.remove)
+            ends = module.register_forward_hook(
+                ModuleHook(self._end_forward, self._part), always_call=True
+            )
+            self._undo.callback(ends.remove)
 
     def _hook_parts(self) -> None:
         """Mark the calls of the modules' parts, because the program calls one of those and not the whole."""
@@ -219,10 +230,7 @@ class HookMarks:
 
     def _is_validation(self, modules: Sequence[nn.Module]) -> bool:
         """Return whether a call of ``modules`` now, or of a loader, trains nothing: a mode for evaluation is on."""
-        was_switched = self._has_trained and not any(
-            module.training for module in modules
-        )
-        if was_switched and modules:
+        if self._has_trained and modules and not any(map(_is_training, modules)):
             return True
         is_between_steps = self.counter.step_done or not self._has_begun
         return is_between_steps and not torch.is_grad_enabled()
@@ -246,24 +254,20 @@ class HookMarks:
 
     def fetch(self, get_batch: Callable[..., Any], *args: Any) -> Any:
         """Return the batch that ``get_batch`` returns: the phase data, unless it is no batch to train on."""
-        is_marked = not self._passes_over_fetch() and self._run(self._begin_fetch)
-        if not is_marked:
+        if not self._run(self._begin_fetch):
             return get_batch(*args)
         try:
             batch = get_batch(*args)
         except BaseException as error:
-            self._run(self._end_fetch, error)
+            self._run(self._fail_fetch, error)
             raise
-        self._run(self._end_fetch)
-        self._run(self._count_batch, batch)
+        self._run(self._end_fetch, batch)
         return batch
 
     def enter_loop(self) -> None:
         """Note that the program begins to iterate over ``run.data``, and report if it does so within another one."""
-        if self._open_loops > 0 and not self._is_aside():
-            self._report_once(
-                "run.data runs within another run.data: the batches of both are in the same steps"
-            )
+        if self._open_loops > 0:
+            self._run(self._report_nested_loop)
         self._open_loops += 1
 
     def exit_loop(self) -> None:
@@ -272,8 +276,17 @@ class HookMarks:
 
     def leave_loop(self) -> None:
         """Note that the program leaves a loop over batches before their end."""
+        self._run(self._end_loop)
+
+    def _report_nested_loop(self) -> None:
         if not self._is_aside():
-            self._run(self._end_step_if_done)
+            self._report_once(
+                "run.data runs within another run.data: the batches of both are in the same steps"
+            )
+
+    def _end_loop(self) -> None:
+        if not self._is_aside():
+            self._end_step_if_done()
 
     def _marked_fetch(self, fetch: Function) -> Function:
         def marked_fetch(iterator: Any) -> Any:
@@ -283,14 +296,13 @@ class HookMarks:
 
         return marked_fetch
 
-    def _passes_over_fetch(self) -> bool:
-        """Return whether a batch is another thread's, or is fetched within another one or a phase of that name."""
-        is_named = bool(self._named) and self._named[-1] == at.DATA
-        return self._is_aside() or is_named or at.DATA in self._running
-
     def _begin_fetch(self) -> bool:
-        """Note that the loop asks for a batch; return False if it is no batch to train on."""
-        self._close_named_phases()
+        """Note that the loop asks for a batch; return False if that is not marked, because it trains nothing."""
+        is_named = bool(self._named) and self._named[-1] == at.DATA
+        if is_named or at.DATA in self._running or self._is_aside():
+            return False  # fetched within another batch or a phase of that name, or by another thread
+        if self._named:
+            self._close_named_phases()
         if self._is_validation(self.modules):
             self._go_outside(VALIDATION)
             return False
@@ -301,12 +313,15 @@ class HookMarks:
         self._note(at.DATA)
         return True
 
-    def _end_fetch(self, error: BaseException | None = None) -> None:
-        """Note that the loop has its batch, or that ``error`` came instead, which may be the end of the data."""
+    def _end_fetch(self, batch: Any) -> None:
+        """Note that the loop has its ``batch``."""
         self._running.discard(at.DATA)
-        if error is None:
-            self._note(at.LEAVE)
-            return
+        self._note(at.LEAVE)
+        self._count_batch(batch)
+
+    def _fail_fetch(self, error: BaseException) -> None:
+        """Note that ``error`` came in place of a batch, which may be the end of the data."""
+        self._running.discard(at.DATA)
         self._batches -= 1
         is_end = isinstance(error, StopIteration)
         if not is_end:
@@ -317,16 +332,9 @@ class HookMarks:
 
     # -- forward
 
-    def _forward_begins(self, module: nn.Module, args: Any) -> None:
-        if not self._is_aside():
-            self._run(self._begin_forward, module, args)
-
-    def _forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self._is_aside():
-            has_failed = output is None and sys.exc_info()[0] is not None
-            self._run(self._end_forward, has_failed)
-
-    def _begin_forward(self, module: nn.Module, args: Any) -> None:
+    def _begin_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._is_aside():
+            return
         self._forward_depth += 1
         is_recomputation = at.BACKWARD in self._running
         if self._forward_depth > 1 or is_recomputation or self._named:
@@ -339,23 +347,30 @@ class HookMarks:
             return
         if self._batches == 0:
             self._end_step_if_done()
-            self._run(self._count_batch, args)
+            self._count_batch((*args, kwargs) if kwargs else args)
         self._close_forward()
         self._enter_step()
         self._has_trained = self._has_trained or module.training
         self._calls += 1
-        if self.autocast is None:
+        if self._note_call is not None:
             self.autocast = _autocast_of(module)
+            note_call = self._note_call
+            self._note_call = None
+            note_call(module, (args, kwargs))
         self._forward_is_marked = True
         self._note(at.FORWARD)
 
-    def _end_forward(self, has_failed: bool) -> None:
-        if self._forward_depth == 0:  # the hooks were added within this call
+    def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._is_aside():
+            return
+        began_before = self._forward_depth == 0  # the hooks were added within this call
+        if began_before:
             return
         self._forward_depth -= 1
         if self._forward_depth > 0 or not self._forward_is_marked:
             return
         self._forward_is_marked = False
+        has_failed = output is None and sys.exc_info()[0] is not None
         if has_failed:
             self._note(at.FAIL)
         # After a loader's batch only the loss is left between the model and backward. Where a function of the program
@@ -373,11 +388,11 @@ class HookMarks:
 
     # -- optimizers
 
-    def _optimizer_begins(self, optimizer: Any) -> None:
+    def _begin_step_of(self, optimizer: Any) -> None:
         if not self._is_aside() and not self._named:
-            self._run(self._begin_optimizer, optimizer)
+            self._begin_optimizer(optimizer)
 
-    def _optimizer_ends(self, optimizer: Any) -> None:
+    def _end_step_of(self, optimizer: Any) -> None:
         if self._is_amid_step:
             self._is_amid_step = False
             return
@@ -386,10 +401,10 @@ class HookMarks:
         if self._named:
             self.counter.step_done = self._has_begun
         else:
-            self._run(self._end_optimizer)
+            self._end_optimizer()
 
     def _begin_optimizer(self, optimizer: Any) -> None:
-        if not any(known is optimizer for known in self.optimizers):
+        if id(optimizer) not in self._ids_of_optimizers:
             self._meet(optimizer)
         self._optimizer_depth += 1
         if self._optimizer_depth == 1:
@@ -408,6 +423,7 @@ class HookMarks:
     def _meet(self, optimizer: Any) -> None:
         """Add an optimizer that was not known, and its modules."""
         self.optimizers.append(optimizer)
+        self._ids_of_optimizers.add(id(optimizer))
         if self._searches_left == 0:
             return
         self._searches_left -= 1
@@ -424,14 +440,8 @@ class HookMarks:
         """Mark a scaler's step like the optimizer's, which it may skip: the loop's step is done all the same."""
 
         def marked_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if (
-                _is_compiling()
-                or self._is_aside()
-                or self._named
-                or self._optimizer_depth > 0
-            ):
+            if _is_compiling() or not self._run(self._begin_scaled_step, optimizer):
                 return step(scaler, optimizer, *args, **kwargs)
-            self._run(self._begin_optimizer, getattr(optimizer, "optimizer", optimizer))
             try:
                 result = step(scaler, optimizer, *args, **kwargs)
             except BaseException:
@@ -442,6 +452,13 @@ class HookMarks:
 
         return marked_step
 
+    def _begin_scaled_step(self, optimizer: Any) -> bool:
+        """Note that a scaler is about to step ``optimizer``; return False if that is not marked."""
+        if self._is_aside() or self._named or self._optimizer_depth > 0:
+            return False
+        self._begin_optimizer(getattr(optimizer, "optimizer", optimizer))
+        return True
+
     def _fail_optimizer(self) -> None:
         """End the phase of an optimizer's step that raised: the loop's step is not done."""
         self._note(at.FAIL)
@@ -451,18 +468,10 @@ class HookMarks:
 
     def _marked(self, code: int, function: Function) -> Function:
         """Return ``function`` as the phase ``code``; calls within that phase, or in a validation, are not marked."""
-        running = self._running
 
         def marked_function(*args: Any, **kwargs: Any) -> Any:
-            if (
-                _is_compiling()
-                or code in running
-                or self._is_aside()
-                or self._named
-                or self._is_outside
-            ):
+            if _is_compiling() or not self._run(self._begin_function, code):
                 return function(*args, **kwargs)
-            self._run(self._begin_function, code)
             try:
                 result = function(*args, **kwargs)
             except BaseException:
@@ -473,7 +482,11 @@ class HookMarks:
 
         return marked_function
 
-    def _begin_function(self, code: int) -> None:
+    def _begin_function(self, code: int) -> bool:
+        """Note that a function is called that is the phase ``code``; return False if the call is not marked."""
+        is_within = code in self._running or bool(self._named)
+        if is_within or self._is_outside or self._is_aside():
+            return False
         if code != at.ZERO_GRAD:
             # which may stand between the model's call and backward
             self._close_forward()
@@ -481,6 +494,7 @@ class HookMarks:
             self._count_backward()
         self._running.add(code)
         self._note(code)
+        return True
 
     def _end_function(self, code: int, has_failed: bool = False) -> None:
         self._running.discard(code)
@@ -500,6 +514,13 @@ class HookMarks:
 
         It is not marked in another thread, in a step whose beginning was not seen, and in a validation.
         """
+        return bool(self._run(self._begin_named_phase, code))
+
+    def end_phase(self, code: int, error: BaseException | None) -> None:
+        """End the innermost phase ``code`` that the program named, by ``error`` if that is not None."""
+        self._run(self._end_named_phase, code, error)
+
+    def _begin_named_phase(self, code: int) -> bool:
         if self._is_aside():
             return False
         # A step begins with its first batch. A loop whose batches are not seen begins it with the model's call.
@@ -527,8 +548,7 @@ class HookMarks:
         self._note(code)
         return True
 
-    def end_phase(self, code: int, error: BaseException | None) -> None:
-        """End the innermost phase ``code`` that the program named, by ``error`` if that is not None."""
+    def _end_named_phase(self, code: int, error: BaseException | None) -> None:
         if code not in self._named:
             # The program had left it open when its step ended, and it was closed there.
             return

@@ -198,7 +198,8 @@ class _MarkedStep(_Wrapper):
         return self._method.__func__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        part = self._timeline.part
+        timeline = self._timeline
+        part = timeline.part
         closure: Any = args[0] if args else kwargs.get("closure")
         # A step of the user's own may take something else at that place, such as a module.
         has_closure = callable(closure) and not isinstance(closure, torch.nn.Module)
@@ -209,38 +210,42 @@ class _MarkedStep(_Wrapper):
             else:
                 kwargs["closure"] = apart
         if not (has_closure and self._closure_first):
-            part.run(self._begin)
+            self._begin()
         try:
             result = self._method(*args, **kwargs)
         except BaseException:
-            part.run(self._mark, at.FAIL)
-            part.run(self._end)
+            part.run(timeline.mark, at.FAIL)
+            if self._is_open:
+                self._end()
             raise
-        part.run(self._end)
+        if self._is_open:
+            self._end()
         return result
 
     def _run_closure(
         self, closure: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Run the ``closure`` outside the optimizer's phase, which continues when it returns."""
-        part = self._timeline.part
-        part.run(self._end)
+        if self._is_open:
+            self._end()
         result = closure(*args, **kwargs)
-        part.run(self._begin)
+        self._begin()
         return result
 
+    # The next two run in each step: Guard.run and Timeline.mark are written out.
+
     def _begin(self) -> None:
+        timeline = self._timeline
         self._is_open = True
-        self._mark(at.OPTIMIZER)
+        try:
+            timeline.note((at.OPTIMIZER, timeline.clock()))
+        except BaseException as error:
+            timeline.part.failed(error)
 
     def _end(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self._mark(at.OPTIMIZED)
-
-    def _mark(self, code: int) -> None:
         timeline = self._timeline
+        self._is_open = False
         try:
-            timeline.note((code, timeline.clock()))
+            timeline.note((at.OPTIMIZED, timeline.clock()))
         except BaseException as error:
             timeline.part.failed(error)

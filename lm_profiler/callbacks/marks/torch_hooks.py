@@ -19,6 +19,8 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
+from lm_profiler.measure.boundary import Guard
+
 Function = Callable[..., Any]
 OptimizerHook = Callable[[Any], object]  # gets the optimizer
 
@@ -93,14 +95,19 @@ DOOR = OptimizerDoor()
 
 
 class ModuleHook:
-    """A hook of a module. A copy or a pickle of the module gets one that does nothing."""
+    """A hook of a module, guarded by ``part``. A copy or a pickle of the module gets one that does nothing."""
 
-    def __init__(self, call: Callable[..., object]) -> None:
+    def __init__(self, call: Callable[..., object], part: Guard) -> None:
         self._call = call
+        self._part = part
 
     def __call__(self, *args: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return
+        try:
             self._call(*args)
+        except BaseException as error:
+            self._part.failed(error)
 
     def __reduce__(self) -> Any:
         # A bound method of the standard library that takes any arguments and returns None.

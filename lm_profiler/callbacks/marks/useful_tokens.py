@@ -51,11 +51,16 @@ class UsefulTokens:
 
     def __init__(self) -> None:
         self._host_tensors: dict[str, Tensor] | None = None  # of the batch on its way
-        self._batches: list[tuple[dict[str, Tensor], int | None]] = []
+        # of the running step: the tensors of each batch, and the tokens that the module itself counted
+        self.batches: list[tuple[dict[str, Tensor], int | None]] = []
 
     def note_host_batch(self, batch: Any) -> None:
         """Note the masks of ``batch``, which is about to go to the device."""
         self._host_tensors = dict(_named_tensors(batch))
+
+    def notes(self, batch: Any) -> bool:
+        """Return whether ``batch``, or what was noted before its transfer, has tensors that ``add`` needs."""
+        return bool(self._host_tensors) or any(_named_tensors(batch))
 
     def add(self, batch: Any, own_count: int | None) -> None:
         """Add ``batch``, as the step got it; what was noted before its transfer counts instead.
@@ -64,18 +69,17 @@ class UsefulTokens:
         """
         tensors = self._host_tensors
         self._host_tensors = None
-        # A batch that is one tensor has no names: most steps of small models end here.
-        if not tensors and not isinstance(batch, Tensor):
+        if not tensors:
             tensors = dict(_named_tensors(batch))
         if tensors:
-            self._batches.append((tensors, own_count))
+            self.batches.append((tensors, own_count))
 
     def take(self) -> TokenUse:
         """Return the tokens of the step that ended, and start again; call it between steps."""
-        batches = self._batches
+        batches = self.batches
         if not batches:
             return UNKNOWN_USE
-        self._batches = []
+        self.batches = []
         uses = [token_use(tensors, own_count) for tensors, own_count in batches]
         total = uses[0]
         for use in uses[1:]:

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from lm_profiler.external_callbacks import CLAIMED, VARIABLE
+from lm_profiler.external_callbacks import CLAIMED
+from lm_profiler.external_loops import VARIABLE
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import check_folder_name
 from lm_profiler.record.run_record import Verb

@@ -168,21 +168,18 @@ class StepReader:
     _clock_ahead_s: float = 0.0  # of the time of day, then
 
     def __post_init__(self) -> None:
-        self._garbage = GarbageLog(self.clock)
-
-    def add_own_objects(self, count_before: int) -> None:
-        self._garbage.add_own_objects(count_before)
+        self.garbage = GarbageLog(self.clock)
 
     @property
     def collections(self) -> Sequence[GarbageCollection]:
-        return self._garbage.collections
+        return self.garbage.collections
 
     def start(self) -> None:
         self._readings = []
         self._instants = {}
         with suppress(OSError):  # not Linux, or a kernel that does not count
             self._file = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
-        self._garbage.start()
+        self.garbage.start()
         self._compare_clocks()
         now_ns = self.clock()
         self.place(0, now_ns, now_ns)
@@ -207,9 +204,9 @@ class StepReader:
         usage = self.usage()
         thread = b"" if self._file is None else os.pread(self._file, 80, 0)
         self._readings.append(Reading(step, usage, thread, self.allocator()))
-        held_error = self._garbage.held_error
+        held_error = self.garbage.held_error
         if held_error is not None:
-            self._garbage.held_error = None
+            self.garbage.held_error = None
             raise held_error
 
     def take(
@@ -220,14 +217,14 @@ class StepReader:
         """Return the readings, collections and compilations since the last call, and forget them."""
         readings = self._readings
         self._readings = []
-        collections = self._garbage.collections
-        self._garbage.collections = []
+        collections = self.garbage.collections
+        self.garbage.collections = []
         compiled = self._compilations()
         self._compare_clocks()
         return readings, collections, compiled
 
     def stop(self) -> None:
-        self._garbage.stop()
+        self.garbage.stop()
         if self._file is not None:
             os.close(self._file)
             self._file = None

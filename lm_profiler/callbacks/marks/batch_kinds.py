@@ -1,0 +1,61 @@
+"""Tells batches apart by what they hold and by their shapes, so that each is searched once and not in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor
+
+_MOST_ENTRIES = 64  # a longer list holds entries of one kind
+
+# classes that hold nothing else: nearly all entries of batches are of them
+_LEAVES = frozenset({Tensor, int, float, bool, str, bytes, type(None)})
+
+
+def kind_of(part: Any) -> Any:
+    """Return what is equal for batches that hold the same things under the same names; it is never None.
+
+    It runs for every batch. So the entries of a usual batch are compared by built-in functions, without a Python frame
+    for each of them.
+    """
+    part_class = type(part)
+    if part_class in _LEAVES:
+        return part_class
+    names: tuple[Any, ...] = ()
+    if isinstance(part, (list, tuple)):
+        if len(part) > _MOST_ENTRIES:
+            return part_class
+        values = tuple(part)
+    elif isinstance(part, (dict, Mapping)):
+        # the dict comes first: to ask whether something is a Mapping takes a Python frame
+        names = tuple(part)
+        values = tuple(part.values())
+    else:
+        return part_class
+    classes = tuple(map(type, values))
+    if _LEAVES.issuperset(classes):
+        return part_class, names, classes
+    return part_class, names, tuple(map(kind_of, values))
+
+
+_shape = attrgetter("shape")
+
+
+def layout_of(batch: Any) -> Any:
+    """Return what is equal for batches of one kind whose tensors have equal shapes; None for any but usual batches.
+
+    A usual batch is a tensor, or a list, a tuple or a mapping of tensors. It is looked at by built-in functions alone.
+    """
+    batch_class = type(batch)
+    try:
+        if isinstance(batch, (list, tuple)):
+            return (batch_class, *map(_shape, batch))
+        if isinstance(batch, (dict, Mapping)):
+            return (batch_class, *batch, *map(_shape, batch.values()))
+        if isinstance(batch, Tensor):
+            return batch_class, batch.shape
+    except AttributeError:  # something in it has no shape
+        pass
+    return None
