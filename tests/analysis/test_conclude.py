@@ -214,6 +214,19 @@ def test_the_cost_of_one_odd_step_is_told_apart_and_what_it_names_is_not_certain
     assert found.findings[0].may
 
 
+def test_the_verdict_and_the_table_have_the_same_share_of_the_mean_step() -> None:
+    """Two workers that sleep: one batch of two is ready, and the loop waits 60 ms for the other."""
+    steps = []
+    for number, step_ms in enumerate(LEVEL + LEVEL):
+        waits_ms = 60.0 if number % 2 else 0.0
+        steps.append({"data": waits_ms, "forward": 0.4 * step_ms, "backward": 0.6 * step_ms})
+    found = recorded(steps, **HALF_OF_THE_CEILING)
+    assert found.shares["data"] == pytest.approx(30.0 / 40.0, rel=0.01)
+    assert found.verdict is not None
+    assert found.verdict.bound_by == "input"
+    assert found.verdict.share == pytest.approx(found.shares["data"], rel=1e-6)
+
+
 def test_one_odd_step_of_compute_changes_no_verdict() -> None:
     verdict = recorded(one_odd("forward", 14, 400.0), **HALF_OF_THE_CEILING).verdict
     assert verdict is not None

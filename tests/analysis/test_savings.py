@@ -311,7 +311,13 @@ def test_on_a_busy_machine_what_it_distorts_is_withheld_or_bounded() -> None:
     assert small.saves_s == pytest.approx(30.25e-3, rel=0.05)
 
 
-@pytest.mark.parametrize("case", ["a callback", "a sleep", "validation", "the loader", "many small operators"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "a callback", "a sleep", "validation", "the loader", "many small operators",
+        "checkpoints", "compiling again", "garbage",
+    ],
+)  # fmt: skip
 def test_on_a_busy_machine_what_it_cannot_fake_is_said_for_certain(case: str) -> None:
     name, _, record = CASES[case]
     queue = LoaderFacts(workers=2, ahead=4, ready_before=0, ready_after=0)
