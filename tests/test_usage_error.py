@@ -8,7 +8,7 @@ from lm_profiler.models.config import check_size_name
 from lm_profiler.usage_error import UsageError, did_you_mean
 
 DISTRIBUTIONS = ("uniform", "zipf")
-FORMATS = ("terminal", "markdown", "latex", "typst", "csv", "json", "parquet", "html", "junit", "bmf")
+FORMATS = ("terminal", "markdown", "latex", "typst", "csv", "json", "parquet", "html", "junit")
 VERBS = ("fit", "validate", "test", "predict")
 
 

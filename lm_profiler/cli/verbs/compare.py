@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal, cast, get_args
+from typing import ClassVar, Literal
 
 from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.analysis.compare.ratio import SAME_WITHIN
@@ -20,12 +20,11 @@ from lm_profiler.record.files import json_of
 from lm_profiler.record.process_spread import ProcessSpread
 from lm_profiler.record.run_record import RecordError
 from lm_profiler.report.run.comparison_table import (
-    CiFormat,
-    ci_text,
     comparison_table,
     github_annotation,
     github_outputs,
     github_summary,
+    junit_text,
     measured_in,
     verdict_line,
 )
@@ -45,7 +44,7 @@ class ComparisonOptions:
         spread: Spread of equal processes (std, as a share, such as 0.03). If not given, what selftest has
             seen on this machine, or else 0.05.
         same_within: B is SAME if any difference is below this share.
-        format: terminal, markdown, json; or for CI services bmf (Bencher), github-action-benchmark or junit.
+        format: terminal, markdown, json; or junit, which CI services read.
         github: Append a summary and the outputs verdict, ratio, low and high to the files that GitHub's variables name,
             and print an annotation. If not given, only if GITHUB_STEP_SUMMARY is set.
         output: Write to this file instead of the terminal.
@@ -54,9 +53,7 @@ class ComparisonOptions:
     fail_on: Literal["slower", "unclear"] | None = None
     spread: float | None = None
     same_within: float = SAME_WITHIN
-    format: Literal[
-        "terminal", "markdown", "json", "bmf", "github-action-benchmark", "junit"
-    ] = "terminal"
+    format: Literal["terminal", "markdown", "json", "junit"] = "terminal"
     github: bool | None = None
     output: Path | None = None
 
@@ -89,8 +86,8 @@ def write_comparison(
     """Print or write ``comparison`` and return the exit code."""
     if options.format == "json":
         text = json_of(comparison, indent=1) + "\n"
-    elif options.format in get_args(CiFormat):
-        text = ci_text(measured_in(comparison), cast(CiFormat, options.format))
+    elif options.format == "junit":
+        text = junit_text(measured_in(comparison))
     else:
         stream = sys.stdout if options.output is None else None
         text = render([comparison_table(comparison)], options.format, stream)

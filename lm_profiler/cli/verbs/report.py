@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, cast, get_args
+from typing import Any, ClassVar, Literal, TypeVar
 
 from lm_profiler.analysis.conclude import concluded_again
 from lm_profiler.analysis.evidence import read_batch_counts
@@ -36,9 +36,8 @@ from lm_profiler.report.pictures.plots import (
     save_figure,
 )
 from lm_profiler.report.run.comparison_table import (
-    CiFormat,
     changes_table,
-    ci_text,
+    junit_text,
     measured_by,
 )
 from lm_profiler.report.run.improve_table import improve_table
@@ -143,8 +142,8 @@ class Options:
             see value; with --output FILE.svg, .png, .pdf or .html.
         by: The horizontal axis of a plot; the rows of bars and heat.
         log: Logarithmic axes for a plot.
-        format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, by output's suffix; for
-            CI services bmf (Bencher), github-action-benchmark or junit.
+        format: terminal, markdown, latex, typst, csv, json, parquet or html; if not given, by output's suffix; junit
+            for CI services.
         github: Append the tables to the file that GitHub's variable names, for the page of a job; if not given, only if
             GITHUB_STEP_SUMMARY is set.
         output: Write to this file.
@@ -181,9 +180,8 @@ class Options:
         least_warmup = min(self.warmup, default=0)
         expect(least_warmup >= 0, "warmup", "0 or more", least_warmup)
         if self.format is not None:
-            expect_one_of(
-                (*formats.SUFFIXES.values(), *get_args(CiFormat)), "format", self.format
-            )
+            kinds = (*formats.SUFFIXES.values(), "junit")
+            expect_one_of(kinds, "format", self.format)
         if self.plot is not None:
             expect_one_of((*KINDS, TIMELINE), "plot", self.plot)
         else:
@@ -287,8 +285,8 @@ def _show(
         with writable(options.output):
             return _draw(runs.entries, options, options.output, problems)
     format_name = options.format or "terminal"
-    if format_name in get_args(CiFormat):
-        text = ci_text(measured_by(runs.entries), cast(CiFormat, format_name))
+    if format_name == "junit":
+        text = junit_text(measured_by(runs.entries))
         write_text(text, format_name, options.output)
         return bool(runs.entries)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from xml.etree import ElementTree
 
 from lm_profiler.analysis.compare.comparison import (
@@ -272,26 +272,22 @@ def _number(ratio: float) -> str:
 
 # -- for CI services ---------------------------------------------------------------------------------------------------
 
-CiFormat = Literal["bmf", "github-action-benchmark", "junit"]
-
 # longest summary: a comment of GitHub takes 65,536 characters (its REST API, "Create an issue comment")
 SUMMARY_BYTES = 64_000
 
 
 @dataclass(frozen=True)
-class CiFigure:
-    """A figure of ``subject`` in SI units with the ends of its interval, and why a check of it fails, if it does."""
+class CheckedFigure:
+    """A figure of ``subject`` in SI units, and why a check of it fails, if it does."""
 
     subject: str
     quantity: Quantity
     value: float
-    low: float | None = None
-    high: float | None = None
     failure: str | None = None
 
 
-def measured_in(comparison: Comparison) -> list[CiFigure]:
-    """Return B's figures of ``comparison``. An interval is that of the ratio, applied to A's figure."""
+def measured_in(comparison: Comparison) -> list[CheckedFigure]:
+    """Return B's figures of ``comparison``."""
     figures = []
     for row in (comparison.step, *comparison.phases):
         figures.append(_compared(TIMES[row.part], row.a_s, row.b_s, row, comparison))
@@ -310,12 +306,7 @@ def _compared(
     b: float,
     row: PartChange | MemoryChange,
     comparison: Comparison,
-) -> CiFigure:
-    low = None
-    high = None
-    if row.interval is not None:
-        low = a * row.interval.low
-        high = a * row.interval.high
+) -> CheckedFigure:
     failure = None
     if row is comparison.decision and row.verdict == "SLOWER":
         failure = verdict_line(comparison)
@@ -323,10 +314,10 @@ def _compared(
         failure = f"{row.verdict}: {quantity.title} {quantity.show(a)} in A, {quantity.show(b)} in B"
         if row.interval is not None:
             failure += f", {_change_text(row.interval)}"
-    return CiFigure("B", quantity, b, low, high, failure)
+    return CheckedFigure("B", quantity, b, failure)
 
 
-def measured_by(entries: Iterable[Entry]) -> list[CiFigure]:
+def measured_by(entries: Iterable[Entry]) -> list[CheckedFigure]:
     """Return step, phases, tokens/s and peaks of each run; a run without a measured step has its failure alone."""
     figures = []
     for entry in entries:
@@ -337,70 +328,20 @@ def measured_by(entries: Iterable[Entry]) -> list[CiFigure]:
             failure = entry.status
             if entry.reason:
                 failure += f": {entry.reason}"
-            figures.append(CiFigure(name, TIMES["step"], 0.0, failure=failure))
+            figures.append(CheckedFigure(name, TIMES["step"], 0.0, failure))
             continue
         for part, summary in record.time.items():
-            if summary.mean is None or part not in TIMES:
-                continue
-            figure = CiFigure(
-                name, TIMES[part], summary.mean, summary.mean_low, summary.mean_high
-            )
-            figures.append(figure)
+            if summary.mean is not None and part in TIMES:
+                figures.append(CheckedFigure(name, TIMES[part], summary.mean))
         for quantity in (TOKENS_PER_S, *MEMORY.values()):
             value = quantity.get(record)
             if isinstance(value, (int, float)):
-                figures.append(CiFigure(name, quantity, float(value)))
+                figures.append(CheckedFigure(name, quantity, float(value)))
     return figures
 
 
-def ci_text(figures: Sequence[CiFigure], kind: CiFormat) -> str:
-    """Return ``figures`` in a format of CI services; figures without a value are tests that fail, and nothing else."""
-    if kind == "junit":
-        return _junit(figures)
-    valued = [figure for figure in figures if figure.value]
-    content = _bmf(valued) if kind == "bmf" else _action_benchmark(valued)
-    return json.dumps(content, indent=1) + "\n"
-
-
-def _bmf(figures: Iterable[CiFigure]) -> dict[str, dict[str, Mapping[str, float]]]:
-    measures = {
-        "s": ("latency", 1e9),
-        "1/s": ("throughput", 1.0),
-        "bytes": ("memory", 1.0),
-    }
-    content: dict[str, dict[str, Mapping[str, float]]] = {}
-    for figure in figures:
-        measure, scale = measures[figure.quantity.unit]
-        ends = {
-            "value": figure.value,
-            "lower_value": figure.low,
-            "upper_value": figure.high,
-        }
-        metric = {name: scale * end for name, end in ends.items() if end is not None}
-        content[f"{figure.subject} {figure.quantity.title}"] = {measure: metric}
-    return content
-
-
-def _action_benchmark(figures: Iterable[CiFigure]) -> list[dict[str, str | float]]:
-    content = []
-    for figure in figures:
-        quantity = figure.quantity
-        if quantity.unit == "1/s":  # of which more is better
-            continue
-        row: dict[str, str | float] = {
-            "name": f"{figure.subject} {quantity.title}",
-            "value": figure.value * quantity.scale,
-            "unit": quantity.shown_unit,
-        }
-        if figure.low is not None and figure.high is not None:
-            low = figure.low * quantity.scale
-            high = figure.high * quantity.scale
-            row["range"] = f"[{low:.6g}, {high:.6g}]"
-        content.append(row)
-    return content
-
-
-def _junit(figures: Sequence[CiFigure]) -> str:
+def junit_text(figures: Sequence[CheckedFigure]) -> str:
+    """Return ``figures`` as JUnit's XML, which CI services read: a test for each figure."""
     failures = sum(figure.failure is not None for figure in figures)
     suite = ElementTree.Element(
         "testsuite", name="lm_profiler", tests=str(len(figures)), failures=str(failures)

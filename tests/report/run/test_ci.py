@@ -27,23 +27,6 @@ def written(verb: str, kind: str, runs: tuple[str, str], capsys: pytest.CaptureF
     return capsys.readouterr().out
 
 
-def test_bencher_gets_nanoseconds(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    content = json.loads(written("compare", "bmf", pair, capsys))
-    step = content["B step"]["latency"]
-    assert step["value"] == pytest.approx(15e6, rel=1e-6)
-    assert step["lower_value"] < step["value"] < step["upper_value"]
-    assert {measure for of in content.values() for measure in of} <= {"latency", "throughput", "memory"}
-
-
-def test_action_benchmark_gets_what_is_better_smaller(
-    pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    steps = [
-        row for row in json.loads(written("compare", "github-action-benchmark", pair, capsys)) if "step" in row["name"]
-    ]
-    assert [(row["unit"], pytest.approx(row["value"])) for row in steps] == [("ms", 15.0)]
-
-
 def test_junit_fails_where_b_is_slower(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     suite = ElementTree.fromstring(written("compare", "junit", pair, capsys).encode())
     failed = {case.get("name"): case[0].get("message") for case in suite if len(case)}
@@ -56,8 +39,7 @@ def test_junit_fails_where_b_is_slower(pair: tuple[str, str], capsys: pytest.Cap
 def test_report_names_each_run(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     suite = ElementTree.fromstring(written("report", "junit", pair, capsys).encode())
     assert {case.get("classname") for case in suite} == set(pair)
-    content = json.loads(written("report", "bmf", pair, capsys))
-    assert content == {} or all(of["latency"]["value"] > 0 for of in content.values() if "latency" in of)
+    assert int(suite.get("failures", 1)) == 0
 
 
 @pytest.fixture
