@@ -1,13 +1,9 @@
-"""Records as files: their building block (``Part``), writing them atomically, reading plain files of any version.
-
-Numbers that would overflow in arithmetic are refused.
-"""
+"""Records as files: their building block (``Part``), writing them atomically, reading files of any version."""
 
 from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -78,17 +74,6 @@ def relative_to_cwd(path: Path) -> Path:
         return path
 
 
-# A number as large as this is damage: the FLOPs of the largest trainings are 1e26. Its square, or its sum with others,
-# could overflow.
-NUMBER_LIMIT = 1e30
-
-_ANY_DIGIT = bytes.maketrans(b"123456789E", b"000000000e")
-# How such a number may be written, with every digit as 0. Only files that have one are checked value by value.
-_LARGE_NUMBERS = (b"0" * 30, b"0e00", b"0e+00")
-
-# parts of a record that hold a user's own numbers, of any size
-_USER_OPTIONS = ("config", "overrides")
-
 _ROOTS: ContextVar[list[Path] | None] = ContextVar("roots", default=None)
 
 
@@ -107,7 +92,7 @@ def restrict_reading(*roots: Path) -> Iterator[None]:
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the content of a plain file; RecordError if it cannot be read, or may not be in this thread."""
+    """Return the content of a file; RecordError if it cannot be read, or may not be in this thread."""
     real = Path(os.path.realpath(path))
     roots = _ROOTS.get()
     if roots is not None:
@@ -115,46 +100,14 @@ def read_plain(path: Path) -> bytes:
         if not is_allowed:
             raise RecordError(f"{path}: cannot be read: it lies outside the folder")
     try:
-        # Without O_NONBLOCK a pipe in place of the file would block here, perhaps for ever.
-        handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(handle, "rb") as file:
-            if stat.S_ISREG(os.fstat(handle).st_mode):
-                return file.read()
+        return real.read_bytes()
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
-    raise RecordError(f"{path}: cannot be read: it is no plain file")
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON in ``path``; numbers beyond ``NUMBER_LIMIT`` among a user's options become text."""
-    content = read_plain(path)
-    record = from_json(content.decode("utf-8"), allow_inf_nan=False)
-    # Searching the translated bytes takes a small part of the parsing time; a regular expression takes longer.
-    digits = content.translate(_ANY_DIGIT)
-    may_have_large_number = any(number in digits for number in _LARGE_NUMBERS)
-    if may_have_large_number:
-        return _without_large_numbers(record, "")
-    return record
-
-
-def _without_large_numbers(value: Any, name: str) -> Any:
-    """Return ``value``, in which a user's large numbers become text; ValueError if others are large.
-
-    ``name`` is its path within the record, with dots.
-    """
-    if isinstance(value, dict):
-        return {
-            key: _without_large_numbers(item, f"{name}.{key}".lstrip("."))
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [_without_large_numbers(item, name) for item in value]
-    if not isinstance(value, (int, float)) or abs(value) < NUMBER_LIMIT:
-        return value
-    section = name.partition(".")[0]
-    if section in _USER_OPTIONS:
-        return str(value)
-    raise ValueError(f"{name}: expected a number below {NUMBER_LIMIT:g}")
+    """Return the JSON in ``path``; ValueError if it is none, or has a number that is not finite."""
+    return from_json(read_plain(path).decode("utf-8"), allow_inf_nan=False)
 
 
 def _accept_newer_word(word: Any, validate: Callable[[Any], Any]) -> Any:

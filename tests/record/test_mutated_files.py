@@ -25,11 +25,11 @@ from lm_profiler.report.run.run_page import end_lines
 from lm_profiler.report.run.sections import sections
 from lm_profiler.report.run.watch_tables import watch_tables
 
-ODD_FLOATS = (0.0, -1.0, 1e-320, 1e30, 1e300, -1e300, 4e18, 1e12)
-ODD_COUNTS = (0, -1, 10**6, 2**31, 2**53, 2**63 - 1, -(2**62), 10**60)
+ODD_FLOATS = (0.0, -1.0, 1e-320, 1e30, 4e18, 1e12)
+ODD_COUNTS = (0, -1, 10**6, 2**31, 2**53, 2**63 - 1, -(2**62))
 STORED = Path(__file__).parent.parent / "stored" / "0.2" / "tiny" / "version_0"
 ODD_VALUES = (
-    0, -1, 1e308, -1e308, 1e-320, 10**60, -(10**60), 2**63, float("nan"), float("inf"),
+    0, -1, 1e30, 1e-320, 2**63, float("nan"), float("inf"),
     "", "x" * 300, None, True, [], {},
 )  # fmt: skip
 
