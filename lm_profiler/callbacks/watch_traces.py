@@ -17,6 +17,10 @@ from lm_profiler.record.watch_files import WatchEvent
 
 _DAY_NS = 86_400 * 1_000_000_000
 _STEPS_OF_EVENT = 2  # that are traced because of an event
+# the budget of automatic traces: the most of a day, the least time between two, the most bytes of all together
+_MOST_OF_DAY = 8
+_LEAST_PAUSE_NS = 600 * 1_000_000_000
+_MOST_BYTES = 20 * 2**20
 
 _EventKey = tuple[str, int, float]  # what is the same in all lines of one event
 
@@ -27,7 +31,7 @@ class TraceRequests:
 
     folder: Path  # the folder of the run
     rank: int
-    options: WatchOptions  # how many traces may be taken
+    options: WatchOptions  # whether traces may be taken
     report: Callable[[str], object]  # gets a note of a problem
     steps: int = 0  # steps that training shall trace next; 0: none
     # the event because of which the next trace is taken
@@ -64,11 +68,11 @@ class TraceRequests:
         taken_ns = self._automatic_ns
         while taken_ns and now_ns - taken_ns[0] > _DAY_NS:
             taken_ns.popleft()
-        if len(taken_ns) >= self.options.traces_per_day:
+        if len(taken_ns) >= _MOST_OF_DAY:
             return False
-        if self._automatic_bytes >= self.options.trace_mib * 2**20:
+        if self._automatic_bytes >= _MOST_BYTES:
             return False
-        return not taken_ns or now_ns - taken_ns[-1] >= self.options.cooldown_s * 1e9
+        return not taken_ns or now_ns - taken_ns[-1] >= _LEAST_PAUSE_NS
 
     def read_request(self) -> None:
         """Read the file with which a user requests a trace, if there is one."""

@@ -110,7 +110,7 @@ class WatchWriter:
     timeline: Timeline  # its marks tell where training stands when no step ends
     run: WatchedRun  # concludes from the marks
     ledger: Ledger  # where the time goes
-    options: WatchOptions  # how many traces may be taken
+    options: WatchOptions  # whether traces may be taken
     report: Callable[[str], object]  # gets a note of a problem
     device: torch.device  # where steps run
     place: TrainingPosition = field(default_factory=TrainingPosition)

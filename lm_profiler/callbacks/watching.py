@@ -6,8 +6,6 @@ It begins where the stages end, with its own marks and files, so that watching d
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -64,16 +62,13 @@ _LEAST_OWN_NS = 5_000
 
 # between two samples of the GPU, and how many are kept: the counters of a second's steps are made within seconds
 _SAMPLE_S, _SAMPLES = 0.5, 1000
-_STEPS_OF_SIGNAL = 2  # that are traced when the signal comes
 # steps that are left: training ends by itself, the watch does not end it
 _ENDLESS = 1 << 60
 _STATM = "/proc/self/statm"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-@dataclass(
-    eq=False, repr=False
-)  # no repr: Python shows a signal handler's object, also half made
+@dataclass(eq=False)
 class Watching:
     """Watches one fit from its set-up on. The constructor asks nothing."""
 
@@ -105,7 +100,6 @@ class Watching:
     # since the last hand-over
     _traced_steps: list[TracedStep] = field(default_factory=list)
     _trace_began_ns: int = 0
-    _trace_is_signalled: bool = False
     # counts batches since the last hand-over; None if nobody gets the counts
     _counts: BatchCounts | None = None
     _steps_at_hand_over: int = 0
@@ -121,28 +115,7 @@ class Watching:
     def passed(self, term: str) -> None:
         """Note that ``term`` is over, which began when the noted span before it ended; only before the first step."""
         if self._writer is None and not self._has_ended:
-            self._listen()
             self.ledger.add_until(self.clock(), term)
-
-    def _listen(self) -> None:
-        """Handle the signal, which would otherwise end the process, after Lightning has saved the old handler."""
-        is_main_thread = threading.current_thread() is threading.main_thread()
-        if not self.options.signal or not is_main_thread:
-            return
-        old_handler = signal.getsignal(signal.SIGUSR1)
-        if old_handler == self._signal_came:
-            return
-        signal.signal(signal.SIGUSR1, self._signal_came)
-        self._undo.callback(self._stop_listening, old_handler)
-
-    def _stop_listening(self, old_handler: Any) -> None:
-        if signal.getsignal(signal.SIGUSR1) == self._signal_came:
-            # Lightning may have restored it
-            signal.signal(signal.SIGUSR1, old_handler)
-
-    def _signal_came(self, signum: int, frame: object) -> None:
-        """Ask for a trace; a signal may come at any line, so nothing else happens here."""
-        self._trace_is_signalled = self.options.traces
 
     def timed(self, step_ended: Callable[[], int]) -> Callable[[], int]:
         """Return the stages' ``step_ended``, whose time is noted as our own."""
@@ -417,9 +390,6 @@ class Watching:
         writer.put(self._handed(now_ns, traced))
         self._send_windows(writer)
         steps_to_trace = writer.traces.take()
-        if steps_to_trace == 0 and self._trace_is_signalled:
-            steps_to_trace = _STEPS_OF_SIGNAL
-        self._trace_is_signalled = False
         if steps_to_trace > 0:
             self._begin_trace(writer, steps_to_trace, now_ns)
 

@@ -187,7 +187,7 @@ class OptionsCLI(LightningCLI):
             parser.add_class_arguments(options_class, key)
         text = (
             "Keep watching until training ends, and report when and why it gets slower; "
-            "--watch.signal=true and so on."
+            "--watch.traces=false takes no traces."
         )
         parser.add_argument(
             "--watch", type=bool | WatchOptions, default=False, help=text

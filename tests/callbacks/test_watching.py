@@ -7,9 +7,6 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +51,6 @@ from lm_profiler.usage_error import UsageError
 
 pytestmark = pytest.mark.usefixtures("no_rates", "hands_over_often")
 STEPS = 60
-
-
-@pytest.fixture(autouse=True)
-def signals_as_before() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGUSR1)
-    yield
-    signal.signal(signal.SIGUSR1, before)
 
 
 def watcher(measure_steps: int = 3, **options: Any) -> TrainingProfiler:
@@ -289,24 +279,18 @@ def test_a_resumed_training_says_how_many_steps_it_repeats(tmp_path: Path) -> No
 
 
 class Asking(Callback):
-    """Asks for a trace after the tenth step, by a file or by a signal."""
-
-    def __init__(self, by: str) -> None:
-        self.by = by
+    """Asks for a trace after the tenth step."""
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.global_step == 10 and self.by == "file":
+        if trainer.global_step == 10:
             TraceRequest(steps=2).write(request_file(folder(), 0))
-        elif trainer.global_step == 10:
-            signal.raise_signal(signal.SIGUSR1)
         if trainer.global_step > 10:
             time.sleep(0.04)
 
 
-@pytest.mark.parametrize("by", ["file", "signal"])
-def test_a_trace_on_demand(by: str) -> None:
+def test_a_trace_on_demand() -> None:
     plain = train(Path(), [], max_steps=STEPS)
-    module = train(Path(), [Asking(by), watcher(signal=True)], max_steps=STEPS)
+    module = train(Path(), [Asking(), watcher()], max_steps=STEPS)
     assert_same_weights(plain, module)
     (_trace,) = (folder() / "trace").glob("rank0.step*.kernels.json")
     assert not request_file(folder(), 0).exists()
@@ -326,42 +310,10 @@ class StallingWhileTraced(Asking):
 
 
 def test_a_stall_in_a_step_that_the_watch_traces_is_reported() -> None:
-    callback = StallingWhileTraced("file")
+    callback = StallingWhileTraced()
     train(Path(), [callback, watcher()], max_steps=STEPS)
     slow = [event for event in read_events(folder()) if event.kind == "slow step" and event.now > 0.9]
     assert [(event.step, event.cause) for event in slow] == [(callback.stalled_step, "callback: StallingWhileTraced")]
-
-
-class Signalling(Callback):
-    """Sends the signal at the first call of each hook, and fails in one of them."""
-
-    HOOKS = ("on_sanity_check_start", "on_train_start", "on_before_zero_grad", "on_train_epoch_end", "on_train_end")
-
-    def __init__(self, fails_in: str) -> None:
-        self.fails_in, self.left = fails_in, set(self.HOOKS)
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in Signalling.HOOKS:
-            return partial(self.seen, name)
-        return super().__getattribute__(name)
-
-    def seen(self, name: str, *_: Any, **__: Any) -> None:
-        if name in self.left:
-            self.left.remove(name)
-            os.kill(os.getpid(), signal.SIGUSR1)
-            if name == self.fails_in:
-                raise ValueError("planted")
-
-
-@pytest.mark.parametrize("fails_in", ["", "on_train_start", "on_train_epoch_end"])
-def test_a_signal_at_any_moment_harms_nothing(fails_in: str) -> None:
-    def handled(signum: int, frame: object) -> None: ...
-
-    signal.signal(signal.SIGUSR1, handled)
-    plain = train(Path(), [], max_steps=STEPS)
-    with pytest.raises(ValueError, match="planted") if fails_in else nullcontext():
-        assert_same_weights(plain, train(Path(), [watcher(signal=True), Signalling(fails_in)], max_steps=STEPS))
-    assert signal.getsignal(signal.SIGUSR1) is handled
 
 
 class Harming(Callback):
@@ -457,12 +409,6 @@ def test_fits_of_two_trainers_in_turns_are_watched_each_in_its_own_folder(tmp_pa
             trainer.fit(module)
     watched = sorted(Path("logs").glob("*/version_*"))
     assert [read_status(path).steps for path in watched] == [20, 20, 20, 20]
-
-
-@pytest.mark.parametrize("option", ["traces_per_day", "trace_mib", "cooldown_s"])
-def test_a_budget_of_nothing_is_refused(option: str) -> None:
-    with pytest.raises(UsageError, match=option):
-        watcher(**{option: 0})
 
 
 def test_wrong_options_of_a_profiler_are_refused() -> None:

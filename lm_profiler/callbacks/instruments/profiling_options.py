@@ -301,39 +301,9 @@ class WatchOptions:
 
     Args:
         traces: Whether steps are traced: on demand, after a change of level, and where a slow step's cause repeats.
-        traces_per_day: Maximum number of automatic traces per day.
-        trace_mib: Maximum MiB of all automatic traces together.
-        cooldown_s: Minimum seconds between two automatic traces.
-        signal: Trace two steps when SIGUSR1 comes; SLURM and Lightning may use it otherwise.
     """
 
     traces: bool = True
-    traces_per_day: int = 8
-    trace_mib: float = 20.0
-    cooldown_s: float = 600.0
-    signal: bool = False
-
-    def check(self) -> None:
-        """Raise UsageError for a budget that is not positive; a parser that tries several types would swallow it."""
-        hint = "; watch.traces=false leaves traces out"
-        expect(
-            self.traces_per_day > 0,
-            "watch.traces_per_day",
-            f"1 or more{hint}",
-            self.traces_per_day,
-        )
-        expect(
-            self.trace_mib > 0,
-            "watch.trace_mib",
-            f"a positive number{hint}",
-            self.trace_mib,
-        )
-        expect(
-            self.cooldown_s > 0,
-            "watch.cooldown_s",
-            f"a positive number{hint}",
-            self.cooldown_s,
-        )
 
 
 @dataclass(frozen=True)
@@ -401,7 +371,6 @@ class ProfilingOptions:
                 self.watch,
             )
             expect(self.verb == "fit", "watch", "a fit", self.verb)
-            self.watch.check()
         can_be_watched = is_watched and self.stages.warmup_steps > 0
         has_work = self.stages.planned_steps > 0 or can_be_watched
         expect(
