@@ -47,6 +47,7 @@ from lm_profiler.report.run.plan_table import allocation_tables, block_table
 from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.run.watch_tables import is_watched, watch_tables
 from lm_profiler.report.tables import formats
+from lm_profiler.report.tables.column import Column
 from lm_profiler.report.tables.filters import entries_where
 from lm_profiler.report.tables.kernel_layout import kernel_layout
 from lm_profiler.report.tables.layouts import by_size, laid_out, pivot
@@ -65,7 +66,6 @@ from lm_profiler.report.tables.run_groups import (
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 from lm_profiler.report.tables.table_columns import (
     COLUMNS,
-    Column,
     column_tables,
     columns_named,
     model_config,

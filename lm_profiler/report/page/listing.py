@@ -11,11 +11,11 @@ from lm_profiler.record.improve_record import ImproveRecord
 from lm_profiler.record.quantities import TIMES, Place
 from lm_profiler.record.steps import COLUMNS_FILE, STEPS_FILE
 from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS, SERIES_COLOURS
+from lm_profiler.report.tables.column import Column
 from lm_profiler.report.tables.table_columns import (
     COLUMNS,
     COMPARED,
     FACTS,
-    Column,
     figures,
 )
 from lm_profiler.report.tables.table_columns import column as column_by_name

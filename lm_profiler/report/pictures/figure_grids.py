@@ -17,9 +17,9 @@ from lm_profiler.report.pictures.drawing import (
     wrapped,
 )
 from lm_profiler.report.pictures.groups import Group
+from lm_profiler.report.tables.column import Column
 from lm_profiler.report.tables.run_groups import estimate
 from lm_profiler.report.tables.table import fact_text
-from lm_profiler.report.tables.table_columns import Column
 from lm_profiler.usage_error import UsageError
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Any
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS, TIMES
+from lm_profiler.report.tables.column import Column
 from lm_profiler.report.tables.run_groups import (
     STATUS_WORDS,
     RunGroup,
@@ -26,7 +27,6 @@ from lm_profiler.report.tables.table import fact_text, is_number
 from lm_profiler.report.tables.table_columns import (
     COLUMNS,
     COMPARED,
-    Column,
     column,
     columns_named,
 )

@@ -34,12 +34,12 @@ from lm_profiler.report.pictures.groups import (
     line_groups,
 )
 from lm_profiler.report.pictures.over_time import overlap
+from lm_profiler.report.tables.column import Column
 from lm_profiler.report.tables.link_table import BUS, SIZE, LinkFigures
 from lm_profiler.report.tables.run_groups import Estimate, estimate
 from lm_profiler.report.tables.table import fact_text
 from lm_profiler.report.tables.table_columns import (
     COLUMNS,
-    Column,
     columns_named,
     peak_memory,
 )

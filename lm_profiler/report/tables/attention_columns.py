@@ -10,35 +10,27 @@ from functools import partial
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.report.tables.computed_column import ComputedColumn, figure_column
+from lm_profiler.report.tables.column import Column, asked_column
 
 _FLOPS_OF_PAIR = 4
 _BACKWARD_OVER_FORWARD = 2.5
 _PASSES = ("forward", "backward")
 
 
-def attention_columns() -> list[ComputedColumn]:
+def attention_columns() -> list[Column]:
     """Return the columns; they are unknown for runs of anything but attention alone."""
     columns = []
     for phase in _PASSES:
-        columns.append(
-            figure_column(
-                f"attention_{phase}_flops_per_s",
-                f"attention {phase}",
-                "TFLOP/s",
-                f"FLOPs of attention alone / the time of its {phase}",
-                partial(_flops_per_s, phase),
-            )
-        )
-        columns.append(
-            figure_column(
-                f"attention_{phase}_of_peak",
-                f"attention {phase} of peak",
-                "%",
-                f"the same over the device's peak, {phase}",
-                partial(_share_of_peak, phase),
-            )
-        )
+        name = f"attention_{phase}_flops_per_s"
+        meaning = f"FLOPs of attention alone / the time of its {phase}"
+        flops_per_s = partial(_flops_per_s, phase)
+        title = f"attention {phase}"
+        columns.append(asked_column(name, title, meaning, flops_per_s, "TFLOP/s"))
+        name = f"attention_{phase}_of_peak"
+        meaning = f"the same over the device's peak, {phase}"
+        share = partial(_share_of_peak, phase)
+        title = f"attention {phase} of peak"
+        columns.append(asked_column(name, title, meaning, share, "%"))
     return columns
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_profiler.record.entry import Entry
+from lm_profiler.report.tables.column import Column
 from lm_profiler.report.tables.run_groups import distinct_values
 from lm_profiler.report.tables.table import fact_text
-from lm_profiler.report.tables.table_columns import Column, columns_named
+from lm_profiler.report.tables.table_columns import columns_named
 from lm_profiler.usage_error import UsageError
 
 _CONDITION = re.compile(r"([\w.]+)(!?=)(.*)")

@@ -8,24 +8,20 @@ from lm_profiler.analysis.steps.summaries import first_step
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run_record import RecordError
-from lm_profiler.report.tables.computed_column import ComputedColumn, figure_column
+from lm_profiler.report.tables.column import Column, asked_column
 
 _PASSES = ("forward", "backward")
 
 
-def first_step_columns() -> list[ComputedColumn]:
+def first_step_columns() -> list[Column]:
     """Return a column for each pass."""
     columns = []
     for phase in _PASSES:
-        columns.append(
-            figure_column(
-                f"first_{phase}_extra_s",
-                f"first {phase}, extra",
-                "ms",
-                f"the first {phase} beyond the mean of the measured ones: autotuning, compilation, first allocations",
-                partial(_extra_s, phase),
-            )
-        )
+        title = f"first {phase}, extra"
+        meaning = f"the first {phase} beyond the mean of the measured ones: autotuning, compilation, first allocations"
+        extra_s = partial(_extra_s, phase)
+        name = f"first_{phase}_extra_s"
+        columns.append(asked_column(name, title, meaning, extra_s, "ms"))
     return columns
 
 

@@ -17,75 +17,39 @@ from lm_profiler.record.kernels import (
 )
 from lm_profiler.record.run_record import RecordError
 from lm_profiler.record.text import shortened
-from lm_profiler.report.tables.computed_column import ComputedColumn, figure_column
+from lm_profiler.report.tables.column import Column, asked_column
 
 _PASSES = ("forward", "backward")
 PRODUCTS = ("matmul", "attention")
 
 
-def kernel_columns() -> list[ComputedColumn]:
+def kernel_columns() -> list[Column]:
     """Return all columns, those of shares first."""
     columns = []
     for kind in get_args(Kind):
         word = kind.replace("_", " ")
-        columns.append(
-            _share_column(
-                f"share_{kind}",
-                f"{word} share",
-                f"{word} kernels in a traced step",
-                kind,
-                None,
-            )
-        )
+        meaning = f"{word} kernels in a traced step"
+        share = partial(_share, kind, None)
+        name = f"share_{kind}"
+        columns.append(asked_column(name, f"{word} share", meaning, share, "%"))
         for phase in _PASSES:
+            title = f"{word} share, {phase}"
             meaning = f"{word} kernels in the {phase} pass of a traced step"
-            columns.append(
-                _share_column(
-                    f"share_{kind}_{phase}",
-                    f"{word} share, {phase}",
-                    meaning,
-                    kind,
-                    phase,
-                )
-            )
-    columns.append(
-        _top_column(
-            "top_kernel", "top kernel", "takes the most time of a traced step", None, ()
-        )
-    )
-    columns.append(
-        _top_column(
-            "top_other_kernel",
-            "top other kernel",
-            "the same without matmuls and attention",
-            None,
-            PRODUCTS,
-        )
-    )
+            share = partial(_share, kind, phase)
+            name = f"share_{kind}_{phase}"
+            columns.append(asked_column(name, title, meaning, share, "%"))
+    meaning = "takes the most time of a traced step"
+    top = partial(_top_kernel, None, ())
+    columns.append(asked_column("top_kernel", "top kernel", meaning, top))
+    meaning = "the same without matmuls and attention"
+    top = partial(_top_kernel, None, PRODUCTS)
+    columns.append(asked_column("top_other_kernel", "top other kernel", meaning, top))
     for phase in _PASSES:
-        name = f"top_kernel_{phase}"
-        columns.append(
-            _top_column(
-                name,
-                f"top kernel, {phase}",
-                f"takes the most time of {phase}",
-                phase,
-                (),
-            )
-        )
+        title = f"top kernel, {phase}"
+        meaning = f"takes the most time of {phase}"
+        top = partial(_top_kernel, phase, ())
+        columns.append(asked_column(f"top_kernel_{phase}", title, meaning, top))
     return columns
-
-
-def _share_column(
-    name: str, title: str, meaning: str, kind: Kind, phase: str | None
-) -> ComputedColumn:
-    return figure_column(name, title, "%", meaning, partial(_share, kind, phase))
-
-
-def _top_column(
-    name: str, title: str, meaning: str, phase: str | None, without: Sequence[str]
-) -> ComputedColumn:
-    return ComputedColumn(name, title, meaning, partial(_top_kernel, phase, without))
 
 
 def _share(kind: Kind, phase: str | None, entry: Entry) -> float | None:

@@ -14,6 +14,7 @@ from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run_record import TimeSummary
 from lm_profiler.record.steps import StepRow
+from lm_profiler.report.tables.column import Column
 from lm_profiler.report.tables.rows import (
     MERGE_NOTE,
     cell,
@@ -40,7 +41,6 @@ from lm_profiler.report.tables.run_groups import (
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
 from lm_profiler.report.tables.table_columns import (
     COLUMNS,
-    Column,
     column,
     parameters,
     preset_of,

@@ -13,6 +13,7 @@ from lm_profiler.analysis.compare.ratio import (
 )
 from lm_profiler.analysis.steps.statistics import Interval
 from lm_profiler.record.entry import Entry
+from lm_profiler.report.tables.column import Column
 from lm_profiler.report.tables.rows import distinguishing_facts
 from lm_profiler.report.tables.run_groups import (
     Estimate,
@@ -24,7 +25,7 @@ from lm_profiler.report.tables.run_groups import (
     runs_for_figures,
 )
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
-from lm_profiler.report.tables.table_columns import COLUMNS, Column, columns_named
+from lm_profiler.report.tables.table_columns import COLUMNS, columns_named
 from lm_profiler.usage_error import UsageError
 
 _MOST_VALUES = 10  # the most values of a fact that a message lists

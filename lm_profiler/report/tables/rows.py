@@ -10,6 +10,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.figure import AT_LEAST, TOO_FEW_STEPS
 from lm_profiler.record.machine import PEAK
 from lm_profiler.record.quantities import MEMORY, Place
+from lm_profiler.report.tables.column import Column
 from lm_profiler.report.tables.run_groups import (
     STATUS_WORDS,
     RunGroup,
@@ -36,7 +37,6 @@ from lm_profiler.report.tables.table import (
 from lm_profiler.report.tables.table_columns import (
     COLUMNS,
     FACTS,
-    Column,
     column,
     figures,
     peak_memory,

@@ -13,11 +13,11 @@ from lm_profiler.models.config import DIMENSIONS
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import Status
 from lm_profiler.record.sweep_files import CellStatus
+from lm_profiler.report.tables.column import Column
 from lm_profiler.report.tables.table import fact_text
 from lm_profiler.report.tables.table_columns import (
     COLUMNS,
     COMPARED,
-    Column,
     column,
     preset_of,
 )

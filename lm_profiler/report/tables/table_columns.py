@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from lm_profiler.analysis.compare.differences import flat
-from lm_profiler.analysis.steps.summaries import lower_bound_share
 from lm_profiler.models.config import (
     DIMENSIONS,
     PRESETS,
@@ -24,49 +23,15 @@ from lm_profiler.record.quantities import (
     QUANTITIES,
     TIMES,
     Place,
-    Quantity,
     overview,
 )
 from lm_profiler.record.run_record import Environment, RunRecord
 from lm_profiler.report.tables.attention_columns import attention_columns
+from lm_profiler.report.tables.column import Column
 from lm_profiler.report.tables.first_step_columns import first_step_columns
 from lm_profiler.report.tables.kernel_columns import kernel_columns
 from lm_profiler.report.tables.table import Table, text_table
 from lm_profiler.usage_error import UsageError, did_you_mean
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table of runs."""
-
-    name: str
-    title: str
-    # returns an entry's value: a figure in SI, text, a truth value, or None if it is unknown
-    get: Callable[[Entry], Any]
-    meaning: str = ""
-    group: str = ""
-    place: Place = Place.TABLE  # how prominently it is shown
-    option: str | None = None  # the option that sets a fact, where there is one
-    compared: bool = False  # whether it distinguishes runs if no option was swept
-    quantity: Quantity | None = None  # how figures are shown; None for facts
-
-    def interval(self, entry: Entry) -> tuple[float, float] | None:
-        """Return the (low, high) of a figure, in SI; None if it has no interval."""
-        if self.quantity is None or entry.record is None:
-            return None
-        return self.quantity.interval(entry.record)
-
-    def lacks_interval(self, entry: Entry) -> bool:
-        """Return whether a figure has no interval because the run's steps are too few, or too unlike."""
-        if self.quantity is None or entry.record is None:
-            return False
-        return self.quantity.lacks_interval(entry.record)
-
-    def lower_bound_share(self, entry: Entry) -> float | None:
-        """Return the share of a rate that is certain if it is a lower bound; None if it is none."""
-        if self.quantity is None or entry.record is None:
-            return None
-        return lower_bound_share(self.quantity, entry.record)
 
 
 def column(name: str) -> Column:
@@ -322,9 +287,7 @@ def _named_columns() -> dict[str, Column]:
     }
     for group, computed_columns in computed.items():
         for computed_column in computed_columns:
-            columns[computed_column.name] = Column(
-                **computed_column._asdict(), group=group, place=Place.ASKED
-            )
+            columns[computed_column.name] = replace(computed_column, group=group)
     return columns
 
 
