@@ -37,14 +37,17 @@ def expect_one_of(choices: Collection[object], subject: str, value: object) -> N
 
 def did_you_mean(word: str, choices: Collection[object]) -> str:
     """Return the choice of which ``word`` may be a misspelling, as the end of a message; empty if it is none."""
+    choice = closest(word, choices)
+    return "" if choice is None else f"; did you mean {choice}?"
+
+
+def closest(word: str, choices: Collection[object]) -> str | None:
+    """Return the choice of which ``word`` may be a misspelling; None if it is none."""
     by_lower_case = {str(choice).lower(): str(choice) for choice in choices}
     matches = difflib.get_close_matches(
         word.lower(), by_lower_case, n=1, cutoff=_LIKENESS
     )
-    if not matches:
-        return ""
-    match = by_lower_case[matches[0]]
-    return f"; did you mean {match}?"
+    return by_lower_case[matches[0]] if matches else None
 
 
 def _value_text(value: object) -> str:

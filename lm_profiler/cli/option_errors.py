@@ -6,21 +6,18 @@ that no pattern matches is shown whole.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, closest
 
 _UNKNOWN_OPTION = "unknown option --"  # the beginning of the message about an option that does not exist
-
-_LIKENESS = 0.7  # at least so alike are a misspelt name and the one that is proposed, by ``difflib``'s ratio
 
 
 def unknown_option(option: str, names: Iterable[str]) -> UsageError:
     """Return the error about an option that does not exist; the closest of the ``names`` that exist is the remedy."""
-    closest = nearest(option, names)
-    remedy = f"did you mean --{closest}?" if closest else "see --help"
+    name = nearest(option, names)
+    remedy = "see --help" if name is None else f"did you mean --{name}?"
     return UsageError(f"{_UNKNOWN_OPTION}{option}; {remedy}")
 
 
@@ -41,26 +38,21 @@ def nearest(option: str, names: Iterable[str]) -> str | None:
     """
     # Reversed, so that of several options with the same last part the first in the alphabet stays.
     names = sorted({*names} - {""}, reverse=True)
-    closest = _closest(option, names)
-    if closest is not None:
-        return closest
+    name = closest(option, names)
+    if name is not None:
+        return name
 
     by_last_part = {name.rpartition(".")[2]: name for name in names}
     last_part = option.rpartition(".")[2]
-    closest = _closest(last_part, by_last_part)
-    if closest is not None:
-        return by_last_part[closest]
+    similar_part = closest(last_part, by_last_part)
+    if similar_part is not None:
+        return by_last_part[similar_part]
 
     first_part, dot, _ = option.partition(".")
     first_parts = {name.partition(".")[0] for name in names}
     if not dot or first_part in first_parts:
         return None
-    return _closest(first_part, first_parts)
-
-
-def _closest(word: str, candidates: Iterable[str]) -> str | None:
-    matches = difflib.get_close_matches(word, sorted(candidates), n=1, cutoff=_LIKENESS)
-    return matches[0] if matches else None
+    return closest(first_part, first_parts)
 
 
 def message_in(output: str) -> str:

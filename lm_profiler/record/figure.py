@@ -351,11 +351,19 @@ def counted(count: int, noun: str) -> str:
 
 def bytes_text(count: float) -> str:
     """Return bytes with three significant digits, in the largest unit that gives at least 0.5."""
+    unit, size = byte_unit(count)
+    if unit == "B":
+        return f"{count:,.0f} B"
+    shown = count / size
+    return f"{shown:,.{_decimals(shown)}f} {unit}"
+
+
+def byte_unit(count: float) -> tuple[str, float]:
+    """Return the largest unit in which so many bytes are at least a half, and how many bytes it has."""
     for unit, size in _BINARY_UNITS.items():
         if abs(count) >= size / 2:
-            shown = count / size
-            return f"{shown:,.{_decimals(shown)}f} {unit}"
-    return f"{count:,.0f} B"
+            return unit, size
+    return "B", 1.0
 
 
 def _decimals(shown: float) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from lm_profiler.record.run_record import (
     ModelFacts,
     Rates,
 )
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, did_you_mean
 
 ROOM = 0.9  # share of a device's memory that surely holds a run: the rest is the driver's context, workspaces and gaps
 
@@ -217,9 +216,6 @@ def planned_floors(
 # the compute capability to plan for if it is unknown: libraries' workspaces are largest on it
 ANY_GPU = (9, 0)
 
-# of two words (``difflib``'s ratio), for one to be proposed for the other
-_LEAST_SIMILARITY = 0.7
-_MOST_PROPOSED = 3
 _MOST_NAMES = 5  # in a message
 
 # words that people leave out; without them a name still means one product
@@ -261,9 +257,10 @@ def capacity(device_name: str) -> Capacity:
     if names:
         name = names[0]
         return Capacity(name, _bytes_of(rows[name]), gpu=rows[name].gpu)
-    hint = _similar_names_hint(device_name, list(rows))
+    words = {word for name in rows for word in name.split()}
+    remedy = did_you_mean(device_name, sorted(words))
     raise UsageError(
-        f"device: expected a GPU such as A100 80GB, given {device_name[:100]!r}; {hint}"
+        f"device: expected a GPU such as A100 80GB, given {device_name[:100]!r}{remedy}; or give --memory 80GiB"
     )
 
 
@@ -292,15 +289,6 @@ def _bytes_of(row: Row) -> int:
     return int((row.gib or 0) * (1 << 30))
 
 
-def _similar_names_hint(device_name: str, names: Sequence[str]) -> str:
-    similarities = {name: _similarity(device_name, name) for name in names}
-    similar_names = [name for name in names if similarities[name] >= _LEAST_SIMILARITY]
-    similar_names.sort(key=lambda name: similarities[name], reverse=True)
-    if not similar_names:
-        return "or say --memory 80GiB"
-    return f"did you mean {', '.join(similar_names[:_MOST_PROPOSED])}?"
-
-
 def smallest_gpu(needed_bytes: int) -> Capacity | None:
     """Return the GPU of the table with the least memory that is at least ``needed_bytes``; None if none has it.
 
@@ -321,14 +309,6 @@ def _enumeration(names: Sequence[str]) -> str:
     if len(names) > _MOST_NAMES:
         parts.append(f"{len(names) - _MOST_NAMES} others")
     return f"{', '.join(parts[:-1])} or {parts[-1]}"
-
-
-def _similarity(text: str, name: str) -> float:
-    """Return how similar ``text`` is to the most similar word of ``name``."""
-    return max(
-        difflib.SequenceMatcher(None, text.casefold(), word).ratio()
-        for word in _words(name)
-    )
 
 
 def _words(name: str) -> set[str]:

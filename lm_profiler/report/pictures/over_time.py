@@ -17,6 +17,7 @@ from lm_profiler.analysis.trace.pieces import (
 )
 from lm_profiler.analysis.trace.trace_file import trace_events
 from lm_profiler.record.entry import Entry
+from lm_profiler.record.figure import byte_unit
 from lm_profiler.record.memory_timeline import (
     CAUSE_TITLES,
     SOURCES,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 _PANEL_WIDTH, _FURTHER_WIDTH = 8.6, 6.2
 _MOST_TIMELINES = 4
 _NARROW = 0.012  # the share of the axis for a character of a phase's name; names with less room are rotated
-_UNITS = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
 
 
 def titled_timelines(
@@ -67,8 +67,7 @@ def memory_timelines(timelines: Mapping[str, MemoryTimeline]) -> Figure:
     """Draw each of ``timelines`` in a panel under its name, side by side and to one scale."""
     _check_count(len(timelines))
     most_bytes = max(timeline.peak for timeline in timelines.values())
-    unit = _fitting_unit(most_bytes)
-    unit_bytes = _UNITS[unit]
+    unit, unit_bytes = byte_unit(most_bytes)
     width = _PANEL_WIDTH + _FURTHER_WIDTH * (len(timelines) - 1)
     figure, panels = new_figure(
         width,
@@ -104,14 +103,6 @@ def _check_count(count: int) -> None:
         )
     if count > _MOST_TIMELINES:
         raise UsageError(f"{expected}, given {count}; name fewer runs")
-
-
-def _fitting_unit(count: int) -> str:
-    """Return the largest unit in which ``count`` bytes are at least a half."""
-    for unit, unit_bytes in _UNITS.items():
-        if count >= unit_bytes / 2:
-            return unit
-    return "B"
 
 
 def _draw_memory(

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm_profiler.record.figure import bytes_text
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.report.pictures.drawing import PART_COLOURS
 from lm_profiler.report.tables.table import Table
@@ -227,14 +226,3 @@ def whisker(
     if low is None or high is None:
         return None
     return {"left": low * scale, "width": (high - low) * scale, "tip": tip}
-
-
-# -- units -------------------------------------------------------------------------------------------------------------
-
-_UNITS = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
-
-
-def byte_unit(most_bytes: float) -> tuple[str, int]:
-    """Return the unit in which so many bytes are shown, and how many bytes it has."""
-    unit = bytes_text(most_bytes).rpartition(" ")[2]
-    return unit, _UNITS[unit]

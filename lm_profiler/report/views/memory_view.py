@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.figure import share_text
+from lm_profiler.record.figure import byte_unit, share_text
 from lm_profiler.record.memory_timeline import (
     CAUSE_TITLES,
     SOURCES,
@@ -22,7 +22,6 @@ from lm_profiler.report.views.blocks import (
     Json,
     bar,
     bars,
-    byte_unit,
     card,
     chart,
     escaped,
@@ -192,7 +191,7 @@ def _phase_name(phase: str, begins: int, ends: int, events: int) -> Json:
     }
 
 
-def _peak_mark(timeline: MemoryTimeline, scale: int) -> Json:
+def _peak_mark(timeline: MemoryTimeline, scale: float) -> Json:
     is_near_the_end = timeline.peak_at > 0.6 * len(timeline.events)
     arrow = {
         "showarrow": True,
