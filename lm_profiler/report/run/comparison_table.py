@@ -363,34 +363,17 @@ def junit_text(figures: Sequence[CheckedFigure]) -> str:
 
 
 def github_summary(comparison: Comparison) -> str:
-    """Return Markdown of at most ``SUMMARY_BYTES``: the verdict, a picture and the table; the rest is folded."""
+    """Return Markdown of at most ``SUMMARY_BYTES``: the verdict and the table; the rest is folded."""
     table = text_table(HEADER, rows(comparison))
     details = [*opening(comparison), "", *closing(comparison)]
     folded = render([Table(above=details, verbatim=True)], "markdown")
     head = f"### Step time: {printable(verdict_line(comparison))}\n\n"
-    body = "\n".join([_chart(comparison), render([table], "markdown")])
+    body = render([table], "markdown")
     end = "\n<details><summary>What was compared</summary>\n\n{}\n</details>\n"
     summary = head + body + end.format(folded)
     if len(summary.encode()) <= SUMMARY_BYTES:
         return summary
     return head + body + end.format("Left out: it is too long for a summary.")
-
-
-def _chart(comparison: Comparison) -> str:
-    least_s = 0.01 * comparison.step.a_s
-    parts = [row for row in comparison.phases if max(row.a_s, row.b_s) >= least_s]
-    names = ", ".join(f'"{TIMES[row.part].title}"' for row in parts)
-    bars = ", ".join(f"{1e3 * row.a_s:.4g}" for row in parts)
-    points = ", ".join(f"{1e3 * row.b_s:.4g}" for row in parts)
-    title = 'title "ms per step: bars are A, the line is B"'
-    lines = [
-        "xychart-beta",
-        title,
-        f"x-axis [{names}]",
-        f"bar [{bars}]",
-        f"line [{points}]",
-    ]
-    return "\n".join(["```mermaid", *lines, "```", ""])
 
 
 def github_outputs(comparison: Comparison) -> dict[str, Any]:
