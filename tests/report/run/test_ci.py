@@ -39,7 +39,6 @@ def test_junit_fails_where_b_is_slower(pair: tuple[str, str], capsys: pytest.Cap
 def test_report_names_each_run(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     suite = ElementTree.fromstring(written("report", "junit", pair, capsys).encode())
     assert {case.get("classname") for case in suite} == set(pair)
-    assert int(suite.get("failures", 1)) == 0
 
 
 @pytest.fixture
