@@ -216,7 +216,8 @@ def asks_nothing(verb: str, folder: Path, patch: pytest.MonkeyPatch) -> list[str
         append_lines(folder / EVENTS, [WatchEvent(step=4, kind="level", part="data", now=0.2, against=0.1)])
         table = (Path(run) / "trace/rank0.kernels.json").read_text()
         (folder / "trace").mkdir()
-        Thread(target=traces_once_asked, args=(folder, table), daemon=True).start()
+        if verb == "trace":
+            Thread(target=traces_once_asked, args=(folder, table), daemon=True).start()
         return [str(folder)]
     if verb == "collectives":
         return ["--ops=broadcast", "--sizes=1KB", "--repeats=6"]
