@@ -28,7 +28,20 @@ def test_a_script_that_compiles_counts_as_on_paper(way: str, tmp_path: Path) -> 
     program = str(SUPPORT / "compiled_ways.py")
     done = warm.run("-m", "lm_profiler", "run", *FEW, "--", sys.executable, program, way, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    record = read_run(tmp_path / "logs" / "lm_profiler" / "version_0")
+    assert_as_on_paper(tmp_path / "logs")
+
+
+@pytest.mark.parametrize("way", ["in_place", "loss", "module"])
+def test_a_script_that_compiles_counts_the_same_with_our_callback(way: str, tmp_path: Path) -> None:
+    """A compiled submodule below our callback: ``test_work.py``."""
+    program = str(SUPPORT / "compiled_ways.py")
+    done = warm.run(program, way, str(tmp_path / "logs"), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_as_on_paper(tmp_path / "logs")
+
+
+def assert_as_on_paper(logs: Path) -> None:
+    record = read_run(logs / "lm_profiler" / "version_0")
     assert record.utilisation is not None, record.notes
     flops = record.utilisation.flops
     # The first layer needs no gradient of its input.
