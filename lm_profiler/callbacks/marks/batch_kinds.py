@@ -50,12 +50,12 @@ def layout_of(batch: Any) -> Any:
     """
     batch_class = type(batch)
     try:
+        if isinstance(batch, Tensor):
+            return batch_class, batch.shape
         if isinstance(batch, (list, tuple)):
             return (batch_class, *map(_shape, batch))
         if isinstance(batch, (dict, Mapping)):
             return (batch_class, *batch, *map(_shape, batch.values()))
-        if isinstance(batch, Tensor):
-            return batch_class, batch.shape
     except AttributeError:  # something in it has no shape
         pass
     return None

@@ -14,7 +14,10 @@ done once an optimizer has stepped, and ends where the next begins. The phases:
 | zero_grad | ``zero_grad`` of optimizers and modules |
 
 All of it runs within the program's own calls. So each entry returns at once while torch.compile traces it or in another
-thread, and an error in it takes the profiler out, never the program: whatever decides anything is called by ``_run``.
+thread, and an error in it takes the profiler out, never the program: whatever decides anything is called in the guard.
+
+A step calls all of it once, where code costs several times as much as in a tight loop. So ``Guard.run``,
+``Timeline.mark`` and the first question of ``_is_aside`` are written out where each step passes.
 """
 
 from __future__ import annotations
@@ -94,6 +97,8 @@ class HookMarks:
         self._report = report
         self._part = timeline.part
         self._thread = get_ident()
+        # the thread whose calls are marked: that one, or 0 while none are
+        self._marked_thread = 0
         self._replaced = Replacements()
         self._undo = ExitStack()  # removes the modules' hooks
         self._hooked_modules: list[nn.Module] = []  # the innermost ones with hooks
@@ -109,7 +114,8 @@ class HookMarks:
         self._optimizer_depth = 0
         self._forward_is_marked = False  # whether the outermost call began a phase
         self._forward_is_open = False  # whether that call is over, and the loss follows
-        self._is_outside = False  # whether the loop validates, or is between epochs
+        # whether the loop validates, or is between epochs; else it is within a step, from its first mark on
+        self._is_outside = False
 
         # what came before
         self._began_amid_step = False  # whether the hooks were added within a step
@@ -134,11 +140,10 @@ class HookMarks:
         self._is_active = True
         self._began_amid_step = DOOR.is_in_hook
         self._is_amid_step = DOOR.is_in_hook
+        if not self._is_amid_step:
+            self._marked_thread = self._thread
         self._hook(self.modules)
-        DOOR.open(
-            partial(self._run, self._begin_step_of),
-            partial(self._run, self._end_step_of),
-        )
+        DOOR.open(self._begin_step_of, self._end_step_of, self._part)
         replace = self._replaced.replace
         replace(torch.autograd, "backward", partial(self._marked, at.BACKWARD))
         wraps = {
@@ -167,6 +172,7 @@ class HookMarks:
             DOOR.close()
             return
         self._is_active = False
+        self._marked_thread = 0
         with ExitStack() as undo:  # each of them, also if another one fails
             undo.callback(DOOR.close)
             undo.callback(self._replaced.undo)
@@ -213,7 +219,8 @@ class HookMarks:
 
         Called where something comes that can begin a step: a batch, a call of the model, a phase that is named data.
         """
-        self._close_forward()
+        if self._forward_is_open:
+            self._close_forward()
         if not self.counter.step_done:
             return
         has_unseen_calls = self._backwards > 0 and self._calls == 0
@@ -245,23 +252,26 @@ class HookMarks:
         # Once more, after the mark: a gap has the name of what began within it.
         self.timeline.went_outside.append((self.timeline.clock(), reason))
 
-    def _enter_step(self) -> None:
-        """Note that the loop is within a step from here on: in a new one, or still in the running one."""
-        self._is_outside = False
-        self._has_begun = True
-
     # -- data
 
     def fetch(self, get_batch: Callable[..., Any], *args: Any) -> Any:
         """Return the batch that ``get_batch`` returns: the phase data, unless it is no batch to train on."""
-        if not self._run(self._begin_fetch):
+        try:
+            is_marked = self._begin_fetch()
+        except BaseException as error:
+            self._part.failed(error)
+            is_marked = False
+        if not is_marked:
             return get_batch(*args)
         try:
             batch = get_batch(*args)
         except BaseException as error:
             self._run(self._fail_fetch, error)
             raise
-        self._run(self._end_fetch, batch)
+        try:
+            self._end_fetch(batch)
+        except BaseException as error:
+            self._part.failed(error)
         return batch
 
     def enter_loop(self) -> None:
@@ -299,24 +309,29 @@ class HookMarks:
     def _begin_fetch(self) -> bool:
         """Note that the loop asks for a batch; return False if that is not marked, because it trains nothing."""
         is_named = bool(self._named) and self._named[-1] == at.DATA
-        if is_named or at.DATA in self._running or self._is_aside():
-            return False  # fetched within another batch or a phase of that name, or by another thread
+        if is_named or at.DATA in self._running:
+            return False  # fetched within another batch or a phase of that name
+        if get_ident() != self._marked_thread and self._is_aside():
+            return False
         if self._named:
             self._close_named_phases()
         if self._is_validation(self.modules):
             self._go_outside(VALIDATION)
             return False
         self._end_step_if_done()
-        self._enter_step()
+        self._is_outside = False
+        self._has_begun = True
         self._batches += 1
         self._running.add(at.DATA)
-        self._note(at.DATA)
+        timeline = self.timeline
+        timeline.note((at.DATA, timeline.clock()))
         return True
 
     def _end_fetch(self, batch: Any) -> None:
         """Note that the loop has its ``batch``."""
+        timeline = self.timeline
         self._running.discard(at.DATA)
-        self._note(at.LEAVE)
+        timeline.note((at.LEAVE, timeline.clock()))
         self._count_batch(batch)
 
     def _fail_fetch(self, error: BaseException) -> None:
@@ -325,15 +340,15 @@ class HookMarks:
         self._batches -= 1
         is_end = isinstance(error, StopIteration)
         if not is_end:
-            self._note(at.FAIL)
-        self._note(at.LEAVE)
+            self.timeline.mark(at.FAIL)
+        self.timeline.mark(at.LEAVE)
         if is_end:
             self._go_outside(EPOCH)
 
     # -- forward
 
     def _begin_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._is_aside():
+        if get_ident() != self._marked_thread and self._is_aside():
             return
         self._forward_depth += 1
         is_recomputation = at.BACKWARD in self._running
@@ -348,8 +363,10 @@ class HookMarks:
         if self._batches == 0:
             self._end_step_if_done()
             self._count_batch((*args, kwargs) if kwargs else args)
-        self._close_forward()
-        self._enter_step()
+        if self._forward_is_open:
+            self._close_forward()
+        self._is_outside = False
+        self._has_begun = True
         self._has_trained = self._has_trained or module.training
         self._calls += 1
         if self._note_call is not None:
@@ -358,10 +375,11 @@ class HookMarks:
             self._note_call = None
             note_call(module, (args, kwargs))
         self._forward_is_marked = True
-        self._note(at.FORWARD)
+        timeline = self.timeline
+        timeline.note((at.FORWARD, timeline.clock()))
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._is_aside():
+        if get_ident() != self._marked_thread and self._is_aside():
             return
         began_before = self._forward_depth == 0  # the hooks were added within this call
         if began_before:
@@ -372,31 +390,35 @@ class HookMarks:
         self._forward_is_marked = False
         has_failed = output is None and sys.exc_info()[0] is not None
         if has_failed:
-            self._note(at.FAIL)
+            self.timeline.mark(at.FAIL)
         # After a loader's batch only the loss is left between the model and backward. Where a function of the program
         # makes the batch, that may come in between.
         if self._batches > 0 and not has_failed:
             self._forward_is_open = True
         else:
-            self._note(at.LEAVE)
+            self.timeline.mark(at.LEAVE)
 
     def _close_forward(self) -> None:
         """End the phase forward, if the model's call is over and the phase stayed open to include the loss."""
         if self._forward_is_open:
+            timeline = self.timeline
             self._forward_is_open = False
-            self._note(at.LEAVE)
+            timeline.note((at.LEAVE, timeline.clock()))
 
     # -- optimizers
 
     def _begin_step_of(self, optimizer: Any) -> None:
-        if not self._is_aside() and not self._named:
+        if get_ident() != self._marked_thread and self._is_aside():
+            return
+        if not self._named:
             self._begin_optimizer(optimizer)
 
     def _end_step_of(self, optimizer: Any) -> None:
         if self._is_amid_step:
             self._is_amid_step = False
+            self._marked_thread = self._thread
             return
-        if self._is_aside():
+        if get_ident() != self._marked_thread and self._is_aside():
             return
         if self._named:
             self.counter.step_done = self._has_begun
@@ -408,8 +430,10 @@ class HookMarks:
             self._meet(optimizer)
         self._optimizer_depth += 1
         if self._optimizer_depth == 1:
-            self._close_forward()
-            self._note(at.OPTIMIZER)
+            if self._forward_is_open:
+                self._close_forward()
+            timeline = self.timeline
+            timeline.note((at.OPTIMIZER, timeline.clock()))
 
     def _end_optimizer(self, has_stepped: bool = True) -> None:
         # the hooks may have been added within this step
@@ -418,7 +442,8 @@ class HookMarks:
             return
         if has_stepped:
             self.counter.step_done = self._has_begun
-        self._note(at.OPTIMIZED)
+        timeline = self.timeline
+        timeline.note((at.OPTIMIZED, timeline.clock()))
 
     def _meet(self, optimizer: Any) -> None:
         """Add an optimizer that was not known, and its modules."""
@@ -461,46 +486,60 @@ class HookMarks:
 
     def _fail_optimizer(self) -> None:
         """End the phase of an optimizer's step that raised: the loop's step is not done."""
-        self._note(at.FAIL)
+        self.timeline.mark(at.FAIL)
         self._end_optimizer(has_stepped=False)
 
     # -- functions that are a phase each
 
     def _marked(self, code: int, function: Function) -> Function:
         """Return ``function`` as the phase ``code``; calls within that phase, or in a validation, are not marked."""
+        part = self._part
 
         def marked_function(*args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or not self._run(self._begin_function, code):
+            if _is_compiling():
+                return function(*args, **kwargs)
+            try:
+                is_marked = self._begin_function(code)
+            except BaseException as error:
+                part.failed(error)
+                is_marked = False
+            if not is_marked:
                 return function(*args, **kwargs)
             try:
                 result = function(*args, **kwargs)
             except BaseException:
                 self._run(self._end_function, code, True)
                 raise
-            self._run(self._end_function, code)
+            try:
+                self._end_function(code)
+            except BaseException as error:
+                part.failed(error)
             return result
 
         return marked_function
 
     def _begin_function(self, code: int) -> bool:
         """Note that a function is called that is the phase ``code``; return False if the call is not marked."""
-        is_within = code in self._running or bool(self._named)
-        if is_within or self._is_outside or self._is_aside():
+        if code in self._running or self._named or self._is_outside:
             return False
-        if code != at.ZERO_GRAD:
+        if get_ident() != self._marked_thread and self._is_aside():
+            return False
+        if self._forward_is_open and code != at.ZERO_GRAD:
             # which may stand between the model's call and backward
             self._close_forward()
         if code == at.BACKWARD:
             self._count_backward()
+        timeline = self.timeline
         self._running.add(code)
-        self._note(code)
+        timeline.note((code, timeline.clock()))
         return True
 
     def _end_function(self, code: int, has_failed: bool = False) -> None:
         self._running.discard(code)
         if has_failed:
-            self._note(at.FAIL)
-        self._note(at.LEAVE)
+            self.timeline.mark(at.FAIL)
+        timeline = self.timeline
+        timeline.note((at.LEAVE, timeline.clock()))
 
     def _count_backward(self) -> None:
         self._backwards += 1
@@ -534,7 +573,8 @@ class HookMarks:
             is_within_named_phase = bool(self._named)
             if not is_within_named_phase:
                 self._end_step_if_done()
-            self._enter_step()
+            self._is_outside = False
+            self._has_begun = True
         if code != at.ZERO_GRAD:
             # Clearing gradients may stand between the model's call and backward.
             self._close_forward()
@@ -545,7 +585,7 @@ class HookMarks:
         elif code == at.BACKWARD:
             self._count_backward()
         self._named.append(code)
-        self._note(code)
+        self.timeline.mark(code)
         return True
 
     def _end_named_phase(self, code: int, error: BaseException | None) -> None:
@@ -556,20 +596,20 @@ class HookMarks:
         self._named.remove(code)
         self._named.reverse()
         if error is not None:
-            self._note(at.FAIL)
+            self.timeline.mark(at.FAIL)
         if code != at.OPTIMIZER:
-            self._note(at.LEAVE)
+            self.timeline.mark(at.LEAVE)
             return
         if error is None:
             self.counter.step_done = self._has_begun
-        self._note(at.OPTIMIZED)
+        self.timeline.mark(at.OPTIMIZED)
 
     def _close_named_phases(self) -> None:
         """End the named phases that are still open at the end of a step, and report each."""
         for code in reversed(self._named):
             problem = "was still open when its step ended, and was closed there"
             self._report_once(f"phase {PHASES[code]} {problem}")
-            self._note(at.OPTIMIZED if code == at.OPTIMIZER else at.LEAVE)
+            self.timeline.mark(at.OPTIMIZED if code == at.OPTIMIZER else at.LEAVE)
         self._named.clear()
 
     # -- what all of them need
@@ -581,11 +621,6 @@ class HookMarks:
         except BaseException as error:
             self._part.failed(error)
             return None
-
-    def _note(self, code: int) -> None:
-        """Add a mark to the timeline: what ``code`` stands for begins or ends now."""
-        timeline = self.timeline
-        timeline.note((code, timeline.clock()))
 
     def _is_aside(self) -> bool:
         """Return whether a call is not marked: it is of a step whose beginning was not seen, or of another thread."""

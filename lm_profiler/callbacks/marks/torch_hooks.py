@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data import dataloader
 
-from lm_profiler.measure.boundary import Guard
+from lm_profiler.measure.boundary import UNGUARDED, Guard
 
 Function = Callable[..., Any]
 OptimizerHook = Callable[[Any], object]  # gets the optimizer
@@ -35,6 +35,7 @@ class OptimizerDoor:
     def __init__(self) -> None:
         self.step_begins: OptimizerHook | None = None
         self.step_ends: OptimizerHook | None = None
+        self._part: Guard = UNGUARDED  # of those two
         self.gives_way = False  # to whoever opens it next
         self._handles: list[Any] = []
         self.is_in_hook = False  # whether torch is amid the hooks of an optimizer
@@ -51,8 +52,13 @@ class OptimizerDoor:
             self.gives_way = True
 
     def open(
-        self, step_begins: OptimizerHook, step_ends: OptimizerHook | None = None
+        self,
+        step_begins: OptimizerHook,
+        step_ends: OptimizerHook | None = None,
+        part: Guard = UNGUARDED,
     ) -> None:
+        """Pass steps on from now on. ``part`` guards both hooks, unless they guard themselves."""
+        self._part = part
         self.step_begins = step_begins
         self.step_ends = step_ends
         self.gives_way = False
@@ -87,6 +93,8 @@ class OptimizerDoor:
         self.is_in_hook = True
         try:
             hook(optimizer)
+        except BaseException as error:
+            self._part.failed(error)
         finally:
             self.is_in_hook = False
 
