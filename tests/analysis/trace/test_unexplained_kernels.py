@@ -8,8 +8,10 @@ import pytest
 from cuda_trace import kernel_table
 from real_traces import NAMED, trace
 
+from lm_profiler.analysis import conclude
 from lm_profiler.analysis.trace.unexplained_kernels import unexplained_kernels
 from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.run_record import Flops
 
 WITH_PRODUCTS = "tracelens_h100_qwen1.5_0.5b"
 
@@ -63,3 +65,12 @@ def test_compiled_code_was_counted_as_its_operators() -> None:
 def test_a_trace_of_the_host_has_no_kernels() -> None:
     table = kernel_table(trace("hta_alexnet")).model_copy(update={"source": "operators"})
     assert unexplained_kernels(table, [], []) == []
+
+
+def test_flops_of_a_run_with_such_a_kernel_are_a_lower_bound() -> None:
+    counted = Flops(forward=1, backward=2, recomputation=0, uncounted=["my::operator"])
+    table = renamed(WITH_PRODUCTS, dict.fromkeys(PRODUCTS, "FusedLinear"))
+    flops = conclude._with_unexplained_kernels(counted, table)
+    assert flops.uncounted[0] == "my::operator"
+    assert flops.uncounted[1].endswith(" in FusedLinear")
+    assert conclude._with_unexplained_kernels(counted, None) == counted
