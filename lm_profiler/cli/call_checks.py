@@ -29,12 +29,18 @@ def check_class_path(name: str, path: str) -> None:
     file = Path(path)
     if file.is_absolute() and file.is_relative_to(Path.cwd()):
         file = file.relative_to(Path.cwd())
-    module = ".".join(
+    parts = [
         part for part in file.with_suffix("").parts if part not in (".", "..", "/")
-    )
-    class_path = f"{module}.{_class_in(Path(path))}"
+    ]
+    class_path = ".".join([*parts, _class_in(Path(path))])
+    remedy = f"write --{name}={class_path}"
+    for part in parts:
+        if not part.isidentifier():
+            remedy = (
+                f"rename {part!r}: the name of a module has only letters, digits and _"
+            )
     raise UsageError(
-        f"{name}: expected the path of a class, given the file {path!r}; write --{name}={class_path}"
+        f"{name}: expected the path of a class, given the file {path!r}; {remedy}"
     )
 
 

@@ -69,9 +69,11 @@ _UNKNOWN = re.compile(
 _NO_VALUE = re.compile(
     r"argument (?:-\w/)?--([\w.]+): expected (?:one|at least one) argument"
 )
-_VALUE = re.compile(r"(?:Given value|Got value): (.*)", re.DOTALL)
+_GIVEN_VALUE = re.compile(r"Given value: (.*)", re.DOTALL)  # ends the message
+_GOT_VALUE = re.compile(r"Got value: (.*)")  # ends a line
 _TYPE = re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>|typing\.Literal\[(.*)\]")
 _SUBCLASS = re.compile(r"Not a valid subclass of (\w+)")
+_NO_TEXT = re.compile(r"argument of type '\w+' is not iterable")  # of a class_path
 _OWN_MESSAGE = re.compile(r"[\w.]+: expected ")  # what our own classes raise
 # lines of a message that do not help the user: for a union of types, only what each expected helps
 _NOISE = (
@@ -138,10 +140,12 @@ def _subject(message: str, prefix: str) -> str:
 def _useful_lines(message: str) -> list[str]:
     """Return the lines of a message that state what is wrong, with short names of types."""
     lines = []
-    for line in message.splitlines():
+    tree = message.rpartition("Given value: ")[0] or message
+    for line in tree.splitlines():
         line = line.partition(". Got value")[0].strip().removeprefix("- ")
         line = _TYPE.sub(r"\1\2", line)
         line = _SUBCLASS.sub(r"Expected a class path of \1", line)
+        line = _NO_TEXT.sub("Expected a class path", line)
         if line and not line.startswith(_NOISE):
             lines.append(line)
     return lines
@@ -154,7 +158,7 @@ def _expected_and_given(lines: Sequence[str], message: str) -> str:
         expected_type = re.sub(r"^Expected an? ", "", line).replace("NoneType", "null")
         if expected_type not in types:
             types.append(expected_type)
-    match = _VALUE.search(message)
+    match = _GIVEN_VALUE.search(message) or _GOT_VALUE.search(message)
     value = match[1].strip()[:_MAX_VALUE_CHARACTERS] if match else ""
     takes_class = any(name.startswith("class path") for name in types)
     takes_list = not _SEQUENCE_TYPES.isdisjoint(types)

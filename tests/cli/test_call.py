@@ -190,6 +190,10 @@ def test_a_wrong_word_is_answered_with_the_right_one(tmp_path: Path, monkeypatch
     assert told_of("-config", "demo").endswith("write --config")
     assert told_of("--model", "nets/file.py").endswith("write --model=nets.file.Net")
     assert told_of(f"--model={tmp_path / 'nets' / 'file.py'}").endswith("write --model=nets.file.Net")
+    (tmp_path / "my net.py").write_text(MODULE_FILE)
+    assert told_of("--model", "my net.py").endswith(
+        "rename 'my net': the name of a module has only letters, digits and _"
+    )
     assert told_of("--config", "a sweep.yaml").endswith("run `lm_profiler sweep 'a sweep.yaml'`")
     assert told_of("--config=sizes").endswith("run `lm_profiler sweep sizes`")
 

@@ -16,3 +16,31 @@ def test_what_it_does_not_know_is_cut_to_a_line() -> None:
 def test_a_message_of_ours_gets_the_key_that_it_is_about() -> None:
     ours = "size: expected 3, given 4"
     assert str(explain(ours, prefix="model")) == f"model.{ours}"
+
+
+UNION = """\
+Parser key "{key}":
+  Does not validate against any of the Union subtypes
+  Subtypes: [<class 'int'>, <class 'NoneType'>]
+  Errors:
+    - {error}
+    - Expected a <class 'NoneType'>{more}
+  Given value type: <class 'str'>
+  Given value: {given}"""
+
+
+def test_the_value_is_the_one_that_was_given() -> None:
+    """Each line of the tree ends with the value as it was read: the next line is no part of it."""
+    line = "Expected a <class 'int'>. Got value: 1000.0"
+    message = UNION.format(key="num_layers", error=line, more=". Got value: 1000.0", given="1e3")
+    assert str(explain(message)) == "num_layers: expected int or null, given '1e3'"
+    assert str(explain(line, prefix="data.seed")) == "data.seed: expected int, given '1000.0'"
+    two_lines = UNION.format(key="name", error="Expected a <class 'int'>", more="", given="a\nb")
+    assert str(explain(two_lines)).endswith("given 'a\\nb'")
+
+
+def test_a_class_path_that_is_no_text_is_refused_as_a_class_path() -> None:
+    message = UNION.format(
+        key="model", error="argument of type 'NoneType' is not iterable", more="", given="{'class_path': None}"
+    )
+    assert str(explain(message)) == "model: expected class path or null, given \"{'class_path': None}\""
