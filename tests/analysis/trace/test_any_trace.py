@@ -330,6 +330,13 @@ def test_of_a_trace_that_is_too_large_the_first_steps_are_read(tmp_path: Path) -
     assert kernel_table(part.work) == kernel_table(alone.work)
 
 
+def test_of_a_trace_that_is_too_large_a_later_step_can_be_asked_for(tmp_path: Path) -> None:
+    events = steps_in_a_row(10)
+    part = read_any_trace(written(tmp_path, events), step_name="ProfilerStep#7", most_events=len(cuda_step()) + 5)
+    assert [step.name for step in part.work.packed.steps] == ["ProfilerStep#7"]
+    assert names_us(part)[GEMM] == 20 + 20 + 20
+
+
 def test_the_moments_of_many_events_are_counted_in_few_stretches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
