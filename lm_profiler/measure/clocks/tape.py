@@ -1,8 +1,8 @@
 """Reads a tape of marks into steps: which part of the step each stretch of time belongs to.
 
 Parts nest (a backward inside a manual training_step); the time belongs to the innermost. None of this runs within a
-timed step. ``TapeReading`` reads mark by mark. ``ChunkReader`` computes steps whose marks have the same codes together:
-reading takes tens of microseconds a step, which a run that is watched for days would pay in every step.
+timed step. ``TapeReading`` reads step by step, and mark by mark where a step is new or runs. ``ChunkReader`` computes
+steps whose marks have the same codes together: a run that is watched for days would pay for reading in every step.
 """
 
 from __future__ import annotations
@@ -92,9 +92,36 @@ class TapeReading:
             finished=self.finished.copy(),
             step=step_copy,
         )
-        for code, instant in zip(tape[::2], tape[1::2], strict=True):
+        codes = tape[::2]
+        instants = tape[1::2]
+        begin = 0
+        for index, code in enumerate(codes):
+            if code == END:
+                reading._read_step(
+                    codes[begin : index + 1], instants[begin : index + 1]
+                )
+                begin = index + 1
+        for code, instant in zip(codes[begin:], instants[begin:], strict=True):
             reading.read(code, instant)
         return reading
+
+    def _read_step(self, codes: Sequence[int], instants: Sequence[Any]) -> None:
+        """Read marks of which the last one ends a step."""
+        layout = None
+        is_whole = not self.running and FAIL not in codes
+        has_device = type(instants[-1]) is tuple
+        if is_whole and not has_device:
+            layout = _known_layout(tuple(self.stack), tuple(codes))
+        if layout is None:
+            for code, instant in zip(codes, instants, strict=True):
+                self.read(code, instant)
+            return
+        host_ns = [instants[place] for place in layout.places]
+        self.stack = list(layout.stack_at_end)
+        self.failed_in = None
+        self.begun_part = OTHER
+        self.step = StepMarks([*layout.codes], host_ns, [])
+        self.finished.append(self.step)
 
     def read(self, code: int, instant: Any) -> None:
         stack = self.stack
@@ -162,10 +189,42 @@ class TimedSteps(NamedTuple):
 class _Layout(NamedTuple):
     """The meaning of the marks of one sequence of codes."""
 
-    marks: NDArray[np.intp]  # where the step's marks stand
+    places: list[int]  # where the step's marks stand
     codes: list[int]
     parts: NDArray[np.float64]
     stack_at_end: tuple[int, ...]  # the open parts
+
+
+# the layouts of steps that were read so far, by the parts that were open and by their codes
+_LAYOUTS: dict[tuple[tuple[int, ...], tuple[int, ...]], _Layout | None] = {}
+
+
+def _known_layout(stack: tuple[int, ...], codes: tuple[int, ...]) -> _Layout | None:
+    key = stack, codes
+    if key in _LAYOUTS:
+        return _LAYOUTS.get(key)  # another thread may have cleared them
+    layout = _new_layout(stack, codes)
+    if len(_LAYOUTS) >= _MOST_LAYOUTS:
+        _LAYOUTS.clear()
+    _LAYOUTS[key] = layout
+    return layout
+
+
+def _new_layout(stack: tuple[int, ...], codes: tuple[int, ...]) -> _Layout | None:
+    """Return what ``codes`` up to a step's end mean while the parts of ``stack`` are open; None if no step ran."""
+    reading = TapeReading(stack=list(stack))
+    for place, code in enumerate(codes):
+        # the place of each mark stands for its instant
+        reading.read(code, place)
+    if not reading.finished:
+        return None
+    step = reading.finished[0]
+    parts = np.zeros((len(step.codes) - 1, len(TIMED)))
+    for row, code in enumerate(step.codes[:-1]):
+        if code < len(PARTS):
+            parts[row, code] = 1.0
+            parts[row, -1] = 1.0
+    return _Layout(step.host_ns, step.codes, parts, tuple(reading.stack))
 
 
 @dataclass(eq=False)
@@ -218,26 +277,11 @@ class ChunkReader:
         if key not in self._layouts:
             if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
-            self._layouts[key] = self._new_layout(codes)
+            self._layouts[key] = _new_layout(*key)
         layout = self._layouts[key]
         if layout is not None:
             self._stack = layout.stack_at_end
         return layout
-
-    def _new_layout(self, codes: tuple[int, ...]) -> _Layout | None:
-        reading = TapeReading(stack=list(self._stack))
-        for place, code in enumerate(codes):
-            # the place of each mark stands for its instant
-            reading.read(code, place)
-        if not reading.finished:
-            return None
-        step = reading.finished[0]
-        parts = np.zeros((len(step.codes) - 1, len(TIMED)))
-        for row, code in enumerate(step.codes[:-1]):
-            if code < len(PARTS):
-                parts[row, code] = 1.0
-                parts[row, -1] = 1.0
-        return _Layout(np.array(step.host_ns), step.codes, parts, tuple(reading.stack))
 
     def _times(self, steps: Sequence[tuple[_Layout, Sequence[Any]]]) -> TimedSteps:
         """Compute the times of ``steps``, those with one layout together."""
@@ -257,7 +301,7 @@ class ChunkReader:
                     self._device_seconds(layout, row) for row in instants
                 ]
                 instants = [_host_instants(row) for row in instants]
-            ns = np.array(instants, np.int64)[:, layout.marks]
+            ns = np.array(instants, np.int64)[:, layout.places]
             begin_ns[indices] = ns[:, 0]
             end_ns[indices] = ns[:, -1]
             host_s[indices] = np.diff(ns, axis=1) * 1e-9 @ layout.parts
@@ -273,7 +317,7 @@ class ChunkReader:
         """
         assert self.stream is not None
         events = [instant[1] for instant in instants]
-        events_of_step = [events[index] for index in layout.marks]
+        events_of_step = [events[place] for place in layout.places]
         marks = StepMarks(layout.codes, [], events_of_step)
         seconds = marks.stream_seconds(self.stream)
         self.stream.release(events)

@@ -9,7 +9,7 @@ import pytest
 from sleepy_loop import MadeUpDevice
 
 from lm_profiler.measure.clocks import tape as at
-from lm_profiler.measure.clocks.tape import ChunkReader
+from lm_profiler.measure.clocks.tape import ChunkReader, TapeReading
 from lm_profiler.measure.clocks.timeline import Timeline
 
 PLAIN = [at.DATA, at.LEAVE, at.TRANSFER, at.LEAVE, at.FORWARD, at.LEAVE, at.BACKWARD, at.LEAVE, at.CLIP, at.LEAVE,
@@ -32,7 +32,12 @@ def test_any_tape_cut_anywhere(seed: int) -> None:
             tape += (code, now)
     timeline = Timeline()
     timeline._tape.extend(tape)
-    finished = timeline.reading().finished
+    by_mark = TapeReading()
+    for code, instant in zip(tape[::2], tape[1::2], strict=True):
+        by_mark.read(code, instant)
+    by_step = timeline.reading()
+    assert by_step == by_mark
+    finished = by_step.finished
     reader, cuts = ChunkReader(), sorted(rng.sample(range(0, len(tape), 2), 7))
     chunks = [reader.read(tape[a:b]) for a, b in zip([0, *cuts], [*cuts, len(tape)], strict=True)]
     begin, end, host_s, seconds = (np.concatenate([getattr(c, name) for c in chunks]) for name in chunks[0]._fields)
