@@ -1,4 +1,4 @@
-"""Seconds that a sweep adds to each of its cells: the fork server against a plain subprocess a cell.
+"""Seconds that a sweep adds to each of its cells: the fork server against a fresh interpreter a cell.
 
     python -m benchmarks.sweep [--cells 10]
 
@@ -12,16 +12,18 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
-from lm_profiler.cli.verbs.sweep import FORKING, SPAWNING
+from lm_profiler.cli.verbs.sweep import LOADED
 from lm_profiler.measure.device.environment import device_name
-from lm_profiler.processes.fork_server import CellEnded, CellServer
+from lm_profiler.processes.cell_processes import CellProcesses
 from lm_profiler.record.run_record import read_run
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import text_table
@@ -46,11 +48,14 @@ TINY = (
 
 
 def time_cells(
-    server: Sequence[str], cells: int
+    modules: Sequence[str], cells: int
 ) -> tuple[float, list[float], list[float]]:
     """Seconds before the first cell, of each cell, and of each cell's own run."""
     walls, runs = [], []
-    with tempfile.TemporaryDirectory() as folder, CellServer(server) as program:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        CellProcesses("lm_profiler", modules) as program,
+    ):
         begun = time.perf_counter()
         one_cell(program, ["--version"], Path(folder, "once.txt"))
         once = time.perf_counter() - begun
@@ -63,10 +68,9 @@ def time_cells(
     return once, walls, runs
 
 
-def one_cell(program: CellServer, call: Sequence[str], output: Path) -> None:
+def one_cell(program: CellProcesses, call: Sequence[str], output: Path) -> None:
     program.start("cell", call, output, {})
-    while not any(isinstance(event, CellEnded) for event in program.events(None)):
-        pass
+    program.events(None)
 
 
 def main() -> None:
@@ -75,17 +79,19 @@ def main() -> None:
     )
     parser.add_argument("--cells", type=int, default=10)
     cells = parser.parse_args().cells
+    # otherwise each cell would import this program once more, as no cell of a user's sweep does
+    sys.modules["__main__"] = ModuleType("__main__")
     cpu = device_name(torch.device("cpu"))
     print(
         f"{cpu}, {platform.platform()}, Python {platform.python_version()}, torch {torch.__version__}"
     )
     print(f"{cells} cells one after the other; medians\n")
     rows = []
-    for name, server in (
-        ("fork server", FORKING),
-        ("a plain subprocess each", SPAWNING),
+    for name, modules in (
+        ("fork server", LOADED),
+        ("a fresh interpreter each", ()),
     ):
-        once, walls, runs = time_cells(server, cells)
+        once, walls, runs = time_cells(modules, cells)
         added = [wall - run for wall, run in zip(walls, runs, strict=True)]
         figures = (
             once,

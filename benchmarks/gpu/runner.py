@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import sys
 import time
@@ -17,24 +16,19 @@ from typing import Any
 from benchmarks.gpu.card import watched
 from benchmarks.gpu.registry import MACHINE, UNFINISHED, Part
 from benchmarks.gpu.summary import STATUS_FILE, write_summary
+from lm_profiler.processes.cell_processes import CellProcesses
 from lm_profiler.processes.child import end_text
-from lm_profiler.processes.fork_server import CellEnded, CellServer, CellStarted
 from lm_profiler.record.calls import OK
 from lm_profiler.record.files import write_whole
 
-_PROGRAM = (
-    sys.executable,
-    "-m",
-    "lm_profiler.processes.fork_server",
-    "benchmarks.gpu.part",
-)
+_PROGRAM = "benchmarks.gpu.part"
 _LOADED = (
     "lightning.pytorch",
     "torch.utils.tensorboard",
     "lm_profiler.cli.verbs.trainer",
 )
-SERVER = (*_PROGRAM, *_LOADED) if sys.platform == "linux" else _PROGRAM
-"""The program that starts the parts: it has loaded what they need, and a part is a copy of it (as cells of a sweep)."""
+MODULES = _LOADED if sys.platform == "linux" else ()
+"""What the server that starts the parts has loaded: a part is a copy of it (as cells of a sweep)."""
 
 LARGEST_BYTES = 8 << 20
 """Larger files are removed when their part has ended: the whole folder shall stay one of a few MB."""
@@ -57,7 +51,10 @@ def run_parts(
         limit_s: Of each part but the machine's description, instead of its own limit.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with CellServer(SERVER) as server, nullcontext() if on_cpu else watched(folder):
+    with (
+        CellProcesses(_PROGRAM, MODULES) as processes,
+        nullcontext() if on_cpu else watched(folder),
+    ):
         for part in parts:
             place = folder / f"{part.number:02}-{part.name}"
             if _status(place).get("status") != "done":
@@ -65,7 +62,7 @@ def run_parts(
                 patience = _PATIENCE if on_cpu and limit_s is None else 1
                 try:
                     _run(
-                        server,
+                        processes,
                         part,
                         place,
                         "cpu" if on_cpu else "gpu",
@@ -82,18 +79,22 @@ def run_parts(
 
 
 def _run(
-    server: CellServer, part: Part, place: Path, accelerator: str, limit_s: float
+    processes: CellProcesses,
+    part: Part,
+    place: Path,
+    accelerator: str,
+    limit_s: float,
 ) -> None:
     place.mkdir(parents=True, exist_ok=True)
     output = place / "output.txt"
-    server.start(
+    processes.start(
         part.name, [part.name, str(place), str(limit_s), accelerator], output, {}
     )
     began, began_s = datetime.now(timezone.utc), time.monotonic()
     how: str | None = "interrupted"
     duration_s: float | None = None
     try:
-        how, duration_s = _ended(server, part.name, limit_s)
+        how, duration_s = _ended(processes, part.name, limit_s)
     finally:  # whoever ends the command keeps what the part has found so far
         status = {
             **asdict(part),
@@ -117,33 +118,26 @@ def _run(
         print(f"   {said[-1]}", flush=True)
 
 
-def _ended(server: CellServer, name: str, limit_s: float) -> tuple[str | None, float]:
+def _ended(
+    processes: CellProcesses, name: str, limit_s: float
+) -> tuple[str | None, float]:
     """Wait for the part's end, and bring it about when its time is over.
 
     Returns how it ended, None where it ended well, and its seconds.
     """
-    began_s = until_s = math.inf  # until the server has loaded what it needs
-    while True:
-        events = server.events(
-            None if math.isinf(until_s) else max(until_s - time.monotonic(), 0.0)
-        )
-        for event in events:
-            if isinstance(event, CellStarted):
-                began_s = time.monotonic()
-                until_s = began_s + limit_s
-            if isinstance(event, CellEnded):
-                duration_s = max(time.monotonic() - began_s, 0.0)
-                if event.code == -signal.SIGKILL and duration_s >= limit_s:
-                    return f"killed after its limit of {limit_s:g} s", duration_s
-                how = (
-                    _HOW[event.code]
-                    if event.code in _HOW
-                    else event.lost or end_text(event.code)
-                )
-                return how, duration_s
-        if not events and time.monotonic() >= until_s:
-            until_s = math.inf
-            server.signal(name, signal.SIGKILL)
+    began_s = time.monotonic()
+    events = processes.events(limit_s)
+    is_over_its_time = not events
+    if is_over_its_time:
+        processes.signal(name, signal.SIGKILL)
+        events = processes.events(None)
+    duration_s = time.monotonic() - began_s
+    [event] = events
+    if is_over_its_time:
+        return f"killed after its limit of {limit_s:g} s", duration_s
+    if event.code in _HOW:
+        return _HOW[event.code], duration_s
+    return event.lost or end_text(event.code), duration_s
 
 
 def _remove_large(place: Path) -> list[str]:

@@ -27,7 +27,7 @@ from lm_profiler.improve.cells import (
 from lm_profiler.improve.decision import NumericsCheck, PairedComparison, TimedRun
 from lm_profiler.improve.search import Searcher
 from lm_profiler.improve.tolerance import check_numbers
-from lm_profiler.processes.fork_server import CellServer
+from lm_profiler.processes.cell_processes import CellProcesses
 from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.improve_record import (
     IMPROVE_FILE,
@@ -296,10 +296,10 @@ class Runner:
     """
 
     def __init__(
-        self, folder: SweepFolder, server: CellServer, display: ImproveDisplay
+        self, folder: SweepFolder, processes: CellProcesses, display: ImproveDisplay
     ) -> None:
         self._folder = folder
-        self._server = server
+        self._processes = processes
         self._display = display
         self._caches = folder.path / "compile_caches"
         # a call that was killed may have left files
@@ -319,7 +319,7 @@ class Runner:
         self._schedule = Schedule(
             self._folder.path,
             [cell],
-            self._server,
+            self._processes,
             self._display,
             timeout_s=round(limit_s, 1),
             environment=own_compile_cache(cache),

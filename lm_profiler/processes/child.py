@@ -356,10 +356,10 @@ def _answer(find: Callable[[], Any], link: Connection) -> None:
 # -- any child ---------------------------------------------------------------------------------------------------------
 
 
-def die_with_parent(begin: bool = True) -> None:
-    """Have Linux kill this process when its parent ends for whatever reason; ``begin=False`` undoes that."""
+def die_with_parent() -> None:
+    """Have Linux kill this process when its parent ends for whatever reason."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if begin else 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_text(code: int | None) -> str:

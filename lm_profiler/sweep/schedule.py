@@ -15,8 +15,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol, cast
 
+from lm_profiler.processes.cell_processes import CellEnded, CellProcesses
 from lm_profiler.processes.child import end_text
-from lm_profiler.processes.fork_server import CellEnded, CellServer
 from lm_profiler.record.calls import INTERRUPTED
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import RunRecord, none_if_unreadable, read_run
@@ -78,9 +78,9 @@ class _Running:
     cell: Cell
     device: str | None
     memory_kills: int  # processes that the OOM killer had ended when the cell began
-    begin_s: float  # the time at which the process began; before that is known, the time of the request
+    begin_s: float  # the time at which the process began
     # the time of the next signal: SIGTERM, on which the cell may write its record, then SIGKILL
-    signal_s: float = math.inf
+    signal_s: float
     is_asked_to_stop: bool = False
     is_timed_out: bool = False
 
@@ -96,7 +96,7 @@ class Schedule:
         self,
         folder: Path,
         cells: Sequence[Cell],
-        starter: CellServer,
+        processes: CellProcesses,
         watcher: Watcher,
         devices: Sequence[str | None] = (None,),
         timeout_s: float | None = None,
@@ -104,7 +104,7 @@ class Schedule:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
-        self._starter = starter
+        self._processes = processes
         self._watcher = watcher
         self._waiting_cells = deque(cells)
         self._free_devices = deque(devices)
@@ -119,13 +119,8 @@ class Schedule:
         while self._running or (self._waiting_cells and not self.interrupted):
             while self._waiting_cells and self._free_devices and not self.interrupted:
                 self._begin(self._waiting_cells.popleft(), self._free_devices.popleft())
-            for event in self._starter.events(self._wait_s()):
-                if isinstance(event, CellEnded):
-                    self._end(event)
-                else:
-                    running = self._running[event.cell]
-                    running.begin_s = self._clock()
-                    running.signal_s = running.begin_s + self._timeout_s
+            for event in self._processes.events(self._wait_s()):
+                self._end(event)
             self._send_signals()
             self._watcher.tick()
 
@@ -138,13 +133,17 @@ class Schedule:
 
     def _begin(self, cell: Cell, device: str | None) -> None:
         cell_folder = clear(self._folder, cell)
-        self._running[cell.id] = _Running(cell, device, memory_kills(), self._clock())
+        kills_before = memory_kills()
         environment = own_compile_cache(cell_folder)
         environment.update(self._environment)
         if device is not None:
             environment["CUDA_VISIBLE_DEVICES"] = device
-        self._starter.start(
+        self._processes.start(
             cell.id, cell.arguments, cell_folder / OUTPUT_FILE, environment
+        )
+        begin_s = self._clock()
+        self._running[cell.id] = _Running(
+            cell, device, kills_before, begin_s, signal_s=begin_s + self._timeout_s
         )
         self._watcher.cell_begins(cell, device)
 
@@ -171,11 +170,11 @@ class Schedule:
             is_due = now_s >= running.signal_s
             if running.is_asked_to_stop:
                 if is_due:
-                    self._starter.signal(running.cell.id, signal.SIGKILL)
+                    self._processes.signal(running.cell.id, signal.SIGKILL)
                     running.signal_s = now_s + GRACE_S
             elif is_due or self.interrupted:
                 # The first signal asks, so that the record is written.
-                self._starter.signal(running.cell.id, signal.SIGTERM)
+                self._processes.signal(running.cell.id, signal.SIGTERM)
                 running.is_asked_to_stop = True
                 running.is_timed_out = not self.interrupted
                 running.signal_s = now_s + GRACE_S

@@ -18,11 +18,11 @@ from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.parts import machine, overhead, tests
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.registry import MACHINE, PARTS, chosen
-from benchmarks.gpu.runner import _PROGRAM, run_parts
+from benchmarks.gpu.runner import run_parts
 from raised import refusal
 from stored_texts import assert_stored
 
-from lm_profiler.processes.fork_server import CellServer
+from lm_profiler.processes.cell_processes import CellProcesses
 from lm_profiler.usage_error import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def killed(folder: Path) -> dict[str, Any]:
     """The first part, which had no time; from a server that has loaded nothing for it."""
-    with mock.patch("benchmarks.gpu.runner.SERVER", _PROGRAM):
+    with mock.patch("benchmarks.gpu.runner.MODULES", ()):
         assert not run_parts([part for part in PARTS if part.name == "tests"], folder, on_cpu=True, limit_s=0.01)
     return dict(json.loads((folder / "gpu.json").read_text())["parts"][-1])
 
@@ -66,7 +66,7 @@ def test_a_part_is_killed_when_its_time_is_over(killed: dict[str, Any]) -> None:
 
 
 def test_what_a_part_has_found_is_kept_when_the_command_is_ended(tmp_path: Path) -> None:
-    class Ended(CellServer):
+    class Ended(CellProcesses):
         """Its part never ends; whoever waits for it is interrupted."""
 
         def __init__(self) -> None:
@@ -78,10 +78,13 @@ def test_what_a_part_has_found_is_kept_when_the_command_is_ended(tmp_path: Path)
         def events(self, timeout_s: float | None) -> NoReturn:
             raise KeyboardInterrupt
 
+        def __enter__(self) -> Ended:
+            return self
+
         def __exit__(self, *_: object) -> None:
             """Nothing runs."""
 
-    with mock.patch("benchmarks.gpu.runner.CellServer", return_value=Ended()), pytest.raises(KeyboardInterrupt):
+    with mock.patch("benchmarks.gpu.runner.CellProcesses", return_value=Ended()), pytest.raises(KeyboardInterrupt):
         run_parts([MACHINE], tmp_path, on_cpu=True, limit_s=None)
     (part,) = json.loads((tmp_path / "gpu.json").read_text())["parts"]
     assert (part["status"], part["how"], part["figures"]) == ("not done", "interrupted", {"found": 1})

@@ -21,6 +21,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -34,9 +35,10 @@ import torch
 from benchmarks.free_port import free_port
 from scripts import SUPPORT
 
-from lm_profiler.processes import child
+from lm_profiler.processes import cell_processes, child
 
 INTERPRETER = child.start_interpreter
+RUN_CELL = cell_processes.run_cell
 CONTEXT = multiprocessing.get_context("forkserver")
 util.get_temp_dir()  # its socket goes there: a test that has its own tempdir, a long path, must not be the first to ask
 CONTEXT.set_forkserver_preload(
@@ -200,21 +202,14 @@ def _become(
     arguments: tuple[str, ...], folder: str, environment: dict[str, str], rates: bool, address: str, *streams: str
 ) -> None:
     """What an interpreter does with them."""
-    gc.freeze()  # no collection here looks at, and so copies, what the server has loaded
     os.setsid()
-    _ask_server_of(address)
-    child.start_interpreter = interpreter
-    if not rates:
-        with_rates(None, None).start()
+    _take_over(rates, address)
     for number, name in enumerate(streams):
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY)
         os.dup2(file, number)
         os.close(file)
     multiprocessing.set_start_method(None, force=True)  # what is usual, where its own children would be as this one
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
-    subprocess.Popen._execute_child = _fork_ours  # type: ignore[attr-defined]
-    os.execv = _become_ours  # type: ignore[assignment]
-    util.spawnv_passfds = _spawn_ours  # type: ignore[attr-defined]
     try:
         _interpret(arguments, folder, environment)
     finally:  # as an interpreter ends, which a fork of multiprocessing does not
@@ -223,11 +218,28 @@ def _become(
 
 
 _EXECUTE_CHILD = subprocess.Popen._execute_child  # type: ignore[attr-defined]
-_EXECV = os.execv
+
+
+def _take_over(rates: bool, address: str) -> None:
+    """Have what this process starts be forks too, the cells of a sweep among them."""
+    gc.freeze()  # no collection here looks at, and so copies, what the server has loaded
+    _ask_server_of(address)
+    child.start_interpreter = interpreter
+    cell_processes.run_cell = partial(_run_cell, rates, address)
+    cell_processes.forget_server = lambda: None  # it is theirs too
+    if not rates:
+        with_rates(None, None).start()
+    subprocess.Popen._execute_child = _fork_ours  # type: ignore[attr-defined]
+    util.spawnv_passfds = _spawn_ours  # type: ignore[attr-defined]
+
+
+def _run_cell(rates: bool, address: str, *given: Any) -> None:
+    _take_over(rates, address)
+    RUN_CELL(*given)
 
 
 def _fork_ours(process: Any, args: Any, *given: Any) -> None:
-    """What such a fork starts of ours is a copy of itself, and its child: the server of a sweep, another rank.
+    """What such a fork starts of ours is a copy of itself, and its child, such as another rank.
 
     Verbs start them before anything has gone backward, which a copy could not do again.
     """
@@ -250,13 +262,6 @@ def _fork_ours(process: Any, args: Any, *given: Any) -> None:
             os._exit(code)
     process._child_created = True
     process._close_pipe_fds(*pipes)
-
-
-def _become_ours(path: Any, args: Any) -> None:
-    command = [str(word) for word in args]
-    if not _is_ours(command):
-        _EXECV(path, args)
-    os._exit(_code_of(command, str(Path.cwd()), dict(os.environ)))
 
 
 def _spawn_ours(path: Any, args: Any, passfds: Any) -> int:

@@ -12,7 +12,7 @@ from stored_texts import assert_stored
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from told import Told
 
-from lm_profiler.processes.fork_server import CellEnded, CellStarted
+from lm_profiler.processes.cell_processes import CellEnded
 from lm_profiler.record.run_record import Failure, Status
 from lm_profiler.record.sweep_files import read_outcome, read_outcomes
 from lm_profiler.sweep.schedule import GRACE_S, ProcessEnd, Schedule, memory_kills, record_outcome
@@ -25,7 +25,6 @@ class Processes:
         self.folder, self.lasts, self.deaf = folder, lasts, deaf
         self.now = 100.0
         self.ends: dict[str, tuple[float, int]] = {}
-        self.new: list[str] = []
         self.environments: dict[str, str | None] = {}
         self.most = 0
         self.caches: list[list[str | None]] = []
@@ -39,22 +38,17 @@ class Processes:
         for cache in filter(None, self.caches[-1]):
             Path(cache).mkdir(parents=True)
         self.environments[cell] = environment.get("CUDA_VISIBLE_DEVICES")
-        self.new.append(cell)
+        self.ends[cell] = (self.now + self.lasts[cell], 0)
+        self.most = max(self.most, len(self.ends))
 
     def signal(self, cell: str, number: int) -> None:
         self.signals.append((self.now - 100.0, cell, number))
         if cell in self.ends and (number == signal.SIGKILL or cell not in self.deaf):
             self.ends[cell] = (self.now + 0.5, -signal.SIGKILL if number == signal.SIGKILL else 130)
 
-    def events(self, timeout_s: float | None) -> list[CellStarted | CellEnded]:
+    def events(self, timeout_s: float | None) -> list[CellEnded]:
         assert timeout_s is not None
         assert timeout_s >= 0
-        started, self.new = self.new, []
-        if started:
-            for cell in started:
-                self.ends[cell] = (self.now + self.lasts[cell], 0)
-            self.most = max(self.most, len(self.ends))
-            return [CellStarted(cell) for cell in started]
         self.now += max(timeout_s, 0.01)
         for when in [when for when in self.at if when <= self.now - 100.0]:
             self.at.pop(when)()

@@ -19,7 +19,7 @@ from lm_profiler.cli.call import Call
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.options import read_config
 from lm_profiler.cli.verbs.shared import AnswerFormat, show, write_json
-from lm_profiler.cli.verbs.sweep import SERVER, check_calls
+from lm_profiler.cli.verbs.sweep import cell_processes, check_calls
 from lm_profiler.improve.candidates import (
     ImproveRequest,
     open_candidates,
@@ -36,7 +36,6 @@ from lm_profiler.improve.cells import (
 from lm_profiler.improve.search import FEWEST_RUNS
 from lm_profiler.improve.searching import Account, ImproveDisplay, Runner, search
 from lm_profiler.measure.boundary import say
-from lm_profiler.processes.fork_server import CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, config_file
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve_record import (
@@ -72,12 +71,8 @@ _EXIT_CODES = {"interrupted": INTERRUPTED, "failed": FAILED}
 def run(request: ImproveRequest) -> int:
     """Improve a run and return the exit code: 1 if the first setting does not run."""
     plan, calls = _plan(request)
-    try:
-        with SweepFolder(request.folder, plan, grows=True) as folder:
-            return _run(request, folder, calls)
-    except ServerError as error:
-        say(str(error))
-        return FAILED
+    with SweepFolder(request.folder, plan, grows=True) as folder:
+        return _run(request, folder, calls)
 
 
 def _plan(request: ImproveRequest) -> tuple[SweepPlan, CellCalls]:
@@ -100,13 +95,13 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
     console = Console(stderr=request.format == "json")
     display = ImproveDisplay(folder.path, request.budget_s, console)
     with (
-        CellServer(SERVER, folder.lock) as server,
-        Runner(folder, server, display) as runner,
+        cell_processes(folder.lock) as processes,
+        Runner(folder, processes, display) as runner,
     ):
         cells = Cells(folder, runner)
         # calls are checked before anything runs
         check_calls(
-            server,
+            processes,
             [
                 cell
                 for cell in _written_cells(request, calls)

@@ -21,7 +21,7 @@ from lm_profiler.cli.options import read_config
 from lm_profiler.cli.verbs.shared import write
 from lm_profiler.measure.boundary import say
 from lm_profiler.models.config import check_size_name, other_meanings
-from lm_profiler.processes.fork_server import CellEnded, CellServer, ServerError
+from lm_profiler.processes.cell_processes import CellProcesses
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, command_line
 from lm_profiler.record.entry import Collection, collect
 from lm_profiler.record.quantities import counted
@@ -45,10 +45,8 @@ for example:
   lm_profiler sweep demo
   lm_profiler sweep --config demo --grid.data.context_length 64,128,256 --repeats 3"""
 
-SPAWNING = (sys.executable, "-m", "lm_profiler.processes.fork_server", "lm_profiler")
-FORKING = (*SPAWNING, "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")
-# The program that starts cells. Outside of Linux, a process that has imported torch cannot be forked safely.
-SERVER = FORKING if sys.platform == "linux" else SPAWNING
+# what the fork server imports for all cells
+LOADED = ("torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")
 
 _MAX_CHECKS = 40  # the most calls that are checked before a sweep, each in about 0.3 s
 
@@ -79,9 +77,6 @@ def run(request: SweepRequest) -> int:
         with SweepFolder(request.folder, plan, part=part) as folder:
             is_interrupted = _run(request, folder)
             return _print_end(folder, is_interrupted, request)
-    except ServerError as error:
-        say(str(error))
-        return FAILED
     except (
         BrokenPipeError
     ):  # an OSError that main handles: the reader of stdout has gone
@@ -105,13 +100,13 @@ def _run(request: SweepRequest, folder: SweepFolder) -> bool:
     display = Display(
         cells, len(cells) - len(missing), len(devices), folder.path, console
     )
-    with CellServer(SERVER, folder.lock) as server:
+    with cell_processes(folder.lock) as processes:
         schedule = Schedule(
-            folder.path, missing, server, display, devices, request.timeout_s
+            folder.path, missing, processes, display, devices, request.timeout_s
         )
         # The check costs seconds; a resumed sweep has passed it.
         if folder.is_new:
-            check_calls(server, cells_to_check(folder.plan.cells), request.timeout_s)
+            check_calls(processes, cells_to_check(folder.plan.cells), request.timeout_s)
             folder.begin()
         with (
             display.live_line(),
@@ -119,6 +114,12 @@ def _run(request: SweepRequest, folder: SweepFolder) -> bool:
         ):
             schedule.run()
     return schedule.interrupted
+
+
+def cell_processes(lock: int | None = None) -> CellProcesses:
+    """Return the processes of cells; outside of Linux, a process that has imported torch cannot be forked safely."""
+    modules = LOADED if sys.platform == "linux" else ()
+    return CellProcesses("lm_profiler", modules, lock)
 
 
 def cells_to_check(cells: Sequence[Cell]) -> list[Cell]:
@@ -152,7 +153,7 @@ def _facts_checked(cell: Cell) -> set[tuple[str, ...]]:
 
 
 def check_calls(
-    server: CellServer, cells: Iterable[Cell], timeout_s: float | None = None
+    processes: CellProcesses, cells: Iterable[Cell], timeout_s: float | None = None
 ) -> None:
     """Raise UsageError for the first cell whose call is wrong.
 
@@ -161,10 +162,13 @@ def check_calls(
     with tempfile.TemporaryDirectory(prefix="lm_profiler-calls-") as folder:
         file = Path(folder, "output.txt")
         for cell in cells:
-            server.start(cell.id, [*cell.arguments, "--print_config"], file, {})
-            code = _wait_for_end(server, cell, timeout_s)
-            if code < 0:
+            processes.start(cell.id, [*cell.arguments, "--print_config"], file, {})
+            ended = processes.events(timeout_s)
+            if not ended:
+                processes.signal(cell.id, signal.SIGKILL)
+                processes.events(None)
                 return
+            code = ended[0].code
             printed = file.read_text(encoding="utf-8", errors="replace")
             if code == WRONG_CALL:
                 raise UsageError(message_in(printed))
@@ -188,20 +192,6 @@ def _check_config(config: Mapping[str, Any], cell: Cell) -> None:
             check_size_name(init_args["size"])
         except UsageError as error:
             raise UsageError(f"model.{error}") from None
-
-
-def _wait_for_end(server: CellServer, cell: Cell, timeout_s: float | None) -> int:
-    """Wait for the end of a cell that was started, kill it ``timeout_s`` after it began, and return its exit code."""
-    limit_s = None
-    while True:
-        events = server.events(limit_s)
-        for event in events:
-            if isinstance(event, CellEnded):
-                return FAILED if event.code is None else event.code
-            limit_s = timeout_s  # the process has started; its end is the next event
-        if limit_s is not None and not events:
-            server.signal(cell.id, signal.SIGKILL)
-            limit_s = None
 
 
 def _print_end(folder: SweepFolder, is_interrupted: bool, request: SweepRequest) -> int:
