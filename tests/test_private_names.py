@@ -42,6 +42,7 @@ SOURCES = [
 
 PYTHONS = {
     *("_getframe", "_current_frames", "_exit", "_run_exitfuncs", "_shutdown"),
+    *("_forkserver", "_forkserver_alive_fd"),  # the same in Python 3.10 to 3.13
     *("_replace", "_asdict", "_make", "_fields"),  # of a NamedTuple
     # argparse's and jsonargparse's
     *("_actions", "_action_groups", "_group_actions", "_mutually_exclusive_groups", "_get_formatter"),
