@@ -61,7 +61,17 @@ def test_a_word_that_belongs_to_no_option_may_be_a_config() -> None:
 
 # -- files that nobody means -----------------------------------------------------------------------------------------
 
+LEVELS = [
+    f"{name}: &{name} [{', '.join(['*' + before] * 10)}]" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+]
+LAUGHS = "\n".join(["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]", *LEVELS])
+
+
 MEANT_BY_NOBODY = {
+    "laughs": LAUGHS,
+    "cyclic": "model: &a {size: *a}",
+    "deep": "model: " + "[" * 500,
+    "deep mappings": "model: " + "{a: " * 500,
     "long": "#" * (1 << 20) + "\n",
     "tag": "model: !!python/object:os.abort {}",
 }
@@ -202,6 +212,20 @@ def test_a_wrong_word_is_answered_with_the_right_one(tmp_path: Path, monkeypatch
 def test_a_dotted_option_without_a_value_is_named_in_full(option: str) -> None:
     assert told_of(f"--{option}", "--name=x").startswith(f"{option}: expected a value")
     assert Call(["fit", f"--{option}.help", "--name=x"])  # jsonargparse takes this one without a value
+
+
+@pytest.mark.parametrize("content", [LAUGHS, "&a [*a]", "[" * 5000], ids=["laughs", "cyclic", "deep"])
+def test_yaml_without_end_is_refused_wherever_it_is_given(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "endless.yaml").write_text(content)
+    (tmp_path / "endless.txt").write_text(content)
+    (tmp_path / "config.yaml").write_text("trainer: {callbacks: [endless.txt]}\n")
+    assert told_of(f"--model.name={content}").startswith("model.name: expected a value")
+    assert told_of("--trainer.logger=endless.txt").startswith("trainer.logger: expected a value")
+    assert told_of("--model.encoder", "endless.yaml").startswith("model.encoder: expected a value")
+    assert told_of("--config=config.yaml").startswith("trainer.callbacks: expected a value")
 
 
 def test_text_that_is_no_yaml_is_a_value() -> None:
