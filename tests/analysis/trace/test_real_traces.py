@@ -43,9 +43,3 @@ def test_the_table_of_a_real_trace_adds_up_to_the_nanosecond(name: str) -> None:
     assert {p: total for p, total in found.items() if total} == dict(phases)
     assert sum(round(part.busy_s * 1e9) for part in table.phases.values()) == covered
     assert sum(round(row.total_s * 1e9) for row in table.rows) + round(table.rest.total_s * 1e9) == sum(names.values())
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_no_kernel_of_a_real_trace_is_of_unknown_kind(name: str) -> None:
-    table = kernel_table(trace(name))
-    assert {row.name for row in table.rows if row.kind == "other"} == set()

@@ -18,7 +18,7 @@ from lm_profiler.analysis.trace.kinds import kernel_kind
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.why.trace_answer import trace_answer
-from lm_profiler.analysis.why.traced import traced_of
+from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.run_record import FlopRate, Rates
 
@@ -50,6 +50,11 @@ def events_of(path: Path) -> list[dict[str, Any]]:
     begin, end = min(e["ts"] for e in timed), max(e["ts"] + e["dur"] for e in timed)
     step = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "name": "ProfilerStep#1"}
     return [*events, {**step, "ts": begin, "dur": end - begin}]
+
+
+@cache
+def traced_in(path: Path) -> Traced:
+    return traced_of(traced_work(PackedTrace(events_of(path))))
 
 
 def wanted(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int, int]:
@@ -85,7 +90,7 @@ def swept(intervals: list[tuple[int, int, str]], begin: int, end: int) -> Counte
 def test_every_nanosecond_of_the_window_is_one_uses(path: Path) -> None:
     events = events_of(path)
     work, begin, end = wanted(events)
-    traced = traced_of(traced_work(PackedTrace(events)))
+    traced = traced_in(path)
     names = {(piece.name, piece.start): piece.use for piece, _ in traced.pieces}
     told = Counter({use: sum(own for piece, own in traced.by_use[use]) for use in ORDER})
     told["nothing"] = sum(gap.ns for gap in traced.gaps)
@@ -103,7 +108,7 @@ def test_kernels_times_are_those_of_the_trace(path: Path) -> None:
     lengths: Counter[str] = Counter()
     for event in work:
         lengths[event["name"]] += ns(event["dur"])
-    traced = traced_of(traced_work(PackedTrace(events)))
+    traced = traced_in(path)
     assert sum(own for _, own in traced.pieces) <= lengths.total()
     alone: Counter[str] = Counter()
     for piece, own in traced.pieces:
@@ -116,7 +121,7 @@ def test_kernels_times_are_those_of_the_trace(path: Path) -> None:
 
 @each_trace
 def test_terms_add_up_to_the_step_whatever_is_known_of_the_machine(path: Path) -> None:
-    traced = traced_of(traced_work(PackedTrace(events_of(path))))
+    traced = traced_in(path)
     step_s = (sum(own for _, own in traced.pieces) + sum(gap.ns for gap in traced.gaps)) * 1e-9 / traced.steps
     peaks = [FlopRate(dtype=dtype, flops_per_s=989e12, source="H100") for dtype in ("bfloat16", "float32", "float16")]
     for bandwidth in (None, 3.35e12):
