@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lm_profiler.record.run_record import Failure, RunRecord, Status
+from made_environment import made_run
+
+from lm_profiler.record.run_record import Failure, Status
 from lm_profiler.record.sweep_files import Cell, SweepPlan
 
 CELL = Cell(id="x=1", overrides={"a.x": "1"}, repeat=0, arguments=["fit", "--a.x=1"])
@@ -22,14 +24,4 @@ def leave_record(folder: Path, status: Status, cell: str = CELL.id, failure: Fai
     run.mkdir(parents=True)
     if failure is None and status != "ok":
         failure = Failure(phase="forward", step=3, type="SomeError", message="of mine")
-    record = RunRecord(
-        name=cell,
-        status=status,
-        failure=failure,
-        verb="fit",
-        started="2026-01-01T00:00:00+00:00",
-        duration_s=1.0,
-        command="",
-        config=None,
-    )
-    record.write(run / "run.json")
+    made_run(name=cell, status=status, failure=failure).write(run / "run.json")

@@ -8,11 +8,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from made_environment import made_environment, made_run
+
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
     Contention,
-    Environment,
     MemoryFacts,
     MemoryReading,
     ModelFacts,
@@ -22,10 +23,9 @@ from lm_profiler.record.run_record import (
 )
 from lm_profiler.record.steps import StepRow, StepTable, write_steps
 
-ENVIRONMENT = Environment(
-    versions={"torch": "2.13.0"}, platform="Linux", cpu="EPYC", cpu_count=2, threads=2, device_type="cuda",
-    device_name="NVIDIA H100", device_bytes=None, driver="550", world_size=1, flags={"cudnn_benchmark": False},
-    git_commit="abc",
+ENVIRONMENT = made_environment(
+    versions={"torch": "2.13.0"}, cpu="EPYC", device_type="cuda", device_name="NVIDIA H100", driver="550",
+    flags={"cudnn_benchmark": False}, git_commit="abc",
 )  # fmt: skip
 MODEL = ModelFacts(
     class_path="LanguageModel", parameters=1000, parameters_without_embedding=None, trainable_parameters=1000,
@@ -50,19 +50,13 @@ def rows(parts_s: dict[str, Sequence[float]], warmup_s: Sequence[float] = (), **
 def record(**changes: Any) -> RunRecord:
     values: dict[str, Any] = {
         "name": "a",
-        "status": "ok",
-        "failure": None,
-        "verb": "fit",
-        "started": "2026-01-01T00:00:00+00:00",
-        "duration_s": 1.0,
-        "command": "",
         "config": CONFIG,
         "environment": ENVIRONMENT,
         "model": MODEL,
         "memory": MemoryFacts(measured=MemoryReading(allocated_peak=2**30, resident_peak=2**29), parts={}),
         "throughput": Throughput(tokens_per_step=512, tokens_per_s=None, samples_per_step=4),
     }
-    return RunRecord(**{**values, **changes})
+    return made_run(**{**values, **changes})
 
 
 def entry(folder: Path | str, measured: Sequence[StepRow], **changes: Any) -> Entry:

@@ -1,10 +1,10 @@
-"""Parts of a record that many tests need and none looks at: the machine, and who shared it."""
+"""What many tests need of a record and none looks at: the run, the machine, and who shared it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from lm_profiler.record.run_record import Contention, Environment
+from lm_profiler.record.run_record import Contention, Environment, RunRecord
 
 
 def made_environment(**changes: Any) -> Environment:
@@ -14,6 +14,15 @@ def made_environment(**changes: Any) -> Environment:
         "device_name": "a CPU", "device_bytes": None, "driver": None, "world_size": 1, "flags": {}, "git_commit": None,
     }  # fmt: skip
     return Environment(**{**fields, **changes})
+
+
+def made_run(**facts: Any) -> RunRecord:
+    """A fit that ended well, of which nothing is known but ``facts``."""
+    fields: dict[str, Any] = {
+        "name": "run", "status": "ok", "failure": None, "verb": "fit", "started": "2026-01-01T00:00:00+00:00",
+        "duration_s": 1.0, "command": "", "config": None,
+    }  # fmt: skip
+    return RunRecord(**{**fields, **facts})
 
 
 def made_contention(not_had: float | None, **changes: Any) -> Contention:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from made_environment import made_environment
+from made_environment import made_environment, made_run
 
 from lm_profiler.analysis.steps.step_model import steadiness
 from lm_profiler.analysis.steps.summaries import model_of, step_figures
@@ -55,11 +55,10 @@ def made(ms: dict[str, float] | None = None, noise: float = 0.01, device: str = 
     model = model_of(rows)
     environment = made_environment(device_type=device, device_name=device)
     known = {
-        "name": "run", "status": "ok", "failure": None, "verb": "fit", "started": "2026-01-02T03:04:05+00:00",
-        "duration_s": 10.0, "command": "", "config": None, "environment": environment, "steps": {"measure": len(rows)},
+        "duration_s": 10.0, "environment": environment, "steps": {"measure": len(rows)},
         "steadiness": steadiness(model), "settings": Settings(),
     }  # fmt: skip
-    return RunRecord.model_validate({**known, **step_figures(rows, model), **facts})
+    return made_run(**{**known, **step_figures(rows, model), **facts})
 
 
 def owned(**seconds: float) -> OtherByOwner:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from benchmarks.simulation import TUNED, spiky
 from compared import CONFIG, ENVIRONMENT, MODEL, entry, entry_of_steps, record, rows
+from made_environment import made_contention
 from raised import refusal
 from stored_texts import assert_stored
 
@@ -20,7 +21,6 @@ from lm_profiler.analysis.compare.ratio import repeats_interval
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.process_spread import ProcessSpread
 from lm_profiler.record.run_record import (
-    Contention,
     Failure,
     MemoryFacts,
     MemoryReading,
@@ -238,9 +238,7 @@ def test_how_far_so_many_runs_carry_is_said_as_stored() -> None:
 
 def test_twenty_two_runs_a_side_have_one_note_of_each_kind() -> None:
     noisy, slowing = (Steadiness(word=word, cut=0, lag1=0, bias_of_mean=0) for word in ("noisy", "slowing"))
-    shared = Contention(
-        **{**dict.fromkeys(Contention.model_fields), "wall_s": 1.0, "cpus": 2, "had_s": 1.0, "stolen_s": 0.0}
-    )
+    shared = made_contention(None)
 
     def side(name: str) -> list[Entry]:
         return [

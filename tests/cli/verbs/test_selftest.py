@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import warm
-from made_environment import made_contention, made_environment
+from made_environment import made_contention, made_environment, made_run
 from scipy import stats
 from stored_texts import assert_stored
 
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
 def cell(mean_ms: float, word: str | None = "steady") -> RunRecord:
     """A run whose summary of the step is filled in by hand."""
     step = {"n": 16, "mean": mean_ms * 1e-3, "mean_low": mean_ms * 0.99e-3, "mean_high": mean_ms * 1.02e-3}
-    return RunRecord(
-        name="x", status="ok", failure=None, verb="fit", started="", duration_s=1.0, command="", config=None,
+    return made_run(
+        name="x",
         environment=made_environment(device_name="Toy CPU"),
         time={part: TimeSummary(**({"n": 0} if part != "step" else step)) for part in TIMES},
         steadiness=Steadiness(word=word, cut=0, lag1=None, bias_of_mean=None),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from made_environment import made_run
 from stored_texts import assert_stored
 
-from lm_profiler.record.run_record import NumericsFacts, NumericsKind, RunRecord
+from lm_profiler.record.run_record import NumericsFacts, NumericsKind
 from lm_profiler.report.run.run_page import end_tables
 from lm_profiler.report.tables.formats import render
 
@@ -30,17 +31,7 @@ FACTS = NumericsFacts(
 
 
 def test_the_audit_is_told_as_stored(tmp_path: Path) -> None:
-    record = RunRecord(
-        name="x",
-        status="ok",
-        failure=None,
-        verb="fit",
-        started="2026-01-01T00:00:00+00:00",
-        duration_s=1.0,
-        command="",
-        config=None,
-        numerics=FACTS,
-    )
+    record = made_run(name="x", numerics=FACTS)
     overflowed = record.model_copy(update={"numerics": FACTS.model_copy(update={"loss": None})})
     cases = {"a figure that is unknown": record, "a loss that overflowed": overflowed}
     assert_stored(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_environment import made_environment, made_run
 from made_runs import made_record
 from stored_texts import assert_stored
 
@@ -62,13 +63,7 @@ TIME = {
 def record(**changes: Any) -> RunRecord:
     values: dict[str, Any] = {
         "name": "by hand",
-        "status": "ok",
-        "failure": None,
-        "verb": "fit",
         "started": "2026-01-02T03:04:05+00:00",
-        "duration_s": 1.0,
-        "command": "",
-        "config": None,
         "steps": {"warmup": 5, "measure": 10},
         "time": TIME,
         "host_time": TIME,
@@ -76,7 +71,7 @@ def record(**changes: Any) -> RunRecord:
         "memory": MemoryFacts(measured=MemoryReading(allocated_peak=3 * 2**30), parts={}),
         "first_step_s": 1.5,
     }
-    return RunRecord(**{**values, **changes})
+    return made_run(**{**values, **changes})
 
 
 def printed(what: RunRecord, width: int = 120, verbose: bool = False) -> str:
@@ -91,12 +86,7 @@ def row(text: str, title: str) -> list[str]:
 
 
 def environment(**changes: Any) -> Environment:
-    values = {
-        "versions": {}, "platform": "", "cpu": "", "cpu_count": 2, "threads": 2, "device_type": "cuda",
-        "device_name": "Big GPU", "device_bytes": None, "driver": None, "world_size": 1, "flags": {},
-        "git_commit": None,
-    }  # fmt: skip
-    return Environment(**{**values, **changes})
+    return made_environment(**{"device_type": "cuda", "device_name": "Big GPU", **changes})
 
 
 MODEL = ModelFacts(
