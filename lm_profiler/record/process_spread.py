@@ -80,7 +80,7 @@ class FigureCache:
             figures = {
                 name: float(value) for name, value in read_json(self.path).items()
             }
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, OverflowError):
             return {}
         return {
             name: value for name, value in figures.items() if 0.0 <= value < math.inf
