@@ -65,6 +65,7 @@ _LOGGER_ENDINGS = ("Logger", "Monitor")  # of names of classes
 _MODEL_PHASES = ("forward", "backward")
 _MOST_SHARE_OF_DOUBLE = 0.75  # of the time of float64 that float32 may save
 _MAIN_SHARE = 0.75  # of the Python that was followed in a phase: a function with as much has the phase's gaps
+_TRACEBACK = "traceback"  # the package that anomaly detection spends its time in
 _PYTHON = "python"  # what a line of the program does that calls nothing
 
 
@@ -390,6 +391,8 @@ def _workers_wanted(costs: StepCosts) -> dict[str, float]:
     rest_s = costs.step_s - costs.mean_s("data")
     if workers is None or cores is None or rest_s <= 0.0:
         return {}
+    if workers and _takes_over_slowly(costs):
+        return {"takes_over": 1.0}
     # The workers make a batch per step at most: each of them then takes as many steps for one as there are workers.
     batch_s = workers * costs.step_s if workers else costs.mean_s("data")
     workers_limit = max(cores, 1)
@@ -401,6 +404,15 @@ def _workers_wanted(costs: StepCosts) -> dict[str, float]:
         "workers": float(min(workers_needed, workers_limit)),
         "waits": float(loader_waits),
     }
+
+
+def _takes_over_slowly(costs: StepCosts) -> bool:
+    """Return whether the training thread works in the data phase instead of waiting for its workers.
+
+    It makes the tensors of each batch anew from what the workers send: more workers send no faster.
+    """
+    use = costs.record.thread_use.get("data")
+    return use is not None and use.wall_s > 0.0 and use.ran_s >= 0.5 * use.wall_s
 
 
 def _loader_waits(costs: StepCosts) -> bool:
@@ -513,6 +525,10 @@ def find_slow_python(costs: StepCosts) -> Iterator[Finding]:
         if row.phase in WORKING_PHASES:
             by_function[row.phase, row.file, row.function].append(row)
     for rows in by_function.values():
+        is_anomaly_detection = any(row.what == _TRACEBACK for row in rows)
+        if costs.settings.anomalies and is_anomaly_detection:
+            # it notes the stack of each operator, and has a finding of its own
+            continue
         yield _python_finding(costs, rows)
 
 

@@ -475,3 +475,27 @@ def test_many_short_operators_of_a_line_are_python() -> None:
     terms[1] = Term(name="beyond_bandwidth", seconds=0.050, contributors=[few])
     large = made({"forward": 80.0}, waterfall=fall().model_copy(update={"terms": terms}), python_times=[line(30.0)])
     assert findings_of(large) == []
+
+
+def test_time_in_anomaly_detection_is_not_pythons() -> None:
+    """It notes the stack of each operator, by calls that look like those of the line."""
+    stacks = [line(40.0, "traceback", calls=40_000, function="Coupling.forward")]
+    names = [
+        found.name
+        for found in findings_of(made({"forward": 80.0}, python_times=stacks, settings=Settings(anomalies=True)))
+    ]
+    assert names == ["anomalies"]
+    without = [found.name for found in findings_of(made({"forward": 80.0}, python_times=stacks))]
+    assert without == ["python"]
+
+
+@pytest.mark.parametrize("asleep_ms, takes_over", [(10.0, True), (55.0, False)])
+def test_a_thread_that_works_in_the_data_phase_needs_no_more_workers(asleep_ms: float, takes_over: bool) -> None:
+    """A hundred tensors a batch: the thread that takes them over is as slow with eight workers."""
+    record = made(
+        {"data": 60.0}, settings=Settings(num_workers=2, cores=2),
+        thread_use=thread(asleep_ms=asleep_ms, wall_ms=60.0, phase="data"),
+    )  # fmt: skip
+    first = findings_of(record)[0]
+    assert first.name == "input"
+    assert ("num_workers=0" in remedy_of(first, record)) == takes_over

@@ -415,6 +415,11 @@ def _input_text(finding: Finding, settings: Settings) -> str:
     workers = settings.num_workers
     if workers is None:
         return f"Give the DataLoader more workers, or {prepare}."
+    if finding.facts.get("takes_over"):
+        return (
+            "Pass fewer, larger tensors per batch, or load in the main process (num_workers=0): taking over what "
+            "the workers send keeps the training thread busy."
+        )
     cores = settings.cores or math.inf
     wanted_workers = min(2 * workers or 2, cores)
     if "workers" in finding.facts:
