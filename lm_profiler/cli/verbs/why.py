@@ -190,7 +190,8 @@ def _refused(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UsageError(f"TRACE: {path}: {error.strerror or error}") from None
     except ValueError as error:
-        message = str(error).removeprefix(f"{path}: ")
+        # names that stand in it may hold line breaks
+        message = " ".join(str(error).removeprefix(f"{path}: ").split())
         raise UsageError(f"TRACE: {path}: {message}") from None
 
 

@@ -128,6 +128,8 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
     written(Path("good.json"), cuda_step())
     processes = [{**event, "pid": 99} if event["pid"] != 0 else event for event in cuda_step()]
     written(Path("two.json"), [*cuda_step(), *processes])
+    named = [{**event, "pid": "rank\n1"} if event["pid"] != 0 else event for event in cuda_step()]
+    written(Path("line_break.json"), [*cuda_step(), *named])
     calls = [
         ["why"],
         ["why", "nothing.json"],
@@ -135,6 +137,7 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
         ["why", "cut.json"],
         ["why", "other.json"],
         ["why", "two.json"],
+        ["why", "line_break.json"],
         ["why", "good.json", "--step", "training"],
         ["why", "good.json", "--ranks"],
         ["why", "good.json", "--process", "7"],
