@@ -24,8 +24,8 @@ STRAGGLER = 0.10  # share of the step that mending a straggler saves: it helps a
 _HOST = 0.50  # share of marks at which the device had finished
 _IDLE = 0.30  # share of the traced steps in which the device was idle
 # share of the ceiling: a device that reaches it computes and does not wait
-_BUSY = 0.40
-_WORKING = 0.10  # the same on the CPU, which also calls operators: below it, calls or memory may bind
+_LEAST_UTILISATION_OF_DEVICE = 0.40
+_LEAST_UTILISATION_OF_CPU = 0.10  # the same on the CPU, which also calls operators: below it, calls or memory may bind
 _KEEPS_UP = 0.98  # host time over device time from which launching may set the pace
 # findings about the program's own code, and about what passes between its steps
 _CODE_FINDINGS = (
@@ -85,7 +85,11 @@ class RunFacts(StepCosts):
         share = use.of_ceiling
         if share is None:
             share = use.hfu
-        if share is not None and share < _BUSY and use.flops.uncounted:
+        if (
+            share is not None
+            and share < _LEAST_UTILISATION_OF_DEVICE
+            and use.flops.uncounted
+        ):
             return None
         return share
 
@@ -283,7 +287,7 @@ def _check_host(run: RunFacts) -> Verdict | None:
         return None
     if idle_share is not None and idle_share < _IDLE:
         return None
-    if utilisation is not None and utilisation >= _BUSY:
+    if utilisation is not None and utilisation >= _LEAST_UTILISATION_OF_DEVICE:
         return None
 
     facts = {}
@@ -322,15 +326,20 @@ def _check_compute(run: RunFacts) -> Verdict | None:
     """Judge computing: most of the step, and at a rate that shows that it is arithmetic."""
     share = run.share(*WORKING_PHASES)
     utilisation = run.utilisation
-    least_utilisation = _BUSY if run.on_device else _WORKING
+    least_utilisation = (
+        _LEAST_UTILISATION_OF_DEVICE if run.on_device else _LEAST_UTILISATION_OF_CPU
+    )
     if share < 1.0 - REMAINDER:
+        # too much of the step is in other phases, or outside every phase
         return None
     if utilisation is None or utilisation < least_utilisation:
         # busy, but perhaps not with arithmetic
         return None
     low, high = run.interval(share, WORKING_PHASES)
+    # the sentence of the verdict names the optimizer's share too
     facts = {"optimizer": run.share("optimizer")}
     if not run.contended:
+        # on a shared machine the rate shows what other processes left, so the sentence omits it
         facts["utilisation"] = utilisation
     return Verdict(
         bound_by="compute",

@@ -440,13 +440,19 @@ def _lasting_step(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
 
 
 def _memory(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
+    """Return the record's section on memory: its peaks, what holds it, and what is held between the phases.
+
+    All functions that conclude a section have the same arguments; this one needs neither ``record`` nor ``notes``.
+    """
     evidence = run.evidence
     facts = MemoryFacts(
         measured=_reading(run.timed.largest_memory),
         parts={part: _reading(peaks) for part, peaks in evidence.part_peaks.items()},
         causes=dict(evidence.causes),
-        moments=dict(evidence.moments),
-        held=evidence.levels,
+        moments=dict(
+            evidence.moments
+        ),  # what was held at instants such as the end of set-up
+        held=evidence.levels,  # bytes of parameters, gradients, states and activations
         allocator=evidence.allocator,
     )
     return {"memory": facts}

@@ -341,12 +341,17 @@ class Attachment:
     def _make_ranks_watch(
         self, device: torch.device, rank: int, stream: EventStream | None
     ) -> RanksWatch | None:
+        """Return the instrument that finds slow ranks; None if no ranks are compared.
+
+        Arrivals are the instants at which the host called collectives, from torch's flight recorder. Waits are the
+        times that the device's stream waited for another stream, such as that of the collectives.
+        """
         if not self._ranks_are_compared:
             return None
         arrivals: Arrivals | None = None
-        dump = flight_recorder(device.type)
-        if dump is not None:
-            arrivals = Arrivals(dump, self.options.clock)
+        read_flight_recorder = flight_recorder(device.type)
+        if read_flight_recorder is not None:
+            arrivals = Arrivals(read_flight_recorder, self.options.clock)
         if stream is None:
             return RanksWatch(arrivals, rank, self._wrapped_module)
         waits: StreamWaits | None = None

@@ -215,10 +215,11 @@ def profile_with(
 def _loop_of(
     parties: Iterable[Any], tokens_in: Callable[[Any], int] | None
 ) -> HookedLoop:
+    """Return the loop of what the user gave to ``profile()``: models, optimizers, or Fabric's wrappers of them."""
     modules = [
         outermost_wrapper(party) for party in parties if isinstance(party, nn.Module)
     ]
-    # Fabric and accelerate wrap an optimizer, whose hooks torch calls.
+    # Fabric and accelerate wrap an optimizer. Torch calls the hooks of the optimizer inside, not those of the wrapper.
     optimizers = [
         getattr(party, "optimizer", party)
         for party in parties

@@ -175,7 +175,7 @@ class Call:
         return arguments
 
     def replacement_lines(self, leave_out_data: bool = False) -> list[str]:
-        """Return a line for each section of the files that ``parser_arguments`` leaves out."""
+        """Return a line for each section of the files whose options are ignored, with what replaces its class."""
         lines = []
         file = self.file or "the config"
         for key in self._replaced_sections(leave_out_data):
@@ -188,7 +188,10 @@ class Call:
         return lines
 
     def _replaced_sections(self, leave_out_data: bool) -> list[str]:
-        """Return the sections of files whose class on the line is another than in the files."""
+        """Return the sections of the files that do not count: the line names another class than the files do.
+
+        With ``leave_out_data``, for a module that brings its own loaders, ``data`` does not count either.
+        """
         sections = []
         for key in DEFAULT_CLASSES:
             if not self._is_in_files(key):

@@ -425,6 +425,7 @@ def _word(name: str, type_hint: Any, values: Sequence[str]) -> str:
         return values[0]
     item_type = get_args(type_hint)[0]
     if _is_container(item_type, Mapping):
+        # a list of mappings is written as one word of YAML
         return values[0]
     may_contain_commas = _is_container(type_hint, tuple) or item_type is Path
     if may_contain_commas:

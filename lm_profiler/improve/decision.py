@@ -279,7 +279,7 @@ def with_failure(comparison: PairedComparison) -> PairedComparison:
         if not runs or runs[-1].step_s is not None:
             continue
         run = runs[-1]
-        if run.was_cut:
+        if run.was_cut:  # by the end of the budget
             return replace(comparison, verdict="UNDECIDED", reason=ENDED)
         verdict: TriedVerdict = "FAILED" if run.refusal is None else "REFUSED"
         cause = run.refusal or run.failure or "has no measured step"

@@ -278,6 +278,7 @@ class Searcher:
         if self.step_share >= _RETRY_SHARE:
             return
         self.step_share = 1.0
+        # only settled candidates have had their turn: all others get another
         self.had_first_turn = {
             comparison.name
             for comparison in self.latest_comparisons()

@@ -259,7 +259,10 @@ class _Search:
 def _check(
     cells: Cells, calls: CellCalls, comparison: PairedComparison, free_batch: bool
 ) -> NumericsCheck:
-    """Run both settings of ``comparison`` with their numbers recorded, and compare these."""
+    """Run both settings of ``comparison`` with their numbers recorded, and compare these.
+
+    ``free_batch`` is whether the user lets the search change the global batch.
+    """
     finished_a = _run_check(cells, calls, comparison.a_options)
     finished_b = _run_check(cells, calls, comparison.b_options)
     took_s = finished_a.took_s + finished_b.took_s
@@ -269,7 +272,8 @@ def _check(
         return NumericsCheck(None, took_s, reason=f"its numbers are unknown: {error}")
     first_record = None
     if comparison.a_options:
-        with suppress(NoSteps):  # the first winner was compared with it: no further run
+        # The first setting ran for the check of the first winner, so its record is only read here.
+        with suppress(NoSteps):
             first_record = cells.result(calls.check({})).record
     may_change = comparison.candidate.may_change
     return replace(

@@ -185,10 +185,14 @@ def _losses(run: RunRecord) -> Sequence[float | None]:
 
 
 def _step_limits(a: RunRecord, b: RunRecord, has_same_batches: bool) -> list[_Limit]:
-    """Return the limits of values that may differ only by the order of sums."""
+    """Return the limits of losses and gradients of the first steps, which may differ only by the order of sums.
+
+    If a run recorded no numbers, one limit has an unknown distance, and the change is not accepted. If the runs have
+    different batches, their steps cannot be compared and there is no limit here: only the models are compared.
+    """
     if a.model is None or b.model is None or a.numerics is None or b.numerics is None:
-        return [_Limit("what the option changes", None, 0.0)]
-    if not has_same_batches:  # only the models can be compared
+        return [_Limit("what the option changes", distance=None, tolerance=0.0)]
+    if not has_same_batches:
         return []
     loss_distance = _largest_distance(_losses(a), _losses(b))
     norm_distance = _largest_distance(

@@ -366,6 +366,7 @@ def check_size_name(size: object) -> None:
     """Raise UsageError unless ``size`` is the name of a preset."""
     if isinstance(size, str) and size in PRESETS:
         return
+    # names without a source, such as "small"; other presets are named "source/size"
     plain_names = ", ".join(_CS336_2025)
     newest_name = list(PRESETS)[-1]
     expected = f"{plain_names}, or a size of another source such as {newest_name}"

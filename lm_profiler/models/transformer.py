@@ -509,7 +509,10 @@ def apply_blocks(
     rope: Rope | None,
     checkpoints: Sequence[int],
 ) -> Tensor:
-    """Return [B, T, D] after ``blocks``; ``checkpoints[0]`` of them are a checkpoint, the further numbers nest in it.
+    """Return [B, T, D] after ``blocks``.
+
+    Each ``checkpoints[0]`` successive blocks form an activation checkpoint. Within it, each ``checkpoints[1]`` blocks
+    form a smaller one, and so on. Without ``checkpoints``, the blocks save their activations.
 
     With checkpoints of k of n blocks, n/k inputs and what k blocks save are held at once (Chen et al. 2016).
     """

@@ -77,6 +77,7 @@ class Entry:
 
     @property
     def reason(self) -> str | None:
+        """Why the run did not end well: what the sweep noted, else what the run recorded; None if nothing did."""
         if self.outcome is not None and self.outcome.reason is not None:
             return self.outcome.reason
         if self.status == "unfinished":

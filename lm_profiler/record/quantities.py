@@ -74,11 +74,13 @@ _STATISTICS = {
 }
 
 
-def _time_getter(times: str, part: str, statistic: str) -> Callable[[RunRecord], Any]:
-    """Return a function that reads a statistic of ``part``; None if it took no time, so did not occur."""
+def _time_getter(
+    clock_name: str, part: str, statistic: str
+) -> Callable[[RunRecord], Any]:
+    """Return a function that reads a statistic of ``part`` on a clock; it returns None if the part did not occur."""
 
     def get(record: RunRecord) -> Any:
-        time = getattr(record, times).get(part)
+        time = getattr(record, clock_name).get(part)
         if time is None or not time.max:
             return None
         return getattr(time, statistic)
@@ -86,21 +88,25 @@ def _time_getter(times: str, part: str, statistic: str) -> Callable[[RunRecord],
     return get
 
 
-def _mean_time(times: str, part: str) -> Figure:
-    """Return the figure of the mean time of ``part`` on a clock."""
-    clock = _CLOCKS[times]
+def _mean_time(clock_name: str, part: str) -> Figure:
+    """Return the figure of the mean time of ``part`` on a clock, ``clock_name`` being the record's field for it.
+
+    ``tag`` names the curve over the steps in TensorBoard, ``run_tag`` the run's one value among HPARAMS. Only the
+    device's clock has such values, and columns in the tables.
+    """
+    clock = _CLOCKS[clock_name]
     figure = Figure(
         f"{WORDS[part]}{clock.title_suffix}",
         "ms",
         f"{MEANINGS[part]}{clock.meaning_suffix}",
         f"{part}{clock.name_suffix}_s",
-        path=f"{times}.{part}.mean",
-        compute=_time_getter(times, part, "mean"),
+        path=f"{clock_name}.{part}.mean",
+        compute=_time_getter(clock_name, part, "mean"),
         interval_ends=("mean_low", "mean_high"),
-        tag=f"{times}_ms/{part}",
+        tag=f"{clock_name}_ms/{part}",
         group="Time on the host's clock",
     )
-    if times == "host_time":
+    if clock_name == "host_time":
         return figure
     return replace(
         figure,
@@ -110,9 +116,9 @@ def _mean_time(times: str, part: str) -> Figure:
     )
 
 
-def _spread(times: str, part: str, name: str) -> Figure:
+def _spread(clock_name: str, part: str, name: str) -> Figure:
     """Return the figure of another statistic of ``part`` on a clock."""
-    clock = _CLOCKS[times]
+    clock = _CLOCKS[clock_name]
     statistic = _STATISTICS[name]
     short_name = "CV" if name == "cv" else name
     unit_suffix = "_s" if statistic.unit == "ms" else ""
@@ -121,9 +127,9 @@ def _spread(times: str, part: str, name: str) -> Figure:
         statistic.unit,
         f"{statistic.words} of the time of {WORDS[part]}{clock.meaning_suffix}",
         f"{part}{clock.name_suffix}_{name}{unit_suffix}",
-        path=f"{times}.{part}.{name}",
-        compute=_time_getter(times, part, name),
-        place=statistic.place if times == "time" else Place.ASKED,
+        path=f"{clock_name}.{part}.{name}",
+        compute=_time_getter(clock_name, part, name),
+        place=statistic.place if clock_name == "time" else Place.ASKED,
         group="Spread of the steps",
         member=part,
     )
@@ -328,10 +334,10 @@ def _all_figures() -> Iterator[Figure]:
         if figure.path == "duration_s":
             figure = replace(figure, compute=_whole_run_s)
         yield replace(figure, group=figure.group or "Steps")
-    for times in _CLOCKS:
+    for clock_name in _CLOCKS:
         for part in TIMES:
             for name in _STATISTICS:
-                yield _spread(times, part, name)
+                yield _spread(clock_name, part, name)
 
 
 def _groups() -> dict[str, tuple[Figure, ...]]:

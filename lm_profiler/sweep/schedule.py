@@ -223,7 +223,7 @@ def record_outcome(folder: Path, cell: Cell, process_end: ProcessEnd) -> CellOut
     )
     outcome.write(cell_folder / OUTCOME_FILE)
     if record is None or record.status != status:
-        # otherwise the run has written its HPARAMS
+        # a run writes its HPARAMS itself, with the status of its record
         with suppress(OSError):  # a full disk: the outcome is written already
             write_hparams(
                 Entry(cell_folder if record is None else run, record, cell, outcome)

@@ -81,12 +81,15 @@ class SweepFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Unlock the folder; a sweep that never began is removed."""
+        """Unlock the folder; a sweep that never began is removed, unless another part of it (a job of an array) runs.
+
+        A sweep has begun once its plan is written. Then ``is_new`` is False, and nothing is removed.
+        """
         another_part_runs = any(_is_locked(file) for file in self._other_lock_files())
         if self.is_new and not another_part_runs:
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # another run has begun beside it
-                for folder in self._created_folders[1:]:
+                for folder in self._created_folders[1:]:  # the first is ``path``
                     folder.rmdir()
         os.close(self.lock)
 

@@ -158,26 +158,31 @@ def _durations_ns(timeline: RankTimeline) -> Iterator[tuple[tuple[str, int], int
         yield (call.group, call.number), duration_ns
 
 
-def comes_ns(
+def stream_instants_ns(
     called_ns: Instants,
     took_ns: Instants,
     host_ns: Instants,
     stream_ns: Instants,
-    behind: NDArray[np.bool_],
+    overlaps: NDArray[np.bool_],
 ) -> Instants:
-    """Return the instant at which the stream comes to each call.
+    """Return the instant at which the stream reaches each call.
 
-    On the stream, a part of a step is the rank's own work and the calls that it waits in. A call after a quarter of
-    the host's time of the part comes after a quarter of that own work.
+    The host makes a call long before the stream reaches it. On the stream, a part of a step consists of the rank's own
+    work and of the calls that it waits in. A call that the host made after a quarter of its time in the part is taken
+    to follow a quarter of that own work.
+
+    Example: the host spends 10 ms in a part and makes calls after 5 and 10 ms. On the stream the part takes 100 ms,
+    each call 20 ms, which leaves 60 ms of own work. The stream reaches the calls after 30 ms (half of the own work)
+    and after 80 ms (all of it, and the first call).
 
     Args:
         called_ns: when the host made each call, in order.
-        took_ns: how long each takes on its stream; 0 if that is not known.
+        took_ns: how long each call takes on its stream; 0 if that is not known.
         host_ns: the marks between parts, as the host made them.
-        stream_ns: the same marks, as the stream came to them.
-        behind: for each mark, whether the rank's own work continues beside the calls of that part (DDP's backward).
+        stream_ns: the same marks, as the stream reached them.
+        overlaps: for each mark, whether the rank's own work continues beside the calls of that part (DDP's backward).
     """
-    comes_at_ns = np.interp(called_ns, host_ns, stream_ns)
+    reached_ns = np.interp(called_ns, host_ns, stream_ns)
     mark_of_call = np.searchsorted(host_ns, called_ns, "right") - 1
     is_within_marks = (mark_of_call >= 0) & (mark_of_call < len(host_ns) - 1)
     for mark in np.unique(mark_of_call[is_within_marks]).tolist():
@@ -185,18 +190,24 @@ def comes_ns(
         host_duration_ns = max(host_ns[mark + 1] - host_ns[mark], 1)
         shares_of_host = (called_ns[calls] - host_ns[mark]) / host_duration_ns
         duration_ns = float(stream_ns[mark + 1] - stream_ns[mark])
-        if behind[mark]:
-            since_mark_ns = _queued_ns(shares_of_host, took_ns[calls], duration_ns)
+        if overlaps[mark]:
+            # the calls queue on a second stream while own work continues
+            since_mark_ns = _instants_beside_work_ns(
+                shares_of_host, took_ns[calls], duration_ns
+            )
         else:
-            since_mark_ns = _stopping_ns(shares_of_host, took_ns[calls], duration_ns)
-        comes_at_ns[calls] = stream_ns[mark] + np.clip(since_mark_ns, 0, duration_ns)
-    return np.asarray(np.rint(comes_at_ns), dtype=np.int64)
+            # each call stops the own work
+            since_mark_ns = _instants_between_work_ns(
+                shares_of_host, took_ns[calls], duration_ns
+            )
+        reached_ns[calls] = stream_ns[mark] + np.clip(since_mark_ns, 0, duration_ns)
+    return np.asarray(np.rint(reached_ns), dtype=np.int64)
 
 
-def _stopping_ns(
+def _instants_between_work_ns(
     shares_of_host: NDArray[np.float64], took_ns: Instants, duration_ns: float
 ) -> NDArray[np.float64]:
-    """Return when each call of a part came, from the part's begin, if the rank's own work stops during a call.
+    """Return when the stream reached each call, from the part's begin, if the rank's own work stops during a call.
 
     ``shares_of_host`` says after which share of the host's time of the part each call was made, ``took_ns`` how long
     each call took, and ``duration_ns`` how long the part took on the stream.
@@ -206,13 +217,13 @@ def _stopping_ns(
     return np.asarray(shares_of_host * own_work_ns + earlier_calls_ns)
 
 
-def _queued_ns(
+def _instants_beside_work_ns(
     shares_of_host: NDArray[np.float64], took_ns: Instants, duration_ns: float
 ) -> NDArray[np.float64]:
-    """Return when each call of a part came, from the part's begin, if the rank's own work continues beside the calls.
+    """Return when the stream reached each call, from the part's begin, if the rank's own work continues beside calls.
 
-    The arguments are those of ``_stopping_ns``. The calls run one after another on a second stream. The rank's own work
-    ends with the last call, and the part when that call is done.
+    The arguments are those of ``_instants_between_work_ns``. The calls run one after another on a second stream. The
+    rank's own work ends with the last call, and the part when that call is done.
 
     How long the own work took is not measured, but it has a limit: a call and all later ones must run between the
     instant of the call and the end of the part. The own work is the longest for which all calls have that time.

@@ -767,7 +767,7 @@ def combined_remedies(planned: Planned) -> list[Smaller]:
 
 
 def _combined(settings: Sequence[Smaller]) -> Smaller:
-    """Return one setting with the options of all ``settings``, and all that they change."""
+    """Return one setting that has the options of all ``settings``, and changes in training all that these change."""
     options: dict[str, str] = {}
     changes: list[str] = []
     for setting in settings:

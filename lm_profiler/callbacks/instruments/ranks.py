@@ -21,7 +21,7 @@ from lm_profiler.analysis.ranks.rank_timeline import (
     Collective,
     Instants,
     RankTimeline,
-    comes_ns,
+    stream_instants_ns,
 )
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.measure.clocks.stream import EventStream
@@ -219,9 +219,9 @@ class StreamRanksWatch(RanksWatch):
 
     The marks of a step on the stream are placed so that the first one is at the host's first mark. A collective is
     placed on the stream as its call lies among the host's marks: in the same part, and as far into the rank's own work
-    there (``comes_ns``). The duration of each collective goes to rank 0 in the field for waiting, until ``with_waits``
-    turns it into waiting. A call on another stream than the computing one (FSDP) makes nobody wait: the waits of
-    the computing stream take its place.
+    there (``stream_instants_ns``). The duration of each collective goes to rank 0 in the field for waiting, until
+    ``with_waits`` turns it into waiting. A call on another stream than the computing one (FSDP) makes nobody wait: the
+    waits of the computing stream take its place.
     """
 
     stream: EventStream | None = None  # the device's clock
@@ -343,7 +343,7 @@ class StreamRanksWatch(RanksWatch):
 
         all_host_ns = np.concatenate(host_ns)
         order = np.argsort(all_host_ns, kind="stable")
-        arrivals_ns = comes_ns(
+        arrivals_ns = stream_instants_ns(
             host.arrivals_ns,
             np.maximum(durations_ns, 0),
             all_host_ns[order],

@@ -140,7 +140,11 @@ def run(options: Options) -> int:
 
 
 def _compare_pairs(pairs: Pairs, same_within: float) -> Comparison:
-    """Return the comparison of all runs, in which the row that decides is that of the pairs."""
+    """Return the comparison of all runs, with its deciding row replaced by the result of the paired test.
+
+    That row is the step, or a row of ``work``: the CPU time of a step, which decides on a busy machine. The comparison
+    of all runs assumes how far processes differ; the pairs show it, so the assumption is dropped.
+    """
     spread = pairs.spread
     comparison = compare(pairs.a, pairs.b, spread, same_within)
     decision = pairs.decision(is_final=True, same_within=same_within)

@@ -80,13 +80,19 @@ class Timeline:
             self.note = self._put_if_back
 
     def _put_with_event(self, mark: tuple[int, int]) -> None:
+        """Put ``mark`` on the tape with an event of the device's stream.
+
+        The tape is flat: after a reading, codes and instants in turns. The instant of a mark with an event is the
+        host's clock, the event, and whether the stream had reached the event before it (None if it was not asked).
+        """
         code, host_ns = mark
         last_event = self._last_event
         stream = self.stream
         assert stream is not None
         # Queried before the next event is enqueued: a device that has reached the last one is idle.
         reached = None
-        if code < OTHER and last_event is not None:
+        begins_phase = code < OTHER  # the phases have the smallest codes
+        if begins_phase and last_event is not None:
             reached = stream.reached(last_event)
         event = stream.record()
         self._last_event = None if code == END else event

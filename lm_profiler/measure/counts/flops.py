@@ -673,7 +673,10 @@ class StepFlops:
     """Counts forward, backward and optimizers of a stage that is not timed: an observer of marks.
 
     The mode is entered where the outermost of the three begins, and left where it ends; another part in between, such
-    as clipping, does not count. Data and hooks run without the mode. ``traffic`` also hears when a forward pass begins.
+    as clipping, does not count. Data and hooks run without the mode.
+
+    ``traffic`` counts the bytes that forward passes read, and hears when one begins. With ``on_shapes`` the step runs
+    on tensors that have shapes and no data.
     """
 
     def __init__(
@@ -689,7 +692,7 @@ class StepFlops:
         self._traffic = traffic
         self._is_entered = False
         self._is_in_forward = False
-        # puts back what is replaced while the mode is entered
+        # puts back the functions of torch that ``_enter_or_leave`` replaces
         self._replaced = ExitStack()
 
     def __call__(self, code: int) -> None:

@@ -332,7 +332,9 @@ def _counted_between(previous: Raw, current: Raw) -> dict[str, float | None]:
     }
     system_s = used["ru_stime"]
     cpu_s = used["ru_utime"] + system_s
-    # Faults of several threads pass at the same time: divide by the threads that ran on average.
+    # The kernel does not report the time of page faults. It is at most their number times the dearest fault that was
+    # measured, and at most the time in the kernel. Faults of several threads pass at the same time, so the sum is
+    # divided by the number of threads that ran on average.
     threads = max(cpu_s / wall_s, 1.0)
     fault_s = min(used["ru_minflt"] * DEAREST_FAULT_S, system_s) / threads
     cpu_wait_s = None

@@ -95,7 +95,7 @@ _BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 @cache
 def _without_mode_checks(func: FunctionType) -> Callable[..., Any]:
-    """Return ``func`` of torch without its check for modes, which would send the call back here."""
+    """Return torch's ``func`` without its check for modes, which would send the call to the calling mode again."""
     checks = (
         "has_torch_function",
         "has_torch_function_unary",

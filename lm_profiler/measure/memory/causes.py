@@ -51,7 +51,10 @@ def _sums(causes: Iterable[Mapping[int, int]]) -> Holdings:
 def storages_by_cause(
     module: nn.Module, optimizers: Sequence[Optimizer], device: torch.device
 ) -> Iterator[dict[int, int]]:
-    """Yield, for each cause of ``Holdings``, the bytes of each storage on ``device``; no storage occurs twice."""
+    """Yield, for each field of ``Holdings`` in its order, the bytes of each storage on ``device``.
+
+    No storage occurs twice: it counts for the first field whose tensors use it.
+    """
     parameters = list(module.parameters())
     # a tensor's own hash takes five times as long
     parameter_ids = {id(parameter) for parameter in parameters}
@@ -59,12 +62,10 @@ def storages_by_cause(
     for weight in _optimized(optimizers):
         if id(weight) not in parameter_ids:
             master_weights.append(weight)
-    tensors_by_cause = (
-        parameters,
-        _gradients_of((*parameters, *master_weights)),
-        chain(master_weights, tensors_in(_states(optimizers))),
-        module.buffers(),
-    )
+    gradients = _gradients_of((*parameters, *master_weights))
+    optimizer_states = chain(master_weights, tensors_in(_states(optimizers)))
+    buffers = module.buffers()
+    tensors_by_cause = (parameters, gradients, optimizer_states, buffers)
     counted: set[int] = set()
     for tensors in tensors_by_cause:
         sizes = storages(tensors, device)

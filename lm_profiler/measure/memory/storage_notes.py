@@ -243,7 +243,10 @@ class StorageNotes:
                 note.cause = "activations"
 
     def learn(self, tensors: Iterable[SeenTensor]) -> list[_Note]:
-        """Learn from ``tensors`` what their storages are; return the notes of these storages."""
+        """Learn from ``tensors`` what their storages are; return the notes of these storages.
+
+        A storage may be reported with several causes. Then the first of them in ``_CAUSES`` counts.
+        """
         pairs = [
             (self._alive[tensor.storage], tensor)
             for tensor in tensors

@@ -120,7 +120,10 @@ def bar_groups(entries: Sequence[Entry], by: str | None = None) -> list[Group]:
 
 
 def line_groups(entries: Sequence[Entry], by: str | None = None) -> list[Group]:
-    """Group ``entries`` like ``bar_groups``, but prefer a number for the axis: the context length if that differs."""
+    """Group ``entries`` by the facts in which they differ: options, sizes, devices. The axis is that of ``by``.
+
+    Without ``by`` it is the context length if that differs, else the first fact that is a number, else the first fact.
+    """
     facts = differing_facts(entries)
     if by is not None or not facts:
         return bar_groups(entries, by)

@@ -165,6 +165,7 @@ def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | 
     own_rows = [row for row in rows if row.module in attention_modules]
     softmax_s = _total(row for row in own_rows if row.kind == "softmax")
     products_s = _total(row for row in own_rows if row.kind == "matmul")
+    # a kernel of this kind is attention in whatever module it was launched
     fused_s = _total(row for row in rows if row.kind == "attention")
     projection_rows = []
     for row in rows:
@@ -173,9 +174,10 @@ def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | 
         if row.module.startswith(below_attention):
             projection_rows.append(row)
 
-    is_written_out = softmax_s or not fused_s
     products_name = "products of scores and values"
-    if not is_written_out:  # the projections of nn.MultiheadAttention itself
+    has_only_fused_kernels = fused_s > 0.0 and softmax_s == 0.0
+    if has_only_fused_kernels:
+        # then the matmuls are projections that nn.MultiheadAttention makes itself
         products_name = "its own matmuls"
     times_s = {
         "softmax and products fused": fused_s,

@@ -64,12 +64,14 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
 
 
 def missing(entry: Entry) -> str | None:
+    """Return the reason why this view has no waterfall for the run; None if it has one."""
     record = entry.record
     if record is None:
         return left_no_run(entry)
     if record.waterfall is None:
         return f"No waterfall: {waterfall_text.missing(record)}"
     if record.contended:
+        # a shared machine: the terms would contain what other processes took
         return f"No waterfall: {waterfall_text.NO_SUM}."
     return None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from lm_profiler.analysis.ranks.rank_timeline import Collective, RankTimeline, comes_ns, with_waits
+from lm_profiler.analysis.ranks.rank_timeline import Collective, RankTimeline, stream_instants_ns, with_waits
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.record.parts import PARTS
 
@@ -103,7 +103,7 @@ def put(shares: Sequence[float], took: Sequence[int], lasts: int, behind: bool, 
     """In the second of three parts; the host, which called at ``shares`` of it, is done before the stream begins."""
     marks, stream = np.array([0, 10, 10 + host, 20 + host]), 5000 + np.cumsum([0, 700, lasts, 100])
     called = np.array([10 + round(share * host) for share in shares])
-    found = comes_ns(called, np.array(took), marks, stream, np.array([False, behind, False, False]))
+    found = stream_instants_ns(called, np.array(took), marks, stream, np.array([False, behind, False, False]))
     return (found - 5700).tolist()
 
 
