@@ -11,7 +11,12 @@ from lm_profiler.analysis.savings import StepCosts
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES
 from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.record.kernels import KernelTable
-from lm_profiler.record.parts import INPUT_PHASES, PHASES, WORKING_PHASES
+from lm_profiler.record.parts import (
+    BETWEEN_STEPS,
+    INPUT_PHASES,
+    PHASES,
+    WORKING_PHASES,
+)
 from lm_profiler.record.run_record import EPOCH, Bound, TimeSummary, Verdict
 from lm_profiler.record.steps import StepRow
 
@@ -158,7 +163,12 @@ def _check_straggler(run: RunFacts) -> Verdict | None:
     ranks = run.record.ranks
     if ranks is None or not ranks.finding.saves_s or not ranks.step_s:
         return None
-    share = ranks.finding.saves_s / ranks.step_s
+    whole_s = ranks.step_s
+    because = "straggler"
+    if ranks.finding.phase == BETWEEN_STEPS:
+        whole_s = run.whole_s
+        because = "straggler between steps"
+    share = ranks.finding.saves_s / whole_s
     if share < STRAGGLER:
         return None
     low_s = ranks.finding.low_s
@@ -166,9 +176,9 @@ def _check_straggler(run: RunFacts) -> Verdict | None:
     return Verdict(
         bound_by="straggler",
         share=share,
-        share_low=None if low_s is None else low_s / ranks.step_s,
-        share_high=None if high_s is None else high_s / ranks.step_s,
-        because="straggler",
+        share_low=None if low_s is None else low_s / whole_s,
+        share_high=None if high_s is None else high_s / whole_s,
+        because=because,
     )
 
 

@@ -42,16 +42,26 @@ SHARDED = [
     *[("work", "optimizer", 1.0), ("work", "other", 0.5)],
 ]
 
+VALIDATED = [*DDP, ("work", "validation", 1.0), ("call", "gloo:barrier", ALL)]
+"""A validation after each step, at whose end the ranks meet."""
+
+PLACES = [*PARTS, "validation"]
+"""By code; what lies outside of the step comes last."""
+
 Op = tuple[str, str, float | str]
 
 
 @dataclass(frozen=True)
 class Truth:
-    """``own_s`` and ``waiting_s`` are [rank, step, part]; ``step_s`` is the mean step, to the end of the last rank."""
+    """``own_s`` and ``waiting_s`` are [rank, step, part], ``validation_s`` the own work of validations, [rank, step].
+
+    ``step_s`` is the mean step, to the end of the last rank.
+    """
 
     timelines: list[RankTimeline]
     own_s: NDArray[np.float64]
     waiting_s: NDArray[np.float64]
+    validation_s: NDArray[np.float64]
     step_s: float
 
 
@@ -73,7 +83,7 @@ def simulate(
     """Run ``program`` every step. ``groups``: how many groups the ranks form in calls to all of them but broadcasts."""
     ranks, steps = next(iter(work_s.values())).shape
     now = np.linspace(0.0, 1e-4, ranks)
-    own, waiting = np.zeros((ranks, steps, len(PARTS))), np.zeros((ranks, steps, len(PARTS)))
+    own, waiting = np.zeros((ranks, steps, len(PLACES))), np.zeros((ranks, steps, len(PLACES)))
     marks: list[list[tuple[int, float]]] = [[] for _ in range(ranks)]
     first = [0]
     came: list[list[float]] = [[] for _ in range(ranks)]
@@ -85,11 +95,11 @@ def simulate(
                 if what != part:
                     part = what
                     for rank in range(ranks):
-                        marks[rank].append((PARTS.index(part), now[rank]))
+                        marks[rank].append((PLACES.index(part), now[rank]))
                 assert part is not None
                 assert isinstance(how, float)
                 worked = work_s[part][:, step] * how
-                own[:, step, PARTS.index(part)] += worked
+                own[:, step, PLACES.index(part)] += worked
                 now = now + worked
                 continue
             assert part is not None
@@ -104,15 +114,17 @@ def simulate(
                     left[group::groups] = now[group::groups].max()
             if how == TREE:
                 left = np.array([_left_tree(v, now) for v in range(ranks)])
-            waiting[:, step, PARTS.index(part)] += left - now
+            waiting[:, step, PLACES.index(part)] += left - now
             now = left + CALL_S
-            own[:, step, PARTS.index(part)] += CALL_S
+            own[:, step, PLACES.index(part)] += CALL_S
         for rank in range(ranks):
-            marks[rank].append((PARTS.index("other"), now[rank]))
+            marks[rank].append((PLACES.index("other"), now[rank]))
         first.append(len(marks[0]))
     names = hosts or ["here"] * ranks
     timelines = [_timeline(r, names[r], steps, first, marks[r], came[r], calls[r]) for r in range(ranks)]
-    return Truth(timelines, own, waiting, (float(now.max())) / steps)
+    inside = len(PARTS)
+    validation_s = own[:, :, inside]
+    return Truth(timelines, own[:, :, :inside], waiting[:, :, :inside], validation_s, float(now.max()) / steps)
 
 
 def _parent(v: int) -> int:

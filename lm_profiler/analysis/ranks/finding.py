@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from lm_profiler.analysis.ranks.rank_timeline import Seconds
+from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, Seconds
 from lm_profiler.analysis.ranks.slow_rank_cause import CountersByRank, RankCause
 from lm_profiler.analysis.ranks.slowness import Slow, slow_ranks
 from lm_profiler.analysis.ranks.waiting import RanksWork
@@ -207,7 +207,7 @@ def _finding_about(
         low_s=saving_s - half_s,
         high_s=saving_s + half_s,
         last_in=_steps_in_which_last(work, ranks),
-        others_wait_s=_others_wait_s(work, ranks),
+        others_wait_s=_others_wait_s(work, to_fix),
         slow=[
             _slow_rank(candidate, work, group) for candidate in to_fix[:_MOST_RECORDED]
         ],
@@ -305,9 +305,12 @@ def _slow_rank(candidate: Slow, work: RanksWork, group: HeardRanks) -> SlowRank:
     )
 
 
-def _others_wait_s(work: RanksWork, ranks: Sequence[int]) -> float:
-    """Return how long ranks outside of ``ranks`` wait for them on average; for all ranks, how long each waits."""
+def _others_wait_s(work: RanksWork, slow: Sequence[Slow]) -> float:
+    """Return how long the other ranks wait for ``slow`` on average; if all ranks are slow, how long each waits."""
+    ranks = sorted({candidate.rank for candidate in slow})
     waiting_s = work.waiting_s.sum(axis=2)
+    if any(candidate.part == OUTSIDE for candidate in slow):
+        waiting_s = waiting_s + work.waiting_outside_s
     all_ranks = len(work.own_s)
     if len(ranks) == all_ranks:
         return float(waiting_s.mean())

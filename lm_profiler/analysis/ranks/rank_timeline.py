@@ -100,7 +100,10 @@ class Track:
         return np.maximum(np.searchsorted(self.marks_ns, instants, "right") - 1, 0)
 
     def spent_ns(self, steps: Instants) -> Seconds:
-        """Return how long each [step, part] took; the last part is the time between the previous step and this one."""
+        """Return how long each [step, part] took, with the time outside of steps as the last part.
+
+        That is the time since the previous step, and what began before this step ended, such as a validation.
+        """
         parts = OUTSIDE + 1
         places = self.step_of_mark[:-1] * parts + self.codes[:-1]
         mark_durations_ns = np.diff(self.marks_ns)
@@ -108,7 +111,9 @@ class Track:
         spent_ns = spent_ns.reshape(len(steps), parts)
         gaps_ns = self.begin_ns[1:] - self.end_ns[:-1]
         is_next_step = np.diff(steps) == 1
-        spent_ns[:, OUTSIDE] = np.append(0, np.where(is_next_step, gaps_ns, 0))
+        # A step's last mark has the gap after it, which counts for the next step.
+        spent_ns[:-1, OUTSIDE] -= gaps_ns
+        spent_ns[1:, OUTSIDE] += np.where(is_next_step, gaps_ns, 0)
         return np.asarray(spent_ns)
 
     def in_part_until_ns(self, code: int, instants: Instants) -> NDArray[np.float64]:

@@ -77,6 +77,9 @@ class RanksWork:
     # and where a step was left out
     own_s: Seconds
     waiting_s: Seconds  # [rank, step, part]; with the own work in the step's parts it makes up the step
+    waiting_outside_s: (
+        Seconds  # [rank, step], the waiting beside the work of the part ``OUTSIDE``
+    )
     # returns the own work in a part, or in all of them: [K, R]
     in_part: Callable[[int | None], Seconds]
     # [K], index of the step that the cell is in, or precedes if it lies between steps; else -1
@@ -203,6 +206,7 @@ def work_of(
 
     own_s = []
     waiting_s = []
+    waiting_outside_s = []
     calls_by_rank = []
     for rank, track in enumerate(tracks):
         is_member = calls.members[:, rank]
@@ -215,6 +219,7 @@ def work_of(
         calls_by_rank.append(rank_calls)
         own_s.append(np.maximum(track.spent_ns(steps) - waited_ns, 0.0) * 1e-9)
         waiting_s.append(waited_ns[:, :OUTSIDE] * 1e-9)
+        waiting_outside_s.append(waited_ns[:, OUTSIDE] * 1e-9)
 
     @cache
     def in_part(part: int | None) -> Seconds:
@@ -227,6 +232,7 @@ def work_of(
         steps=steps,
         own_s=np.stack(own_s),
         waiting_s=np.stack(waiting_s),
+        waiting_outside_s=np.stack(waiting_outside_s),
         in_part=in_part,
         step_of_cell=step_of_cell,
         segment_begins=segment_begins,

@@ -29,6 +29,7 @@ _SLOW_CLOCK = 0.75
 # The evidence for what binds a run, by the verdict's name; ``{share}`` has its interval, the others are facts.
 _EVIDENCE = {
     "straggler": "fixing the slow ranks would save {share} of the step",
+    "straggler between steps": "fixing the slow ranks would save {share} of the time, between steps",
     "input": "{share} of the step is spent on the batch (waiting for it {data:.0%}, copying it {transfer:.0%})",
     "communication": "{share} of the step is communication without overlapping computation",
     "host": "launching kernels takes as long as running them",

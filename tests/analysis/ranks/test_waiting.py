@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated_ranks import ACCUMULATED, CALL_S, DDP, SHARDED, TREE, simulate, usual
+from simulated_ranks import ACCUMULATED, CALL_S, DDP, SHARDED, TREE, VALIDATED, simulate, usual
 
 from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, Collective, RankTimeline
 from lm_profiler.analysis.ranks.waiting import RanksWork, work_of
@@ -36,6 +36,18 @@ def test_own_work_and_waiting_are_what_they_are(program: list[Any], ranks: int, 
     off_s = NANOSECONDS if ranks == 2 else OF_A_TREE
     np.testing.assert_allclose(own_s(work), truth.own_s, atol=off_s)
     np.testing.assert_allclose(work.waiting_s, truth.waiting_s, atol=off_s)
+
+
+def test_a_validation_that_takes_longer_on_one_rank_is_its_own_work_outside_of_steps() -> None:
+    """The other rank waits for it in a barrier, which is no part of a step either."""
+    work_s = usual(2, 12, noise=0.05)
+    work_s["validation"] = np.full((2, 12), 0.02)
+    work_s["validation"][1] += 0.03
+    truth = simulate(work_s, VALIDATED)
+    work = work_of(truth.timelines, truth.timelines[0].steps, overlap=True)
+    np.testing.assert_allclose(own_s(work), truth.own_s, atol=NANOSECONDS)
+    np.testing.assert_allclose(work.own_s[:, :, OUTSIDE], truth.validation_s, atol=NANOSECONDS)
+    assert work.waiting_outside_s[0] == pytest.approx(0.03, rel=0.2)
 
 
 def test_calls_of_groups_hold_their_own_ranks_alone() -> None:
