@@ -49,7 +49,6 @@ from lm_profiler.callbacks.model_sizes import (
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.collective_calls import reduces_in_backward
 from lm_profiler.measure.counts.recompiles import (
-    is_compiled_in,
     is_wrapped_by_compiler,
 )
 from lm_profiler.measure.counts.uncountable import UncountableError
@@ -348,7 +347,7 @@ def model_facts(loop: Loop) -> ModelFacts:
             type(optimizer).__name__.lstrip("_") for optimizer in loop.optimizers
         ],
         accumulate_grad_batches=loop.batches_per_step,
-        compiled=is_compiled_in(module),
+        compiled=loop.is_compiled,
         **sizes_in_config(module),
     )
 
@@ -386,7 +385,7 @@ def switches(loop: Loop) -> Settings:
         precision=loop.precision,
         tf32=uses_tf32,
         half_precision=units.half_precision,
-        compiled=is_compiled_in(loop.module),
+        compiled=loop.is_compiled,
         num_workers=getattr(loader, "num_workers", None),
         persistent_workers=getattr(loader, "persistent_workers", None),
         # Each device of this machine has a process, whose loader has its own workers.

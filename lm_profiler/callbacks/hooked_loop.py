@@ -28,6 +28,7 @@ from lm_profiler.callbacks.marks.batches import BatchCounts
 from lm_profiler.callbacks.marks.hook_marks import HookMarks
 from lm_profiler.callbacks.marks.step_counter import StepCounter
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.record.run_record import Failure, LoopKind, NumericsFacts
 
@@ -143,6 +144,11 @@ class HookedLoop:
         return self._together
 
     @property
+    def is_compiled(self) -> bool:
+        # Asked of the wrappers: Fabric keeps the plain module beside the compiled one.
+        return any(is_compiled_in(module) for module in self.modules)
+
+    @property
     def wrapped_module(self) -> object:
         for module in self.modules:
             for part in module.modules():
@@ -219,7 +225,7 @@ class HookedLoop:
         return self.marks
 
     def owners_watch(self, timeline: Timeline, steps: int) -> Instrument:
-        return GapsWatch(timeline, lambda: self.module, steps)
+        return GapsWatch(timeline, lambda: self.is_compiled, steps)
 
     def loader_watch(self) -> Instrument | None:
         return None

@@ -23,6 +23,7 @@ from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.marks.step_counter import StepCounter
 from lm_profiler.callbacks.watching import Watching
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.record.run_record import Failure, LoopKind, NumericsFacts, Verb
 
 _NO_PROFILER = "PassThroughProfiler"  # the class of Lightning's that the Trainer has where the user chose none
@@ -76,6 +77,10 @@ class TrainerLoop:
     def module(self) -> LightningModule:
         module: LightningModule = self.trainer.lightning_module
         return module
+
+    @property
+    def is_compiled(self) -> bool:
+        return is_compiled_in(self.module)
 
     @property
     def wrapped_module(self) -> object:

@@ -19,11 +19,12 @@ from known_loop import SimulatedClock, instruments
 from lightning.fabric import Fabric
 from lightning.fabric.loggers import CSVLogger
 from own_loops import SECONDS, STEPS, ZOO, SlowModel, SlowSGD, wait
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from lm_profiler.callbacks import ExportOptions, admitted_loop
 from lm_profiler.callbacks.found_loop import facts_of_accelerator, facts_of_transformers
+from lm_profiler.callbacks.hooked_loop import HookedLoop
 from lm_profiler.callbacks.hooked_run import LoopSearch
 from lm_profiler.callbacks.marks.torch_hooks import DOOR
 from lm_profiler.callbacks.own_loop import profile
@@ -118,6 +119,14 @@ def test_phases_of_a_fabric_loop(batches_per_step: int, precision: Any, is_apart
     assert record.model.class_path.endswith("SlowModel")
     assert_known(profiler.folder, batches_per_step)
     assert any("lm_profiler/" in path.read_text() for path in tmp_path.rglob("metrics.csv"))
+
+
+def test_fabric_compiles_what_was_compiled_before_its_setup() -> None:
+    """Fabric keeps the plain module beside the compiled one: litgpt's pretraining was advised to compile its model."""
+    fabric = Fabric(accelerator="cpu", devices=1)
+    compiled = fabric.setup_module(torch.compile(nn.Linear(2, 2), backend="eager"))
+    assert HookedLoop([compiled], []).is_compiled
+    assert not HookedLoop([fabric.setup_module(nn.Linear(2, 2))], []).is_compiled
 
 
 def request(folder: Path, **others: Any) -> str:

@@ -130,12 +130,18 @@ def limited_events(events: Iterable[Event], most_events: int) -> Iterator[Event]
 def chosen_part(
     events: Iterable[Event], is_step: Callable[[str], bool], most_events: int
 ) -> Part:
-    """Return the first steps of a trace that have ``most_events`` together, or the beginning of its first one."""
+    """Return the first steps of a trace that have ``most_events`` together, or the beginning of its first one.
+
+    Raises:
+        ValueError: no event has a start.
+    """
     survey = _Survey()
     for event in events:
         _add_to_survey(survey, event, is_step)
     event_counts = survey.event_counts
     event_counts.merge()
+    if not len(event_counts.stretches):
+        raise ValueError("no event has a possible start")
     steps = outermost(survey.steps)
     begin = steps[0].start if steps else event_counts.moment_of(0)
     events_before = event_counts.events_before(begin)

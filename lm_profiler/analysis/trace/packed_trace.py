@@ -56,7 +56,8 @@ OPERATOR, MODULE, FORWARD_LINK, BACKWARD_LINK, LAUNCH = range(5)
 _LINKS = {"s": FORWARD_LINK, "f": BACKWARD_LINK}
 
 NONE = -1  # the number of what is unknown, or is not there
-_LONGEST_US = 9e15  # in nanoseconds it fits into 64 bits
+# In nanoseconds the distance of any two moments fits into 64 bits: until the year 2096, and eleven days for an event.
+_LATEST_US, _LONGEST_US = 4e15, 1e12
 
 
 class Range(NamedTuple):
@@ -405,7 +406,7 @@ class _Packing:
         )
         callers = []
         for text in self._callers:
-            caller_fields = json.loads(f"{{{text}}}")
+            caller_fields = json.loads(f"{{{text}}}", strict=False)
             thread = self._thread_number(caller_fields)
             callers.append((thread, OPERATOR, self.numbers[caller_fields["name"]]))
         caller_columns = np.array(callers, np.int64).reshape(-1, 3)[caller]
@@ -423,7 +424,7 @@ class _Packing:
             input_texts, events.arguments, strict=True
         ):
             if input_text not in self._input_numbers:
-                arguments = json.loads(f"{{{argument_text}}}")
+                arguments = json.loads(f"{{{argument_text}}}", strict=False)
                 self._input_numbers[input_text] = self._inputs_number(
                     arguments, is_attention=False
                 )
@@ -586,7 +587,7 @@ def span_of(event: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def start_of(event: Mapping[str, Any]) -> int:
-    start_us = _time_in(event, "ts")
+    start_us = _time_in(event, "ts", _LATEST_US)
     if start_us is None:
         raise DamagedEvent("without a start")
     # A start times 1,000 may have more digits than a float.
@@ -594,7 +595,7 @@ def start_of(event: Mapping[str, Any]) -> int:
 
 
 def _length_of(event: Mapping[str, Any]) -> int:
-    length_us = _time_in(event, "dur")
+    length_us = _time_in(event, "dur", _LONGEST_US)
     if length_us is None:
         raise DamagedEvent("without a duration")
     if length_us < 0:
@@ -602,12 +603,14 @@ def _length_of(event: Mapping[str, Any]) -> int:
     return round(length_us * 1e3)
 
 
-def _time_in(event: Mapping[str, Any], field_name: str) -> float | None:
-    """Return a time of ``event`` in microseconds; None if it has none that is possible."""
+def _time_in(
+    event: Mapping[str, Any], field_name: str, limit_us: float
+) -> float | None:
+    """Return a time of ``event`` in microseconds; None if it has none, or none within ``limit_us``."""
     microseconds = event.get(field_name)
     if not isinstance(microseconds, (int, float)) or isinstance(microseconds, bool):
         return None
-    if not isfinite(microseconds) or abs(microseconds) >= _LONGEST_US:
+    if not isfinite(microseconds) or abs(microseconds) >= limit_us:
         return None
     return microseconds
 

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, TextIO
 _EVENTS_BEGIN = re.compile(r'\A\s*\[|"traceEvents"\s*:\s*\[')
 
 # An operator's event as the profiler writes it, nine in ten of all: to find it takes a tenth of decoding it. An event
-# of attention is decoded, because its values count.
+# of attention is decoded, because its values count; so is one with an impossible time, which is left out then.
 _OPERATOR_EVENT = re.compile(
     r'\{\s*"ph": "X",\s*"cat": "cpu_op",\s*("name": "(?![^"]*attention)[^"]*",\s*"pid": [^,]*,\s*"tid": [^,]*),\s*'
-    r'"ts": (\d+\.\d{3}),\s*"dur": (\d+\.\d{3})\s*,\s*"args": \{\n([^\n]*), "Ev Idx": \d+\n\s*\}\s*\}'
+    r'"ts": ([0-3]?[0-9]{1,15}\.[0-9]{3}),\s*"dur": ([0-9]{1,12}\.[0-9]{3})\s*,\s*'
+    r'"args": \{\n([^\n]*), "Ev Idx": \d+\n\s*\}\s*\}'
 )
 _GROUPS_OF_OPERATOR = 4
 _BETWEEN_EVENTS = re.compile(r"[\s,]*")  # matches the empty string, too

@@ -179,7 +179,7 @@ def events_of_process(
             yield from _own_operators(event, process, own_callers)
         elif not isinstance(event, Mapping):
             yield event
-        elif event.get("cat") in _DEVICE_CATEGORIES:
+        elif str(event.get("cat")) in _DEVICE_CATEGORIES:
             if track_of(event) in process.tracks:
                 yield event
         elif str(event.get("pid")) == process.name:
@@ -192,9 +192,8 @@ def _own_operators(
     chosen_indices = []
     for index, caller in enumerate(events.callers):
         if caller not in own_callers:
-            own_callers[caller] = (
-                str(json.loads(f"{{{caller}}}")["pid"]) == process.name
-            )
+            caller_fields = json.loads(f"{{{caller}}}", strict=False)
+            own_callers[caller] = str(caller_fields["pid"]) == process.name
         if own_callers[caller]:
             chosen_indices.append(index)
     if not chosen_indices:

@@ -115,9 +115,11 @@ def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
     is_again = is_operator & (parent == nesting.around) & (name == caller)
     for index in np.flatnonzero(is_again).tolist():
         caller[index] = caller[parent[index]]
-    length_within = np.zeros_like(length)
-    np.add.at(length_within, parent[is_operator], length[is_operator])
-    own = np.maximum(length - length_within, 0)
+    # as floats, because damaged lengths can add up to more than 64 bits hold
+    length_within = np.bincount(
+        parent[is_operator], weights=length[is_operator], minlength=len(length)
+    )
+    own = np.maximum(length - length_within, 0).astype(np.int64)
 
     calls = np.flatnonzero(is_operator)
     ends = start + length

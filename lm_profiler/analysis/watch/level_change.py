@@ -16,6 +16,8 @@ _PART_SHARE = 0.5  # share of a change that its phase must have
 _ONLY_PART_SHARE = 0.8  # share of a change from which on it lies in this phase alone
 # share of the step from which on a part's change looks like a uniform one
 _NEARLY_WHOLE_STEP = 0.75
+# of the logarithm of the step: the speed of real machines, shared ones above all, moves by so much
+_LARGEST_OF_MACHINE = 0.1
 _UNIFORM = 0.4  # share of a change that lies apart from equal ratios of all phases
 # a level has gone back if it is nearer to the old one than this share of the change
 _RETURN_SHARE = 0.25
@@ -96,6 +98,12 @@ class LevelChange:
         uniform_s = self.before_s[:-1] * (self.size_s / float(self.before_s[-1]))
         apart_s = float(np.abs(differences_s - uniform_s).sum())
         return apart_s < _UNIFORM * abs(self.size_s)
+
+    @property
+    def may_be_machine(self) -> bool:
+        """Whether the machine may have changed its speed: by a few percent, and in more than one part of the step."""
+        log_size = math.log(self.after_s[-1] / self.before_s[-1])
+        return abs(log_size) <= _LARGEST_OF_MACHINE and self.only_part is None
 
     def mark_reported(self) -> None:
         self._reported_s = self.size_s

@@ -76,6 +76,14 @@ _MOST_OPEN_CHANGES = 12  # changes that may go back yet
 # -- a level that wanders: so many changes of direction among the last changes
 _REVERSALS = 4
 _CHANGES_REMEMBERED = 7
+# a change so many times as large as the last changes usually are is no wandering
+_JUMP_BESIDE_OTHERS = 3.0
+_LEAST_JUMP = 0.2  # of the logarithm of the step
+_FEWEST_BESIDE_JUMP = 3  # other changes that show the usual size
+_MOST_JUMPS = 2  # a level that jumps more often alternates
+# The same for small changes that no part makes up alone: on real machines the speed moves by a few percent.
+_REVERSALS_OF_MACHINE = 1
+_WIDEST_RANGE_OF_MACHINE = 0.2  # of the logarithm of the step
 _REPORTED_EVERY_TIME = 100  # changes of it that are reported if they widen its range; more only when they double
 _TREND = 0.7  # Kendall's rank correlation of the level with time, from which on it follows a trend
 _TREND_GROUPS = 20  # groups of blocks whose medians are correlated
@@ -427,7 +435,6 @@ class LevelFollower:
         if len(young_changes) == 1:
             self._correct_begin(young_changes[0].change)
         for young in young_changes:
-            young.change.found_step = self._blocks[-1].last_step
             self._classify(young.change, young.is_part_of_line)
 
     def _correct_begin(self, change: LevelChange) -> None:
@@ -525,6 +532,8 @@ class LevelFollower:
 
     def _wanders(self, change: LevelChange) -> bool:
         """Return whether the level wanders, so that ``change`` is only counted."""
+        if self._jumps_among_last_changes()[-1]:
+            return False
         wandering = self._wandering
         if wandering is not None:
             is_in_range = self._is_in_range(change.after_s)
@@ -533,11 +542,10 @@ class LevelFollower:
                 return True
 
         changes = self._changes_since_jump()
-        reversals = 0
-        for earlier, later in pairwise(changes):
-            if earlier.direction != later.direction:
-                reversals += 1
-        if reversals < _REVERSALS or self._follows_trend(changes[0].since_step):
+        reversals = _count_reversals(changes)
+        if reversals < _REVERSALS and not self._may_be_machine(changes):
+            return False
+        if self._follows_trend(changes[0].since_step):
             return False
         if wandering is None or not self._reach_range(changes):
             wandering = self._begin_wandering(changes)
@@ -552,12 +560,36 @@ class LevelFollower:
         self._changed.append(wandering)
         return True
 
-    def _changes_since_jump(self) -> list[LevelChange]:
-        """Return the last changes, since the last jump to other levels from which it has not come back.
+    def _may_be_machine(self, changes: Sequence[LevelChange]) -> bool:
+        """Return whether ``changes`` are the machine, whose speed moves back and forth by a few percent.
 
-        A jump is longer than the range of the levels on either side of it.
+        A first change that goes back as it came is an episode of its own.
+        """
+        if _count_reversals(changes) < _REVERSALS_OF_MACHINE:
+            return False
+        if not all(change.may_be_machine for change in changes):
+            return False
+        levels_s = _levels_around(changes)
+        if self._wandering is not None:
+            levels_s.extend(self._range_s)
+        else:
+            is_episode = any(
+                changes[-1].reverts(open_change) for open_change in self.open_changes
+            )
+            if is_episode:
+                return False
+        return math.log(max(levels_s) / min(levels_s)) <= _WIDEST_RANGE_OF_MACHINE
+
+    def _changes_since_jump(self) -> list[LevelChange]:
+        """Return the last changes, since a jump far beyond them, or a jump from which the level has not come back.
+
+        The latter is longer than the range of the levels on either side of it.
         """
         changes = list(self._last_changes)
+        are_jumps = self._jumps_among_last_changes()
+        if any(are_jumps):
+            last_jump = len(changes) - 1 - are_jumps[::-1].index(True)
+            changes = changes[last_jump + 1 :]
         logs = np.log(np.array(_levels_around(changes)))
         for place in range(len(logs) - 1, 0, -1):
             earlier = logs[:place]
@@ -567,6 +599,27 @@ class LevelFollower:
             if max(gap_up, gap_down) > max(np.ptp(earlier), np.ptp(later)):
                 return changes[place:]
         return changes
+
+    def _jumps_among_last_changes(self) -> list[bool]:
+        """Return for each of the last changes whether it is a jump: one or two that are far larger than all others.
+
+        A level that wanders by a few percent, as machines do, and once goes up by half and back, has an episode.
+        """
+        sizes = []
+        for change in self._last_changes:
+            sizes.append(abs(math.log(change.after_s[-1] / change.before_s[-1])))
+        are_jumps = []
+        for place, size in enumerate(sizes):
+            other_sizes = [*sizes[:place], *sizes[place + 1 :]]
+            has_others = len(other_sizes) >= _FEWEST_BESIDE_JUMP
+            least_jump = _LEAST_JUMP
+            if has_others:
+                usual_size = float(np.median(other_sizes))
+                least_jump = max(_JUMP_BESIDE_OTHERS * usual_size, _LEAST_JUMP)
+            are_jumps.append(has_others and size >= least_jump)
+        if sum(are_jumps) > _MOST_JUMPS:
+            return [False] * len(sizes)
+        return are_jumps
 
     def _reach_range(self, changes: Sequence[LevelChange]) -> bool:
         """Return whether the level still wanders about where it did, by the lowest or the highest of its levels."""
@@ -591,6 +644,7 @@ class LevelFollower:
             times=len(changes),
         )
         self._wandering = wandering
+        self._reported.append(wandering)
         self._range_s = (float(wandering.before_s[-1]), float(wandering.after_s[-1]))
         return wandering
 
@@ -606,10 +660,14 @@ class LevelFollower:
         """Withdraw the earlier changes between levels that are within the range in which the level wanders."""
         within_range = []
         for change in self._reported:
-            if self._is_in_range(change.before_s) and self._is_in_range(change.after_s):
+            is_other = change is not wandering
+            begins_in_range = self._is_in_range(change.before_s)
+            if is_other and begins_in_range and self._is_in_range(change.after_s):
                 within_range.append(change)
         for change in within_range:
             wandering.since_step = min(wandering.since_step, change.since_step)
+            if change.course in ("wanders", "alternates"):
+                wandering.times += change.times
             self._reported.remove(change)
         self._withdraw(within_range)
 
@@ -754,6 +812,15 @@ class LevelFollower:
         """Return the current level of a drift, by part."""
         blocks = self._blocks[self._index_of(drift.since_step) :]
         return end_of_line(blocks[-_BLOCKS_AT_END:])
+
+
+def _count_reversals(changes: Sequence[LevelChange]) -> int:
+    """Return how often successive changes go in opposite directions."""
+    reversals = 0
+    for earlier, later in pairwise(changes):
+        if earlier.direction != later.direction:
+            reversals += 1
+    return reversals
 
 
 def _levels_around(changes: Sequence[LevelChange]) -> list[float]:

@@ -6,14 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.owners import Owner, Owners
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
 from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import AFTER, BEFORE, BETWEEN
 
@@ -53,7 +50,7 @@ class GapsWatch(Instrument):
     """Instrument that divides the time of ``other`` among the gaps between phases."""
 
     timeline: Timeline  # its marks tell when ``other`` runs
-    module: Callable[[], nn.Module]  # returns the model; called once it exists
+    is_compiled: Callable[[], bool]  # whether the model is; called once it exists
     steps: int  # number of steps that are timed by gap; in one more, the program's lines are timed
     name = "actions"
     stage = "actions"
@@ -62,7 +59,7 @@ class GapsWatch(Instrument):
     def start(self) -> None:
         owners = GapOwners(self.timeline, self.steps, part=self.part)
         self._owners = owners
-        if not is_compiled_in(self.module()):  # a compiled step runs hardly any Python
+        if not self.is_compiled():  # a compiled step runs hardly any Python
             owners.python_times = PythonTimes(
                 lambda: owners.code, self.timeline.clock, part=self.part
             )

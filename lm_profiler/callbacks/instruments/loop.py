@@ -78,6 +78,10 @@ class Loop(Protocol):
         """The model as its strategy wrapped it, such as in DDP."""
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether torch.compile has compiled the model or a part of it, also where a strategy wraps the result."""
+
+    @property
     def optimizers(self) -> Sequence[Any]: ...
 
     @property

@@ -157,7 +157,7 @@ def step_work(
     counted = count_elsewhere(loop, verb, loop.rehearsed_batch(get_batch), limit_s)
     assert counted.traffic is not None
     bytes_by_phase: dict[str, int | None] = dict(counted.traffic.by_phase)
-    is_compiled = recompilations() > 0 or is_compiled_in(loop.module)
+    is_compiled = recompilations() > 0 or loop.is_compiled
     if is_compiled or loop.device.type != "cpu":
         # A copy on the CPU does not show what another device's kernels, or a compiler, keep for backward.
         for phase in ("forward", "backward"):

@@ -23,8 +23,10 @@ from lm_profiler.cli.verbs.shared import (
     write,
     write_json,
 )
+from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import OK
 from lm_profiler.record.entry import Collection
+from lm_profiler.record.figure import bytes_text, counted, duration_text
 from lm_profiler.record.files import Part
 from lm_profiler.report.page.tables_page import write_tables_page
 from lm_profiler.report.run.trace_pair_tables import comparison_tables, ranks_tables
@@ -44,6 +46,9 @@ for example:
   lm_profiler why logs/run/version_0                             the traces of a run of our own"""
 
 _MOST_TRACES = 64
+# So many bytes of a file are read in a second, over all readings of a large one, by one core of a slow machine.
+_BYTES_PER_S, _PACKED_BYTES_PER_S = 40e6, 2e6
+_LONG_S = 10.0  # a reading that takes longer is announced
 _PAGE = "html"
 _TRACES_OF_RUN = "trace/rank*.pt.trace.json.gz"
 
@@ -109,6 +114,7 @@ def run(options: Options) -> int:
         raise UsageError(
             f"TRACE: expected at most {_MOST_TRACES} traces, given {len(paths)}"
         )
+    _announce(paths)
     if options.ranks and len(paths) == 1:
         traces = _traces_of_processes(paths[0], options.step)
     else:
@@ -165,6 +171,23 @@ def _trace_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
+def _announce(paths: Sequence[Path]) -> None:
+    """Print how long it takes to read ``paths`` if they are large; a file that cannot be read is refused later."""
+    file_bytes = 0
+    seconds = 0.0
+    for path in paths:
+        if not path.is_file():
+            continue
+        bytes_per_s = _BYTES_PER_S
+        if path.suffix == ".gz":
+            bytes_per_s = _PACKED_BYTES_PER_S
+        file_bytes += path.stat().st_size
+        seconds += path.stat().st_size / bytes_per_s
+    if seconds > _LONG_S:
+        traces_text = f"{counted(len(paths), 'trace')} ({bytes_text(file_bytes)})"
+        say(f"reading {traces_text} takes about {duration_text(seconds)}")
+
+
 def _traces_of_processes(path: Path, step_name: str | None) -> list[AnyTrace]:
     """Return the trace of each process of a file that holds several: the ranks of a run."""
     with _refused(path):
@@ -190,7 +213,8 @@ def _refused(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UsageError(f"TRACE: {path}: {error.strerror or error}") from None
     except ValueError as error:
-        message = str(error).removeprefix(f"{path}: ")
+        # names that stand in it may hold line breaks
+        message = " ".join(str(error).removeprefix(f"{path}: ").split())
         raise UsageError(f"TRACE: {path}: {message}") from None
 
 

@@ -181,7 +181,7 @@ def test_the_processes_of_a_merged_trace_are_told_apart(
         of_process([*cuda_step(), *cuda_step(number=2, origin=180)], *rank_0, 0.0),
         of_process([*cuda_step(adam_us=31), *cuda_step(20.0, 33, 2, origin=190)], *rank_1, late_us),
     ]
-    events = [*sides[0], *sides[1]]
+    events = [*sides[0], *sides[1], {"cat": ["kernel"]}]
     random.Random(5).shuffle(events)
     merged = written(tmp_path, events, {"distributedInfo": {"rank": 0, "world_size": 2}})
     (tmp_path / "alone").mkdir()
@@ -306,6 +306,12 @@ def test_a_text_that_is_cut_or_overwritten_is_read_or_refused_in_one_line(tmp_pa
             assert "\n" not in answer
             continue
         assert answer.busy_s + answer.idle_s == pytest.approx(answer.kernels.window_s)
+
+
+def test_a_trace_that_is_too_large_and_has_no_start_is_refused(tmp_path: Path) -> None:
+    events = [{**event, "ts": None} for event in cuda_step()]
+    with pytest.raises(ValueError, match="no event has a possible start"):
+        read_any_trace(written(tmp_path, events), most_events=10)
 
 
 def steps_in_a_row(count: int) -> list[Event]:

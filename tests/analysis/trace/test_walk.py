@@ -16,6 +16,7 @@ from stored_texts import assert_stored
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.range_names import module_in, module_range_name
 from lm_profiler.analysis.trace.trace_file import trace_events
+from lm_profiler.analysis.trace.walk import walk
 
 
 def event(number: int) -> dict[str, object]:
@@ -98,11 +99,14 @@ def test_an_operator_that_is_matched_says_what_it_says_decoded(path: Path) -> No
     assert meant(PackedTrace(trace_events(path))) == meant(decoded)
 
 
+@pytest.mark.parametrize("start", ["4405555032661.477", "9" * 30 + ".000"])
 @pytest.mark.parametrize("name", ["aten::op", r"a \"name\", {\n} é", "aten::attention"])
 @pytest.mark.parametrize(
     "given", ["", '"Concrete Inputs": ["True", "\\"Input Dims\\": [1]"], "Input Dims": [[8], []], ', '"a": {}, ']
 )
-def test_what_stands_in_an_operators_event_does_not_change_what_it_is(tmp_path: Path, name: str, given: str) -> None:
+def test_what_stands_in_an_operators_event_does_not_change_what_it_is(
+    tmp_path: Path, name: str, given: str, start: str
+) -> None:
     one = f"""
   {{
     "ph": "X",
@@ -110,7 +114,7 @@ def test_what_stands_in_an_operators_event_does_not_change_what_it_is(tmp_path: 
     "name": {json.dumps(name)},
     "pid": 1,
     "tid": "a",
-    "ts": 4405555032661.477,
+    "ts": {start},
     "dur": 0.250
     ,
     "args": {{
@@ -123,6 +127,24 @@ def test_what_stands_in_an_operators_event_does_not_change_what_it_is(tmp_path: 
         PackedTrace(json.loads(text)["traceEvents"]),
     )
     assert meant(read) == meant(decoded)
+
+
+def test_a_tabulator_in_the_name_of_an_operator_is_read(tmp_path: Path) -> None:
+    operator = """{
+    "ph": "X", "cat": "cpu_op", "name": "aten::a\tb", "pid": 1, "tid": 1, "ts": 1.000, "dur": 2.000,
+    "args": {
+      "External id": 1, "Ev Idx": 3
+    }
+  }"""
+    packed = PackedTrace(trace_events(written(tmp_path / "t.json.gz", f'{{"traceEvents": [{operator}]}}')))
+    assert packed.names == ["aten::a\tb", None]
+
+
+def test_lengths_that_add_up_to_more_than_64_bits_leave_no_time_to_their_caller() -> None:
+    caller = {**event(0), "pid": 1, "tid": 1, "ts": 0, "dur": 9e11}
+    children = [{**event(1), "pid": 1, "tid": 1, "ts": 1 + number, "dur": 9e11} for number in range(10_300)]
+    calls, _ = walk(PackedTrace([caller, *children]))
+    assert calls.own[calls.start == 0].tolist() == [0]
 
 
 def rows_of(events: list[dict[str, Any]]) -> list[Any]:
@@ -139,6 +161,8 @@ DAMAGES: dict[str, Any] = {
     "a duration as text": {"dur": "60"},
     "a start as text": {"ts": "1.5"},
     "a start beyond all clocks": {"ts": 1e30},
+    "an end beyond 64 bits": {"ts": 5e15, "dur": 5e15},
+    "a duration of years": {"dur": 8.9e15},
     "a start that is no number": {"ts": float("nan")},
     "no name": {"name": None},
 }

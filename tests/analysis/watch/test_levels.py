@@ -144,6 +144,42 @@ def test_a_jump_between_two_levels_that_wander_stays_an_event(seed: int) -> None
     assert jump.until_step is None
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_an_episode_on_a_machine_that_wanders_is_an_event(seed: int) -> None:
+    """Forward takes half a step more from step 3,001 to 4,500; all the time the machine wanders by 4 %."""
+    rng = np.random.default_rng(seed)
+    machine = np.repeat(rng.choice([0.98, 1.0, 1.02], 12_000 // 400), 400)
+    number = np.arange(12_000)
+    forward_s = 0.0025 * ((number >= 3000) & (number < 4500))
+    seconds = rows(machine, forward_s * machine, seed=seed)
+    changes = follow(seconds).changes
+    (episode,) = [change for change in changes if abs(change.size_s) > 0.0015]
+    assert (episode.part, episode.course) == ("forward", None)
+    assert episode.since_step == pytest.approx(3001, abs=3)
+    assert episode.until_step == pytest.approx(4500, abs=5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_machine_whose_speed_moves_is_one_event(seed: int) -> None:
+    """All phases are 2 to 5 % slower at times, each time for some hundred steps."""
+    rng = np.random.default_rng(seed)
+    machine = np.ones(12_000)
+    for first in range(1500, 12_000, 3000):
+        machine[first : first + int(rng.integers(400, 900))] = rng.uniform(1.02, 1.05)
+    (change,) = follow(rows(machine, seed=seed)).changes
+    assert change.course in ("wanders", "alternates")
+
+
+def test_a_machine_that_gets_ever_slower_is_not_taken_for_one_that_wanders() -> None:
+    """All phases get 4 % slower every 2,000 steps, and once a little faster in between."""
+    machine = np.repeat([1.0, 1.04, 1.02, 1.08, 1.12, 1.17, 1.22], 2000)
+    changes = follow(rows(machine)).changes
+    lowest_s = min(float(change.before_s[-1]) for change in changes)
+    last_s = float(changes[-1].after_s[-1])
+    assert changes[-1].course != "wanders"
+    assert last_s / lowest_s == pytest.approx(1.22, rel=0.03)
+
+
 def test_a_drift_after_a_jump_is_no_part_of_it() -> None:
     steps = np.arange(12_000)
     forward_s = np.where(steps >= 1500, 0.01, 0.0) + 0.003 * np.clip((steps - 5000) / 4000, 0.0, 1.0)

@@ -13,6 +13,7 @@ from cuda_trace import Trace, cuda_step
 from refused import assert_refused_as_stored
 
 from lm_profiler.cli.main import main
+from lm_profiler.cli.verbs import why
 from lm_profiler.record.trace_answer import TraceAnswer, TraceComparison, TraceRanks
 
 
@@ -117,6 +118,21 @@ def test_the_page_has_the_cells_of_the_tables_and_no_script(tmp_path: Path) -> N
     assert "script" not in shown.tags
 
 
+def test_a_trace_that_takes_long_is_announced_beside_the_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(written(tmp_path / "trace.json", cuda_step()))
+    assert main(["why", str(path), "--format", "json"]) == 0
+    answer, announced = capsys.readouterr()
+    assert announced == ""
+    monkeypatch.setattr(why, "_BYTES_PER_S", path.stat().st_size / 130)
+    assert main(["why", str(path), "--format", "json"]) == 0
+    slow_answer, announced = capsys.readouterr()
+    assert slow_answer == answer
+    assert announced.startswith("lm_profiler: reading 1 trace (")
+    assert announced.endswith("takes about 2.17 min\n")
+
+
 def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +144,8 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
     written(Path("good.json"), cuda_step())
     processes = [{**event, "pid": 99} if event["pid"] != 0 else event for event in cuda_step()]
     written(Path("two.json"), [*cuda_step(), *processes])
+    named = [{**event, "pid": "rank\n1"} if event["pid"] != 0 else event for event in cuda_step()]
+    written(Path("line_break.json"), [*cuda_step(), *named])
     calls = [
         ["why"],
         ["why", "nothing.json"],
@@ -135,6 +153,7 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
         ["why", "cut.json"],
         ["why", "other.json"],
         ["why", "two.json"],
+        ["why", "line_break.json"],
         ["why", "good.json", "--step", "training"],
         ["why", "good.json", "--ranks"],
         ["why", "good.json", "--process", "7"],
