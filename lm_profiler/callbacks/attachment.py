@@ -211,6 +211,19 @@ class Attachment:
         except BaseException as error:
             self.part.failed(error)
 
+    def count_ended_batch(
+        self, trainer: object, module: object, outputs: object, batch: Any, *_: Any
+    ) -> None:
+        """Do what ``count_batch`` does, as Lightning's hook at the end of a batch."""
+        ending = self.ending
+        session = ending.session
+        if ending.is_over or session is None or self.part.out:
+            return
+        try:
+            session.counts.add(batch)
+        except BaseException as error:
+            self.part.failed(error)
+
     def only_count(self) -> None:
         """Only count steps from here on, because the profiler itself failed."""
         phases = self.phases

@@ -265,8 +265,10 @@ class TrainingProfiler(Callback):
         *_: Any,
     ) -> None:
         run = self._run
+        if run is None:
+            return
         phases = None if self._loop is None else self._loop.phases
-        if run is not None and phases is not None and not phases.is_sure:
+        if phases is not None and not phases.is_sure:
             try:
                 is_over = phases.batch_ended()
             except BaseException as error:
@@ -274,8 +276,10 @@ class TrainingProfiler(Callback):
                 is_over = False
             if is_over:
                 raise StopIteration
-        if run is not None:
-            run.count_batch(batch)
+        elif phases is not None and self._options.verb == "fit":
+            # There is nothing more to ask: from now on Lightning calls the run itself, which saves a Python frame.
+            vars(self)["on_train_batch_end"] = run.count_ended_batch
+        run.count_batch(batch)
 
     on_test_batch_end = on_predict_batch_end = on_train_batch_end  # type: ignore[assignment]
 

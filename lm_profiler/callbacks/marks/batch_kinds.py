@@ -40,7 +40,7 @@ def kind_of(part: Any) -> Any:
     return part_class, names, tuple(map(kind_of, values))
 
 
-_shape = attrgetter("shape")
+get_shape = attrgetter("shape")
 
 
 def layout_of(batch: Any) -> Any:
@@ -53,9 +53,9 @@ def layout_of(batch: Any) -> Any:
         if isinstance(batch, Tensor):
             return batch_class, batch.shape
         if isinstance(batch, (list, tuple)):
-            return (batch_class, *map(_shape, batch))
+            return (batch_class, *map(get_shape, batch))
         if isinstance(batch, (dict, Mapping)):
-            return (batch_class, *batch, *map(_shape, batch.values()))
+            return (batch_class, *batch, *map(get_shape, batch.values()))
     except AttributeError:  # something in it has no shape
         pass
     return None

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lm_profiler.callbacks.marks.batch_kinds import kind_of, layout_of
+from lm_profiler.callbacks.marks.batch_kinds import get_shape, kind_of, layout_of
 from lm_profiler.callbacks.marks.useful_tokens import (
     UNKNOWN_USE,
     TokenUse,
@@ -97,9 +97,18 @@ class BatchCounts:
                 self._useful_part.failed(error)
 
     def add(self, batch: Any) -> None:
-        """Count ``batch``. It runs in every timed step, so Guard.run is written out."""
+        """Count ``batch``. It runs in every timed step: Guard.run is written out, and layout_of for usual batches."""
+        batch_class = type(batch)
         try:
-            layout = layout_of(batch)
+            layout: Any
+            if batch_class is list or batch_class is tuple:
+                layout = (batch_class, *map(get_shape, batch))
+            elif batch_class is dict:
+                layout = (batch_class, *batch, *map(get_shape, batch.values()))
+            else:
+                layout = layout_of(batch)
+        except AttributeError:  # something in it has no shape
+            layout = None
         except BaseException as error:  # in the program's own mapping: each counter meets it in its own guard
             if comes_from_outside(error):
                 raise

@@ -219,7 +219,12 @@ class _MarkedStep(_Wrapper):
                 self._end()
             raise
         if self._is_open:
-            self._end()
+            # ``_end``, written out
+            self._is_open = False
+            try:
+                timeline.note((at.OPTIMIZED, timeline.clock()))
+            except BaseException as error:
+                part.failed(error)
         return result
 
     def _run_closure(
@@ -229,10 +234,16 @@ class _MarkedStep(_Wrapper):
         if self._is_open:
             self._end()
         result = closure(*args, **kwargs)
-        self._begin()
+        # ``_begin``, written out, as this runs in each step of most optimizers
+        timeline = self._timeline
+        self._is_open = True
+        try:
+            timeline.note((at.OPTIMIZER, timeline.clock()))
+        except BaseException as error:
+            timeline.part.failed(error)
         return result
 
-    # The next two run in each step: Guard.run and Timeline.mark are written out.
+    # The next two run within steps: Guard.run and Timeline.mark are written out.
 
     def _begin(self) -> None:
         timeline = self._timeline
