@@ -175,7 +175,7 @@ def read_evidence(folder: Path) -> Evidence:
     evidence = _read_file(path)
     if tuple(evidence.parts) != PARTS:
         raise RecordError(
-            f"{path}: is of a version with other phases: {', '.join(evidence.parts)}"
+            f"{path}: was written by a version with other phases: {', '.join(evidence.parts)}"
         )
     kernels, traced = read_trace(folder / "trace" / "rank0.pt.trace.json.gz")
     return replace(evidence, rows=read_rows(folder), kernels=kernels, traced=traced)

@@ -278,6 +278,7 @@ class Attachment:
     def _make_instruments(
         self, timeline: Timeline, stream: EventStream | None, folder: Path
     ) -> Instruments:
+        """Return the instruments of a run, as the options and the device allow; none of them has begun."""
         loop, options = self.loop, self.options
         device = loop.device
         rank = loop.rank

@@ -174,6 +174,10 @@ class TrainingProfiler(Callback):
         end_with_program(self._search)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Attach a run to the Trainer as soon as its device and callbacks are known, or refuse what cannot be profiled.
+
+        A Trainer that ``admits`` rejects is left alone: the hooks are removed, so that they cost nothing.
+        """
         began_ns = self._options.clock()
         # A run's modules are loaded when a run starts: whoever only imports the callback loads just its options.
         from lm_profiler.callbacks.attachment import Attachment

@@ -167,6 +167,7 @@ class Watching:
         export: ExportOptions,
         epoch_s: float,
     ) -> WatchWriter:
+        """Return the writer of this rank's watch files, with live rows for loggers, and metrics if asked for."""
         trainer = self.trainer
         device = trainer.strategy.root_device
         run = WatchedRun(

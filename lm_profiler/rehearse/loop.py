@@ -189,6 +189,7 @@ class Rehearsal(Callback):
         raise NotImplementedError
 
     def _loop_starts(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Prepare the rehearsal once the strategy has set the model up: marks, fake buckets, what is held so far."""
         assert isinstance(trainer.strategy, FakeDevice)
         self._strategy = trainer.strategy
         self.trainer = trainer

@@ -24,8 +24,9 @@ class Row(NamedTuple):
     total capacity of 14.76 GiB"), as people quote it in public. Seen: B200 pytorch/ao#4002, H20
     Tencent-Hunyuan/Hunyuan3D-Part#9, MI355X ROCm/TheRock#2118, RTX 5090 Wan-Video/Wan2.1#465, RTX 6000 Ada
     DINGYANB/MTVCrafter#21, T4 Morizeyao/GPT2-Chinese#215, A30 google/RB-Modulation#5; GB200, GB300, B300, RTX PRO 6000,
-    MI300X and MI325X in other public logs. The others have no citation yet. Drivers differ by 0.2: the
-    least is taken, rounded down. ``nvidia-smi`` shows up to 0.7 more (modal-labs/modal-client#2797): what the driver
+    MI300X and MI325X in other public logs. The others have no citation yet. Drivers
+    report up to 0.2 GiB more or less: the table has the least of them, rounded down.
+    ``nvidia-smi`` shows up to 0.7 more (modal-labs/modal-client#2797): what the driver
     keeps for itself.
     """
 

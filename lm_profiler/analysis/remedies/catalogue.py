@@ -84,7 +84,7 @@ def lower_precision(run: FirstRun) -> Iterator[Candidate]:
 
 
 def allow_tf32(run: FirstRun) -> Iterator[Candidate]:
-    """Yield products in TF32, for a run in full precision on a device that does not use it."""
+    """Suggest matrix products in TF32, if the run is in float32 on a device that could use TF32 and does not."""
     option = run.first_existing(
         "torch.float32_matmul_precision", "model.float32_matmul_precision"
     )

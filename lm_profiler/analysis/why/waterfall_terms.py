@@ -370,7 +370,7 @@ def _term(
     traced: Traced,
     why: Callable[[Piece], str | None] | None = None,
 ) -> Term:
-    """Return the term of ``seconds`` a step that consists of ``weighed``; all of it is the ceiling of the saving.
+    """Return a term of ``seconds`` per step, made up of the pieces ``weighed``; at most all of it could be saved.
 
     ``weighed`` are the kernels or operators, each with the nanoseconds of it that belong to the term. ``why`` returns
     the reason why a piece is slow (None if there is none), which is shown beside it.

@@ -63,6 +63,7 @@ class MemoryReader(Instrument):
         return readers.peaks.take_step()
 
     def begin(self, stage: str) -> None:
+        """Restart the peaks; in the memory stage, also have each mark note what is held and what is moved."""
         self.probe.reset()  # each stage has its own peaks
         module, optimizers = self.parties()
         if self._set_up is None:

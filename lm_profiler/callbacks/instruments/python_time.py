@@ -104,6 +104,7 @@ class PythonTimes:
         del self._stack[1:]
 
     def _event(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Handle a call or return that Python reports: the time since the last event goes to the line that ran."""
         # Outside of the program's code, as in an optimizer of torch's, no clock is read: that is half of the cost.
         owner, activity = self._stack[-1]
         if owner is not None:

@@ -92,6 +92,7 @@ def _plan(request: ImproveRequest) -> tuple[SweepPlan, CellCalls]:
 
 
 def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
+    """Run the first setting, search with the rest of the budget, print the result and return the exit code."""
     console = Console(stderr=request.format == "json")
     display = ImproveDisplay(folder.path, request.budget_s, console)
     with (
@@ -196,7 +197,7 @@ def _changes_to_try(
     """Return the changes of ``--try``, then those that the baseline run suggests.
 
     Changes with ``refused`` set cannot be tried, or are not worth it; they are in the list so that the reason is
-    reported. Of the others, a suggestion for an option that ``--try`` names is left out.
+    reported. Suggestions for options that ``--try`` names are left out.
     """
     suggested = open_candidates(
         baseline.entry, free_batch=request.global_batch == "free"

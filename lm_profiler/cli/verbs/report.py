@@ -203,11 +203,11 @@ class Options:
             )
         if self.group_by and ways not in ([], ["columns"]):
             raise UsageError(
-                f"group_by: expected a table of rows, given --{ways[0]} too; leave one out"
+                f"group_by: works only with the table of runs, not with --{ways[0]}; leave one out"
             )
         if self.relative is not None and ways not in ([], ["columns"], ["pivot"]):
             raise UsageError(
-                f"relative: expected a table of rows or a pivot, given --{ways[0]} too; leave one out"
+                f"relative: works only with the table of runs or a pivot, not with --{ways[0]}; leave one out"
             )
         if (
             self.value is not None
@@ -460,6 +460,7 @@ def _with_steps_or_dead(entries: Sequence[Entry], problems: list[str]) -> list[E
 def _grouped_table(
     entries: Sequence[Entry], options: Options, format_name: str
 ) -> Table:
+    """Return the table that the options ask for: a layout, a pivot, or a row for each group of runs."""
     if options.layout is not None:
         return laid_out(entries, options.layout)
     if options.pivot is not None:

@@ -114,6 +114,7 @@ class ModuleCopy:
         return clone
 
     def _container(self, value: Any) -> Any:
+        """Return a copy of a container with copies of what it contains; anything else is returned as it is."""
         # Exact types only: a subclass may refuse writes. Kept before they are filled, since they may contain
         # themselves.
         is_named_tuple = isinstance(value, tuple) and hasattr(value, "_make")
@@ -323,6 +324,7 @@ class _SquaredNorms:
 
 
 def _compare(results: _StepResults, reference: _StepResults) -> NumericsFacts:
+    """Return how far loss, output and gradients of a step are from the reference in float32, also by kind of module."""
     all_gradients = _SquaredNorms()
     kinds = []
     for kind, modules in results.modules.items():

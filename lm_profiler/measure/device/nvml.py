@@ -281,6 +281,7 @@ class TelemetrySampler:
 
 
 def _reading(samples: Sequence[_Sample], uuid: str) -> Telemetry | None:
+    """Return what the samples of one GPU show: medians, the energy between first and last; None without samples."""
     if not samples:
         return None
     first_j, last_j = samples[0].energy_j, samples[-1].energy_j

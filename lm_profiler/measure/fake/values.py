@@ -135,6 +135,11 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
     def dispatch(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        """Call an operator on fake tensors. A result made of numbers alone gets their value, a written one loses it.
+
+        A value lets a step read a number that depends on no data, such as a learning rate. Raises DependsOnValues for
+        what has no shape without data.
+        """
         kwargs = kwargs or {}
         # Queries, as of a device or a size, are two thirds of all calls, so they come first.
         if not isinstance(func, _OVERLOAD) or func.namespace == "prim":

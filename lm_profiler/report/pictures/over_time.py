@@ -229,7 +229,7 @@ def overlap(groups: Sequence[Group]) -> Figure:
             traced.append((group, lanes))
     if not traced:
         raise UsageError(
-            "plot: expected runs of several ranks with traces, given none; `fit` makes one"
+            "plot: no run has traces of several ranks; `lm_profiler fit` with several devices records them"
         )
     height = 1.0 + sum(0.3 + 0.68 * len(lanes) for _, lanes in traced)
     figure, panels = new_figure(

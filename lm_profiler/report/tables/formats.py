@@ -1,4 +1,7 @@
-"""A table for a terminal, as Markdown, LaTeX, Typst, CSV, JSON or Parquet; safe against controls and markup."""
+"""A table for a terminal, as Markdown, LaTeX, Typst, CSV, JSON or Parquet.
+
+Control characters and markup in cells are escaped.
+"""
 
 from __future__ import annotations
 

@@ -120,6 +120,7 @@ def _timeline(
 
 
 def _chart(timeline: MemoryTimeline, most_points: int, most_bytes: int) -> Json:
+    """Return plotly's chart of the bytes in use by cause, with the phases shaded; ``most_bytes`` is the axis' end."""
     unit, scale = byte_unit(most_bytes)
     places, curves = timeline.curves(most_points)
     data = []

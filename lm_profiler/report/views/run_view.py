@@ -221,6 +221,7 @@ def _clocks(record: RunRecord, rows: Sequence[StepRow]) -> dict[str, str]:
 
 
 def _chart_of_steps(steps: _StepColumns, odd_marks: list[Json]) -> Json:
+    """Return plotly's chart of the steps, each a stack of its phases, with marks at odd steps."""
     data: list[Json] = []
     numbers = [row.step for row in steps.rows]
     for part in PARTS:

@@ -31,6 +31,7 @@ _VISIBLE_SHARE = 0.002  # the share of the step from which a piece can be seen
 
 
 def blocks(entry: Entry, _: Limits) -> list[Json]:
+    """Return the waterfall as bars that can be opened, and below it what it is measured against."""
     record = entry.record
     assert record is not None
     fall = record.waterfall
