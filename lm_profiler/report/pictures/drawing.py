@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lm_profiler.report.tables.run_groups import Estimate
 
 if TYPE_CHECKING:
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 PART_COLOURS = {
@@ -80,10 +81,20 @@ _CHARACTERS_PER_INCH = 13  # DejaVu Sans at 9 points, except capitals
 
 def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
     """Return a figure of this size in inches, and its axes."""
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(**grid)
+
+
+def label_logarithmic(axis: Axis) -> None:
+    """Label a logarithmic axis with plain numbers: matplotlib's own labels are formulas, which are off here."""
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    axis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(StrMethodFormatter("{x:g}"))
 
 
 def add_legend(figure: Figure, colours: Sequence[tuple[str, str]]) -> None:

@@ -13,6 +13,7 @@ from lm_profiler.report.pictures.drawing import (
     SERIES_COLOURS,
     error_bar_text,
     error_bars,
+    label_logarithmic,
     new_figure,
     wrapped,
 )
@@ -154,6 +155,7 @@ def bars(groups: Sequence[Group], column: Column, is_logarithmic: bool) -> Figur
     axes.set_ylim(len(groups) - 0.4, -0.6)
     if is_logarithmic:
         axes.set_xscale("log")
+        label_logarithmic(axes.xaxis)
     interval_text = error_bar_text(figures)
     lines = [quantity.heading]
     if interval_text:

@@ -20,6 +20,7 @@ from lm_profiler.report.pictures.drawing import (
     add_legend,
     error_bar_text,
     error_bars,
+    label_logarithmic,
     new_figure,
     thinned,
     wrapped,
@@ -288,6 +289,7 @@ def _figure_against_fact(
     if is_logarithmic:
         axes.set_ylim(auto=True)
         axes.set_yscale("log")
+        label_logarithmic(axes.yaxis)
 
     columns = groups[0].columns
     axes.set_xlabel("\n".join([wrapped(columns[0].title, _WIDTH), *trouble_lines]))
@@ -449,12 +451,8 @@ def bandwidths(rows: Sequence[LinkFigures]) -> Figure:
 
 
 def _use_logarithmic_axes(axes: Axes, sizes: Sequence[float]) -> None:
-    from matplotlib.ticker import LogLocator, StrMethodFormatter
-
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xticks(sizes, [f"{size:.4g}" for size in sizes])
     axes.xaxis.minorticks_off()
-    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
+    label_logarithmic(axes.yaxis)

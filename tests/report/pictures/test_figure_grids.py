@@ -51,7 +51,12 @@ def test_logarithmic_axes_are_asked_for(swept: list[Entry]) -> None:
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     low, high = axes.get_ylim()
     assert 0 < low < 10 < 30 < high
-    assert draw("bars", swept, is_logarithmic=True).axes[0].get_xscale() == "log"
+    bars = draw("bars", swept, is_logarithmic=True).axes[0]
+    assert bars.get_xscale() == "log"
+    for axis in (axes.yaxis, bars.xaxis):
+        texts = [label.get_text() for label in axis.get_ticklabels(which="both") if label.get_text()]
+        assert len(texts) > 1
+        assert all(float(text) > 0 for text in texts)  # formulas are off, so none may be written
 
 
 @pytest.mark.parametrize("kind", ["heat", "bars", "line"])
