@@ -38,8 +38,8 @@ TINY = {
 
 FEWER_CELLS = {
     "sweep timings": "--grid.model.size cs336-2026/small",
-    "sweep peaks": "--grid.data.context_length 32",
-    "sweep checkpointing": '--grid.model.checkpoint_every "null,[4,2]"',
+    "sweep peaks": "--grid.data.context_length 32 --grid.trainer.precision 32-true",
+    "sweep checkpointing": '--grid.model.checkpoint_every "null,[4,2]" --check_memory=false',
     "sweep attention": "--grid.data.context_length 64",
     "sweep kernels": "--grid.data.context_length 32",
     "sweep demo": "--grid.data.context_length 32,64",

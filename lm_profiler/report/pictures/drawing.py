@@ -81,7 +81,6 @@ _CHARACTERS_PER_INCH = 13  # DejaVu Sans at 9 points, except capitals
 
 def new_figure(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
     """Return a figure of this size in inches, and its axes."""
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
