@@ -251,6 +251,7 @@ class Collector:
         return phase_work(loop, work, measured.traffic, batch_bytes)
 
     def _step_work(self, measured: Measured, notes: list[str]) -> StepWork | None:
+        """Return the FLOPs and bytes of a step; None, with a note, if they are unknown, or if only times are wanted."""
         counted_steps = len(_counted_steps(measured))
         has_memory_stage = bool(measured.steps_planned.get("memory"))
         has_trace_stage = bool(measured.steps_planned.get("trace"))

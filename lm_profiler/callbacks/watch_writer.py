@@ -489,6 +489,7 @@ class WatchWriter:
         self.output.write_lines()
 
     def _write_status(self, now_ns: int, has_ended: bool = False) -> None:
+        """Write the status file, which shows how far the run is and where its time went, and publish metrics."""
         ledger = self.ledger.terms(now_ns)
         if has_ended:
             phase = ""

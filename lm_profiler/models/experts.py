@@ -96,6 +96,10 @@ class Experts(nn.Module):
         self.register_buffer("load_X", no_load_X, persistent=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return [B, T, D]: for each token the outputs of its experts, weighted by the router's scores.
+
+        Rows are sorted by expert, so that an expert multiplies all its tokens at once, and are put back in order.
+        """
         x_ND = x_BTD.flatten(0, 1)
         scores_NX = self.router(x_ND)
         chosen_scores_NK, experts_NK = scores_NX.topk(self.experts_per_token)

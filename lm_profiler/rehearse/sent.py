@@ -75,6 +75,7 @@ def count(pickled_step: bytes) -> StepWork | str:
 
 
 def _rehearse(step: SentStep) -> StepWork:
+    """Return the work of a step, from a run of its verb on a copy of the module without data; or raise its error."""
     world = _Shapes(None)
     with world.inside():
         fake = ModuleCopy(partial(shape_of, device=CPU), CPU)

@@ -133,6 +133,7 @@ class FakeTokens(LightningDataModule):
         self._vocabulary()  # a missing one is refused before the model is built
 
     def train_dataloader(self) -> DataLoader[Batch]:
+        """Return a loader of this rank's sequences; on CUDA its memory is pinned unless ``pin_memory`` is False."""
         data = TokenSequences(
             self._vocabulary(), self.context_length, self.distribution, self.seed
         )

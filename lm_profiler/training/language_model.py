@@ -296,6 +296,10 @@ class LanguageModel(LightningModule):
             self.model.compile(mode=self.compile_mode)
 
     def configure_optimizers(self) -> Optimizer | None:
+        """Return the chosen optimizer, fused if that is possible, with its states shared out if asked for.
+
+        None without an optimizer.
+        """
         if self.optimizer_name == NO_OPTIMIZER:
             return None
         fused = self.fused

@@ -63,6 +63,7 @@ def conventions(record: RunRecord) -> list[Convention]:
 
 
 def _sizes(record: RunRecord) -> _Sizes | None:
+    """Return what the conventions count with, from the record; None if FLOPs or tokens of a step are unknown."""
     use = record.utilisation
     rate = record.throughput
     if use is None or rate is None or not rate.tokens_per_step:

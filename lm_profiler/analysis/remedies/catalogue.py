@@ -411,6 +411,7 @@ def _plain_precision_text(finding: Finding, settings: Settings) -> str:
 
 
 def _input_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice for a step that waits for data: more workers if they help, else a faster loader, and why."""
     prepare = "prepare (tokenize, pack) the data before training"
     workers = settings.num_workers
     if workers is None:

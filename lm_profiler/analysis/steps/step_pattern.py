@@ -95,6 +95,10 @@ def _split_of_shortest_period(splits: Sequence[_Split]) -> _Split:
 
 
 def _best_split(residuals: Series, period: int) -> _Split:
+    """Return the split of a period's positions into fast and slow ones that explains the residuals best.
+
+    Its gain is reduced by what the best of so many splits gains by chance.
+    """
     count = residuals.size
     # the pattern cancels out
     noise = noise_of(residuals[period:] - residuals[:-period])

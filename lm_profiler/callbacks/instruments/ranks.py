@@ -323,6 +323,7 @@ class StreamRanksWatch(RanksWatch):
         )
 
     def _timeline(self, arrivals: Arrivals) -> RankTimeline:
+        """Return the steps of this rank on the stream's clock: marks, and when the stream reached each collective."""
         arrivals = self._with_stream_waits(arrivals)
         host = timeline_of(self.rank, self._steps, self._marks, arrivals)
         stream = timeline_of(self.rank, self._steps, self._stream_marks, arrivals)

@@ -245,6 +245,7 @@ class Tracer(Instrument):
         return self.folder / "trace" / f"rank{self.rank}{self.label}.pt.trace.json.gz"
 
     def start(self) -> None:
+        """Start torch's profiler, with ranges for phases and modules, unless another profiler runs in this process."""
         if self.taken or is_session_taken():
             # torch has one session a process: a second one would end the user's, or the process.
             self.part.leave_out(

@@ -86,6 +86,10 @@ def _watch(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
+    """Print the tables of a watched run; on a terminal, redraw them until the training ends or reports no more.
+
+    Returns the exit code.
+    """
     ending = _ending(read_status(folder))
     if ending or not sys.stdout.isatty():
         for table in watch_tables(folder):

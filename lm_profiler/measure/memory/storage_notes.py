@@ -264,6 +264,7 @@ class StorageNotes:
         return [note for note, _ in pairs]
 
     def timeline(self, source: Literal["planned", "measured"]) -> MemoryTimeline:
+        """Return the memory timeline of the noted storages: what was held at first, and each allocation and free."""
         start_bytes = dict.fromkeys(_CAUSES, 0)
         for note in self._notes:
             if note.made_at < 0:

@@ -127,6 +127,7 @@ def _described(column: Column) -> Json:
 
 
 def _run(name: str, entry: Entry, columns: Sequence[Column]) -> Json:
+    """Return what the page lists of a run: the values of ``columns`` with intervals, and which views are empty."""
     values: dict[str, Any] = {}
     intervals: dict[str, Any] = {}
     for column in columns:

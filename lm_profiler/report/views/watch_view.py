@@ -143,6 +143,7 @@ def _merged_windows(
 def _chart(
     points: Sequence[tuple[int, Sketch]], events: Sequence[WatchEvent], world_size: int
 ) -> Json:
+    """Return plotly's chart of step times over a run, with marks at events; a stall may be beyond the axis."""
     steps = [step for step, _ in points]
     curves = {
         "median": [sketch.quantile(0.5) for _, sketch in points],
