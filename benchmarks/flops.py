@@ -93,28 +93,157 @@ def model_rows() -> Iterator[Row]:
         )
 
 
-def gpt_oss_rows() -> Iterator[Row]:
-    """Yield gpt-oss as transformers builds it: torchtitan's convention, with our count of its parameters."""
+# FLOPs a token, context 4,096, that ``get_nparams_and_flops`` of torchtitan 0.3.0 returned for its own models, built
+# without data (run on 29 November 2026). gpt-oss is published too: torchtitan#4300, column Reference.
+TORCHTITAN_OF_OUR_SIZES = {
+    "llama3.2/1B": 9_025_499_136,
+    "llama3.2/3B": 23_504_357_376,
+    "llama3/8B": 51_471_998_976,
+    "qwen3/0.6B": 6_394_871_808,
+    "qwen3/1.7B": 13_142_022_144,
+    "qwen3/4B": 31_382_565_888,
+    "qwen3/8B": 52_658_190_336,
+    "qwen3/30B-A3B": 27_914_883_072,
+}
+_LLAMA = {"vocab_size": 128_256, "num_key_value_heads": 8}
+_QWEN = {"vocab_size": 151_936, "num_key_value_heads": 8, "head_dim": 128}
+# name: transformers' model, its sizes beside the defaults, width of a head's keys and values, torchtitan's FLOPs
+TORCHTITAN_OF_TRANSFORMERS: dict[str, tuple[str, dict[str, Any], int, int]] = {
+    "Llama 3 70B": (
+        "Llama",
+        {
+            **_LLAMA,
+            "hidden_size": 8192,
+            "intermediate_size": 28_672,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+        },
+        256,
+        449_230_454_784,
+    ),
+    "Llama 3 405B": (
+        "Llama",
+        {
+            **_LLAMA,
+            "hidden_size": 16_384,
+            "intermediate_size": 53_248,
+            "num_hidden_layers": 126,
+            "num_attention_heads": 128,
+        },
+        256,
+        2_523_980_857_344,
+    ),
+    "Qwen3 14B": (
+        "Qwen3",
+        {
+            **_QWEN,
+            "hidden_size": 5120,
+            "intermediate_size": 17_408,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 40,
+        },
+        256,
+        94_008_698_880,
+    ),
+    "Qwen3 32B": (
+        "Qwen3",
+        {
+            **_QWEN,
+            "hidden_size": 5120,
+            "intermediate_size": 25_600,
+            "num_hidden_layers": 64,
+            "num_attention_heads": 64,
+        },
+        256,
+        217_675_069_440,
+    ),
+    "Qwen3 235B-A22B": (
+        "Qwen3Moe",
+        {
+            **_QWEN,
+            "num_key_value_heads": 4,
+            "hidden_size": 4096,
+            "moe_intermediate_size": 1536,
+            "num_hidden_layers": 94,
+            "num_attention_heads": 64,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+        },
+        256,
+        167_260_001_280,
+    ),
+    "gpt-oss 20B": (
+        "GptOss",
+        {"num_hidden_layers": 24, "num_local_experts": 32},
+        128,
+        26_481_681_792,
+    ),
+    "gpt-oss 120B": (
+        "GptOss",
+        {"num_hidden_layers": 36, "num_local_experts": 128},
+        128,
+        38_044_854_144,
+    ),
+    "DeepSeek-V3 16B": (
+        "DeepseekV3",
+        {
+            "vocab_size": 102_400,
+            "hidden_size": 2048,
+            "intermediate_size": 10_944,
+            "moe_intermediate_size": 1408,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "n_shared_experts": 2,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 6,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": None,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        320,
+        18_105_996_288,
+    ),
+    "DeepSeek-V3 671B": ("DeepseekV3", {}, 320, 281_158_232_064),
+}
+TORCHTITAN_CONTEXT = 4096
+
+
+def torchtitan_rows() -> Iterator[Row]:
+    """Yield models with our count of the parameters that a token meets, against torchtitan's FLOPs a token."""
+    for size, truth in TORCHTITAN_OF_OUR_SIZES.items():
+        config = preset(size)
+        with torch.device("meta"):
+            model: nn.Module = Transformer(config)
+        all_heads = config.num_layers * config.num_heads
+        width = 2 * config.head_dim
+        yield _torchtitan_row(size, model, all_heads * width, truth)
+
     try:
-        from transformers import GptOssConfig, GptOssForCausalLM
+        import transformers
     except ImportError:
         return
-    published = {"20B": (24, 32, 26_481_681_792), "120B": (36, 128, 38_044_854_144)}
-    context = 4096
-    for size, (layers, experts, truth) in published.items():
-        config = GptOssConfig(num_hidden_layers=layers, num_local_experts=experts)
+    for name, (kind, sizes, width, truth) in TORCHTITAN_OF_TRANSFORMERS.items():
+        their_config = getattr(transformers, f"{kind}Config")(**sizes)
         with torch.device("meta"):
-            model = GptOssForCausalLM(config)
-        in_products = parameters_in_products(model)
-        assert in_products is not None
-        width_of_heads = config.num_attention_heads * config.head_dim
-        attention = 12 * layers * width_of_heads * context
-        yield Row(
-            f"gpt-oss {size}, context {context}: a token by torchtitan's convention",
-            6 * in_products + attention,
-            truth,
-            "published: torchtitan#4300, column Reference (windows in full)",
-        )
+            model = getattr(transformers, f"{kind}ForCausalLM")(their_config)
+        all_heads = their_config.num_hidden_layers * their_config.num_attention_heads
+        yield _torchtitan_row(name, model, all_heads * width, truth)
+
+
+def _torchtitan_row(
+    name: str, model: nn.Module, width_of_all_heads: int, truth: int
+) -> Row:
+    in_products = parameters_in_products(model)
+    assert in_products is not None
+    flops = 6 * in_products + 6 * width_of_all_heads * TORCHTITAN_CONTEXT
+    return Row(
+        f"{name}: a token by torchtitan's convention",
+        flops,
+        truth,
+        "torchtitan 0.3.0, get_nparams_and_flops, context 4,096 (windows in full)",
+    )
 
 
 def attention_rows() -> Iterator[Row]:
@@ -232,7 +361,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def main() -> int:
-    rows = [*model_rows(), *gpt_oss_rows(), *attention_rows(), *other_rows()]
+    rows = [*model_rows(), *torchtitan_rows(), *attention_rows(), *other_rows()]
     print(markdown(rows))
     differing = [row.workload for row in rows if row.flops != row.truth]
     if differing:
