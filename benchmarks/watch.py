@@ -11,7 +11,8 @@ the watch already running when the clock starts. ``alarms``: events of steady st
 steps cost more than the first. ``faults``: seeded loops with one planted fault each, and whether kind and part are told
 right; simulated, because real ones take days. ``loops``: real loops of 2 to 6 ms a step with one planted trouble each
 (``watch_loops``), each also with its rows resampled: steps between the planted ones are drawn anew from their hundred
-neighbours. A trouble is right if its events have the phase, the step (within 3) and the size (within 10 %).
+neighbours. A trouble is right if its events have the phase, the step (within 3) and the size (within 10 %). The last
+line counts the changes of level that noise alone causes: the same steps with the median of every hundred made equal.
 
 TraceML replaces functions of torch and has a process of its own, so its turns are launches of ``traceml run``, beside
 those of a bare Trainer and of the watch in processes of their own. ``--traceml`` is the folder of
@@ -413,12 +414,16 @@ def loops(steps: int) -> None:
     """Print what was reported of each planted trouble in a real loop, and of the same rows resampled."""
     quieten()
     right = Counter[str]()
+    noise_events = 0
+    steps_without_levels = 0
     for name, plant in watch_loops.plants(steps).items():
         with tempfile.TemporaryDirectory() as folder:
             watch_loops.train(Path(folder), plant, steps)
             (run,) = [path.parent for path in Path(folder).glob("**/watch.json")]
             events = read_events(run)
             rows = read_last_steps(run)
+        noise_events += len(level_events_of_noise(rows))
+        steps_without_levels += len(rows)
         reports = {"as it ran": events, "resampled": resampled_events(rows, plant)}
         for how, reported in reports.items():
             missing = watch_loops.missing(plant, reported)
@@ -431,6 +436,9 @@ def loops(steps: int) -> None:
             for event in reported:
                 print(f"    step {event.step:,}: {event_text(event)}", flush=True)
     print(dict(right), f"of {len(watch_loops.plants(steps))}")
+    print(
+        f"changes of level where there are none: {noise_events} in {steps_without_levels:,} steps"
+    )
 
 
 def resampled_events(
@@ -449,11 +457,30 @@ def resampled_events(
         )
         if is_free and not plant.changes_within(index // 100 * 100, 100):
             order[index] = near
-    seconds = rows["seconds"][order].astype(float)
+    return replayed_events(rows["seconds"][order].astype(float), int(rows["step"][0]))
+
+
+def level_events_of_noise(rows: NDArray[np.void]) -> list[WatchEvent]:
+    """Return the changes of level that are reported of the same steps without any: each is one of noise alone.
+
+    Every hundred steps are scaled to the median of all.
+    """
+    seconds = rows["seconds"].astype(float)
+    whole_hundreds = len(seconds) // 100 * 100
+    seconds = seconds[:whole_hundreds]
+    step_s = seconds[:, -1]
+    levels_s = np.median(step_s.reshape(-1, 100), axis=1)
+    scales = np.median(step_s) / np.repeat(levels_s, 100)
+    events = replayed_events(seconds * scales[:, None], int(rows["step"][0]))
+    return [event for event in events if event.kind == "level"]
+
+
+def replayed_events(seconds: NDArray[np.float64], first_step: int) -> list[WatchEvent]:
+    """Return the events of steps that take (n, TIMED) ``seconds``."""
     ends = np.cumsum(seconds[:, -1] * 1e9).astype(np.int64)
     ns = np.column_stack([np.concatenate([[0], ends[:-1]]), ends])
     run = WatchedRun(workers=0)
-    run.skip(int(rows["step"][0]) - 1)
+    run.skip(first_step - 1)
     events: list[WatchEvent] = []
     for first in range(0, len(seconds), 250):
         chunk = slice(first, first + 250)
