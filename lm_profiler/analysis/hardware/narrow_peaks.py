@@ -5,7 +5,8 @@ they accumulate in FP32, which is what training does. MXFP8 runs at the rate of 
 An empty field is unknown. Never compared with a measurement on these devices.
 
 Compared in November 2026 with what others quote of these sheets: H100, B200, GB200 (glennklockwood.com), B300 (NVIDIA's
-HGX page: 144 PFLOP/s sparse, 108 dense in FP4), GB300 (verda.com), L40, L40S, L4 and RTX 4090. AMD's figures are
+HGX page: 144 PFLOP/s sparse, 108 dense in FP4), GB300 (verda.com), L40, L40S, L4, H20 and RTX 4090 (hmc-tech.com:
+FP8 with FP32 accumulate is twice bf16, and FP4 eight times on the RTX PRO 5000, as here on RTX 50). AMD's figures are
 compute units times FLOPs of a clock times clock: MI300X 304 x 4096 x 2.1 GHz, MI355X 256 x 8192 x 2.4 GHz.
 """
 
@@ -40,6 +41,12 @@ _HGX = (
 _GB300 = "NVIDIA GB300 NVL72 page (2025), for 72: 720 PFLOP/s (FP8, sparse), 1,080 (FP4, dense)"
 _ADA = "NVIDIA Ada GPU Architecture whitepaper v2.1 (2023), appendix A; FP8 with FP32 accumulate"
 _GH200 = "NVIDIA GH200 Grace Hopper Superchip datasheet (2023), half the sparse figure: the GPU is an H100 SXM"
+_RTX_BLACKWELL = (
+    "NVIDIA RTX Blackwell GPU Architecture whitepaper v1.1 (2025), appendix A; FP8 with FP32 accumulate, "
+    "FP4 half the sparse figure (AI TOPS)"
+)
+_H800 = "NVIDIA H800 datasheet, as its partners quote it (2023): H100 SXM except NVLink and fp64"
+_H20 = "NVIDIA H20 datasheet, as the press quotes it (2023): 296 in FP8 and INT8, 148 in bf16"
 _SXM = NarrowPeaks(1978.9, None, _H100)
 _OF_GH200 = NarrowPeaks(1978.9, None, _GH200)
 
@@ -66,7 +73,14 @@ NARROW_PEAKS: dict[str, NarrowPeaks] = {
     ),
     "NVIDIA L40": NarrowPeaks(362.0, None, "NVIDIA L40 datasheet (2023)"),
     "NVIDIA L40S": NarrowPeaks(733.0, None, "NVIDIA L40S datasheet (2023)"),
+    "NVIDIA H800": NarrowPeaks(1978.9, None, _H800),
+    "NVIDIA H20": NarrowPeaks(296.0, None, _H20),
+    "NVIDIA RTX 6000 Ada Generation": NarrowPeaks(728.5, None, _ADA),
     "NVIDIA GeForce RTX 4090": NarrowPeaks(330.3, None, _ADA),
+    "NVIDIA GeForce RTX 5090": NarrowPeaks(419.0, 1676.0, _RTX_BLACKWELL),
+    "NVIDIA GeForce RTX 5080": NarrowPeaks(225.1, 900.5, _RTX_BLACKWELL),
+    "NVIDIA GeForce RTX 5070 Ti": NarrowPeaks(175.8, 703.0, _RTX_BLACKWELL),
+    "NVIDIA GeForce RTX 5070": NarrowPeaks(123.5, 494.0, _RTX_BLACKWELL),
     "AMD Instinct MI300X": _MI300X,
     "AMD Instinct MI300X VF": _MI300X,
     "AMD Instinct MI325X": NarrowPeaks(
