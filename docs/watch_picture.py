@@ -21,7 +21,7 @@ from lm_profiler.analysis.watch.ledger import CHECKPOINTS, VALIDATION, Ledger, N
 from lm_profiler.analysis.watch.watched_run import WatchedRun
 from lm_profiler.callbacks import watch_writer
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
-from lm_profiler.callbacks.watch_writer import Handed, WatchWriter
+from lm_profiler.callbacks.watch_writer import HandOver, WatchWriter
 from lm_profiler.measure.clocks import tape as at
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.report.run.watch_tables import watch_tables
@@ -83,7 +83,7 @@ class SimulatedDay:
         for code in (at.DATA, at.LEAVE, at.BACKWARD):
             self.timeline.mark(code)
         self.writer.take(
-            Handed(self.now_ns, held_bytes=self.held_bytes(), global_step=STEPS - 1)
+            HandOver(self.now_ns, held_bytes=self.held_bytes(), global_step=STEPS - 1)
         )
 
     def take_step(self, step: int) -> None:
@@ -125,7 +125,7 @@ class SimulatedDay:
         self.spans = []
         marks = self.timeline.take()
         self.writer.take(
-            Handed(
+            HandOver(
                 self.now_ns,
                 marks,
                 spans=spans,

@@ -63,7 +63,7 @@ _MOST_UNSENT = 20  # rows for the trackers; two a second may come
 _END_S = 30.0  # how long the end of training waits for this thread
 
 
-class Handed(NamedTuple):
+class HandOver(NamedTuple):
     """The data that training hands over between two steps, about once per second."""
 
     now_ns: int
@@ -128,9 +128,9 @@ class WatchWriter:
     unsent: deque[tuple[Mapping[str, float], int]] = field(
         default_factory=partial(deque, maxlen=_MOST_UNSENT)
     )
-    _queue: SimpleQueue[Handed | None] = field(default_factory=SimpleQueue)
+    _queue: SimpleQueue[HandOver | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
-    _newest: Handed = Handed(0)  # noqa: RUF009 - a tuple
+    _newest: HandOver = HandOver(0)  # noqa: RUF009 - a tuple
     _unread: list[Reading] = field(default_factory=list)
     _last_raw: list[Raw] = field(default_factory=list)
     _ranks: RankReports = field(default_factory=RankReports)
@@ -152,7 +152,8 @@ class WatchWriter:
         self._process = process_name()
 
     def start(self) -> None:
-        self._newest = Handed(self.clock())
+        """Start the thread that takes each hand-over, concludes from it and writes; ``end`` stops it."""
+        self._newest = HandOver(self.clock())
         self._compared_ns = self._newest.now_ns
         self._repeated_steps = files.steps_repeated(self.folder, self.resumed_at)
         self._thread = Thread(
@@ -163,13 +164,13 @@ class WatchWriter:
         )
         self._thread.start()
 
-    def put(self, handed: Handed) -> None:
-        self._queue.put(handed)
+    def put(self, hand_over: HandOver) -> None:
+        self._queue.put(hand_over)
 
     def stop(self) -> None:
         self._queue.put(None)
 
-    def end(self, last: Handed) -> None:
+    def end(self, last: HandOver) -> None:
         """Write the rest, and the last status."""
         self.put(last)
         self.stop()
@@ -194,45 +195,45 @@ class WatchWriter:
         while True:
             asleep_since_ns = self.clock()
             cpu_s = self.cpu_clock()
-            handed: Handed | None = None
+            hand_over: HandOver | None = None
             with suppress(Empty):
-                handed = self._queue.get(timeout=_WAKE_UP_S)
-                if handed is None:
+                hand_over = self._queue.get(timeout=_WAKE_UP_S)
+                if hand_over is None:
                     return
             self._check_for_pause(asleep_since_ns, cpu_s)
-            if handed is None:
+            if hand_over is None:
                 self._check_for_stall()
             else:
-                self.take(handed)
+                self.take(hand_over)
             self.traces.read_request()
             now_ns = self.clock()
             if now_ns - self._compared_ns >= _COMPARE_RANKS_NS:
                 self._compare_ranks(now_ns)
 
-    def take(self, handed: Handed) -> None:
+    def take(self, hand_over: HandOver) -> None:
         """Read what was handed over, and write what follows from it."""
         first_traced_step = self.run.steps + 1
-        if handed.passed_over:
-            self.run.skip(handed.passed_over)
-        timed = self._reader.read(handed.marks)
+        if hand_over.passed_over:
+            self.run.skip(hand_over.passed_over)
+        timed = self._reader.read(hand_over.marks)
         first_step = self.run.steps + 1
-        self.ledger.add(timed.begin_ns, timed.end_ns, timed.host_s, handed.spans)
-        counters = self._counters(first_step, timed, handed)
+        self.ledger.add(timed.begin_ns, timed.end_ns, timed.host_s, hand_over.spans)
+        counters = self._counters(first_step, timed, hand_over)
         self._book_known_causes(counters)
-        events = self._conclude(timed, counters, handed, first_traced_step)
+        events = self._conclude(timed, counters, hand_over, first_traced_step)
         if self.metrics is not None:
-            self.metrics.add(timed, handed.held_bytes, handed.counted)
+            self.metrics.add(timed, hand_over.held_bytes, hand_over.counted)
         if self._stalled_in:
-            self._end_stall(timed, handed.now_ns)
+            self._end_stall(timed, hand_over.now_ns)
         for event in self._add_events(events):
-            self.traces.consider(event, handed.now_ns)
-        if handed.traced is not None:
-            self._keep_trace(handed.traced)
-        self._newest = handed._replace(marks=())
-        self._keep_steps(first_step, timed, handed)
-        self._add_to_live_row(timed, handed)
+            self.traces.consider(event, hand_over.now_ns)
+        if hand_over.traced is not None:
+            self._keep_trace(hand_over.traced)
+        self._newest = hand_over._replace(marks=())
+        self._keep_steps(first_step, timed, hand_over)
+        self._add_to_live_row(timed, hand_over)
         # as often as rows: it takes 0.3 ms of this thread
-        self._write_status(handed.now_ns)
+        self._write_status(hand_over.now_ns)
         self.output.write_lines()
 
     def _book_known_causes(self, counters: Sequence[StepCounters]) -> None:
@@ -247,23 +248,25 @@ class WatchWriter:
         self,
         timed: TimedSteps,
         counters: Sequence[StepCounters],
-        handed: Handed,
+        hand_over: HandOver,
         first_traced_step: int,
     ) -> list[WatchEvent]:
         """Return what the analysis finds in the steps, in what passed outside of them, and in memory."""
         instants_ns = np.column_stack([timed.begin_ns, timed.end_ns])
         spans = [
-            span for span in handed.spans if span.ns and span.what != terms.INSTRUMENTS
+            span
+            for span in hand_over.spans
+            if span.ns and span.what != terms.INSTRUMENTS
         ]
         events = self.run.add(instants_ns, timed.seconds, counters, spans)
-        events += self.run.judge_traced(first_traced_step, handed.traced_steps)
-        at_s = self._seconds_since_1970(handed.now_ns)
+        events += self.run.judge_traced(first_traced_step, hand_over.traced_steps)
+        at_s = self._seconds_since_1970(hand_over.now_ns)
         for term, seconds in self.ledger.longest.items():
             events += self.run.add_durations(term, seconds, at_s)
         self.ledger.longest.clear()
-        if handed.held_bytes is not None:
+        if hand_over.held_bytes is not None:
             events += self.run.add_held_bytes(
-                at_s, handed.held_bytes, partial(usable_bytes, self.device)
+                at_s, hand_over.held_bytes, partial(usable_bytes, self.device)
             )
         return events
 
@@ -280,10 +283,14 @@ class WatchWriter:
         return self.run.epoch_s + ns * 1e-9
 
     def _counters(
-        self, first_step: int, timed: TimedSteps, handed: Handed
+        self, first_step: int, timed: TimedSteps, hand_over: HandOver
     ) -> list[StepCounters]:
-        """Return the counters of the steps that are timed by now, each since the reading before it."""
-        self._unread += handed.readings
+        """Return the counters of the steps that are timed by now, each since the reading before it.
+
+        Readings of later steps are kept in ``_unread`` until those are timed, too. The last reading is kept as well,
+        because the next one is compared with it.
+        """
+        self._unread += hand_over.readings
         end_step = first_step + len(timed.begin_ns)
         raw = self._last_raw
         for reading in self._unread:
@@ -303,7 +310,7 @@ class WatchWriter:
         self._unread = [reading for reading in self._unread if reading.step >= end_step]
         self._last_raw = raw[-1:]
         return step_counters(
-            raw, handed.collections, handed.compilations, self.rank, self.gpu
+            raw, hand_over.collections, hand_over.compilations, self.rank, self.gpu
         )
 
     def _keep_trace(self, tracer: Tracer) -> None:
@@ -311,7 +318,9 @@ class WatchWriter:
         if cause is not None:  # written again with the trace
             self._add_events([cause])
 
-    def _keep_steps(self, first_step: int, timed: TimedSteps, handed: Handed) -> None:
+    def _keep_steps(
+        self, first_step: int, timed: TimedSteps, hand_over: HandOver
+    ) -> None:
         """Write the steps as rows, and each thousand or more of them as a window."""
         count = len(timed.begin_ns)
         if count == 0:
@@ -326,8 +335,8 @@ class WatchWriter:
             steps=count,
             began_s=self._seconds_since_1970(int(timed.begin_ns[0])),
             seconds=sketches,
-            held_bytes=handed.held_bytes,
-            peak_bytes=handed.peak_bytes,
+            held_bytes=hand_over.held_bytes,
+            peak_bytes=hand_over.peak_bytes,
         )
         self._complete_window(self.output.add_to_window(steps))
 
@@ -335,14 +344,14 @@ class WatchWriter:
         if window is not None:
             self.unsent.append((window_figures(window), self._newest.global_step))
 
-    def _add_to_live_row(self, timed: TimedSteps, handed: Handed) -> None:
+    def _add_to_live_row(self, timed: TimedSteps, hand_over: HandOver) -> None:
         if self.live_rows is None:
             return
         sums = self.live_rows.sums
         sums.add_steps(timed)
-        sums.add_batches(handed.counted)
-        sums.add_memory(handed.held_bytes, handed.peak_bytes)
-        if self.live_rows.is_due(handed.now_ns):
+        sums.add_batches(hand_over.counted)
+        sums.add_memory(hand_over.held_bytes, hand_over.peak_bytes)
+        if self.live_rows.is_due(hand_over.now_ns):
             self._end_live_row()
 
     def _end_live_row(self) -> None:

@@ -39,7 +39,7 @@ from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.trackers import Tracker
 from lm_profiler.callbacks.watch_writer import (
-    Handed,
+    HandOver,
     RunningSpan,
     TrainingPosition,
     WatchWriter,
@@ -388,7 +388,7 @@ class Watching:
         writer = self._writer
         assert writer is not None
         self._next_hand_over_ns = now_ns + _HAND_OVER_NS
-        writer.put(self._handed(now_ns, traced))
+        writer.put(self._hand_over_data(now_ns, traced))
         self._send_windows(writer)
         steps_to_trace = writer.traces.take()
         if steps_to_trace > 0:
@@ -401,7 +401,7 @@ class Watching:
             for tracker in self.trackers:
                 tracker.send(values, step)
 
-    def _handed(self, now_ns: int, traced: Tracer | None = None) -> Handed:
+    def _hand_over_data(self, now_ns: int, traced: Tracer | None = None) -> HandOver:
         """Return what happened since the last hand-over."""
         timeline = self._timeline
         marks = timeline.take()
@@ -418,7 +418,7 @@ class Watching:
         self._traced_steps = []
         readings, collections, compiled = self._reader.take()
         counted = self._take_counts()
-        return Handed(
+        return HandOver(
             now_ns=now_ns,
             marks=marks,
             passed_over=steps_passed_over,
@@ -512,7 +512,7 @@ class Watching:
         self.part.run(lambda: self._phases.close_step())
         if self._tracer is not None:
             self._tracer.part.run(self._tracer.discard)
-        last = self.part.run(lambda: self._handed(self.clock()))
+        last = self.part.run(lambda: self._hand_over_data(self.clock()))
         self._restore()
         if last is not None:
             self.part.run(writer.end, last)

@@ -178,7 +178,13 @@ class WatchedRun:
     def add_durations(
         self, term: str, seconds: Sequence[float], at_s: float
     ) -> list[WatchEvent]:
-        """Take how long the last validations, checkpoints or epoch boundaries (``term``) took."""
+        """Record how long the latest validations, checkpoints or epoch boundaries took; return the events they cause.
+
+        Args:
+            term: which of these three it is, by its name in the ledger.
+            seconds: how long each took, in order.
+            at_s: the time now, in seconds since 1970.
+        """
         durations = self._durations[term]
         for duration_s in seconds:
             durations.add(duration_s, self.steps, at_s, self.levels.level_s or 0.0)
@@ -187,7 +193,7 @@ class WatchedRun:
     def add_held_bytes(
         self, at_s: float, held_bytes: int, free_bytes: Callable[[], int | None]
     ) -> list[WatchEvent]:
-        """Take the bytes that are held between steps; ``free_bytes`` returns what the machine has left."""
+        """Record the bytes that are held between steps; ``free_bytes`` returns what the machine has left."""
         growth = self.memory.add(at_s, held_bytes, self.steps)
         if growth is None:
             return []
@@ -423,6 +429,7 @@ class WatchedRun:
     def _memory_event(
         self, growth: MemoryGrowth, free_bytes: Callable[[], int | None]
     ) -> WatchEvent:
+        """Return the event of a memory that grows: bytes per hour, and in how many seconds the rest will be used up."""
         full_in_s = None
         if growth.until_step is None and growth.bytes_per_s > 0.0:
             free = free_bytes()
