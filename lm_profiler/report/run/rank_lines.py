@@ -10,6 +10,7 @@ from lm_profiler.record.figure import ms_text
 from lm_profiler.record.parts import BETWEEN_STEPS
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import (
+    CodePart,
     Floor,
     Ranks,
     RankSpread,
@@ -17,7 +18,7 @@ from lm_profiler.record.run_record import (
     SlowRank,
 )
 from lm_profiler.record.text import ranks_text
-from lm_profiler.report.run.sections import table_with_floors
+from lm_profiler.report.run.sections import code_parts_in, table_with_floors
 from lm_profiler.report.tables.table import Table
 
 WAITING = "waiting"
@@ -30,13 +31,19 @@ _LEAST_EXPOSED = 0.001  # the share of the mean step from which a phase's expose
 
 
 def own_work_table(record: RunRecord) -> Table:
-    """Return rows of each phase's own work, of waiting and of the step, for the median rank and both extremes."""
+    """Return rows of each phase's own work, of waiting and of the step, for the median rank and both extremes.
+
+    Below a phase stand the parts that the program marks in it, as rank 0 timed them: a wait within a part counts too.
+    """
     ranks = record.ranks
     assert ranks is not None
     spreads = _spreads(ranks)
     rows = []
     for part, spread in spreads.items():
         rows.append((part, _row_texts(part, spread, ranks.step_s)))
+        for code_part in code_parts_in(record, part):
+            part_texts = _code_part_texts(code_part, ranks.step_s)
+            rows.append((f"part {code_part.name}", part_texts))
     empty_cells = [""] * (len(_TITLES) - 2)
     rows.append(("step", ["step", ms_text(ranks.step_s), *empty_cells]))
     floors = {} if record.contended else _own_work_floors(record.floors, spreads)
@@ -80,6 +87,15 @@ def _row_texts(title: str, spread: RankSpread, step_s: float) -> list[str]:
         share = f"{spread.median_s / step_s:.1%}"
     rank = "" if shortest == longest else str(spread.slowest)
     return [title, ms_text(spread.median_s), share, shortest, longest, rank]
+
+
+def _code_part_texts(code_part: CodePart, step_s: float) -> list[str]:
+    """Return the texts of a marked part's row. Only rank 0's time of it is known, so the row has no extremes."""
+    share = ""
+    if step_s:
+        share = f"{code_part.seconds / step_s:.1%}"
+    title = f"  {code_part.name}, on rank 0"
+    return [title, ms_text(code_part.seconds), share, "", "", ""]
 
 
 def waiting_spread(ranks: Ranks) -> RankSpread | None:

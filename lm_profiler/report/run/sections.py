@@ -26,7 +26,7 @@ from lm_profiler.record.quantities import (
     TIMES_FLOOR,
     Quantity,
 )
-from lm_profiler.record.run_record import MOMENTS, Floor, RunRecord
+from lm_profiler.record.run_record import MOMENTS, CodePart, Floor, RunRecord
 from lm_profiler.report.run.waterfall_text import waterfall_tables
 from lm_profiler.report.tables.table import (
     Heading,
@@ -53,25 +53,27 @@ def phase_table(record: RunRecord) -> Table:
         if has_device:
             texts.append(_ms(record.host_time[part].mean, _digits(record, part)))
         rows.append((part, texts))
-        for part_key, part_texts in _code_part_rows(record, part):
-            rows.append((part_key, [*part_texts, ""] if has_device else part_texts))
+        for code_part in code_parts_in(record, part):
+            part_texts = _code_part_texts(record, code_part)
+            if has_device:
+                part_texts.append("")
+            rows.append((f"part {code_part.name}", part_texts))
     # On a shared machine, the distance of times from a floor means nothing.
     floors = {} if record.contended else record.floors
     return table_with_floors(titles, rows, floors)
 
 
-def _code_part_rows(record: RunRecord, phase: str) -> list[tuple[str, list[str]]]:
-    """Return a row for each part of the program's own code that runs in ``phase``, whose time includes it."""
+def code_parts_in(record: RunRecord, phase: str) -> list[CodePart]:
+    """Return the parts that the program marks within ``phase``, whose time includes them."""
+    return [code_part for code_part in record.code_parts if code_part.phase == phase]
+
+
+def _code_part_texts(record: RunRecord, code_part: CodePart) -> list[str]:
+    """Return the texts of a part's row: its title, its time and its share of the step."""
     step_s = record.time["step"].mean
-    rows = []
-    for code_part in record.code_parts:
-        if code_part.phase != phase:
-            continue
-        share = code_part.seconds / step_s if step_s else None
-        mean = _ms(code_part.seconds, max(digits_of(code_part.seconds), 1))
-        texts = [f"  of it {code_part.name}", mean, "", "", "", share_text(share)]
-        rows.append((f"part {code_part.name}", texts))
-    return rows
+    share = code_part.seconds / step_s if step_s else None
+    mean = _ms(code_part.seconds, max(digits_of(code_part.seconds), 1))
+    return [f"  of it {code_part.name}", mean, "", "", "", share_text(share)]
 
 
 def _has_device(record: RunRecord) -> bool:

@@ -10,7 +10,7 @@ from made_runs import made_record
 from stored_texts import assert_stored
 
 from lm_profiler.record.quantities import QUANTITIES
-from lm_profiler.record.run_record import Floor, RankFinding, Ranks, SlowRank
+from lm_profiler.record.run_record import CodePart, Floor, RankFinding, Ranks, SlowRank
 from lm_profiler.report.run.rank_lines import ranks_lines
 from lm_profiler.report.run.run_page import time_table
 
@@ -39,6 +39,19 @@ def test_the_step_keeps_its_interval_and_a_floor_is_held_against_own_work() -> N
     table = time_table(made_record(ranks=made_ranks(), floors=floors))
     assert [cell.text for cell in table.rows[1]][-2:] == ["4.000 FLOPs", "5.0"]
     assert "10.00 [9.99, 10.01]" in table.below[0]
+
+
+def test_a_marked_part_stands_below_its_phase_as_rank_0_timed_it() -> None:
+    parts = [
+        CodePart(name="loss", phase="forward", seconds=9.5e-3, calls=1),
+        CodePart(name="copy", phase="transfer", seconds=1e-3, calls=1),  # no rank works in this phase
+    ]
+    rows = texts(ranks=made_ranks(world=4, slow=2), code_parts=parts)
+    assert rows[1:3] == [
+        ["forward", "20.00", "21.1%", "20.00", "20.00", ""],
+        ["  loss, on rank 0", "9.500", "10.0%", "", "", ""],
+    ]
+    assert [row[0] for row in rows] == ["data", "forward", rows[2][0], "backward", "optimizer", "waiting", "step"]
 
 
 def slow(rank: int, phase: str, host: str = "node0", **facts: Any) -> SlowRank:
