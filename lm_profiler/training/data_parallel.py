@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, cast
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from lm_profiler.lightning_names import DATA_PARALLEL_SIZE
 from lm_profiler.models.transformer import imported
-from lm_profiler.usage_error import expect
+from lm_profiler.usage_error import UsageError, expect
 
 _FINISH = "finish_gradient_synchronization"
 
@@ -33,17 +34,29 @@ class WrappedDDP(DDPStrategy):
 
     Args:
         wrapper: The class, as ``package.module:Class``.
+        wrapper_options: Further arguments of the class by name, such as ``compute_dtype: bfloat16``. Where a
+            name ends in ``dtype``, the name of torch's dtype becomes that dtype.
         options: Those of Lightning's DDPStrategy.
     """
 
-    def __init__(self, wrapper: str, **options: Any) -> None:
+    def __init__(
+        self,
+        wrapper: str,
+        wrapper_options: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self.wrapper = wrapper
+        self.wrapper_options = _with_dtypes(wrapper_options or {})
         self._accumulates = False
 
     @cached_property
     def wrapper_class(self) -> type[nn.Module]:
-        """The class that ``wrapper`` names. Raises UsageError if there is none, or it lacks the method."""
+        """The class that ``wrapper`` names.
+
+        Raises:
+            UsageError: there is none, it lacks the method, or it does not take the options.
+        """
         wrapper_class = imported("wrapper", "a class", self.wrapper)
         is_module = isinstance(wrapper_class, type) and issubclass(
             wrapper_class, nn.Module
@@ -56,11 +69,12 @@ class WrappedDDP(DDPStrategy):
         )
         has_method = callable(getattr(wrapper_class, _FINISH, None))
         expect(has_method, "wrapper", f"a class with {_FINISH}()", self.wrapper)
+        _check_options(wrapper_class, self.wrapper, self.wrapper_options)
         return cast(type[nn.Module], wrapper_class)
 
     def configure_ddp(self) -> None:
         assert self.model is not None
-        self.model = self.wrapper_class(self.model)
+        self.model = self.wrapper_class(self.model, **self.wrapper_options)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -80,6 +94,30 @@ class WrappedDDP(DDPStrategy):
             hook.remove()
         self.model = self.lightning_module
         super().teardown()
+
+
+def _with_dtypes(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``options`` with torch's dtypes in the place of their names, such as ``bfloat16``."""
+    typed_options = dict(options)
+    for name, value in options.items():
+        if not name.endswith("dtype"):
+            continue
+        dtype = getattr(torch, str(value).removeprefix("torch."), None)
+        if isinstance(dtype, torch.dtype):
+            typed_options[name] = dtype
+    return typed_options
+
+
+def _check_options(
+    wrapper_class: type[nn.Module], wrapper: str, options: Mapping[str, Any]
+) -> None:
+    """Raise UsageError unless ``wrapper_class``, which ``wrapper`` names, takes a module and these ``options``."""
+    try:
+        inspect.signature(wrapper_class).bind(nn.Identity(), **options)
+    except TypeError as error:
+        raise UsageError(
+            f"wrapper_options: expected arguments of {wrapper} besides the module, given {options} ({error})"
+        ) from None
 
 
 # -- wrappers ----------------------------------------------------------------------------------------------------------

@@ -54,6 +54,21 @@ class HandoutDDP(nn.Module):
         self.works.clear()
 
 
+class CastingDDP(nn.Module):
+    """Computes in ``compute_dtype``, and averages nothing: for one process."""
+
+    def __init__(self, module: nn.Module, compute_dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.module, self.compute_dtype = module, compute_dtype
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast("cpu", self.compute_dtype):
+            return self.module(x)
+
+    def finish_gradient_synchronization(self) -> None:
+        pass
+
+
 class NoWrapper(nn.Module):
     """Lacks what a wrapper has to have."""
 

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from lm_profiler.cli.main import main
 from lm_profiler.processes.rank_group import rank_messages
+from lm_profiler.training import WrappedDDP
+
+CASTING = "tests.support.ways_to_average:CastingDDP"
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +52,17 @@ def test_on_two_ranks_every_step_logs_what_both_have_seen(divided: dict[str, Any
     assert_true(logged, [one + other for one, other in zip(mine, theirs, strict=True)])
 
 
+@pytest.mark.parametrize("dtype_name", ["bfloat16", "torch.bfloat16"])
+def test_a_wrapper_gets_its_options_with_a_dtype_for_its_name(dtype_name: str) -> None:
+    layer, x = torch.nn.Linear(3, 2), torch.ones(1, 3)
+    strategy = WrappedDDP(CASTING, wrapper_options={"compute_dtype": dtype_name})
+    strategy.model = layer
+    strategy.configure_ddp()
+    assert strategy.model is not None
+    expected = torch.nn.functional.linear(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16())
+    assert torch.equal(strategy.model(x), expected)
+
+
 @pytest.mark.usefixtures("no_preflight")
 @pytest.mark.parametrize(
     "options, subject",
@@ -58,6 +72,14 @@ def test_on_two_ranks_every_step_logs_what_both_have_seen(divided: dict[str, Any
             "wrapper",
         ),
         (["--trainer.strategy=WrappedDDP", "--trainer.strategy.wrapper=tests.support.nowhere:DDP"], "wrapper"),
+        (
+            [
+                "--trainer.strategy=WrappedDDP",
+                f"--trainer.strategy.wrapper={CASTING}",
+                "--trainer.strategy.wrapper_options.bits=16",
+            ],
+            "wrapper_options",
+        ),
         (["--trainer.strategy=fsdp2", "--model.shard_optimizer_states=true"], "model.shard_optimizer_states"),
         (["--model.shard_optimizer_states=true", "--trainer.devices=1"], "model.shard_optimizer_states"),
     ],
