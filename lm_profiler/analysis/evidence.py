@@ -78,6 +78,7 @@ class Evidence:
     overrides: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     planned: PlannedMemory | None = None
+    autotuning_check_s: float | None = None
     verb: Verb = "fit"
     loop: LoopKind = "Trainer"
     status: Status = "ok"
@@ -105,6 +106,7 @@ class Evidence:
     python_times: Sequence[PythonTime] = ()
     code_parts: Sequence[CodePart] = ()
     recompilations: int = 0
+    warmup_compile_s: float | None = None
     loader: LoaderFacts | None = None
     telemetry: Telemetry | None = None
     contention: Contention | None = None

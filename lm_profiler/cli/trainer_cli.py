@@ -35,6 +35,7 @@ from lm_profiler.cli.run_context import RunContext, replace_launcher
 from lm_profiler.cli.surroundings import check_port, quiet, warn_of_shared_cores
 from lm_profiler.cli.trainer_options import INSTRUMENTS, LOADERS, LOOPS, OptionsCLI
 from lm_profiler.measure.boundary import say
+from lm_profiler.measure.counts.step_reader import seconds_compiling
 from lm_profiler.measure.device.environment import cpu_cores
 from lm_profiler.models import transformer
 from lm_profiler.models.config import FP8_MULTIPLE, size_lines
@@ -171,7 +172,8 @@ class ProfilerCLI(OptionsCLI):
         self._get(self.config_init, "torch").apply(self.model)
         self._get(self.config_init, "loader").apply(source, LOADERS[self.verb])
         check_together(self.model, self.datamodule, self.trainer, self.verb)
-        check_attention_of(self.model, self.trainer, self.verb)
+        autotuning_s = check_attention_of(self.model, self.trainer, self.verb)
+        self.context.add_launch_facts(autotuning_check_s=autotuning_s)
         check_optimizer_of(self.model, self.verb)
         transformer.nvtx_parts = self._get(self.config_init, "trace").nvtx
         options = vars(self.config_init[self.verb])
@@ -472,14 +474,23 @@ def check_optimizer_of(model: LightningModule, verb: Verb) -> None:
         raise UsageError(f"model.{error}") from error.__cause__
 
 
-def check_attention_of(model: LightningModule, trainer: Trainer, verb: Verb) -> None:
-    """Raise UsageError if a user's attention function gives wrong results, on the run's device and in its dtype."""
+def check_attention_of(
+    model: LightningModule, trainer: Trainer, verb: Verb
+) -> float | None:
+    """Compare a user's attention function with the definition, on the run's device and in its dtype.
+
+    Returns the seconds that its first call took beyond its second one, without those of torch.compile: kernels that
+    tune themselves do so there. None if nothing was checked, or if the time of torch.compile is unknown.
+
+    Raises:
+        UsageError: its results are wrong.
+    """
     if isinstance(model, LanguageModel):
         name, width = model.config.attention, model.config.head_dim
     elif isinstance(model, AttentionAlone):
         name, width = model.attention, model.d_model
     else:
-        return
+        return None
     bits, _, mode = str(trainer.precision).partition("-")
     dtype = _DTYPES.get(bits, torch.float32)
     if mode == "mixed" and isinstance(model, AttentionAlone):
@@ -488,8 +499,9 @@ def check_attention_of(model: LightningModule, trainer: Trainer, verb: Verb) -> 
     device = trainer.strategy.root_device
     is_causal = getattr(model, "is_causal", True)
     options = getattr(model, "attention_options", None)
+    began_s = time.time()
     try:
-        check_attention(
+        first_call_extra_s = check_attention(
             name,
             width,
             dtype,
@@ -500,3 +512,7 @@ def check_attention_of(model: LightningModule, trainer: Trainer, verb: Verb) -> 
         )
     except UsageError as error:
         raise UsageError(f"model.{error}") from error.__cause__
+    compile_s = seconds_compiling(began_s)
+    if first_call_extra_s is None or compile_s is None:
+        return None
+    return max(first_call_extra_s - compile_s, 0.0)

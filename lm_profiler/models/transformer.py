@@ -11,6 +11,7 @@ from functools import partial
 from importlib import import_module
 from inspect import signature
 from math import pi
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -149,14 +150,16 @@ def check_attention(
     backward: bool,
     is_causal: bool = True,
     options: Mapping[str, Any] | None = None,
-) -> None:
+) -> float | None:
     """Compare a user's function with the definition in float64: its values and, with ``backward``, its gradients.
+
+    Returns the seconds that its first call takes beyond a second one; None for a function of ours, which is not called.
 
     Raises:
         UsageError: it fails, or its shape or its numbers are wrong; the message says where they are off.
     """
     if name in ATTENTION:
-        return
+        return None
     generator = torch.Generator().manual_seed(0)
     shape = (*_CHECKED_SIZES, width)
     *qkv, upstream = [
@@ -167,12 +170,14 @@ def check_attention(
         attention_function("math", is_causal), qkv_float64, upstream.double(), backward
     )
     function = attention_function(name, is_causal, options)
+    device_inputs = [tensor.to(device, copy=True) for tensor in qkv]
+    device_upstream = upstream.to(device)
     try:
-        results = _results(
-            function,
-            [tensor.to(device, copy=True) for tensor in qkv],
-            upstream.to(device),
-            backward,
+        results, first_call_s = _timed_results(
+            function, device_inputs, device_upstream, backward
+        )
+        _, second_call_s = _timed_results(
+            function, device_inputs, device_upstream, backward
         )
     except UsageError:
         raise
@@ -200,6 +205,17 @@ def check_attention(
             dtype_name = str(dtype).removeprefix("torch.")
             expected = f"{subject} of {name} in {dtype_name} within {tolerance:g} of the largest number"
             raise UsageError(f"attention: expected {expected}, given\n{difference}")
+    return first_call_s - second_call_s
+
+
+def _timed_results(
+    function: AttentionFunction, qkv: list[Tensor], upstream: Tensor, backward: bool
+) -> tuple[dict[str, Tensor], float]:
+    """Return the results on the host, and the seconds until they were there."""
+    began_s = perf_counter()
+    on_device = _results(function, qkv, upstream, backward)
+    results = {name: tensor.cpu() for name, tensor in on_device.items()}
+    return results, perf_counter() - began_s
 
 
 def _results(

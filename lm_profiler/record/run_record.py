@@ -532,6 +532,21 @@ class RunRecord(Part):
     first_step_s: float | None = figure(
         "first step", "ms", "the run's first step, compilation included", default=None
     )
+    warmup_compile_s: float | None = figure(
+        "compiling in warm-up",
+        "ms",
+        "time of torch.compile in the warm-up steps of rank 0",
+        place=Place.ASKED,
+        default=None,
+    )
+    # None if there was no such check, as for attention of our own
+    autotuning_check_s: float | None = figure(
+        "autotuning in the check",
+        "ms",
+        "the first call of your own attention in its check beyond the second one, without torch.compile's time",
+        place=Place.ASKED,
+        default=None,
+    )
     between_steps_s: float | None = figure(
         "between steps", "ms", "in no step: validation, epoch ends", default=None
     )

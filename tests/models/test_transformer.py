@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -457,6 +459,20 @@ def test_a_right_function_passes_in_every_dtype_and_is_causal(name: str, dtype: 
     qkv = [torch.randn(1, 2, 8, 4) for _ in range(3)]
     expected = scaled_dot_product_attention(*qkv, is_causal=True)
     torch.testing.assert_close(attention_function(f"theirs:{name}")(*qkv), expected)
+
+
+def test_the_check_returns_what_the_first_call_takes_beyond_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s = [7.0]
+    call_times_s = iter([4.0, 1.5])
+
+    def tunes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch.Tensor:
+        clock_s[0] += next(call_times_s)
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    monkeypatch.setitem(sys.modules, "tuned", SimpleNamespace(tunes=tunes))
+    monkeypatch.setattr(transformer, "perf_counter", lambda: clock_s[0])
+    for name, expected_s in (("tuned:tunes", 2.5), ("sdpa", None)):
+        assert check_attention(name, 16, torch.float32, torch.device("cpu"), backward=True) == expected_s
 
 
 @pytest.mark.usefixtures("theirs")

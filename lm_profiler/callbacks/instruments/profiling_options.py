@@ -323,6 +323,8 @@ class Launch:
     # memory that the run would need, as it was rehearsed
     planned: PlannedMemory | None = None
     started: float = field(default_factory=time.time)  # seconds since 1970
+    # what the first call of the user's attention took beyond the second one, when it was checked
+    autotuning_check_s: float | None = None
     # when the Trainer was called, by perf_counter_ns; no hook comes before prepare_data
     called_ns: int | None = None
 
@@ -335,6 +337,7 @@ class Launch:
             "overrides": self.overrides,
             "config": self.config,
             "planned": self.planned,
+            "autotuning_check_s": self.autotuning_check_s,
             "started": started.isoformat(timespec="seconds"),
             "duration_s": max(time.time() - self.started, 0.0),
         }

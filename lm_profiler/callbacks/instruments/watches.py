@@ -17,6 +17,7 @@ from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.measure.counts.step_reader import (
     StepReader,
     ready_batches,
+    seconds_compiling,
     step_counters,
 )
 from lm_profiler.measure.counts.syncs import SyncDetector, sync_detector_of
@@ -83,7 +84,7 @@ def watches_of(
 
     The allocator's history is written to ``history``, with the marks that ``mark_log`` has of that time.
     """
-    watches = [_recompilations_watch()]
+    watches = [_recompilations_watch(), _warmup_compile_watch()]
     detector = sync_detector_of(device)
     if detector is not None:
         watches.append(_syncs_watch(detector))
@@ -101,6 +102,13 @@ def _recompilations_watch() -> Watch:
         return {"recompilations": recompilations() - count_before}
 
     return Watch("recompilations", "measure", lambda: recompilations(), facts)
+
+
+def _warmup_compile_watch() -> Watch:
+    def facts(began_s: float) -> Mapping[str, Any]:
+        return {"warmup_compile_s": seconds_compiling(began_s)}
+
+    return Watch("compilation in warm-up", "warmup", time.time, facts)
 
 
 def _syncs_watch(detector: SyncDetector) -> Watch:

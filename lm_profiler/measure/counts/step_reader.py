@@ -404,6 +404,15 @@ def disjoint(compilations: Sequence[TimedCompilation]) -> list[_TimeSpan]:
     return spans
 
 
+def seconds_compiling(since_s: float) -> float | None:
+    """Return how long torch.compile has compiled since ``since_s``, in seconds since 1970; None if it is unknown."""
+    compiled = compilations(since_s)
+    if compiled is None:
+        return None
+    spans = disjoint(compiled)
+    return sum(span.ended_s - span.began_s for span in spans)
+
+
 class ThreadTimes(NamedTuple):
     """Nanoseconds that the calling thread ran, and that it was ready but had no CPU, since it began."""
 

@@ -14,7 +14,7 @@ _PASSES = ("forward", "backward")
 
 
 def first_step_columns() -> list[Column]:
-    """Return a column for each pass."""
+    """Return a column for each pass, and one for both without compilation."""
     columns = []
     for phase in _PASSES:
         title = f"first {phase}, extra"
@@ -22,7 +22,30 @@ def first_step_columns() -> list[Column]:
         extra_s = partial(_extra_s, phase)
         name = f"first_{phase}_extra_s"
         columns.append(asked_column(name, title, meaning, extra_s, "ms"))
+    meaning = (
+        "the first forward and backward beyond the measured ones, without torch.compile's time: "
+        "kernels that tune themselves, and first allocations"
+    )
+    columns.append(
+        asked_column("autotuning_s", "autotuning", meaning, _autotuning_s, "ms")
+    )
     return columns
+
+
+def _autotuning_s(entry: Entry) -> float | None:
+    """Return how much longer the passes took in the first step, without compilation; None if a part is unknown.
+
+    Compilation is known of the warm-up, so the first step has to be one of it.
+    """
+    if entry.record is None or entry.record.warmup_compile_s is None:
+        return None
+    forward_extra_s = _extra_s("forward", entry)
+    if forward_extra_s is None:
+        return None
+    # There is no backward in a validation.
+    backward_extra_s = _extra_s("backward", entry) or 0.0
+    extra_s = forward_extra_s + backward_extra_s
+    return max(extra_s - entry.record.warmup_compile_s, 0.0)
 
 
 def _extra_s(phase: str, entry: Entry) -> float | None:

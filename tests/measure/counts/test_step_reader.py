@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from lm_profiler.measure.boundary import comes_from_outside
-from lm_profiler.measure.counts.step_reader import StepReader, step_counters
+from lm_profiler.measure.counts import step_reader
+from lm_profiler.measure.counts.recompiles import TimedCompilation
+from lm_profiler.measure.counts.step_reader import StepReader, seconds_compiling, step_counters
 
 pytestmark = pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts")
 
@@ -152,3 +154,10 @@ def test_after_stop_no_file_is_open() -> None:
     reader = read_of(int)
     reader.stop()
     assert len(list(Path("/proc/self/fd").iterdir())) <= len(before)
+
+
+def test_a_nested_compilation_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    spans = [TimedCompilation(began_s, ended_s, None) for began_s, ended_s in ((1.0, 4.0), (2.0, 3.0), (6.0, 6.5))]
+    monkeypatch.setattr(step_reader, "compilations", lambda since_s: spans if since_s else None)
+    assert seconds_compiling(1.0) == 3.5
+    assert seconds_compiling(0.0) is None

@@ -22,6 +22,17 @@ def slower_first(rows: list[StepRow], forward_s: float) -> list[StepRow]:
     return [replace(rows[0], seconds=tuple(seconds)), *rows[1:]]
 
 
+@pytest.mark.parametrize("compile_s, tuning_s", [(0.25, 0.5), (0.0, 0.75), (2.0, 0.0), (None, None)])
+def test_autotuning_is_what_the_first_passes_take_beyond_later_ones_and_the_compiler(
+    tmp_path: Path, compile_s: float | None, tuning_s: float | None
+) -> None:
+    tuned = made_entry(tmp_path / "tuned", warmup_compile_s=compile_s)
+    write_steps(tmp_path / "tuned" / "steps.csv", slower_first(made_rows(), 0.75))
+    [column] = columns_named(["autotuning_s"], [tuned])
+    found_s = column.get(tuned)
+    assert found_s == (None if tuning_s is None else pytest.approx(tuning_s, abs=1e-4))
+
+
 def test_the_first_pass_is_compared_with_the_mean_of_the_measured_ones(tmp_path: Path) -> None:
     tuned, plain, gone = (made_entry(tmp_path / name, name=name) for name in ("tuned", "plain", "gone"))
     write_steps(tmp_path / "tuned" / "steps.csv", slower_first(made_rows(), 0.75))
