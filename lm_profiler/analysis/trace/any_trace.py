@@ -25,7 +25,12 @@ from lm_profiler.analysis.trace.large_trace import (
 from lm_profiler.analysis.trace.packed_trace import PackedTrace, Range, innermost
 from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
 from lm_profiler.analysis.trace.range_names import STEP_PREFIX
-from lm_profiler.analysis.trace.trace_file import Event, trace_events
+from lm_profiler.analysis.trace.trace_file import (
+    Event,
+    ReportPosition,
+    ignore_position,
+    trace_events,
+)
 from lm_profiler.analysis.trace.trace_processes import (
     SeveralProcesses,
     TraceProcess,
@@ -81,11 +86,13 @@ def read_any_trace(
     step_name: str | None = None,
     most_events: int = MOST_EVENTS,
     process_name: str | None = None,
+    report_position: ReportPosition = ignore_position,
 ) -> AnyTrace:
     """Read the trace in ``path``; with ``step_name``, its steps are the ranges of that name.
 
     Of a trace with more than ``most_events`` only the first steps are read. Of a file with the work of several
-    processes one is read: that called ``process_name``, else the one with steps and the most work.
+    processes one is read: that called ``process_name``, else the one with steps and the most work. A large file is
+    read several times; ``report_position`` gets how far each reading is.
 
     Raises:
         OSError: the file cannot be read.
@@ -96,11 +103,15 @@ def read_any_trace(
     processes: Sequence[TraceProcess] = ()
     process = None
     try:
-        packed, part = _packed(path, is_step, surroundings, most_events)
+        packed, part = _packed(
+            path, is_step, surroundings, most_events, None, report_position
+        )
     except SeveralProcesses as error:
         processes = error.processes
         process = chosen_process(processes, process_name)
-        packed, part = _packed(path, is_step, surroundings, most_events, process)
+        packed, part = _packed(
+            path, is_step, surroundings, most_events, process, report_position
+        )
     if process is None and process_name is not None:
         _check_process(packed, process_name)
     source: StepSource = "ProfilerStep"
@@ -169,21 +180,28 @@ def _packed(
     surroundings: dict[str, Any],
     most_events: int,
     process: TraceProcess | None = None,
+    report_position: ReportPosition = ignore_position,
 ) -> tuple[PackedTrace, Part | None]:
     """Return the trace, or that part of it which fits, and which part that is; only of ``process`` if it is given."""
     try:
-        events = limited_events(_events(path, surroundings, process), most_events)
+        all_events = _events(path, surroundings, process, report_position)
+        events = limited_events(all_events, most_events)
         return PackedTrace(events, any_program=True), None
     except TooManyEvents:
-        part = chosen_part(_events(path, {}, process), is_step, most_events)
-    events = events_in_part(_events(path, surroundings, process), part)
+        all_events = _events(path, {}, process, report_position)
+        part = chosen_part(all_events, is_step, most_events)
+    all_events = _events(path, surroundings, process, report_position)
+    events = events_in_part(all_events, part)
     return PackedTrace(events, any_program=True), part
 
 
 def _events(
-    path: Path, surroundings: dict[str, Any], process: TraceProcess | None
+    path: Path,
+    surroundings: dict[str, Any],
+    process: TraceProcess | None,
+    report_position: ReportPosition,
 ) -> Iterator[Event]:
-    events = trace_events(path, surroundings)
+    events = trace_events(path, surroundings, report_position)
     if process is None:
         return events
     return events_of_process(events, process)

@@ -6,7 +6,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -40,8 +40,19 @@ class OperatorEvents(NamedTuple):
 Event = Any  # a decoded event, a mapping unless the file is damaged; or ``OperatorEvents``, which are not decoded
 
 
+ReportPosition = Callable[
+    [int], None
+]  # gets how many bytes of the file are read so far
+
+
+def ignore_position(bytes_read: int) -> None:
+    """Show no progress."""
+
+
 def trace_events(
-    path: Path, surroundings: dict[str, Any] | None = None
+    path: Path,
+    surroundings: dict[str, Any] | None = None,
+    report_position: ReportPosition = ignore_position,
 ) -> Iterator[Event]:
     """Yield the events of ``path``, which may be compressed.
 
@@ -52,9 +63,9 @@ def trace_events(
     """
     try:
         with _opened(path) as file:
-            yield from _events_of_text(
-                file, {} if surroundings is None else surroundings
-            )
+            if surroundings is None:
+                surroundings = {}
+            yield from _events_of_text(file, surroundings, report_position)
     except (
         ValueError,
         EOFError,
@@ -87,11 +98,21 @@ def _header_and_rest(file: TextIO) -> tuple[str, str]:
     return text[: begin.start()], text[begin.end() :]
 
 
-def _events_of_text(file: TextIO, surroundings: dict[str, Any]) -> Iterator[Event]:
+def _bytes_read(file: TextIO) -> int:
+    """Return how many bytes of the file on disk are read, of a compressed one too."""
+    unpacked_file = file.buffer
+    disk_file = getattr(unpacked_file, "fileobj", unpacked_file)
+    return int(disk_file.tell())
+
+
+def _events_of_text(
+    file: TextIO, surroundings: dict[str, Any], report_position: ReportPosition
+) -> Iterator[Event]:
     header, text = _header_and_rest(file)
     is_list_alone = not header
 
     while True:
+        report_position(_bytes_read(file))
         events, rest = _operators_first(text)
         yield from events
         events, position, is_end = _whole_events(rest)

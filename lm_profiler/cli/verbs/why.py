@@ -17,6 +17,7 @@ from lm_profiler.analysis.trace.large_trace import MOST_EVENTS
 from lm_profiler.analysis.why.trace_answer import trace_answer
 from lm_profiler.analysis.why.trace_comparison import compare_traces
 from lm_profiler.analysis.why.trace_ranks import are_ranks, compare_ranks
+from lm_profiler.cli.reading_line import ReadingLine
 from lm_profiler.cli.verbs.shared import (
     choose_answer_format,
     writable,
@@ -201,8 +202,12 @@ def _traces_of_processes(path: Path, step_name: str | None) -> list[AnyTrace]:
 def _read(
     path: Path, step_name: str | None, most_events: int, process_name: str | None
 ) -> AnyTrace:
-    with _refused(path):
-        return read_any_trace(path, step_name, most_events, process_name)
+    line = ReadingLine(path)
+    try:
+        with _refused(path):
+            return read_any_trace(path, step_name, most_events, process_name, line.draw)
+    finally:
+        line.erase()
 
 
 @contextmanager

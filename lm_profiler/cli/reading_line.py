@@ -1,0 +1,48 @@
+"""A line on the terminal that shows how much of a large file is read."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from lm_profiler.measure.boundary import put
+
+_REDRAW_S = 2.0  # least seconds between two drawings, and before the first one
+_LINE_START = "\r\x1b[K"  # erases what stands in the line
+
+
+class ReadingLine:
+    """Draws ``reading trace.json: 43 %`` over itself on a terminal; elsewhere it draws nothing."""
+
+    def __init__(
+        self,
+        path: Path,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._stream: TextIO | None = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._is_terminal = self._stream is not None and self._stream.isatty()
+        self._drawn_at_s = clock()
+        self._is_drawn = False
+
+    def draw(self, bytes_read: int) -> None:
+        """Draw the share of the file that ``bytes_read`` are, if a few seconds have passed since the last time."""
+        if not self._is_terminal:
+            return
+        now_s = self._clock()
+        if now_s - self._drawn_at_s < _REDRAW_S:
+            return
+        self._drawn_at_s = now_s
+        self._is_drawn = True
+        share = bytes_read / max(self._path.stat().st_size, 1)
+        put(self._stream, f"{_LINE_START}reading {self._path.name}: {share:.0%}")
+
+    def erase(self) -> None:
+        """Leave an empty line, in which the answer begins."""
+        if self._is_drawn:
+            put(self._stream, _LINE_START)
