@@ -380,6 +380,9 @@ class OwnedTime(Part):
         return f"{self.owner}.{self.action}"
 
 
+PRINTING = "printing of tensors"  # the kind of code that makes the text of a tensor
+
+
 class PythonTime(Part):
     """A line of the program and its own time in one step, without operators that torch's own modules call."""
 
@@ -390,7 +393,7 @@ class PythonTime(Part):
     what: str = figure(
         "what",
         "text",
-        "kind of code: python, torch, library, a package, or a C function",
+        "kind of code: python, torch, library, printing of tensors, a package, or a C function",
     )
     seconds: float = figure("time", "ms", "time of the line itself, in one step")
     calls: int = figure("calls", "count", "how often it was entered in that step")

@@ -1,6 +1,6 @@
 """Keeps what a version writes, for later ones to read: ``python tests/stored/store.py VERSION``, before its release.
 
-Three runs, a sweep and an `improve`, of seconds each; large files and the name of the home folder are left out.
+Three runs and a sweep, of seconds each; large files and the name of the home folder are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ KEPT = (
     "sweep.json",
     "outcome.json",
     "ended.json",
-    "improve.json",
     "tiny.yaml",
 )
 
@@ -40,8 +39,6 @@ def main(version: str) -> None:
         profiler("fit", "--config=fails.yaml", "--name=fails").wait()
         shorter = ("--grid.data.context_length=8,16", "--trace.steps=0", "--memory.steps=0")
         profiler("sweep", "--config=tiny.yaml", "--name=two", *shorter).wait()
-        change = ("--try.data.num_workers=1", "--only", "--budget=40s")
-        profiler("improve", "--config=tiny.yaml", "--name=improved", *change).wait()
         waits = profiler("fit", "--config=fails.yaml", "--name=killed", "--model.waits=true")
         rows = Path("logs/killed/version_0/steps.csv")
         while not (rows.exists() and rows.read_text().count("measure") >= 3):

@@ -36,6 +36,7 @@ from lm_profiler.record.run_record import (
     AFTER,
     BEFORE,
     BETWEEN,
+    PRINTING,
     RANK_PARTS,
     Finding,
     RankFinding,
@@ -499,6 +500,8 @@ def _python_text(finding: Finding, settings: Settings) -> str:
     if finding.what == "torch":
         calls = finding.facts.get("calls", 0.0)
         return f"Use fewer, larger operators in {place}: it calls torch {calls:,.0f} times per step."
+    if finding.what == PRINTING:
+        return f"Turn no tensors into text in {finding.phase}: {place} does, whether anybody reads it or not."
     code = "Python" if finding.what == "python" else finding.what
     sentence = f"Move {code} out of {finding.phase}: {place}"
     if finding.phase == "optimizer" and finding.what == "python":

@@ -16,7 +16,7 @@ import numpy as np
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.user_code import TORCH, package_of
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import PythonTime
+from lm_profiler.record.run_record import PRINTING, PythonTime
 
 # Most calls and returns to follow. Each costs one or two microseconds, so a step takes at most 0.4 s longer.
 MOST_EVENTS = 200_000
@@ -33,6 +33,8 @@ _PYTHON = "python"  # its own code
 _OPERATORS = "torch"  # operators that it calls itself
 _BUILTIN = "builtin"  # a function of C in ``builtins``, such as ``sorted``: it counts as Python, but runs no slower
 _INNER_OPERATORS = "torch in a library"  # operators that Python code of torch's calls
+# makes the text of a tensor, with operators: no model needs it
+_PRINTING_FILE = "/torch/_tensor_str.py"
 
 Line = tuple[str, int, str]  # file, line and function
 
@@ -63,9 +65,9 @@ class PythonTimes:
     """Follows calls and returns of one thread, from ``start`` to ``stop``, and subtracts the cost of following.
 
     The time between two events goes to the program's line that runs, and to one of its activities: ``python``, its own
-    code; ``torch``, operators that it calls itself; ``library``, Python code of torch's; another package by its name;
-    or a C function by its name. A C function may wait, so its time is read from the clock; all other time is what the
-    thread ran, which other programs cannot lengthen.
+    code; ``torch``, operators that it calls itself; ``library``, Python code of torch's; ``printing of tensors``, all
+    that makes their text; another package by its name; or a C function by its name. A C function may wait, so its time
+    is read from the clock; all other time is what the thread ran, which other programs cannot lengthen.
     """
 
     # returns the part of the step that runs now, as an index of ``PARTS``
@@ -143,7 +145,10 @@ class PythonTimes:
 
     def _call_of_python(self, frame: FrameType) -> _FollowedCall:
         caller = self._stack[-1]
-        package = package_of(frame.f_code.co_filename)
+        file = frame.f_code.co_filename
+        package = package_of(file)
+        if file.endswith(_PRINTING_FILE) or (package and caller.activity == PRINTING):
+            return _FollowedCall(caller.owner, PRINTING)
         if package:
             return _FollowedCall(caller.owner, package)
         # a lambda counts as the function it is in

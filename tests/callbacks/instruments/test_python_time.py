@@ -177,6 +177,13 @@ def test_numpy_and_the_standard_library_are_named() -> None:
     assert {"numpy", "json"} <= {row.what for row in rows}
 
 
+def test_the_text_of_a_tensor_is_printing_with_the_operators_that_make_it() -> None:
+    x = torch.randn(30, 30)
+    rows = followed(lambda: f"{x} {x.mean():.3f}")
+    by_activity = {row.what: row.seconds for row in rows}
+    assert by_activity["printing of tensors"] > 0.9 * sum(by_activity.values())
+
+
 def test_a_lock_that_somebody_holds_is_a_wait() -> None:
     lock = threading.Lock()
     lock.acquire()
