@@ -214,7 +214,10 @@ class Attachment:
     def count_ended_batch(
         self, trainer: object, module: object, outputs: object, batch: Any, *_: Any
     ) -> None:
-        """Do what ``count_batch`` does, as Lightning's hook at the end of a batch."""
+        """Count a batch like ``count_batch``, as Lightning's hook at the end of a batch.
+
+        It is written out, because it runs in every step. ``count_batch`` has remembered the first batch before.
+        """
         ending = self.ending
         session = ending.session
         if ending.is_over or session is None or self.part.out:

@@ -77,9 +77,8 @@ class RanksWork:
     # and where a step was left out
     own_s: Seconds
     waiting_s: Seconds  # [rank, step, part]; with the own work in the step's parts it makes up the step
-    waiting_outside_s: (
-        Seconds  # [rank, step], the waiting beside the work of the part ``OUTSIDE``
-    )
+    # [rank, step], the waiting beside the work of the part ``OUTSIDE``
+    waiting_outside_s: Seconds
     # returns the own work in a part, or in all of them: [K, R]
     in_part: Callable[[int | None], Seconds]
     # [K], index of the step that the cell is in, or precedes if it lies between steps; else -1

@@ -50,6 +50,11 @@ class LevelChange:
         return float(self.after_s[-1] - self.before_s[-1])
 
     @property
+    def log_size(self) -> float:
+        """The size of the change, as a logarithm of the step's ratio; positive or 0."""
+        return abs(math.log(self.after_s[-1] / self.before_s[-1]))
+
+    @property
     def direction(self) -> int:
         return 1 if self.size_s > 0 else -1
 
@@ -89,7 +94,7 @@ class LevelChange:
     @property
     def is_negligible(self) -> bool:
         """Whether nothing is left of the change, now that more steps are known."""
-        return abs(math.log(self.after_s[-1] / self.before_s[-1])) < SMALLEST_EFFECT
+        return self.log_size < SMALLEST_EFFECT
 
     @property
     def is_uniform(self) -> bool:
@@ -102,8 +107,7 @@ class LevelChange:
     @property
     def may_be_machine(self) -> bool:
         """Whether the machine may have changed its speed: by a few percent, and in more than one part of the step."""
-        log_size = math.log(self.after_s[-1] / self.before_s[-1])
-        return abs(log_size) <= _LARGEST_OF_MACHINE and self.only_part is None
+        return self.log_size <= _LARGEST_OF_MACHINE and self.only_part is None
 
     def mark_reported(self) -> None:
         self._reported_s = self.size_s
@@ -117,9 +121,8 @@ class LevelChange:
     def is_undone_at(self, level_s: Seconds) -> bool:
         """Return whether a level is the one before this change, about."""
         log_before = math.log(self.before_s[-1])
-        size = abs(math.log(self.after_s[-1]) - log_before)
         distance = abs(math.log(level_s[-1]) - log_before)
-        return distance <= max(SMALLEST_EFFECT, _RETURN_SHARE * size)
+        return distance <= max(SMALLEST_EFFECT, _RETURN_SHARE * self.log_size)
 
     def may_belong_to(self, event: LevelChange) -> bool:
         """Return whether this change lies in the same part of the step as ``event``, or in no part alone."""

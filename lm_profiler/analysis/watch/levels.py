@@ -605,18 +605,15 @@ class LevelFollower:
 
         A level that wanders by a few percent, as machines do, and once goes up by half and back, has an episode.
         """
-        sizes = []
-        for change in self._last_changes:
-            sizes.append(abs(math.log(change.after_s[-1] / change.before_s[-1])))
+        sizes = [change.log_size for change in self._last_changes]
+        if len(sizes) <= _FEWEST_BESIDE_JUMP:
+            return [False] * len(sizes)
         are_jumps = []
         for place, size in enumerate(sizes):
             other_sizes = [*sizes[:place], *sizes[place + 1 :]]
-            has_others = len(other_sizes) >= _FEWEST_BESIDE_JUMP
-            least_jump = _LEAST_JUMP
-            if has_others:
-                usual_size = float(np.median(other_sizes))
-                least_jump = max(_JUMP_BESIDE_OTHERS * usual_size, _LEAST_JUMP)
-            are_jumps.append(has_others and size >= least_jump)
+            usual_size = float(np.median(other_sizes))
+            least_jump = max(_JUMP_BESIDE_OTHERS * usual_size, _LEAST_JUMP)
+            are_jumps.append(size >= least_jump)
         if sum(are_jumps) > _MOST_JUMPS:
             return [False] * len(sizes)
         return are_jumps

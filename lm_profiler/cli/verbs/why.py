@@ -182,8 +182,9 @@ def _announce(paths: Sequence[Path]) -> None:
         bytes_per_s = _BYTES_PER_S
         if path.suffix == ".gz":
             bytes_per_s = _PACKED_BYTES_PER_S
-        file_bytes += path.stat().st_size
-        seconds += path.stat().st_size / bytes_per_s
+        size_bytes = path.stat().st_size
+        file_bytes += size_bytes
+        seconds += size_bytes / bytes_per_s
     if seconds > _LONG_S:
         traces_text = f"{counted(len(paths), 'trace')} ({bytes_text(file_bytes)})"
         say(f"reading {traces_text} takes about {duration_text(seconds)}")
