@@ -11,10 +11,10 @@ from lm_profiler.record.run_record import Newer, Part, read_part
 
 # The kind of a kernel or an operator, by its name. ``matmul`` includes convolutions, ``attention`` is fused attention
 # only, ``softmax`` is one outside of it, ``copies`` are those within the device, casts, fills, gathers and scatters,
-# ``host_copies`` those from and to the host.
+# ``host_copies`` those from and to the host, ``waiting`` a kernel that only lets time pass.
 Kind = Literal[
     "matmul", "attention", "softmax", "normalization", "elementwise", "reduction", "copies", "host_copies",
-    "communication", "other",
+    "communication", "waiting", "other",
 ]  # fmt: skip
 
 _TRACE, _KERNELS = ".pt.trace.json.gz", ".kernels.json"

@@ -42,6 +42,8 @@ communication  nccl|rccl|msccl|all_?reduce|all_?gather|reduce_?scatter|(nv|roc)s
 communication  deep_ep::|symmetric_memory::|multimem_|gloo::|userbuffers|^Memcpy P(to|eer)
 communication  hybrid_ep::|moe_comm::|lamport|(uccl|mori)::|(^|[ :_])ep_?(dispatch|combine)|pplx::|mnnvl|moe_?a2a
 communication  all_?to_?all
+# of torch.cuda._sleep
+waiting        (^|[ :_])(spin|(nano)?sleep)_kernel
 host_copies    ^Memcpy (HtoD|DtoH|HtoH|M2D|D2M)|MemoryCopy\((M2D|D2M)|^Copy(HostToDevice|DeviceToHost)
 copies         ^(hip)?Mem(cpy|set)|AppendMemory(Copy|Fill)|^CopyDeviceToDevice|rocclr_(copy|fill)|reshape_and_cache
 # beside attention over the same cache
@@ -57,6 +59,8 @@ attention      gemm_softmax_gemm|PagedKVCache|MergeState|(Prefill|Decode|POD)Wit
 attention      ^(fused_)?(chunk|recurrent)_(fwd|bwd)_kernel|wy_repr|_nsa_|retention|dot_kkt
 # SageAttention, in Triton
 attention      (^|[ :_])sage_(fwd|bwd)
+# AOTriton, which torch has for AMD
+attention      (^|[ :_])bwd_(kernel_fuse|preprocess|postprocess)
 attention      recompute_w_u|solve_tril|_kernel_d(q|k_?dv)|_fwd_kernel_(aligned|split_?k)|delta_rule|_gla_|_gdn\w*cfg
 softmax        softmax|sparsemax
 # of a product that was computed before
@@ -66,26 +70,30 @@ reduction      reduce_1block|nrm2|asum_kernel
 matmul         (?<!fb)gemm|gemv|nvjet|xmma|cublas|wgmma|(?<!kernel_)cutlass(?!::\w+_t\b)|splitkreduce|matmul|dot_kernel
 matmul         convol|(^|[_:])conv(\dd|_|$)|asmconv|wgrad|dgrad|winograd|[a-z\d]cudnn_|cask_cudnn
 matmul         (^|[_: ])RNN_|^void epilogue::impl
-matmul         ^Cijk_|(^|_)b?mm(_|$)|marlin|machete|(^|_)moe_kernel|trsm|syrk|chunk_(scan|state)_(fwd|bwd)
+matmul         ^Cijk_|(^|_)b?mm(_|$)|marlin|machete|(^|_)moe_(kernel|stage\d|fused_kernel)
+matmul         trsm|syrk|getrf|chunk_(scan|state)_(fwd|bwd)
 # Muon's products first
 matmul         (^|_)(XXT|XTX|plus_cAA|ns_line|linear_relu_square)_|addmm|int4mm|mfma_moe
 elementwise    qk_?rope|apply\w*rope|to_mxfp|cvt_fp|gating_kernel|gate_sigmoid
 # of a mixture of experts, as in Triton's kernels and vLLM: counts and prefix sums
 reduction      _combined_routing|_bitmatrix|_routing_(compute|clear)|_expt_data|MeanScaleKernel
 elementwise    SubMeanKernel|_keyed_add
-reduction      moe::dev::routing|(^|_)router_|logsumexp|entropy_(fwd|bwd)|_sum$
+reduction      moe::dev::routing|(^|_)(router|moe_sum)_|logsumexp|entropy_(fwd|bwd)|_sum$
 elementwise    rotary|rope(_|$)|upsample|grid_sampler|__(parallel_for|transform)
-copies         roll_cuda|flip_cuda|_pad(_|\d)|im2d?2?col|col2im|unfold|repeat_interleave|^void.*::compute_cuda_kernel
+copies         roll_cuda|flip_cuda|_pad(_|\d)|im[23]?d?2?col|col2im|unfold
+copies         repeat_interleave|^void.*::compute_cuda_kernel
 copies         _qkv_split|kv_buffer|store_kv|finalizeKernel|rearrange|to_blocked
-copies         partials_per_segment|sum_and_scatter|moe_align|reorder|(^|[_: ])cast_|transform_\d{4}
+copies         partials?_(per_)?segment|offsets_range|to_dense_repr|bucketize_sparse|ipiv_|laswp|tensorTransform
+copies         sum_and_scatter|moe_align|reorder|(^|[_: ])cast_|transform_\d{4}
 reduction      reduce|reduction|l[p2]norm|lpmax|nll_loss|ctc_loss|cross_entropy|_jsd_|kl_?div|scan|cub::|multinomial
 reduction      _loss_(fwd|bwd|forward|backward)|_distance_kernel|cumsum|(^|[ _:])amax_kernel|percentile
+reduction      searchsorted|fp8_qparam|(^|[ :])partition_kernel|onesweep
 reduction      argm(ax|in)|radix|bitonic|_sort|topk|histogram|_pool|pooling|nms_kernel|(^|\s)cleanup(<|$)
 copies         copy(?!sign)|fillfunctor|cat(array|_)|gather|scatter|index|indices|embedding|compute_grad_weight
 copies         transpose|permute|tri[ul]_|n(chw|hwc)to|swizzle|row_id_map
 elementwise    elementwise|pointwise|foreach|multi_tensor_apply|functor|adam|masked_fill|dropout|distribution
 elementwise    silu|gelu|geglu|swiglu|::glu_|relu|unscale|scalePackedTensor|amp_update|quant|k\w*Optimizer
-elementwise    act_(and|kernel)
+elementwise    act_(and|kernel)|(^|[ :])(compute|clamp)_position_|future_token_ids|(^|[ :])transform_kernel
 elementwise    unary|binary|eltwise|element_mul|TensorOp|Op\d?d?Tensor|scal_kernel|axpy|assert_async|bias
 elementwise    state_passing|param_update|_update_fused|^_(fg|(exact|approx)_(for|back)ward)_kernel|_dfg_kernel|_dyt_
 elementwise    amax_and_scale|[cp]dist_|(^|[ :])cross_kernel|(bit|fp8)rowwise

@@ -257,7 +257,7 @@ def _use_of(kind: Kind, phase: str) -> Use:
 
 def rank_of(piece: Piece) -> int:
     """Return the rank: of things that run at the same time, the one of the lowest rank has the time."""
-    if piece.use == "memory" and piece.kind == "other":
+    if piece.use == "memory" and piece.kind in ("waiting", "other"):
         return _RANK_OF_UNKNOWN_MEMORY
     return _RANKS[piece.use]
 

@@ -57,6 +57,7 @@ KIND_LOOKS = {
     "copies": (_COPY_COLOUR, ""),
     "host_copies": (_COPY_COLOUR, "/"),
     "communication": (_COPY_COLOUR, "x"),
+    "waiting": (PALE, "x"),
     "other": (PALE, ""),
     "idle": (PALE, "/"),
 }
