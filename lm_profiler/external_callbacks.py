@@ -1,7 +1,7 @@
 """The callbacks that Lightning adds to each Trainer of a program which ``lm_profiler run`` has started.
 
-Lightning imports this module in every program that makes a Trainer where this package is installed, and guards neither
-the import nor the call. So the module imports the standard library and ``external_loops`` alone, and raises nothing.
+If ``LM_PROFILER`` is set, ``lm_profiler_autoload`` imports this module where a Trainer is made, and Lightning does not
+guard that call. So the module imports the standard library and ``external_loops`` alone, and raises nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Waits for the training loop of a program which ``lm_profiler run`` has started, if no Lightning Trainer runs it.
 
-torch calls ``begin_search`` at the end of each ``import torch`` where this package is installed, and an exception there
-would end the import. So the module imports ``os`` alone, raises nothing, and does nothing unless it is asked for. Until
-the first optimizer steps there is one pair of torch's hooks, and nothing else.
+If ``LM_PROFILER`` is set, ``lm_profiler_autoload`` calls ``begin_search`` at the end of ``import torch``, which an
+exception would end. So the module imports ``os`` alone, and raises nothing. Until the first optimizer steps there is
+one pair of torch's hooks, and nothing else.
 """
 
 import os

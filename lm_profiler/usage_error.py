@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-# what the command line and the callbacks say elsewhere; the package itself imports anywhere, because Lightning imports
-# ``external_callbacks`` in every program
+# what the command line and the callbacks say elsewhere; the package itself imports anywhere, because a program with
+# ``LM_PROFILER`` in its environment imports ``external_callbacks``
 NEEDS_POSIX = "lm_profiler: expected a POSIX system such as Linux or macOS, given another; on Windows use WSL"
 
 # At least so alike are a misspelt word and the right one, by ``difflib``'s ratio: `cvs` and `csv` have 0.67, whereas

@@ -34,6 +34,11 @@ def files_of_the_tree() -> set[str]:
     return found
 
 
+def modules_of_the_tree() -> set[str]:
+    """Each file beside the package."""
+    return {path.name for path in ROOT.glob("*.py")}
+
+
 def packages_of_the_tree() -> set[str]:
     modules = (Path(file) for file in files_of_the_tree() if file.endswith((".py", ".yaml")))
     return {".".join(module.parent.parts) for module in modules}
@@ -62,13 +67,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     skip = shutil.ignore_patterns("__pycache__")
     for folder in ("lm_profiler", "tests"):
         shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=skip)
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
+    for file in ("pyproject.toml", "README.md", "LICENSE", *modules_of_the_tree()):
         shutil.copy(ROOT / file, source)
     return build_wheel(source, tmp_path_factory.mktemp("dist"))
 
 
 def test_package_list_is_the_tree() -> None:
     assert PYPROJECT["tool"]["setuptools"]["packages"] == sorted(packages_of_the_tree())
+    assert [f"{name}.py" for name in PYPROJECT["tool"]["setuptools"]["py-modules"]] == sorted(modules_of_the_tree())
 
 
 @pytest.mark.parametrize("name", ["callbacks", "configs"])
@@ -93,13 +99,15 @@ ELSEWHERE = "import os, sys, shutil, lightning.pytorch; sys.platform = 'win32'; 
 
 
 def test_on_another_system_trainers_are_left_alone_and_whoever_asks_is_told() -> None:
-    """Lightning imports our module in every program, and guards that with nothing."""
+    """Lightning calls our module in every program, and guards that with nothing."""
     program = f"""{ELSEWHERE}
-from lm_profiler.cli.main import main
 for asked in ("", "1"):
     os.environ["LM_PROFILER"] = asked
+    lightning.fabric.Fabric(accelerator="cpu")
     print(len(lightning.pytorch.Trainer(logger=False, barebones=True).callbacks), flush=True)
+    print("lm_profiler" in sys.modules)
     print("asked", repr(asked), file=sys.stderr, flush=True)
+from lm_profiler.cli.main import main
 print(main(["report", "logs"]))
 import lm_profiler.callbacks
 """
@@ -110,7 +118,8 @@ import lm_profiler.callbacks
     assert "POSIX" in refused
     assert traceback[-1].startswith("ImportError: ")
     assert "POSIX" in traceback[-1]
-    assert done.stdout.split()[-1] == "2"
+    _, unasked_import, _, asked_import, code = done.stdout.split()
+    assert (unasked_import, asked_import, code) == ("False", "True", "2")
 
 
 def test_callbacks_imports_under_its_own_name_from_the_root() -> None:
@@ -123,7 +132,7 @@ def test_callbacks_imports_under_its_own_name_from_the_root() -> None:
 def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert names == files_of_the_tree()
+    assert names == files_of_the_tree() | modules_of_the_tree()
 
 
 def test_wheel_carries_licence_and_entry_point(wheel: Path) -> None:

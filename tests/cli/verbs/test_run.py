@@ -98,22 +98,26 @@ def test_help_is_not_taken_from_the_program(monkeypatch: pytest.MonkeyPatch) -> 
     assert json.loads(os.environ[VARIABLE])["options"]["name"] == "x"
 
 
+WITHOUT_THE_VARIABLE = """
+import os, sys
+before = set(sys.modules)
+import lm_profiler_autoload
+print(*sorted(set(sys.modules) - before))
+from importlib.metadata import entry_points
+frameworks = ("lightning.pytorch", "pytorch_lightning", "lightning.fabric")
+for os.environ["LM_PROFILER"] in ("", "0"):
+    for group in ("torch.backends", *(f"{framework}.callbacks_factory" for framework in frameworks)):
+        (entry,) = entry_points(group=group, name="lm_profiler")
+        print(entry.load()())
+print(*(name for name in sys.modules if name.startswith(("lm_profiler", "torch"))))
+"""
+
+
 def test_nothing_is_imported_without_the_variable(tmp_path: Path) -> None:
-    """What torch asks at the end of its import is one small file; what Lightning asks is one more."""
-    program = (
-        "import sys, typing; before = set(sys.modules)\n"
-        "from lm_profiler.external_loops import begin_search\n"
-        "begin_search()\n"
-        "print(*sorted(set(sys.modules) - before))\n"
-        "from lm_profiler.external_callbacks import external_callbacks\n"
-        "assert external_callbacks() == []\n"
-        "ours = {name for name in set(sys.modules) - before if name.partition('.')[0] in ('lm_profiler', 'torch')}\n"
-        "print(*sorted(ours))"
-    )
-    done = call("-c", program, cwd=tmp_path)
-    by_torch = ["lm_profiler", "lm_profiler.external_loops"]
-    by_lightning = ["lm_profiler", "lm_profiler.external_callbacks", "lm_profiler.external_loops"]
-    assert [line.split() for line in done.stdout.splitlines()] == [by_torch, by_lightning], done.stderr
+    """What torch, Fabric and Lightning call is one small file outside of the package."""
+    done = call("-c", WITHOUT_THE_VARIABLE, cwd=tmp_path)
+    ours, answers = "lm_profiler_autoload", ["None", "[]", "[]", "[]"]
+    assert done.stdout.splitlines() == [ours, *answers, *answers, ours], done.stderr
 
 
 @pytest.mark.parametrize(
