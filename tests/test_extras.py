@@ -1,11 +1,11 @@
 """What a plain ``pip install lm_profiler`` can do, and what a call is told that needs more."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm
 from raised import refusal
 from stored_texts import assert_stored
 
@@ -15,7 +15,8 @@ PLAIN_MODULE = Path(__file__).resolve().parent.parent / "examples" / "plain_modu
 
 WITHOUT = f"""
 import contextlib, io, runpy, shutil, sys
-import lightning.pytorch  # torchmetrics asks the installed packages' metadata for matplotlib, then imports it
+from imported_anew import forget_our_modules
+forget_our_modules()
 sys.modules |= dict.fromkeys({[*EXTRA_OF, "scipy"]})  # None there: they cannot be imported, nor found
 runpy.run_path({str(PLAIN_MODULE)!r}, run_name="__main__")
 from lm_profiler.cli.main import main
@@ -38,7 +39,7 @@ for call in [
 
 
 def test_without_extras_training_is_profiled_and_a_call_that_needs_one_is_told_which(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = warm.run("-c", WITHOUT, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "logs" / "plain_module" / "version_0"
     assert json.loads((folder / "run.json").read_text(encoding="utf-8"))["status"] == "ok"

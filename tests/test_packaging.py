@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import warm
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -95,7 +96,14 @@ def test_callbacks_refuses_its_folder_name() -> None:
 
 
 # Python 3.13's own shutil.which asks Windows there.
-ELSEWHERE = "import os, sys, shutil, lightning.pytorch; sys.platform = 'win32'; shutil.which = lambda name: None; "
+ELSEWHERE = """
+import os, shutil, sys
+import lightning.pytorch
+from imported_anew import forget_our_modules
+forget_our_modules()
+sys.platform = "win32"
+shutil.which = lambda name: None
+"""
 
 
 def test_on_another_system_trainers_are_left_alone_and_whoever_asks_is_told() -> None:
@@ -111,7 +119,7 @@ from lm_profiler.cli.main import main
 print(main(["report", "logs"]))
 import lm_profiler.callbacks
 """
-    done = python("-c", program, cwd=ROOT)
+    done = warm.run("-c", program, folder=ROOT)
     unasked, asked, rest = re.split("asked '1?'\n", done.stderr)
     assert ("POSIX" in unasked, "not profiled: ImportError" in asked, "POSIX" in asked) == (False, True, True)
     refused, *traceback = rest.strip().splitlines()

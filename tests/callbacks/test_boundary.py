@@ -122,10 +122,10 @@ def test_no_fault_in_any_function_reaches_the_training(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], make: Callable[[], Tiny]
 ) -> None:
     calls = places(lambda: train(tmp_path / "calls", [profiler()], make))
-    # Of what is called while the loop runs every third; of what is found out when it has ended, inside of one part,
-    # every twenty-fourth.
+    # Of what is called while the loop runs every sixth; of what is found out when it has ended, inside of one part,
+    # every forty-eighth.
     ended = [code.co_name for code, _ in calls].index("_record_finished")
-    faults = [(place, 1) for number, place in enumerate(calls) if number % (3 if number <= ended else 24) == 0]
+    faults = [(place, 1) for number, place in enumerate(calls) if number % (6 if number <= ended else 48) == 0]
     if make is Manual:  # beside what the automatic one has been through
         known = places(lambda: train(tmp_path / "automatic", [profiler()]))
         faults = [(place, time) for place, time in faults if place not in known]
@@ -140,7 +140,7 @@ def test_no_fault_in_any_function_reaches_the_training(
 
 def test_no_fault_in_any_line_reaches_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines = places(lambda: train(tmp_path / "lines", [profiler()]), lines=True)
-    faults = some(lines, 30, seed=1)
+    faults = some(lines, 15, seed=1)
     assert not broken_by(faults, Tiny, tmp_path, lambda: "".join(capfd.readouterr()))
 
 

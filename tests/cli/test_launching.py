@@ -177,7 +177,10 @@ def test_a_forked_rank_that_fails_is_recorded_and_leaves_nobody(here: Path) -> N
 
 KILLED = """
 import os, signal, time
+from lm_profiler.callbacks import failures
 from toy import Toy
+
+failures._PATIENCE_AFTER_SIGNAL_S = 1.0  # for the end that a rank would leave, and this one leaves none
 
 class Killed(Toy):
     def training_step(self, batch, i):

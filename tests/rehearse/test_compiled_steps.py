@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import sys
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ from sent_steps import CompiledPart
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.work import StepWork, count_elsewhere
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
+from lm_profiler.external_loops import VARIABLE
 from lm_profiler.record.run_record import read_run
-
-FEW = ("--warmup_steps=2", "--measure_steps=3", "--trace_steps=1", "--action_steps=0")
 
 ROWS, WIDTH, LAYERS = 16, 32, 3
 LAYER = 2 * ROWS * WIDTH * WIDTH
@@ -25,17 +25,10 @@ LAYER = 2 * ROWS * WIDTH * WIDTH
 
 @pytest.mark.parametrize("way", ["submodule", "in_place", "loss", "module"])
 def test_a_script_that_compiles_counts_as_on_paper(way: str, tmp_path: Path) -> None:
-    program = str(SUPPORT / "compiled_ways.py")
-    done = warm.run("-m", "lm_profiler", "run", *FEW, "--", sys.executable, program, way, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert_as_on_paper(tmp_path / "logs")
-
-
-@pytest.mark.parametrize("way", ["in_place", "loss", "module"])
-def test_a_script_that_compiles_counts_the_same_with_our_callback(way: str, tmp_path: Path) -> None:
-    """A compiled submodule below our callback: ``test_work.py``."""
-    program = str(SUPPORT / "compiled_ways.py")
-    done = warm.run(program, way, str(tmp_path / "logs"), folder=tmp_path)
+    """``run`` sets the variable, and becomes the program: ``test_run.py``."""
+    request = {"options": {"warmup_steps": 2, "measure_steps": 3, "trace_steps": 1, "action_steps": 0}}
+    environment = {**os.environ, VARIABLE: json.dumps(request)}
+    done = warm.run(str(SUPPORT / "compiled_ways.py"), way, folder=tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
     assert_as_on_paper(tmp_path / "logs")
 

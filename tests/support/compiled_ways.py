@@ -1,7 +1,4 @@
-"""A script that compiles a part of its module, in the way that its first argument names, and trains it.
-
-With a second argument its Trainer has our callback, whose run goes into the folder of that name.
-"""
+"""A script that compiles a part of its module, in the way that its first argument names, and trains it."""
 
 import sys
 import threading
@@ -51,10 +48,5 @@ module: Any = Compiles()
 if WAY == "module":
     module = torch.compile(module, backend="aot_eager")
 off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-callbacks = []
-if len(sys.argv) > 2:
-    from lm_profiler.callbacks import profiling_callbacks
-
-    callbacks = profiling_callbacks(2, 3, trace_steps=1, action_steps=0, log_dir=sys.argv[2])
-trainer = Trainer(max_steps=15, accelerator="cpu", callbacks=callbacks, **dict.fromkeys(off, False))  # type: ignore[arg-type]
+trainer = Trainer(max_steps=15, accelerator="cpu", **dict.fromkeys(off, False))  # type: ignore[arg-type]
 trainer.fit(module, DataLoader([torch.randn(ROWS, WIDTH)] * 20, batch_size=None))  # type: ignore[arg-type]

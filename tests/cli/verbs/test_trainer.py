@@ -609,23 +609,22 @@ def test_a_signal_ends_it_with_what_it_has(
     assert psutil.wait_procs(children, timeout=60)[1] == []
 
 
-def test_ctrl_c_while_importing_is_quiet(here: Path) -> None:
-    """Of the verb's own import: the signal comes where torch is being loaded."""
-    code = (
-        "import sys, signal, os, builtins\n"
-        "real = builtins.__import__\n"
-        "def slow(name, *a, **k):\n"
-        "    if name.partition('.')[0] in ('torch', 'lightning'):\n"
-        "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    return real(name, *a, **k)\n"
-        "builtins.__import__ = slow\n"
-        "from lm_profiler.cli.main import main\n"
-        "sys.exit(main(['fit']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr.startswith("lm_profiler: interrupted")
-    assert len(done.stderr.splitlines()) == 1
+def test_ctrl_c_while_importing_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The signal waits for the end of the import, and the run does not begin."""
+    imported: list[str] = []
+
+    def interrupted_import(name: str) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        imported.append(name)
+        return sys.modules[name]
+
+    monkeypatch.setattr("lm_profiler.cli.main.import_module", interrupted_import)
+    assert main(["fit"]) == 130
+    assert imported == ["lm_profiler.cli.verbs.trainer"]
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("lm_profiler: interrupted")
+    assert len(printed.err.splitlines()) == 1
 
 
 def test_running_it_in_a_thread_touches_no_signal(here: Path) -> None:
