@@ -64,6 +64,9 @@ _LASTING_COUNT = 3  # odd steps that are no chance
 _LOGGER_ENDINGS = ("Logger", "Monitor")  # of names of classes
 _MODEL_PHASES = ("forward", "backward")
 _MOST_SHARE_OF_DOUBLE = 0.75  # of the time of float64 that float32 may save
+# terms of the waterfall in which operators or kernels run
+_WORKING_TERMS = ("ideal", "slow_products", "bandwidth", "beyond_bandwidth")
+_COSTLY_SHARE = 0.1  # of the step: an operator with as much is worth a name
 _MAIN_SHARE = 0.75  # of the Python that was followed in a phase: a function with as much has the phase's gaps
 _TRACEBACK = "traceback"  # the package that anomaly detection spends its time in
 _PYTHON = "python"  # what a line of the program does that calls nothing
@@ -910,7 +913,33 @@ def find_unfused_operators(costs: StepCosts) -> Iterator[Finding]:
     for finding in (*find_slow_python(costs), *find_sleeping_phases(costs)):
         if finding.phase in _MODEL_PHASES:
             explained_s += finding.saves_s
-    yield costs.finding("compile", max(fused_s - explained_s, 0.0), may=True)
+    yield costs.finding(
+        "compile",
+        max(fused_s - explained_s, 0.0),
+        may=True,
+        **_costliest_operator(costs),
+    )
+
+
+def _costliest_operator(costs: StepCosts) -> dict[str, Any]:
+    """Return the fields of a finding for the operator and module that take most of the step; empty if they are few."""
+    waterfall = costs.record.waterfall
+    if waterfall is None or costs.step_s <= 0.0:
+        return {}
+    seconds_by_place: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for term in waterfall.terms:
+        if term.name in _WORKING_TERMS:
+            for contributor in term.contributors:
+                if contributor.module is not None:
+                    place = (contributor.module, contributor.what)
+                    seconds_by_place[place] += contributor.seconds
+    if not seconds_by_place:
+        return {}
+    module, operator = max(seconds_by_place, key=seconds_by_place.__getitem__)
+    share = seconds_by_place[module, operator] / costs.step_s
+    if share < _COSTLY_SHARE:
+        return {}
+    return {"owner": module, "what": operator, "facts": {"costliest": share}}
 
 
 def find_high_precision(costs: StepCosts) -> Iterator[Finding]:
@@ -975,6 +1004,59 @@ def _recomputation_s(costs: StepCosts) -> float:
     return max(term_s, repeated_share * costs.regular_s("forward", clock="time"))
 
 
+def find_padding(costs: StepCosts) -> Iterator[Finding]:
+    """Find batches that are wider than their longest sequence, and sequences of very different lengths in a batch.
+
+    Ignored labels count as padding only at the end of a batch: elsewhere a loss may leave them out on purpose. What is
+    padding within a batch is known only where the lengths of its sequences are.
+    """
+    rate = costs.record.throughput
+    if rate is None or rate.unused_share is None:
+        return
+    compute_s = sum(costs.mean_s(phase) for phase in _MODEL_PHASES)
+    padding_share = rate.unused_share
+    lengths_are_known = rate.squared_lengths_per_step is not None
+    if lengths_are_known and rate.occupancy is not None:
+        padding_share = max(1.0 - rate.occupancy, rate.unused_share)
+    yield costs.finding(
+        "padding",
+        padding_share * compute_s,
+        may=True,
+        phase="forward",
+        facts={"padding": padding_share, "unused": rate.unused_share},
+    )
+
+
+def find_repeated_work(costs: StepCosts) -> Iterator[Finding]:
+    """Find passes of a module on inputs that it had before in the step, and backward passes that run twice.
+
+    The second pass may be wanted, as one with other random numbers.
+    """
+    waterfall = costs.record.waterfall
+    if waterfall is None:
+        return
+    seconds_by_module: defaultdict[str | None, float] = defaultdict(float)
+    passes: dict[str | None, float] = {}
+    for work in waterfall.repeated:
+        seconds_by_module[work.module] += work.seconds
+        if work.phase == "forward":
+            passes[work.module] = work.count
+    for module, seconds in seconds_by_module.items():
+        if module is None:
+            yield costs.finding(
+                "repeated_backward", seconds, may=True, phase="backward"
+            )
+        else:
+            yield costs.finding(
+                "repeated_forward",
+                seconds,
+                may=True,
+                phase="forward",
+                what=module,
+                facts={"passes": passes.get(module, 0.0)},
+            )
+
+
 def find_communication(costs: StepCosts) -> Iterator[Finding]:
     """Find communication that overlaps with no work: by the ranks' figures, or else by the waterfall."""
     ranks = costs.record.ranks
@@ -1004,5 +1086,7 @@ FINDERS: Sequence[Finder] = (
     find_unfused_operators,
     find_high_precision,
     find_recomputation,
+    find_padding,
+    find_repeated_work,
     find_communication,
 )

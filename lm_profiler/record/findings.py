@@ -170,7 +170,7 @@ FindingName = Literal[
     "ranks", "input", "transfer", "validation", "checkpoint", "epoch", "worker_start", "reload", "owner", "logging",
     "sleep", "python", "pattern", "odd_steps", "garbage", "compilation", "anomalies", "profiler", "sync", "small_batch",
     "optimizer", "optimizer_products", "clip", "compile", "double", "precision", "tf32", "recomputation",
-    "communication",
+    "communication", "repeated_forward", "repeated_backward", "padding",
 ]  # fmt: skip
 
 
@@ -252,6 +252,17 @@ class Term(Part):
     contributors: list[Contributor] = Field(default_factory=list)
 
 
+class RepeatedWork(Part):
+    """Work that a step does again: a module's pass on inputs that it had before, or a second backward pass."""
+
+    phase: str = figure("phase", "text", "where in the step")
+    module: str | None = figure(
+        "module", "text", "whose pass is repeated; none if backward runs twice"
+    )
+    count: float = figure("times", "count", "passes, or operators of backward, a step")
+    seconds: float = figure("time", "ms", "of a step")
+
+
 class Waterfall(Part):
     """The mean measured (untraced) step as a sum of terms, from rank 0's trace; rates are for one device."""
 
@@ -291,6 +302,7 @@ class Waterfall(Part):
         "steps traced", "count", "traced steps from which the terms come", default=None
     )
     terms: list[Term]
+    repeated: list[RepeatedWork] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     # whether FLOPs are missing from the ideal: it is then a lower bound, and slow products are an upper one
     ideal_is_lower_bound: bool = False

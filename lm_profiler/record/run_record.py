@@ -69,6 +69,12 @@ class Throughput(Part):
         "share of the tokens of batches that is not padding",
         default=None,
     )
+    unused_share: float | None = figure(
+        "unused positions",
+        "%",
+        "share of the tokens of batches beyond the longest sequence of their batch",
+        default=None,
+    )
     squared_lengths_per_step: int | None = figure(
         "squared lengths/step",
         "count",

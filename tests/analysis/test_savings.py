@@ -22,12 +22,15 @@ from lm_profiler.record.run_record import (
     OwnedTime,
     RankFinding,
     Ranks,
+    RepeatedWork,
     RunRecord,
     Settings,
     StepCounters,
     StepPattern,
     Sync,
     Term,
+    Throughput,
+    Waterfall,
 )
 
 
@@ -54,6 +57,14 @@ def syncs() -> dict[str, Any]:
         update={"terms": [Term(name="gaps", seconds=0.03, contributors=[waits]), *fall(ideal=60.0).terms]}
     )
     return {"waterfall": waterfall, "syncs": [Sync(file="a.py", line=3, function="f", count=9, call=".item()")]}
+
+
+def repeating(*works: RepeatedWork) -> Waterfall:
+    return fall(ideal=90.0).model_copy(update={"repeated": [*works]})
+
+
+def padded(unused: float, **facts: Any) -> Throughput:
+    return Throughput(tokens_per_step=100, tokens_per_s=1e3, unused_share=unused, **{"occupancy": 0.2, **facts})
 
 
 CASES: dict[str, tuple[str, float, RunRecord]] = {
@@ -136,6 +147,19 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
         "recomputation", 25.0,
         made(waterfall=fall(ideal=70.0, recomputation=25.0),
              settings=Settings(checkpointing=True, memory_free_share=0.6)),
+    ),
+    "a second pass on the same batch": (
+        "repeated_forward", 40.0,
+        made(waterfall=repeating(RepeatedWork(phase="forward", module="net (Net)", count=1, seconds=0.025),
+                                 RepeatedWork(phase="backward", module="net (Net)", count=9, seconds=0.015))),
+    ),
+    "a backward pass that runs twice": (
+        "repeated_backward", 15.0,
+        made(waterfall=repeating(RepeatedWork(phase="backward", module=None, count=9, seconds=0.015))),
+    ),
+    "batches wider than their longest sequence": ("padding", 0.4 * 85.0, made(throughput=padded(unused=0.4))),
+    "short sequences beside long ones": (
+        "padding", 0.5 * 85.0, made(throughput=padded(unused=0.1, occupancy=0.5, squared_lengths_per_step=9)),
     ),
     "communication": ("communication", 30.0, made(waterfall=fall(ideal=60.0, communication=30.0))),
     "a slow rank": ("ranks", 30.0, made(ranks=of_ranks(0.03))),

@@ -563,6 +563,34 @@ def _sync_text(finding: Finding, settings: Settings) -> str:
     return f"Do not wait for the device in each step: {finding.what} ({file_name}:{finding.line})."
 
 
+def _repeated_forward_text(finding: Finding, settings: Settings) -> str:
+    passes = finding.facts.get("passes", 0.0)
+    often = "again" if passes <= 1.0 else f"{passes:,.3g} times again"
+    return (
+        f"Keep the first result of {finding.what}: each step computes it {often}, on the same input "
+        "(a second forward pass)."
+    )
+
+
+def _compile_text(finding: Finding, settings: Settings) -> str:
+    sentence = "Try torch.compile: it fuses small operators, which saves launches and memory traffic"
+    if finding.what and finding.owner:
+        share = finding.facts.get("costliest", 0.0)
+        sentence += f" (the costliest is {finding.what} in {finding.owner}, {share:.0%} of the step)"
+    return f"{sentence}."
+
+
+def _padding_text(finding: Finding, settings: Settings) -> str:
+    padding = finding.facts.get("padding", 0.0)
+    unused = finding.facts.get("unused", 0.0)
+    if unused >= padding / 2.0:
+        return (
+            f"Pad each batch to its own longest sequence (in the collate function): {unused:.0%} of its positions "
+            "are beyond it."
+        )
+    return f"Put sequences of like length into a batch, or pack them: {padding:.0%} of the positions are padding."
+
+
 # -- the catalogue -----------------------------------------------------------------------------------------------------
 
 # in the order in which `improve` tries them where ceilings are equal
@@ -584,7 +612,7 @@ REMEDIES: Sequence[Remedy] = (
     ),
     Remedy(
         "compile",
-        "Try torch.compile: it fuses small operators, which saves launches and memory traffic.",
+        _compile_text,
         likely_share=0.3,
         bounds=("host", "memory bandwidth"),
         candidates=toggle_compile,
@@ -610,6 +638,13 @@ REMEDIES: Sequence[Remedy] = (
         "Compute less of it twice (activation checkpointing, a chunked loss): there is memory for the first results.",
         candidates=stop_checkpointing,
         smaller_settings=activation_checkpointing,
+    ),
+    Remedy("padding", _padding_text, likely_share=0.8),
+    Remedy("repeated_forward", _repeated_forward_text, likely_share=0.9),
+    Remedy(
+        "repeated_backward",
+        "Add the losses and call backward once: a part of the graph has its backward pass twice (retain_graph=True).",
+        likely_share=0.9,
     ),
     Remedy("loss", smaller_settings=chunked_loss),
     Remedy(

@@ -236,6 +236,9 @@ def with_token_use(
     }
     if counts.token_positions:
         figures["occupancy"] = useful_tokens / counts.token_positions
+        if counts.unused_positions is not None:
+            unused_share = counts.unused_positions / counts.token_positions
+            figures["unused_share"] = unused_share
     if counts.squared_lengths is not None:
         figures["squared_lengths_per_step"] = round(counts.squared_lengths)
     return rate.model_copy(update=figures)
@@ -251,6 +254,7 @@ class BatchCount(NamedTuple):
     useful_tokens: int | None = None  # without padding
     token_positions: int | None = None  # with padding
     squared_lengths: int | None = None  # of the sequences, in sum
+    unused_positions: int | None = None  # beyond the longest sequence of their batch
 
 
 class MeanCounts(NamedTuple):
@@ -262,6 +266,7 @@ class MeanCounts(NamedTuple):
     useful_tokens: float | None = None
     token_positions: float | None = None
     squared_lengths: float | None = None
+    unused_positions: float | None = None
 
 
 def mean_counts(

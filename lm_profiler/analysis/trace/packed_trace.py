@@ -23,6 +23,7 @@ from lm_profiler.analysis.trace.range_names import (
     is_marked_range,
     module_in,
     phase_in,
+    repeated_module_in,
 )
 from lm_profiler.analysis.trace.trace_file import Event, OperatorEvents
 from lm_profiler.analysis.trace.trace_processes import (
@@ -43,6 +44,11 @@ _COMPILED = f"## Call {COMPILED_GRAPH}"
 
 # beginnings of the ranges of collectives that run on the host; those of a device are kernels
 _BACKENDS = ("gloo:", "mpi:", "ucc:")
+
+# autograd's range around a node of the graph that it runs, and the fields that tell which node it is
+_NODE_RUN = "autograd::engine::evaluate_function"
+_NODE_FIELDS = ("Fwd thread id", "Sequence number")
+_NODE_NUMBERS = re.compile(r'"(Fwd thread id|Sequence number)": (\d+)')
 
 # the range in which FSDP2 asks for a module's parameters, the root's without a name (``FSDPParamGroup.unshard``)
 _GATHER = re.compile(r"FSDP::all_gather(?: \((.+)\))?")
@@ -110,6 +116,10 @@ class PackedTrace:
         self.steps = sorted(packing.steps)
         self.collectives = packing.collectives
         self.gathers = packing.gathers
+        # Passes of modules on inputs that they had before, by the module. They may be nested.
+        self.repeated_passes = sorted(packing.repeated_passes)
+        # The runs of autograd's nodes, by the node. An operator in forward makes one, which usually runs once.
+        self.node_runs = sorted(packing.node_runs)
         self._host_rows, self._device_rows = host_rows, device_rows
         self.threads = list(packing.threads)  # process and thread, by their number
 
@@ -211,6 +221,10 @@ class PackedTrace:
             moved_ranges(self.collectives),
             moved_ranges(self.gathers),
         )
+        self.repeated_passes, self.node_runs = (
+            moved_ranges(self.repeated_passes),
+            moved_ranges(self.node_runs),
+        )
         self._host_rows, self._device_rows = (
             moved_rows(self._host_rows),
             moved_rows(self._device_rows),
@@ -254,6 +268,12 @@ class PackedTrace:
                 next_work += 1
             done.append(max(moment, latest_end))
         return done
+
+    def links(self, what: int) -> Rows:
+        """Return when each link of the kind ``what`` is, and its number, in no order. ``[links, 2]``"""
+        is_wanted = self._host_rows[:, 3] == what
+        links: Rows = self._host_rows[is_wanted][:, [0, 4]]
+        return links
 
     def window(self) -> tuple[int, int]:
         """Return where the first step begins and where the last one ends; ValueError: there is no whole step."""
@@ -336,6 +356,8 @@ class _Packing:
     ranges: list[Range] = field(default_factory=list)  # those that may be phases
     collectives: list[Range] = field(default_factory=list)
     gathers: list[Range] = field(default_factory=list)
+    repeated_passes: list[Range] = field(default_factory=list)
+    node_runs: list[Range] = field(default_factory=list)
     process_counts: ProcessCounts = field(default_factory=ProcessCounts)
     devices: set[str] = field(default_factory=set)  # by their number
     # of collectives, by start and correlation
@@ -435,6 +457,17 @@ class _Packing:
         callers = [self._callers[text] for text in events.callers]
         inputs = [self._input_numbers[text] for text in input_texts]
         self._operators.append(np.array((starts_ns, lengths_ns, callers, inputs)))
+        for index, caller_text in enumerate(events.callers):
+            if _NODE_RUN in caller_text:
+                numbers = dict(_NODE_NUMBERS.findall(events.arguments[index]))
+                start = int(starts_ns[index])
+                self._add_node_run(start, start + int(lengths_ns[index]), numbers)
+
+    def _add_node_run(self, start: int, end: int, arguments: Mapping[str, Any]) -> None:
+        """Keep when a node of the graph ran, unless it is one that every backward pass runs, without numbers."""
+        numbers = [str(arguments.get(name)) for name in _NODE_FIELDS]
+        if all(number.isdecimal() for number in numbers):
+            self.node_runs.append(Range(start, end, " ".join(numbers)))
 
     def _add_decoded(self, event: Mapping[str, Any]) -> None:
         category = event.get("cat")
@@ -448,6 +481,9 @@ class _Packing:
             name = _name_of(event)
             inputs = self._inputs_number(arguments, is_attention="attention" in name)
             self._add_host(event, OPERATOR, self.numbers[name], inputs)
+            if name.startswith(_NODE_RUN):
+                start, length = span_of(event)
+                self._add_node_run(start, start + length, arguments)
         elif category in _DEVICE_CATEGORIES:
             self._add_on_device(event, arguments)
         elif category == "user_annotation":
@@ -506,6 +542,10 @@ class _Packing:
             return
 
         start, length = span_of(event)
+        repeated_module = repeated_module_in(name)
+        if repeated_module is not None:
+            self.repeated_passes.append(Range(start, start + length, repeated_module))
+            return
         annotation = Range(start, start + length, name)
         gather = _GATHER.fullmatch(name)
         if name.startswith(STEP_PREFIX):

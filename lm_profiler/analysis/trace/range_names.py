@@ -17,6 +17,7 @@ STEP_PREFIX = "ProfilerStep#"  # torch.profiler's own
 
 _PHASE = "lm_profiler phase: "
 _MODULE = "lm_profiler module: "
+_REPEATED = "lm_profiler repeated: "
 _UNMARKED_PHASE = "phase: "
 _UNMARKED_MODULE = "module: "
 
@@ -45,6 +46,22 @@ def module_range_name(path: str, type_name: str) -> str:
     return _MODULE + quote(f"{path} ({type_name})", safe=_KEPT_IN_ASCII)
 
 
+def repeated_range_name(path: str, type_name: str) -> str:
+    """Return the name of the range of a module's forward pass on inputs that it had before in the same step.
+
+    ``path`` is empty for the trained module itself.
+    """
+    module_name = f"{path} ({type_name})" if path else type_name
+    return _REPEATED + quote(module_name, safe=_KEPT_IN_ASCII)
+
+
+def repeated_module_in(range_name: str) -> str | None:
+    """Return the module whose repeated forward pass ``range_name`` is of; None for another range."""
+    if not range_name.startswith(_REPEATED):
+        return None
+    return unquote(range_name.removeprefix(_REPEATED))
+
+
 def phase_in(range_name: str, is_marked: bool) -> str | None:
     """Return the phase that ``range_name`` is of; None for another range.
 
@@ -71,4 +88,4 @@ def module_in(range_name: str, is_marked: bool) -> ModuleName | None:
 
 def is_marked_range(range_name: str) -> bool:
     """Return whether ``range_name`` carries the mark of the instruments."""
-    return range_name.startswith((_PHASE, _MODULE))
+    return range_name.startswith((_PHASE, _MODULE, _REPEATED))

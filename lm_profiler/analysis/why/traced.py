@@ -22,6 +22,7 @@ from lm_profiler.analysis.trace.pieces import (
     rank_of,
     shared_out,
 )
+from lm_profiler.analysis.trace.repeated_work import RepeatedWork, repeated_work
 from lm_profiler.analysis.trace.walk import DriverCall
 from lm_profiler.record.parts import INPUT_PHASES, NO_PHASE
 
@@ -183,6 +184,7 @@ class Traced:
     on_device: bool
     communication: Communication | None = None
     begins: tuple[int, ...] = ()  # when each of the steps began
+    repeated: tuple[RepeatedWork, ...] = ()  # what the steps did twice
     is_part: bool = False  # whether it is one of several steps
 
     def alone(self, step: int) -> Traced:
@@ -240,6 +242,7 @@ def traced_of(work: TracedWork) -> Traced:
         on_device=work.on_device,
         communication=communication_of(work),
         begins=step_begins,
+        repeated=tuple(repeated_work(work, weighed)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -21,7 +21,14 @@ from lm_profiler.analysis.why.operators import (
 )
 from lm_profiler.analysis.why.traced import Gap, Traced, Weighed, with_floors
 from lm_profiler.record.parts import INPUT_PHASES
-from lm_profiler.record.run_record import Contributor, Rates, Term, TermName, Waterfall
+from lm_profiler.record.run_record import (
+    Contributor,
+    Rates,
+    RepeatedWork,
+    Term,
+    TermName,
+    Waterfall,
+)
 
 LARGEST = 8  # contributors kept per term
 
@@ -87,8 +94,30 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
         clock_share=step.clock_share,
         traced_steps=traced.steps,
         terms=terms,
+        repeated=list(_repeated(step, traced)),
         notes=notes,
     )
+
+
+def _repeated(step: Step, traced: Traced) -> Iterator[RepeatedWork]:
+    """Yield what a step does twice; of a phase that takes less time untraced, the same share of it."""
+    phase_ns: defaultdict[str, float] = defaultdict(float)
+    for piece, own_ns in traced.pieces:
+        phase_ns[piece.phase] += own_ns
+    for gap in traced.gaps:
+        phase_ns[gap.phase] += gap.ns
+    for work in traced.repeated:
+        seconds = work.ns * 1e-9 / traced.steps
+        traced_s = phase_ns[work.phase] * 1e-9 / traced.steps
+        untraced_s = step.phase_s.get(work.phase, traced_s)
+        if traced_s > 0.0:
+            seconds *= min(untraced_s / traced_s, 1.0)
+        yield RepeatedWork(
+            phase=work.phase,
+            module=work.module,
+            count=work.times / traced.steps,
+            seconds=seconds,
+        )
 
 
 def _without_optimizer_products(terms: Sequence[Term]) -> list[Term]:

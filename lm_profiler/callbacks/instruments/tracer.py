@@ -8,14 +8,14 @@ import gzip
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -28,9 +28,14 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.trace.pieces import TracedWork, work_of
-from lm_profiler.analysis.trace.range_names import module_range_name, phase_range_name
+from lm_profiler.analysis.trace.range_names import (
+    module_range_name,
+    phase_range_name,
+    repeated_range_name,
+)
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.profiling_options import TraceOptions
+from lm_profiler.callbacks.instruments.repeated_calls import CallsOfStep
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.tape import OUTSIDE
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -126,11 +131,23 @@ class _OpenRanges(threading.local):
     """The open ranges of each thread: the autograd engine recomputes checkpointed modules in its own thread."""
 
     def __init__(self) -> None:
-        self.open: list[tuple[nn.Module, record_function]] = []
+        self.open: list[tuple[nn.Module, list[record_function]]] = []
+
+
+class _RangeNames(NamedTuple):
+    """Names of the ranges around the calls of a module."""
+
+    call: (
+        str | None
+    )  # of every call; None for the trained module itself, which has none
+    repeated: str  # of a call on the same inputs as before
 
 
 class ModuleRanges:
     """Opens a range (``module_range_name``) around every forward pass below ``module``, until ``detach``.
+
+    A pass on inputs that the module had before in the same step, of ``module`` itself too, gets a second range around
+    it (``repeated_range_name``). ``end_step`` is to be called between steps.
 
     Compiled modules, and what is inside them, are left alone: a hook would have them compiled again.
     """
@@ -139,15 +156,20 @@ class ModuleRanges:
         self._part = part
         self._hooks = ExitStack()
         self._threads = _OpenRanges()
+        self._calls = CallsOfStep()
 
     def attach(self, module: nn.Module) -> None:
         closed = self._part.guard(self._close)
-        for path, child in _callable_below(module):
-            name = module_range_name(path, type(child).__name__)
-            opened = self._part.guard(partial(self._open, name))
+        for path, child in _called_modules(module):
+            type_name = type(child).__name__
+            names = _RangeNames(
+                call=module_range_name(path, type_name) if path else None,
+                repeated=repeated_range_name(path, type_name),
+            )
+            opened = self._part.guard(partial(self._open, names))
             # Before and after every hook of the user's; `always_call` closes the range when forward raises.
             self._hooks.enter_context(
-                child.register_forward_pre_hook(opened, prepend=True)
+                child.register_forward_pre_hook(opened, prepend=True, with_kwargs=True)
             )
             self._hooks.enter_context(
                 child.register_forward_hook(closed, always_call=True)
@@ -155,11 +177,15 @@ class ModuleRanges:
 
         listen(self._part_range)
 
+    def end_step(self) -> None:
+        """Forget the calls of the step that ends."""
+        self._calls.clear()
+
     def detach(self) -> None:
         listen(None)
         self._hooks.close()
-        for _, range_ in reversed(self._threads.open):
-            range_.__exit__(None, None, None)
+        for _, ranges in reversed(self._threads.open):
+            _close_all(ranges)
         self._threads.open.clear()
 
     def _part_range(self, name: str) -> AbstractContextManager[Any]:
@@ -168,12 +194,23 @@ class ModuleRanges:
             return nullcontext()
         return record_function(module_range_name(name, PART_TYPE))
 
-    def _open(self, name: str, module: nn.Module, args: Any) -> None:
+    def _open(
+        self,
+        names: _RangeNames,
+        module: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
         if torch.compiler.is_compiling():
             return
-        range_ = record_function(name)
-        range_.__enter__()
-        self._threads.open.append((module, range_))
+        ranges: list[record_function] = []
+        self._threads.open.append((module, ranges))
+        if self._calls.add(module, args, kwargs):
+            ranges.append(record_function(names.repeated))
+        if names.call is not None:
+            ranges.append(record_function(names.call))
+        for range_ in ranges:
+            range_.__enter__()
 
     def _close(self, module: nn.Module, args: Any, output: Any) -> None:
         stack = self._threads.open
@@ -183,12 +220,21 @@ class ModuleRanges:
             return
         opened = None
         while opened is not module:  # Ctrl-C may have left inner ranges open
-            opened, range_ = stack.pop()
-            range_.__exit__(None, None, None)
+            opened, ranges = stack.pop()
+            _close_all(ranges)
 
 
-def _callable_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield path and module of all modules below ``module`` that have their own forward pass, each once."""
+def _close_all(ranges: Sequence[record_function]) -> None:
+    """Close nested ``ranges``, which were opened in this order."""
+    for range_ in reversed(ranges):
+        range_.__exit__(None, None, None)
+
+
+def _called_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and module of ``module`` and all below it that have their own forward pass, each once.
+
+    The path of ``module`` itself is empty.
+    """
     compiled_modules: set[nn.Module] = set()
     for submodule in module.modules():
         if is_compiled(submodule):
@@ -196,7 +242,7 @@ def _callable_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, submodule in module.named_modules(memo=compiled_modules):
         # a ModuleList, for one, is never called
         is_called = type(submodule).forward is not nn.Module.forward
-        if path and is_called:
+        if is_called:
             yield _WRAPPERS.sub("", path), submodule
 
 
@@ -239,6 +285,7 @@ class Tracer(Instrument):
     name = "trace"
     stage = "trace"
     _profile: profile | None = None
+    _modules: ModuleRanges | None = None
 
     @property
     def path(self) -> Path:
@@ -279,6 +326,7 @@ class Tracer(Instrument):
         modules = ModuleRanges(self.part)
         self._undo.callback(modules.detach)
         modules.attach(self.module())
+        self._modules = modules
         self._give_way_to_others()
 
     def _open_ranges_of_phases(self) -> None:
@@ -334,6 +382,8 @@ class Tracer(Instrument):
             # What the profiler's own step left in the queue would run in the first traced one.
             torch.accelerator.synchronize(self.device)
         self._profile.step()
+        if self._modules is not None:
+            self._modules.end_step()
 
     def result(self) -> Mapping[str, Any]:
         """End the session and write its trace to ``path``; the result itself has no fields."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,7 +22,11 @@ _ATTENTION_MASKS = ("attention_mask",)
 _LABELS = ("labels",)
 _BOUNDARIES = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens", "cu_seq_lens_q")
 _POSITIONS = ("position_ids",)
+# Tensors of numbers in a list or tuple have no names: those with the label that is ignored are taken for labels.
+_UNNAMED = "unnamed "
 _NAMES = {*_ATTENTION_MASKS, *_LABELS, *_BOUNDARIES, *_POSITIONS, "input_ids"}
+
+_LABEL_DTYPES = (torch.int64, torch.int32, torch.int16)
 
 _MOST_DEPTH = 3  # of containers within a batch
 
@@ -32,6 +37,7 @@ class TokenUse(NamedTuple):
     useful: int | None = None  # without padding
     positions: int | None = None  # with padding
     squares: int | None = None  # the sum of the squared lengths of its sequences
+    unused: int | None = None  # positions beyond the longest sequence of their batch
 
     def __add__(self, other: Any) -> TokenUse:
         sums = []
@@ -60,7 +66,11 @@ class UsefulTokens:
 
     def notes(self, batch: Any) -> bool:
         """Return whether ``batch``, or what was noted before its transfer, has tensors that ``add`` needs."""
-        return bool(self._host_tensors) or any(_named_tensors(batch))
+        tensors = self._host_tensors or dict(_named_tensors(batch))
+        return any(
+            not name.startswith(_UNNAMED) or _has_ignored_labels(tensor)
+            for name, tensor in tensors.items()
+        )
 
     def add(self, batch: Any, own_count: int | None) -> None:
         """Add ``batch``, as the step got it; what was noted before its transfer counts instead.
@@ -97,8 +107,16 @@ def _named_tensors(part: Any, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
             elif depth < _MOST_DEPTH:
                 yield from _named_tensors(value, depth + 1)
     elif isinstance(part, (list, tuple)) and depth < _MOST_DEPTH:
-        for value in part[:8]:
-            yield from _named_tensors(value, depth + 1)
+        for index, value in enumerate(part[:8]):
+            if not isinstance(value, Tensor):
+                yield from _named_tensors(value, depth + 1)
+            elif value.ndim == 2 and value.dtype in _LABEL_DTYPES:
+                yield f"{_UNNAMED}{index}", value
+
+
+def _has_ignored_labels(tensor: Tensor) -> bool:
+    """Return whether ``tensor``, if it is on the host, holds the label of a position without a loss."""
+    return tensor.device.type == "cpu" and bool((tensor == IGNORED_LABEL).any())
 
 
 def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> TokenUse:
@@ -109,6 +127,8 @@ def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> To
     """
     mask = _host_array(tensors, _ATTENTION_MASKS, dimensions=(2,))
     labels = _host_array(tensors, _LABELS, dimensions=(2,))
+    if labels is None:
+        labels = _unnamed_labels(tensors)
     boundaries = _host_array(tensors, _BOUNDARIES, dimensions=(1,))
     positions = _host_array(tensors, _POSITIONS, dimensions=(1, 2))
     ids = tensors.get("input_ids")
@@ -134,7 +154,38 @@ def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> To
     squares = None
     if lengths is not None:
         squares = int(np.square(lengths.astype(np.int64)).sum())
-    return TokenUse(useful, _first_known(count, useful), squares)
+    return TokenUse(useful, _first_known(count, useful), squares, _unused(mask, labels))
+
+
+def _unnamed_labels(tensors: Mapping[str, Tensor]) -> Numbers | None:
+    """Return the first tensor without a name that has ignored labels; None if there is none."""
+    for name, tensor in tensors.items():
+        if name.startswith(_UNNAMED) and _has_ignored_labels(tensor):
+            array: Numbers = tensor.numpy()
+            return array
+    return None
+
+
+def _unused(mask: Numbers | None, labels: Numbers | None) -> int | None:
+    """Return the positions that no sequence of the batch reaches; None if neither tells.
+
+    Labels tell only of the end: those at the beginning are ignored in a prompt, too.
+    """
+    if mask is not None:
+        rows: int = mask.shape[0]
+        return rows * (_empty_columns(mask) + _empty_columns(mask[:, ::-1]))
+    if labels is not None:
+        rows = labels.shape[0]
+        is_used = labels != IGNORED_LABEL
+        return rows * _empty_columns(is_used[:, ::-1])
+    return None
+
+
+def _empty_columns(array: Numbers) -> int:
+    """Return how many columns at the beginning of ``array`` hold only zeros; 0 if all do."""
+    if array.size == 0 or array[:, 0].any():  # in most batches: no search is needed
+        return 0
+    return int(np.argmax(array.any(axis=0)))
 
 
 def _first_known(count: int | None, second_count: int | None) -> int | None:

@@ -39,14 +39,14 @@ NUMBERED = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 0, 0]])
 @pytest.mark.parametrize(
     "tensors, own_count, use",
     [
-        ({"input_ids": IDS, "attention_mask": MASK}, None, TokenUse(17, 32, SQUARES)),
-        ({"input_ids": IDS, "attention_mask": MASK.bool(), "labels": LABELS}, None, TokenUse(17, 32, SQUARES)),
-        ({"input_ids": IDS, "labels": LABELS}, None, TokenUse(17, 32, None)),
-        ({"input_ids": IDS, "attention_mask": MASK}, 11, TokenUse(11, 32, SQUARES)),
+        ({"input_ids": IDS, "attention_mask": MASK}, None, TokenUse(17, 32, SQUARES, 0)),
+        ({"input_ids": IDS, "attention_mask": MASK.bool(), "labels": LABELS}, None, TokenUse(17, 32, SQUARES, 0)),
+        ({"input_ids": IDS, "labels": LABELS}, None, TokenUse(17, 32, None, 0)),
+        ({"input_ids": IDS, "attention_mask": MASK}, 11, TokenUse(11, 32, SQUARES, 0)),
         ({"input_ids": IDS[:1], "cu_seqlens": torch.tensor([0, 3, 7])}, None, TokenUse(7, 8, 9 + 16)),
         ({"input_ids": IDS[:1], "position_ids": PACKED[:1]}, None, TokenUse(8, 8, 9 + 25)),
-        ({"attention_mask": (NUMBERED > 0).long(), "position_ids": PACKED}, None, TokenUse(14, 16, 9 + 25 + 36)),
-        ({"attention_mask": NUMBERED}, None, TokenUse(14, 16, 9 + 25 + 36)),
+        ({"attention_mask": (NUMBERED > 0).long(), "position_ids": PACKED}, None, TokenUse(14, 16, 9 + 25 + 36, 0)),
+        ({"attention_mask": NUMBERED}, None, TokenUse(14, 16, 9 + 25 + 36, 0)),
         ({"input_ids": IDS}, None, TokenUse(None, 32, None)),
         ({"labels": torch.tensor([1, -100])}, None, TokenUse()),
         ({"input_ids": IDS, "attention_mask": torch.ones(4, 1, SIZE, SIZE)}, None, TokenUse(None, 32, None)),
@@ -55,6 +55,32 @@ NUMBERED = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 0, 0]])
 )
 def test_planted_masks_count_exactly(tensors: Any, own_count: int | None, use: TokenUse) -> None:
     assert token_use(tensors, own_count) == use
+
+
+WIDE = padded([5, 3, 4], size=10)
+
+
+@pytest.mark.parametrize(
+    "tensors, unused",
+    [
+        ({"attention_mask": WIDE}, 3 * 5),
+        ({"attention_mask": WIDE.flip(1)}, 3 * 5),
+        ({"labels": torch.where(WIDE.bool(), 7, -100)}, 3 * 5),
+        ({"labels": torch.where(WIDE.flip(1).bool(), 7, -100)}, 0),  # a prompt has no labels either
+        ({"attention_mask": torch.zeros(2, 3, dtype=torch.long)}, 0),
+    ],
+)
+def test_positions_beyond_the_longest_sequence_are_unused(tensors: Any, unused: int) -> None:
+    assert token_use(tensors).unused == unused
+
+
+def test_labels_in_a_tuple_are_known_by_the_label_that_is_ignored() -> None:
+    counts = UsefulTokens()
+    tokens, labels = torch.randint(9, (3, 10)), torch.where(WIDE.bool(), 7, -100)
+    assert not counts.notes((tokens, tokens))
+    assert counts.notes((tokens, labels))
+    counts.add((tokens, labels), None)
+    assert counts.take() == TokenUse(12, 30, None, 15)
 
 
 def test_a_mask_on_a_device_is_never_read_and_the_one_before_its_transfer_counts() -> None:
@@ -70,7 +96,7 @@ def test_a_mask_on_a_device_is_never_read_and_the_one_before_its_transfer_counts
         call_before(strategy, "batch_to_device", counts.note_host_batch, undo)
         for _ in range(2):  # two batches of an accumulated step
             counts.add(strategy.batch_to_device({"input_ids": IDS, "attention_mask": MASK}), None)
-    assert counts.take() == TokenUse(34, 64, 2 * SQUARES)
+    assert counts.take() == TokenUse(34, 64, 2 * SQUARES, 0)
     assert counts.take() == TokenUse()
 
 

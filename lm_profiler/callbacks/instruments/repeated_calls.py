@@ -1,0 +1,86 @@
+"""Notices that a module is called twice in a step with the same inputs, so that it computes the same again."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+# inputs of these types are the same if they are equal
+_PLAIN_TYPES = (bool, int, float, str, type(None))
+
+_UNKNOWN = object()  # stands for an input that may have changed
+
+_MOST_CALLS = 8  # of a module in a step that are remembered: a decoder may call one for each token
+
+
+class _Inputs:
+    """The inputs of one call. Tensors are not kept alive by it."""
+
+    def __init__(self, arguments: Mapping[int | str, Any]) -> None:
+        self._references = {}
+        for name, value in arguments.items():
+            self._references[name] = _reference_to(value)
+
+    def are_inputs_of(self, arguments: Mapping[int | str, Any]) -> bool:
+        """Return whether a call with ``arguments`` gets the same objects."""
+        if arguments.keys() != self._references.keys():
+            return False
+        return all(
+            _refers_to(self._references[name], value)
+            for name, value in arguments.items()
+        )
+
+
+class CallsOfStep:
+    """The calls of modules in the running step, by their inputs."""
+
+    def __init__(self) -> None:
+        self._inputs: defaultdict[nn.Module, list[_Inputs]] = defaultdict(list)
+
+    def add(
+        self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Note a call of ``module``; return whether the step had one with the same inputs.
+
+        A tensor that was changed in place in between counts as the same. What is neither a tensor nor a plain value,
+        such as a cache of keys, may have changed: a call that gets it is never the same as another.
+        """
+        arguments: dict[int | str, Any] = dict(enumerate(args))
+        arguments.update(kwargs)
+        has_tensor = any(isinstance(value, Tensor) for value in arguments.values())
+        if not has_tensor:
+            return False
+        earlier_inputs = self._inputs[module]
+        for inputs in earlier_inputs:
+            if inputs.are_inputs_of(arguments):
+                return True
+        if len(earlier_inputs) < _MOST_CALLS:
+            earlier_inputs.append(_Inputs(arguments))
+        return False
+
+    def clear(self) -> None:
+        """Forget all calls, because the next step begins."""
+        self._inputs.clear()
+
+
+def _reference_to(value: Any) -> Any:
+    """Return a weak reference to a tensor, and a plain value as it is; for all else what equals no plain value."""
+    if isinstance(value, Tensor):
+        return weakref.ref(value)
+    if isinstance(value, _PLAIN_TYPES):
+        return value
+    return _UNKNOWN
+
+
+def _refers_to(reference: Any, value: Any) -> bool:
+    """Return whether ``reference`` is one to ``value``, as ``_reference_to`` returns it."""
+    if isinstance(value, Tensor):
+        return isinstance(reference, weakref.ref) and reference() is value
+    if isinstance(value, _PLAIN_TYPES):
+        has_same_type = type(reference) is type(value)
+        return has_same_type and bool(reference == value)
+    return False

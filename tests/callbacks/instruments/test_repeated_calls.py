@@ -1,0 +1,38 @@
+"""A call is a repetition if the module had the same inputs before in the step, and not otherwise."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from lm_profiler.callbacks.instruments.repeated_calls import CallsOfStep
+
+
+def test_only_the_same_inputs_of_one_module_in_one_step_are_a_repetition() -> None:
+    calls = CallsOfStep()
+    module, other_module = nn.Linear(2, 2), nn.Linear(2, 2)
+    x, equal_x = torch.ones(2), torch.ones(2)
+    assert not calls.add(module, (x,), {})
+    assert calls.add(module, (x,), {})
+    assert not calls.add(other_module, (x,), {})
+    assert not calls.add(module, (equal_x,), {})  # another tensor, whatever it holds
+    assert not calls.add(module, (x,), {"scale": 1.0})
+    assert not calls.add(module, (x,), {"scale": 2.0})
+    assert calls.add(module, (x,), {"scale": 1.0})
+    calls.clear()
+    assert not calls.add(module, (x,), {})
+
+
+def test_what_may_have_changed_is_never_the_same() -> None:
+    calls = CallsOfStep()
+    module, x, cache = nn.Linear(2, 2), torch.ones(2), {"keys": []}
+    assert not calls.add(module, (x, cache), {})
+    assert not calls.add(module, (x, cache), {})
+    assert not calls.add(module, ("text",), {})
+    assert not calls.add(module, ("text",), {})  # without a tensor nothing is computed
+
+
+def test_no_tensor_is_kept_alive_and_a_new_one_in_its_place_is_another() -> None:
+    calls = CallsOfStep()
+    module = nn.Linear(2, 2)
+    assert not any(calls.add(module, (torch.ones(2),), {}) for _ in range(3))
