@@ -37,14 +37,16 @@ TINY = {
 """What makes configs quick. It is put behind the config, so that what else is on the line has the last word."""
 
 FEWER_CELLS = {
-    "sweep timings": "--grid.model.size cs336-2026/small",
-    "sweep peaks": "--grid.data.context_length 32 --grid.trainer.precision 32-true",
-    "sweep checkpointing": '--grid.model.checkpoint_every "null,[4,2]" --check_memory=false',
-    "sweep attention": "--grid.data.context_length 64",
-    "sweep kernels": "--grid.data.context_length 32",
+    "sweep timings": '--grid.model.size cs336-2026/small --list "[{verb: validate}, {verb: fit}]"',
+    "sweep peaks": "--grid.data.context_length 32 --grid.trainer.precision 32-true --grid.verb fit",
+    "sweep checkpointing": '--grid.model.checkpoint_every "null,[4,2]" --model.num_layers=4 --check_memory=false',
+    # each pass flushes 256 MiB
+    "sweep attention": "--grid.data.context_length 64 --stages.warmup_steps=1 --stages.measure_steps=3",
+    "sweep kernels": "--grid.data.context_length 32 --grid.verb fit",
     "sweep demo": "--grid.data.context_length 32,64",
     "--name ways": "--grid.trainer.strategy overlap_ddp",
-    "--name sharding": '--list "[{trainer.strategy: fsdp2}]"',
+    "--name sharding": '--list "[{trainer.strategy: fsdp2}]" --trainer.devices=1',
+    "plan --config demo --model.num_layers=2": "--model.num_layers=1",
 }
 """Put at the line's end: cells of each kind that the page has, but not every size of them, nor every way over ranks:
 each takes two seconds, and has tests of its own (test_data_parallel.py, test_real_ranks.py)."""
