@@ -141,9 +141,10 @@ def test_what_fails_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hands_over_often")
-def test_a_watched_run_logs_its_windows(tmp_path: Path) -> None:
-    """Of a thousand steps, and of those that are left."""
-    steps, watch = 1100, WatchOptions(traces=False)
+def test_a_watched_run_logs_its_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole window, and the steps that are left."""
+    monkeypatch.setattr("lm_profiler.callbacks.watch_output._STEPS_OF_WINDOW", 100)
+    steps, watch = 150, WatchOptions(traces=False)
     lines = CSVLogger(tmp_path / "csv")
     callbacks = profiling_callbacks(
         1, 4, 0, 0, log_dir=tmp_path / "logs", action_steps=0, export_trackers=True, watch=watch
@@ -169,30 +170,17 @@ def artifacts_of(profiler: TrainingProfiler) -> set[str]:
     return {page.name, trace.name}
 
 
-def test_mlflow_keeps_figures_and_files_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    logger = MLFlowLogger("profiles", tracking_uri=f"file:{tmp_path}/mlruns")
-    profiler = fitted(tmp_path / "logs", logger, trace_steps=1)
-    [run] = (tmp_path / "mlruns").glob(f"*/{logger.run_id}")
-    assert profiler.record is not None
-    _, value, step = (run / "metrics" / "lm_profiler" / "step_s").read_text().split()
-    assert float(value) == pytest.approx(profiler.record.time["step"].mean)
-    assert int(step) == 7  # the stages
-    assert {path.name for path in (run / "metrics" / "lm_profiler").iterdir()} == {
-        name.partition("/")[2] for name in figures(profiler.record)
-    }
-    assert {path.name for path in (run / "artifacts" / "lm_profiler").iterdir()} == artifacts_of(profiler)
-
-
-def test_mlflow_keeps_figures_and_files_with_a_database(tmp_path: Path) -> None:
+def test_mlflow_keeps_figures_and_files(tmp_path: Path) -> None:
     store = tmp_path / "mlflow.db"
     logger = MLFlowLogger("profiles", tracking_uri=f"sqlite:///{store}", artifact_location=f"{tmp_path}/kept")
     profiler = fitted(tmp_path / "logs", logger, trace_steps=1)
     assert profiler.record is not None
     with sqlite3.connect(store) as database:
-        query = "SELECT key, value FROM metrics WHERE run_uuid = ? AND key LIKE 'lm_profiler/%'"
-        kept = dict(database.execute(query, [logger.run_id]).fetchall())
+        query = "SELECT key, value, step FROM metrics WHERE run_uuid = ? AND key LIKE 'lm_profiler/%'"
+        rows = database.execute(query, [logger.run_id]).fetchall()
     database.close()
+    assert {step for *_, step in rows} == {7}  # after the stages
+    kept = {key: value for key, value, _ in rows}
     assert kept == pytest.approx(figures(profiler.record))
     assert {path.name for path in (tmp_path / "kept").rglob("*.*")} == artifacts_of(profiler)
 

@@ -251,7 +251,7 @@ def test_ctrl_c_in_whatever_ends_the_run_loses_no_step(tmp_path: Path) -> None:
     first = [code.co_qualname if sys.version_info >= (3, 11) else code.co_name for code, _ in calls]
     ends = next(n for n, name in enumerate(first) if name.endswith("finish"))
     lost = []
-    for number, place in enumerate([*calls[ends - 6 : ends + 12], *calls[ends + 12 :: 16]]):
+    for number, place in enumerate([*calls[ends - 6 : ends + 12], *calls[ends + 12 :: 32]]):
         signal.signal(signal.SIGINT, signal.default_int_handler)
         ours = profiler(trace_steps=0 if place in untraced else 1)
         ended = False
