@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from copy import deepcopy
+from itertools import cycle, islice
 from typing import Any
 
 import known_loop
@@ -338,6 +339,50 @@ def test_a_loop_within_a_loop_is_one_loop(capsys: pytest.CaptureFixture[str]) ->
     assert_times(rows_of(run), ZOO["usual"].seconds())
     (line,) = lines(capsys)
     assert "run.data runs within another run.data" in line
+
+
+def nested_loops(step: Callable[[Tensor], None]) -> None:
+    for batch in loader():
+        for inner_batch in loader(2):
+            step(inner_batch)
+        step(batch)
+
+
+def epochs(step: Callable[[Tensor], None]) -> None:
+    for length in (5, 3, 5):
+        for batch in loader(length):
+            step(batch)
+    for batch in islice(loader(), 3):  # left before its end
+        step(batch)
+    for _ in range(9):
+        for batch in loader(3):
+            step(batch)
+
+
+def two_loaders(step: Callable[[Tensor], None]) -> None:
+    """The shorter one begins again and again."""
+    for _, batch in zip(cycle(loader(3)), loader(), strict=False):
+        step(batch)
+
+
+@pytest.mark.parametrize("run_loop", [nested_loops, epochs, two_loaders])
+def test_a_loop_within_a_step_is_reported(
+    run_loop: Callable[[Callable[[Tensor], None]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, optimizer = trained()
+    steps = iter(range(20))
+
+    def step(batch: Tensor) -> None:
+        next(steps)
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with profile_with(options(measure=12), [model, optimizer]) as run, suppress(StopIteration):
+        run_loop(step)
+    assert run.record is not None
+    said = [line for line in lines(capsys) if "a loop over batches runs within a step" in line]
+    assert len(said) == (run_loop is nested_loops)
 
 
 def test_without_a_step_there_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:

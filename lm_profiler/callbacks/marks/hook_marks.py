@@ -24,11 +24,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from operator import attrgetter
 from threading import get_ident
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import nn
@@ -122,6 +123,9 @@ class HookMarks:
         self._is_amid_step = False  # whether that step has not ended since then
         self._has_begun = False  # whether a step began since then
         self._has_trained = False  # whether a model was called in training mode
+        # whether the next batch is the first of a loop, or of one that goes on after a loop within it
+        self._expects_loop = True
+        self._earlier_iterator: Callable[[], Any] = _no_iterator  # of such a batch
         self._batches = 0  # that the running step has from a loader
         self._calls = 0  # of models, in the running step
         self._backwards = 0  # in the running step
@@ -257,7 +261,7 @@ class HookMarks:
     def fetch(self, get_batch: Callable[..., Any], *args: Any) -> Any:
         """Return the batch that ``get_batch`` returns: the phase data, unless it is no batch to train on."""
         try:
-            is_marked = self._begin_fetch()
+            is_marked = self._begin_fetch(*args)
         except BaseException as error:
             self._part.failed(error)
             is_marked = False
@@ -266,7 +270,7 @@ class HookMarks:
         try:
             batch = get_batch(*args)
         except BaseException as error:
-            self._run(self._fail_fetch, error)
+            self._run(self._fail_fetch, error, *args)
             raise
         try:
             self._end_fetch(batch)
@@ -306,18 +310,21 @@ class HookMarks:
 
         return marked_fetch
 
-    def _begin_fetch(self) -> bool:
+    def _begin_fetch(self, iterator: Any = None) -> bool:
         """Note that the loop asks for a batch; return False if that is not marked, because it trains nothing."""
-        is_named = bool(self._named) and self._named[-1] == at.DATA
-        if is_named or at.DATA in self._running:
-            return False  # fetched within another batch or a phase of that name
+        if at.DATA in self._running:
+            return False  # fetched within another batch
         if get_ident() != self._marked_thread and self._is_aside():
             return False
         if self._named:
+            if self._named[-1] == at.DATA:
+                return False
             self._close_named_phases()
         if self._is_validation(self.modules):
             self._go_outside(VALIDATION)
             return False
+        if self._expects_loop:
+            self._note_loop(iterator)
         self._end_step_if_done()
         self._is_outside = False
         self._has_begun = True
@@ -334,8 +341,8 @@ class HookMarks:
         timeline.note((at.LEAVE, timeline.clock()))
         self._count_batch(batch)
 
-    def _fail_fetch(self, error: BaseException) -> None:
-        """Note that ``error`` came in place of a batch, which may be the end of the data."""
+    def _fail_fetch(self, error: BaseException, iterator: Any = None) -> None:
+        """Note that ``error`` came in place of a batch of ``iterator``, which may be the end of its data."""
         self._running.discard(at.DATA)
         self._batches -= 1
         is_end = isinstance(error, StopIteration)
@@ -344,6 +351,28 @@ class HookMarks:
         self.timeline.mark(at.LEAVE)
         if is_end:
             self._go_outside(EPOCH)
+            self._note_end(iterator)
+
+    def _note_loop(self, iterator: Any) -> None:
+        """Note which loop fetches next, and report if it goes on: the loop that has ended ran within it."""
+        self._expects_loop = False
+        if iterator is not None and iterator is self._earlier_iterator():
+            self._report_once(
+                "a loop over batches runs within a step of another loop: each step of an optimizer is a step of its own"
+            )
+            return
+        # A weak reference: the workers of a loader end with its iterator.
+        self._earlier_iterator = _no_iterator
+        with suppress(TypeError):  # an iterator of Python's own has none
+            self._earlier_iterator = ref(iterator)
+
+    def _note_end(self, iterator: Any) -> None:
+        """Note that a loop over ``iterator`` has ended, whose steps had no batches but its own."""
+        if iterator is self._earlier_iterator():
+            self._earlier_iterator = _no_iterator  # a loader may use it again
+        has_own_batches = self._batches == 0 and self.batches_per_step == 1
+        if has_own_batches:
+            self._expects_loop = True
 
     # -- forward
 
@@ -665,6 +694,10 @@ class HookMarks:
             self._report_once(
                 f"no DataLoader was asked for a batch, so that data is in other: {hint}"
             )
+
+
+def _no_iterator() -> None:
+    """Stand in for the weak reference to an iterator that is gone."""
 
 
 def _autocast_of(module: nn.Module) -> Autocast:
