@@ -55,6 +55,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def what_is_loaded_stays() -> Iterator[None]:
+    """What a module of tests has loaded stays too, and no later collection looks at it."""
+    before = len(sys.modules)
+    yield
+    if len(sys.modules) - before > 100:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):  # of xdist, which takes it to who shows it
         session.config.workeroutput["changes"] = CHANGES
