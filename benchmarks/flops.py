@@ -107,6 +107,13 @@ TORCHTITAN_OF_OUR_SIZES = {
 }
 _LLAMA = {"vocab_size": 128_256, "num_key_value_heads": 8}
 _QWEN = {"vocab_size": 151_936, "num_key_value_heads": 8, "head_dim": 128}
+_QWEN_3_5 = {
+    "vocab_size": 248_320,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
 # name: transformers' model, its sizes beside the defaults, width of a head's keys and values, torchtitan's FLOPs
 TORCHTITAN_OF_TRANSFORMERS: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "Llama 3 70B": (
@@ -206,7 +213,85 @@ TORCHTITAN_OF_TRANSFORMERS: dict[str, tuple[str, dict[str, Any], int, int]] = {
         18_105_996_288,
     ),
     "DeepSeek-V3 671B": ("DeepseekV3", {}, 320, 281_158_232_064),
+    "Kimi K2.5": (
+        "DeepseekV3",
+        {
+            "vocab_size": 163_840,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 64,
+            "n_routed_experts": 384,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        320,
+        220_824_741_888,
+    ),
+    "Qwen3.5 4B": (
+        "Qwen3_5",
+        {
+            **_QWEN_3_5,
+            "hidden_size": 2560,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "linear_num_value_heads": 32,
+        },
+        512,
+        26_845_120_512,
+    ),
+    "Qwen3.5 27B": (
+        "Qwen3_5",
+        {
+            **_QWEN_3_5,
+            "hidden_size": 5120,
+            "intermediate_size": 17_408,
+            "num_hidden_layers": 64,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 4,
+            "linear_num_value_heads": 48,
+        },
+        512,
+        158_579_438_592,
+    ),
+    "Qwen3.5 397B-A17B": (
+        "Qwen3_5Moe",
+        {
+            **_QWEN_3_5,
+            "hidden_size": 4096,
+            "moe_intermediate_size": 1024,
+            "shared_expert_intermediate_size": 1024,
+            "num_hidden_layers": 60,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "linear_num_value_heads": 64,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+        },
+        512,
+        104_031_330_816,
+    ),
+    "Muse Glimmer 30B": ("MuseGlimmer", {}, 256, 169_528_679_424),
 }
+# A small DeepSeek-V3 that predicts a second token; torchtitan#4300 publishes its FLOPs, column Reference
+TWO_TOKENS_SIZES = {
+    "vocab_size": 2048,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "moe_intermediate_size": 256,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "n_shared_experts": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": None,
+    "n_group": 1,
+    "topk_group": 1,
+}
+TORCHTITAN_OF_TWO_TOKENS = 948_461_568
 TORCHTITAN_CONTEXT = 4096
 
 
@@ -225,11 +310,57 @@ def torchtitan_rows() -> Iterator[Row]:
     except ImportError:
         return
     for name, (kind, sizes, width, truth) in TORCHTITAN_OF_TRANSFORMERS.items():
-        their_config = getattr(transformers, f"{kind}Config")(**sizes)
-        with torch.device("meta"):
-            model = getattr(transformers, f"{kind}ForCausalLM")(their_config)
-        all_heads = their_config.num_hidden_layers * their_config.num_attention_heads
+        model, their_config = _of_transformers(transformers, kind, sizes)
+        kinds_of_layers = getattr(their_config, "layer_types", None) or []
+        layers = their_config.num_hidden_layers - kinds_of_layers.count(
+            "linear_attention"
+        )
+        all_heads = layers * their_config.num_attention_heads
         yield _torchtitan_row(name, model, all_heads * width, truth)
+
+    model, their_config = _of_transformers(transformers, "DeepseekV3", TWO_TOKENS_SIZES)
+    _add_second_token(model, their_config)
+    all_heads = their_config.num_hidden_layers * their_config.num_attention_heads
+    yield _torchtitan_row(
+        "DeepSeek-V3 of two tokens",
+        model,
+        all_heads * 320,
+        TORCHTITAN_OF_TWO_TOKENS,
+    )
+
+
+def _of_transformers(
+    transformers: Any, kind: str, sizes: dict[str, Any]
+) -> tuple[nn.Module, Any]:
+    """Return the language model of ``kind`` without data, and its config."""
+    has_text_config = hasattr(transformers, f"{kind}TextConfig")
+    config_name = f"{kind}TextConfig" if has_text_config else f"{kind}Config"
+    config = getattr(transformers, config_name)(**sizes)
+    language_model = getattr(transformers, f"{kind}ForCausalLM", None)
+    with torch.device("meta"):
+        if language_model is not None:
+            return language_model(config), config
+        model = getattr(transformers, f"{kind}TextModel")(config)
+        model.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+    return model, config
+
+
+def _add_second_token(model: Any, config: Any) -> None:
+    """Add the layers that predict a second token: one more block, a matrix before it and three norms."""
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3
+
+    width = config.hidden_size
+    last = config.num_hidden_layers - 1
+    with torch.device("meta"):
+        model.second_token = nn.ModuleList(
+            [
+                modeling_deepseek_v3.DeepseekV3DecoderLayer(config, last),
+                nn.Linear(2 * width, width, bias=False),
+                nn.RMSNorm(width),
+                nn.RMSNorm(width),
+                nn.RMSNorm(width),
+            ]
+        )
 
 
 def _torchtitan_row(
