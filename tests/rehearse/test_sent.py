@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
 import threading
@@ -20,7 +21,7 @@ from stored_texts import assert_stored
 from torch import nn
 from zoo import Accumulating, Closures, Contrastive, Kind, Metric
 
-from lm_profiler.callbacks.instruments.sent_step import Absent, SentStep, without_data
+from lm_profiler.callbacks.instruments.sent_step import Absent, SentStep, _StepPickler, without_data
 from lm_profiler.callbacks.instruments.work import StepWork, count_elsewhere
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.counts.uncountable import UncountableError
@@ -93,3 +94,25 @@ def test_what_belongs_to_one_process_has_a_stand_in_on_which_no_step_may_depend(
         list(sent.module.numbers)
     with pytest.raises(TypeError):
         lock + 1
+
+
+@torch.library.custom_op("lm_profiler_tests::imported", mutates_args=(), schema="(Tensor x) -> Tensor")
+def imported(x: Any) -> Any:
+    return x.clone()
+
+
+def test_operators_are_sent_by_name_and_one_of_the_script_makes_the_step_unknown() -> None:
+    local = torch.library.custom_op(
+        "lm_profiler_tests::local", torch.clone, mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    operators = [torch.ops.aten.mm, torch.ops.aten.mm.out, imported]
+    sent = dumped([*operators, local])
+    assert all(there is here for there, here in zip(sent, operators, strict=False))
+    with pytest.raises(UncountableError, match="the script itself defines lm_profiler_tests::local"):
+        sent[-1](torch.ones(1))
+
+
+def dumped(value: Any) -> Any:
+    stream = io.BytesIO()
+    _StepPickler(stream).dump(value)
+    return pickle.loads(stream.getvalue())

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lm_profiler.callbacks.instruments.loop import Loop
+from lm_profiler.callbacks.instruments.sent_operators import reduce_operator
 from lm_profiler.lightning_names import COMPILED_STEPS
 from lm_profiler.measure.copies.module_copies import ModuleCopy, UncopyableError
 from lm_profiler.measure.counts import registered
@@ -203,6 +204,9 @@ class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
             return _return_unchanged, (function,)
         if isinstance(value, torch.device):
             return torch.device, ("cpu",)
+        operator = reduce_operator(value)
+        if operator is not None:
+            return operator
         has_data = (
             type(value) is Tensor
             and value.device != _META

@@ -428,7 +428,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         GRAPH_TASK.find()  # raises here, before a step, where this torch lacks it
         self._on_shapes = on_shapes
         self._traffic = traffic
-        self._foreign_kernels = None if on_shapes else ForeignKernels()
+        self._foreign_kernels = ForeignKernels()
         self.counting = True
         self.is_in_optimizer = False
         self.unknown: str | None = None  # why the count cannot be trusted
@@ -462,15 +462,12 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
 
     def _uncounted(self) -> list[str]:
         """Return the names of what ran and was not counted, the most frequent first."""
-        counts = Counter(self._missing)
-        if self._foreign_kernels is not None:
-            counts += self._foreign_kernels.counts
+        counts = self._missing + self._foreign_kernels.counts
         return [name for name, _ in counts.most_common()]
 
     def begin_pass(self) -> None:
         """Note that forward, backward or an optimizer's step begins, and is seen from its beginning."""
-        if self._foreign_kernels is not None:
-            self._foreign_kernels.begin()
+        self._foreign_kernels.begin()
 
     def add_forward(
         self, name: str, formulas: FunctionFormulas, args: Any, kwargs: Any, result: Any
@@ -493,8 +490,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         """
         flops = None
         try:
-            if self._foreign_kernels is not None:
-                self._foreign_kernels.forget(result)
+            self._foreign_kernels.forget(result)
             if self.unknown is None:
                 flops = formula(*args, **kwargs)
                 self._flops[self._work(), _dtype(args, (kwargs, result))] += flops
@@ -564,8 +560,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
                     self._flops[work, _dtype(args, kwargs)] += flops
                     if work == "forward":
                         self._attention_flops += _unmasked(formula, args, kwargs)
-                if self._foreign_kernels is not None:
-                    self._foreign_kernels.see(func, args, kwargs, result)
+                self._foreign_kernels.see(func, args, kwargs, result)
             except NoFormulaError as missing:
                 self._missing[str(missing)] += 1
             except BaseException as error:

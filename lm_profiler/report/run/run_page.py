@@ -286,7 +286,10 @@ def _throughput(record: RunRecord) -> list[str]:
 
 
 def _utilisation_texts(use: Utilisation) -> list[str]:
-    bound = f"{AT_LEAST} " if use.flops.uncounted else ""
+    is_lower_bound = bool(use.flops.uncounted)
+    bound = ""
+    if is_lower_bound and use.mfu is not None:
+        bound = f"{AT_LEAST} "
     text = f"MFU {bound}{MFU.show(use.mfu)}"
     if use.peak_flops_per_s is not None:
         text += f" of {with_prefix(use.peak_flops_per_s, 'FLOP/s')} ({use.dtype})"
@@ -296,7 +299,9 @@ def _utilisation_texts(use: Utilisation) -> list[str]:
     if use.of_ceiling is None or use.ceiling_flops_per_s is None:
         return [text]
     ceiling = with_prefix(use.ceiling_flops_per_s, "FLOP/s")
-    share = f"{bound}{percent(use.of_ceiling)}"
+    share = percent(use.of_ceiling)
+    if is_lower_bound:  # with two digits: "at least less than 1%" bounds nothing
+        share = f"{AT_LEAST} {100 * use.of_ceiling:.2g}%"
     return [text, f"{share} of the matmul rate measured here ({ceiling})"]
 
 

@@ -7,6 +7,7 @@ from made_runs import made_record
 
 from lm_profiler.analysis.hardware.conventions import conventions
 from lm_profiler.record.run_record import Flops, ModelFacts, RunRecord, Throughput, Utilisation
+from lm_profiler.report.run.mfu_table import mfu_table
 
 # Llama 3 8B (Grattafiori et al. 2024), context 8192, and what its matmuls and attention take in full.
 LAYERS, WIDTH, HEADS, HEAD, CONTEXT, VOCABULARY = 32, 4096, 32, 128, 8192, 128_256
@@ -96,3 +97,14 @@ def test_what_a_run_does_not_show_is_unknown_and_named() -> None:
     assert no_model["torchtitan"].missing
     assert conventions(llama(throughput=None)) == []
     assert conventions(llama(utilisation=None)) == []
+
+
+def test_work_that_is_missing_makes_our_own_row_alone_a_lower_bound() -> None:
+    use = llama().utilisation
+    assert use is not None
+    flops = use.flops.model_copy(update={"uncounted": ["mine::kernel"]})
+    table = mfu_table(llama(utilisation=use.model_copy(update={"flops": flops})))
+    assert table is not None
+    bounds = {row[0].text: (row[1].bound, row[2].bound) for row in table.rows}
+    assert bounds.pop("dispatched") == ("at least", "at least")
+    assert set(bounds.values()) == {(None, None)}
