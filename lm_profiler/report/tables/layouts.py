@@ -18,7 +18,7 @@ from lm_profiler.report.tables.column import Column
 from lm_profiler.report.tables.rows import (
     MERGE_NOTE,
     cell,
-    distinguishing_facts,
+    distinguishing_settings,
     fact_cell,
     heading,
     message_columns,
@@ -154,9 +154,7 @@ def model_name(entry: Entry) -> str:
 
 def distinguishing(entries: Sequence[Entry]) -> list[Column]:
     """Return the facts that distinguish ``entries``, except facts about the outcome."""
-    outcome = COLUMNS["steadiness"].group
-    facts = distinguishing_facts(single_run_groups(entries))
-    return [fact for fact in facts if fact.group != outcome]
+    return distinguishing_settings(single_run_groups(entries))
 
 
 def names(entries: Sequence[Entry]) -> list[str]:

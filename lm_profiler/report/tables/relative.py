@@ -14,7 +14,7 @@ from lm_profiler.analysis.compare.ratio import (
 from lm_profiler.analysis.steps.statistics import Interval
 from lm_profiler.record.entry import Entry
 from lm_profiler.report.tables.column import Column
-from lm_profiler.report.tables.rows import distinguishing_facts
+from lm_profiler.report.tables.rows import distinguishing_settings
 from lm_profiler.report.tables.run_groups import (
     Estimate,
     RunGroup,
@@ -173,9 +173,9 @@ def _is_time(column: Column) -> bool:
 
 
 def _baselines(groups: Sequence[RunGroup], baseline: Baseline) -> list[RunGroup | None]:
-    """Return the baseline of each group: the one with the baseline's value, and the same values of all other facts."""
+    """Return the baseline of each group: the one with the baseline's value, and the same other settings."""
     facts = []
-    for fact in distinguishing_facts(groups):
+    for fact in distinguishing_settings(groups):
         if fact.name != baseline.column.name:
             facts.append(fact)
     candidates: dict[tuple[str, ...], list[RunGroup]] = {}

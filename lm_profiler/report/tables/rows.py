@@ -175,6 +175,12 @@ def distinguishing_facts(groups: Sequence[RunGroup]) -> list[Column]:
     return facts
 
 
+def distinguishing_settings(groups: Sequence[RunGroup]) -> list[Column]:
+    """Return the facts in which rows differ, except those of the outcome: how steady the steps were."""
+    outcome = COLUMNS["steadiness"].group
+    return [fact for fact in distinguishing_facts(groups) if fact.group != outcome]
+
+
 def naming_columns(groups: Sequence[RunGroup]) -> list[Column]:
     """Return the facts that distinguish rows, after the runs' names unless the facts identify the rows' cells."""
     facts = distinguishing_facts(groups)

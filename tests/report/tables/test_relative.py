@@ -53,6 +53,19 @@ def test_each_row_is_over_the_row_with_the_same_other_facts(tmp_path: Path) -> N
     assert [record["step_s_relative"] for record in records] == pytest.approx(ratios)
 
 
+def test_what_came_out_of_a_run_does_not_part_it_from_its_baseline(tmp_path: Path) -> None:
+    entries = swept(tmp_path, FORWARD_S)
+    record = entries[1].record
+    assert record is not None
+    assert record.steadiness is not None
+    steadiness = record.steadiness.model_copy(update={"word": "noisy"})
+    entries[1] = replace(entries[1], record=record.model_copy(update={"steadiness": steadiness}))
+    groups = repeats_together(entries)
+    table = with_relative(runs_table(groups), groups, baseline_named("attention=sdpa", groups))
+    [index] = [number for number, heading in enumerate(table.headings) if heading.name == "step_s_relative"]
+    assert [row[index].value for row in table.rows] == pytest.approx([1, 20 / 10, 1, 30 / 20], rel=1e-3)
+
+
 def test_repeats_give_the_interval(tmp_path: Path) -> None:
     groups = repeats_together(swept(tmp_path, FORWARD_S, repeats=3))
     columns = columns_named(["step_s"], groups[0])
