@@ -151,6 +151,11 @@ class LevelFollower:
         last_blocks = self._blocks[-_REFERENCE:]
         return float(np.mean([block.seconds[-1] for block in last_blocks]))
 
+    @property
+    def blocks(self) -> Sequence[StepBlock]:
+        """The run's steps in blocks, without short bursts; old ones are merged."""
+        return self._blocks
+
     def add(self, steps: StepNumbers, seconds: Seconds) -> None:
         """Take the next steps: their numbers and (n, TIMED) seconds."""
         steps = np.concatenate([self._left_steps, steps])

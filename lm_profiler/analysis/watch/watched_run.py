@@ -27,6 +27,7 @@ from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION, NamedSpan
 from lm_profiler.analysis.watch.level_change import LevelChange
 from lm_profiler.analysis.watch.levels import LevelFollower
 from lm_profiler.analysis.watch.memory_growth import MemoryGrowth, MemoryWatch
+from lm_profiler.analysis.watch.part_growth import GrowthFollower
 from lm_profiler.analysis.watch.slow_steps import (
     Occurrence,
     SlowStep,
@@ -75,6 +76,10 @@ class WatchedRun:
     steps: int = 0
     levels: LevelFollower = field(default_factory=LevelFollower)
     memory: MemoryWatch = field(default_factory=MemoryWatch)
+    _growths: GrowthFollower = field(default_factory=GrowthFollower)
+    # changes that were reported, and those that a growth has stood for since
+    _reported_changes: list[LevelChange] = field(default_factory=list)
+    _covered_changes: list[LevelChange] = field(default_factory=list)
     _cpu_waits: CpuWaits = field(default_factory=CpuWaits)
     _reported_waits: set[int] = field(default_factory=set)  # identities of changes
     _slow: SlowSteps = field(default_factory=SlowSteps)
@@ -218,8 +223,10 @@ class WatchedRun:
             now_s = self._seconds_since_1970(self._ends_ns[-1])
         groups = self._groups.to_write(now_s, run_is_over)
         events = [self._slow_step_event(group) for group in groups]
-        for change in self.levels.take_changed():
+        self._growths.look(self.levels.blocks, self._reported_changes, run_is_over)
+        for change in self._growths.take_changed():
             events.append(self._level_event(change))
+        events += self._events_of_levels()
         for change in self._cpu_waits.take_changed():
             event = self._level_event(change)
             if event.cause == NO_CPU or id(change) in self._reported_waits:
@@ -321,6 +328,25 @@ class WatchedRun:
             starts_epochs=starts_epochs or None,
             share=None if is_regular else group.share(),
         )
+
+    def _events_of_levels(self) -> list[WatchEvent]:
+        """Return the events of changed levels, without those that the growth of a part stands for."""
+        events = []
+        for change in self.levels.take_changed():
+            if change in self._covered_changes:
+                continue
+            events.append(self._level_event(change))
+            if change not in self._reported_changes:
+                self._reported_changes.append(change)
+        for change in [*self._reported_changes]:
+            if change.is_withdrawn:
+                self._reported_changes.remove(change)
+            elif self._growths.covers(change):
+                self._reported_changes.remove(change)
+                self._covered_changes.append(change)
+                event = self._level_event(change)
+                events.append(event.model_copy(update={"withdrawn": True}))
+        return events
 
     # -- levels --------------------------------------------------------------------------------------------------------
 
