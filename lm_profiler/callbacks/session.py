@@ -30,7 +30,7 @@ from lm_profiler.callbacks.marks.batches import BatchCounts, StepCount
 from lm_profiler.callbacks.stages import Progress, StageCounter, StoppingRule
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.stream import EventStream
-from lm_profiler.measure.clocks.tape import OUTSIDE, StepMarks
+from lm_profiler.measure.clocks.tape import DATA, OTHER, OUTSIDE, StepMarks
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.run_record import BetweenSteps, OutsideSteps, StepCounters
@@ -233,7 +233,12 @@ class Session:
             self._draw_progress()
         if is_write_due or is_stage_over:
             self._own_spans_ns.append((now_ns, self.timeline.clock()))
-        self._note_next_due()
+        self._next_due_ns = min(
+            self._last_reading_ns + _READ_EVERY_NS,
+            self._last_write_ns + _WRITE_EVERY_NS,
+        )
+        if is_checked or self.stream is not None:
+            self._note_next_due_step()
         garbage = self.instruments.counters.reader.garbage
         garbage.add_own_objects(objects_before)
         # each step before this one has kept an entry of ``_unread_steps``
@@ -241,12 +246,8 @@ class Session:
         self._last_due_step = self.steps
         return self.schedule.steps_left
 
-    def _note_next_due(self) -> None:
-        """Note when more is due than to keep a step; in the stages that look closer it always is."""
-        self._next_due_ns = min(
-            self._last_reading_ns + _READ_EVERY_NS,
-            self._last_write_ns + _WRITE_EVERY_NS,
-        )
+    def _note_next_due_step(self) -> None:
+        """Note in which step more is due than to keep it; in the stages that look closer it always is."""
         self._next_due_step = self._planned_steps
         stage = self.schedule.stage
         if stage == "measure":
@@ -342,7 +343,8 @@ class Session:
         self._planned_steps = self.schedule.planned[stage]
         self._last_reading_ns = -_READ_EVERY_NS  # the first step is read
         self._stage_began_ns = self.timeline.clock()
-        self._note_next_due()
+        self._next_due_ns = 0
+        self._note_next_due_step()
 
     def _end_stage(self, stage: str) -> None:
         if stage in ("measure", "collectives"):
@@ -406,17 +408,12 @@ class Session:
 
         begin_ns, end_ns = marks.host_ns[0], marks.host_ns[-1]
         self.instants_ns.append((begin_ns, end_ns))
-        spans_ns = zip(marks.codes, pairwise(marks.host_ns), strict=False)
-        away_ns = [span_ns for code, span_ns in spans_ns if code == OUTSIDE]
+        away_ns: list[tuple[int, int]] = []
+        if OUTSIDE in marks.codes:
+            spans_ns = zip(marks.codes, pairwise(marks.host_ns), strict=False)
+            away_ns = [span_ns for code, span_ns in spans_ns if code == OUTSIDE]
         self._run_steps.append(
-            RunStep(
-                stage,
-                begin_ns,
-                end_ns,
-                row.time("data", "host"),
-                away_ns,
-                row.time("other", "host"),
-            )
+            RunStep(stage, begin_ns, end_ns, host_s[DATA], away_ns, host_s[OTHER])
         )
         if stage != "measure":
             return

@@ -294,10 +294,12 @@ def _csv_lines(rows: Iterable[StepRow]) -> str:
 
 def _csv_fields(row: StepRow) -> list[object]:
     """Return the fields of ``row`` in the order of ``STEP_COLUMNS``; csv writes None as an empty field."""
-    device_fields: Sequence[object] = _UNKNOWN_SECONDS
-    if row.seconds is not None:
-        device_fields = [f"{seconds:.9f}" for seconds in row.seconds]
     host_fields = [f"{seconds:.9f}" for seconds in row.host_seconds]
+    device_fields: Sequence[object] = host_fields
+    if row.seconds is None:
+        device_fields = _UNKNOWN_SECONDS
+    elif row.seconds is not row.host_seconds:  # there is a device
+        device_fields = [f"{seconds:.9f}" for seconds in row.seconds]
     times = [*device_fields, *host_fields]
     return [row.step, row.stage, *times, row.tokens, *row.memory, row.rank]
 

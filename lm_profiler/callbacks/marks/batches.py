@@ -121,7 +121,10 @@ class BatchCounts:
         if self._tokens_in is not None:
             if not self._tokens_part.out:
                 try:
-                    tokens = own_tokens(self._tokens_in, batch)
+                    # own_tokens, written out
+                    tokens = index(self._tokens_in(batch))
+                    if tokens < 0:
+                        raise no_count(tokens)
                 except BaseException as error:
                     self._tokens_part.failed(error)
             self._own_tokens.append(tokens)
@@ -209,8 +212,12 @@ def own_tokens(tokens_in: Callable[[Any], Any], batch: Any) -> int:
     """Return the tokens that the program's own ``tokens_in`` counts in ``batch``; raises if that is no count."""
     tokens = index(tokens_in(batch))
     if tokens < 0:
-        raise ValueError(f"expected a number of tokens, given {tokens}")
+        raise no_count(tokens)
     return tokens
+
+
+def no_count(tokens: int) -> ValueError:
+    return ValueError(f"expected a number of tokens, given {tokens}")
 
 
 class Tokens:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from lm_profiler.callbacks.marks.namespaces import nearest
@@ -202,7 +203,7 @@ class _MarkedStep(_Wrapper):
         part = timeline.part
         closure: Any = args[0] if args else kwargs.get("closure")
         # A step of the user's own may take something else at that place, such as a module.
-        has_closure = callable(closure) and not isinstance(closure, torch.nn.Module)
+        has_closure = callable(closure) and not isinstance(closure, Module)
         if has_closure:
             apart = partial(self._run_closure, closure)
             if args:
