@@ -4,43 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from ctypes import CDLL
 from pathlib import Path
 
 import pytest
-import torch
-from benchmarks.simulated_gpu import __main__ as simulated_gpu
 from benchmarks.simulated_gpu.build import stubs
-from stored_texts import assert_stored
-
-
-@pytest.mark.parametrize(
-    "words, cuda, name",
-    [
-        ([], "13.0", "benchmarks/refused: no command"),
-        (["true"], None, "benchmarks/refused: a build for no CUDA"),
-        (["true"], "12.8", "benchmarks/refused: a build for CUDA 12"),
-    ],
-)
-def test_what_it_cannot_run_is_refused_in_one_line(
-    words: list[str], cuda: str | None, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["simulated_gpu", *words])
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert simulated_gpu.main() == 2
-    assert_stored(name, {"stderr": capsys.readouterr().err}, version=torch.__version__)
-
-
-def test_without_a_compiler_it_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["simulated_gpu", "true"])
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    assert simulated_gpu.main() == 2
-    assert "compiled:" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")

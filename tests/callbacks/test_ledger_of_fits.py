@@ -70,7 +70,7 @@ class Fitted(Tiny):
 
 
 class Validated(Fitted):
-    def validation_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         pass_s(BATCH_S)
 
     def val_dataloader(self) -> Any:
@@ -83,11 +83,6 @@ class TwoLoaders(Fitted):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:  # type: ignore[override]
         return super().training_step(batch["one"], batch_idx)
-
-
-class TwoValidated(Validated):
-    def val_dataloader(self) -> Any:
-        return [super().val_dataloader(), super().val_dataloader()]
 
 
 class ByHand(Fitted):
@@ -186,7 +181,6 @@ THREE = {"max_epochs": 3}
 # the module, the Trainer's options, callbacks, and what must stand in the ledger, in seconds
 KINDS: dict[str, Kind] = {
     "a bound of steps": (Fitted, {"max_steps": 70}, NONE, {"step: forward": 69 * STEP_S, "first step": STEP_S}),
-    "no validation": (Fitted, THREE, NONE, {"step: forward": 89 * STEP_S}),
     "validation after epochs": (Validated, THREE, NONE, {"validation": 15 * BATCH_S}),
     "a sanity check": (
         Validated, THREE | {"num_sanity_val_steps": 2}, NONE, {"sanity check": 2 * BATCH_S, "validation": 15 * BATCH_S},
@@ -197,7 +191,6 @@ KINDS: dict[str, Kind] = {
     ),
     "accumulation": (Fitted, THREE | {"accumulate_grad_batches": 4}, NONE, {"step: forward": (90 - 4) * STEP_S}),
     "several loaders": (TwoLoaders, THREE, NONE, {"step: forward": 89 * STEP_S}),
-    "several loaders of validation": (TwoValidated, THREE, NONE, {"validation": 30 * BATCH_S}),
     "a bound of time": (Fitted, {"max_time": {"seconds": 1}}, NONE, {}),
     "EarlyStopping": (
         Fitted, {"max_epochs": 9}, lambda path: [EarlyStopping("loss", stopping_threshold=1e9)],
@@ -206,10 +199,6 @@ KINDS: dict[str, Kind] = {
     "stopped amid an epoch": (Fitted, THREE, lambda path: [Asks("on_train_batch_end", None)], {}),
     "an exception in a step": (
         Fitted, THREE, lambda path: [Asks("on_before_backward", RuntimeError("planted"))], {},
-    ),
-    "an exception in validation": (
-        Validated, THREE, lambda path: [Asks("on_validation_batch_end", RuntimeError("planted"))],
-        {"validation": 6 * BATCH_S},
     ),
     "Ctrl-C in a step": (Fitted, THREE, lambda path: [Asks("on_train_batch_start", KeyboardInterrupt())], {}),
     "Ctrl-C in validation": (

@@ -31,7 +31,7 @@ pytestmark = [
 AT = 14
 """The batch whose step is slow; steps count from 1."""
 WARMUP, MEASURED = 4, 14
-SLOW_S = 0.8
+SLOW_S = 0.5
 """Far more than what a busy machine does to a step of 10 ms, and than half of it."""
 
 

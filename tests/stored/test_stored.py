@@ -189,6 +189,7 @@ def test_the_tab_answers_of_them(stored: Path) -> None:
     assert get("compare", a=sides[0], b=sides[1]).status_code == 200
 
 
+@pytest.mark.parametrize("stored", [of_a_later_version], indirect=True)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_sweep_is_gone_on_with(stored: Path, version: str, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(HERE / "tiny.yaml", stored)
