@@ -128,8 +128,10 @@ def error_bars(figures: Iterable[tuple[float, Estimate]], scale: float) -> Error
     for place, figure in figures:
         if figure.value is None:
             continue
-        low = figure.value if figure.low is None else figure.low
-        high = figure.value if figure.high is None else figure.high
+        # without an interval nothing is drawn: a bar without length would claim an exact figure
+        low = high = math.nan
+        if figure.low is not None and figure.high is not None:
+            low, high = figure.low, figure.high
         bars.places.append(place)
         bars.values.append(scale * figure.value)
         bars.below.append(scale * abs(low - figure.value))

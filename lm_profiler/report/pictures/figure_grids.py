@@ -17,7 +17,7 @@ from lm_profiler.report.pictures.drawing import (
     new_figure,
     wrapped,
 )
-from lm_profiler.report.pictures.groups import Group
+from lm_profiler.report.pictures.groups import Group, axis_title
 from lm_profiler.report.tables.column import Column
 from lm_profiler.report.tables.run_groups import estimate
 from lm_profiler.report.tables.table import fact_text
@@ -81,8 +81,8 @@ def heat_map(groups: Sequence[Group], column: Column) -> Figure:
             color=_text_colour(image, heights[row][place]),
         )
     _name_cells(axes, row_values, column_values)
-    axes.set_ylabel(shortened(facts[0].title))
-    axes.set_xlabel(wrapped(facts[1].title, _WIDTH))
+    axes.set_ylabel(shortened(axis_title(facts[0])))
+    axes.set_xlabel(wrapped(axis_title(facts[1]), _WIDTH))
     figure.colorbar(image, label=quantity.heading)
     return figure
 

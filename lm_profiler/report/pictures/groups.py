@@ -89,10 +89,15 @@ class Group:
         return {part: part_s * (step_s / total_s) for part, part_s in seconds.items()}
 
 
+def axis_title(fact: Column) -> str:
+    """Return a short title of a fact: of an option without a title of its own, the last word of its path."""
+    return fact.title.rpartition(".")[2]
+
+
 def _fact_word(fact: Column, entry: Entry, with_title: bool) -> str:
     """Return a fact of ``entry`` in a name: words go without their title, numbers ``with_title`` if asked for."""
     value = fact.get(entry)
-    title = fact.title.rpartition(".")[2]
+    title = axis_title(fact)
     if value is None:
         return f"no {title}" if is_unset(entry, fact) else f"{title} unknown"
     if isinstance(value, bool):

@@ -30,6 +30,7 @@ from lm_profiler.report.pictures.groups import (
     Axis,
     Group,
     axis_of,
+    axis_title,
     bar_groups,
     groups_by_line,
     line_groups,
@@ -296,7 +297,7 @@ def _figure_against_fact(
     label_lines = filter(None, (quantity.heading, error_bar_text(figures)))
     axes.set_ylabel("\n".join(label_lines))
     if len(all_lines) > 1:
-        title = shortened(columns[1].title, 24) if len(columns) == 2 else ""
+        title = shortened(axis_title(columns[1]), 24) if len(columns) == 2 else ""
         if len(lines) > _MOST_LINES:
             title += f"\nand {len(lines) - _MOST_LINES} more"
         drawn.legend(loc="outside right upper", title=title)

@@ -22,6 +22,7 @@ from lm_profiler.report.tables.run_groups import (
     estimate,
     fact_value,
     group_by_facts,
+    have_options,
     runs_for_figures,
 )
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
@@ -176,7 +177,9 @@ def _baselines(groups: Sequence[RunGroup], baseline: Baseline) -> list[RunGroup 
     """Return the baseline of each group: the one with the baseline's value, and the same other settings."""
     facts = []
     for fact in distinguishing_settings(groups):
-        if fact.name != baseline.column.name:
+        # of runs with options they follow from these
+        is_derived = fact.name == "parameters" and have_options(groups)
+        if fact.name != baseline.column.name and not is_derived:
             facts.append(fact)
     candidates: dict[tuple[str, ...], list[RunGroup]] = {}
     for group in groups:

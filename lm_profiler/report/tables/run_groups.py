@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, get_args
 
 from lm_profiler.analysis.compare.differences import OF_EACH_RUN, SEEDS, flat
@@ -205,10 +206,17 @@ def is_unset(entry: Entry, column: Column) -> bool:
     return column.get(entry) is None
 
 
+def have_options(groups: Sequence[RunGroup]) -> bool:
+    """Return whether each run has options, which describe its model; a program that is profiled by itself has none."""
+    records = [entry.record for entry in chain.from_iterable(groups)]
+    return all(record is None or record.config is not None for record in records)
+
+
 def follows_from_size(groups: Sequence[RunGroup], column: Column) -> bool:
     """Return whether ``column`` is a dimension that follows from the size of a preset, which has its own column."""
     if column.name == "parameters":
-        return all(follows_from_size(groups, COLUMNS[name]) for name in DIMENSIONS)
+        follow = [follows_from_size(groups, COLUMNS[name]) for name in DIMENSIONS]
+        return all(follow) and have_options(groups)
     if column.name not in DIMENSIONS:
         return False
     for group in groups:
