@@ -32,7 +32,7 @@ from lm_profiler.callbacks.instruments.profiling_options import (
     WatchOptions,
     expect_step_numbers,
 )
-from lm_profiler.callbacks.marks.hook_marks import HookMarks
+from lm_profiler.callbacks.marks.hook_marks import NESTED_DATA, HookMarks
 from lm_profiler.callbacks.marks.torch_hooks import DOOR
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.parts import PHASES
@@ -56,6 +56,7 @@ class ProfiledLoop:
 
     def __init__(self, get_run: Callable[[], HookedRun | None]) -> None:
         self._get_run = get_run
+        self._open_loops = 0  # over ``data``
 
     @property
     def record(self) -> RunRecord | None:
@@ -72,14 +73,20 @@ class ProfiledLoop:
         run = self._get_run()
         if run is not None and run.loop.loader is None:
             run.loop.loader = batches
-        marks_at_begin = self._marks()
-        if marks_at_begin is not None:
-            marks_at_begin.enter_loop()
+        if self._open_loops > 0:
+            self._report_nested_loop()
+        self._open_loops += 1
         try:
             yield from self._fetched(iter(batches))
         finally:
-            if marks_at_begin is not None:
-                marks_at_begin.exit_loop()
+            self._open_loops -= 1
+
+    def _report_nested_loop(self) -> None:
+        marks = self._marks()
+        if marks is None:  # the loop was not found yet
+            say(NESTED_DATA)
+        else:
+            marks.report_nested_loop()
 
     def _fetched(self, iterator: Iterator[Batch]) -> Iterator[Batch]:
         while True:

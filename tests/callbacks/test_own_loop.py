@@ -329,9 +329,10 @@ def test_a_second_loop_at_once_is_not_profiled(capsys: pytest.CaptureFixture[str
     assert len(lines(capsys)) == 1
 
 
-def test_a_loop_within_a_loop_is_one_loop(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_loop_within_a_loop_is_one_loop(is_named: bool, capsys: pytest.CaptureFixture[str]) -> None:
     model, optimizer = trained()
-    with profile_with(options(), [model, optimizer]) as run:
+    with profile_with(options(), [model, optimizer] if is_named else []) as run:
         for _, batch in zip(range(STEPS), run.data(run.data(loader())), strict=False):
             model(batch).sum().backward()
             optimizer.step()

@@ -59,6 +59,10 @@ _TRANSFERS = (
     ("accelerate.data_loader", "send_to_device"),
 )
 
+NESTED_DATA = (
+    "run.data runs within another run.data: the batches of both are in the same steps"
+)
+
 _MOST_LEVELS = 3  # of modules within modules that get hooks until one of them is called
 _MOST_SEARCHES = 8  # for the modules of a new optimizer: each takes some 0.3 s
 
@@ -110,7 +114,6 @@ class HookMarks:
         # what runs
         self._running: set[int] = set()  # the phases whose function runs
         self._named: list[int] = []  # phases that the program names, the innermost last
-        self._open_loops = 0  # over ``run.data``
         self._forward_depth = 0
         self._optimizer_depth = 0
         self._forward_is_marked = False  # whether the outermost call began a phase
@@ -278,15 +281,9 @@ class HookMarks:
             self._part.failed(error)
         return batch
 
-    def enter_loop(self) -> None:
-        """Note that the program begins to iterate over ``run.data``, and report if it does so within another one."""
-        if self._open_loops > 0:
-            self._run(self._report_nested_loop)
-        self._open_loops += 1
-
-    def exit_loop(self) -> None:
-        """Note that this iteration is over."""
-        self._open_loops -= 1
+    def report_nested_loop(self) -> None:
+        """Report that the program iterates over ``run.data`` within another one."""
+        self._run(self._report_nested_loop)
 
     def leave_loop(self) -> None:
         """Note that the program leaves a loop over batches before their end."""
@@ -294,9 +291,7 @@ class HookMarks:
 
     def _report_nested_loop(self) -> None:
         if not self._is_aside():
-            self._report_once(
-                "run.data runs within another run.data: the batches of both are in the same steps"
-            )
+            self._report_once(NESTED_DATA)
 
     def _end_loop(self) -> None:
         if not self._is_aside():
