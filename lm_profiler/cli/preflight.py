@@ -16,6 +16,7 @@ from lm_profiler.cli.rehearse import (
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.lightning_names import START_METHOD
 from lm_profiler.measure.boundary import Guard, say
+from lm_profiler.measure.counts.registered import has_program_formulas
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.memory_timeline import write_timeline
@@ -31,16 +32,20 @@ def plan_ahead(cli: ProfilerCLI) -> None:
     """Estimate what the run holds, or rehearse it if that was asked for, on rank 0 for all ranks.
 
     A rehearsal takes place in a child process, and its result is recorded. A run that cannot be planned in time is not
-    stopped.
+    stopped. Formulas that the program registered are tried in a rehearsal too.
 
     Raises:
-        UsageError: the run needs more memory than its device has free. The record has the refusal too.
+        UsageError: the run needs more memory than its device has free, or a formula raises. The record has the
+            refusal of memory too.
     """
     if cli.check_memory is False or cli.trainer.global_rank != 0:
         return
     refusal = _refused_by_estimate(cli)
     if refusal is None and cli.check_memory:
         refusal = _refused_by_rehearsal(cli)
+    elif refusal is None and has_program_formulas():
+        rehearsed = _rehearse(cli, "nothing", device_bytes=0)
+        refusal = _wrong_call(rehearsed)
     if refusal is not None:
         raise UsageError(refusal)
 
@@ -67,7 +72,7 @@ def _refused_by_rehearsal(cli: ProfilerCLI) -> str | None:
     rehearsed = _rehearse(cli, "nothing", device_bytes=0)
     if isinstance(rehearsed, Unplanned):
         cli.context.add_launch_facts(planned=PlannedMemory(unknown=rehearsed.reason))
-        return None
+        return _wrong_call(rehearsed)
     available = free_bytes_per_replica(cli.trainer)
     cli.context.add_launch_facts(planned=_planned_memory(rehearsed, available))
     _write_timeline(cli, rehearsed)
@@ -84,6 +89,13 @@ def _refused_by_rehearsal(cli: ProfilerCLI) -> str | None:
     refusal = f"{_reason(rehearsed, available)}\n{'; '.join(options)}"
     cli.context.refuse(refusal, tuple(fitting), _machine(cli), rehearsed.model)
     return refusal
+
+
+def _wrong_call(rehearsed: Planned | Unplanned) -> str | None:
+    """Return what is wrong with the call, such as a formula that raises; None if nothing is."""
+    if isinstance(rehearsed, Unplanned) and rehearsed.is_wrong_call:
+        return rehearsed.reason
+    return None
 
 
 def _rehearse(

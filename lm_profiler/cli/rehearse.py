@@ -36,6 +36,7 @@ from lm_profiler.cli.trainer_cli import (
     trainer_error,
 )
 from lm_profiler.measure.counts.recompiles import is_compiled_in
+from lm_profiler.measure.counts.uncountable import BrokenFormulaError
 from lm_profiler.measure.device.environment import float32_matmul_precision
 from lm_profiler.measure.device.nvml import compute_capability
 from lm_profiler.measure.fake.values import LINES_THAT_GOT_ONE
@@ -365,7 +366,7 @@ def _plan_or_reason(
         try:
             cli = call if isinstance(call, ProfilerCLI) else ProfilerCLI(Call(call))
             return rehearse(cli, gpu, maximized, device_bytes, enough_s)
-        except UsageError as error:
+        except (UsageError, BrokenFormulaError) as error:
             return Unplanned(str(error), is_wrong_call=True)
         except Exception as error:
             return Unplanned(reason_of(error))

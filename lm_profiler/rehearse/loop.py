@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from traceback import walk_tb
@@ -38,7 +38,10 @@ from lm_profiler.measure.boundary import error_text
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
-from lm_profiler.measure.counts.uncountable import UncountableError
+from lm_profiler.measure.counts.uncountable import (
+    BrokenFormulaError,
+    UncountableError,
+)
 from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.offload import refuse_host_optimizers
 from lm_profiler.measure.fake.values import DependsOnValues
@@ -316,6 +319,7 @@ class RehearsedSizes(Rehearsal):
 
         Raises:
             Uncounted: kernels may hold more amid their work than was counted.
+            BrokenFormulaError: a formula that the program registered does not count.
         """
         memory = observers.end()
         peaks = {
@@ -330,8 +334,12 @@ class RehearsedSizes(Rehearsal):
             )
 
         work = None
-        with suppress(UncountableError):
+        try:
             work = replace(observers.work(), traffic=None)
+        except BrokenFormulaError:
+            raise
+        except UncountableError:
+            pass  # its floors are unknown
         batch_bytes = self._strategy.batch_bytes * self.trainer.accumulate_grad_batches
         _, reserved_bytes, *_ = live.peaks()
         return Planned(

@@ -18,9 +18,11 @@ from lightning.pytorch import LightningModule, Trainer
 from stored_texts import assert_stored
 from torch.utils.data import DataLoader
 
-import lm_profiler.cli.verbs.trainer  # noqa: F401 - so that what it plans by can be replaced
+import lm_profiler
+import lm_profiler.cli.verbs.trainer
 from lm_profiler.cli import preflight, rehearse
 from lm_profiler.cli.main import main
+from lm_profiler.measure.counts import registered
 from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.run_record import RunRecord, read_run
 
@@ -183,6 +185,25 @@ def test_what_cannot_be_planned_or_not_in_time_runs(
     assert plan is not None
     assert plan.peak is None
     assert why in (plan.unknown or "")
+
+
+def test_a_formula_that_does_not_count_is_refused_before_the_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rehearsed = []
+
+    def rehearse_here(cli: Any, *_: Any, **__: Any) -> Any:
+        rehearsed.append(cli)
+        return rehearse.Unplanned("the formula of mine::mm raises KeyError", is_wrong_call=True)
+
+    monkeypatch.setattr(preflight, "_rehearse", rehearse_here)
+    lm_profiler.register_flops("mine::mm", len)
+    try:
+        assert main(["fit", "--config=tiny.yaml"]) == 2
+    finally:
+        registered.operator_formulas.clear()
+    assert "the formula of mine::mm raises KeyError" in capsys.readouterr().err
+    assert len(rehearsed) == 1
 
 
 @pytest.mark.parametrize("strategy, asked", [("ddp_fork", 0), ("ddp_notebook", 0), ("ddp_spawn", 1), ("ddp", 1)])

@@ -431,7 +431,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         self._foreign_kernels = ForeignKernels()
         self.counting = True
         self.is_in_optimizer = False
-        self.unknown: str | None = None  # why the count cannot be trusted
+        self._failure: UncountableError | None = None  # why the count cannot be trusted
         # how often operators without a formula ran
         self._missing: Counter[str] = Counter()
         # autograd Functions that a formula counts, in the order of their first call
@@ -445,8 +445,8 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
 
     def flops(self) -> Flops:
         """Return what was counted so far; raises UncountableError if an operator ran whose work is unknown."""
-        if self.unknown is not None:
-            raise UncountableError(self.unknown)
+        if self._failure is not None:
+            raise self._failure
         flops_by_work = dict.fromkeys(WORK, 0)
         for (work, _), flops in self._flops.items():
             flops_by_work[work] += flops
@@ -491,7 +491,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         flops = None
         try:
             self._foreign_kernels.forget(result)
-            if self.unknown is None:
+            if self._failure is None:
                 flops = formula(*args, **kwargs)
                 self._flops[self._work(), _dtype(args, (kwargs, result))] += flops
         except NoFormulaError as missing:
@@ -549,7 +549,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         return result
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if self.unknown is None:
+        if self._failure is None:
             try:
                 formula = self._formula_of(func)
                 flops = (
@@ -578,10 +578,11 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         """Make the count unknown: an error of counting must not reach the step."""
         if comes_from_outside(error):
             raise error
+        # made anew: the traceback of ``error`` would keep the tensors of the step
         if isinstance(error, UncountableError):
-            self.unknown = str(error)
+            self._failure = type(error)(str(error))
         else:
-            self.unknown = f"{func}: {error_text(error)}"
+            self._failure = UncountableError(f"{func}: {error_text(error)}")
 
 
 def _unmasked(formula: Formula | None, args: Any, kwargs: Any) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from lm_profiler.measure.boundary import comes_from_outside, error_text
+from lm_profiler.measure.counts.uncountable import BrokenFormulaError
 from lm_profiler.usage_error import UsageError
 
 Formula = Callable[..., int]  # takes the arguments of a call, and returns its FLOPs
@@ -29,6 +31,34 @@ class FunctionFormulas:
     backward_per_forward: int = 0
     # of attention: the forward as if no pair were masked
     unmasked: Formula | None = None
+
+
+@dataclass(frozen=True)
+class ProgramFormula:
+    """A formula that the program registered.
+
+    Raises:
+        BrokenFormulaError: the formula raises, or does not return a number.
+    """
+
+    name: str  # what it counts
+    formula: Formula
+
+    def __call__(self, *args: Any, **kwargs: Any) -> int:
+        try:
+            flops = self.formula(*args, **kwargs)
+        except Exception as error:
+            if comes_from_outside(error):
+                raise
+            raise BrokenFormulaError(
+                f"the formula of {self.name} raises {error_text(error)}"
+            ) from None
+        try:
+            return int(flops)
+        except (TypeError, ValueError):
+            raise BrokenFormulaError(
+                f"the formula of {self.name} has to return a number, and returns {flops!r}"
+            ) from None
 
 
 # by the operator's name, such as ``my::kernel``
@@ -63,14 +93,19 @@ def register_flops(
             raise UsageError(
                 f"{_SUBJECT}: {target} is an operator, and takes no backward; register its backward operator by name"
             )
-        operator_formulas[target] = formula
+        operator_formulas[target] = ProgramFormula(target, formula)
     elif _is_autograd_function(target):
         _expect_to_take(formula, target, "forward", _arguments_of_forward(target))
         if backward is not None:
             _expect_to_take(
                 backward, target, "backward", _parameters(target, "backward")
             )
-        function_formulas[target] = FunctionFormulas(formula, backward)
+        checked_backward = None
+        if backward is not None:
+            checked_backward = ProgramFormula(f"{target.__name__}.backward", backward)
+        function_formulas[target] = FunctionFormulas(
+            ProgramFormula(f"{target.__name__}.forward", formula), checked_backward
+        )
     else:
         raise UsageError(
             f"{_SUBJECT}: expected an operator's name or a class derived from torch.autograd.Function, given {target!r}"
@@ -142,3 +177,11 @@ def _expect_to_take(
         raise UsageError(
             f"{_SUBJECT}: the formula of {function.__name__}.{method_name} has to take ({names}): {error}"
         ) from None
+
+
+def has_program_formulas() -> bool:
+    """Return whether the program registered any formula."""
+    formulas = list(operator_formulas.values())
+    for of_function in function_formulas.values():
+        formulas.append(of_function.forward)
+    return any(isinstance(formula, ProgramFormula) for formula in formulas)

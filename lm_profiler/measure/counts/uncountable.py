@@ -9,3 +9,7 @@ class UncountableError(Exception):
 
 class NoFormulaError(UncountableError):
     """Raised for an operator whose FLOPs are missing from the count; the message is its name."""
+
+
+class BrokenFormulaError(UncountableError):
+    """Raised if a formula that the program registered raises, or returns no number; the message names it."""

@@ -15,7 +15,7 @@ from lm_profiler.measure.clocks.tape import BACKWARD, END, FORWARD, LEAVE
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts import registered
 from lm_profiler.measure.counts.flops import FlopCounter, StepFlops
-from lm_profiler.measure.counts.uncountable import UncountableError
+from lm_profiler.measure.counts.uncountable import BrokenFormulaError
 from lm_profiler.usage_error import UsageError
 
 ROWS, WIDTH = 3, 8
@@ -149,7 +149,13 @@ def test_an_unknown_operator_is_named_and_a_registered_one_counts() -> None:
 
 def test_a_formula_that_raises_makes_the_count_unknown_and_names_itself() -> None:
     lm_profiler.register_flops(Kernel, lambda x, weight: 1 // 0)
-    with pytest.raises(UncountableError, match=r"formula of Kernel\.forward.*ZeroDivisionError"):
+    with pytest.raises(BrokenFormulaError, match=r"formula of Kernel\.forward.*ZeroDivisionError"):
+        marked_step(*inputs()).flops()
+
+
+def test_a_formula_that_returns_no_number_makes_the_count_unknown() -> None:
+    lm_profiler.register_flops(Kernel, lambda x, weight: None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(BrokenFormulaError, match=r"formula of Kernel\.forward has to return a number.*None"):
         marked_step(*inputs()).flops()
 
 
