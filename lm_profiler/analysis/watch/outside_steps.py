@@ -68,6 +68,8 @@ def outside_steps(
     ``events`` are the moments at which the loop left its steps, and the spans of checkpoints and hooks. ``own_spans``
     are those in which our instruments worked between steps.
     """
+    if not steps:
+        return []
     kinds: defaultdict[_Kind, list[_Event]] = defaultdict(list)
     # A run may have ten thousand steps and as many events: each step looks only at those that began in it.
     events_in_order = SpansInOrder(events)

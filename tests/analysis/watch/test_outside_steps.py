@@ -42,6 +42,12 @@ class Loop:
         return {each.what: (each.seconds, each.times, each.per_step_s) for each in passed}
 
 
+def test_without_a_step_nothing_has_a_cost_for_a_step() -> None:
+    loop = Loop()
+    loop.passes(5, VALIDATION)
+    assert loop.result() == {}
+
+
 @pytest.mark.parametrize("steps", [7, 11, 12, 13, 30])
 def test_epochs_of_six_steps_cost_a_sixth_of_their_start_whatever_the_window_holds(steps: int) -> None:
     loop = Loop()
