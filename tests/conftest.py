@@ -53,7 +53,6 @@ def pytest_collection_finish() -> None:
     """What is loaded by now stays: no collection need look at it again, which took a third of a second each."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)  # a Trainer makes more objects than Python's 700, and few of them are garbage
 
 
 @pytest.fixture(autouse=True, scope="module")
