@@ -161,7 +161,8 @@ class NumpyTransformer:
         ("2.7B", 3_406_809_600),
         # all that follow as published with the weights: the sums of the shapes in the files of Meta, Qwen and OpenAI on
         # Hugging Face (of qwen3/0.6B, whose file has the tied head twice: what transformers counts)
-        # torchtitan 0.3.0 builds Llama 3, 3.2 and Qwen3 with the same numbers; the others were not compared
+        # torchtitan 0.3.0 builds Llama 3, 3.2 and Qwen3 with the same numbers, transformers 5.23 GPT-2 and Llama 2;
+        # KerasHub publishes GPT-2 and Llama 2 7B (gpt2_presets.py, llama_presets.py: "params")
         ("llama-2/7B", 6_738_415_616),
         ("llama-2/13B", 13_015_864_320),
         ("llama3/8B", 8_030_261_248),
