@@ -340,6 +340,7 @@ class RehearsedSizes(Rehearsal):
             raise
         except UncountableError:
             pass  # its floors are unknown
+        uncounted = [] if work is None else work.flops.uncounted
         batch_bytes = self._strategy.batch_bytes * self.trainer.accumulate_grad_batches
         _, reserved_bytes, *_ = live.peaks()
         return Planned(
@@ -349,6 +350,7 @@ class RehearsedSizes(Rehearsal):
             work=phase_work(
                 TrainerLoop(self.trainer), work, memory["traffic"], batch_bytes
             ),
+            uncounted=uncounted,
             timeline=observers.notes.timeline("planned").model_copy(
                 update={"set_up": self._set_up}
             ),

@@ -107,6 +107,11 @@ def _plan_lines(
             "compiled: unknown; these are the figures of the same step without torch.compile"
         )
     lines += _floor_lines(floors, device)
+    if planned.uncounted:
+        names = ", ".join(planned.uncounted)
+        lines.append(
+            f"the floor lacks the FLOPs of {names}: lm_profiler.register_flops takes a formula"
+        )
     lines += _sent_lines(planned, floors)
     uncounted = "not counted: workspaces other than cuBLAS's, the driver's context"
     if planned.ranks > 1:

@@ -38,3 +38,11 @@ def test_steps_differ_only_if_their_figures_do(least_gib: float, expected: str |
     device = Capacity("NVIDIA H100", 80 << 30, False)
     below = plan_table(planned, None, device, planned_floors(planned, device.name)).below
     assert [line for line in below if line.startswith("steps differ")] == ([] if expected is None else [expected])
+
+
+@pytest.mark.parametrize("uncounted, expected", [([], 0), (["mine::mm", "npdot (a.py:8)"], 1)])
+def test_what_the_floor_lacks_is_named(uncounted: list[str], expected: int) -> None:
+    planned = Planned({"forward": 1 << 30}, {}, uncounted=uncounted)
+    device = Capacity("NVIDIA H100", 80 << 30, False)
+    below = plan_table(planned, None, device, planned_floors(planned, device.name)).below
+    assert len([line for line in below if "mine::mm, npdot (a.py:8)" in line]) == expected
