@@ -614,7 +614,8 @@ def test_ctrl_c_while_importing_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys
     imported: list[str] = []
 
     def interrupted_import(name: str) -> object:
-        os.kill(os.getpid(), signal.SIGTERM)
+        # to this thread: those of the tests before have no mask
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         imported.append(name)
         return sys.modules[name]
 
