@@ -922,7 +922,7 @@ def find_unfused_operators(costs: StepCosts) -> Iterator[Finding]:
 
 
 def _costliest_operator(costs: StepCosts) -> dict[str, Any]:
-    """Return the fields of a finding for the operator and module that take most of the step; empty if they are few."""
+    """Return the fields of a finding for the operator that takes most of the step, if that is a tenth or more."""
     waterfall = costs.record.waterfall
     if waterfall is None or costs.step_s <= 0.0:
         return {}

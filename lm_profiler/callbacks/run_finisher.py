@@ -235,7 +235,7 @@ class RunFinisher:
         failure: Failure,
         rank_end: RankEnd | None,
     ) -> None:
-        """Write the record twice: at once, and again when the other ranks had the time to leave how they ended."""
+        """Write the record at once, and all files when the other ranks had the time to leave how they ended."""
         evidence = self.files.write(self.collector.evidence(measured, status, failure))
         self.is_over = True  # from here on a record exists, however the process ends
         with_all_ranks: Evidence | None = None
@@ -248,7 +248,7 @@ class RunFinisher:
             self.files.write_all(with_all_ranks, rows_are_new=True)
 
     def _with_all_ranks(self, evidence: Evidence, own_end: RankEnd) -> Evidence:
-        """Return ``evidence`` with the steps that every rank left, and the rank end that caused all others."""
+        """Return ``evidence`` with the steps that all ranks have written, and the end that ended the other ranks."""
         folder = self.files.folder_or_new()
         ranks = self.exchange.ranks
         codes = self.loop.exit_codes

@@ -171,16 +171,16 @@ class WatchWriter:
         self._queue.put(None)
 
     def end(self, last: HandOver) -> None:
-        """Write the rest, and the last status."""
+        """Wait for the thread, then write what is left and the last status; nothing if the thread hangs or failed."""
         self.put(last)
         self.stop()
         if self._thread is not None:
             self._thread.join(timeout=_END_S)
-            if self._thread.is_alive():
+            if self._thread.is_alive():  # it may still write
                 return
         if self.part.out:
             return
-        self._write_status(last.now_ns)
+        self._write_status(last.now_ns)  # stays if one of the following fails
         self._add_events(self.run.finish())
         self._compare_ranks(last.now_ns, last=True)
         self.ledger.close(last.now_ns)

@@ -218,8 +218,8 @@ class Watching:
     def _count_batches(self) -> None:
         """Count the batches of each step from now on.
 
-        The hook for that is put into this one callback object, until the watch ends: the class has no such hook, which
-        Lightning would call at each step of a run that counts nothing.
+        The hook for that is set on this one callback object, until the watch ends. If the class defined it, Lightning
+        would call it at each step of runs that count nothing, too.
         """
         trainer = self.trainer
         loader = trainer.train_dataloader

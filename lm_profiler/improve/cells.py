@@ -245,7 +245,7 @@ class Cells:
     def _run_cell(self, cell: Cell) -> FinishedCell:
         """Run ``cell``. Its ``took_s`` counts from the end of the cell before it, so that no time is left out."""
         since_latest_end_s = self._clock() - self._latest_end_s
-        left_s = self.left_s - since_latest_end_s
+        left_s = self.left_s - since_latest_end_s  # which is of the latest cell's end
         self._add(cell)
         limit_s = max(0.0, min(left_s, self.limit_s))
         self._run(cell, limit_s)

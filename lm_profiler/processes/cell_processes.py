@@ -127,7 +127,7 @@ class CellProcesses:
             self._not_started.append(CellEnded(cell, None, reason))
             return
         self._running[cell] = process
-        self._note(process.pid)
+        self._tell_cleaner(process.pid)
 
     def signal(self, cell: str, number: int) -> None:
         if cell not in self._running:
@@ -160,14 +160,15 @@ class CellProcesses:
         process.join()
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        self._note(process.pid)
+        self._tell_cleaner(process.pid)
         code: int = process.exitcode
         process.close()
-        if self._modules and code == _SERVER_DIED:
+        has_server = bool(self._modules)
+        if has_server and code == _SERVER_DIED:
             return CellEnded(cell, None, "the process that starts cells died")
         return CellEnded(cell, code)
 
-    def _note(self, pid: int) -> None:
+    def _tell_cleaner(self, pid: int) -> None:
         """Tell the cleaner that a group has begun, or that it has ended."""
         assert self._cleaner.stdin is not None
         with suppress(BrokenPipeError):  # somebody killed it

@@ -293,6 +293,7 @@ class _Search:
         return entries
 
     def _cells_in_order(self, sweep: Path, plan: SweepPlan) -> list[Entry]:
+        """Return the entries of the sweep's cells in the order of its plan."""
         cells = {
             entry.name: entry
             for entry in self.collection.entries

@@ -89,7 +89,7 @@ class KernelTable(Part):
                 row.total_s and not phase.busy_s + phase.idle_s + phase.overlap_s > 0
             ):
                 raise ValueError(
-                    f"rows: expected phases that took time, given {row.phase!r}"
+                    f"phases: expected an entry with time for {row.phase!r}, which has rows"
                 )
         return self
 

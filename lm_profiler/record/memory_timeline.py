@@ -98,7 +98,9 @@ class MemoryTimeline(Part):
             0 <= events_before <= len(self.events) for _, events_before in self.phases
         )
         if not are_phases_known:
-            raise ValueError(f"phases: expected them among {len(self.events)} events")
+            raise ValueError(
+                f"phases: expected each to begin after 0 to {len(self.events)} events"
+            )
         return self
 
     @cached_property

@@ -45,7 +45,7 @@ _CHUNK_ROWS = 4096  # how many rows are read before they become columns, which t
 
 
 def largest_peaks(readings: Iterable[Peaks]) -> Peaks:
-    """Return the largest of each reading; None only if none is known."""
+    """Return the largest value of each kind over all ``readings``; None for a kind that no reading has."""
     largest: list[int | None] = []
     for values in zip(UNKNOWN, *readings, strict=True):
         reported = [value for value in values if value is not None]
@@ -493,7 +493,7 @@ def as_parquet(table: StepTable) -> bytes:
 
 
 def _compact(name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Return a column in the smallest type that keeps its values."""
+    """Return a column in the type in which it is stored: whole numbers as integers, times in single precision."""
     if name == "stage":
         return values
     if name in ("step", "rank"):

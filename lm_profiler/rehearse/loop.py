@@ -158,7 +158,7 @@ class StepObservers:
 
     def end(self) -> Mapping[str, Any]:
         """Detach the observers at the step's end, and return what the memory reader found."""
-        self._reader.step_peaks()
+        self._reader.step_peaks()  # ends the step of the reader's observers
         self._reader.end("memory")
         self._timeline.unobserve(self._flops)
         self._flops.stop()

@@ -110,11 +110,11 @@ def _overridden_value(entry: Entry, path: str, override: str) -> bool | float | 
 
 def figures(entry: Entry) -> dict[str, float]:
     """Return the known main figures by their tags, in the units that the tags name."""
-    peaks = {quantity.name for quantity in MEMORY.values()}
-    peaks.discard(peak_memory([entry]).name)  # the one that tables show
+    hidden_peaks = {quantity.name for quantity in MEMORY.values()}
+    hidden_peaks.discard(peak_memory([entry]).name)  # the one that tables show
     figures = {}
     for quantity in QUANTITIES.values():
-        if quantity.run_tag is None or quantity.name in peaks:
+        if quantity.run_tag is None or quantity.name in hidden_peaks:
             continue
         value = COLUMNS[quantity.name].get(entry)
         if value is not None:

@@ -327,8 +327,8 @@ _USUAL_GROWTH = 64  # where no size is known that does not fit, it is not looked
 def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, int, int]:
     """Ask for the needs of sizes besides ``begin``, which needs ``needed`` bytes; return the largest within ``room``.
 
-    What a step needs is a convex function of its batch, and of its context: the most of several sums, each of which
-    grows in proportion, or as a square. So a line through two sizes that fit meets ``room`` too late, and one through a
+    What a step needs is a convex function of its batch, and of its context: the maximum of several sums, whose terms
+    grow linearly or quadratically. So a line through two sizes that fit meets ``room`` too late, and one through a
     size that fits and one that does not, too early: from both sides the search closes in. Where blocks of memory make
     both miss, so that two turns have not halved what is open, the middle and a little less than ``room`` are tried in
     turns. 0 if not even 1 fits.

@@ -269,10 +269,10 @@ class _SegmentWeights:
     maxsize=1
 )  # each order that is tried asks for the same; of many values it takes megabytes
 def _segment_weights(count: int, coefficient: float) -> _SegmentWeights:
-    remainder = 1.0 - coefficient**2
+    first_weight = 1.0 - coefficient**2
     lengths = np.arange(count + 1)[None, :] - np.arange(count)[:, None]
-    weights = remainder + (lengths - 1) * (1.0 - coefficient) ** 2
-    weights = np.maximum(weights, remainder)
+    weights = first_weight + (lengths - 1) * (1.0 - coefficient) ** 2
+    weights = np.maximum(weights, first_weight)
 
     begins = np.arange(count)[:, None]
     ends = np.arange(count + 1)[None, :]
@@ -303,16 +303,19 @@ class _SegmentCosts:
     """
 
     count: int  # n
-    remainder: float  # 1 - coefficient squared
+    first_weight: (
+        float  # of a segment's first value beside the others: 1 - coefficient squared
+    )
     squares: Series  # (n, n + 1) the sum of squares of the segment's whitened values
     sums: Series  # the product of the whitened values with a whitened constant
     weights: _SegmentWeights
 
     @classmethod
     def from_values(cls, values: Series, coefficient: float) -> _SegmentCosts:
+        """Return the sums of all segments of ``values``, from cumulative sums of the whitened values."""
         count = values.size
-        step_weight = 1.0 - coefficient
-        remainder = 1.0 - coefficient**2
+        whitened_one = 1.0 - coefficient
+        first_weight = 1.0 - coefficient**2
 
         # Sums from index 1 to before index i, which is 0 and 1 for none.
         whitened = values[1:] - coefficient * values[:-1]
@@ -320,18 +323,18 @@ class _SegmentCosts:
         squares_before = np.concatenate([[0.0, 0.0], np.cumsum(whitened**2)])
 
         # The first value of a segment has no value before it; the others are whitened.
-        second_indices = np.minimum(np.arange(1, count + 1), count)
+        second_indices = np.arange(1, count + 1)
         later_sums = sums_before[None, :] - sums_before[second_indices][:, None]
         later_squares = (
             squares_before[None, :] - squares_before[second_indices][:, None]
         )
-        first_sums = (remainder * values)[:, None]
-        first_squares = (remainder * values * values)[:, None]
+        first_sums = (first_weight * values)[:, None]
+        first_squares = (first_weight * values * values)[:, None]
 
-        sums = step_weight * later_sums + first_sums
+        sums = whitened_one * later_sums + first_sums
         squares = later_squares + first_squares
         weights = _segment_weights(count, coefficient)
-        return cls(count, remainder, squares, sums, weights)
+        return cls(count, first_weight, squares, sums, weights)
 
     @cached_property
     def _residuals(self) -> Series:
@@ -396,9 +399,11 @@ class _SegmentCosts:
 
         A burst has one level before and after it: two levels in three segments.
         """
-        variance = residual / max(self.count - levels, 1) + FINEST**2 * self.remainder
+        variance = (
+            residual / max(self.count - levels, 1) + FINEST**2 * self.first_weight
+        )
         log_variances = (self.count - 1) * math.log(variance)
-        return log_variances - segments * math.log(self.remainder) + log_weight
+        return log_variances - segments * math.log(self.first_weight) + log_weight
 
 
 def _traced_back(last_cuts: Sequence[NDArray[np.intp]], count: int) -> list[int]:
@@ -483,7 +488,7 @@ def _fit_shapes(values: Series, coefficient: float) -> tuple[float, Series, Seri
     Return -2 log of the likelihood of the level, that of each shape, and the slope of each shape.
     """
     count = values.size
-    remainder = 1.0 - coefficient**2
+    first_weight = 1.0 - coefficient**2
     regressors = _regressors(count, coefficient)
     constant_weight = regressors.constant_weight
     response = _whitened(values, coefficient)
@@ -495,8 +500,8 @@ def _fit_shapes(values: Series, coefficient: float) -> tuple[float, Series, Seri
     products = regressors.shapes @ response - products_by_constant / constant_weight
     slopes = products / regressors.weights
 
-    finest_variance = FINEST**2 * remainder
-    common_score = -math.log(remainder) + math.log(constant_weight)
+    finest_variance = FINEST**2 * first_weight
+    common_score = -math.log(first_weight) + math.log(constant_weight)
     level_variance = squares / (count - 1) + finest_variance
     level_score = (count - 1) * math.log(level_variance) + common_score
     unexplained = np.maximum(squares - slopes**2 * regressors.weights, 0.0)

@@ -125,7 +125,7 @@ def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
     ends = start + length
     # of those that end at one moment, the inner ones first
     by_end = calls[np.lexsort((-calls, ends[calls]))]
-    number = _numbers_of_operators(nesting)
+    number = _call_numbers(nesting)
     columns = (
         start,
         length,
@@ -141,15 +141,22 @@ def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
 
 
 def _driver_calls(rows: Rows, nesting: _Nesting) -> list[DriverCall]:
+    """Return all launches by their start.
+
+    The row of an operator has its name and its inputs at the end, that of a launch its correlation and its name.
+    """
     start, length, _, what, value, rest = rows.T
+    correlation, name = value, rest  # of a launch
+    # What is in no operator refers to the last row, which stands for none.
     operator_name = np.where(what == OPERATOR, value, NONE)[nesting.operator]
     operator_inputs = np.where(what == OPERATOR, rest, NONE)[nesting.operator]
-    number = _numbers_of_operators(nesting)
+    number = _call_numbers(nesting)
+    # in the order of the fields of DriverCall
     columns = (
         start,
         length,
-        rest,
-        value,
+        name,
+        correlation,
         operator_name,
         nesting.module,
         number,
@@ -160,6 +167,6 @@ def _driver_calls(rows: Rows, nesting: _Nesting) -> list[DriverCall]:
     return [DriverCall(*launch) for launch in launches]
 
 
-def _numbers_of_operators(nesting: _Nesting) -> Rows:
+def _call_numbers(nesting: _Nesting) -> Rows:
     none = len(nesting.operator) - 1
     return np.where(nesting.operator == none, NONE, nesting.operator)

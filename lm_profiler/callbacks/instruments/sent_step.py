@@ -301,6 +301,6 @@ def _shape_of_leaf(leaf: Any) -> Any:
     shape = _copy_to_meta(leaf)
     if shape is leaf:
         raise UncountableError(
-            f"a batch that holds a {type(leaf).__name__} cannot be described"
+            f"the batch contains a {type(leaf).__name__}, which cannot be copied without its data"
         )
     return shape

@@ -227,6 +227,7 @@ def phase_work(
 ) -> dict[str, Work]:
     """Return the least work of each phase that occurred in a step, on one device of the rank that writes the record.
 
+    The bytes of a phase are None if this rank's own tensors do not show them.
     ``traffic`` is what a step of the memory stage moved; without such a step, the traffic of ``work`` counts.
     ``batch_bytes`` are those of all batches of a step on one rank.
     """
@@ -235,10 +236,12 @@ def phase_work(
     if known_traffic is None:
         return {}
     moved_bytes = dict(known_traffic.by_phase)
+    # Forward also reads the batch and the weights; the traffic has only what it writes.
     moved_bytes["forward"] = _forward_bytes(traffic, traffic_on_shapes, batch_bytes)
     if "clip" in moved_bytes and not loop.clips:
-        moved_bytes["clip"] = None if loop.clips is None else 0
-    known_phases = _phases_of_known_bytes(loop, moved_bytes)
+        is_unknown = loop.clips is None
+        moved_bytes["clip"] = None if is_unknown else 0
+    known_phases = _phases_shown_by_own_tensors(loop, moved_bytes)
     flops = _flops_by_phase(work)
     phases = {}
     for phase, phase_bytes in moved_bytes.items():
@@ -249,7 +252,7 @@ def phase_work(
     return phases
 
 
-def _phases_of_known_bytes(loop: Loop, phases: Iterable[str]) -> set[str]:
+def _phases_shown_by_own_tensors(loop: Loop, phases: Iterable[str]) -> set[str]:
     """Return those of ``phases`` whose bytes this rank's own tensors show."""
     known_phases = set(phases)
     if loop.holdings == "shards":

@@ -159,7 +159,7 @@ class Epoch(Nothing):
         except BaseException as error:
             self.part.failed(error)
         if self.loop.cut:
-            raise StopIteration
+            raise StopIteration  # which Lightning's fit loop takes as its end
 
 
 @dataclass(eq=False)

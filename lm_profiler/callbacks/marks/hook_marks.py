@@ -127,8 +127,8 @@ class HookMarks:
         self._has_begun = False  # whether a step began since then
         self._has_trained = False  # whether a model was called in training mode
         # whether the next batch is the first of a loop, or of one that goes on after a loop within it
-        self._expects_loop = True
-        self._earlier_iterator: Callable[[], Any] = _no_iterator  # of such a batch
+        self._checks_next_loop = True
+        self._earlier_iterator_ref: Callable[[], Any] = _no_iterator  # of such a batch
         self._batches = 0  # that the running step has from a loader
         self._calls = 0  # of models, in the running step
         self._backwards = 0  # in the running step
@@ -318,7 +318,7 @@ class HookMarks:
         if self._is_validation(self.modules):
             self._go_outside(VALIDATION)
             return False
-        if self._expects_loop:
+        if self._checks_next_loop:
             self._note_loop(iterator)
         self._end_step_if_done()
         self._is_outside = False
@@ -350,24 +350,27 @@ class HookMarks:
 
     def _note_loop(self, iterator: Any) -> None:
         """Note which loop fetches next, and report if it goes on: the loop that has ended ran within it."""
-        self._expects_loop = False
-        if iterator is not None and iterator is self._earlier_iterator():
+        self._checks_next_loop = False
+        if iterator is not None and iterator is self._earlier_iterator_ref():
             self._report_once(
                 "a loop over batches runs within a step of another loop: each step of an optimizer is a step of its own"
             )
             return
         # A weak reference: the workers of a loader end with its iterator.
-        self._earlier_iterator = _no_iterator
+        self._earlier_iterator_ref = _no_iterator
         with suppress(TypeError):  # an iterator of Python's own has none
-            self._earlier_iterator = ref(iterator)
+            self._earlier_iterator_ref = ref(iterator)
 
     def _note_end(self, iterator: Any) -> None:
-        """Note that a loop over ``iterator`` has ended, whose steps had no batches but its own."""
-        if iterator is self._earlier_iterator():
-            self._earlier_iterator = _no_iterator  # a loader may use it again
-        has_own_batches = self._batches == 0 and self.batches_per_step == 1
-        if has_own_batches:
-            self._expects_loop = True
+        """Note that the loop over ``iterator`` has ended.
+
+        If its steps had one batch each, it may have run within another loop: the next fetch shows whether it did.
+        """
+        if iterator is self._earlier_iterator_ref():
+            self._earlier_iterator_ref = _no_iterator  # a loader may use it again
+        may_be_inner_loop = self._batches == 0 and self.batches_per_step == 1
+        if may_be_inner_loop:
+            self._checks_next_loop = True
 
     # -- forward
 

@@ -142,7 +142,10 @@ def cells_to_check(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _facts_checked(cell: Cell) -> set[tuple[str, ...]]:
-    """Return what a check of the cell's call shows: that its verb has its options, and that each value can be read."""
+    """Return what a check of the cell's call shows: that its verb has its options, and that each value can be read.
+
+    Of two cells with the same facts, only one needs to be checked.
+    """
     facts: set[tuple[str, ...]] = {(cell.arguments[0], *cell.overrides)}
     for option, value in cell.overrides.items():
         # If the parser takes one whole number, it takes all; only the number of nodes is judged by its value.

@@ -176,9 +176,8 @@ def _announce(paths: Sequence[Path]) -> None:
     """Print how long it takes to read ``paths`` if they are large; a file that cannot be read is refused later."""
     file_bytes = 0
     seconds = 0.0
-    for path in paths:
-        if not path.is_file():
-            continue
+    files = [path for path in paths if path.is_file()]
+    for path in files:
         bytes_per_s = _BYTES_PER_S
         if path.suffix == ".gz":
             bytes_per_s = _PACKED_BYTES_PER_S
@@ -186,7 +185,7 @@ def _announce(paths: Sequence[Path]) -> None:
         file_bytes += size_bytes
         seconds += size_bytes / bytes_per_s
     if seconds > _LONG_S:
-        traces_text = f"{counted(len(paths), 'trace')} ({bytes_text(file_bytes)})"
+        traces_text = f"{counted(len(files), 'trace')} ({bytes_text(file_bytes)})"
         say(f"reading {traces_text} takes about {duration_text(seconds)}")
 
 

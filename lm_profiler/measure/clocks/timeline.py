@@ -40,15 +40,15 @@ class Timeline:
     part: Guard = UNGUARDED  # the Guard that handles errors in here
 
     def __post_init__(self) -> None:
-        # what was read before, then two entries a mark
+        # what was read before, then two entries a mark: its code and its instant (ns)
         self._tape: list[Any] = [TapeReading()]
         self._last_event: Any = None  # the device's, of the last mark within the step
-        self._is_outside = False
+        self._is_outside = False  # of the step, in a validation for example
         self._is_stopped = False
         # when the loop left the step (ns), and for what
         self.went_outside: list[tuple[int, str]] = []
         self.saved: list[int] = []  # when each checkpoint began and ended (ns), in turn
-        # when each hook at an epoch's turn began and ended (ns), its name
+        # when each hook at the beginning or end of an epoch began and ended (ns), its name
         self.hooks: list[tuple[int, int, str]] = []
         self.observers = ()
 

@@ -129,7 +129,8 @@ class GarbageLog:
             self.own_objects += new_objects
 
     def _hold_error(self, dropped: Any) -> None:
-        # By the code that it passed: from Python 3.14 on the hook is not given the callback.
+        """Keep an error that Python drops because it was raised in the callback of the garbage collector."""
+        # Recognised by the code of its outermost frame: from Python 3.14 on the hook is not given the callback.
         # A program may keep this hook and put it back later: a log that is over holds nothing.
         if dropped.exc_traceback is not None and not self._is_over:
             outermost_code = dropped.exc_traceback.tb_frame.f_code

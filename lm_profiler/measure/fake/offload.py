@@ -36,7 +36,10 @@ _LEAST_ELEMENTS = 4096
 
 
 def imitate_offload() -> None:
-    """Have ``save_on_cpu`` keep nothing on the device, and refuse steps whose own hooks move tensors to the host."""
+    """Have ``save_on_cpu`` keep nothing on the device, for the rest of this process.
+
+    Steps whose own hooks or optimizers move tensors to the host are refused: what they keep there is unknown.
+    """
     packing = _Packing()
     replacements: tuple[tuple[Any, str, Any], ...] = (
         (graph.save_on_cpu, "__init__", _save_elsewhere),

@@ -99,7 +99,7 @@ def _check_count(count: int) -> None:
     expected = f"plot: expected 1 to {_MOST_TIMELINES} memory timelines"
     if count == 0:
         raise UsageError(
-            f"{expected}, given none; a run has one if --check_memory=true planned it, or with a snapshot"
+            f"{expected}, given none; a run has one if it was started with --check_memory=true or --memory.history=true"
         )
     if count > _MOST_TIMELINES:
         raise UsageError(f"{expected}, given {count}; name fewer runs")

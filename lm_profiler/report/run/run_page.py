@@ -58,7 +58,10 @@ _NAMES_OF_LOOPS = {
 
 
 def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[Table]:
-    """Return what is printed at a run's end: what binds it, what to do next, its phases; or how the run died."""
+    """Return what is printed at a run's end: what binds it or how it died, what to do next, its phases, its numerics.
+
+    ``verbose`` is if all figures are printed besides, which have the lines around the phases.
+    """
     table = time_table(record)
     verdict = Table()
     written = f"written to {relative_to_cwd(folder)}"
@@ -67,11 +70,11 @@ def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[T
         verdict = Table(above=verdict_lines(record))
         if record.time:
             written += f"; all figures: lm_profiler report {quote(str(relative_to_cwd(folder)))}"
-    audit = Table()
+    numerics = Table()
     if record.numerics is not None:
         kinds = list_table(record, "numerics.kinds")
-        audit = replace(kinds, above=[numerics_headline(record.numerics)])
-    return [verdict, table, audit, Table(above=[written])]
+        numerics = replace(kinds, above=[numerics_headline(record.numerics)])
+    return [verdict, table, numerics, Table(above=[written])]
 
 
 def end_lines(record: RunRecord) -> list[str]:
