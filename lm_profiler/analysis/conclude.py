@@ -646,6 +646,9 @@ def waterfall_of(
         for part in PARTS
         if record.shares.get(part)
     }
+    without_optimizer: Sequence[str] = ()
+    if evidence.model is not None:
+        without_optimizer = evidence.model.without_optimizer
     step = Step(
         step_s=times.mean,
         ci_low=times.mean_low,
@@ -658,6 +661,7 @@ def waterfall_of(
         dtype=dtype,
         clock_share=clock_share(record.telemetry, rate, evidence.multiprocessors),
         lists=evidence.lists or Lists(0, None),
+        without_optimizer=without_optimizer,
         phase_s={} if traced.on_device else phases,
     )
     changes = {

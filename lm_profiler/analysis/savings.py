@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from lm_profiler.analysis.remedies.catalogue import WORKERS_PER_CORE, likely_share
 from lm_profiler.analysis.steps.odd_step_causes import (
@@ -32,6 +32,7 @@ from lm_profiler.record.run_record import (
     VALIDATION,
     Finding,
     FindingName,
+    NeedlessWork,
     OddStep,
     OutsideSteps,
     OwnedTime,
@@ -821,7 +822,8 @@ def find_small_batch(costs: StepCosts) -> Iterator[Finding]:
     fixed_s = sum(costs.regular_s(phase) for phase in _FIXED_PHASES)
     # the products of the optimizer have their own finding
     products_s = costs.term_s("optimizer_products")
-    fixed_s -= min(products_s, costs.regular_s("optimizer"))
+    own_code_s = sum(finding.saves_s for finding in find_costly_optimizer_code(costs))
+    fixed_s -= min(products_s + own_code_s, costs.regular_s("optimizer"))
     if not costs.contended:
         # contention stretches gaps, and all else that is known only as a mean
         python_s = sum(finding.saves_s for finding in find_slow_python(costs))
@@ -894,6 +896,33 @@ def find_optimizer_products(costs: StepCosts) -> Iterator[Finding]:
     yield costs.finding(
         "optimizer_products", products_s, may=True, phase="optimizer", facts=facts
     )
+
+
+def find_costly_optimizer_code(costs: StepCosts) -> Iterator[Finding]:
+    """Find the function of the program's own optimizer that takes most of it, in torch's operators too.
+
+    Matrix products of an optimizer have a finding of their own, with a remedy of their own.
+    """
+    by_function: defaultdict[tuple[str, str], list[PythonTime]] = defaultdict(list)
+    for row in costs.record.python_times:
+        if row.phase == "optimizer" and row.what not in ("library", LIGHTNING):
+            by_function[row.file, row.function].append(row)
+    products_s = sum(finding.saves_s for finding in find_optimizer_products(costs))
+    for rows in by_function.values():
+        seconds = sum(row.seconds for row in rows)
+        longest = max(rows, key=lambda row: row.seconds)
+        seconds = min(seconds, costs.mean_s("optimizer"))
+        has_many_calls = longest.calls >= _MANY_CALLS
+        if longest.what != "torch" or has_many_calls or products_s > 0.5 * seconds:
+            continue
+        yield costs.finding(
+            "owner",
+            seconds,
+            phase="optimizer",
+            owner=longest.function,
+            file=longest.file,
+            line=longest.line,
+        )
 
 
 def find_unfused_operators(costs: StepCosts) -> Iterator[Finding]:
@@ -1027,34 +1056,30 @@ def find_padding(costs: StepCosts) -> Iterator[Finding]:
     )
 
 
-def find_repeated_work(costs: StepCosts) -> Iterator[Finding]:
-    """Find passes of a module on inputs that it had before in the step, and backward passes that run twice.
+def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
+    """Find what the waterfall shows as needless: work that is done twice, unused gradients, large broadcasts.
 
-    The second pass may be wanted, as one with other random numbers.
+    It may be wanted: a second pass may draw other random numbers, and a table of all pairs may be meant.
     """
     waterfall = costs.record.waterfall
     if waterfall is None:
         return
-    seconds_by_module: defaultdict[str | None, float] = defaultdict(float)
-    passes: dict[str | None, float] = {}
-    for work in waterfall.repeated:
-        seconds_by_module[work.module] += work.seconds
-        if work.phase == "forward":
-            passes[work.module] = work.count
-    for module, seconds in seconds_by_module.items():
-        if module is None:
-            yield costs.finding(
-                "repeated_backward", seconds, may=True, phase="backward"
-            )
-        else:
-            yield costs.finding(
-                "repeated_forward",
-                seconds,
-                may=True,
-                phase="forward",
-                what=module,
-                facts={"passes": passes.get(module, 0.0)},
-            )
+    by_place: defaultdict[tuple[str, str | None], list[NeedlessWork]] = defaultdict(
+        list
+    )
+    for work in waterfall.needless:
+        by_place[work.kind, work.what].append(work)
+    for (kind, what), works in by_place.items():
+        longest = max(works, key=lambda work: work.seconds)
+        passes = max(works, key=lambda work: work.phase == "forward").count
+        yield costs.finding(
+            cast(FindingName, kind),
+            sum(work.seconds for work in works),
+            may=True,
+            phase=longest.phase,
+            what=what,
+            facts={"passes": passes},
+        )
 
 
 def find_communication(costs: StepCosts) -> Iterator[Finding]:
@@ -1087,6 +1112,7 @@ FINDERS: Sequence[Finder] = (
     find_high_precision,
     find_recomputation,
     find_padding,
-    find_repeated_work,
+    find_needless_work,
+    find_costly_optimizer_code,
     find_communication,
 )

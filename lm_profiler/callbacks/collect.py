@@ -349,8 +349,35 @@ def model_facts(loop: Loop) -> ModelFacts:
         ],
         accumulate_grad_batches=loop.batches_per_step,
         compiled=loop.is_compiled,
+        without_optimizer=_modules_without_optimizer(loop),
         **sizes_in_config(module),
     )
+
+
+def _modules_without_optimizer(loop: Loop) -> list[str]:
+    """Return the paths of the outermost modules whose weights all have gradients that no optimizer uses.
+
+    None are known where an optimizer holds something else than the weights themselves, such as shards.
+    """
+    if loop.holdings != "whole" or not loop.optimizers:
+        return []
+    updated: set[int] = set()  # identities of weights
+    for optimizer in loop.optimizers:
+        for group in optimizer.param_groups:
+            updated.update(id(weight) for weight in group["params"])
+    if not any(id(weight) in updated for weight in loop.module.parameters()):
+        return []
+    paths: list[str] = []
+    for path, submodule in loop.module.named_modules():
+        if any(path.startswith(f"{outer_path}.") for outer_path in paths):
+            continue
+        weights = list(submodule.parameters())
+        are_unused = [
+            weight.grad is not None and id(weight) not in updated for weight in weights
+        ]
+        if path and are_unused and all(are_unused):
+            paths.append(path)
+    return paths
 
 
 def expert_loads(module: object) -> list[ExpertLoad]:

@@ -170,7 +170,7 @@ FindingName = Literal[
     "ranks", "input", "transfer", "validation", "checkpoint", "epoch", "worker_start", "reload", "owner", "logging",
     "sleep", "python", "pattern", "odd_steps", "garbage", "compilation", "anomalies", "profiler", "sync", "small_batch",
     "optimizer", "optimizer_products", "clip", "compile", "double", "precision", "tf32", "recomputation",
-    "communication", "repeated_forward", "repeated_backward", "padding",
+    "communication", "repeated_forward", "repeated_backward", "unused_gradients", "broadcast", "padding",
 ]  # fmt: skip
 
 
@@ -252,14 +252,22 @@ class Term(Part):
     contributors: list[Contributor] = Field(default_factory=list)
 
 
-class RepeatedWork(Part):
-    """Work that a step does again: a module's pass on inputs that it had before, or a second backward pass."""
+# Work of a step that may be needless: a module's pass on inputs that it had before, a backward pass that runs twice,
+# the backward pass of weights that no optimizer updates, operators on the large result of a broadcast.
+NeedlessKind = Literal[
+    "repeated_forward", "repeated_backward", "unused_gradients", "broadcast"
+]
 
+
+class NeedlessWork(Part):
+    """Work of a step that may be needless."""
+
+    kind: Annotated[NeedlessKind, Newer] = figure("kind", "text", "why it may be")
     phase: str = figure("phase", "text", "where in the step")
-    module: str | None = figure(
-        "module", "text", "whose pass is repeated; none if backward runs twice"
+    what: str | None = figure(
+        "what", "text", "module, or operator and shapes, if it is about one"
     )
-    count: float = figure("times", "count", "passes, or operators of backward, a step")
+    count: float = figure("times", "count", "passes, or operators, of a step")
     seconds: float = figure("time", "ms", "of a step")
 
 
@@ -302,7 +310,7 @@ class Waterfall(Part):
         "steps traced", "count", "traced steps from which the terms come", default=None
     )
     terms: list[Term]
-    repeated: list[RepeatedWork] = Field(default_factory=list)
+    needless: list[NeedlessWork] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     # whether FLOPs are missing from the ideal: it is then a lower bound, and slow products are an upper one
     ideal_is_lower_bound: bool = False

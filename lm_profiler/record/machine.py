@@ -90,6 +90,8 @@ class ModelFacts(Part):
         "batches per step", "count", "batches whose gradients are accumulated"
     )
     compiled: bool | None = None
+    # the outermost modules whose weights all get gradients that no optimizer uses
+    without_optimizer: list[str] = Field(default_factory=list)
     layers: int | None = figure(
         "layers", "count", "of the model, by its config", "model_layers", default=None
     )

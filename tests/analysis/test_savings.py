@@ -16,13 +16,14 @@ from lm_profiler.record.run_record import (
     Finding,
     Floor,
     LoaderFacts,
+    NeedlessKind,
+    NeedlessWork,
     OddStep,
     OtherByOwner,
     OutsideSteps,
     OwnedTime,
     RankFinding,
     Ranks,
-    RepeatedWork,
     RunRecord,
     Settings,
     StepCounters,
@@ -59,8 +60,12 @@ def syncs() -> dict[str, Any]:
     return {"waterfall": waterfall, "syncs": [Sync(file="a.py", line=3, function="f", count=9, call=".item()")]}
 
 
-def repeating(*works: RepeatedWork) -> Waterfall:
-    return fall(ideal=90.0).model_copy(update={"repeated": [*works]})
+def with_needless(*works: tuple[NeedlessKind, str, float]) -> Waterfall:
+    needless = [
+        NeedlessWork(kind=kind, phase=phase, what="net (Net)", count=1.0, seconds=seconds)
+        for kind, phase, seconds in works
+    ]
+    return fall(ideal=90.0).model_copy(update={"needless": needless})
 
 
 def padded(unused: float, **facts: Any) -> Throughput:
@@ -150,12 +155,24 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
     ),
     "a second pass on the same batch": (
         "repeated_forward", 40.0,
-        made(waterfall=repeating(RepeatedWork(phase="forward", module="net (Net)", count=1, seconds=0.025),
-                                 RepeatedWork(phase="backward", module="net (Net)", count=9, seconds=0.015))),
+        made(waterfall=with_needless(("repeated_forward", "forward", 0.025), ("repeated_forward", "backward", 0.015))),
     ),
     "a backward pass that runs twice": (
-        "repeated_backward", 15.0,
-        made(waterfall=repeating(RepeatedWork(phase="backward", module=None, count=9, seconds=0.015))),
+        "repeated_backward", 15.0, made(waterfall=with_needless(("repeated_backward", "backward", 0.015))),
+    ),
+    "gradients that no optimizer uses": (
+        "unused_gradients", 20.0, made(waterfall=with_needless(("unused_gradients", "backward", 0.020))),
+    ),
+    "a column less a row": (
+        "broadcast", 30.0,
+        made(waterfall=with_needless(("broadcast", "forward", 0.010), ("broadcast", "backward", 0.020))),
+    ),
+    "an optimizer that computes roots": (
+        "owner", 42.0,
+        made({"optimizer": 50.0}, settings=Settings(samples_per_batch=64), python_times=[
+            line(40.0, what="torch", phase="optimizer", calls=16, function="Shampoo.root"),
+            line(2.0, phase="optimizer", calls=0, function="Shampoo.root"),
+        ]),
     ),
     "batches wider than their longest sequence": ("padding", 0.4 * 85.0, made(throughput=padded(unused=0.4))),
     "short sequences beside long ones": (

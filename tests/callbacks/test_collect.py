@@ -22,7 +22,7 @@ from tests.analysis.test_conclude import beside
 from torch import nn
 
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
-from lm_profiler.callbacks.collect import switches
+from lm_profiler.callbacks.collect import model_facts, switches
 from lm_profiler.callbacks.instruments.watches import history_watch
 from lm_profiler.callbacks.instruments.work import LIMIT_IN_TRAINING_S, LIMIT_S, StepWork
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
@@ -137,6 +137,25 @@ def test_an_optimizer_that_goes_from_weight_to_weight_is_seen_by_its_groups(tmp_
     assert (found.fused_optimizer, found.weight_by_weight) == (False, True)
     trainer.strategy._optimizers = [torch.optim.Adam(module.parameters(), fused=True, foreach=False)]
     assert not switches(TrainerLoop(trainer)).weight_by_weight
+
+
+def test_modules_without_an_optimizer_are_named_if_they_get_gradients(tmp_path: Path) -> None:
+    class Probe(BoringModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+            self.frozen = nn.Linear(32, 32).requires_grad_(False)
+            self.never_called = nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.frozen(self.backbone(x)))
+
+    trainer, module = trainer_with([], tmp_path), Probe()
+    trainer.strategy.connect(module)
+    trainer.strategy._optimizers = [torch.optim.SGD(module.layer.parameters(), 0.1)]
+    assert model_facts(TrainerLoop(trainer)).without_optimizer == []
+    module(torch.ones(2, 32)).sum().backward()
+    assert model_facts(TrainerLoop(trainer)).without_optimizer == ["backbone"]
 
 
 def test_processes_of_one_machine_share_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

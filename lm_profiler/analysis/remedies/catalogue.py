@@ -591,6 +591,20 @@ def _padding_text(finding: Finding, settings: Settings) -> str:
     return f"Put sequences of like length into a batch, or pack them: {padding:.0%} of the positions are padding."
 
 
+def _unused_gradients_text(finding: Finding, settings: Settings) -> str:
+    return (
+        f"Set requires_grad=False for the weights of {finding.what}, or run it under torch.no_grad(): they get "
+        "gradients, but no optimizer updates them."
+    )
+
+
+def _broadcast_text(finding: Finding, settings: Settings) -> str:
+    return (
+        f"Check the shapes: {finding.what}. If all pairs are meant, torch.cdist or a matrix product makes no such "
+        "table; if not, a dimension is missing or too many (squeeze)."
+    )
+
+
 # -- the catalogue -----------------------------------------------------------------------------------------------------
 
 # in the order in which `improve` tries them where ceilings are equal
@@ -646,6 +660,8 @@ REMEDIES: Sequence[Remedy] = (
         "Add the losses and call backward once: a part of the graph has its backward pass twice (retain_graph=True).",
         likely_share=0.9,
     ),
+    Remedy("unused_gradients", _unused_gradients_text, likely_share=0.9),
+    Remedy("broadcast", _broadcast_text, likely_share=0.8),
     Remedy("loss", smaller_settings=chunked_loss),
     Remedy(
         "small_batch",

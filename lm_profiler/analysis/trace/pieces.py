@@ -50,6 +50,11 @@ _CALLS_ONLY = re.compile(
 )
 
 
+# An operator that calls others works itself, too, if it has so much time, and so much of it, apart from theirs.
+_LEAST_OWN_NS = 100_000
+_LEAST_OWN_SHARE = 0.5
+
+
 class Piece(NamedTuple):
     """One kernel, or one call of an operator where the device is the CPU. None is unknown, or none."""
 
@@ -216,7 +221,8 @@ def _operators(
         phase,
     ) in rows:
         name = packed.names[name_number] or ""
-        kind, use = _work_of_operator(name, own < length, phase)
+        calls_others = own < length and not _works_itself(own, length)
+        kind, use = _work_of_operator(name, calls_others, phase)
         yield Piece(
             start=start,
             end=start + length,
@@ -233,6 +239,11 @@ def _operators(
             caller=packed.names[caller],
             again=is_again,
         )
+
+
+def _works_itself(own: int, length: int) -> bool:
+    """Return whether an operator does most of its work itself, as ``linalg_eigh`` does, besides calling others."""
+    return own >= _LEAST_OWN_NS and own >= _LEAST_OWN_SHARE * length
 
 
 @lru_cache(maxsize=4096)

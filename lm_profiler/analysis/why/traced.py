@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Literal, NamedTuple, get_args
 
 from lm_profiler.analysis.trace.kernel_sums import Communication, communication_of
+from lm_profiler.analysis.trace.needless_work import NeedlessWork, needless_work
 from lm_profiler.analysis.trace.pieces import (
     Piece,
     TracedWork,
@@ -22,7 +23,6 @@ from lm_profiler.analysis.trace.pieces import (
     rank_of,
     shared_out,
 )
-from lm_profiler.analysis.trace.repeated_work import RepeatedWork, repeated_work
 from lm_profiler.analysis.trace.walk import DriverCall
 from lm_profiler.record.parts import INPUT_PHASES, NO_PHASE
 
@@ -184,7 +184,7 @@ class Traced:
     on_device: bool
     communication: Communication | None = None
     begins: tuple[int, ...] = ()  # when each of the steps began
-    repeated: tuple[RepeatedWork, ...] = ()  # what the steps did twice
+    needless: tuple[NeedlessWork, ...] = ()  # what the steps may have done needlessly
     is_part: bool = False  # whether it is one of several steps
 
     def alone(self, step: int) -> Traced:
@@ -242,7 +242,7 @@ def traced_of(work: TracedWork) -> Traced:
         on_device=work.on_device,
         communication=communication_of(work),
         begins=step_begins,
-        repeated=tuple(repeated_work(work, weighed)),
+        needless=tuple(needless_work(work, weighed)),
     )
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from lm_profiler.analysis.trace.kernel_sums import module_of
+from lm_profiler.analysis.trace.needless_work import NeedlessWork as TracedNeedlessWork
 from lm_profiler.analysis.trace.pieces import Piece
 from lm_profiler.analysis.why.operators import (
     UNKNOWN_LISTS,
@@ -23,8 +24,8 @@ from lm_profiler.analysis.why.traced import Gap, Traced, Weighed, with_floors
 from lm_profiler.record.parts import INPUT_PHASES
 from lm_profiler.record.run_record import (
     Contributor,
+    NeedlessWork,
     Rates,
-    RepeatedWork,
     Term,
     TermName,
     Waterfall,
@@ -53,6 +54,7 @@ class Step:
     dtype: str  # dtype of most FLOPs; its rate is known
     # the measured clock over the clock of the stated peak
     clock_share: float | None = None
+    without_optimizer: Sequence[str] = ()  # modules whose weights no optimizer updates
     lists: Lists = UNKNOWN_LISTS  # all parameters that an optimizer gets in lists
     # part of it: waiting for other ranks, by phase
     waiting_s: Mapping[str, float] = field(default_factory=dict)
@@ -94,30 +96,45 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
         clock_share=step.clock_share,
         traced_steps=traced.steps,
         terms=terms,
-        repeated=list(_repeated(step, traced)),
+        needless=list(_needless(step, traced)),
         notes=notes,
     )
 
 
-def _repeated(step: Step, traced: Traced) -> Iterator[RepeatedWork]:
-    """Yield what a step does twice; of a phase that takes less time untraced, the same share of it."""
+def _needless(step: Step, traced: Traced) -> Iterator[NeedlessWork]:
+    """Yield what a step may do needlessly; of a phase that takes less time untraced, the same share of it."""
     phase_ns: defaultdict[str, float] = defaultdict(float)
     for piece, own_ns in traced.pieces:
         phase_ns[piece.phase] += own_ns
     for gap in traced.gaps:
         phase_ns[gap.phase] += gap.ns
-    for work in traced.repeated:
+    for work in [*traced.needless, *_unused_gradients(step, traced)]:
         seconds = work.ns * 1e-9 / traced.steps
         traced_s = phase_ns[work.phase] * 1e-9 / traced.steps
         untraced_s = step.phase_s.get(work.phase, traced_s)
         if traced_s > 0.0:
             seconds *= min(untraced_s / traced_s, 1.0)
-        yield RepeatedWork(
+        yield NeedlessWork(
+            kind=work.kind,
             phase=work.phase,
-            module=work.module,
+            what=work.what,
             count=work.times / traced.steps,
             seconds=seconds,
         )
+
+
+def _unused_gradients(step: Step, traced: Traced) -> Iterator[TracedNeedlessWork]:
+    """Yield the backward pass of each module whose weights no optimizer updates."""
+    for path in step.without_optimizer:
+        times = 0
+        sum_ns = 0.0
+        for piece, own_ns in traced.pieces:
+            module = piece.module or ""
+            is_inside = module.startswith((f"{path} (", f"{path}."))
+            if is_inside and piece.phase == "backward":
+                times += 1
+                sum_ns += own_ns
+        yield TracedNeedlessWork("unused_gradients", "backward", path, times, sum_ns)
 
 
 def _without_optimizer_products(terms: Sequence[Term]) -> list[Term]:

@@ -184,7 +184,7 @@ _LISTS = {
     "Steadiness": ("steadiness.levels", "steadiness.pattern.slow", "steadiness.kinds"),
     "Use of the hardware": ("rates.flops", "utilisation.by_dtype"),
     "Synchronization": ("syncs",),
-    "Waterfall": ("waterfall.repeated",),
+    "Waterfall": ("waterfall.needless",),
     "Numerics": ("numerics.kinds", "numerics.losses", "numerics.gradient_norms"),
     "Ranks": (
         "rank_step_s",

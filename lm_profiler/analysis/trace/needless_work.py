@@ -1,4 +1,7 @@
-"""Finds work that traced steps do twice: a module's pass on inputs that it had before, a backward pass of one graph.
+"""Finds work of traced steps that may be needless: what they do twice, and operators on far larger tensors than theirs.
+
+Done twice are a module's pass on inputs that it had before, and the backward pass of one graph. A broadcast of two
+small tensors, such as a column and a row, makes a large one: it may be meant, or a shape may be wrong.
 
 Times are integers of nanoseconds.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -20,19 +24,26 @@ from lm_profiler.analysis.trace.packed_trace import (
     Range,
 )
 from lm_profiler.analysis.trace.pieces import Piece, TracedWork, phases_at
+from lm_profiler.record.findings import NeedlessKind
 
 _FORWARD = "forward"
 _BACKWARD = "backward"
 
 
-class RepeatedWork(NamedTuple):
-    """What all traced steps together did again."""
+_LEAST_GROWTH = (
+    16  # how many times more elements than its largest input a broadcast makes
+)
+_LEAST_ELEMENTS = 1 << 16  # of its result
 
+
+class NeedlessWork(NamedTuple):
+    """What all traced steps together did of one kind."""
+
+    kind: NeedlessKind
     phase: str
-    module: (
-        str | None
-    )  # whose pass is repeated; None for a backward pass that runs twice
-    times: int  # of passes, or of nodes of the graph
+    # the module whose pass is repeated, the shapes of a broadcast; None for a backward pass that runs twice
+    what: str | None
+    times: int  # passes, nodes of the graph, or operators
     ns: float
 
 
@@ -45,10 +56,10 @@ class _Stretch(NamedTuple):
     module: str | None
 
 
-def repeated_work(
+def needless_work(
     work: TracedWork, pieces: Sequence[tuple[Piece, float]]
-) -> list[RepeatedWork]:
-    """Return what the steps of ``work`` did again, by phase and module.
+) -> list[NeedlessWork]:
+    """Return what the steps of ``work`` may have done needlessly, by kind, phase and place.
 
     ``pieces`` are those of ``work`` with their own nanoseconds. On a device, the work's time is that of the kernels
     that were launched meanwhile; on the CPU it is the host's.
@@ -61,12 +72,79 @@ def repeated_work(
     if work.on_device:
         stretches_ns = _kernels_ns(stretches, pieces)
 
-    sums: dict[tuple[str, str | None], RepeatedWork] = {}
+    found: list[NeedlessWork] = []
     for stretch, ns in zip(stretches, stretches_ns, strict=True):
-        key = (stretch.phase, stretch.module)
-        before = sums.get(key, RepeatedWork(*key, times=0, ns=0.0))
-        sums[key] = before._replace(times=before.times + 1, ns=before.ns + ns)
+        kind: NeedlessKind = "repeated_forward"
+        if stretch.module is None:
+            kind = "repeated_backward"
+        found.append(NeedlessWork(kind, stretch.phase, stretch.module, 1, ns))
+    found += _broadcasts(pieces)
+    return _sums_of(found)
+
+
+def _sums_of(found: Iterable[NeedlessWork]) -> list[NeedlessWork]:
+    """Return one for each kind, phase and place."""
+    sums: dict[tuple[str, str, str | None], NeedlessWork] = {}
+    for work in found:
+        key = (work.kind, work.phase, work.what)
+        before = sums.get(key)
+        if before is None:
+            sums[key] = work
+        else:
+            times = before.times + work.times
+            sums[key] = before._replace(times=times, ns=before.ns + work.ns)
     return list(sums.values())
+
+
+def _broadcasts(pieces: Sequence[tuple[Piece, float]]) -> Iterator[NeedlessWork]:
+    """Yield the operators that broadcast two small tensors to a large one, and those that work on one of its shape."""
+    names: dict[tuple[int, ...], str] = {}  # by the shape of the result
+    pieces = [(piece, own_ns) for piece, own_ns in pieces if piece.use == "memory"]
+    for piece, _ in pieces:
+        shapes = _shapes_of(piece)
+        large_shape = _broadcast_shape(shapes)
+        if large_shape is not None:
+            sides = " and ".join(_shape_text(shape) for shape in shapes[:2])
+            result = _shape_text(large_shape)
+            names.setdefault(large_shape, f"{piece.operator} of {sides} makes {result}")
+    for piece, own_ns in pieces:
+        shapes = _shapes_of(piece)
+        large_shape = _broadcast_shape(shapes)
+        for shape in [*shapes, large_shape]:
+            if shape is not None and shape in names:
+                name = names[shape]
+                yield NeedlessWork("broadcast", piece.phase, name, 1, own_ns)
+                break
+
+
+def _shapes_of(piece: Piece) -> list[tuple[int, ...]]:
+    """Return the shapes of the inputs that are tensors with dimensions."""
+    if piece.inputs is None:
+        return []
+    shapes = []
+    for dims in piece.inputs.dims:
+        is_shape = isinstance(dims, list) and dims
+        if is_shape and all(isinstance(size, int) for size in dims):
+            shapes.append(tuple(dims))
+    return shapes
+
+
+def _broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the shape to which two ``shapes`` are broadcast, if that is far larger than they are; else None."""
+    if len(shapes) != 2:
+        return None
+    try:
+        shape = np.broadcast_shapes(*shapes)
+    except ValueError:
+        return None
+    largest_input = max(prod(side) for side in shapes)
+    elements = prod(shape)
+    is_large = elements >= max(_LEAST_ELEMENTS, _LEAST_GROWTH * largest_input)
+    return shape if is_large else None
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return " × ".join(str(size) for size in shape)
 
 
 def _repeated_stretches(packed: PackedTrace) -> list[_Stretch]:

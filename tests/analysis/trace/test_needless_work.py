@@ -1,4 +1,4 @@
-"""Work that a step does twice is found in real traces of small programs, against their graphs in autograd."""
+"""Work that may be needless is found in real traces of small programs, against their graphs in autograd."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint
 
+from lm_profiler.analysis.trace.needless_work import NeedlessWork, needless_work
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.range_names import phase_range_name
-from lm_profiler.analysis.trace.repeated_work import RepeatedWork, repeated_work
 from lm_profiler.analysis.trace.trace_file import trace_events
+from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.callbacks.instruments.tracer import ModuleRanges
 
 STEPS = 2
@@ -41,8 +42,8 @@ def nodes_of(result: Tensor) -> int:
     return len(found)
 
 
-def repeated_in(step: Callable[[nn.Module, Tensor], None], folder: Path) -> list[RepeatedWork]:
-    """What a trace of ``step`` shows as done twice; the first half of a step is in the forward phase."""
+def needless_in(step: Callable[[nn.Module, Tensor], None], folder: Path) -> list[NeedlessWork]:
+    """What a trace of ``step`` shows as needless; the first half of a step is in the forward phase."""
     model, x = Trunk(), torch.ones(2, 4, requires_grad=True)
     ranges = ModuleRanges()
     ranges.attach(model)
@@ -57,7 +58,7 @@ def repeated_in(step: Callable[[nn.Module, Tensor], None], folder: Path) -> list
     path = folder / "t.json"
     session.export_chrome_trace(str(path))
     work = traced_work(PackedTrace(trace_events(path)))
-    return repeated_work(work, [])
+    return needless_work(work, traced_of(work).pieces)
 
 
 def forward(model: nn.Module, x: Tensor) -> Tensor:
@@ -75,7 +76,7 @@ def test_a_step_that_does_all_once_has_nothing_repeated(tmp_path: Path) -> None:
     def step(model: nn.Module, x: Tensor) -> None:
         backward(forward(model, x).sum())
 
-    assert repeated_in(step, tmp_path) == []
+    assert needless_in(step, tmp_path) == []
 
 
 def test_the_shared_part_of_two_backward_passes_is_repeated(tmp_path: Path) -> None:
@@ -87,8 +88,8 @@ def test_the_shared_part_of_two_backward_passes_is_repeated(tmp_path: Path) -> N
         backward(shared.sum(), retain_graph=True)
         backward(shared.square().sum())
 
-    (repeated,) = repeated_in(step, tmp_path)
-    assert (repeated.phase, repeated.module, repeated.times) == ("backward", None, sum(shared_nodes))
+    (repeated,) = needless_in(step, tmp_path)
+    assert (repeated.phase, repeated.what, repeated.times) == ("backward", None, sum(shared_nodes))
     assert repeated.ns > 0
 
 
@@ -101,7 +102,7 @@ def test_a_higher_derivative_repeats_nothing(tmp_path: Path) -> None:
             (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
         backward(result.sum() + gradient.square().sum())
 
-    assert repeated_in(step, tmp_path) == []
+    assert needless_in(step, tmp_path) == []
 
 
 @pytest.mark.parametrize("with_gradient", [False, True])
@@ -112,9 +113,9 @@ def test_a_second_pass_on_the_same_batch_is_repeated_with_its_own_backward(with_
             second_loss = forward(model, x).mean()
         backward(loss + second_loss)
 
-    repeated = {work.phase: work for work in repeated_in(step, tmp_path)}
+    repeated = {work.phase: work for work in needless_in(step, tmp_path)}
     assert [*repeated] == (["forward", "backward"] if with_gradient else ["forward"])
-    assert {work.module for work in repeated.values()} == {"Trunk"}
+    assert {work.what for work in repeated.values()} == {"Trunk"}
     assert repeated["forward"].times == STEPS
 
 
@@ -124,4 +125,29 @@ def test_passes_on_other_inputs_or_for_a_checkpoint_are_not_repeated(tmp_path: P
             result = checkpoint(model, x, use_reentrant=False) + model(x + 1)
         backward(result.sum())
 
-    assert repeated_in(step, tmp_path) == []
+    assert needless_in(step, tmp_path) == []
+
+
+def test_a_broadcast_to_a_far_larger_tensor_is_found_with_what_is_done_to_it(tmp_path: Path) -> None:
+    column, row = torch.ones(640, 1), torch.ones(640)
+
+    def step(model: nn.Module, x: Tensor) -> None:
+        backward(forward(model, x).sum())
+        with record_function(phase_range_name("forward")):
+            (column - row).square().sum()
+            (column.square() - column).sum()  # of equal shapes
+            torch.mm(column, row[None, :])  # a matrix product, whose factors could be broadcast, too
+
+    works = [work for work in needless_in(step, tmp_path) if work.kind == "broadcast"]
+    assert {(work.phase, work.what) for work in works} == {("forward", "aten::sub of 640 × 1 and 640 makes 640 × 640")}
+
+
+def test_a_small_table_of_pairs_is_no_finding(tmp_path: Path) -> None:
+    column, row = torch.ones(64, 1), torch.ones(64)
+
+    def step(model: nn.Module, x: Tensor) -> None:
+        backward(forward(model, x).sum())
+        with record_function(phase_range_name("forward")):
+            (column - row).sum()
+
+    assert needless_in(step, tmp_path) == []
