@@ -310,6 +310,8 @@ def torchtitan_rows() -> Iterator[Row]:
     except ImportError:
         return
     for name, (kind, sizes, width, truth) in TORCHTITAN_OF_TRANSFORMERS.items():
+        if not has_config(transformers, kind):
+            continue
         model, their_config = _of_transformers(transformers, kind, sizes)
         kinds_of_layers = getattr(their_config, "layer_types", None) or []
         layers = their_config.num_hidden_layers - kinds_of_layers.count(
@@ -327,6 +329,12 @@ def torchtitan_rows() -> Iterator[Row]:
         all_heads * 320,
         TORCHTITAN_OF_TWO_TOKENS,
     )
+
+
+def has_config(transformers: Any, kind: str) -> bool:
+    """Return whether this version of transformers knows models of ``kind``."""
+    names = (f"{kind}TextConfig", f"{kind}Config")
+    return any(hasattr(transformers, name) for name in names)
 
 
 def _of_transformers(
