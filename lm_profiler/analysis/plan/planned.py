@@ -58,9 +58,8 @@ class Planned:
     compiled: bool = False
     # what each phase has to do at least
     work: Mapping[str, Work] = field(default_factory=dict)
-    uncounted: Sequence[
-        str
-    ] = ()  # the names of what computes in the step without a formula of its FLOPs
+    # the names of what computes in the step without a formula of its FLOPs
+    uncounted: Sequence[str] = ()
     float32: str = "unknown"  # how float32 is multiplied: ``highest``, ``high`` (TF32) or ``medium``
     # of ``SETTINGS``, those that the call has, by name
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -182,6 +182,13 @@ def noise_of(differences: Series) -> float:
     return max(spread, FINEST, _tick_of(ordered, lower) / 2.0)
 
 
+def rank_correlation(values: ArrayLike) -> float:
+    """Return Kendall's rank correlation of two or more ``values`` with their order: 1 if they only rise."""
+    series = np.asarray(values)
+    earlier, later = np.triu_indices(len(series), 1)
+    return float(np.sign(series[later] - series[earlier]).mean())
+
+
 def robust_std(values: Series) -> float:
     """Return the standard deviation of normal ``values``, by their median distance from the median (Hampel 1974).
 

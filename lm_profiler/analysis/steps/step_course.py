@@ -303,9 +303,8 @@ class _SegmentCosts:
     """
 
     count: int  # n
-    first_weight: (
-        float  # of a segment's first value beside the others: 1 - coefficient squared
-    )
+    # of a segment's first value beside the others: 1 - coefficient squared
+    first_weight: float
     squares: Series  # (n, n + 1) the sum of squares of the segment's whitened values
     sums: Series  # the product of the whitened values with a whitened constant
     weights: _SegmentWeights

@@ -24,26 +24,24 @@ from lm_profiler.analysis.trace.packed_trace import (
     Range,
 )
 from lm_profiler.analysis.trace.pieces import Piece, TracedWork, phases_at
-from lm_profiler.record.findings import NeedlessKind
+from lm_profiler.record.findings import NeedlessKind, NeedlessWork
 
 _FORWARD = "forward"
 _BACKWARD = "backward"
 
-
-_LEAST_GROWTH = (
-    16  # how many times more elements than its largest input a broadcast makes
-)
+# how many times more elements than its largest input a broadcast makes
+_LEAST_GROWTH = 16
 _LEAST_ELEMENTS = 1 << 16  # of its result
 
+_Shape = tuple[int, ...]
 
-class NeedlessWork(NamedTuple):
-    """What all traced steps together did of one kind."""
+
+class _Occurrence(NamedTuple):
+    """One occurrence of needless work: a pass, a node of the graph, or an operator."""
 
     kind: NeedlessKind
     phase: str
-    # the module whose pass is repeated, the shapes of a broadcast; None for a backward pass that runs twice
     what: str | None
-    times: int  # passes, nodes of the graph, or operators
     ns: float
 
 
@@ -59,65 +57,72 @@ class _Stretch(NamedTuple):
 def needless_work(
     work: TracedWork, pieces: Sequence[tuple[Piece, float]]
 ) -> list[NeedlessWork]:
-    """Return what the steps of ``work`` may have done needlessly, by kind, phase and place.
+    """Return what the traced steps of ``work`` may have done needlessly: of a mean step, by kind, phase and place.
 
     ``pieces`` are those of ``work`` with their own nanoseconds. On a device, the work's time is that of the kernels
     that were launched meanwhile; on the CPU it is the host's.
     """
-    stretches = _repeated_stretches(work.packed)
     stretches = [
-        stretch for stretch in stretches if work.begin <= stretch.start <= work.end
+        stretch
+        for stretch in _repeated_stretches(work.packed)
+        if work.begin <= stretch.start <= work.end
     ]
     stretches_ns = _host_ns(stretches)
     if work.on_device:
         stretches_ns = _kernels_ns(stretches, pieces)
 
-    found: list[NeedlessWork] = []
+    occurrences: list[_Occurrence] = []
     for stretch, ns in zip(stretches, stretches_ns, strict=True):
         kind: NeedlessKind = "repeated_forward"
         if stretch.module is None:
             kind = "repeated_backward"
-        found.append(NeedlessWork(kind, stretch.phase, stretch.module, 1, ns))
-    found += _broadcasts(pieces)
-    return _sums_of(found)
+        occurrences.append(_Occurrence(kind, stretch.phase, stretch.module, ns))
+    occurrences += _broadcasts(pieces)
+    return _mean_of_steps(occurrences, steps=len(work.packed.steps))
 
 
-def _sums_of(found: Iterable[NeedlessWork]) -> list[NeedlessWork]:
+def _mean_of_steps(
+    occurrences: Sequence[_Occurrence], steps: int
+) -> list[NeedlessWork]:
     """Return one for each kind, phase and place."""
-    sums: dict[tuple[str, str, str | None], NeedlessWork] = {}
-    for work in found:
-        key = (work.kind, work.phase, work.what)
-        before = sums.get(key)
-        if before is None:
-            sums[key] = work
-        else:
-            times = before.times + work.times
-            sums[key] = before._replace(times=times, ns=before.ns + work.ns)
-    return list(sums.values())
+    times_ns: defaultdict[_Occurrence, list[float]] = defaultdict(list)
+    for occurrence in occurrences:
+        times_ns[occurrence._replace(ns=0.0)].append(occurrence.ns)
+    works = []
+    for place, place_ns in times_ns.items():
+        work = NeedlessWork(
+            kind=place.kind,
+            phase=place.phase,
+            what=place.what,
+            count=len(place_ns) / steps,
+            seconds=sum(place_ns) * 1e-9 / steps,
+        )
+        works.append(work)
+    return works
 
 
-def _broadcasts(pieces: Sequence[tuple[Piece, float]]) -> Iterator[NeedlessWork]:
+def _broadcasts(pieces: Iterable[tuple[Piece, float]]) -> Iterator[_Occurrence]:
     """Yield the operators that broadcast two small tensors to a large one, and those that work on one of its shape."""
-    names: dict[tuple[int, ...], str] = {}  # by the shape of the result
-    pieces = [(piece, own_ns) for piece, own_ns in pieces if piece.use == "memory"]
-    for piece, _ in pieces:
-        shapes = _shapes_of(piece)
-        large_shape = _broadcast_shape(shapes)
-        if large_shape is not None:
-            sides = " and ".join(_shape_text(shape) for shape in shapes[:2])
-            result = _shape_text(large_shape)
-            names.setdefault(large_shape, f"{piece.operator} of {sides} makes {result}")
+    names: dict[_Shape, str] = {}  # by the shape of the result
+    operators: list[tuple[Piece, float, list[_Shape]]] = []
     for piece, own_ns in pieces:
+        if piece.use != "memory":
+            continue
         shapes = _shapes_of(piece)
-        large_shape = _broadcast_shape(shapes)
-        for shape in [*shapes, large_shape]:
-            if shape is not None and shape in names:
-                name = names[shape]
-                yield NeedlessWork("broadcast", piece.phase, name, 1, own_ns)
-                break
+        result = _broadcast_shape(shapes)
+        if result is not None:
+            sides = " and ".join(_shape_text(shape) for shape in shapes)
+            name = f"{piece.operator} of {sides} makes {_shape_text(result)}"
+            names.setdefault(result, name)
+            shapes.append(result)
+        operators.append((piece, own_ns, shapes))
+    for piece, own_ns, shapes in operators:
+        large_shape = next((shape for shape in shapes if shape in names), None)
+        if large_shape is not None:
+            yield _Occurrence("broadcast", piece.phase, names[large_shape], own_ns)
 
 
-def _shapes_of(piece: Piece) -> list[tuple[int, ...]]:
+def _shapes_of(piece: Piece) -> list[_Shape]:
     """Return the shapes of the inputs that are tensors with dimensions."""
     if piece.inputs is None:
         return []
@@ -129,9 +134,9 @@ def _shapes_of(piece: Piece) -> list[tuple[int, ...]]:
     return shapes
 
 
-def _broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+def _broadcast_shape(shapes: Sequence[_Shape]) -> _Shape | None:
     """Return the shape to which two ``shapes`` are broadcast, if that is far larger than they are; else None."""
-    if len(shapes) != 2:
+    if len(shapes) != 2 or shapes[0] == shapes[1]:
         return None
     try:
         shape = np.broadcast_shapes(*shapes)
@@ -143,7 +148,7 @@ def _broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | Non
     return shape if is_large else None
 
 
-def _shape_text(shape: Sequence[int]) -> str:
+def _shape_text(shape: _Shape) -> str:
     return " × ".join(str(size) for size in shape)
 
 
@@ -164,24 +169,24 @@ def _repeated_stretches(packed: PackedTrace) -> list[_Stretch]:
 
 def _outermost(ranges: Sequence[Range]) -> list[Range]:
     """Return those of ``ranges`` that no other one holds, by their start."""
-    outermost: list[Range] = []
+    outer_ranges: list[Range] = []
     reached = 0
     for candidate in sorted(ranges, key=lambda range_: (range_.start, -range_.end)):
         if candidate.start >= reached:
-            outermost.append(candidate)
+            outer_ranges.append(candidate)
             reached = candidate.end
-    return outermost
+    return outer_ranges
 
 
 def _outside_backward(packed: PackedTrace, passes: Sequence[Range]) -> list[Range]:
     """Return the ``passes`` outside of backward, where activation checkpointing runs forward again on purpose."""
     starts = [pass_.start for pass_ in passes]
     phases = phases_at(packed.phases, starts)
-    outside = []
+    kept_passes = []
     for pass_, phase in zip(passes, phases, strict=True):
         if phase != _BACKWARD:
-            outside.append(pass_)
-    return outside
+            kept_passes.append(pass_)
+    return kept_passes
 
 
 def _backward_of(packed: PackedTrace, passes: Sequence[Range]) -> Iterator[_Stretch]:

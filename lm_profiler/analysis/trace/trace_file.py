@@ -40,9 +40,8 @@ class OperatorEvents(NamedTuple):
 Event = Any  # a decoded event, a mapping unless the file is damaged; or ``OperatorEvents``, which are not decoded
 
 
-ReportPosition = Callable[
-    [int], None
-]  # gets how many bytes of the file are read so far
+# gets how many bytes of the file are read so far
+ReportPosition = Callable[[int], None]
 
 
 def ignore_position(bytes_read: int) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.steps.statistics import FINEST
+from lm_profiler.analysis.steps.statistics import FINEST, rank_correlation
 from lm_profiler.analysis.steps.step_model import SMALLEST_EFFECT
 from lm_profiler.analysis.watch.level_change import LevelChange
 from lm_profiler.analysis.watch.step_blocks import (
@@ -704,9 +704,7 @@ class LevelFollower:
             return False
         groups = np.array_split(logs_of(blocks), _TREND_GROUPS)
         medians = np.array([float(np.median(group)) for group in groups])
-        earlier, later = np.triu_indices(_TREND_GROUPS, 1)
-        correlation = float(np.sign(medians[later] - medians[earlier]).mean())
-        return abs(correlation) >= _TREND
+        return abs(rank_correlation(medians)) >= _TREND
 
     # -- a drift -------------------------------------------------------------------------------------------------------
 

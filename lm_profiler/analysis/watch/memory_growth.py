@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from lm_profiler.analysis.steps.statistics import rank_correlation
+
 _READINGS = 40  # readings of a window: the least memory in equal spans of time
 _WINDOWS_S = (1200.0, 4800.0, 19_200.0, 76_800.0)
 _GREW_SHARE = 0.02  # a share of the held bytes, and ...
@@ -65,9 +67,7 @@ class _Window:
         grew_bytes = float(held_bytes[-1] - held_bytes[_READINGS])
         if grew_bytes < max(_GREW_SHARE * float(held_bytes[0]), _GREW_BYTES):
             return None
-        earlier, later = np.triu_indices(len(held_bytes), 1)
-        correlation = float(np.sign(held_bytes[later] - held_bytes[earlier]).mean())
-        if correlation < _RISING:
+        if rank_correlation(held_bytes) < _RISING:
             return None
 
         last_index = len(held_bytes) - 1

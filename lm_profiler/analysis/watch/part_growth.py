@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lm_profiler.analysis.steps.statistics import rank_correlation
 from lm_profiler.analysis.watch.level_change import LevelChange
 from lm_profiler.analysis.watch.step_blocks import (
     Seconds,
@@ -25,25 +26,26 @@ from lm_profiler.record.parts import PARTS
 
 _GROUPS = 12  # of successive blocks, by whose medians a part is judged
 _FEWEST_BLOCKS = 96
-_BLOCKS_AT_ENDS = (
-    12  # at the beginning and the end of a growth: they show the levels there
-)
-_SHARE_LEFT = 0.5  # of a growth: if less is left, the part has gone back
-_SHARE_OF_KNOWN_DRIFT = (
-    0.5  # of a growth that a drift of the whole step already stands for
-)
+# at the beginning and the end of a growth: they show the levels there
+_BLOCKS_AT_ENDS = 12
+_LOOK_RATIO = 1.1  # of the steps at two successive looks: the work stays small in the longest training
+
+# -- what is a growth
 _TREND = 0.85  # Kendall's rank correlation of the medians with time
 _LEAST_OF_STEP = 0.06  # the share of the step that the growth is at least
 _LEAST_OF_PART = 0.15  # the same of the part
-_LARGEST_JUMP = 0.4  # the share of the growth that lies between two successive groups at most: else it is a change
-_LEAST_SHARE_OF_RAW = (
-    0.5  # of the growth, which the part must show without a comparison
-)
+# the share of it that lies between two successive groups at most: else it is a change
+_LARGEST_JUMP = 0.4
+# the share of it that the part must show without a comparison
+_LEAST_SHARE_OF_RAW = 0.5
 _LARGEST_SCATTER = 0.15  # of the medians around their line, as a share of the growth
 
-
+# -- beside the changes of the whole step
+# the share of a growth that is left at least: else the part has gone back
+_SHARE_LEFT = 0.5
+# the share of a growth from which on a drift of the whole step already stands for it
+_SHARE_OF_KNOWN_DRIFT = 0.5
 _SHARE_OF_WANDERING = 0.4  # of the distance between the levels of one that wanders
-_LOOK_RATIO = 1.1  # of the steps at two successive looks: the work stays small in the longest training
 
 
 class PartGrowth(NamedTuple):
@@ -227,7 +229,7 @@ def _growth_of(
     jumps_s = np.abs(np.diff(medians_s))
     scatter_s = float(np.std(medians_s - line))
     is_gradual = (
-        abs(_trend(medians_s)) >= _TREND
+        abs(rank_correlation(medians_s)) >= _TREND
         and jumps_s.max() <= _LARGEST_JUMP * size_s
         and scatter_s <= _LARGEST_SCATTER * size_s
         and raw_size_s >= _LEAST_SHARE_OF_RAW * size_s
@@ -253,9 +255,3 @@ def _line_through(medians: Seconds) -> NDArray[np.float64]:
     slope, start = np.polyfit(places, medians, 1)
     line: NDArray[np.float64] = start + slope * places
     return line
-
-
-def _trend(medians: Seconds) -> float:
-    """Return Kendall's rank correlation of ``medians`` with time."""
-    earlier, later = np.triu_indices(len(medians), 1)
-    return float(np.sign(medians[later] - medians[earlier]).mean())

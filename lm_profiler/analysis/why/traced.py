@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Literal, NamedTuple, get_args
 
 from lm_profiler.analysis.trace.kernel_sums import Communication, communication_of
-from lm_profiler.analysis.trace.needless_work import NeedlessWork, needless_work
+from lm_profiler.analysis.trace.needless_work import needless_work
 from lm_profiler.analysis.trace.pieces import (
     Piece,
     TracedWork,
@@ -25,6 +25,7 @@ from lm_profiler.analysis.trace.pieces import (
 )
 from lm_profiler.analysis.trace.walk import DriverCall
 from lm_profiler.record.parts import INPUT_PHASES, NO_PHASE
+from lm_profiler.record.run_record import NeedlessWork
 
 # calls that make the host wait for the device; a copy from or to pageable memory waits, whatever its name
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
@@ -184,7 +185,8 @@ class Traced:
     on_device: bool
     communication: Communication | None = None
     begins: tuple[int, ...] = ()  # when each of the steps began
-    needless: tuple[NeedlessWork, ...] = ()  # what the steps may have done needlessly
+    # what a mean step of them may have done needlessly
+    needless: tuple[NeedlessWork, ...] = ()
     is_part: bool = False  # whether it is one of several steps
 
     def alone(self, step: int) -> Traced:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import NamedTuple
 
 from lm_profiler.analysis.trace.kernel_sums import module_of
-from lm_profiler.analysis.trace.needless_work import NeedlessWork as TracedNeedlessWork
 from lm_profiler.analysis.trace.pieces import Piece
 from lm_profiler.analysis.why.operators import (
     UNKNOWN_LISTS,
@@ -109,32 +108,30 @@ def _needless(step: Step, traced: Traced) -> Iterator[NeedlessWork]:
     for gap in traced.gaps:
         phase_ns[gap.phase] += gap.ns
     for work in [*traced.needless, *_unused_gradients(step, traced)]:
-        seconds = work.ns * 1e-9 / traced.steps
         traced_s = phase_ns[work.phase] * 1e-9 / traced.steps
         untraced_s = step.phase_s.get(work.phase, traced_s)
+        factor = 1.0
         if traced_s > 0.0:
-            seconds *= min(untraced_s / traced_s, 1.0)
-        yield NeedlessWork(
-            kind=work.kind,
-            phase=work.phase,
-            what=work.what,
-            count=work.times / traced.steps,
-            seconds=seconds,
-        )
+            factor = min(untraced_s / traced_s, 1.0)
+        yield work.model_copy(update={"seconds": work.seconds * factor})
 
 
-def _unused_gradients(step: Step, traced: Traced) -> Iterator[TracedNeedlessWork]:
+def _unused_gradients(step: Step, traced: Traced) -> Iterator[NeedlessWork]:
     """Yield the backward pass of each module whose weights no optimizer updates."""
     for path in step.without_optimizer:
-        times = 0
-        sum_ns = 0.0
+        times_ns = []
         for piece, own_ns in traced.pieces:
             module = piece.module or ""
             is_inside = module.startswith((f"{path} (", f"{path}."))
             if is_inside and piece.phase == "backward":
-                times += 1
-                sum_ns += own_ns
-        yield TracedNeedlessWork("unused_gradients", "backward", path, times, sum_ns)
+                times_ns.append(own_ns)
+        yield NeedlessWork(
+            kind="unused_gradients",
+            phase="backward",
+            what=path,
+            count=len(times_ns) / traced.steps,
+            seconds=sum(times_ns) * 1e-9 / traced.steps,
+        )
 
 
 def _without_optimizer_products(terms: Sequence[Term]) -> list[Term]:

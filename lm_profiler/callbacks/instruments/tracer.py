@@ -137,9 +137,8 @@ class _OpenRanges(threading.local):
 class _RangeNames(NamedTuple):
     """Names of the ranges around the calls of a module."""
 
-    call: (
-        str | None
-    )  # of every call; None for the trained module itself, which has none
+    # of every call; None for the trained module itself, which has none
+    call: str | None
     repeated: str  # of a call on the same inputs as before
 
 

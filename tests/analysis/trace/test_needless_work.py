@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint
 
-from lm_profiler.analysis.trace.needless_work import NeedlessWork, needless_work
+from lm_profiler.analysis.trace.needless_work import needless_work
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.range_names import phase_range_name
 from lm_profiler.analysis.trace.trace_file import trace_events
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.callbacks.instruments.tracer import ModuleRanges
+from lm_profiler.record.findings import NeedlessWork
 
 STEPS = 2
 
@@ -89,8 +90,8 @@ def test_the_shared_part_of_two_backward_passes_is_repeated(tmp_path: Path) -> N
         backward(shared.square().sum())
 
     (repeated,) = needless_in(step, tmp_path)
-    assert (repeated.phase, repeated.what, repeated.times) == ("backward", None, sum(shared_nodes))
-    assert repeated.ns > 0
+    assert (repeated.phase, repeated.what, repeated.count) == ("backward", None, sum(shared_nodes) / STEPS)
+    assert repeated.seconds > 0
 
 
 def test_a_higher_derivative_repeats_nothing(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_a_second_pass_on_the_same_batch_is_repeated_with_its_own_backward(with_
     repeated = {work.phase: work for work in needless_in(step, tmp_path)}
     assert [*repeated] == (["forward", "backward"] if with_gradient else ["forward"])
     assert {work.what for work in repeated.values()} == {"Trunk"}
-    assert repeated["forward"].times == STEPS
+    assert repeated["forward"].count == 1
 
 
 def test_passes_on_other_inputs_or_for_a_checkpoint_are_not_repeated(tmp_path: Path) -> None:
