@@ -65,8 +65,8 @@ _LASTING_COUNT = 3  # odd steps that are no chance
 _LOGGER_ENDINGS = ("Logger", "Monitor")  # of names of classes
 _MODEL_PHASES = ("forward", "backward")
 _MOST_SHARE_OF_DOUBLE = 0.75  # of the time of float64 that float32 may save
-# terms of the waterfall in which operators or kernels run
-_WORKING_TERMS = ("ideal", "slow_products", "bandwidth", "beyond_bandwidth")
+# terms of the waterfall whose operators can be fused
+_FUSABLE_TERMS = ("bandwidth", "beyond_bandwidth")
 _COSTLY_SHARE = 0.1  # of the step: an operator with as much is worth a name
 _MAIN_SHARE = 0.75  # of the Python that was followed in a phase: a function with as much has the phase's gaps
 _TRACEBACK = "traceback"  # the package that anomaly detection spends its time in
@@ -951,13 +951,13 @@ def find_unfused_operators(costs: StepCosts) -> Iterator[Finding]:
 
 
 def _costliest_operator(costs: StepCosts) -> dict[str, Any]:
-    """Return the fields of a finding for the operator that takes most of the step, if that is a tenth or more."""
+    """Return the fields of a finding for the costliest operator that can be fused, if it has a tenth of the step."""
     waterfall = costs.record.waterfall
     if waterfall is None or costs.step_s <= 0.0:
         return {}
     seconds_by_place: defaultdict[tuple[str, str], float] = defaultdict(float)
     for term in waterfall.terms:
-        if term.name in _WORKING_TERMS:
+        if term.name in _FUSABLE_TERMS:
             for contributor in term.contributors:
                 if contributor.module is not None:
                     place = (contributor.module, contributor.what)

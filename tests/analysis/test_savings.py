@@ -229,6 +229,19 @@ def test_each_gap_of_a_loop_stands_for_itself_and_the_line_is_that_of_the_longes
     assert texts[1] == "Do less after zero_grad, or do it less often."
 
 
+def test_torch_compile_is_advised_with_the_costliest_operator_that_it_could_fuse() -> None:
+    def term(name: Any, operator: str, seconds: float) -> Term:
+        part = Contributor(module="net", what=operator, count=1.0, seconds=seconds)
+        return Term(name=name, seconds=seconds, contributors=[part])
+
+    terms = [term("ideal", "aten::mm", 0.05), term("bandwidth", "aten::gelu", 0.008)]
+    waterfall = fall(ideal=50.0).model_copy(update={"terms": [*terms, term("beyond_bandwidth", "aten::gelu", 0.012)]})
+    record = made(waterfall=waterfall, settings=Settings(compiled=False))
+    [advice] = [remedy_of(finding, record) for finding in findings_of(record) if finding.name == "compile"]
+    assert "aten::gelu in net, 20%" in advice
+    assert "aten::mm" not in advice
+
+
 def test_every_kind_of_finding_is_planted_here() -> None:
     told = {name for name, _, _ in CASES.values()} | {"tf32", "clip", "profiler"}
     assert {remedy.name for remedy in REMEDIES if remedy.likely_share < 1.0} <= told

@@ -576,7 +576,9 @@ def _compile_text(finding: Finding, settings: Settings) -> str:
     sentence = "Try torch.compile: it fuses small operators, which saves launches and memory traffic"
     if finding.what and finding.owner:
         share = finding.facts.get("costliest", 0.0)
-        sentence += f" (the costliest is {finding.what} in {finding.owner}, {share:.0%} of the step)"
+        sentence += (
+            f" (costliest operator: {finding.what} in {finding.owner}, {share:.0%})"
+        )
     return f"{sentence}."
 
 
