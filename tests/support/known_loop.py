@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import defaultdict
@@ -44,6 +45,9 @@ class SimulatedClock:
     def __call__(self) -> int:
         return self.now_ns
 
+
+ROUNDING_S = 5e-9
+"""How far off the sum of a few times may be in steps.csv, which keeps nanoseconds."""
 
 CLOCK: Callable[[], int] = time.perf_counter_ns
 """Of the waits and of the instruments, in nanoseconds."""
@@ -226,7 +230,7 @@ def assert_times(
     waits: dict[str, int] | None = None,
     fetched_ahead: int = 0,
 ) -> RunRecord:
-    """Every phase takes its truth on a simulated clock; on a real one up to the shortest wait more, and never less.
+    """Every phase takes its truth on a simulated clock, and no less on a real one.
 
     ``truth_s`` says what a step takes in each part, nothing where it does not name one; ``waits`` how many waits that
     are, 1 by default. The truth is made of the waits as long as they really were.
@@ -242,9 +246,9 @@ def assert_times(
         nominal_s = truth_s.get(part, 0.0)
         skipped, n = (fetched_ahead if part == "data" else 0), (waits or {}).get(part, 1)
         waited_s = WAITED_S[part][skipped:] if nominal_s else []
-        off_s = excess_s([row.time(part) - sum(waited_s[(row.step - 1) * n : row.step * n]) for row in rows])
-        if off_s > slack_s():
-            wrong[part] = f"{1e3 * off_s:.3f} ms more than {1e3 * nominal_s:g}"
+        off_s = [row.time(part) - sum(waited_s[(row.step - 1) * n : row.step * n]) for row in rows]
+        if not are_right(off_s):
+            wrong[part] = f"{1e3 * min(off_s):.3f} to {1e3 * max(off_s):.3f} ms more than {1e3 * nominal_s:g}"
     assert not wrong
     assert_summaries(record, rows)
     return record
@@ -265,24 +269,16 @@ def assert_summaries(record: RunRecord, rows: Sequence[StepRow]) -> None:
 def assert_waited(rows: Sequence[StepRow], part: str, waits: Sequence[int]) -> None:
     """``part`` took as long as its waits really did, where each step, beginning with the first, had so many."""
     waited_s = iter(WAITED_S[part])
-    off_s = [(n, row.time(part) - sum(islice(waited_s, n))) for row, n in zip(rows, waits, strict=True)]
-    for number in set(waits):
-        assert excess_s([off for n, off in off_s if n == number]) < slack_s() * max(number, 1)
+    off_s = [row.time(part) - sum(islice(waited_s, n)) for row, n in zip(rows, waits, strict=True)]
+    assert are_right(off_s), off_s
 
 
-def slack_s() -> float:
-    """What Lightning itself may take in a phase: none on a simulated clock, though steps.csv rounds to 1 ns.
+def are_right(off_s: Sequence[float]) -> bool:
+    """Whether a part of the steps took as long as its waits, where ``off_s`` is by how much each is longer.
 
-    On a real one as much as the machine is slow. A wait that counts elsewhere is missing where it belongs; how little
-    it takes is what benchmarks.known_answer finds.
+    On a real clock no step may be shorter, but any may be longer: how much Lightning itself takes depends on the
+    machine. Nothing is missed by that: the parts add up to the step, so a wait that counts elsewhere makes the part
+    that it belongs to too short. How little Lightning takes is what benchmarks.known_answer finds.
     """
-    return 5e-9 if isinstance(CLOCK, SimulatedClock) else min(TRUTH_S.values())
-
-
-def excess_s(off_s: Sequence[float]) -> float:
-    """By how much the steps are too long in general; none may be too short.
-
-    On a real clock the least: other processes lengthen steps, on a busy machine most of them, and never shorten one.
-    """
-    assert min(off_s) > -1e-6
-    return max(off_s) if isinstance(CLOCK, SimulatedClock) else min(off_s)
+    longest_s = ROUNDING_S if isinstance(CLOCK, SimulatedClock) else math.inf
+    return min(off_s) > -1e-6 and max(off_s) < longest_s
