@@ -60,7 +60,7 @@ class Attachment:
     loop: Loop  # the loop of the run
     options: ProfilingOptions  # the options of the run
     restore_loop: Callable[[], None]  # removes what marks the loop
-    part: Guard = UNGUARDED  # guards every call
+    guard: Guard = UNGUARDED  # guards every call
     ending: RunFinisher = field(init=False)
     notes: list[str] = field(default_factory=list)  # what was reported so far
     has_begun: bool = False  # whether there is a session, or making one failed
@@ -71,16 +71,16 @@ class Attachment:
 
     def __post_init__(self) -> None:
         # Two guards: the profiler may fail while a record can still be written, and writing the record may fail too.
-        self.part = Guard("the profiler", self.report, self.only_count)
+        self.guard = Guard("the profiler", self.report, self.only_count)
         self.ending = RunFinisher(
             self.loop,
             self.options,
-            self.part,
+            self.guard,
             self.restore_loop,
             self.report,
             self.notes,
         )
-        self.ending.part = Guard(
+        self.ending.guard = Guard(
             "the record", self.report, self.ending.recording_failed
         )
 
@@ -133,10 +133,10 @@ class Attachment:
         # before the instruments, which may fail: a killed run must have a record
         self._begin_files(folder)
         stream = stream_of(self.loop.device)
-        timeline = Timeline(self.options.clock, stream, self.part)
+        timeline = Timeline(self.options.clock, stream, self.guard)
         if self.options.trace.nvtx:
             ranges = PhaseRanges(nvtx.range_push, nvtx.range_pop)
-            timeline.observers += (Guard("trace.nvtx", self.report).guard(ranges),)
+            timeline.observers += (Guard("trace.nvtx", self.report).wrap(ranges),)
         self._stopping = StoppingRule(
             self.options.stages,
             lambda steps: exchange.from_rank_0("answer", lambda: steps),
@@ -202,14 +202,14 @@ class Attachment:
         """Count a batch that the loop has worked on; called in every timed step."""
         ending = self.ending
         session = ending.session
-        if ending.is_over or session is None or self.part.out:
+        if ending.is_over or session is None or self.guard.is_disabled:
             return
         try:
             session.counts.add(batch)
             if not ending.collector.has_batch:
                 ending.collector.remember(batch)
         except BaseException as error:
-            self.part.failed(error)
+            self.guard.handle(error)
 
     def count_ended_batch(
         self, trainer: object, module: object, outputs: object, batch: Any, *_: Any
@@ -220,18 +220,18 @@ class Attachment:
         """
         ending = self.ending
         session = ending.session
-        if ending.is_over or session is None or self.part.out:
+        if ending.is_over or session is None or self.guard.is_disabled:
             return
         try:
             session.counts.add(batch)
         except BaseException as error:
-            self.part.failed(error)
+            self.guard.handle(error)
 
     def only_count(self) -> None:
         """Only count steps from here on, because the profiler itself failed."""
         phases = self.phases
         if phases is None:
-            phases = self._mark(Timeline(part=self.part), session=None)
+            phases = self._mark(Timeline(guard=self.guard), session=None)
         phases.count_only()
         if self.ending.session is not None:
             self.ending.session.instruments.discard()
@@ -241,7 +241,7 @@ class Attachment:
         if self.options.verb == "fit" or self.ending.is_over:
             return
         if self.phases is not None:
-            self.part.run(self.phases.close_step)
+            self.guard.run(self.phases.close_step)
         self.ending.finished_early()
 
     def died(self, exception: BaseException) -> None:
@@ -252,14 +252,14 @@ class Attachment:
                 self.ending.is_over = True
                 self.restore_loop()
                 return
-            self.part.run(self.begin)
+            self.guard.run(self.begin)
         phase = "other"
         step = 1
         session = self.ending.session
         if session is not None and self.phases is not None:
             phase = phase_of(exception, session.timeline, session.steps)
             # a step that was complete before the error counts
-            self.part.run(self.phases.close_step)
+            self.guard.run(self.phases.close_step)
             step = session.steps + 1
         if not self.ending.is_over:  # closing the last step may have finished the run
             self.ending.died(exception, phase, step)
@@ -274,7 +274,7 @@ class Attachment:
             return
         if not self.ending.is_over:
             if not self.has_begun:
-                self.part.run(self.start)
+                self.guard.run(self.start)
             self.ending.finished_early()  # Lightning calls no end hook for a loop without work
         self.restore_loop()
 
@@ -396,7 +396,7 @@ class Attachment:
             follow=lambda steps_left: following.run(
                 self._follow_rank_0, steps_left, otherwise=steps_left
             ),
-            stages_ended=partial(self.ending.part.run, self._stages_are_over),
+            stages_ended=partial(self.ending.guard.run, self._stages_are_over),
             ends_loop=self.options.stages.stop_when_done,
         )
         phases = self.loop.make_marks(timeline, counter, self.report)
@@ -414,11 +414,11 @@ class Attachment:
         self.ending.finished()
         watching = self.watching
         folder = self.ending.files.folder
-        may_watch = not self.ending.is_forked_copy and not self.part.out
+        may_watch = not self.ending.is_forked_copy and not self.guard.is_disabled
         if watching is None or folder is None or session is None or not may_watch:
             return None
         watching.trackers = self.ending.trackers
-        watching.part.run(
+        watching.guard.run(
             watching.start, folder, session, self.ending.record, self.options.export
         )
         if self.phases is not None:

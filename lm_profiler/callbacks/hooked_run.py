@@ -51,11 +51,11 @@ class HookedRun:
         if ending.is_forked_copy:
             return
         if not ending.is_over and error is not None:
-            ending.part.run(attachment.died, error)
+            ending.guard.run(attachment.died, error)
         elif not ending.is_over:
             if ends_step and attachment.phases is not None:
-                attachment.part.run(attachment.phases.close_step)
-            ending.part.run(ending.finished_early)
+                attachment.guard.run(attachment.phases.close_step)
+            ending.guard.run(ending.finished_early)
         # Not in the guards above: they may be out.
         Guard("leaving the loop", attachment.report).run(attachment.restore_loop)
 
@@ -69,8 +69,8 @@ def begin(loop: HookedLoop, options: ProfilingOptions) -> HookedRun:
 
     attachment = Attachment(loop, options, restore)
     loop.count_batch = attachment.count_batch
-    attachment.part.run(attachment.prepare, options.clock())
-    attachment.part.run(attachment.start)
+    attachment.guard.run(attachment.prepare, options.clock())
+    attachment.guard.run(attachment.start)
     return HookedRun(loop, attachment)
 
 

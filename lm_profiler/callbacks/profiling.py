@@ -213,27 +213,27 @@ class TrainingProfiler(Callback):
         run = Attachment(loop, options, self._restore_trainer)
         if options.launch.kept:
             # Lightning's own handler broadcasts while the ranks are inside other collectives.
-            part = Guard(
+            guard = Guard(
                 "keeping Lightning's broadcast out of signal handlers", run.report
             )
-            part.run(
+            guard.run(
                 lambda: setattr(SIGNALS.get(trainer), SIGTERM_HANDLER.name, _pass_over)
             )
         self._run = None
         self._loop = None
-        if run.part.run(verb_of, trainer, otherwise=options.verb) == options.verb:
+        if run.guard.run(verb_of, trainer, otherwise=options.verb) == options.verb:
             self._run = run
             self._loop = loop
             self._last_ending = run.ending
-            run.part.run(run.prepare, began_ns)
+            run.guard.run(run.prepare, began_ns)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None and self._loop is not None:
-            self._run.part.run(self._loop.restore_limit)
+            self._run.guard.run(self._loop.restore_limit)
 
     def _passed(self, term: str, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None and self._run.watching is not None:
-            self._run.watching.part.run(self._run.watching.passed, term)
+            self._run.watching.guard.run(self._run.watching.passed, term)
 
     on_sanity_check_start = partialmethod(_passed, "set-up")
     on_sanity_check_end = partialmethod(_passed, "sanity check")
@@ -244,7 +244,7 @@ class TrainingProfiler(Callback):
         """Start the run here and not earlier: a Tuner's trials of a batch size or learning rate are not part of it."""
         run = self._run
         if run is not None and verb == self._options.verb and not run.has_begun:
-            run.part.run(run.start)
+            run.guard.run(run.start)
 
     on_train_start = partialmethod(_loop_starts, "fit")
     on_validation_start = partialmethod(_loop_starts, "validate")
@@ -276,7 +276,7 @@ class TrainingProfiler(Callback):
             try:
                 is_over = phases.batch_ended()
             except BaseException as error:
-                run.part.failed(error)
+                run.guard.handle(error)
                 is_over = False
             if is_over:
                 raise StopIteration
@@ -294,13 +294,13 @@ class TrainingProfiler(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None:
-            self._run.ending.part.run(self._run.ending.finished_early)
+            self._run.ending.guard.run(self._run.ending.finished_early)
 
     def on_validation_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         if self._run is not None:
-            self._run.ending.part.run(self._run.end_evaluation)
+            self._run.ending.guard.run(self._run.end_evaluation)
 
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
@@ -311,9 +311,9 @@ class TrainingProfiler(Callback):
         if run is None or run.ending.is_forked_copy:
             return
         if run.watching is not None:
-            run.watching.part.run(run.watching.end, exception)
+            run.watching.guard.run(run.watching.end, exception)
         if not run.ending.is_over:
-            run.ending.part.run(run.died, exception)
+            run.ending.guard.run(run.died, exception)
 
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
@@ -322,13 +322,13 @@ class TrainingProfiler(Callback):
         if run is None or run.ending.is_forked_copy:
             return
         if run.watching is not None:
-            run.watching.part.run(run.watching.end)
-        run.ending.part.run(run.end)
+            run.watching.guard.run(run.watching.end)
+        run.ending.guard.run(run.end)
         if run.is_search and self.admits is not None:
-            run.ending.part.run(self.admits.release)
+            run.ending.guard.run(self.admits.release)
         if self._loop is not None:
             # once more: a run may end before on_fit_start
-            run.ending.part.run(self._loop.restore_limit)
+            run.ending.guard.run(self._loop.restore_limit)
 
     def _restore_trainer(self) -> None:
         """Restore the Trainer; the rest of training has no overhead."""

@@ -70,7 +70,7 @@ class RunFinisher:
     report: Callable[[str], object]  # reports a problem, and adds it to ``notes``
     notes: list[str]  # what was reported so far
     # guards every call, and calls ``recording_failed`` on an error
-    part: Guard = UNGUARDED
+    guard: Guard = UNGUARDED
     exchange: Exchange = field(default_factory=Exchange)
     session: Session | None = None
     collector: Collector = field(init=False)
@@ -113,7 +113,7 @@ class RunFinisher:
         """Record a run whose loop ended before all stages were done."""
         if self.is_over:
             return
-        if self.session is not None and not self.core.out:
+        if self.session is not None and not self.core.is_disabled:
             schedule = self.session.schedule
             planned = counted(schedule.planned[schedule.stage or ""], "step")
             self.notes.append(
@@ -271,7 +271,7 @@ class RunFinisher:
 
     def recording_failed(self) -> None:
         """Restore the loop and save what can be saved, because recording failed."""
-        error = self.part.error
+        error = self.guard.error
         self.restore_loop()
         if self.session is not None:
             self.session.instruments.discard()

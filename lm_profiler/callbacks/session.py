@@ -84,22 +84,22 @@ class Instruments:
             self._in_order.append(part_times)
         self._in_order.append(counters)
         for instrument in self._in_order:
-            instrument.part = Guard(instrument.name, report, instrument.discard)
+            instrument.guard = Guard(instrument.name, report, instrument.discard)
 
     def begin(self, stage: str) -> None:
         for instrument in self._in_order:
-            instrument.part.run(instrument.begin, stage)
+            instrument.guard.run(instrument.begin, stage)
 
     def end(self, stage: str) -> None:
         for instrument in reversed(self._in_order):
-            if instrument.part.out:
-                instrument.part.undo()  # inside a backward pass, where it failed, not everything could be undone
+            if instrument.guard.is_disabled:
+                instrument.guard.undo()  # inside a backward pass, where it failed, not everything could be undone
             else:
-                instrument.part.run(instrument.end, stage)
+                instrument.guard.run(instrument.end, stage)
 
     def discard(self) -> None:
         for instrument in reversed(self._in_order):
-            instrument.part.run(instrument.discard)
+            instrument.guard.run(instrument.discard)
 
     def facts(self) -> dict[str, Any]:
         """Return what all instruments know so far, by the names of the fields of ``Measured``."""
@@ -228,7 +228,7 @@ class Session:
             self._begin_stage()
         elif stage == "trace":
             tracer = self.instruments.tracer
-            tracer.part.run(tracer.step)
+            tracer.guard.run(tracer.step)
         if is_write_due:
             self._draw_progress()
         if is_write_due or is_stage_over:
@@ -262,13 +262,13 @@ class Session:
         """Read memory, and in ``measure`` what else disturbed the step that has just ended."""
         memory = self.instruments.memory
         self._peaks = UNKNOWN  # otherwise an interrupt in the next line would leave the peaks of an earlier step
-        self._peaks = memory.part.run(memory.step_peaks, otherwise=UNKNOWN)
+        self._peaks = memory.guard.run(memory.step_peaks, otherwise=UNKNOWN)
         if stage == "measure":
             counters = self.instruments.counters
-            counters.part.run(counters.reader.read, self.steps)
+            counters.guard.run(counters.reader.read, self.steps)
         ranks = self.instruments.ranks
         if ranks is not None and stage in ("warmup", "measure"):
-            ranks.part.run(ranks.look, self.steps)
+            ranks.guard.run(ranks.look, self.steps)
 
     def write_rows(self) -> None:
         """Write the complete rows that were not written yet."""
@@ -300,7 +300,7 @@ class Session:
         """End the stage that runs, and read what is still on the device: the run is over, as planned or not."""
         if not keep_trace:
             tracer = self.instruments.tracer
-            tracer.part.run(tracer.discard)
+            tracer.guard.run(tracer.discard)
         stage = self.schedule.stage
         if not self._is_finished and stage is not None:
             self._is_finished = True
@@ -396,7 +396,7 @@ class Session:
         step, stage, tokens, peaks = unread
         ranks = self.instruments.ranks
         if ranks is not None and is_device_alive:
-            ranks.part.run(ranks.keep, stage, step, marks)
+            ranks.guard.run(ranks.keep, stage, step, marks)
         host_s = marks.host_seconds()
         seconds: tuple[float, ...] | None = host_s
         if self.stream is not None:
@@ -420,7 +420,7 @@ class Session:
         self.instruments.counters.reader.place(step, begin_ns, end_ns)
         part_times = self.instruments.part_times
         if part_times is not None and is_device_alive:
-            part_times.part.run(part_times.keep, marks)
+            part_times.guard.run(part_times.keep, marks)
         if self._measured_ns is None:
             self._measured_ns = begin_ns, end_ns
         else:

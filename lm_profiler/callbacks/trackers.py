@@ -95,7 +95,7 @@ class Tracker:
 
     def __init__(self, logger: Any, report: Callable[[str], object]) -> None:
         kind = type(logger)
-        self._part = Guard(kind.__name__, report, outcome="did not take the results")
+        self._guard = Guard(kind.__name__, report, outcome="did not take the results")
         class_names = [base.__name__ for base in kind.__mro__]
         # sends files to the logger; None if it takes none
         self.send_files: Callable[[Any, Sequence[Path]], None] | None = None
@@ -135,12 +135,12 @@ class Tracker:
                 self.send_files(self._logger, small_files)
 
         thread = Thread(
-            target=self._part.run, args=(send,), name="lm_profiler export", daemon=True
+            target=self._guard.run, args=(send,), name="lm_profiler export", daemon=True
         )
         thread.start()
         thread.join(PATIENCE_S)
         if thread.is_alive():
-            self._part.leave_out(f"it did not take the results within {PATIENCE_S:g} s")
+            self._guard.disable(f"it did not take the results within {PATIENCE_S:g} s")
 
 
 def results(folder: Path, trace: Path, report: Callable[[str], object]) -> list[Path]:

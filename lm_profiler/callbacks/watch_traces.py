@@ -97,7 +97,7 @@ class TraceRequests:
         self._cause = None
         if not tracer.path.exists():
             return None
-        tracer.part.run(lambda: tracer.kernels(tracer.work([])))
+        tracer.guard.run(lambda: tracer.kernels(tracer.work([])))
         if cause is None:
             return None
         self._automatic_bytes += tracer.path.stat().st_size

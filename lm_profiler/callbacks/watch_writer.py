@@ -145,7 +145,7 @@ class WatchWriter:
 
     def __post_init__(self) -> None:
         self._reader = ChunkReader(self.timeline.stream)
-        self.part = self.timeline.part
+        self.guard = self.timeline.guard
         self.clock = self.timeline.clock
         self.traces = TraceRequests(self.folder, self.rank, self.options, self.report)
         self.output = WatchOutput(self.folder, self.rank, self.report)
@@ -157,7 +157,7 @@ class WatchWriter:
         self._compared_ns = self._newest.now_ns
         self._repeated_steps = files.steps_repeated(self.folder, self.resumed_at)
         self._thread = Thread(
-            target=self.part.run,
+            target=self.guard.run,
             args=(self._loop,),
             name="lm_profiler watch",
             daemon=True,
@@ -178,7 +178,7 @@ class WatchWriter:
             self._thread.join(timeout=_END_S)
             if self._thread.is_alive():  # it may still write
                 return
-        if self.part.out:
+        if self.guard.is_disabled:
             return
         self._write_status(last.now_ns)  # stays if one of the following fails
         self._add_events(self.run.finish())

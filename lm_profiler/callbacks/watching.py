@@ -79,7 +79,7 @@ class Watching:
     began_ns: int  # when fit began
     report: Callable[[str], object]  # gets a note of a problem
     # guards all of it: if it fails, training continues without it
-    part: Guard = UNGUARDED
+    guard: Guard = UNGUARDED
     steps: int = 0
     resumed_at: int = 0  # the Trainer's count of steps when the loop began
     trackers: Sequence[Tracker] = ()  # get the figures of each window, and live figures
@@ -109,7 +109,7 @@ class Watching:
     _has_ended: bool = False
 
     def __post_init__(self) -> None:
-        self.part = Guard("watch", self.report, self._leave)
+        self.guard = Guard("watch", self.report, self._leave)
         self.ledger = Ledger(self.began_ns)
 
     def passed(self, term: str) -> None:
@@ -145,7 +145,7 @@ class Watching:
         self.steps = len(stages.rows)
         self._steps_at_hand_over = self.steps
         device = self.trainer.strategy.root_device
-        self._timeline = Timeline(self.clock, stream_of(device), self.part)
+        self._timeline = Timeline(self.clock, stream_of(device), self.guard)
         self._start_reader(device)
         self._writer = self._make_writer(folder, stages, record, export, epoch_s)
         self._mark()
@@ -204,8 +204,8 @@ class Watching:
             writer.metrics = metrics_of(
                 folder, trainer.global_rank, stage_figures, epoch_s
             )
-            part = Guard("export", self.report)
-            writer.publish = part.run(
+            guard = Guard("export", self.report)
+            writer.publish = guard.run(
                 publish,
                 writer.metrics,
                 export,
@@ -248,7 +248,7 @@ class Watching:
         try:
             self._counts.add(batch)
         except BaseException as error:
-            self.part.failed(error)
+            self.guard.handle(error)
 
     def _start_sampler(self, device: torch.device) -> ReadGpu | None:
         """Sample the GPU's clock from now on; return what reads the samples, or None without a GPU."""
@@ -271,7 +271,7 @@ class Watching:
         )
         self._phases.install()
         self._phases.surround(
-            lambda name, span: self.part.run(
+            lambda name, span: self.guard.run(
                 self._named_span, name, span, otherwise=span
             )
         )
@@ -285,14 +285,14 @@ class Watching:
                         logger,
                         method,
                         _TimedByName(self, terms.LOGGERS),
-                        self.part,
+                        self.guard,
                         self._undo,
                     )
 
     @property
     def phases(self) -> PhaseProfiler | None:
         """The marker of the watched steps; None if the watch could not begin."""
-        if self.part.out:
+        if self.guard.is_disabled:
             return None
         return self._phases
 
@@ -301,7 +301,7 @@ class Watching:
         stages_phases.leave_epoch = self.leave_epoch  # type: ignore[method-assign]
 
     def leave_epoch(self) -> None:
-        self.part.run(lambda: self._phases.leave_epoch())
+        self.guard.run(lambda: self._phases.leave_epoch())
 
     def _book_stages(self, stages: Session, epoch_s: float) -> None:
         """Book the stages like all other steps, the first one apart, and their end as our own."""
@@ -475,8 +475,8 @@ class Watching:
             taken=is_a(self._users_profiler, "PyTorchProfiler"),
             label=f".step{self.steps + 2}",
         )
-        tracer.part = Guard("a trace on demand", self.report, tracer.discard)
-        tracer.part.run(tracer.start)
+        tracer.guard = Guard("a trace on demand", self.report, tracer.discard)
+        tracer.guard.run(tracer.start)
         self._tracer = tracer
         self._steps_of_trace = 0
         self._trace_began_ns = now_ns
@@ -484,12 +484,15 @@ class Watching:
     def _continue_trace(self, tracer: Tracer, now_ns: int) -> None:
         """Continue a trace after each of its steps, and end it after the last."""
         self._steps_of_trace += 1
-        if self._steps_of_trace <= tracer.options.steps and not tracer.part.out:
-            tracer.part.run(tracer.step)
+        if (
+            self._steps_of_trace <= tracer.options.steps
+            and not tracer.guard.is_disabled
+        ):
+            tracer.guard.run(tracer.step)
             return
         self._tracer = None
         self._add_own_span(self._trace_began_ns, now_ns)
-        tracer.part.run(tracer.result)
+        tracer.guard.run(tracer.result)
         for step in self._timeline.reading().finished:
             self._traced_steps.append(
                 TracedStep(step.host_ns[0], step.host_ns[-1], step.host_seconds())
@@ -509,15 +512,15 @@ class Watching:
             return
         if error is not None:
             writer.error = type(error).__name__
-        self.part.run(lambda: self._phases.close_step())
+        self.guard.run(lambda: self._phases.close_step())
         if self._tracer is not None:
-            self._tracer.part.run(self._tracer.discard)
-        last = self.part.run(lambda: self._hand_over_data(self.clock()))
+            self._tracer.guard.run(self._tracer.discard)
+        last = self.guard.run(lambda: self._hand_over_data(self.clock()))
         self._restore()
         if last is not None:
-            self.part.run(writer.end, last)
-            self.part.run(self._send_windows, writer)
-        self.part.run(self._unpublish.close)
+            self.guard.run(writer.end, last)
+            self.guard.run(self._send_windows, writer)
+        self.guard.run(self._unpublish.close)
 
     def _restore(self) -> None:
         has_marks = hasattr(self, "_phases")
@@ -546,7 +549,7 @@ class _TimedByName:
         try:
             watching.place.spans.append(RunningSpan(watching.clock(), self.name))
         except BaseException as error:
-            watching.part.failed(error)
+            watching.guard.handle(error)
 
     def __exit__(self, *_: object) -> None:
         watching = self.watching
@@ -555,7 +558,7 @@ class _TimedByName:
                 begin_ns = watching.place.spans.pop().begin_ns
                 watching._spans.append(NamedSpan(begin_ns, watching.clock(), self.name))
         except BaseException as error:
-            watching.part.failed(error)
+            watching.guard.handle(error)
 
 
 @dataclass(eq=False, slots=True)
@@ -571,4 +574,4 @@ class _CallsAfterwards:
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         self.span.__exit__(kind, value, traceback)
-        self.watching.part.run(self.call)
+        self.watching.guard.run(self.call)

@@ -1,7 +1,7 @@
 """The boundary between training and its instruments: an instrument may fail, training must not.
 
 All code of ours that training calls (hooks, profiler actions, observers of marks, wrapped methods) belongs to a
-``Guard``. An error there takes that instrument out and is reported once; training continues as without it.
+``Guard``. If an instrument raises, it is disabled and the error is reported once; training continues as without it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _MOST_CHARACTERS = 300  # of an error's message that are shown
 
 @dataclass(eq=False)
 class Guard:
-    """Runs the code of one instrument for training, and takes it out when it fails.
+    """Runs the code of one instrument for training, and disables it when it fails.
 
-    On the hot path, where each frame counts, write ``try: ... except BaseException as error: part.failed(error)`` in
+    On the hot path, where each frame counts, write ``try: ... except BaseException as error: guard.handle(error)`` in
     place of ``run``.
     """
 
@@ -41,16 +41,21 @@ class Guard:
     # undoes what the instrument did to training's objects
     leave: Callable[[], object] = lambda: None
     outcome: str = _FAILED  # what the message says happened
-    out: bool = field(default=False, init=False)  # whether it failed
+    is_disabled: bool = field(
+        default=False, init=False
+    )  # whether it failed, or was left out
     error: BaseException | None = field(default=None, init=False)
 
-    def failed(self, error: BaseException) -> None:
-        """Take the instrument out; raise ``error`` if it came from outside: Ctrl-C or a signal handler."""
+    def handle(self, error: BaseException) -> None:
+        """Disable the instrument and report the ``error``, once.
+
+        An error from outside (Ctrl-C, or raised in a signal handler) is raised again instead.
+        """
         if comes_from_outside(error):
             raise error
-        if self.out:
+        if self.is_disabled:
             return
-        self.out = True
+        self.is_disabled = True
         self.error = error
         outcome = self.outcome
         if outcome == _FAILED and isinstance(error, NameMissing):
@@ -70,9 +75,9 @@ class Guard:
             return error
         return None
 
-    def leave_out(self, reason: str) -> None:
-        """Leave the instrument out, since it would harm what it observes."""
-        self.out = True
+    def disable(self, reason: str) -> None:
+        """Leave the instrument out for a ``reason`` that is no error: it would harm what it observes."""
+        self.is_disabled = True
         self.report(f"{self.name} left out: {reason}")
 
     @overload
@@ -85,16 +90,16 @@ class Guard:
         self, call: Callable[..., Result], *args: Any, otherwise: Result | None = None
     ) -> Result | None:
         """Return what ``call`` returns; ``otherwise`` where it fails, and from then on."""
-        if self.out:
+        if self.is_disabled:
             return otherwise
         try:
             return call(*args)
         except BaseException as error:
-            self.failed(error)
+            self.handle(error)
             return otherwise
 
-    def guard(self, call: Callable[..., Any]) -> Hook:
-        """Wrap ``call`` for training's objects; the wrapper returns None once the instrument is out."""
+    def wrap(self, call: Callable[..., Any]) -> Hook:
+        """Wrap ``call`` for training's objects; the wrapper returns None once the instrument is disabled."""
         return Hook(self, call)
 
 
@@ -115,11 +120,11 @@ class Hook:
     Copies and pickles of that object get a callable that does nothing, and can be loaded without this package.
     """
 
-    part: Guard
+    guard: Guard
     call: Callable[..., Any]
 
     def __call__(self, *args: Any) -> Any:
-        return self.part.run(self.call, *args)
+        return self.guard.run(self.call, *args)
 
     def __reduce__(self) -> Any:
         # A bound method of the standard library that takes any arguments and returns None.
@@ -129,7 +134,7 @@ class Hook:
 class _Unguarded(Guard):
     """Raises every error; for instruments that are used outside training."""
 
-    def failed(self, error: BaseException) -> None:
+    def handle(self, error: BaseException) -> None:
         raise error
 
 

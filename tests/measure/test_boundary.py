@@ -8,8 +8,8 @@ from lm_profiler.measure.boundary import Guard, first_line, say
 
 
 def test_a_message_is_no_order_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    part = Guard("tokens_in", say)
-    part.run(_raise, ValueError("\x1b[2Jgone"))
+    guard = Guard("tokens_in", say)
+    guard.run(_raise, ValueError("\x1b[2Jgone"))
     told = capsys.readouterr().err
     assert "\x1b" not in told
     assert told.endswith("\\x1b[2Jgone\n")

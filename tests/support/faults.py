@@ -111,7 +111,7 @@ def _is_inside(frame: FrameType) -> bool:
     code, caller = frame.f_code, frame.f_back
     if "<" in code.co_name:  # comprehensions and lambdas are lines of their function
         return False
-    if "failed" in code.co_names:  # a Guard written out, as measure/boundary.py has it for what runs in every step
+    if "handle" in code.co_names:  # a Guard written out, as measure/boundary.py has it for what runs in every step
         return False
     return _is_ours(code) and code.co_filename != BOUNDARY and caller is not None and _is_ours(caller.f_code)
 

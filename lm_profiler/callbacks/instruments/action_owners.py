@@ -29,7 +29,7 @@ from lm_profiler.callbacks.marks.namespaces import overrides
 from lm_profiler.callbacks.marks.optimizers import bracket
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.lightning_names import LOGGING, SIGTERM_FLAG
-from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.record.run_record import LIGHTNING, OURS
@@ -72,12 +72,12 @@ class OwnersWatch(Instrument):
         profiler = self.profiler()
         if profiler is None:
             return
-        owners = Owners(self.timeline, self.steps, part=self.part)
+        owners = Owners(self.timeline, self.steps, guard=self.guard)
         self._owners = owners
         if not is_compiled_in(self.trainer.lightning_module):
             # a compiled step runs hardly any Python
             owners.python_times = PythonTimes(
-                lambda: owners.code, self.timeline.clock, part=self.part
+                lambda: owners.code, self.timeline.clock, guard=self.guard
             )
             self._undo.callback(owners.python_times.stop)
         self.observe(self.timeline, owners.observe)
@@ -88,7 +88,7 @@ class OwnersWatch(Instrument):
                     call.receiver,
                     call.method,
                     OwnedSpan(owners, call.owner),
-                    self.part,
+                    self.guard,
                     self._undo,
                 )
         self._undo.callback(profiler.surround, None)
@@ -102,11 +102,11 @@ class OwnersWatch(Instrument):
         return owners.facts()
 
     def _owned_span(self, action_name: str, span: Marked) -> Marked:
-        is_phase = isinstance(span, Span) and span._code != at.OTHER
+        is_phase = isinstance(span, Span) and span._code != tape.OTHER
         if is_phase or isinstance(span, Epoch):
             return span  # phases keep their own time, and an epoch takes none within a step
         assert self._owners is not None
-        owner = self.part.run(owner_of, action_name, self.trainer, self.callback)
+        owner = self.guard.run(owner_of, action_name, self.trainer, self.callback)
         if owner is None:
             return span
         inner_span = None if span is NOTHING else span
@@ -188,9 +188,9 @@ class OwnedSpan(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         owners = self.owners
-        owners.part.run(owners.enter, self.owner)
+        owners.guard.run(owners.enter, self.owner)
         if self.span is not None:
-            owners.timeline.part.run(self.span.__enter__)
+            owners.timeline.guard.run(self.span.__enter__)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
         if kind is None and self.loop is not None:
@@ -198,5 +198,5 @@ class OwnedSpan(AbstractContextManager[None]):
             self.loop.step_done = True
         owners = self.owners
         if self.span is not None:
-            owners.timeline.part.run(self.span.__exit__, kind, value, traceback)
-        owners.part.run(owners.leave)
+            owners.timeline.guard.run(self.span.__exit__, kind, value, traceback)
+        owners.guard.run(owners.leave)

@@ -9,7 +9,7 @@ from typing import Any
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.owners import Owner, Owners
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
-from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import AFTER, BEFORE, BETWEEN
@@ -23,11 +23,11 @@ class GapOwners(Owners):
     _last_phase: str | None = None  # None before the first
 
     def observe(self, code: int) -> None:
-        if self.code == at.OTHER:
+        if self.code == tape.OTHER:
             gap = Owner(_PROGRAM, _name_of_gap(self._last_phase, code))
             self._running[-1] = gap
             self._calls[gap] += 1
-        elif self.code != at.OUTSIDE:
+        elif self.code != tape.OUTSIDE:
             self._last_phase = PARTS[self.code]
         super().observe(code)
 
@@ -35,11 +35,11 @@ class GapOwners(Owners):
 def _name_of_gap(last_phase: str | None, code: int) -> str:
     """Return the name of the time between ``last_phase`` and the part that begins with ``code``."""
     next_phase = "validation"
-    if code < at.OTHER:
+    if code < tape.OTHER:
         next_phase = PARTS[code]
     if last_phase is None:
         return f"{BEFORE} {next_phase}"
-    step_ends = code == at.OTHER
+    step_ends = code == tape.OTHER
     if step_ends:
         return f"{AFTER} {last_phase}"
     return f"{BETWEEN} {last_phase} and {next_phase}"
@@ -57,11 +57,11 @@ class GapsWatch(Instrument):
     _owners: GapOwners | None = None
 
     def start(self) -> None:
-        owners = GapOwners(self.timeline, self.steps, part=self.part)
+        owners = GapOwners(self.timeline, self.steps, guard=self.guard)
         self._owners = owners
         if not self.is_compiled():  # a compiled step runs hardly any Python
             owners.python_times = PythonTimes(
-                lambda: owners.code, self.timeline.clock, part=self.part
+                lambda: owners.code, self.timeline.clock, guard=self.guard
             )
             self._undo.callback(owners.python_times.stop)
         self.observe(self.timeline, owners.observe)

@@ -41,13 +41,13 @@ class Measured(Evidence):
 class Instrument:
     """Reads something in one stage of a run, and keeps it as facts, by the names of the fields of ``Measured``.
 
-    It hears of every stage, between steps. If it raises, it is taken out: ``discard`` is called, and nothing else.
-    ``part`` guards what training calls of it during a step.
+    It hears of every stage, between steps. If it raises, it is disabled: ``discard`` is called, and nothing else.
+    ``guard`` guards what training calls of it during a step.
     """
 
     name: str = ""
     stage: ClassVar[str] = ""
-    part: Guard = UNGUARDED
+    guard: Guard = UNGUARDED
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Instrument:
 
     def observe(self, timeline: Timeline, *observers: Callable[[int], object]) -> None:
         """Call ``observers`` at each mark until the instrument is discarded."""
-        guarded_observers = tuple(self.part.guard(observer) for observer in observers)
+        guarded_observers = tuple(self.guard.wrap(observer) for observer in observers)
         self._undo.callback(timeline.unobserve, *guarded_observers)
         timeline.observers += guarded_observers
 

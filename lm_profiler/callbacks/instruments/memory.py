@@ -78,7 +78,7 @@ class MemoryReader(Instrument):
             self._allocated_peak,
             self.device,
             self.probe.held,
-            self.part,
+            self.guard,
         )
         traffic = TrafficReader(
             module, optimizers, self.device, self.timeline, causes.saved, self.forward

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
 from lm_profiler.measure.boundary import UNGUARDED, Guard
-from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.step_reader import ThreadTimes, thread_times
 from lm_profiler.record.quantities import PARTS
@@ -62,9 +62,9 @@ class Owners:
     python_times: PythonTimes | None = None
     # returns how long the thread ran and waited for a CPU by now; None is unknown
     thread: Callable[[], ThreadTimes | None] = thread_times
-    part: Guard = UNGUARDED  # guards what training calls here
+    guard: Guard = UNGUARDED  # guards what training calls here
     # the part of the step that runs now, as an index of ``PARTS``
-    code: int = at.OUTSIDE
+    code: int = tape.OUTSIDE
     # the innermost action last
     _running: list[Owner] = field(default_factory=lambda: [LOOP])
     _cut_ns: int = 0  # when time was last given to an action
@@ -126,7 +126,7 @@ class Owners:
 
         Up to ``_noted_ns`` this class itself ran, to end that last call: this time goes to ``_TIMING``.
         """
-        if self.code == at.OTHER:
+        if self.code == tape.OTHER:
             self._ns[self._running[-1]] += now_ns - self._noted_ns
             self._ns[_TIMING] += self._noted_ns - self._cut_ns
         self._cut_ns = now_ns

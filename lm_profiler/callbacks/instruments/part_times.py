@@ -67,7 +67,7 @@ class PartTimes(Instrument):
         self._thread = get_ident()
         self._undo.callback(time_parts, None)
         time_parts(
-            _PartTimer(self.part.guard(self._instant), self.part.guard(self._note))
+            _PartTimer(self.guard.wrap(self._instant), self.guard.wrap(self._note))
         )
 
     def _instant(self) -> _Instant | None:

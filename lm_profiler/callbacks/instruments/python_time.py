@@ -75,7 +75,7 @@ class PythonTimes:
     clock: Callable[[], int]  # returns nanoseconds
     # returns the nanoseconds that this thread ran
     ran: Callable[[], int] = time.thread_time_ns
-    part: Guard = UNGUARDED  # guards what training calls here
+    guard: Guard = UNGUARDED  # guards what training calls here
     _cost: FollowingCost = field(default_factory=lambda: FollowingCost())
     # by phase, line and activity
     _followed: dict[tuple[int, Line, str], FollowedTime] = field(
@@ -136,7 +136,7 @@ class PythonTimes:
                 self._last_ns = self.clock()
         except BaseException as error:
             self.stop()
-            self.part.failed(error)
+            self.guard.handle(error)
 
     def _enter(self, call: _FollowedCall) -> None:
         self._stack.append(call)

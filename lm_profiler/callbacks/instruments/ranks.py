@@ -109,7 +109,7 @@ class RanksWatch(Instrument):
         )
         if self.rank == 0 or is_own_problem:
             # rank 0 reports the problems that all ranks share
-            self.part.report(f"{UNKNOWN_WAITS}: {problem}")
+            self.guard.report(f"{UNKNOWN_WAITS}: {problem}")
 
     def _drain(self, arrivals: Arrivals) -> None:
         arrivals.drain()

@@ -151,21 +151,21 @@ class ModuleRanges:
     Compiled modules, and what is inside them, are left alone: a hook would have them compiled again.
     """
 
-    def __init__(self, part: Guard = UNGUARDED) -> None:
-        self._part = part
+    def __init__(self, guard: Guard = UNGUARDED) -> None:
+        self._guard = guard
         self._hooks = ExitStack()
         self._threads = _OpenRanges()
         self._calls = CallsOfStep()
 
     def attach(self, module: nn.Module) -> None:
-        closed = self._part.guard(self._close)
+        closed = self._guard.wrap(self._close)
         for path, child in _called_modules(module):
             type_name = type(child).__name__
             names = _RangeNames(
                 call=module_range_name(path, type_name) if path else None,
                 repeated=repeated_range_name(path, type_name),
             )
-            opened = self._part.guard(partial(self._open, names))
+            opened = self._guard.wrap(partial(self._open, names))
             # Before and after every hook of the user's; `always_call` closes the range when forward raises.
             self._hooks.enter_context(
                 child.register_forward_pre_hook(opened, prepend=True, with_kwargs=True)
@@ -294,7 +294,7 @@ class Tracer(Instrument):
         """Start torch's profiler, with ranges for phases and modules, unless another profiler runs in this process."""
         if self.taken or is_session_taken():
             # torch has one session a process: a second one would end the user's, or the process.
-            self.part.leave_out(
+            self.guard.disable(
                 "torch.profiler is already running in this process, and only one session is possible"
             )
             return
@@ -322,7 +322,7 @@ class Tracer(Instrument):
         self._undo.callback(tracing.stop)
         self._profile = tracing
         self._open_ranges_of_phases()
-        modules = ModuleRanges(self.part)
+        modules = ModuleRanges(self.guard)
         self._undo.callback(modules.detach)
         modules.attach(self.module())
         self._modules = modules
@@ -332,11 +332,11 @@ class Tracer(Instrument):
         trace_ranges = TraceRanges()
         phases = PhaseRanges(trace_ranges.push, trace_ranges.pop)
         before_step = register_optimizer_step_pre_hook(
-            self.part.guard(phases.enter_optimizer_step)
+            self.guard.wrap(phases.enter_optimizer_step)
         )
         self._undo.callback(before_step.remove)
         after_step = register_optimizer_step_post_hook(
-            self.part.guard(phases.leave_optimizer_step)
+            self.guard.wrap(phases.leave_optimizer_step)
         )
         self._undo.callback(after_step.remove)
         self.observe(self.timeline, phases)
@@ -360,7 +360,7 @@ class Tracer(Instrument):
 
     def _after_giving_way(self, plain: Callable[..., object]) -> Callable[..., object]:
         def give_way_first(*args: Any) -> object:
-            self.part.run(self._give_way)
+            self.guard.run(self._give_way)
             return plain(*args)
 
         return give_way_first
@@ -369,7 +369,7 @@ class Tracer(Instrument):
         if self._profile is None:
             return
         self.discard()
-        self.part.leave_out(
+        self.guard.disable(
             "another session of torch.profiler began, and only one session is possible"
         )
 

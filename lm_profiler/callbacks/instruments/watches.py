@@ -46,7 +46,7 @@ class StepWatch(Instrument):
     def facts(
         self,
     ) -> dict[str, Any]:  # computed when asked for, after everything that is timed
-        return self.part.run(self._facts, otherwise={})
+        return self.guard.run(self._facts, otherwise={})
 
     def _facts(self) -> dict[str, Any]:
         reader = self.reader
@@ -206,12 +206,12 @@ def history_watch(
         try:
             recorded = history.dump(path)
             if mark_log is not None:
-                part = Guard("the measured memory timeline", say, outcome="unknown")
-                timeline = part.run(
+                guard = Guard("the measured memory timeline", say, outcome="unknown")
+                timeline = guard.run(
                     timeline_from_snapshot, recorded, device.index or 0, mark_log
                 )
                 if timeline is not None:
-                    part.run(write_timeline, timeline, path.parent)
+                    guard.run(write_timeline, timeline, path.parent)
         finally:
             history.stop()
         return {}

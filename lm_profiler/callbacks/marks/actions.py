@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from lm_profiler.analysis.watch.ledger import VALIDATION
 from lm_profiler.callbacks.marks.namespaces import STEPS, overrides, verb_of
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 
 Marked = AbstractContextManager[None]
@@ -69,9 +69,9 @@ class Action(Nothing):
             if kind is None:
                 self.leave()
             else:
-                self.timeline.mark(at.FAIL)
+                self.timeline.mark(tape.FAIL)
         except BaseException as error:
-            self.timeline.part.failed(error)
+            self.timeline.guard.handle(error)
 
 
 @dataclass(eq=False)
@@ -81,10 +81,10 @@ class Saved(Nothing):
     timeline: Timeline
 
     def __enter__(self) -> None:  # type: ignore[override]
-        self.timeline.part.run(self._note)
+        self.timeline.guard.run(self._note)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
-        self.timeline.part.run(self._note)
+        self.timeline.guard.run(self._note)
 
     def _note(self) -> None:
         self.timeline.saved.append(self.timeline.clock())
@@ -99,10 +99,10 @@ class EpochHook(Nothing):
     _begin_ns: int = 0
 
     def __enter__(self) -> None:  # type: ignore[override]
-        self._begin_ns = self.timeline.part.run(self.timeline.clock, otherwise=0)
+        self._begin_ns = self.timeline.guard.run(self.timeline.clock, otherwise=0)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
-        self.timeline.part.run(self._note)
+        self.timeline.guard.run(self._note)
 
     def _note(self) -> None:
         self.timeline.hooks.append((self._begin_ns, self.timeline.clock(), self.name))
@@ -121,7 +121,7 @@ class LastSpan(Span):
         try:
             super().__exit__(kind, value, traceback)
         except BaseException as error:
-            self._timeline.part.failed(error)
+            self._timeline.guard.handle(error)
 
 
 @dataclass(eq=False)
@@ -135,7 +135,7 @@ class OptimizerStep(Nothing):
         if kind is None:
             self.loop.step_done = True
             return
-        self.timeline.part.run(self.timeline.mark, at.FAIL)
+        self.timeline.guard.run(self.timeline.mark, tape.FAIL)
 
 
 @dataclass(eq=False)
@@ -146,10 +146,10 @@ class Epoch(Nothing):
     """
 
     loop: LoopEvents
-    part: Guard
+    guard: Guard
 
     def __enter__(self) -> None:  # type: ignore[override]
-        self.part.run(self.loop.enter_epoch)
+        self.guard.run(self.loop.enter_epoch)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         if kind is not None:
@@ -157,7 +157,7 @@ class Epoch(Nothing):
         try:
             self.loop.leave_epoch()
         except BaseException as error:
-            self.part.failed(error)
+            self.guard.handle(error)
         if self.loop.cut:
             raise StopIteration  # which Lightning's fit loop takes as its end
 
@@ -184,7 +184,7 @@ class InsideUsers(AbstractContextManager[Any]):
 class Actions(dict[str, Marked]):
     """The span of each action, looked up when the action is first seen.
 
-    ``timeline`` takes the marks; once its guard is out, only steps are counted.
+    ``timeline`` takes the marks; once its guard is disabled, only steps are counted.
     """
 
     def __init__(self, trainer: Any, timeline: Timeline, loop: LoopEvents) -> None:
@@ -197,27 +197,27 @@ class Actions(dict[str, Marked]):
         is_automatic = is_fit and trainer.lightning_module.automatic_optimization
         forward = f"[Strategy].{STEPS[verb]}"
         if is_automatic:
-            forward_span = Span(timeline, at.FORWARD)
+            forward_span = Span(timeline, tape.FORWARD)
             step_end = "[LightningModule].optimizer_step"
         else:
-            forward_span = LastSpan(timeline, at.FORWARD, loop)
+            forward_span = LastSpan(timeline, tape.FORWARD, loop)
             step_end = forward
         # The actions that counting steps needs: where a step is done, and where the loop ends.
         self._counting_actions = (step_end, "run_training_epoch")
         self._spans: dict[str, Marked] = {
             forward: forward_span,
-            "[Strategy].batch_to_device": Span(timeline, at.TRANSFER),
-            "[Strategy].backward": Span(timeline, at.BACKWARD),
+            "[Strategy].batch_to_device": Span(timeline, tape.TRANSFER),
+            "[Strategy].backward": Span(timeline, tape.BACKWARD),
         }
         if is_fit:
             # Validation during training belongs to no step; the loop resumes when it asks for a batch.
             validation = Action(timeline, partial(timeline.go_outside, VALIDATION))
             self._spans |= {
-                "run_training_epoch": Epoch(loop, timeline.part),
+                "run_training_epoch": Epoch(loop, timeline.guard),
                 "save_checkpoint": Saved(timeline),
-                "[LightningModule].optimizer_zero_grad": Span(timeline, at.ZERO_GRAD),
+                "[LightningModule].optimizer_zero_grad": Span(timeline, tape.ZERO_GRAD),
                 "[LightningModule].configure_gradient_clipping": Span(
-                    timeline, at.CLIP
+                    timeline, tape.CLIP
                 ),
                 "[LightningModule].optimizer_step": OptimizerStep(timeline, loop),
                 "[LightningModule].on_validation_model_zero_grad": validation,
@@ -227,10 +227,10 @@ class Actions(dict[str, Marked]):
     def __missing__(self, action_name: str) -> Marked:
         if len(self) >= _MOST_NAMES:
             self.clear()
-        part = self._timeline.part
+        guard = self._timeline.guard
         kind = _CLASS.sub("].", action_name)
-        span = part.run(self._span, action_name, kind) or NOTHING
-        if part.out:  # the timeline has stopped: spans only count steps
+        span = guard.run(self._span, action_name, kind) or NOTHING
+        if guard.is_disabled:  # the timeline has stopped: spans only count steps
             span = self._spans[kind] if kind in self._counting_actions else NOTHING
         if self._surrounding is not None:
             span = self._surrounding(action_name, span)
@@ -253,7 +253,7 @@ class Actions(dict[str, Marked]):
         owner, _, hook = kind.partition(".")
         if hook in _HOOKS_INSIDE:
             return (
-                Span(self._timeline, at.OTHER)
+                Span(self._timeline, tape.OTHER)
                 if self._is_users(owner, action_name, hook)
                 else None
             )

@@ -65,19 +65,19 @@ class BatchCounts:
         batch_size: int | None = None,
         counts_elements: bool = True,
     ) -> None:
-        self._tokens_part = Guard("tokens_in", report)
-        self._samples_part = Guard("samples", report)
-        self._elements_part = Guard("elements of batches", report)
-        self._useful_part = Guard("useful tokens", report)
+        self._tokens_guard = Guard("tokens_in", report)
+        self._samples_guard = Guard("samples", report)
+        self._elements_guard = Guard("elements of batches", report)
+        self._useful_guard = Guard("useful tokens", report)
         self._tokens_in: Callable[[Any], Any] | None = None
-        self._count_tokens: Tokens | None = self._tokens_part.run(Tokens, module)
+        self._count_tokens: Tokens | None = self._tokens_guard.run(Tokens, module)
         if self._count_tokens is not None:
             self._tokens_in = self._count_tokens.tokens_in
         self._count_samples = Samples(combined, batch_size)
         self._count_elements: Elements | None = Elements() if counts_elements else None
         self._useful_tokens = UsefulTokens()
         self._sizes_by_layout: dict[Any, BatchSizes] = {}
-        self._failed_parts: list[str] = []
+        self._failed_counts: list[str] = []
         # of the batches of the running step
         self._sizes: list[BatchSizes] = []
         self._own_tokens: list[
@@ -90,11 +90,11 @@ class BatchCounts:
 
     def note_host_batch(self, batch: Any) -> None:
         """Note a batch that is about to go to the device, where its masks cannot be read."""
-        if not self._useful_part.out:
+        if not self._useful_guard.is_disabled:
             try:
                 self._useful_tokens.note_host_batch(batch)
             except BaseException as error:
-                self._useful_part.failed(error)
+                self._useful_guard.handle(error)
 
     def add(self, batch: Any) -> None:
         """Count ``batch``. It runs in every timed step: Guard.run is written out, and layout_of for usual batches."""
@@ -119,34 +119,34 @@ class BatchCounts:
         self._sizes.append(sizes)
         tokens = None
         if self._tokens_in is not None:
-            if not self._tokens_part.out:
+            if not self._tokens_guard.is_disabled:
                 try:
                     # own_tokens, written out
                     tokens = index(self._tokens_in(batch))
                     if tokens < 0:
                         raise no_count(tokens)
                 except BaseException as error:
-                    self._tokens_part.failed(error)
+                    self._tokens_guard.handle(error)
             self._own_tokens.append(tokens)
         if sizes.has_token_names:
-            self._useful_part.run(self._useful_tokens.add, batch, tokens)
+            self._useful_guard.run(self._useful_tokens.add, batch, tokens)
 
     def _sizes_of(self, batch: Any, layout: Any) -> BatchSizes:
         """Return what ``batch`` holds, and keep it for its ``layout`` unless that is None."""
         tokens: int | None = None
         if self._count_tokens is not None and self._tokens_in is None:
-            tokens = self._tokens_part.run(self._count_tokens, batch)
-        samples = self._samples_part.run(self._count_samples, batch)
+            tokens = self._tokens_guard.run(self._count_tokens, batch)
+        samples = self._samples_guard.run(self._count_samples, batch)
         elements: int | None = None
         if self._count_elements is not None:
-            elements = self._elements_part.run(self._count_elements, batch)
-        has_token_names = self._useful_part.run(self._useful_tokens.notes, batch)
+            elements = self._elements_guard.run(self._count_elements, batch)
+        has_token_names = self._useful_guard.run(self._useful_tokens.notes, batch)
         sizes = BatchSizes(tokens, samples, elements, bool(has_token_names))
-        parts = (self._tokens_part, self._samples_part, self._elements_part)
-        failed_parts = [part.name for part in parts if part.out]
-        if failed_parts != self._failed_parts:
-            # what a part has counted before is unknown from now on, too
-            self._failed_parts = failed_parts
+        guards = (self._tokens_guard, self._samples_guard, self._elements_guard)
+        failed_counts = [guard.name for guard in guards if guard.is_disabled]
+        if failed_counts != self._failed_counts:
+            # what such a count was before is unknown from now on, too
+            self._failed_counts = failed_counts
             self._sizes_by_layout.clear()
         if layout is not None and len(self._sizes_by_layout) < _MOST_LAYOUTS:
             self._sizes_by_layout[layout] = sizes
@@ -172,7 +172,7 @@ class BatchCounts:
     def _add_up(self) -> StepCount:
         token_use = UNKNOWN_USE
         if self._useful_tokens.batches:
-            token_use = self._useful_part.run(
+            token_use = self._useful_guard.run(
                 self._useful_tokens.take, otherwise=UNKNOWN_USE
             )
         tokens: int | None = None

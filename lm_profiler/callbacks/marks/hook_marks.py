@@ -45,7 +45,7 @@ from lm_profiler.callbacks.marks.torch_hooks import (
     clipping_functions,
     loader_iterators,
 )
-from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled, is_wrapped_by_compiler
 from lm_profiler.record.parts import PHASES
@@ -100,7 +100,7 @@ class HookMarks:
         self._note_call: Callable[[nn.Module, Any], object] | None = note_call
         self._find_modules = find_modules  # returns the modules of an optimizer
         self._report = report
-        self._part = timeline.part
+        self._guard = timeline.guard
         self._thread = get_ident()
         # the thread whose calls are marked: that one, or 0 while none are
         self._marked_thread = 0
@@ -150,20 +150,20 @@ class HookMarks:
         if not self._is_amid_step:
             self._marked_thread = self._thread
         self._hook(self.modules)
-        DOOR.open(self._begin_step_of, self._end_step_of, self._part)
+        DOOR.open(self._begin_step_of, self._end_step_of, self._guard)
         replace = self._replaced.replace
-        replace(torch.autograd, "backward", partial(self._marked, at.BACKWARD))
+        replace(torch.autograd, "backward", partial(self._marked, tape.BACKWARD))
         wraps = {
-            function: partial(self._marked, at.CLIP)
+            function: partial(self._marked, tape.CLIP)
             for function in clipping_functions()
         }
         for module_name, function_name in _TRANSFERS:
             function = getattr(sys.modules.get(module_name), function_name, None)
             if function is not None:
-                wraps[function] = partial(self._marked, at.TRANSFER)
+                wraps[function] = partial(self._marked, tape.TRANSFER)
         self._replaced.replace_everywhere(wraps)
         for kind in clearing_classes([*self.optimizers, *self.modules]):
-            replace(kind, "zero_grad", partial(self._marked, at.ZERO_GRAD))
+            replace(kind, "zero_grad", partial(self._marked, tape.ZERO_GRAD))
         replace(torch.amp.GradScaler, "step", self._marked_scaler)
         for kind in loader_iterators():
             replace(kind, "__next__", self._marked_fetch)
@@ -200,13 +200,13 @@ class HookMarks:
             if is_compiled(module) and not is_wrapped_by_compiler(module):
                 continue
             begins = module.register_forward_pre_hook(
-                ModuleHook(self._begin_forward, self._part),
+                ModuleHook(self._begin_forward, self._guard),
                 prepend=True,
                 with_kwargs=True,
             )
             self._undo.callback(begins.remove)
             ends = module.register_forward_hook(
-                ModuleHook(self._end_forward, self._part), always_call=True
+                ModuleHook(self._end_forward, self._guard), always_call=True
             )
             self._undo.callback(ends.remove)
 
@@ -266,7 +266,7 @@ class HookMarks:
         try:
             is_marked = self._begin_fetch(*args)
         except BaseException as error:
-            self._part.failed(error)
+            self._guard.handle(error)
             is_marked = False
         if not is_marked:
             return get_batch(*args)
@@ -278,7 +278,7 @@ class HookMarks:
         try:
             self._end_fetch(batch)
         except BaseException as error:
-            self._part.failed(error)
+            self._guard.handle(error)
         return batch
 
     def report_nested_loop(self) -> None:
@@ -307,12 +307,12 @@ class HookMarks:
 
     def _begin_fetch(self, iterator: Any = None) -> bool:
         """Note that the loop asks for a batch; return False if that is not marked, because it trains nothing."""
-        if at.DATA in self._running:
+        if tape.DATA in self._running:
             return False  # fetched within another batch
         if get_ident() != self._marked_thread and self._is_aside():
             return False
         if self._named:
-            if self._named[-1] == at.DATA:
+            if self._named[-1] == tape.DATA:
                 return False
             self._close_named_phases()
         if self._is_validation(self.modules):
@@ -324,26 +324,26 @@ class HookMarks:
         self._is_outside = False
         self._has_begun = True
         self._batches += 1
-        self._running.add(at.DATA)
+        self._running.add(tape.DATA)
         timeline = self.timeline
-        timeline.note((at.DATA, timeline.clock()))
+        timeline.note((tape.DATA, timeline.clock()))
         return True
 
     def _end_fetch(self, batch: Any) -> None:
         """Note that the loop has its ``batch``."""
         timeline = self.timeline
-        self._running.discard(at.DATA)
-        timeline.note((at.LEAVE, timeline.clock()))
+        self._running.discard(tape.DATA)
+        timeline.note((tape.LEAVE, timeline.clock()))
         self._count_batch(batch)
 
     def _fail_fetch(self, error: BaseException, iterator: Any = None) -> None:
         """Note that ``error`` came in place of a batch of ``iterator``, which may be the end of its data."""
-        self._running.discard(at.DATA)
+        self._running.discard(tape.DATA)
         self._batches -= 1
         is_end = isinstance(error, StopIteration)
         if not is_end:
-            self.timeline.mark(at.FAIL)
-        self.timeline.mark(at.LEAVE)
+            self.timeline.mark(tape.FAIL)
+        self.timeline.mark(tape.LEAVE)
         if is_end:
             self._go_outside(EPOCH)
             self._note_end(iterator)
@@ -378,7 +378,7 @@ class HookMarks:
         if get_ident() != self._marked_thread and self._is_aside():
             return
         self._forward_depth += 1
-        is_recomputation = at.BACKWARD in self._running
+        is_recomputation = tape.BACKWARD in self._running
         if self._forward_depth > 1 or is_recomputation or self._named:
             return
         if self._is_validation([module]):
@@ -403,7 +403,7 @@ class HookMarks:
             note_call(module, (args, kwargs))
         self._forward_is_marked = True
         timeline = self.timeline
-        timeline.note((at.FORWARD, timeline.clock()))
+        timeline.note((tape.FORWARD, timeline.clock()))
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if get_ident() != self._marked_thread and self._is_aside():
@@ -417,20 +417,20 @@ class HookMarks:
         self._forward_is_marked = False
         has_failed = output is None and sys.exc_info()[0] is not None
         if has_failed:
-            self.timeline.mark(at.FAIL)
+            self.timeline.mark(tape.FAIL)
         # After a loader's batch only the loss is left between the model and backward. Where a function of the program
         # makes the batch, that may come in between.
         if self._batches > 0 and not has_failed:
             self._forward_is_open = True
         else:
-            self.timeline.mark(at.LEAVE)
+            self.timeline.mark(tape.LEAVE)
 
     def _close_forward(self) -> None:
         """End the phase forward, if the model's call is over and the phase stayed open to include the loss."""
         if self._forward_is_open:
             timeline = self.timeline
             self._forward_is_open = False
-            timeline.note((at.LEAVE, timeline.clock()))
+            timeline.note((tape.LEAVE, timeline.clock()))
 
     # -- optimizers
 
@@ -460,7 +460,7 @@ class HookMarks:
             if self._forward_is_open:
                 self._close_forward()
             timeline = self.timeline
-            timeline.note((at.OPTIMIZER, timeline.clock()))
+            timeline.note((tape.OPTIMIZER, timeline.clock()))
 
     def _end_optimizer(self, has_stepped: bool = True) -> None:
         # the hooks may have been added within this step
@@ -470,7 +470,7 @@ class HookMarks:
         if has_stepped:
             self.counter.step_done = self._has_begun
         timeline = self.timeline
-        timeline.note((at.OPTIMIZED, timeline.clock()))
+        timeline.note((tape.OPTIMIZED, timeline.clock()))
 
     def _meet(self, optimizer: Any) -> None:
         """Add an optimizer that was not known, and its modules."""
@@ -513,14 +513,14 @@ class HookMarks:
 
     def _fail_optimizer(self) -> None:
         """End the phase of an optimizer's step that raised: the loop's step is not done."""
-        self.timeline.mark(at.FAIL)
+        self.timeline.mark(tape.FAIL)
         self._end_optimizer(has_stepped=False)
 
     # -- functions that are a phase each
 
     def _marked(self, code: int, function: Function) -> Function:
         """Return ``function`` as the phase ``code``; calls within that phase, or in a validation, are not marked."""
-        part = self._part
+        guard = self._guard
 
         def marked_function(*args: Any, **kwargs: Any) -> Any:
             if _is_compiling():
@@ -528,7 +528,7 @@ class HookMarks:
             try:
                 is_marked = self._begin_function(code)
             except BaseException as error:
-                part.failed(error)
+                guard.handle(error)
                 is_marked = False
             if not is_marked:
                 return function(*args, **kwargs)
@@ -540,7 +540,7 @@ class HookMarks:
             try:
                 self._end_function(code)
             except BaseException as error:
-                part.failed(error)
+                guard.handle(error)
             return result
 
         return marked_function
@@ -551,10 +551,10 @@ class HookMarks:
             return False
         if get_ident() != self._marked_thread and self._is_aside():
             return False
-        if self._forward_is_open and code != at.ZERO_GRAD:
+        if self._forward_is_open and code != tape.ZERO_GRAD:
             # which may stand between the model's call and backward
             self._close_forward()
-        if code == at.BACKWARD:
+        if code == tape.BACKWARD:
             self._count_backward()
         timeline = self.timeline
         self._running.add(code)
@@ -564,9 +564,9 @@ class HookMarks:
     def _end_function(self, code: int, has_failed: bool = False) -> None:
         self._running.discard(code)
         if has_failed:
-            self.timeline.mark(at.FAIL)
+            self.timeline.mark(tape.FAIL)
         timeline = self.timeline
-        timeline.note((at.LEAVE, timeline.clock()))
+        timeline.note((tape.LEAVE, timeline.clock()))
 
     def _count_backward(self) -> None:
         self._backwards += 1
@@ -590,8 +590,8 @@ class HookMarks:
         if self._is_aside():
             return False
         # A step begins with its first batch. A loop whose batches are not seen begins it with the model's call.
-        can_begin_step = code == at.DATA
-        if code == at.FORWARD and self._batches == 0:
+        can_begin_step = code == tape.DATA
+        if code == tape.FORWARD and self._batches == 0:
             can_begin_step = True
         if can_begin_step:
             if self._is_validation(self.modules):
@@ -602,14 +602,14 @@ class HookMarks:
                 self._end_step_if_done()
             self._is_outside = False
             self._has_begun = True
-        if code != at.ZERO_GRAD:
+        if code != tape.ZERO_GRAD:
             # Clearing gradients may stand between the model's call and backward.
             self._close_forward()
-        if code == at.DATA:
+        if code == tape.DATA:
             self._batches += 1
-        elif code == at.FORWARD:
+        elif code == tape.FORWARD:
             self._calls += 1
-        elif code == at.BACKWARD:
+        elif code == tape.BACKWARD:
             self._count_backward()
         self._named.append(code)
         self.timeline.mark(code)
@@ -623,20 +623,20 @@ class HookMarks:
         self._named.remove(code)
         self._named.reverse()
         if error is not None:
-            self.timeline.mark(at.FAIL)
-        if code != at.OPTIMIZER:
-            self.timeline.mark(at.LEAVE)
+            self.timeline.mark(tape.FAIL)
+        if code != tape.OPTIMIZER:
+            self.timeline.mark(tape.LEAVE)
             return
         if error is None:
             self.counter.step_done = self._has_begun
-        self.timeline.mark(at.OPTIMIZED)
+        self.timeline.mark(tape.OPTIMIZED)
 
     def _close_named_phases(self) -> None:
         """End the named phases that are still open at the end of a step, and report each."""
         for code in reversed(self._named):
             problem = "was still open when its step ended, and was closed there"
             self._report_once(f"phase {PHASES[code]} {problem}")
-            self.timeline.mark(at.OPTIMIZED if code == at.OPTIMIZER else at.LEAVE)
+            self.timeline.mark(tape.OPTIMIZED if code == tape.OPTIMIZER else tape.LEAVE)
         self._named.clear()
 
     # -- what all of them need
@@ -646,7 +646,7 @@ class HookMarks:
         try:
             return call(*args)
         except BaseException as error:
-            self._part.failed(error)
+            self._guard.handle(error)
             return None
 
     def _is_aside(self) -> bool:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from lm_profiler.callbacks.marks.namespaces import nearest
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 
 
@@ -48,23 +48,23 @@ class OptimizerMarks:
     def _mark_what_the_user_calls(
         self, trainer: Trainer, module: LightningModule
     ) -> None:
-        backward = Span(self._timeline, at.BACKWARD)
+        backward = Span(self._timeline, tape.BACKWARD)
         self._bracket(module, "manual_backward", backward)
         # ``loss.backward()`` calls this function of torch, and so does ``manual_backward``, inside of which it changes
         # nothing: both are the same phase.
         self._bracket(torch.autograd, "backward", OnThisThread(backward))
-        self._bracket(module, "clip_gradients", Span(self._timeline, at.CLIP))
+        self._bracket(module, "clip_gradients", Span(self._timeline, tape.CLIP))
         # Lightning wraps each optimizer in an instance of a subclass, which does not see attributes of the inner one.
         wrappers = LightningModule.optimizers(module)
         if not isinstance(wrappers, list):
             wrappers = [wrappers]
         for optimizer in (*trainer.optimizers, *wrappers):
-            self._bracket(optimizer, "zero_grad", Span(self._timeline, at.ZERO_GRAD))
+            self._bracket(optimizer, "zero_grad", Span(self._timeline, tape.ZERO_GRAD))
 
     def _bracket(
         self, owner: Any, name: str, context: AbstractContextManager[None]
     ) -> None:
-        bracket(owner, name, context, self._timeline.part, self._undo)
+        bracket(owner, name, context, self._timeline.guard, self._undo)
 
 
 class OnThisThread(AbstractContextManager[None]):
@@ -87,14 +87,14 @@ def bracket(
     owner: Any,
     name: str,
     context: AbstractContextManager[None],
-    part: Guard,
+    guard: Guard,
     undo: ExitStack,
 ) -> None:
-    """Have each call of ``owner.name`` run inside ``context``, guarded by ``part``, until ``undo`` is closed.
+    """Have each call of ``owner.name`` run inside ``context``, guarded by ``guard``, until ``undo`` is closed.
 
     Raises AttributeError if ``owner`` has no such method, or does not let it be replaced.
     """
-    _replace(owner, name, _Bracketed(owner, name, context, part), undo)
+    _replace(owner, name, _Bracketed(owner, name, context, guard), undo)
 
 
 def call_before(
@@ -145,22 +145,22 @@ class _Bracketed(_Wrapper):
     """A method inside a context."""
 
     def __init__(
-        self, owner: Any, name: str, context: AbstractContextManager[None], part: Guard
+        self, owner: Any, name: str, context: AbstractContextManager[None], guard: Guard
     ) -> None:
         super().__init__(owner, name)
         self._context = context
-        self._part = part
+        self._guard = guard
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        part = self._part
+        guard = self._guard
         context = self._context
-        part.run(context.__enter__)
+        guard.run(context.__enter__)
         try:
             result = self._method(*args, **kwargs)
         except BaseException as error:
-            part.run(context.__exit__, type(error), error, error.__traceback__)
+            guard.run(context.__exit__, type(error), error, error.__traceback__)
             raise
-        part.run(context.__exit__, None, None, None)
+        guard.run(context.__exit__, None, None, None)
         return result
 
 
@@ -200,7 +200,7 @@ class _MarkedStep(_Wrapper):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         timeline = self._timeline
-        part = timeline.part
+        guard = timeline.guard
         closure: Any = args[0] if args else kwargs.get("closure")
         # A step of the user's own may take something else at that place, such as a module.
         has_closure = callable(closure) and not isinstance(closure, Module)
@@ -215,7 +215,7 @@ class _MarkedStep(_Wrapper):
         try:
             result = self._method(*args, **kwargs)
         except BaseException:
-            part.run(timeline.mark, at.FAIL)
+            guard.run(timeline.mark, tape.FAIL)
             if self._is_open:
                 self._end()
             raise
@@ -223,9 +223,9 @@ class _MarkedStep(_Wrapper):
             # ``_end``, written out
             self._is_open = False
             try:
-                timeline.note((at.OPTIMIZED, timeline.clock()))
+                timeline.note((tape.OPTIMIZED, timeline.clock()))
             except BaseException as error:
-                part.failed(error)
+                guard.handle(error)
         return result
 
     def _run_closure(
@@ -239,9 +239,9 @@ class _MarkedStep(_Wrapper):
         timeline = self._timeline
         self._is_open = True
         try:
-            timeline.note((at.OPTIMIZER, timeline.clock()))
+            timeline.note((tape.OPTIMIZER, timeline.clock()))
         except BaseException as error:
-            timeline.part.failed(error)
+            timeline.guard.handle(error)
         return result
 
     # The next two run within steps: Guard.run and Timeline.mark are written out.
@@ -250,14 +250,14 @@ class _MarkedStep(_Wrapper):
         timeline = self._timeline
         self._is_open = True
         try:
-            timeline.note((at.OPTIMIZER, timeline.clock()))
+            timeline.note((tape.OPTIMIZER, timeline.clock()))
         except BaseException as error:
-            timeline.part.failed(error)
+            timeline.guard.handle(error)
 
     def _end(self) -> None:
         timeline = self._timeline
         self._is_open = False
         try:
-            timeline.note((at.OPTIMIZED, timeline.clock()))
+            timeline.note((tape.OPTIMIZED, timeline.clock()))
         except BaseException as error:
-            timeline.part.failed(error)
+            timeline.guard.handle(error)

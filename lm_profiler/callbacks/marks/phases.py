@@ -17,7 +17,7 @@ from lm_profiler.callbacks.marks.namespaces import is_exactly, verb_of
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks, call_before
 from lm_profiler.callbacks.marks.users_profiler import ProfilerMarks, ProfilerMethods
 from lm_profiler.lightning_names import FETCHED, STEPPED, fetch_action
-from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.torch_names import PrivateName
 
@@ -58,7 +58,7 @@ class PhaseProfiler:
 
     def __post_init__(self) -> None:
         trainer = self.trainer
-        self._part = self.timeline.part
+        self._guard = self.timeline.guard
         self._steps_left_at_epoch_start = self.steps_left
         self._steps_before = trainer.global_step
         verb = verb_of(trainer)
@@ -127,7 +127,7 @@ class PhaseProfiler:
         timeline = self.timeline
         self._fetched = True
         if not self.step_done:
-            if self._part.run(self._is_loop_endless, otherwise=False):
+            if self._guard.run(self._is_loop_endless, otherwise=False):
                 self.cut = True
                 raise StopIteration
         elif self.steps_left > 0:
@@ -135,21 +135,23 @@ class PhaseProfiler:
             self.step_done = False
             self.is_sure = True
             self._batches_without_step = 0
-            part = self._part
+            guard = self._guard
             steps_left = self.steps_left - 1
-            if not part.out:
+            if not guard.is_disabled:
                 try:
-                    timeline.note((at.END, timeline.clock()))
+                    timeline.note((tape.END, timeline.clock()))
                     steps_left = self.step_ended()
                 except BaseException as error:
-                    part.failed(error)
-            self.steps_left = self.follow(steps_left) if part.out else steps_left
+                    guard.handle(error)
+            self.steps_left = (
+                self.follow(steps_left) if guard.is_disabled else steps_left
+            )
             if self.steps_left <= 0:
                 successor = None
                 try:
                     successor = self._end_stages()
                 except BaseException as error:
-                    part.failed(error)
+                    guard.handle(error)
                 if self.ends:
                     self.cut = True
                     raise StopIteration
@@ -158,17 +160,17 @@ class PhaseProfiler:
                 # this batch is the first of a run that is watched from here on
                 timeline = successor.timeline
         try:
-            timeline.note((at.DATA, timeline.clock()))
+            timeline.note((tape.DATA, timeline.clock()))
         except BaseException as error:
-            timeline.part.failed(error)
+            timeline.guard.handle(error)
 
     def stop(self, action_name: str) -> None:
         if action_name == self._fetch:
             timeline = self.timeline
             try:
-                timeline.note((at.LEAVE, timeline.clock()))
+                timeline.note((tape.LEAVE, timeline.clock()))
             except BaseException as error:
-                self._part.failed(error)
+                self._guard.handle(error)
         if self.users is not None:  # after our mark, for the same reason
             self.users.stop(action_name)
 
@@ -198,8 +200,8 @@ class PhaseProfiler:
         self.step_done = False
         self.is_sure = True
         self._batches_without_step = 0
-        self.steps_left = self._part.run(self._end_step, otherwise=self.steps_left - 1)
-        if self._part.out:
+        self.steps_left = self._guard.run(self._end_step, otherwise=self.steps_left - 1)
+        if self._guard.is_disabled:
             self.steps_left = self.follow(self.steps_left)
         if self.steps_left > 0:
             return
@@ -208,7 +210,7 @@ class PhaseProfiler:
             self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
 
     def _end_step(self) -> int:
-        self.timeline.mark(at.END)
+        self.timeline.mark(tape.END)
         return self.step_ended()
 
     def batch_ended(self) -> bool:
@@ -221,7 +223,7 @@ class PhaseProfiler:
             return False
         self.is_sure = True
         self.steps_left = 0
-        self._part.failed(absent.missing())
+        self._guard.handle(absent.missing())
         self._end_stages()
         if self.ends:
             self.cut = True

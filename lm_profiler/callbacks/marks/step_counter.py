@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lm_profiler.measure.clocks import tape as at
+from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Timeline
 
 
@@ -32,15 +32,15 @@ class StepCounter:
         if not self.step_done or self.steps_left <= 0:
             return False
         self.step_done = False
-        part = self.timeline.part
+        guard = self.timeline.guard
         steps_left = self.steps_left - 1
-        if not part.out:
+        if not guard.is_disabled:
             try:
-                self.timeline.note((at.END, self.timeline.clock()))
+                self.timeline.note((tape.END, self.timeline.clock()))
                 steps_left = self.step_ended()
             except BaseException as error:
-                part.failed(error)
-        self.steps_left = self.follow(steps_left) if part.out else steps_left
+                guard.handle(error)
+        self.steps_left = self.follow(steps_left) if guard.is_disabled else steps_left
         if self.steps_left <= 0:
             self.stages_ended()
         return True

@@ -35,7 +35,7 @@ class OptimizerDoor:
     def __init__(self) -> None:
         self.step_begins: OptimizerHook | None = None
         self.step_ends: OptimizerHook | None = None
-        self._part: Guard = UNGUARDED  # of those two
+        self._guard: Guard = UNGUARDED  # of those two
         self.gives_way = False  # to whoever opens it next
         self._handles: list[Any] = []
         self.is_in_hook = False  # whether torch is amid the hooks of an optimizer
@@ -55,10 +55,10 @@ class OptimizerDoor:
         self,
         step_begins: OptimizerHook,
         step_ends: OptimizerHook | None = None,
-        part: Guard = UNGUARDED,
+        guard: Guard = UNGUARDED,
     ) -> None:
-        """Pass steps on from now on. ``part`` guards both hooks, unless they guard themselves."""
-        self._part = part
+        """Pass steps on from now on. ``guard`` guards both hooks, unless they guard themselves."""
+        self._guard = guard
         self.step_begins = step_begins
         self.step_ends = step_ends
         self.gives_way = False
@@ -94,7 +94,7 @@ class OptimizerDoor:
         try:
             hook(optimizer)
         except BaseException as error:
-            self._part.failed(error)
+            self._guard.handle(error)
         finally:
             self.is_in_hook = False
 
@@ -103,11 +103,11 @@ DOOR = OptimizerDoor()
 
 
 class ModuleHook:
-    """A hook of a module, guarded by ``part``. A copy or a pickle of the module gets one that does nothing."""
+    """A hook of a module, guarded by ``guard``. A copy or a pickle of the module gets one that does nothing."""
 
-    def __init__(self, call: Callable[..., object], part: Guard) -> None:
+    def __init__(self, call: Callable[..., object], guard: Guard) -> None:
         self._call = call
-        self._part = part
+        self._guard = guard
 
     def __call__(self, *args: Any) -> None:
         if torch.compiler.is_compiling():
@@ -115,7 +115,7 @@ class ModuleHook:
         try:
             self._call(*args)
         except BaseException as error:
-            self._part.failed(error)
+            self._guard.handle(error)
 
     def __reduce__(self) -> Any:
         # A bound method of the standard library that takes any arguments and returns None.

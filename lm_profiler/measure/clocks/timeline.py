@@ -37,7 +37,7 @@ class Timeline:
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock, in nanoseconds
     # the device's clock; None if there is only the host's
     stream: EventStream | None = None
-    part: Guard = UNGUARDED  # the Guard that handles errors in here
+    guard: Guard = UNGUARDED  # the Guard that handles errors in here
 
     def __post_init__(self) -> None:
         # what was read before, then two entries a mark: its code and its instant (ns)
@@ -197,7 +197,7 @@ class Span:
         try:
             timeline.note((self._code, timeline.clock()))
         except BaseException as error:
-            timeline.part.failed(error)
+            timeline.guard.handle(error)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
         timeline = self._timeline
@@ -206,4 +206,4 @@ class Span:
                 timeline.mark(FAIL)
             timeline.note((LEAVE, timeline.clock()))
         except BaseException as error:
-            timeline.part.failed(error)
+            timeline.guard.handle(error)

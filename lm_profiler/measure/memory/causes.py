@@ -137,14 +137,14 @@ class HoldingsReader:
     device: torch.device  # the device whose memory is read
     # returns the bytes that the allocator holds now; None if it does not report them
     held_bytes: Callable[[], int | None]
-    part: Guard = UNGUARDED  # handles errors in a hook
+    guard: Guard = UNGUARDED  # handles errors in a hook
 
     def __post_init__(self) -> None:
         # what was held before and after the optimizer's step
         self.moments: dict[str, MemoryCauses] = {}
         # the levels of the last step that ended
         self.levels: MemoryLevels | None = None
-        self.saved = SavedTensors(self.part)
+        self.saved = SavedTensors(self.guard)
         self._source: Literal["allocator", "counted"] = "allocator"
         if self.held_bytes() is None:
             self._source = "counted"
@@ -160,7 +160,7 @@ class HoldingsReader:
         self._by_part: dict[int, _PeakReading] = {}
 
     def start(self) -> None:
-        on_gradient = self.part.guard(self._gradient_arrived)
+        on_gradient = self.guard.wrap(self._gradient_arrived)
         for parameter in self.module.parameters():
             if parameter.requires_grad and parameter.is_leaf:
                 self._hooks.append(

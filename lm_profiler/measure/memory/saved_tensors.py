@@ -30,9 +30,9 @@ class SavedTensors:
     checkpointing, ``save_on_cpu``) is not seen, as it is not saved on the device.
     """
 
-    def __init__(self, part: Guard = UNGUARDED) -> None:
+    def __init__(self, guard: Guard = UNGUARDED) -> None:
         self._packed: WeakSet[_SavedTensor] = WeakSet()
-        self._part = part
+        self._guard = guard
         # torch.compile would compile the hook too, if it compiles a part of the step.
         pack = torch.compiler.disable(self._pack) if DYNAMO.loaded() else self._pack
         hooks = graph.saved_tensors_hooks(pack, _unpack)
@@ -67,7 +67,7 @@ class SavedTensors:
             _, self.seeing = self._exit(), False
 
     def _pack(self, tensor: Tensor) -> Tensor | _SavedTensor:
-        return self._part.run(self._keep, tensor) or tensor
+        return self._guard.run(self._keep, tensor) or tensor
 
     def _keep(self, tensor: Tensor) -> _SavedTensor:
         # not attached: an operator's saved output would be a reference cycle

@@ -237,15 +237,15 @@ def test_what_following_did_not_reach_of_a_phase_is_like_what_it_reached() -> No
 
 def test_what_fails_in_here_takes_the_part_out_and_not_the_program() -> None:
     told: list[str] = []
-    part = Guard("Python's lines", told.append)
+    guard = Guard("Python's lines", told.append)
 
     def broken() -> int:
         raise RuntimeError("no phase")
 
-    times = PythonTimes(broken, time.perf_counter_ns, part=part)
+    times = PythonTimes(broken, time.perf_counter_ns, guard=guard)
     times.start()
     assert nested() is None
-    assert part.out
+    assert guard.is_disabled
     assert len(told) == 1
     assert sys.getprofile() is None
 

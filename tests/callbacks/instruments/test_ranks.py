@@ -35,7 +35,7 @@ class Rank:
         self.told: list[str] = []
         self.arrivals = arrivals = self.ring.arrivals()
         self.watch = RanksWatch(arrivals, 5)
-        self.watch.part = Guard("who waits for whom", self.told.append)
+        self.watch.guard = Guard("who waits for whom", self.told.append)
         self.read = 0
         drain = arrivals.drain
 
@@ -133,7 +133,7 @@ def test_a_step_that_calls_more_than_the_ring_holds_makes_the_waiting_unknown() 
 def test_without_a_recorder_the_waiting_is_unknown() -> None:
     told: list[str] = []
     watch = RanksWatch(None, 0)
-    watch.part = Guard("", told.append)
+    watch.guard = Guard("", told.append)
     watch.begin("measure")
     watch.look(1)
     watch.keep("measure", 1, StepMarks([DATA, OTHER], [0, 1], []))
@@ -207,7 +207,7 @@ def watch_of(steps: int, waits: Waits | None = None) -> tuple[StreamRanksWatch, 
     ring, told = Ring(1000), []
     stream = cast("EventStream", Stream())
     watch = StreamRanksWatch(ring.arrivals(), 1, stream=stream, waits=cast("StreamWaits | None", waits))
-    watch.part = Guard("who waits for whom", told.append)
+    watch.guard = Guard("who waits for whom", told.append)
     ring.call(5)
     watch.begin("measure")
     watch.keep("measure", 1, StepMarks([DATA, OTHER], [0, 9], [0, 9]))

@@ -333,7 +333,7 @@ def tracer_in(folder: Path) -> tuple[Tracer, list[str]]:
     told: list[str] = []
     module = torch.nn.Linear(2, 2)
     tracer = Tracer(TraceOptions(steps=1), torch.device("cpu"), Timeline(), folder, 0, lambda: module)
-    tracer.part = Guard("trace", told.append, tracer.discard)
+    tracer.guard = Guard("trace", told.append, tracer.discard)
     return tracer, told
 
 
@@ -344,11 +344,11 @@ def work() -> None:
 
 
 def traced_steps(tracer: Tracer, steps: int = 2) -> None:
-    tracer.part.run(tracer.start)
+    tracer.guard.run(tracer.start)
     for _ in range(steps):
         work()
-        tracer.part.run(tracer.step)
-    tracer.part.run(tracer.result)
+        tracer.guard.run(tracer.step)
+    tracer.guard.run(tracer.result)
 
 
 def linear_calls(theirs: Any) -> int:
@@ -390,12 +390,12 @@ def test_a_schedule_that_warms_up_keeps_its_session(tmp_path: Path) -> None:
 def test_a_schedule_that_begins_amid_our_trace_gets_the_session(tmp_path: Path) -> None:
     with of_the_user(schedule=torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)) as theirs:
         tracer, told = tracer_in(tmp_path)
-        tracer.part.run(tracer.start)
+        tracer.guard.run(tracer.start)
         for _ in range(4):
             work()
-            tracer.part.run(tracer.step)
+            tracer.guard.run(tracer.step)
             theirs.step()
-        tracer.part.run(tracer.result)
+        tracer.guard.run(tracer.result)
     assert linear_calls(theirs) == 2 * CALLS
     assert len(told) == 1
 
@@ -413,8 +413,8 @@ def test_a_session_that_is_over_leaves_room_for_ours(tmp_path: Path) -> None:
 def test_annotations_that_the_user_begins_amid_our_trace_end_it(tmp_path: Path) -> None:
     """They use torch's profiler too, but prepare nothing."""
     tracer, told = tracer_in(tmp_path)
-    tracer.part.run(tracer.start)
-    tracer.part.run(tracer.step)
+    tracer.guard.run(tracer.start)
+    tracer.guard.run(tracer.step)
     with torch.autograd.profiler.emit_itt():
         work()
         assert torch.autograd._profiler_enabled()

@@ -97,13 +97,13 @@ def what_torch_has() -> list[Any]:
 
 def profiled(code: CodeType | None, line: int) -> tuple[list[Tensor], Guard]:
     """The weights after training with marks, where ``line`` of ``code`` fails once, and the guard that met it."""
-    part = Guard("the profiler", lambda text: None)
-    timeline = Timeline(part=part)
+    guard = Guard("the profiler", lambda text: None)
+    timeline = Timeline(guard=guard)
     model, optimizer = seeded()
     counter = StepCounter(timeline, 10**6, step_ended=lambda: 10**6)
     ignore: Callable[..., Any] = lambda *_: []  # noqa: E731 - of batches, calls and modules of optimizers
     marks = HookMarks(timeline, counter, [model], [optimizer], ignore, ignore, ignore, print)
-    part.leave = marks.count_only
+    guard.leave = marks.count_only
     marks.install()
     if code is not None:
         sys.settrace(planted(code, line))
@@ -114,7 +114,7 @@ def profiled(code: CodeType | None, line: int) -> tuple[list[Tensor], Guard]:
         marks.restore()
     hooks = [*model._forward_hooks, *model._forward_pre_hooks]
     assert hooks == []
-    return weights, part
+    return weights, guard
 
 
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler")
@@ -123,12 +123,12 @@ def test_a_fault_at_a_line_of_a_hook_leaves_the_training_as_it_is() -> None:
     bare = train(None, *seeded())
     faults = 0
     for name, line in PLACES:
-        weights, part = profiled(HOOKS[name].__code__, line)
+        weights, guard = profiled(HOOKS[name].__code__, line)
         place = f"{name}, line {line}"
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(bare, weights, strict=True)), place
         assert what_torch_has() == before, place
-        assert part.out == isinstance(part.error, Planted), place
-        faults += part.out
-    weights, part = profiled(None, 0)
-    assert not part.out
+        assert guard.is_disabled == isinstance(guard.error, Planted), place
+        faults += guard.is_disabled
+    weights, guard = profiled(None, 0)
+    assert not guard.is_disabled
     assert faults > 0.7 * len(PLACES)  # the program passes most of them
