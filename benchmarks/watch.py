@@ -210,7 +210,9 @@ def alarms(steps: int) -> None:
                 began_ns = time.process_time_ns()
                 for mark in marks:
                     writer.timeline.note(mark)
-                hand_over = HandOver(now_ns, writer.timeline.take(), held_bytes=2**30)
+                hand_over = HandOver(
+                    now_ns, writer.timeline.take_marks(), held_bytes=2**30
+                )
                 trained_ns = time.process_time_ns()
                 writer.take(hand_over)
                 trains_us.append((trained_ns - began_ns) * 1e-3 / len(some))
@@ -270,7 +272,7 @@ def one_stall(rng: np.random.Generator) -> tuple[Any, list[WatchEvent]]:
             now_ns += round(STEP_S * 1e9 / len(CODES) * rng.uniform(0.9, 1.1))
             timeline.mark(code)
             if code == at.END:
-                writer.take(HandOver(now_ns, timeline.take()))
+                writer.take(HandOver(now_ns, timeline.take_marks()))
         for _ in range(100):
             now_ns += 1_000_000_000
             writer._check_for_stall()

@@ -123,7 +123,7 @@ class SimulatedDay:
     def hand_over(self, step: int) -> None:
         spans = self.spans
         self.spans = []
-        marks = self.timeline.take()
+        marks = self.timeline.take_marks()
         self.writer.take(
             HandOver(
                 self.now_ns,

@@ -20,7 +20,7 @@ def begin_search() -> None:
         from importlib import import_module
 
         hooks = import_module("lm_profiler.callbacks.marks.torch_hooks")
-        hooks.DOOR.offer(_profile_loop_of)
+        hooks.OPTIMIZER_HOOKS.attach_provisionally(_profile_loop_of)
     except Exception as error:
         _report(error)
 

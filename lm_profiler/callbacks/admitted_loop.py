@@ -6,7 +6,7 @@ from typing import Any
 
 from lm_profiler.callbacks.hooked_run import LoopSearch, end_with_program
 from lm_profiler.callbacks.instruments.profiling_options import Launch
-from lm_profiler.callbacks.marks.torch_hooks import DOOR
+from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS
 from lm_profiler.callbacks.own_loop import loop_options
 from lm_profiler.callbacks.run_request import RunRequest, claim, parse_request
 
@@ -19,7 +19,7 @@ def profile_loop_of(optimizer: Any, text: str) -> None:
     Raises:
         UsageError: an option is wrong.
     """
-    DOOR.close()  # the first step decides
+    OPTIMIZER_HOOKS.detach()  # the first step decides
     request = parse_request(text)
     options = dict(request.options)
     verb = options.pop("verb", "fit")

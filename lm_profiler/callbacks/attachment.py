@@ -326,7 +326,7 @@ class Attachment:
         reader = StepReader(
             timeline.clock, partial(getattr, probe, "counts"), probe.usage
         )
-        counters = StepWatch(reader, rank, sampler, timeline.saved)
+        counters = StepWatch(reader, rank, sampler, timeline.checkpoint_instants_ns)
         return Instruments(
             memory,
             tracer,
@@ -393,7 +393,7 @@ class Attachment:
             timeline,
             sum(self._steps.values()),
             step_ended,
-            follow=lambda steps_left: following.run(
+            agree_on_steps_left=lambda steps_left: following.run(
                 self._follow_rank_0, steps_left, otherwise=steps_left
             ),
             stages_ended=partial(self.ending.guard.run, self._stages_are_over),

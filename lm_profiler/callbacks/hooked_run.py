@@ -15,7 +15,7 @@ from lm_profiler.callbacks.attachment import Attachment
 from lm_profiler.callbacks.found_loop import facts_of_fabric, find_loop
 from lm_profiler.callbacks.hooked_loop import HookedLoop
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
-from lm_profiler.callbacks.marks.torch_hooks import DOOR
+from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS
 from lm_profiler.measure.boundary import Guard, comes_from_outside, error_text, say
 from lm_profiler.record.run_record import RunRecord
 
@@ -90,17 +90,17 @@ class LoopSearch:
     _process: int = field(default_factory=os.getpid, init=False)
 
     def start(self) -> None:
-        if DOOR.is_taken:
+        if OPTIMIZER_HOOKS.is_taken:
             self._report(
                 "another loop of this process is profiled already: this one is not"
             )
             return
-        DOOR.open(self._wait)
+        OPTIMIZER_HOOKS.attach(self._wait)
 
     def stop(self) -> None:
         """Wait no more, and remove what is left of the run's hooks."""
-        if self.run is None and DOOR.step_begins == self._wait:
-            DOOR.close()
+        if self.run is None and OPTIMIZER_HOOKS.step_begins == self._wait:
+            OPTIMIZER_HOOKS.detach()
 
     def _wait(self, optimizer: Any) -> None:
         if os.getpid() == self._process:  # a forked child is another program
@@ -108,7 +108,7 @@ class LoopSearch:
 
     def find(self, optimizer: Any) -> None:
         """Find the loop that steps ``optimizer``, and profile it if it is admitted; raises no error of ours."""
-        DOOR.close()
+        OPTIMIZER_HOOKS.detach()
         try:
             self._begin(optimizer)
         except BaseException as error:

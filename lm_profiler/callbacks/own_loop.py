@@ -33,7 +33,7 @@ from lm_profiler.callbacks.instruments.profiling_options import (
     expect_step_numbers,
 )
 from lm_profiler.callbacks.marks.hook_marks import NESTED_DATA, HookMarks
-from lm_profiler.callbacks.marks.torch_hooks import DOOR
+from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.parts import PHASES
 from lm_profiler.record.run_record import RunRecord
@@ -201,7 +201,7 @@ def profile_with(
     """Do what ``profile`` does, with all options."""
     parties = list(parties)
     search = LoopSearch(options, tokens_in=tokens_in)
-    if parties and not DOOR.is_taken:
+    if parties and not OPTIMIZER_HOOKS.is_taken:
         search.run = begin(_loop_of(parties, tokens_in), options)
     else:
         search.start()  # reports if another loop is profiled

@@ -272,9 +272,9 @@ class TrainingProfiler(Callback):
         if run is None:
             return
         phases = None if self._loop is None else self._loop.phases
-        if phases is not None and not phases.is_sure:
+        if phases is not None and not phases.has_seen_actions:
             try:
-                is_over = phases.batch_ended()
+                is_over = phases.give_up_without_actions()
             except BaseException as error:
                 run.guard.handle(error)
                 is_over = False

@@ -448,12 +448,16 @@ class Session:
     def _between(self) -> list[BetweenSteps]:
         if self._measured_ns is None:
             return []
-        events = passed(self.timeline.went_outside, self.timeline.saved)
+        events = passed(
+            self.timeline.went_outside, self.timeline.checkpoint_instants_ns
+        )
         return between_steps(self._gaps_ns, self._measured_ns, events)
 
     def _outside_steps(self) -> list[OutsideSteps]:
-        events = passed(self.timeline.went_outside, self.timeline.saved)
-        for begin_ns, end_ns, hook in self.timeline.hooks:
+        events = passed(
+            self.timeline.went_outside, self.timeline.checkpoint_instants_ns
+        )
+        for begin_ns, end_ns, hook in self.timeline.epoch_hooks:
             events.append(NamedSpan(begin_ns, end_ns, hook))
         return outside_steps(self._run_steps, events, self._own_spans_ns)
 

@@ -21,7 +21,7 @@ from lm_profiler.callbacks.instruments.profiling_options import (
     expect_step_numbers,
 )
 from lm_profiler.callbacks.marks.namespaces import verb_of
-from lm_profiler.callbacks.marks.torch_hooks import DOOR
+from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.run_request import claim, parse_request
 from lm_profiler.external_callbacks import CLAIMED
@@ -137,8 +137,8 @@ class Admission:
     _is_used: bool = False
 
     def __call__(self, trainer: Trainer) -> bool:
-        if DOOR.gives_way and verb_of(trainer) == "fit":
-            DOOR.close()  # whoever waits for another loop would take this one for it
+        if OPTIMIZER_HOOKS.is_provisional and verb_of(trainer) == "fit":
+            OPTIMIZER_HOOKS.detach()  # whoever waits for another loop would take this one for it
         is_wanted_number = (
             self.wanted_number is None or self.wanted_number == self.number
         )

@@ -18,7 +18,7 @@ from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
 from lm_profiler.callbacks.instruments.watches import loader_watch
 from lm_profiler.callbacks.loop_length import fewest_steps_left
 from lm_profiler.callbacks.marks.batches import BatchCounts
-from lm_profiler.callbacks.marks.namespaces import is_a, nearest, overrides
+from lm_profiler.callbacks.marks.namespaces import is_a, lightning_base_of, overrides
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.marks.step_counter import StepCounter
 from lm_profiler.callbacks.watching import Watching
@@ -97,7 +97,7 @@ class TrainerLoop:
 
         Unknown for strategies that are not listed here, and where ranks hold whole parameters but parts of the states.
         """
-        strategy_name = nearest(self.trainer.strategy)
+        strategy_name = lightning_base_of(self.trainer.strategy)
         if strategy_name in _SHARDED:
             return "shards"
         # torch's ZeroRedundancyOptimizer keeps a part of the states on each rank; this method collects them.
@@ -210,9 +210,9 @@ class TrainerLoop:
             counter.steps_left,
             counter.step_ended,
             self.callback,
-            follow=counter.follow,
+            agree_on_steps_left=counter.agree_on_steps_left,
             stages_ended=counter.stages_ended,
-            ends=counter.ends_loop,
+            ends_loop=counter.ends_loop,
             on_no_step=report_no_step,
         )
         return self.phases

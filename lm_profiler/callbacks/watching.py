@@ -34,7 +34,7 @@ from lm_profiler.callbacks.live import CountedBatches, LiveRows, StageFigures
 from lm_profiler.callbacks.marks.actions import NOTHING, EpochHook, Marked
 from lm_profiler.callbacks.marks.batches import BatchCounts
 from lm_profiler.callbacks.marks.namespaces import is_a
-from lm_profiler.callbacks.marks.optimizers import bracket
+from lm_profiler.callbacks.marks.optimizers import wrap_in_context
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.trackers import Tracker
@@ -281,7 +281,7 @@ class Watching:
         for logger in trainer.loggers:
             for method in ("log_metrics", "save"):
                 with suppress(AttributeError):
-                    bracket(
+                    wrap_in_context(
                         logger,
                         method,
                         _TimedByName(self, terms.LOGGERS),
@@ -307,7 +307,9 @@ class Watching:
         """Book the stages like all other steps, the first one apart, and their end as our own."""
         spans = [
             *self._spans,
-            *passed(stages.timeline.went_outside, stages.timeline.saved),
+            *passed(
+                stages.timeline.went_outside, stages.timeline.checkpoint_instants_ns
+            ),
         ]
         spans.sort(key=attrgetter("end_ns"))
         self._spans = []
@@ -404,12 +406,12 @@ class Watching:
     def _hand_over_data(self, now_ns: int, traced: Tracer | None = None) -> HandOver:
         """Return what happened since the last hand-over."""
         timeline = self._timeline
-        marks = timeline.take()
+        marks = timeline.take_marks()
         spans = [*self._spans, *passed(timeline.went_outside)]
         self._spans = []
         timeline.went_outside.clear()
-        timeline.saved.clear()
-        timeline.hooks.clear()
+        timeline.checkpoint_instants_ns.clear()
+        timeline.epoch_hooks.clear()
         steps_passed_over = self._steps_passed_over
         self._steps_passed_over = 0
         held_bytes = self._held_bytes()

@@ -199,7 +199,12 @@ class Rehearsal(Callback):
         self.timeline = Timeline()
         self._step_starts = self._steps()
         self._phases = PhaseProfiler(
-            trainer, self.timeline, self._steps_left, self._step_ended, self, ends=True
+            trainer,
+            self.timeline,
+            self._steps_left,
+            self._step_ended,
+            self,
+            ends_loop=True,
         )
         self._phases.install()
         self._phases.mark_optimizers()
@@ -245,8 +250,8 @@ class Rehearsal(Callback):
 
     def _batch_ends(self, *_: Any) -> None:
         self._fake_context.close()
-        if not self._phases.is_sure:
-            self._phases.batch_ended()  # raises if this Lightning has no actions to count steps by
+        if not self._phases.has_seen_actions:
+            self._phases.give_up_without_actions()  # raises if this Lightning has no actions to count steps by
 
     on_train_start = on_validation_start = on_test_start = on_predict_start = (
         _loop_starts

@@ -26,7 +26,7 @@ from lm_profiler.callbacks import ExportOptions, admitted_loop
 from lm_profiler.callbacks.found_loop import facts_of_accelerator, facts_of_transformers
 from lm_profiler.callbacks.hooked_loop import HookedLoop
 from lm_profiler.callbacks.hooked_run import LoopSearch
-from lm_profiler.callbacks.marks.torch_hooks import DOOR
+from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS
 from lm_profiler.callbacks.own_loop import profile
 from lm_profiler.external_callbacks import CLAIMED
 from lm_profiler.external_loops import VARIABLE, begin_search, external_fabric_callbacks
@@ -52,7 +52,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("lm_profiler.callbacks.hooked_run.atexit", SimpleNamespace(register=lambda call: call))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     yield
-    DOOR.close()
+    OPTIMIZER_HOOKS.detach()
 
 
 class SlowToMove:
@@ -199,7 +199,7 @@ def test_nothing_waits_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
     for asked in ("", "0"):
         monkeypatch.setenv(VARIABLE, asked)
         begin_search()
-        assert DOOR.step_begins is None
+        assert OPTIMIZER_HOOKS.step_begins is None
 
 
 def test_a_wrong_request_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

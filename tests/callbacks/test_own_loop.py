@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lm_profiler.analysis.compare.differences import unlike
 from lm_profiler.callbacks.hooked_run import LoopSearch
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
-from lm_profiler.callbacks.marks.torch_hooks import DOOR, loader_iterators
+from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS, loader_iterators
 from lm_profiler.callbacks.own_loop import ProfiledLoop, loop_options, profile, profile_with
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.record.quantities import PARTS
@@ -45,7 +45,7 @@ def nothing_is_left(simulated: None) -> Iterator[None]:
     before = what_torch_has()
     yield
     assert what_torch_has() == before
-    assert not DOOR.is_taken
+    assert not OPTIMIZER_HOOKS.is_taken
 
 
 def what_torch_has() -> list[Any]:

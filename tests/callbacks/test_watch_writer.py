@@ -114,7 +114,7 @@ def test_a_step_that_stalled_gives_what_is_beyond_the_usual(tmp_path: Path) -> N
     in_backward(writer)
     writer.wait(90)
     writer.marks(at.LEAVE, at.END)
-    writer.take(HandOver(writer.now_ns, writer.timeline.take()))
+    writer.take(HandOver(writer.now_ns, writer.timeline.take_marks()))
     assert writer.ledger.seconds["stalled"] == pytest.approx(90.0)
     assert watch_writer._STALL_S == 60.0
 
@@ -126,7 +126,7 @@ def test_a_stall_in_which_a_rank_waits_for_another_is_booked_once(tmp_path: Path
     in_backward(writer)
     writer.wait(90)
     writer.marks(at.LEAVE, at.END)
-    writer.take(HandOver(writer.now_ns, writer.timeline.take()))
+    writer.take(HandOver(writer.now_ns, writer.timeline.take_marks()))
     writer._ranks.waited_s = 92.0
     writer.rank, writer.world_size = 0, 2
     writer._compare_ranks(writer.now_ns)
@@ -145,7 +145,7 @@ def test_a_pause_of_the_process_is_told_and_has_its_term(tmp_path: Path) -> None
     assert (event.kind, event.part, event.now) == ("stall", "backward", pytest.approx(30.0))
     assert event.cause == "the process was stopped"
     writer.marks(at.LEAVE, at.END)
-    writer.take(HandOver(writer.now_ns, writer.timeline.take()))
+    writer.take(HandOver(writer.now_ns, writer.timeline.take_marks()))
     assert writer.ledger.seconds["paused"] == pytest.approx(30.0)
     assert writer.ledger.seconds["step: backward"] == pytest.approx(51.0)
 
@@ -178,7 +178,7 @@ def test_a_clock_that_falls_is_the_cause_of_a_slower_level(tmp_path: Path) -> No
             writer.now_ns += S // 8 if writer.now_ns >= capped_ns else S // 10
             writer.marks(at.LEAVE, at.END)
             readings.append(Reading(step + 1, *usage))
-        writer.take(HandOver(writer.now_ns, writer.timeline.take(), readings=readings))
+        writer.take(HandOver(writer.now_ns, writer.timeline.take_marks(), readings=readings))
     (event,) = read_events(tmp_path)
     assert (event.kind, event.part) == ("level", "forward")
     assert_stored("callbacks/notes: a clock that falls", {"cause": event.cause or ""})

@@ -26,7 +26,7 @@ from lm_profiler.callbacks.marks.actions import (
     candidates,
 )
 from lm_profiler.callbacks.marks.namespaces import overrides
-from lm_profiler.callbacks.marks.optimizers import bracket
+from lm_profiler.callbacks.marks.optimizers import wrap_in_context
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.lightning_names import LOGGING, SIGTERM_FLAG
 from lm_profiler.measure.clocks import tape
@@ -84,7 +84,7 @@ class OwnersWatch(Instrument):
         for call in self._calls_without_action(profiler):
             # Another version may lack a method, or an object refuse attributes: its time is then the loop's.
             with suppress(AttributeError):
-                bracket(
+                wrap_in_context(
                     call.receiver,
                     call.method,
                     OwnedSpan(owners, call.owner),
@@ -130,10 +130,12 @@ class OwnersWatch(Instrument):
         for logger in trainer.loggers:
             for method in ("log_metrics", "save"):
                 yield _OwnedCall(logger, method, Owner(type(logger).__name__, method))
-        if profiler.users is not None:  # the profiler that the user gave the Trainer
+        if (
+            profiler.users_methods is not None
+        ):  # the profiler that the user gave the Trainer
             for method in ("start", "stop"):
                 yield _OwnedCall(
-                    profiler.users,
+                    profiler.users_methods,
                     method,
                     Owner(type(trainer.profiler).__name__, method),
                 )
@@ -195,7 +197,7 @@ class OwnedSpan(AbstractContextManager[None]):
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
         if kind is None and self.loop is not None:
             # set before anything that may fail, so that the step counts
-            self.loop.step_done = True
+            self.loop.is_step_done = True
         owners = self.owners
         if self.span is not None:
             owners.timeline.guard.run(self.span.__exit__, kind, value, traceback)

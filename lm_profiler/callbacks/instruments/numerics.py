@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from lm_profiler.callbacks.marks.namespaces import STEPS, trainer_of
+from lm_profiler.callbacks.marks.namespaces import STEP_METHODS, trainer_of
 from lm_profiler.measure.copies.module_copies import audit
 from lm_profiler.record.run_record import NumericsFacts, Verb
 
@@ -113,7 +113,7 @@ def numerics_facts(
     scaler = getattr(plugin, "scaler", None)
     scale = 1.0 if scaler is None else scaler.get_scale()
     device = trainer.strategy.root_device
-    step = partial(_call_step, STEPS[verb])
+    step = partial(_call_step, STEP_METHODS[verb])
     with _without_trainer(module):
         facts = audit(module, step, batch, device, plugin.forward_context(), scale)
 

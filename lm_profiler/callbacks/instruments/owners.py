@@ -108,14 +108,14 @@ class Owners:
         use.no_cpu_ns += now.no_cpu_ns - before.no_cpu_ns
 
     def enter(self, owner: Owner) -> None:
-        if self.timeline.live:
+        if self.timeline.is_in_step:
             self._cut(self.timeline.clock())
             self._calls[owner] += 1
         self._running.append(owner)
         self._noted_ns = self.timeline.clock()
 
     def leave(self) -> None:
-        if self.timeline.live:
+        if self.timeline.is_in_step:
             self._cut(self.timeline.clock())
         if len(self._running) > 1:  # otherwise the action began before this watch
             self._running.pop()

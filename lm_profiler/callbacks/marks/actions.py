@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from lm_profiler.analysis.watch.ledger import VALIDATION
-from lm_profiler.callbacks.marks.namespaces import STEPS, overrides, verb_of
+from lm_profiler.callbacks.marks.namespaces import STEP_METHODS, overrides, verb_of
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Span, Timeline
@@ -32,7 +32,7 @@ _EPOCH_HOOKS = ("train_dataloader", "on_train_epoch_start", "on_train_epoch_end"
 # spans that are kept at most: a program may name a section of its own anew in every step
 _MOST_NAMES = 10_000
 
-# matches the part of ``[Owner]Class.hook`` that is cut out, to give ``[Owner].hook``
+# matches the part of ``[Owner]Class.hook`` that is must_end out, to give ``[Owner].hook``
 _CLASS = re.compile(r"\].*\.", re.DOTALL)
 
 
@@ -47,10 +47,10 @@ NOTHING = Nothing()
 
 
 class LoopEvents(Protocol):
-    """Receives steps and epochs from the spans; ``PhaseProfiler`` is one. An epoch may be ``cut``."""
+    """Receives steps and epochs from the spans; ``PhaseProfiler`` is one."""
 
-    step_done: bool
-    cut: bool
+    is_step_done: bool  # whether the work of the step is done
+    must_end: bool  # whether the loop must end now
 
     def enter_epoch(self) -> None: ...
 
@@ -75,19 +75,19 @@ class Action(Nothing):
 
 
 @dataclass(eq=False)
-class Saved(Nothing):
-    """The saving of a checkpoint: adds its start and end to the timeline's ``saved``."""
+class CheckpointSaving(Nothing):
+    """The saving of a checkpoint: adds its begin and its end to the timeline."""
 
     timeline: Timeline
 
     def __enter__(self) -> None:  # type: ignore[override]
-        self.timeline.guard.run(self._note)
+        self.timeline.guard.run(self._note_instant)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
-        self.timeline.guard.run(self._note)
+        self.timeline.guard.run(self._note_instant)
 
-    def _note(self) -> None:
-        self.timeline.saved.append(self.timeline.clock())
+    def _note_instant(self) -> None:
+        self.timeline.checkpoint_instants_ns.append(self.timeline.clock())
 
 
 @dataclass(eq=False)
@@ -102,10 +102,12 @@ class EpochHook(Nothing):
         self._begin_ns = self.timeline.guard.run(self.timeline.clock, otherwise=0)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
-        self.timeline.guard.run(self._note)
+        self.timeline.guard.run(self._note_hook)
 
-    def _note(self) -> None:
-        self.timeline.hooks.append((self._begin_ns, self.timeline.clock(), self.name))
+    def _note_hook(self) -> None:
+        self.timeline.epoch_hooks.append(
+            (self._begin_ns, self.timeline.clock(), self.name)
+        )
 
 
 class LastSpan(Span):
@@ -117,7 +119,7 @@ class LastSpan(Span):
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
         if kind is None:
-            self._loop.step_done = True
+            self._loop.is_step_done = True
         try:
             super().__exit__(kind, value, traceback)
         except BaseException as error:
@@ -133,7 +135,7 @@ class OptimizerStep(Nothing):
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         if kind is None:
-            self.loop.step_done = True
+            self.loop.is_step_done = True
             return
         self.timeline.guard.run(self.timeline.mark, tape.FAIL)
 
@@ -142,7 +144,8 @@ class OptimizerStep(Nothing):
 class Epoch(Nothing):
     """An epoch of the training loop.
 
-    If it is cut, it ends with StopIteration: the loop ends too, and skips its own work at the end of an epoch.
+    If the loop must end, it raises StopIteration as it ends: the loop ends too, and skips its own work at the end of
+    an epoch.
     """
 
     loop: LoopEvents
@@ -158,27 +161,27 @@ class Epoch(Nothing):
             self.loop.leave_epoch()
         except BaseException as error:
             self.guard.handle(error)
-        if self.loop.cut:
-            raise StopIteration  # which Lightning's fit loop takes as its end
+        if self.loop.must_end:
+            raise StopIteration  # Lightning's fit loop takes it as the end of the loop
 
 
 @dataclass(eq=False)
-class InsideUsers(AbstractContextManager[Any]):
+class SpanInUsersProfiler(AbstractContextManager[Any]):
     """A span inside the user's own profiler, so that the profiler's cost is outside the phase."""
 
-    user: AbstractContextManager[Any]
+    users_context: AbstractContextManager[Any]
     span: Marked
 
     def __enter__(self) -> Any:
-        value = self.user.__enter__()
+        value = self.users_context.__enter__()
         self.span.__enter__()
         return value
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         try:
             self.span.__exit__(kind, value, traceback)
-        finally:  # the span raises where an epoch is cut
-            self.user.__exit__(kind, value, traceback)
+        finally:  # the span raises StopIteration where the loop must end
+            self.users_context.__exit__(kind, value, traceback)
 
 
 class Actions(dict[str, Marked]):
@@ -195,7 +198,7 @@ class Actions(dict[str, Marked]):
         verb = verb_of(trainer)
         is_fit = verb == "fit"
         is_automatic = is_fit and trainer.lightning_module.automatic_optimization
-        forward = f"[Strategy].{STEPS[verb]}"
+        forward = f"[Strategy].{STEP_METHODS[verb]}"
         if is_automatic:
             forward_span = Span(timeline, tape.FORWARD)
             step_end = "[LightningModule].optimizer_step"
@@ -214,7 +217,7 @@ class Actions(dict[str, Marked]):
             validation = Action(timeline, partial(timeline.go_outside, VALIDATION))
             self._spans |= {
                 "run_training_epoch": Epoch(loop, timeline.guard),
-                "save_checkpoint": Saved(timeline),
+                "save_checkpoint": CheckpointSaving(timeline),
                 "[LightningModule].optimizer_zero_grad": Span(timeline, tape.ZERO_GRAD),
                 "[LightningModule].configure_gradient_clipping": Span(
                     timeline, tape.CLIP

@@ -51,7 +51,8 @@ class BatchCounts:
     """Adds up the batches of the running step, their tokens and samples; a count that fails is unknown from then on.
 
     ``combined`` is true if a batch holds one batch from each of several loaders; ``batch_size`` is that of one loader.
-    ``counts_elements`` is whether their elements are counted too, which only the stages need.
+    ``report`` gets a sentence if a count fails. ``counts_elements`` is whether their elements are counted too, which
+    only the stages need.
 
     A batch is counted in every timed step, where code costs several times as much as in a tight loop. So what follows
     from a batch's layout is counted once per layout, and a step keeps only which layouts its batches have.
@@ -69,6 +70,7 @@ class BatchCounts:
         self._samples_guard = Guard("samples", report)
         self._elements_guard = Guard("elements of batches", report)
         self._useful_guard = Guard("useful tokens", report)
+        # the module's own count; None if it has none, and then ``_count_tokens`` counts
         self._tokens_in: Callable[[Any], Any] | None = None
         self._count_tokens: Tokens | None = self._tokens_guard.run(Tokens, module)
         if self._count_tokens is not None:
@@ -78,15 +80,14 @@ class BatchCounts:
         self._useful_tokens = UsefulTokens()
         self._sizes_by_layout: dict[Any, BatchSizes] = {}
         self._failed_counts: list[str] = []
-        # of the batches of the running step
+        # of each batch of the running step
         self._sizes: list[BatchSizes] = []
-        self._own_tokens: list[
-            int | None
-        ] = []  # by the module's own count, if it has one
+        # the tokens of each batch by the module's own count, if it has one
+        self._own_tokens: list[int | None] = []
         # of the step before, and what they add up to
         self._last_sizes: list[BatchSizes] = []
         self._last_own_tokens: list[int | None] = []
-        self._last_count = StepCount(0, None, 0, 0)
+        self._last_count = StepCount(batches=0, tokens=None, samples=0, elements=0)
 
     def note_host_batch(self, batch: Any) -> None:
         """Note a batch that is about to go to the device, where its masks cannot be read."""
@@ -140,7 +141,9 @@ class BatchCounts:
         elements: int | None = None
         if self._count_elements is not None:
             elements = self._elements_guard.run(self._count_elements, batch)
-        has_token_names = self._useful_guard.run(self._useful_tokens.notes, batch)
+        has_token_names = self._useful_guard.run(
+            self._useful_tokens.has_token_tensors, batch
+        )
         sizes = BatchSizes(tokens, samples, elements, bool(has_token_names))
         guards = (self._tokens_guard, self._samples_guard, self._elements_guard)
         failed_counts = [guard.name for guard in guards if guard.is_disabled]
@@ -170,6 +173,7 @@ class BatchCounts:
         return self._add_up()
 
     def _add_up(self) -> StepCount:
+        """Return the counts of the step that ended from those of its batches, and start again from zero."""
         token_use = UNKNOWN_USE
         if self._useful_tokens.batches:
             token_use = self._useful_guard.run(
@@ -183,11 +187,11 @@ class BatchCounts:
         if not self._sizes:
             tokens = None
         count = StepCount(
-            len(self._sizes),
-            tokens,
-            _sum_of_known([sizes.samples for sizes in self._sizes]),
-            _sum_of_known([sizes.elements for sizes in self._sizes]),
-            token_use,
+            batches=len(self._sizes),
+            tokens=tokens,
+            samples=_sum_of_known([sizes.samples for sizes in self._sizes]),
+            elements=_sum_of_known([sizes.elements for sizes in self._sizes]),
+            token_use=token_use,
         )
         if count != self._last_count:
             self._last_count = count
@@ -217,6 +221,7 @@ def own_tokens(tokens_in: Callable[[Any], Any], batch: Any) -> int:
 
 
 def no_count(tokens: int) -> ValueError:
+    """Return the error of a ``tokens_in`` that returned a negative number."""
     return ValueError(f"expected a number of tokens, given {tokens}")
 
 

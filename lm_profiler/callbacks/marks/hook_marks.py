@@ -17,7 +17,7 @@ All of it runs within the program's own calls. So each entry returns at once whi
 thread, and an error in it takes the profiler out, never the program: whatever decides anything is called in the guard.
 
 A step calls all of it once, where code costs several times as much as in a tight loop. So ``Guard.run``,
-``Timeline.mark`` and the first question of ``_is_aside`` are written out where each step passes.
+``Timeline.mark`` and the first question of ``_is_unmarked`` are written out where each step passes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch import nn
 from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION
 from lm_profiler.callbacks.marks.step_counter import StepCounter
 from lm_profiler.callbacks.marks.torch_hooks import (
-    DOOR,
+    OPTIMIZER_HOOKS,
     Function,
     ModuleHook,
     Replacements,
@@ -112,8 +112,10 @@ class HookMarks:
         self._is_active = False
 
         # what runs
-        self._running: set[int] = set()  # the phases whose function runs
-        self._named: list[int] = []  # phases that the program names, the innermost last
+        self._running_phases: set[int] = set()  # the phases whose function runs
+        self._named_phases: list[
+            int
+        ] = []  # phases that the program names, the innermost last
         self._forward_depth = 0
         self._optimizer_depth = 0
         self._forward_is_marked = False  # whether the outermost call began a phase
@@ -139,18 +141,18 @@ class HookMarks:
         self._steps_with_forward = 0
         self._backwards_outside = 0
         self._calls_of_other_threads = 0
-        self._reported: set[str] = set()
+        self._reported_texts: set[str] = set()
 
     # -- putting the marks there, and taking them away
 
     def install(self) -> None:
         self._is_active = True
-        self._began_amid_step = DOOR.is_in_hook
-        self._is_amid_step = DOOR.is_in_hook
+        self._began_amid_step = OPTIMIZER_HOOKS.is_in_hook
+        self._is_amid_step = OPTIMIZER_HOOKS.is_in_hook
         if not self._is_amid_step:
             self._marked_thread = self._thread
         self._hook(self.modules)
-        DOOR.open(self._begin_step_of, self._end_step_of, self._guard)
+        OPTIMIZER_HOOKS.attach(self._begin_step_of, self._end_step_of, self._guard)
         replace = self._replaced.replace
         replace(torch.autograd, "backward", partial(self._marked, tape.BACKWARD))
         wraps = {
@@ -176,12 +178,12 @@ class HookMarks:
 
     def restore(self) -> None:
         if not self._is_active:
-            DOOR.close()
+            OPTIMIZER_HOOKS.detach()
             return
         self._is_active = False
         self._marked_thread = 0
         with ExitStack() as undo:  # each of them, also if another one fails
-            undo.callback(DOOR.close)
+            undo.callback(OPTIMIZER_HOOKS.detach)
             undo.callback(self._replaced.undo)
             undo.callback(self._undo.close)
         self._report_what_was_not_seen()
@@ -228,7 +230,7 @@ class HookMarks:
         """
         if self._forward_is_open:
             self._close_forward()
-        if not self.counter.step_done:
+        if not self.counter.is_step_done:
             return
         has_unseen_calls = self._backwards > 0 and self._calls == 0
         if has_unseen_calls and self._levels_left > 0:
@@ -246,7 +248,7 @@ class HookMarks:
         """Return whether a call of ``modules`` now, or of a loader, trains nothing: a mode for evaluation is on."""
         if self._has_trained and modules and not any(map(_is_training, modules)):
             return True
-        is_between_steps = self.counter.step_done or not self._has_begun
+        is_between_steps = self.counter.is_step_done or not self._has_begun
         return is_between_steps and not torch.is_grad_enabled()
 
     def _go_outside(self, reason: str) -> None:
@@ -273,7 +275,7 @@ class HookMarks:
         try:
             batch = get_batch(*args)
         except BaseException as error:
-            self._run(self._fail_fetch, error, *args)
+            self._run_guarded(self._fail_fetch, error, *args)
             raise
         try:
             self._end_fetch(batch)
@@ -283,18 +285,18 @@ class HookMarks:
 
     def report_nested_loop(self) -> None:
         """Report that the program iterates over ``run.data`` within another one."""
-        self._run(self._report_nested_loop)
+        self._run_guarded(self._report_nested_loop)
 
     def leave_loop(self) -> None:
         """Note that the program leaves a loop over batches before their end."""
-        self._run(self._end_loop)
+        self._run_guarded(self._end_loop)
 
     def _report_nested_loop(self) -> None:
-        if not self._is_aside():
+        if not self._is_unmarked():
             self._report_once(NESTED_DATA)
 
     def _end_loop(self) -> None:
-        if not self._is_aside():
+        if not self._is_unmarked():
             self._end_step_if_done()
 
     def _marked_fetch(self, fetch: Function) -> Function:
@@ -307,24 +309,24 @@ class HookMarks:
 
     def _begin_fetch(self, iterator: Any = None) -> bool:
         """Note that the loop asks for a batch; return False if that is not marked, because it trains nothing."""
-        if tape.DATA in self._running:
+        if tape.DATA in self._running_phases:
             return False  # fetched within another batch
-        if get_ident() != self._marked_thread and self._is_aside():
+        if get_ident() != self._marked_thread and self._is_unmarked():
             return False
-        if self._named:
-            if self._named[-1] == tape.DATA:
+        if self._named_phases:
+            if self._named_phases[-1] == tape.DATA:
                 return False
             self._close_named_phases()
         if self._is_validation(self.modules):
             self._go_outside(VALIDATION)
             return False
         if self._checks_next_loop:
-            self._note_loop(iterator)
+            self._note_loop_begin(iterator)
         self._end_step_if_done()
         self._is_outside = False
         self._has_begun = True
         self._batches += 1
-        self._running.add(tape.DATA)
+        self._running_phases.add(tape.DATA)
         timeline = self.timeline
         timeline.note((tape.DATA, timeline.clock()))
         return True
@@ -332,13 +334,13 @@ class HookMarks:
     def _end_fetch(self, batch: Any) -> None:
         """Note that the loop has its ``batch``."""
         timeline = self.timeline
-        self._running.discard(tape.DATA)
+        self._running_phases.discard(tape.DATA)
         timeline.note((tape.LEAVE, timeline.clock()))
         self._count_batch(batch)
 
     def _fail_fetch(self, error: BaseException, iterator: Any = None) -> None:
         """Note that ``error`` came in place of a batch of ``iterator``, which may be the end of its data."""
-        self._running.discard(tape.DATA)
+        self._running_phases.discard(tape.DATA)
         self._batches -= 1
         is_end = isinstance(error, StopIteration)
         if not is_end:
@@ -346,9 +348,9 @@ class HookMarks:
         self.timeline.mark(tape.LEAVE)
         if is_end:
             self._go_outside(EPOCH)
-            self._note_end(iterator)
+            self._note_loop_end(iterator)
 
-    def _note_loop(self, iterator: Any) -> None:
+    def _note_loop_begin(self, iterator: Any) -> None:
         """Note which loop fetches next, and report if it goes on: the loop that has ended ran within it."""
         self._checks_next_loop = False
         if iterator is not None and iterator is self._earlier_iterator_ref():
@@ -361,7 +363,7 @@ class HookMarks:
         with suppress(TypeError):  # an iterator of Python's own has none
             self._earlier_iterator_ref = ref(iterator)
 
-    def _note_end(self, iterator: Any) -> None:
+    def _note_loop_end(self, iterator: Any) -> None:
         """Note that the loop over ``iterator`` has ended.
 
         If its steps had one batch each, it may have run within another loop: the next fetch shows whether it did.
@@ -375,11 +377,11 @@ class HookMarks:
     # -- forward
 
     def _begin_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if get_ident() != self._marked_thread and self._is_aside():
+        if get_ident() != self._marked_thread and self._is_unmarked():
             return
         self._forward_depth += 1
-        is_recomputation = tape.BACKWARD in self._running
-        if self._forward_depth > 1 or is_recomputation or self._named:
+        is_recomputation = tape.BACKWARD in self._running_phases
+        if self._forward_depth > 1 or is_recomputation or self._named_phases:
             return
         if self._is_validation([module]):
             self._go_outside(VALIDATION)
@@ -406,7 +408,7 @@ class HookMarks:
         timeline.note((tape.FORWARD, timeline.clock()))
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        if get_ident() != self._marked_thread and self._is_aside():
+        if get_ident() != self._marked_thread and self._is_unmarked():
             return
         began_before = self._forward_depth == 0  # the hooks were added within this call
         if began_before:
@@ -435,9 +437,9 @@ class HookMarks:
     # -- optimizers
 
     def _begin_step_of(self, optimizer: Any) -> None:
-        if get_ident() != self._marked_thread and self._is_aside():
+        if get_ident() != self._marked_thread and self._is_unmarked():
             return
-        if not self._named:
+        if not self._named_phases:
             self._begin_optimizer(optimizer)
 
     def _end_step_of(self, optimizer: Any) -> None:
@@ -445,16 +447,16 @@ class HookMarks:
             self._is_amid_step = False
             self._marked_thread = self._thread
             return
-        if get_ident() != self._marked_thread and self._is_aside():
+        if get_ident() != self._marked_thread and self._is_unmarked():
             return
-        if self._named:
-            self.counter.step_done = self._has_begun
+        if self._named_phases:
+            self.counter.is_step_done = self._has_begun
         else:
             self._end_optimizer()
 
     def _begin_optimizer(self, optimizer: Any) -> None:
         if id(optimizer) not in self._ids_of_optimizers:
-            self._meet(optimizer)
+            self._add_optimizer(optimizer)
         self._optimizer_depth += 1
         if self._optimizer_depth == 1:
             if self._forward_is_open:
@@ -468,11 +470,11 @@ class HookMarks:
         if self._optimizer_depth > 0:
             return
         if has_stepped:
-            self.counter.step_done = self._has_begun
+            self.counter.is_step_done = self._has_begun
         timeline = self.timeline
         timeline.note((tape.OPTIMIZED, timeline.clock()))
 
-    def _meet(self, optimizer: Any) -> None:
+    def _add_optimizer(self, optimizer: Any) -> None:
         """Add an optimizer that was not known, and its modules."""
         self.optimizers.append(optimizer)
         self._ids_of_optimizers.add(id(optimizer))
@@ -492,21 +494,23 @@ class HookMarks:
         """Mark a scaler's step like the optimizer's, which it may skip: the loop's step is done all the same."""
 
         def marked_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or not self._run(self._begin_scaled_step, optimizer):
+            if _is_compiling() or not self._run_guarded(
+                self._begin_scaled_step, optimizer
+            ):
                 return step(scaler, optimizer, *args, **kwargs)
             try:
                 result = step(scaler, optimizer, *args, **kwargs)
             except BaseException:
-                self._run(self._fail_optimizer)
+                self._run_guarded(self._fail_optimizer)
                 raise
-            self._run(self._end_optimizer)
+            self._run_guarded(self._end_optimizer)
             return result
 
         return marked_step
 
     def _begin_scaled_step(self, optimizer: Any) -> bool:
         """Note that a scaler is about to step ``optimizer``; return False if that is not marked."""
-        if self._is_aside() or self._named or self._optimizer_depth > 0:
+        if self._is_unmarked() or self._named_phases or self._optimizer_depth > 0:
             return False
         self._begin_optimizer(getattr(optimizer, "optimizer", optimizer))
         return True
@@ -535,7 +539,7 @@ class HookMarks:
             try:
                 result = function(*args, **kwargs)
             except BaseException:
-                self._run(self._end_function, code, True)
+                self._run_guarded(self._end_function, code, True)
                 raise
             try:
                 self._end_function(code)
@@ -547,9 +551,9 @@ class HookMarks:
 
     def _begin_function(self, code: int) -> bool:
         """Note that a function is called that is the phase ``code``; return False if the call is not marked."""
-        if code in self._running or self._named or self._is_outside:
+        if code in self._running_phases or self._named_phases or self._is_outside:
             return False
-        if get_ident() != self._marked_thread and self._is_aside():
+        if get_ident() != self._marked_thread and self._is_unmarked():
             return False
         if self._forward_is_open and code != tape.ZERO_GRAD:
             # which may stand between the model's call and backward
@@ -557,12 +561,12 @@ class HookMarks:
         if code == tape.BACKWARD:
             self._count_backward()
         timeline = self.timeline
-        self._running.add(code)
+        self._running_phases.add(code)
         timeline.note((code, timeline.clock()))
         return True
 
     def _end_function(self, code: int, has_failed: bool = False) -> None:
-        self._running.discard(code)
+        self._running_phases.discard(code)
         if has_failed:
             self.timeline.mark(tape.FAIL)
         timeline = self.timeline
@@ -580,14 +584,14 @@ class HookMarks:
 
         It is not marked in another thread, in a step whose beginning was not seen, and in a validation.
         """
-        return bool(self._run(self._begin_named_phase, code))
+        return bool(self._run_guarded(self._begin_named_phase, code))
 
     def end_phase(self, code: int, error: BaseException | None) -> None:
         """End the innermost phase ``code`` that the program named, by ``error`` if that is not None."""
-        self._run(self._end_named_phase, code, error)
+        self._run_guarded(self._end_named_phase, code, error)
 
     def _begin_named_phase(self, code: int) -> bool:
-        if self._is_aside():
+        if self._is_unmarked():
             return False
         # A step begins with its first batch. A loop whose batches are not seen begins it with the model's call.
         can_begin_step = code == tape.DATA
@@ -597,7 +601,7 @@ class HookMarks:
             if self._is_validation(self.modules):
                 self._go_outside(VALIDATION)
                 return False
-            is_within_named_phase = bool(self._named)
+            is_within_named_phase = bool(self._named_phases)
             if not is_within_named_phase:
                 self._end_step_if_done()
             self._is_outside = False
@@ -611,37 +615,37 @@ class HookMarks:
             self._calls += 1
         elif code == tape.BACKWARD:
             self._count_backward()
-        self._named.append(code)
+        self._named_phases.append(code)
         self.timeline.mark(code)
         return True
 
     def _end_named_phase(self, code: int, error: BaseException | None) -> None:
-        if code not in self._named:
+        if code not in self._named_phases:
             # The program had left it open when its step ended, and it was closed there.
             return
-        self._named.reverse()
-        self._named.remove(code)
-        self._named.reverse()
+        self._named_phases.reverse()
+        self._named_phases.remove(code)
+        self._named_phases.reverse()
         if error is not None:
             self.timeline.mark(tape.FAIL)
         if code != tape.OPTIMIZER:
             self.timeline.mark(tape.LEAVE)
             return
         if error is None:
-            self.counter.step_done = self._has_begun
+            self.counter.is_step_done = self._has_begun
         self.timeline.mark(tape.OPTIMIZED)
 
     def _close_named_phases(self) -> None:
         """End the named phases that are still open at the end of a step, and report each."""
-        for code in reversed(self._named):
+        for code in reversed(self._named_phases):
             problem = "was still open when its step ended, and was closed there"
             self._report_once(f"phase {PHASES[code]} {problem}")
             self.timeline.mark(tape.OPTIMIZED if code == tape.OPTIMIZER else tape.LEAVE)
-        self._named.clear()
+        self._named_phases.clear()
 
     # -- what all of them need
 
-    def _run(self, call: Callable[..., Any], *args: Any) -> Any:
+    def _run_guarded(self, call: Callable[..., Any], *args: Any) -> Any:
         """Call what the program's own call must survive."""
         try:
             return call(*args)
@@ -649,7 +653,7 @@ class HookMarks:
             self._guard.handle(error)
             return None
 
-    def _is_aside(self) -> bool:
+    def _is_unmarked(self) -> bool:
         """Return whether a call is not marked: it is of a step whose beginning was not seen, or of another thread."""
         if not self._is_active or self._is_amid_step:
             return True
@@ -659,8 +663,8 @@ class HookMarks:
         return True
 
     def _report_once(self, text: str) -> None:
-        if text not in self._reported:
-            self._reported.add(text)
+        if text not in self._reported_texts:
+            self._reported_texts.add(text)
             self._report(text)
 
     def _report_what_was_not_seen(self) -> None:

@@ -14,7 +14,7 @@ from lm_profiler.record.run_record import Verb
 _PACKAGES = ("lightning", "lightning_fabric", "pytorch_lightning")
 
 # the method of a module that is the forward pass of each verb
-STEPS: dict[Verb, str] = {
+STEP_METHODS: dict[Verb, str] = {
     "fit": "training_step",
     "validate": "validation_step",
     "test": "test_step",
@@ -36,7 +36,7 @@ def is_exactly(thing: object, name: str) -> bool:
     return _is_lightnings(type(thing), name)
 
 
-def nearest(thing: object) -> str:
+def lightning_base_of(thing: object) -> str:
     """Return the name of the Lightning class that the class of ``thing`` is or derives from; empty for none."""
     for kind in type(thing).__mro__:
         if _is_lightnings(kind, kind.__name__):

@@ -19,7 +19,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from lm_profiler.callbacks.marks.namespaces import nearest
+from lm_profiler.callbacks.marks.namespaces import lightning_base_of
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Span, Timeline
@@ -36,10 +36,10 @@ class OptimizerMarks:
         """Mark every optimizer of ``trainer``, and under manual optimization the functions that the user calls."""
         for optimizer in trainer.optimizers:
             # Lightning's own, where the user has no optimizer
-            is_stand_in = nearest(optimizer) != ""
+            is_stand_in = lightning_base_of(optimizer) != ""
             if is_stand_in:
                 continue
-            _replace(
+            _replace_method(
                 optimizer, "step", _MarkedStep(optimizer, self._timeline), self._undo
             )
         if not module.automatic_optimization:
@@ -49,22 +49,24 @@ class OptimizerMarks:
         self, trainer: Trainer, module: LightningModule
     ) -> None:
         backward = Span(self._timeline, tape.BACKWARD)
-        self._bracket(module, "manual_backward", backward)
+        self._wrap_in_context(module, "manual_backward", backward)
         # ``loss.backward()`` calls this function of torch, and so does ``manual_backward``, inside of which it changes
         # nothing: both are the same phase.
-        self._bracket(torch.autograd, "backward", OnThisThread(backward))
-        self._bracket(module, "clip_gradients", Span(self._timeline, tape.CLIP))
+        self._wrap_in_context(torch.autograd, "backward", OnThisThread(backward))
+        self._wrap_in_context(module, "clip_gradients", Span(self._timeline, tape.CLIP))
         # Lightning wraps each optimizer in an instance of a subclass, which does not see attributes of the inner one.
         wrappers = LightningModule.optimizers(module)
         if not isinstance(wrappers, list):
             wrappers = [wrappers]
         for optimizer in (*trainer.optimizers, *wrappers):
-            self._bracket(optimizer, "zero_grad", Span(self._timeline, tape.ZERO_GRAD))
+            self._wrap_in_context(
+                optimizer, "zero_grad", Span(self._timeline, tape.ZERO_GRAD)
+            )
 
-    def _bracket(
+    def _wrap_in_context(
         self, owner: Any, name: str, context: AbstractContextManager[None]
     ) -> None:
-        bracket(owner, name, context, self._timeline.guard, self._undo)
+        wrap_in_context(owner, name, context, self._timeline.guard, self._undo)
 
 
 class OnThisThread(AbstractContextManager[None]):
@@ -83,7 +85,7 @@ class OnThisThread(AbstractContextManager[None]):
             self._span.__exit__(kind, value, traceback)
 
 
-def bracket(
+def wrap_in_context(
     owner: Any,
     name: str,
     context: AbstractContextManager[None],
@@ -94,24 +96,24 @@ def bracket(
 
     Raises AttributeError if ``owner`` has no such method, or does not let it be replaced.
     """
-    _replace(owner, name, _Bracketed(owner, name, context, guard), undo)
+    _replace_method(owner, name, _MethodInContext(owner, name, context, guard), undo)
 
 
 def call_before(
     owner: Any, name: str, note: Callable[[Any], object], undo: ExitStack
 ) -> None:
     """Have ``note``, which raises nothing, called with the argument of each call of ``owner.name`` before it."""
-    _replace(owner, name, _Preceded(owner, name, note), undo)
+    _replace_method(owner, name, _NotedMethod(owner, name, note), undo)
 
 
-def _replace(owner: Any, name: str, wrapper: _Wrapper, undo: ExitStack) -> None:
+def _replace_method(owner: Any, name: str, wrapper: _Wrapper, undo: ExitStack) -> None:
     attributes = getattr(owner, "__dict__", {})
     replaced = attributes.get(name)
     setattr(owner, name, wrapper)
-    undo.callback(_restore, owner, name, replaced, wrapper)
+    undo.callback(_restore_method, owner, name, replaced, wrapper)
 
 
-def _restore(owner: Any, name: str, replaced: Any, wrapper: _Wrapper) -> None:
+def _restore_method(owner: Any, name: str, replaced: Any, wrapper: _Wrapper) -> None:
     """Give ``owner`` back what it had in place of ``wrapper``, unless somebody has wrapped that since."""
     attributes = getattr(owner, "__dict__", {})
     has_another = name in attributes and attributes[name] is not wrapper
@@ -141,7 +143,7 @@ class _Wrapper:
         return getattr, (self._owner, self._name)
 
 
-class _Bracketed(_Wrapper):
+class _MethodInContext(_Wrapper):
     """A method inside a context."""
 
     def __init__(
@@ -164,7 +166,7 @@ class _Bracketed(_Wrapper):
         return result
 
 
-class _Preceded(_Wrapper):
+class _NotedMethod(_Wrapper):
     """A method whose first argument is noted before each call."""
 
     def __init__(self, owner: Any, name: str, note: Callable[[Any], object]) -> None:
@@ -188,7 +190,7 @@ class _MarkedStep(_Wrapper):
         is_torchs_own = getattr(self._method, "__module__", "").startswith(
             "torch.optim."
         )
-        self._closure_first = is_torchs_own or getattr(
+        self._calls_closure_first = is_torchs_own or getattr(
             optimizer, "calls_closure_first", False
         )
         self._is_open = False  # whether the phase is running
@@ -205,22 +207,22 @@ class _MarkedStep(_Wrapper):
         # A step of the user's own may take something else at that place, such as a module.
         has_closure = callable(closure) and not isinstance(closure, Module)
         if has_closure:
-            apart = partial(self._run_closure, closure)
+            closure_outside_phase = partial(self._run_closure, closure)
             if args:
-                args = (apart, *args[1:])
+                args = (closure_outside_phase, *args[1:])
             else:
-                kwargs["closure"] = apart
-        if not (has_closure and self._closure_first):
-            self._begin()
+                kwargs["closure"] = closure_outside_phase
+        if not (has_closure and self._calls_closure_first):
+            self._begin_phase()
         try:
             result = self._method(*args, **kwargs)
         except BaseException:
             guard.run(timeline.mark, tape.FAIL)
             if self._is_open:
-                self._end()
+                self._end_phase()
             raise
         if self._is_open:
-            # ``_end``, written out
+            # ``_end_phase``, written out
             self._is_open = False
             try:
                 timeline.note((tape.OPTIMIZED, timeline.clock()))
@@ -233,9 +235,9 @@ class _MarkedStep(_Wrapper):
     ) -> Any:
         """Run the ``closure`` outside the optimizer's phase, which continues when it returns."""
         if self._is_open:
-            self._end()
+            self._end_phase()
         result = closure(*args, **kwargs)
-        # ``_begin``, written out, as this runs in each step of most optimizers
+        # ``_begin_phase``, written out, as this runs in each step of most optimizers
         timeline = self._timeline
         self._is_open = True
         try:
@@ -246,7 +248,7 @@ class _MarkedStep(_Wrapper):
 
     # The next two run within steps: Guard.run and Timeline.mark are written out.
 
-    def _begin(self) -> None:
+    def _begin_phase(self) -> None:
         timeline = self._timeline
         self._is_open = True
         try:
@@ -254,7 +256,7 @@ class _MarkedStep(_Wrapper):
         except BaseException as error:
             timeline.guard.handle(error)
 
-    def _end(self) -> None:
+    def _end_phase(self) -> None:
         timeline = self._timeline
         self._is_open = False
         try:

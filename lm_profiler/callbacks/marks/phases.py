@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lm_profiler.analysis.watch.ledger import EPOCH
-from lm_profiler.callbacks.marks.actions import NOTHING, Actions, InsideUsers
+from lm_profiler.callbacks.marks.actions import NOTHING, Actions, SpanInUsersProfiler
 from lm_profiler.callbacks.marks.namespaces import is_exactly, verb_of
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks, call_before
 from lm_profiler.callbacks.marks.users_profiler import ProfilerMarks, ProfilerMethods
@@ -29,8 +29,9 @@ _MOST_STEPS_WITHOUT_ONE = 1000
 class PhaseProfiler:
     """Marks the actions of ``trainer.profiler`` from ``install`` to ``restore``, and the optimizers of a fit.
 
-    It counts the steps by itself and ends the loop, even if the instruments fail. ``batch_ended`` must be
-    called until ``is_sure``, which the first step makes true: it notices where Lightning's actions have other names.
+    It counts the steps by itself and ends the loop, even if the instruments fail. ``give_up_without_actions`` must be
+    called until ``has_seen_actions``, which the first step makes true: it notices where Lightning's actions have other
+    names.
     """
 
     trainer: Any  # Lightning sets some of its attributes where no type checker looks
@@ -41,18 +42,18 @@ class PhaseProfiler:
     # whose run this is; while the Trainer does not have it (a Tuner tries a learning rate), nothing is marked
     callback: object
     # returns the other ranks' count of steps left, given this rank's, where the instruments failed; does not raise
-    follow: Callable[[int], int] = lambda steps_left: steps_left
+    agree_on_steps_left: Callable[[int], int] = lambda steps_left: steps_left
     # called when none is left; returns whoever marks the rest of training, if anybody does; does not raise
     stages_ended: Callable[[], PhaseProfiler | None] = lambda: None
-    ends: bool = False  # whether the loop ends then: StopIteration looks like the end of its data
+    ends_loop: bool = False  # whether the loop ends then: StopIteration looks like the end of its data
     # gets what had no step, where the loop would never end
     on_no_step: Callable[[str], object] = lambda place: None
-    step_done: bool = False
-    is_sure: bool = False
-    cut: bool = False
-    _stands_aside: bool = False
+    is_step_done: bool = False  # whether the work of the step is done
+    has_seen_actions: bool = False  # whether Lightning's actions came, or ``give_up_without_actions`` gave up
+    must_end: bool = False  # whether the loop must end now
+    _is_in_trial_fit: bool = False  # a Tuner's fit, in which nothing is marked
     _batches_without_step: int = 0
-    _fetched: bool = False
+    _has_fetched: bool = False
     _in_epoch: bool = False
     _undo: ExitStack = field(default_factory=ExitStack)
 
@@ -62,30 +63,32 @@ class PhaseProfiler:
         self._steps_left_at_epoch_start = self.steps_left
         self._steps_before = trainer.global_step
         verb = verb_of(trainer)
-        self._fetch = fetch_action(trainer, verb)
-        self._fitting = verb == "fit"
-        self._automatic = (
-            self._fitting and trainer.lightning_module.automatic_optimization
+        self._fetch_action = fetch_action(trainer, verb)
+        self._is_fit = verb == "fit"
+        self._is_automatic = (
+            self._is_fit and trainer.lightning_module.automatic_optimization
         )
-        self._spans = Actions(trainer, self.timeline, self)
-        self.surround = self._spans.surround
-        self._marks = ProfilerMarks(trainer.profiler)
+        self._actions = Actions(trainer, self.timeline, self)
+        self.surround = self._actions.surround
+        self._profiler_marks = ProfilerMarks(trainer.profiler)
         # the methods of the user's profiler; None if the user has none
-        self.users: ProfilerMethods | None = self._marks.users
+        self.users_methods: ProfilerMethods | None = self._profiler_marks.users_methods
         # Called thirty times a step: a built-in method saves ten microseconds of Python frames.
-        profile: Callable[[str], AbstractContextManager[Any]] = self._spans.__getitem__
+        profile: Callable[[str], AbstractContextManager[Any]] = (
+            self._actions.__getitem__
+        )
         if is_exactly(trainer.profiler, "PassThroughProfiler"):
-            self.users = None
+            self.users_methods = None
         else:
             profile = self.profile
-        self._marks.prepare(ProfilerMethods(profile, self.start, self.stop))
+        self._profiler_marks.prepare(ProfilerMethods(profile, self.start, self.stop))
 
     def install(self) -> None:
         """Begin to mark the actions of the Trainer's profiler."""
-        self._marks.put()
+        self._profiler_marks.put()
 
     def mark_optimizers(self) -> None:
-        if self._fitting:
+        if self._is_fit:
             OptimizerMarks(self.timeline, self._undo).attach(
                 self.trainer, self.trainer.lightning_module
             )
@@ -98,42 +101,42 @@ class PhaseProfiler:
 
     def restore(self) -> None:
         """Leave the Trainer's profiler and its optimizers."""
-        self._marks.remove()
+        self._profiler_marks.remove()
         self._undo.close()
 
     def count_only(self) -> None:
         """Take no more marks, but still count steps, and end the loop where it would have ended."""
         self.timeline.stop()
-        self._spans.surround(None)
+        self._actions.surround(None)
         self._undo.close()  # otherwise its hooks mark a timeline that nobody reads
 
     # Lightning calls the next three for each action.
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:
         """Return the context of an action, where the user has a profiler."""
-        assert self.users is not None
-        span = self._spans[action_name]
-        users = self.users.profile(action_name)
+        assert self.users_methods is not None
+        span = self._actions[action_name]
+        users = self.users_methods.profile(action_name)
         if span is NOTHING:
             return users
-        return InsideUsers(users, span)
+        return SpanInUsersProfiler(users, span)
 
     def start(self, action_name: str) -> None:
-        if self.users is not None:
+        if self.users_methods is not None:
             # before our mark, so that its cost is in no phase that begins here
-            self.users.start(action_name)
-        if action_name != self._fetch:
+            self.users_methods.start(action_name)
+        if action_name != self._fetch_action:
             return
         timeline = self.timeline
-        self._fetched = True
-        if not self.step_done:
+        self._has_fetched = True
+        if not self.is_step_done:
             if self._guard.run(self._is_loop_endless, otherwise=False):
-                self.cut = True
+                self.must_end = True
                 raise StopIteration
         elif self.steps_left > 0:
             # Guard.run and close_step, written out: three frames fewer per step.
-            self.step_done = False
-            self.is_sure = True
+            self.is_step_done = False
+            self.has_seen_actions = True
             self._batches_without_step = 0
             guard = self._guard
             steps_left = self.steps_left - 1
@@ -144,7 +147,9 @@ class PhaseProfiler:
                 except BaseException as error:
                     guard.handle(error)
             self.steps_left = (
-                self.follow(steps_left) if guard.is_disabled else steps_left
+                self.agree_on_steps_left(steps_left)
+                if guard.is_disabled
+                else steps_left
             )
             if self.steps_left <= 0:
                 successor = None
@@ -152,8 +157,8 @@ class PhaseProfiler:
                     successor = self._end_stages()
                 except BaseException as error:
                     guard.handle(error)
-                if self.ends:
-                    self.cut = True
+                if self.ends_loop:
+                    self.must_end = True
                     raise StopIteration
                 if successor is None:
                     return
@@ -165,14 +170,14 @@ class PhaseProfiler:
             timeline.guard.handle(error)
 
     def stop(self, action_name: str) -> None:
-        if action_name == self._fetch:
+        if action_name == self._fetch_action:
             timeline = self.timeline
             try:
                 timeline.note((tape.LEAVE, timeline.clock()))
             except BaseException as error:
                 self._guard.handle(error)
-        if self.users is not None:  # after our mark, for the same reason
-            self.users.stop(action_name)
+        if self.users_methods is not None:  # after our mark, for the same reason
+            self.users_methods.stop(action_name)
 
     def _is_loop_endless(self) -> bool:
         """Count one more batch without a step; report a fit without any limit in which no step will come."""
@@ -186,34 +191,34 @@ class PhaseProfiler:
     def _end_stages(self) -> PhaseProfiler | None:
         """End the stages, and the loop if it ends with them; return who marks from here on, if anybody does."""
         successor = self.stages_ended()
-        if self.ends:
-            self._leave()
+        if self.ends_loop:
+            self._end_loop_outside_epochs()
         return successor
 
     def close_step(self) -> None:
         """End the step if it is done, as the loop is left; otherwise the step waits until the loop resumes."""
         if self.steps_left <= 0:
             return  # the stages ended within this step, for example where it asks for its batch itself
-        if not self.step_done:
+        if not self.is_step_done:
             self.timeline.go_outside()
             return
-        self.step_done = False
-        self.is_sure = True
+        self.is_step_done = False
+        self.has_seen_actions = True
         self._batches_without_step = 0
         self.steps_left = self._guard.run(self._end_step, otherwise=self.steps_left - 1)
         if self._guard.is_disabled:
-            self.steps_left = self.follow(self.steps_left)
+            self.steps_left = self.agree_on_steps_left(self.steps_left)
         if self.steps_left > 0:
             return
         self.stages_ended()
-        if self.ends and self._fitting:  # the epoch ends too, in the usual way
+        if self.ends_loop and self._is_fit:  # the epoch ends too, in the usual way
             self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
 
     def _end_step(self) -> int:
         self.timeline.mark(tape.END)
         return self.step_ended()
 
-    def batch_ended(self) -> bool:
+    def give_up_without_actions(self) -> bool:
         """Give up if no action of Lightning's came although a batch is over; returns whether the loop must end.
 
         Without the actions no step would ever be counted, and the loop would not end.
@@ -221,28 +226,28 @@ class PhaseProfiler:
         absent = self._absent_action()
         if absent is None or self.steps_left <= 0:
             return False
-        self.is_sure = True
+        self.has_seen_actions = True
         self.steps_left = 0
         self._guard.handle(absent.missing())
         self._end_stages()
-        if self.ends:
-            self.cut = True
-        return self.ends
+        if self.ends_loop:
+            self.must_end = True
+        return self.ends_loop
 
     def _absent_action(self) -> PrivateName | None:
         """Return which of Lightning's actions should have come by the end of a batch and did not."""
-        if not self._fetched:
+        if not self._has_fetched:
             return FETCHED
         has_stepped = (
-            not self._automatic or self.trainer.global_step > self._steps_before
+            not self._is_automatic or self.trainer.global_step > self._steps_before
         )
-        if has_stepped and not self.step_done:
+        if has_stepped and not self.is_step_done:
             return STEPPED
         return None
 
-    def _leave(self) -> None:
-        """End the loop if no epoch's context is open; an open one raises StopIteration if it is ``cut``."""
-        if self._fitting and not self._in_epoch:
+    def _end_loop_outside_epochs(self) -> None:
+        """End the loop if no epoch's context is open; an open one raises StopIteration if ``must_end`` is set."""
+        if self._is_fit and not self._in_epoch:
             # this version of Lightning names its epochs differently
             self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
 
@@ -254,32 +259,32 @@ class PhaseProfiler:
         is_own_fit = any(
             callback is self.callback for callback in self.trainer.callbacks
         )
-        if self._marks.are_put and not is_own_fit:
-            self._marks.remove()
-            self._stands_aside = True
+        if self._profiler_marks.are_put and not is_own_fit:
+            self._profiler_marks.remove()
+            self._is_in_trial_fit = True
 
     def leave_epoch(self) -> None:
         """Close the step, and end a fit without any limit whose epoch had no step.
 
         After a trial fit of the Tuner, in which nothing is marked, only begin to mark again.
         """
-        if self._stands_aside:
-            self._stands_aside = False
-            self._marks.put()
+        if self._is_in_trial_fit:
+            self._is_in_trial_fit = False
+            self._profiler_marks.put()
             return
         self.close_step()
         epoch_had_a_step = self.steps_left != self._steps_left_at_epoch_start
-        if epoch_had_a_step or not self._has_no_limit() or self.cut:
+        if epoch_had_a_step or not self._has_no_limit() or self.must_end:
             return
-        self.cut = True
+        self.must_end = True
         self.on_no_step("an epoch")
 
     def _has_no_limit(self) -> bool:
         """Return whether nothing but the stages would end this fit."""
         trainer = self.trainer
         return bool(
-            self.ends
-            and self._fitting
+            self.ends_loop
+            and self._is_fit
             and trainer.max_epochs == -1
             and trainer.max_steps == -1
         )

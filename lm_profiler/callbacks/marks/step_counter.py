@@ -19,19 +19,19 @@ class StepCounter:
     # called between a step and the next; returns how many are left
     step_ended: Callable[[], int]
     # returns the other ranks' count of steps left, given this rank's, where the instruments failed; does not raise
-    follow: Callable[[int], int] = lambda steps_left: steps_left
+    agree_on_steps_left: Callable[[int], int] = lambda steps_left: steps_left
     # called when none is left; returns whoever marks the rest of training, if anybody does; does not raise
     stages_ended: Callable[[], Any] = lambda: None
     # whether the loop ends with the stages, where it can be ended
     ends_loop: bool = False
     # whether an optimizer has stepped: the step ends where the next begins
-    step_done: bool = False
+    is_step_done: bool = False
 
     def end_step_if_done(self) -> bool:
         """End the step if it is done, and the stages after the last; return whether a step ended."""
-        if not self.step_done or self.steps_left <= 0:
+        if not self.is_step_done or self.steps_left <= 0:
             return False
-        self.step_done = False
+        self.is_step_done = False
         guard = self.timeline.guard
         steps_left = self.steps_left - 1
         if not guard.is_disabled:
@@ -40,7 +40,9 @@ class StepCounter:
                 steps_left = self.step_ended()
             except BaseException as error:
                 guard.handle(error)
-        self.steps_left = self.follow(steps_left) if guard.is_disabled else steps_left
+        self.steps_left = (
+            self.agree_on_steps_left(steps_left) if guard.is_disabled else steps_left
+        )
         if self.steps_left <= 0:
             self.stages_ended()
         return True

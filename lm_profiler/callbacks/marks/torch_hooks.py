@@ -25,52 +25,55 @@ Function = Callable[..., Any]
 OptimizerHook = Callable[[Any], object]  # gets the optimizer
 
 
-class OptimizerDoor:
-    """Passes each step of an optimizer of this process to ``step_begins`` and ``step_ends``, while it is open.
+class SharedOptimizerHooks:
+    """One pair of hooks of all optimizers of this process, which calls ``step_begins`` and ``step_ends`` of one loop.
 
     torch goes through the hooks themselves: to add or remove one within a hook would raise "OrderedDict mutated during
-    iteration" in the program's ``optimizer.step()``. So there is one pair, and ``close`` within a hook only empties it.
+    iteration" in the program's ``optimizer.step()``. So there is one pair, which stays in torch if ``detach`` is called
+    within a hook, and then calls nothing.
     """
 
     def __init__(self) -> None:
         self.step_begins: OptimizerHook | None = None
         self.step_ends: OptimizerHook | None = None
         self._guard: Guard = UNGUARDED  # of those two
-        self.gives_way = False  # to whoever opens it next
+        self.is_provisional = (
+            False  # whether whoever attaches next may take the hooks over
+        )
         self._handles: list[Any] = []
         self.is_in_hook = False  # whether torch is amid the hooks of an optimizer
 
     @property
     def is_taken(self) -> bool:
         """Whether somebody profiles a loop of this process already, or waits for one."""
-        return self.step_begins is not None and not self.gives_way
+        return self.step_begins is not None and not self.is_provisional
 
-    def offer(self, step_begins: OptimizerHook) -> None:
-        """Open the door to ``step_begins`` if nobody has it, and until somebody else wants it."""
+    def attach_provisionally(self, step_begins: OptimizerHook) -> None:
+        """Call ``step_begins`` if nobody has the hooks, and until somebody else wants them."""
         if self.step_begins is None:
-            self.open(step_begins)
-            self.gives_way = True
+            self.attach(step_begins)
+            self.is_provisional = True
 
-    def open(
+    def attach(
         self,
         step_begins: OptimizerHook,
         step_ends: OptimizerHook | None = None,
         guard: Guard = UNGUARDED,
     ) -> None:
-        """Pass steps on from now on. ``guard`` guards both hooks, unless they guard themselves."""
+        """Call both functions at each step from now on. ``guard`` guards both hooks, unless they guard themselves."""
         self._guard = guard
         self.step_begins = step_begins
         self.step_ends = step_ends
-        self.gives_way = False
+        self.is_provisional = False
         if not self._handles:
             self._handles = [
                 register_optimizer_step_pre_hook(self._pass_begin),
                 register_optimizer_step_post_hook(self._pass_end),
             ]
 
-    def close(self) -> None:
-        """Pass no step on; call it again outside of optimizers to remove the hooks too."""
-        self.gives_way = False
+    def detach(self) -> None:
+        """Call nothing more; call this again outside of optimizers to remove the hooks too."""
+        self.is_provisional = False
         self.step_begins = None
         self.step_ends = None
         if self.is_in_hook:
@@ -99,7 +102,7 @@ class OptimizerDoor:
             self.is_in_hook = False
 
 
-DOOR = OptimizerDoor()
+OPTIMIZER_HOOKS = SharedOptimizerHooks()
 
 
 class ModuleHook:

@@ -64,7 +64,7 @@ class UsefulTokens:
         """Note the masks of ``batch``, which is about to go to the device."""
         self._host_tensors = dict(_named_tensors(batch))
 
-    def notes(self, batch: Any) -> bool:
+    def has_token_tensors(self, batch: Any) -> bool:
         """Return whether ``batch``, or what was noted before its transfer, has tensors that ``add`` needs."""
         tensors = self._host_tensors or dict(_named_tensors(batch))
         return any(
@@ -154,7 +154,12 @@ def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> To
     squares = None
     if lengths is not None:
         squares = int(np.square(lengths.astype(np.int64)).sum())
-    return TokenUse(useful, _first_known(count, useful), squares, _unused(mask, labels))
+    return TokenUse(
+        useful=useful,
+        positions=_first_known(count, useful),
+        squares=squares,
+        unused=_unused_positions(mask, labels),
+    )
 
 
 def _unnamed_labels(tensors: Mapping[str, Tensor]) -> Numbers | None:
@@ -166,10 +171,10 @@ def _unnamed_labels(tensors: Mapping[str, Tensor]) -> Numbers | None:
     return None
 
 
-def _unused(mask: Numbers | None, labels: Numbers | None) -> int | None:
-    """Return the positions that no sequence of the batch reaches; None if neither tells.
+def _unused_positions(mask: Numbers | None, labels: Numbers | None) -> int | None:
+    """Return the positions that no sequence of the batch reaches; None if both are unknown.
 
-    Labels tell only of the end: those at the beginning are ignored in a prompt, too.
+    Labels show only the unused positions at the end: those at the beginning are ignored in a prompt, too.
     """
     if mask is not None:
         rows: int = mask.shape[0]

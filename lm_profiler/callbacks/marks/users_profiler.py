@@ -28,13 +28,15 @@ class ProfilerMethods:
 
 
 class ProfilerMarks:
-    """Gives ``profiler`` other methods between ``put`` and ``remove``; ``users`` has its own ones.
+    """Gives ``profiler`` other methods between ``put`` and ``remove``; ``users_methods`` are its own ones.
 
     A copy or a pickle of the profiler has its own methods.
     """
 
     def __init__(self, profiler: Any) -> None:
-        self.users = ProfilerMethods(profiler.profile, profiler.start, profiler.stop)
+        self.users_methods = ProfilerMethods(
+            profiler.profile, profiler.start, profiler.stop
+        )
         self._profiler = profiler
         self._plain_class = type(profiler)
         self._marked_class: type | None = None

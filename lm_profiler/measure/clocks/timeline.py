@@ -43,13 +43,16 @@ class Timeline:
         # what was read before, then two entries a mark: its code and its instant (ns)
         self._tape: list[Any] = [TapeReading()]
         self._last_event: Any = None  # the device's, of the last mark within the step
-        self._is_outside = False  # of the step, in a validation for example
-        self._is_stopped = False
+        self._is_outside = (
+            False  # whether the loop has left the step, for a validation for example
+        )
+        self._is_stopped = False  # whether all further marks are dropped
         # when the loop left the step (ns), and for what
         self.went_outside: list[tuple[int, str]] = []
-        self.saved: list[int] = []  # when each checkpoint began and ended (ns), in turn
-        # when each hook at the beginning or end of an epoch began and ended (ns), its name
-        self.hooks: list[tuple[int, int, str]] = []
+        # when the saving of a checkpoint began, when it ended, when the next one began, …
+        self.checkpoint_instants_ns: list[int] = []
+        # the begin (ns), the end (ns) and the name of each hook at the beginning or end of an epoch
+        self.epoch_hooks: list[tuple[int, int, str]] = []
         self.observers = ()
 
     @property
@@ -69,18 +72,18 @@ class Timeline:
 
     def _choose_note(self) -> None:
         """Choose the cheapest ``note`` for the current state, so that a mark has no branches."""
-        self._put: Callable[[tuple[int, int]], object]
-        self._put = self._tape.extend
+        self._write: Callable[[tuple[int, int]], object]
+        self._write = self._tape.extend
         if self.stream is not None:
-            self._put = self._put_with_event
-        self.note = self._put
+            self._write = self._write_with_event
+        self.note = self._write
         if self._observers:
-            self.note = self._put_and_call_observers
+            self.note = self._write_and_call_observers
         if self._is_outside or self._is_stopped:
-            self.note = self._put_if_back
+            self.note = self._write_if_back
 
-    def _put_with_event(self, mark: tuple[int, int]) -> None:
-        """Put ``mark`` on the tape with an event of the device's stream.
+    def _write_with_event(self, mark: tuple[int, int]) -> None:
+        """Write ``mark`` to the tape with an event of the device's stream.
 
         The tape is flat: after a reading, codes and instants in turns. The instant of a mark with an event is the
         host's clock, the event, and whether the stream had reached the event before it (None if it was not asked).
@@ -98,10 +101,10 @@ class Timeline:
         self._last_event = None if code == END else event
         self._tape.extend((code, (host_ns, event, reached)))
 
-    def _put_and_call_observers(self, mark: tuple[int, int]) -> None:
-        """Put ``mark`` on the tape and read it at once; if a part begins with it, call the observers with its code."""
+    def _write_and_call_observers(self, mark: tuple[int, int]) -> None:
+        """Write ``mark`` to the tape and read it at once; if it begins a part, call the observers with its code."""
         reading = self.reading()  # empties the tape but for this reading
-        self._put(mark)
+        self._write(mark)
         _, code, instant = self._tape
         del self._tape[1:]
         reading.read(code, instant)
@@ -110,7 +113,7 @@ class Timeline:
         for observer in self._observers:
             observer(reading.begun_part)
 
-    def _put_if_back(self, mark: tuple[int, int]) -> None:
+    def _write_if_back(self, mark: tuple[int, int]) -> None:
         """Drop marks outside the step, until the loop comes back to a step or ends it."""
         is_back = mark[0] in (DATA, FORWARD, END)
         if is_back and not self._is_stopped:
@@ -129,8 +132,11 @@ class Timeline:
             tape[:count] = [reading]
         return reading
 
-    def take(self) -> list[Any]:
-        """Cut off the marks that were not read yet, for ``ChunkReader``; none with observers, which read at once."""
+    def take_marks(self) -> list[Any]:
+        """Return the marks that were not read yet, and take them off the tape; none if observers read them at once.
+
+        They are flat, as on the tape: the code of a mark, its instant, the code of the next mark, and so on.
+        """
         tape = self._tape
         count = len(tape)
         marks = tape[1:count]
@@ -138,6 +144,7 @@ class Timeline:
         return marks
 
     def restart(self) -> None:
+        """Forget all marks."""
         self._tape[:] = [TapeReading()]
 
     def peek(self) -> TapeReading:
@@ -157,13 +164,14 @@ class Timeline:
         return int(last_entry)
 
     @property
-    def live(self) -> bool:
+    def is_in_step(self) -> bool:
         """Whether a step is running and the loop is inside it, so that marks count."""
         reading = self.reading()
         return reading.running and reading.stack[-1] != OUTSIDE
 
     @property
     def stack(self) -> list[int]:
+        """The codes of the parts that are open, the innermost last."""
         return self.reading().stack
 
     def mark(self, code: int) -> None:
@@ -178,6 +186,7 @@ class Timeline:
         self._choose_note()
 
     def stop(self) -> None:
+        """Drop all further marks."""
         self._is_stopped = True
         self._choose_note()
 

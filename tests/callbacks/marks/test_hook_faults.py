@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lm_profiler.callbacks.marks.hook_marks import HookMarks
 from lm_profiler.callbacks.marks.step_counter import StepCounter
-from lm_profiler.callbacks.marks.torch_hooks import DOOR
+from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 
@@ -92,7 +92,7 @@ def seeded() -> tuple[nn.Module, Any]:
 
 def what_torch_has() -> list[Any]:
     functions = [torch.autograd.backward, nn.utils.clip_grad_norm_, torch.optim.Optimizer.zero_grad]
-    return [*functions, torch.amp.GradScaler.step, DOOR.is_taken]
+    return [*functions, torch.amp.GradScaler.step, OPTIMIZER_HOOKS.is_taken]
 
 
 def profiled(code: CodeType | None, line: int) -> tuple[list[Tensor], Guard]:

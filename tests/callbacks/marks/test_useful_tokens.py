@@ -77,8 +77,8 @@ def test_positions_beyond_the_longest_sequence_are_unused(tensors: Any, unused: 
 def test_labels_in_a_tuple_are_known_by_the_label_that_is_ignored() -> None:
     counts = UsefulTokens()
     tokens, labels = torch.randint(9, (3, 10)), torch.where(WIDE.bool(), 7, -100)
-    assert not counts.notes((tokens, tokens))
-    assert counts.notes((tokens, labels))
+    assert not counts.has_token_tensors((tokens, tokens))
+    assert counts.has_token_tensors((tokens, labels))
     counts.add((tokens, labels), None)
     assert counts.take() == TokenUse(12, 30, None, 15)
 

@@ -55,8 +55,8 @@ def test_a_step_waits_for_its_device() -> None:
     device.sleep(1.0)
     timeline.mark(at.END)
     reader = ChunkReader(device)  # type: ignore[arg-type]
-    assert not len(reader.read(timeline.take()).begin_ns)
+    assert not len(reader.read(timeline.take_marks()).begin_ns)
     device.wait()
-    timed = reader.read(timeline.take())
+    timed = reader.read(timeline.take_marks())
     assert timed.seconds[0, -1] == pytest.approx(1.0, rel=1e-3)
     assert timed.host_s[0, -1] < 1e-3
