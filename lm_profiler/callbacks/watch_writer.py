@@ -400,7 +400,7 @@ class WatchWriter:
         self._write_status(now_ns)
         quiet_s = (now_ns - self._last_sign_of_life_ns()) * 1e-9
         place = self._place_name()
-        usual_step_s = self.run.levels.level_s or 0.0
+        usual_step_s = self.run.step_s or 0.0
         earlier_stall_s = self._longest_stall_s.get(place, 0.0)
         least_s = max(
             _STALL_S, _STALL_STEPS * usual_step_s, _STALL_REPEATS * earlier_stall_s
@@ -466,7 +466,7 @@ class WatchWriter:
         step = int(timed.host_s[:, -1].argmax())
         code = int(timed.host_s[step, :-1].argmax())
         part_s = float(timed.host_s[step, code])
-        usual_step_s = self.run.levels.level_s or 0.0
+        usual_step_s = self.run.step_s or 0.0
         excess_s = max(part_s - usual_step_s, 0.0)
         self.ledger.seconds[terms.STALLED] += excess_s
         self.ledger.seconds[f"{STEPS}{PARTS[code]}"] -= excess_s

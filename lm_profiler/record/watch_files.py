@@ -150,6 +150,8 @@ class WatchEvent(Part):
     ]  # fmt: skip
     # the part of the step that differs most; None if the whole step does, or if it is outside of steps
     part: str | None = None
+    # whether all parts of the step became slower or faster alike, as a slower machine makes them
+    in_all_parts: bool | None = None
     now: float  # the observed value, in seconds; bytes per hour for ``memory``
     against: float | None = None  # the expected value, in the same unit
     since_step: int | None = None  # the step at which a level began

@@ -43,6 +43,7 @@ class LevelChange:
     until_step: int | None = None  # the last step before the level went back
     times: int = 1  # changes that this one stands for
     is_withdrawn: bool = False  # another change stands for it
+    is_hidden: bool = False  # it is not worth reporting, as far as it is known by now
     _reported_s: float | None = None
 
     @property

@@ -9,9 +9,9 @@ estimated from the differences of successive blocks, which a drift does not infl
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -45,9 +45,9 @@ _REFERENCE = 25  # blocks that estimate the level, from where it began
 # blocks of a reference before a change against it is looked for
 _FEWEST_AT_START = 5
 _FEWEST_AFTER_CHANGE = 2
-_SETTLING = 22  # blocks in which a run warms up: it may become faster, and only large changes are reported
+_SETTLING = 35  # blocks in which a run warms up: it may become faster, and only large changes are reported
 _SMALLEST_EARLY_CHANGE = 0.1  # of the logarithm of the step
-_SMALLEST_CHANGE = 0.015  # of the logarithm of the step: machines wander by one percent
+SMALLEST_CHANGE = 0.015  # of the logarithm of the step: machines wander by one percent
 # Standard errors of a change. Simulated (tests): less than one false alarm in 10^6 steps, also under AR(1) noise of
 # 0.6 and Student's t of three degrees.
 _THRESHOLD = 6.0
@@ -71,6 +71,7 @@ _MOST_COST_S = 5.0
 _COST_RATIO_IF_UNIFORM = 5.0
 # blocks after a change at which its size is estimated anew
 _BLOCKS_AT_CORRECTION = (5, 10, 25, 100)
+_MOST_WAITING = 50  # changes that may become worth reporting
 _MOST_OPEN_CHANGES = 12  # changes that may go back yet
 
 # -- a level that wanders: so many changes of direction among the last changes
@@ -119,9 +120,14 @@ class LevelFollower:
     ``take_changed`` returns those that are new or corrected.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, is_worth_reporting: Callable[[LevelChange], bool] = lambda change: True
+    ) -> None:
+        self._is_worth_reporting = is_worth_reporting
         # changes that have not gone back, the oldest first
         self.open_changes: list[LevelChange] = []
+        # the least change that is looked for, as a logarithm of the step
+        self.smallest_change = SMALLEST_CHANGE
         # steps that fill no block yet, and their (n, TIMED) seconds
         self._left_steps: StepNumbers = np.empty(0, np.int64)
         self._left_seconds: Seconds = np.empty((0, len(TIMED)))
@@ -182,18 +188,25 @@ class LevelFollower:
         self._left_seconds = self._left_seconds[:0]
 
     def take_changed(self) -> list[LevelChange]:
-        """Return the changes that are new or differ from what was reported of them."""
+        """Return the changes that are new or differ from what was reported of them.
+
+        Those that are not worth reporting wait, because they may be so later.
+        """
         changed = []
-        for change in self._changed:
-            if change not in changed:
+        waiting = []
+        for change in dict.fromkeys(self._changed):
+            change.is_hidden = not self._is_worth_reporting(change)
+            if change.was_reported or not change.is_hidden:
                 changed.append(change)
                 change.mark_reported()
-        self._changed = []
+            elif not change.is_withdrawn:
+                waiting.append(change)
+        self._changed = waiting[-_MOST_WAITING:]
         return changed
 
     def finish(self) -> None:
         """Report what has not lasted for long, and correct what is still open, as the run is over."""
-        if self._young and self._is_worth_reporting():
+        if self._young and self._has_cost_enough():
             self._report_young()
         self._correct_current(run_is_over=True)
 
@@ -225,7 +238,7 @@ class LevelFollower:
             self._begin_level(onset)
         elif blocks_of_level in _BLOCKS_AT_CORRECTION or self._current_drift():
             self._correct_current(run_is_over=False)
-        if self._young and (self._has_lasted() or self._is_worth_reporting()):
+        if self._young and (self._has_lasted() or self._has_cost_enough()):
             self._report_young()
 
     def _find_onset(self) -> int | None:
@@ -254,7 +267,9 @@ class LevelFollower:
         # few differences estimate the noise (Student's t)
         scores *= math.sqrt(1.0 - 4.0 / (differences + 4.0))
         is_settling = len(self._blocks) <= _SETTLING
-        smallest = _SMALLEST_EARLY_CHANGE if is_settling else _SMALLEST_CHANGE
+        smallest = self.smallest_change
+        if is_settling:
+            smallest = max(smallest, _SMALLEST_EARLY_CHANGE)
         scores[np.abs(sizes) < smallest] = 0.0
 
         best = int(scores.argmax())
@@ -264,12 +279,22 @@ class LevelFollower:
         return onset if self._is_change_of_most_steps(onset) else None
 
     def _centers(self, reference_counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the level by its first blocks, as many as each of ``reference_counts``."""
-        centers = {}
-        for count in np.unique(reference_counts).tolist():
-            blocks = self._blocks[self._level_begin : self._level_begin + count]
-            centers[count] = float(np.mean(logs_of(middle_half(blocks))))
-        return np.array([centers[count] for count in reference_counts.tolist()])
+        """Return the level by its first blocks, as many as each of ``reference_counts``.
+
+        It is the mean of the middle half of their logarithms, so that a burst among them counts little.
+        """
+        fewest = int(reference_counts.min())
+        most = int(reference_counts.max())
+        blocks = self._blocks[self._level_begin : self._level_begin + most]
+        centers = np.zeros(most + 1)  # by count
+        logs: list[float] = []  # in their order
+        for count, block in enumerate(blocks, 1):
+            insort(logs, block.log_s)
+            if count >= fewest:
+                quarter = count // 4
+                middle_logs = logs[quarter : count - quarter]
+                centers[count] = sum(middle_logs) / len(middle_logs)
+        return centers[reference_counts]
 
     def _noise(self, recent: int) -> tuple[float | None, int]:
         """Return the standard deviation of a block around its level, and from how many differences it is known."""
@@ -414,7 +439,7 @@ class LevelFollower:
         fewest = _LASTING_IF_UNIFORM if change.is_uniform else _LASTING
         return blocks_of_level >= fewest
 
-    def _is_worth_reporting(self) -> bool:
+    def _has_cost_enough(self) -> bool:
         """Return whether the young changes have cost enough, or saved enough, to be reported at once."""
         before_s = float(self._young[0].change.before_s[-1])
         cost_s = 0.0

@@ -16,18 +16,16 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.steps.odd_step_causes import (
     EXPLAINED,
-    NO_CPU,
     counters_per_step,
     explained_by,
     usual_counters,
 )
-from lm_profiler.analysis.watch.cpu_waits import CpuWaits
 from lm_profiler.analysis.watch.durations import Durations, LongDurations
 from lm_profiler.analysis.watch.ledger import EPOCH, VALIDATION, NamedSpan
 from lm_profiler.analysis.watch.level_change import LevelChange
 from lm_profiler.analysis.watch.levels import LevelFollower
+from lm_profiler.analysis.watch.machine_speed import MachineSpeed
 from lm_profiler.analysis.watch.memory_growth import MemoryGrowth, MemoryWatch
-from lm_profiler.analysis.watch.part_growth import GrowthFollower
 from lm_profiler.analysis.watch.slow_steps import (
     Occurrence,
     SlowStep,
@@ -51,6 +49,8 @@ _PAGES = 1000  # page faults that are worth being a cause: each takes a microsec
 _LASTING_PARTS = 4
 _LASTING = 3
 _DATA = PARTS.index("data")
+# of the logarithm of a step: a change of the program that lies in no part of the step, but in several
+_LARGE = 0.1
 
 # A traced step is slow if it takes so many seconds and so many times more than the others of the same trace, which
 # tracing slows down as much.
@@ -74,14 +74,9 @@ class WatchedRun:
     on_device: bool = False  # whether a device's clock times the steps
     epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
     steps: int = 0
-    levels: LevelFollower = field(default_factory=LevelFollower)
+    levels: LevelFollower = field(init=False)
     memory: MemoryWatch = field(default_factory=MemoryWatch)
-    _growths: GrowthFollower = field(default_factory=GrowthFollower)
-    # changes that were reported, and those that a growth has stood for since
-    _reported_changes: list[LevelChange] = field(default_factory=list)
-    _covered_changes: list[LevelChange] = field(default_factory=list)
-    _cpu_waits: CpuWaits = field(default_factory=CpuWaits)
-    _reported_waits: set[int] = field(default_factory=set)  # identities of changes
+    _machine: MachineSpeed = field(default_factory=MachineSpeed)
     _slow: SlowSteps = field(default_factory=SlowSteps)
     _groups: SlowStepGroups = field(default_factory=SlowStepGroups)
     _durations: defaultdict[str, Durations] = field(
@@ -98,9 +93,22 @@ class WatchedRun:
     _began_ns: int | None = None
     # rank, step and time of events, by identity
     _names: dict[int, dict[str, Any]] = field(default_factory=dict)
+    # by which the levels of changes are multiplied in their events, by identity
+    _scales: dict[int, float] = field(default_factory=dict)
     # the objects of those identities, so that they stay alive
     _named_objects: list[object] = field(default_factory=list)
     _causes: dict[int, tuple[str | None, float | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.levels = LevelFollower(self._is_worth_reporting)
+
+    @property
+    def step_s(self) -> float | None:
+        """How long a step takes now, in seconds; None before it is known."""
+        program_s = self.levels.level_s
+        if program_s is None:
+            return None
+        return program_s * self._machine.slowness
 
     def add(
         self,
@@ -124,9 +132,12 @@ class WatchedRun:
         numbers = numbers[is_timed]
         seconds = np.nan_to_num(seconds[is_timed])
         slow = self._slow.add(numbers, ns[is_timed], seconds)
-        if not self.on_device:
-            seconds = self._cpu_waits.remove(numbers, seconds, counters)
-        self.levels.add(numbers, seconds)
+        if self.on_device:
+            self.levels.add(numbers, seconds)
+        else:
+            numbers, seconds = self._machine.remove(numbers, seconds)
+            self.levels.smallest_change = self._machine.smallest_program_change
+            self.levels.add(numbers, seconds)
         return self._events(slow, run_is_over=False)
 
     def finish(self) -> list[WatchEvent]:
@@ -136,7 +147,7 @@ class WatchedRun:
         no_seconds = np.empty((0, len(TIMED)))
         slow = self._slow.add(no_steps, no_ns, no_seconds, run_is_over=True)
         self.levels.finish()
-        self._cpu_waits.finish()
+        self._machine.finish()
         events = self._events(slow, run_is_over=True)
         for term, durations in self._durations.items():
             durations.finish()
@@ -148,7 +159,7 @@ class WatchedRun:
         self.steps += steps
         self._slow.forget()
         self.levels.forget_unfinished()
-        self._cpu_waits.forget_unfinished()
+        self._machine.forget_unfinished()
 
     def judge_traced(
         self, first_step: int, traced: Sequence[TracedStep]
@@ -158,7 +169,7 @@ class WatchedRun:
             return []
         seconds = np.array([step.seconds for step in traced])
         usual_parts_s = np.median(seconds, axis=0)
-        usual_s = max(float(usual_parts_s[-1]), self.levels.level_s or 0.0)
+        usual_s = max(float(usual_parts_s[-1]), self.step_s or 0.0)
         slow_steps = []
         for index, step in enumerate(traced):
             excess_s = float(seconds[index, -1]) - usual_s
@@ -192,7 +203,7 @@ class WatchedRun:
         """
         durations = self._durations[term]
         for duration_s in seconds:
-            durations.add(duration_s, self.steps, at_s, self.levels.level_s or 0.0)
+            durations.add(duration_s, self.steps, at_s, self.step_s or 0.0)
         return self._duration_events(term, durations)
 
     def add_held_bytes(
@@ -208,7 +219,7 @@ class WatchedRun:
 
     def _add_spans(self, spans: Sequence[NamedSpan]) -> None:
         """Keep the spans that may explain a slow step; a run has several short ones in each step."""
-        level_ns = (self.levels.level_s or 0.0) * 1e9
+        level_ns = (self.step_s or 0.0) * 1e9
         shortest_ns = min(_SPAN_SHARE * level_ns, _LONGEST_SPAN_NS)
         for span in spans:
             if span.what == EPOCH and not span.ns:
@@ -223,15 +234,10 @@ class WatchedRun:
             now_s = self._seconds_since_1970(self._ends_ns[-1])
         groups = self._groups.to_write(now_s, run_is_over)
         events = [self._slow_step_event(group) for group in groups]
-        self._growths.look(self.levels.blocks, self._reported_changes, run_is_over)
-        for change in self._growths.take_changed():
+        for change in self.levels.take_changed():
             events.append(self._level_event(change))
-        events += self._events_of_levels()
-        for change in self._cpu_waits.take_changed():
-            event = self._level_event(change)
-            if event.cause == NO_CPU or id(change) in self._reported_waits:
-                self._reported_waits.add(id(change))
-                events.append(event)
+        for change in self._machine.take_changed():
+            events.append(self._machine_event(change))
         return events
 
     def _seconds_since_1970(self, ns: int) -> float:
@@ -329,43 +335,48 @@ class WatchedRun:
             share=None if is_regular else group.share(),
         )
 
-    def _events_of_levels(self) -> list[WatchEvent]:
-        """Return the events of changed levels, without those that the growth of a part stands for."""
-        events = []
-        for change in self.levels.take_changed():
-            if change in self._covered_changes:
-                continue
-            events.append(self._level_event(change))
-            if change not in self._reported_changes:
-                self._reported_changes.append(change)
-        for change in [*self._reported_changes]:
-            if change.is_withdrawn:
-                self._reported_changes.remove(change)
-            elif self._growths.covers(change):
-                self._reported_changes.remove(change)
-                self._covered_changes.append(change)
-                event = self._level_event(change)
-                events.append(event.model_copy(update={"withdrawn": True}))
-        return events
-
     # -- levels --------------------------------------------------------------------------------------------------------
 
+    def _is_worth_reporting(self, change: LevelChange) -> bool:
+        """Return whether a change of the program lies in a part of the step, or is large.
+
+        The machine does not slow all parts by the same factor, so small changes of several parts are left of it.
+        """
+        if self.on_device:
+            return True
+        is_large = change.log_size >= _LARGE
+        is_in_part = change.part is not None
+        smallest = self._machine.smallest_program_change
+        return is_large or (is_in_part and change.log_size >= smallest)
+
     def _level_event(self, change: LevelChange) -> WatchEvent:
+        """Return the event of a change of the program."""
+        event = self._change_event(change, scale=self._machine.slowness)
+        return event.model_copy(update={"part": change.part})
+
+    def _machine_event(self, change: LevelChange) -> WatchEvent:
+        """Return the event of a change of the machine's slowness, for a step as long as they are now."""
+        program_s = self.levels.level_s or self._machine.usual_step_s
+        event = self._change_event(change, program_s / self._machine.usual_step_s)
+        return event.model_copy(update={"in_all_parts": True})
+
+    def _change_event(self, change: LevelChange, scale: float) -> WatchEvent:
         name = self._name(change, change.found_step, self._end_of(change.found_step))
+        if change.course != "drift":
+            scale = self._scales.setdefault(id(change), scale)
         cause, cause_s = self._cause_of_level(change)
         return WatchEvent(
             **name,
             kind="level",
-            part=change.part,
-            now=float(change.after_s[-1]),
-            against=float(change.before_s[-1]),
+            now=scale * float(change.after_s[-1]),
+            against=scale * float(change.before_s[-1]),
             since_step=change.since_step,
             until_step=change.until_step,
             course=change.course,
             times=change.times,
             cause=cause,
             cause_s=cause_s,
-            withdrawn=change.is_withdrawn,
+            withdrawn=change.is_withdrawn or change.is_hidden,
         )
 
     def _name(self, key: object, step: int, at_s: float) -> dict[str, Any]:

@@ -241,6 +241,8 @@ def _level_text(event: WatchEvent, part: str) -> str:
     old_level = duration_text(event.against or 0.0)
     new_level = duration_text(event.now)
     steps = f"since step {event.since_step:,}"
+    if event.in_all_parts:
+        part = ", all phases alike"
     if event.course in ("wanders", "alternates"):
         return f"the step {event.course} between {old_level} and {new_level}{part} {steps}: {event.times} changes"
     ratio = event.ratio or 1.0
