@@ -660,7 +660,7 @@ def waterfall_of(
         rates=rates,
         dtype=dtype,
         clock_share=clock_share(record.telemetry, rate, evidence.multiprocessors),
-        lists=evidence.lists or Lists(0, None),
+        lists=evidence.lists or Lists(elements=0, item_bytes=None),
         without_optimizer=without_optimizer,
         phase_s={} if traced.on_device else phases,
     )

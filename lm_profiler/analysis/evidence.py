@@ -20,9 +20,9 @@ from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.analysis.ranks.rank_timeline import RankTimeline
 from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
-from lm_profiler.analysis.trace.pieces import work_of
+from lm_profiler.analysis.trace.pieces import read_traced_work
 from lm_profiler.analysis.why.operators import Lists
-from lm_profiler.analysis.why.traced import Traced, traced_of
+from lm_profiler.analysis.why.traced import Traced, broken_down
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.parts import PARTS
@@ -219,7 +219,7 @@ def _read_file(path: Path) -> Evidence:
 def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:
     """Return the contents of the trace in ``path``; nothing if there is no trace, or none with a whole step."""
     try:
-        work = work_of(path)
+        work = read_traced_work(path)
     except (OSError, ValueError) as error:
         raise RecordError(f"{path}: {error}") from None
-    return (None, None) if work is None else (kernel_table(work), traced_of(work))
+    return (None, None) if work is None else (kernel_table(work), broken_down(work))

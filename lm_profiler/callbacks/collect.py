@@ -21,7 +21,7 @@ from lm_profiler.analysis.hardware.roofline import (
 )
 from lm_profiler.analysis.steps.summaries import mean_counts
 from lm_profiler.analysis.why.operators import Lists
-from lm_profiler.analysis.why.traced import traced_of
+from lm_profiler.analysis.why.traced import broken_down
 from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.loop import Loop
 from lm_profiler.callbacks.instruments.profiling_options import (
@@ -172,7 +172,7 @@ class Collector:
         kernels = try_or_note("kernels", lambda: tracer.kernels(traced_work), notes)
         traced = None
         if traced_work is not None:
-            traced = try_or_note("waterfall", lambda: traced_of(traced_work), notes)
+            traced = try_or_note("waterfall", lambda: broken_down(traced_work), notes)
         notes += without_kernels(self.loop.device, kernels)
         return replace(evidence, kernels=kernels, traced=traced)
 
@@ -461,5 +461,5 @@ def lists_of(parameters: Iterable[Any]) -> Lists:
         local_parts.append(parameter.to_local() if is_sharded else parameter)
     element_bytes = {tensor.element_size() for tensor in local_parts}
     if len(element_bytes) != 1:
-        return Lists(elements(local_parts), item=None)
-    return Lists(elements(local_parts), item=element_bytes.pop())
+        return Lists(elements(local_parts), item_bytes=None)
+    return Lists(elements(local_parts), item_bytes=element_bytes.pop())

@@ -262,7 +262,7 @@ class Session:
         """Read memory, and in ``measure`` what else disturbed the step that has just ended."""
         memory = self.instruments.memory
         self._peaks = UNKNOWN  # otherwise an interrupt in the next line would leave the peaks of an earlier step
-        self._peaks = memory.guard.run(memory.step_peaks, otherwise=UNKNOWN)
+        self._peaks = memory.guard.run(memory.end_step, otherwise=UNKNOWN)
         if stage == "measure":
             counters = self.instruments.counters
             counters.guard.run(counters.reader.read, self.steps)
@@ -417,7 +417,7 @@ class Session:
         )
         if stage != "measure":
             return
-        self.instruments.counters.reader.place(step, begin_ns, end_ns)
+        self.instruments.counters.reader.note_instants(step, begin_ns, end_ns)
         part_times = self.instruments.part_times
         if part_times is not None and is_device_alive:
             part_times.guard.run(part_times.keep, marks)

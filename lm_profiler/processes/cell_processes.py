@@ -37,8 +37,8 @@ _SERVER_VARIABLES = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 
-# A fresh interpreter shares the pipe that tells of its end with its children, so its end is looked for this often.
-_LOOK_S = 0.1
+# A fresh interpreter shares the pipe that tells of its end with its children, so its end is checked this often.
+_POLL_S = 0.1
 
 _SERVER_DIED = 255  # the exit code that multiprocessing reports if its server died
 
@@ -61,7 +61,7 @@ class CellEnded:
     """The process of a cell has ended; ``lost`` is the reason if its exit code is unknown."""
 
     cell: str
-    code: int | None
+    code: int | None  # the exit code; None if it is unknown
     lost: str | None = None
 
 
@@ -80,8 +80,10 @@ class CellProcesses:
         self._context: Any = multiprocessing.get_context("spawn")
         if modules:
             self._context = multiprocessing.get_context("forkserver")
-        self._running: dict[str, Any] = {}
-        self._not_started: list[CellEnded] = []
+        self._running: dict[str, Any] = {}  # the process of each cell that runs
+        self._not_started: list[
+            CellEnded
+        ] = []  # cells whose process could not be started
 
     def __enter__(self) -> CellProcesses:
         kept_descriptors = [] if self._lock is None else [self._lock]
@@ -124,12 +126,13 @@ class CellProcesses:
             process.start()
         except OSError as error:
             reason = f"could not be started: {error.strerror}"
-            self._not_started.append(CellEnded(cell, None, reason))
+            self._not_started.append(CellEnded(cell, code=None, lost=reason))
             return
         self._running[cell] = process
         self._tell_cleaner(process.pid)
 
     def signal(self, cell: str, number: int) -> None:
+        """Send the signal ``number`` to a cell and its children, if it still runs."""
         if cell not in self._running:
             return
         pid = self._running[cell].pid
@@ -152,7 +155,7 @@ class CellProcesses:
             if ended or seconds_left <= 0.0 or not self._running:
                 return ended
             sentinels = [process.sentinel for process in self._running.values()]
-            wait(sentinels, min(seconds_left, _LOOK_S))
+            wait(sentinels, min(seconds_left, _POLL_S))
 
     def _end(self, cell: str) -> CellEnded:
         """Wait for the end of a cell, and kill what it left behind: workers, other ranks."""
@@ -165,7 +168,7 @@ class CellProcesses:
         process.close()
         has_server = bool(self._modules)
         if has_server and code == _SERVER_DIED:
-            return CellEnded(cell, None, "the process that starts cells died")
+            return CellEnded(cell, code=None, lost="the process that starts cells died")
         return CellEnded(cell, code)
 
     def _tell_cleaner(self, pid: int) -> None:

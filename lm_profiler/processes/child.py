@@ -100,6 +100,7 @@ class Child(Generic[Answer]):
         self._begin(fresh or not can_fork())
 
     def _begin(self, fresh: bool) -> None:
+        """Start the child; if that fails, keep the error for ``answer``, which raises it."""
         try:
             # The child is killed, so it cannot remove its files. Its path is short: a socket's has at most 107 bytes.
             self._folder = tempfile.mkdtemp(prefix="lmp-")
@@ -261,6 +262,7 @@ class _Writer(pickle.Pickler):
     """Refuses what no other process could unpickle, before one is started."""
 
     def reducer_override(self, value: Any) -> Any:
+        """Raise NoAnswer for an object whose class is defined in the script; pickle all others as usual."""
         definition = (
             value if isinstance(value, (type, types.FunctionType)) else type(value)
         )
@@ -276,6 +278,7 @@ class _Writer(pickle.Pickler):
 
 
 def main() -> None:
+    """Answer the question on stdin, in a fresh interpreter."""
     link = Connection(int(sys.argv[1]))
     os.set_inheritable(link.fileno(), False)
     answer_question(sys.stdin.buffer, link)
@@ -291,7 +294,7 @@ def answer_question(
     parent_has_died = is_asked_by_parent and os.getppid() != parent
     if parent_has_died:
         os._exit(1)
-    _answer(lambda: pickle.load(question)(), link)
+    _answer(lambda: pickle.load(question)(), link)  # unpickles ``find``, and calls it
 
 
 def _answer_in_copy(find: Callable[[], Any], limits: Limits, link: Connection) -> None:
@@ -342,6 +345,7 @@ def _confine(cpu_s: float, data_bytes: int | None, folder: str) -> None:
 
 
 def _answer(find: Callable[[], Any], link: Connection) -> None:
+    """Send what ``find`` returns, or why there is no answer, and wait to be killed."""
     try:
         link.send(("answer", find()))
     except Unfit:

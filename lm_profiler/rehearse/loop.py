@@ -29,7 +29,7 @@ from torch.nn.modules.module import (
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lm_profiler.analysis.plan.planned import Planned, needed
+from lm_profiler.analysis.plan.planned import Planned, needed_bytes
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.work import StepWork, phase_work
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
@@ -76,17 +76,17 @@ class CallSites:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._paths = {child: path for path, child in module.named_modules() if path}
+        self._module_paths = {
+            child: path for path, child in module.named_modules() if path
+        }
         # the modules whose forward runs, the innermost last
-        self._running: list[nn.Module] = []
+        self._running_modules: list[nn.Module] = []
         # by the number of the operator's node in autograd's graph
         self._forward_sites: dict[int, Site] = {}
         self._hooks = ExitStack()
+        self._hooks.enter_context(register_module_forward_pre_hook(self._begin_forward))
         self._hooks.enter_context(
-            register_module_forward_pre_hook(self._forward_starts)
-        )
-        self._hooks.enter_context(
-            register_module_forward_hook(self._forward_ends, always_call=True)
+            register_module_forward_hook(self._end_forward, always_call=True)
         )
         self._backward_node = BACKWARD_NODE.find_or(lambda: None)
         self._next_node_number = NEXT_NODE_NUMBER.find_or(lambda: 0)
@@ -94,20 +94,25 @@ class CallSites:
     def __call__(self, func: Any) -> Site:
         backward_node = self._backward_node()
         is_in_backward = backward_node is not None
-        if is_in_backward and not self._running:
+        if is_in_backward and not self._running_modules:
             node_number = NODE_NUMBER.get_or(backward_node, lambda: -1)()
             forward_site = self._forward_sites.get(node_number, Site())
             return forward_site._replace(operator=str(func), recomputes=False)
 
         module_path = None
-        if self._running:
-            module_path = self._paths.get(self._running[-1])
+        if self._running_modules:
+            module_path = self._module_paths.get(self._running_modules[-1])
         line = None
         code_line = user_line(sys._getframe(2))
         if code_line is not None:
             file, line_number, _ = code_line
             line = f"{short_path(file)}:{line_number}"
-        site = Site(str(func), module_path, line, recomputes=is_in_backward)
+        site = Site(
+            operator=str(func),
+            module=module_path,
+            line=line,
+            recomputes=is_in_backward,
+        )
         # Autograd makes an operator's node, and gives it its number, before the operator runs.
         self._forward_sites[self._next_node_number() - 1] = site
         return site
@@ -115,12 +120,12 @@ class CallSites:
     def stop(self) -> None:
         self._hooks.close()
 
-    def _forward_starts(self, module: nn.Module, args: Any) -> None:
-        self._running.append(module)
+    def _begin_forward(self, module: nn.Module, args: Any) -> None:
+        self._running_modules.append(module)
 
-    def _forward_ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._running:  # empty if the step began within this forward
-            self._running.pop()
+    def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._running_modules:  # empty if the step began within this forward
+            self._running_modules.pop()
 
 
 class StepObservers:
@@ -131,7 +136,7 @@ class StepObservers:
         self._world = rehearsal.world
         live = self._world.live
         live.convolution_bytes = 0
-        self.notes = live.take_notes()
+        self.notes = live.begin_notes()
         module = rehearsal.trainer.lightning_module
         self._sites = CallSites(module)
         live.site = self._sites
@@ -142,7 +147,7 @@ class StepObservers:
             return module, rehearsal.trainer.optimizers
 
         forward = ForwardTraffic()
-        self._reader = MemoryReader(
+        self._memory_reader = MemoryReader(
             live,
             self._timeline,
             META,
@@ -150,25 +155,29 @@ class StepObservers:
             forward,
             self.notes.note_part,
         )
-        self._reader.begin("memory")
+        self._memory_reader.begin("memory")
         self._flops = StepFlops(self._timeline, forward, on_shapes=True)
         self._timeline.observers += (self._flops,)
-        self.link = LinkBytes(self._timeline)
-        self._world.link = self.link
+        self.link_bytes = LinkBytes(self._timeline)
+        self._world.link_mode = self.link_bytes
 
     def end(self) -> Mapping[str, Any]:
         """Detach the observers at the step's end, and return what the memory reader found."""
-        self._reader.step_peaks()  # ends the step of the reader's observers
-        self._reader.end("memory")
+        self._memory_reader.end_step()  # its result is not needed: ``facts`` has the peaks of all phases
+        self._memory_reader.end("memory")
         self._timeline.unobserve(self._flops)
         self._flops.stop()
+        # The notes end with the step: storages are not noted between steps.
         self._world.live.notes = None
         self._sites.stop()
-        return self._reader.facts
+        return self._memory_reader.facts
 
     def work(self) -> StepWork:
+        """Return the FLOPs and the moved bytes of the step, which has ended."""
         return StepWork(
-            self._flops.flops(), self._flops.by_dtype(), self._reader.facts["traffic"]
+            flops=self._flops.flops(),
+            by_dtype=self._flops.by_dtype(),
+            traffic=self._memory_reader.facts["traffic"],
         )
 
 
@@ -191,13 +200,13 @@ class Rehearsal(Callback):
         """Yield where a step begins; resumed where that step has ended. When this returns, the loop ends."""
         raise NotImplementedError
 
-    def _loop_starts(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _prepare_loop(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prepare the rehearsal once the strategy has set the model up: marks, fake buckets, what is held so far."""
         assert isinstance(trainer.strategy, FakeDevice)
         self._strategy = trainer.strategy
         self.trainer = trainer
         self.timeline = Timeline()
-        self._step_starts = self._steps()
+        self._steps_to_run = self._steps()
         self._phases = PhaseProfiler(
             trainer,
             self.timeline,
@@ -238,29 +247,29 @@ class Rehearsal(Callback):
     def _step_ended(self) -> int:
         """Let ``_steps`` go on to its next step; return how many steps are left."""
         try:
-            next(self._step_starts)
+            next(self._steps_to_run)
         except StopIteration:
             self._steps_left = 0
         else:
             self._steps_left -= 1
         return self._steps_left
 
-    def _batch_starts(self, *_: Any) -> None:
+    def _begin_batch(self, *_: Any) -> None:
         self._fake_context.enter_context(self.world.inside())
 
-    def _batch_ends(self, *_: Any) -> None:
+    def _end_batch(self, *_: Any) -> None:
         self._fake_context.close()
         if not self._phases.has_seen_actions:
             self._phases.give_up_without_actions()  # raises if this Lightning has no actions to count steps by
 
     on_train_start = on_validation_start = on_test_start = on_predict_start = (
-        _loop_starts
+        _prepare_loop
     )
     # The hooks differ in their arguments, which are not used.
-    on_train_batch_start = on_validation_batch_start = _batch_starts  # type: ignore[assignment]
-    on_test_batch_start = on_predict_batch_start = _batch_starts  # type: ignore[assignment]
-    on_train_batch_end = on_validation_batch_end = _batch_ends  # type: ignore[assignment]
-    on_test_batch_end = on_predict_batch_end = _batch_ends  # type: ignore[assignment]
+    on_train_batch_start = on_validation_batch_start = _begin_batch  # type: ignore[assignment]
+    on_test_batch_start = on_predict_batch_start = _begin_batch  # type: ignore[assignment]
+    on_train_batch_end = on_validation_batch_end = _end_batch  # type: ignore[assignment]
+    on_test_batch_end = on_predict_batch_end = _end_batch  # type: ignore[assignment]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -299,11 +308,11 @@ class RehearsedSizes(Rehearsal):
         while True:
             _, reserved_bytes, *_ = live.peaks()
             try:
-                next_size = self.sizes.send(needed(peak_bytes, reserved_bytes))
+                next_size = self.sizes.send(needed_bytes(peak_bytes, reserved_bytes))
             except StopIteration:  # no further size is asked for
                 return
             self._strategy.size = next_size
-            live.give_back_unused()
+            live.empty_cache()
             peak_bytes = 0
             for _ in range(steps_of_size):
                 live.reset()
@@ -361,7 +370,7 @@ class RehearsedSizes(Rehearsal):
             ),
             reserved=reserved_bytes,
             gathered=live.most_gathered,
-            sent=self._bytes_sent(observers.link),
+            sent=self._bytes_sent(observers.link_bytes),
         )
 
     def _bytes_sent(self, link: LinkBytes) -> dict[str, int]:

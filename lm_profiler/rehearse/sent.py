@@ -82,7 +82,7 @@ def _rehearse(step: SentStep) -> StepWork:
         module, batch, optimizers = fake((step.module, step.batch, step.optimizers))
     if not _is_lightning_module(module):
         module = _CalledModel(module)
-        optimizers = _joined(optimizers)
+        optimizers = _as_one_optimizer(optimizers)
     _disable_hooks(
         module, [_MotionlessOptimizer(optimizer) for optimizer in optimizers]
     )
@@ -93,7 +93,7 @@ def _rehearse(step: SentStep) -> StepWork:
     rehearsal = _StepCounter(
         world=world, batch_factor=max(step.batches / _MAX_BATCHES, 1.0), dtypes=dtypes
     )
-    trainer = _trainer(step, rehearsal, batch)
+    trainer = _make_trainer(step, rehearsal, batch)
     batches = repeat(None)  # an endless loader; its batches stand for the pickled one
     try:
         if step.verb == "fit":
@@ -151,7 +151,7 @@ def _loss_of(output: Any) -> Tensor:
     return torch.stack(sums).sum()
 
 
-def _joined(optimizers: Sequence[SentOptimizer]) -> list[SentOptimizer]:
+def _as_one_optimizer(optimizers: Sequence[SentOptimizer]) -> list[SentOptimizer]:
     """Return one optimizer in place of several, of which a step of Lightning's takes only one by itself."""
     groups: list[dict[str, Any]] = []
     states: list[list[Tensor]] = []
@@ -163,7 +163,7 @@ def _joined(optimizers: Sequence[SentOptimizer]) -> list[SentOptimizer]:
     return [SentOptimizer(groups, states)]
 
 
-def _trainer(step: SentStep, rehearsal: Rehearsal, batch: Any) -> Any:
+def _make_trainer(step: SentStep, rehearsal: Rehearsal, batch: Any) -> Any:
     """Return a Trainer that runs the sent ``step`` on ``batch``, with the callback ``rehearsal``, and writes nothing.
 
     The class is from the package that the module is derived from: each package refuses modules of the other.

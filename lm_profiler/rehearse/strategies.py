@@ -108,7 +108,7 @@ class FakeDevice:
             samples *= self.rows
         self.samples = samples
         size = replace(self.size, batch=self.size.batch * self.rows)
-        fake_batch = self.world.faked(batch, size)
+        fake_batch = self.world.fake_copy(batch, size)
         self.batch_bytes = bytes_of_batch(fake_batch)
         return fake_batch
 
@@ -153,7 +153,7 @@ class FakeReplica(FakeStrategy):
 
     def setup_environment(self) -> None:
         """Join the fake group, for modules that ask who is there, and for ``ZeroRedundancyOptimizer``."""
-        _join(self.world, self.ranks)
+        _join_fake_group(self.world, self.ranks)
         super().setup_environment()
 
 
@@ -162,7 +162,7 @@ class FakeRank(FakeDevice):
 
     def setup_environment(self) -> None:
         """Join the fake group, which the strategy then takes for its own."""
-        _join(self.world, self.ranks)
+        _join_fake_group(self.world, self.ranks)
         super().setup_environment()  # type: ignore[misc]
 
     def setup(self, trainer: Trainer) -> None:
@@ -193,7 +193,7 @@ def _refuse_offload(*_: object, **__: object) -> None:
     raise Uncounted(_OFFLOADED)
 
 
-def _join(world: FakeWorld, ranks: int) -> None:
+def _join_fake_group(world: FakeWorld, ranks: int) -> None:
     """Make this process rank 0 of ``ranks``. Only for a separate process: it replaces code of torch."""
     # takes half a second, needed only here
     from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel
@@ -313,7 +313,8 @@ class LinkBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that 
         result = func(*args, **(kwargs or {}))
         phase_code = self._timeline.stack[-1]
         is_collective = getattr(func, "namespace", "") in ("c10d", "_c10d_functional")
-        if is_collective and phase_code < OUTSIDE:
+        is_within_step = phase_code < OUTSIDE
+        if is_collective and is_within_step:
             values = [*args, result]
             size_bytes = max(_tensor_bytes(value) for value in values)
             self.by_phase[PARTS[phase_code]] += ring_bytes(

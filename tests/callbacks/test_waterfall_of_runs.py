@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lm_profiler.analysis.why.traced import traced_of
+from lm_profiler.analysis.why.traced import broken_down
 from lm_profiler.callbacks.collect import lists_of
 from lm_profiler.measure.device.ceilings import copy_rate, matmul_ceiling
 from lm_profiler.record.run_record import RunRecord, TermName, Waterfall, read_run
@@ -133,7 +133,7 @@ def test_a_waterfall_that_fails_is_a_note(tmp_path: Path) -> None:
             super().__init__("ts")
             looks_for_cycles.append(gc.isenabled())
 
-    with breaks(traced_of, Broken):
+    with breaks(broken_down, Broken):
         record = run(Sleeper(), tmp_path)
     assert (record.status, record.waterfall) == ("ok", None)
     assert record.verdict is not None

@@ -96,11 +96,11 @@ class Planned:
 
     @property
     def needs(self) -> int:
-        return needed(self.peak, self.reserved)
+        return needed_bytes(self.peak, self.reserved)
 
     @property
     def growth(self) -> int | None:
-        """Least bytes by which each rehearsed step needed more than the one before; None if one did not.
+        """Least bytes by which each rehearsed step needs more than the one before; None if one did not.
 
         So few batches may also grow by chance, but not evenly.
         """
@@ -122,7 +122,7 @@ class Planned:
 _SURELY_GROWS = 3  # steps one after the other that need more than the one before
 
 
-def needed(peak: int, reserved: int | None) -> int:
+def needed_bytes(peak: int, reserved: int | None) -> int:
     """Return the least memory that surely holds the run: a tenth of it is beyond the peak, none beyond ``reserved``."""
     return max(ceil(peak / ROOM), reserved or 0)
 
@@ -323,8 +323,10 @@ _MOST_TRIALS = 12  # sizes that are tried
 _USUAL_GROWTH = 64  # where no size is known that does not fit, it is not looked for beyond this factor
 
 
-def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, int, int]:
-    """Ask for the needs of sizes besides ``begin``, which needs ``needed`` bytes; return the largest within ``room``.
+def largest_that_fits(
+    begin: int, needed_bytes: int, room: float
+) -> Generator[int, int, int]:
+    """Ask for the bytes that sizes need, besides ``begin``, which needs ``needed_bytes``; return the largest that fits.
 
     What a step needs is a convex function of its batch, and of its context: the maximum of several sums, whose terms
     grow linearly or quadratically. So a line through two sizes that fit meets ``room`` too late, and one through a
@@ -333,7 +335,7 @@ def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, in
     turns. 0 if not even 1 fits.
     """
     # bytes by size; without a batch at least nothing is needed
-    needs = {0: 0, begin: needed}
+    needs = {0: 0, begin: needed_bytes}
     widths = [inf] * 3  # of the open interval, turn by turn
     stuck_turns = 0
     for turn in range(_MOST_TRIALS):

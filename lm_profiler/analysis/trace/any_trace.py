@@ -15,8 +15,8 @@ from typing import Any
 
 from lm_profiler.analysis.trace.large_trace import (
     MOST_EVENTS,
-    Part,
     TooManyEvents,
+    TracePart,
     chosen_part,
     events_in_part,
     limited_events,
@@ -99,18 +99,18 @@ def read_any_trace(
         ValueError: it is no whole trace, has no such range or process, or nothing ran in its steps.
     """
     is_step = _step_names(step_name)
-    surroundings: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     processes: Sequence[TraceProcess] = ()
     process = None
     try:
-        packed, part = _packed(
-            path, is_step, surroundings, most_events, None, report_position
+        packed, part = _read_packed(
+            path, is_step, metadata, most_events, None, report_position
         )
     except SeveralProcesses as error:
         processes = error.processes
         process = chosen_process(processes, process_name)
-        packed, part = _packed(
-            path, is_step, surroundings, most_events, process, report_position
+        packed, part = _read_packed(
+            path, is_step, metadata, most_events, process, report_position
         )
     if process is None and process_name is not None:
         _check_process(packed, process_name)
@@ -123,7 +123,7 @@ def read_any_trace(
     if not packed.phases:
         packed.phases = named_phases(packed)
     if step_name is not None:
-        packed.leave_out(_time_between(packed))
+        packed.remove_stretches(_time_between(packed))
     packed.steps = [step for step in packed.steps if step.end > step.start]
     if not packed.steps:
         source = "whole"
@@ -135,7 +135,7 @@ def read_any_trace(
     if not work.pieces:
         raise ValueError("nothing ran in its steps")
 
-    distributed = surroundings.get("distributedInfo")
+    distributed = metadata.get("distributedInfo")
     # in a file of several processes it is that of only one of them
     if not isinstance(distributed, dict) or process is not None:
         distributed = {}
@@ -144,7 +144,7 @@ def read_any_trace(
         work=work,
         step_source=source,
         step_name=step_name,
-        device_name=_device_name(surroundings.get("deviceProperties"), packed.devices),
+        device_name=_device_name(metadata.get("deviceProperties"), packed.devices),
         rank=_whole_number(distributed.get("rank")),
         world_size=_whole_number(distributed.get("world_size")),
         part_words=None if part is None else part.words,
@@ -159,7 +159,7 @@ def processes_in(path: Path, most_events: int = MOST_EVENTS) -> Sequence[TracePr
     Raises as ``read_any_trace``.
     """
     try:
-        _packed(path, _step_names(None), {}, most_events)
+        _read_packed(path, _step_names(None), {}, most_events)
     except SeveralProcesses as error:
         return error.processes
     return ()
@@ -174,34 +174,37 @@ def part_notes(traces: Iterable[AnyTrace]) -> list[str]:
     return notes
 
 
-def _packed(
+def _read_packed(
     path: Path,
     is_step: Callable[[str], bool],
-    surroundings: dict[str, Any],
+    metadata: dict[str, Any],
     most_events: int,
     process: TraceProcess | None = None,
     report_position: ReportPosition = ignore_position,
-) -> tuple[PackedTrace, Part | None]:
-    """Return the trace, or that part of it which fits, and which part that is; only of ``process`` if it is given."""
+) -> tuple[PackedTrace, TracePart | None]:
+    """Return the trace, or that part of it which fits, and which part that is; only of ``process`` if it is given.
+
+    ``metadata`` gets the fields of the file beside its events.
+    """
     try:
-        all_events = _events(path, surroundings, process, report_position)
+        all_events = _events_in_file(path, metadata, process, report_position)
         events = limited_events(all_events, most_events)
         return PackedTrace(events, any_program=True), None
     except TooManyEvents:
-        all_events = _events(path, {}, process, report_position)
+        all_events = _events_in_file(path, {}, process, report_position)
         part = chosen_part(all_events, is_step, most_events)
-    all_events = _events(path, surroundings, process, report_position)
+    all_events = _events_in_file(path, metadata, process, report_position)
     events = events_in_part(all_events, part)
     return PackedTrace(events, any_program=True), part
 
 
-def _events(
+def _events_in_file(
     path: Path,
-    surroundings: dict[str, Any],
+    metadata: dict[str, Any],
     process: TraceProcess | None,
     report_position: ReportPosition,
 ) -> Iterator[Event]:
-    events = trace_events(path, surroundings, report_position)
+    events = trace_events(path, metadata, report_position)
     if process is None:
         return events
     return events_of_process(events, process)
@@ -234,7 +237,7 @@ def _steps_named(
 
 def _time_between(packed: PackedTrace) -> list[tuple[int, int]]:
     """Return the stretches between the steps, as far as the device has nothing left to do of the step before."""
-    done = packed.done_after([step.end for step in packed.steps])
+    done = packed.device_done_after([step.end for step in packed.steps])
     stretches = []
     for step_done, following in zip(done, packed.steps[1:], strict=False):
         if step_done < following.start:

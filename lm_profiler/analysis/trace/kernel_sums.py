@@ -17,11 +17,11 @@ from lm_profiler.analysis.trace.pieces import (
     Piece,
     Times,
     TracedWork,
-    covered,
+    covered_ns,
     gaps_between,
+    own_times_ns,
     phases_at,
-    shared_out,
-    union_of,
+    union_of_intervals,
 )
 from lm_profiler.record.kernels import (
     KernelRow,
@@ -109,7 +109,7 @@ def _sums_by_row(pieces: Iterable[Piece]) -> Mapping[_RowKey, _Sum]:
     same_names = defaultdict[tuple[str, Kind, str, str | None, str | None], _Sum](_Sum)
     for piece in pieces:  # the names of thousands of calls are shortened once
         key = (piece.phase, piece.kind, piece.name, piece.caller, piece.module)
-        same_names[key].add(_call_count(piece), piece.own)
+        same_names[key].add(_call_count(piece), piece.own_ns)
     rows = defaultdict[_RowKey, _Sum](_Sum)
     for (phase, kind, name, caller, module), names_sum in same_names.items():
         path, type_name = module_of(module)
@@ -120,7 +120,7 @@ def _sums_by_row(pieces: Iterable[Piece]) -> Mapping[_RowKey, _Sum]:
 
 
 def _call_count(piece: Piece) -> int:
-    return 0 if piece.again else 1
+    return 0 if piece.is_overload else 1
 
 
 def _phase_kernels(work: TracedWork) -> dict[str, PhaseKernels]:
@@ -129,7 +129,7 @@ def _phase_kernels(work: TracedWork) -> dict[str, PhaseKernels]:
         lambda: defaultdict(_Sum)
     )
     for piece in work.pieces:
-        kinds_by_phase[piece.phase][piece.kind].add(_call_count(piece), piece.own)
+        kinds_by_phase[piece.phase][piece.kind].add(_call_count(piece), piece.own_ns)
     busy_ns, idle_ns = _busy_and_idle(work)
     phases = {}
     for phase in PARTS:
@@ -157,7 +157,7 @@ def _busy_and_idle(work: TracedWork) -> tuple[Counter[str], Counter[str]]:
     starts, ends = _spans(pieces)
     busy_ns, idle_ns = Counter[str](), Counter[str]()
     equal_ranks = [0] * len(pieces)
-    own_ns = shared_out(starts, ends, equal_ranks, work.begin, work.done).tolist()
+    own_ns = own_times_ns(starts, ends, equal_ranks, work.begin, work.done).tolist()
     for piece, piece_ns in zip(pieces, own_ns, strict=True):
         busy_ns[piece.phase] += piece_ns
 
@@ -168,7 +168,7 @@ def _busy_and_idle(work: TracedWork) -> tuple[Counter[str], Counter[str]]:
             phase = phase_of_start.get(gap_end, NO_PHASE)
             idle_ns[phase] += gap_end - gap_start
         else:
-            for phase, phase_ns in work.by_phase(gap_start, gap_end):
+            for phase, phase_ns in work.split_by_phase(gap_start, gap_end):
                 idle_ns[phase] += phase_ns
     return busy_ns, idle_ns
 
@@ -184,7 +184,7 @@ def _share_of_kinds(work: TracedWork, kinds: Iterable[str]) -> float | None:
 
 def _busy_ns(work: TracedWork, pieces: Sequence[Piece]) -> int:
     starts, ends = _spans(pieces)
-    left, right = union_of(starts, ends, work.begin, work.done)
+    left, right = union_of_intervals(starts, ends, work.begin, work.done)
     return int((right - left).sum())
 
 
@@ -256,7 +256,7 @@ def communication_of(work: TracedWork) -> Communication | None:
             )
         )
 
-    left, right = union_of(call_starts, call_ends, work.begin, work.end)
+    left, right = union_of_intervals(call_starts, call_ends, work.begin, work.end)
     union_ns = int((right - left).sum())
     return Communication(
         steps=len(work.packed.steps),
@@ -269,22 +269,22 @@ def communication_of(work: TracedWork) -> Communication | None:
 
 def collective_calls(work: TracedWork) -> list[Range]:
     """Return the collectives of ``work`` by their start, with names like ``all_reduce``, ``all_gather of blocks.0``."""
-    calls, asked = [], []
+    calls, moments = [], []
     if work.on_device:
         for piece in work.pieces:
             if piece.use == "communication":
                 name = collective_name(piece)
                 calls.append(Range(piece.start, piece.end, name))
-                asked.append(piece.asked)
+                moments.append(piece.launched_at)
     else:
         calls = [
             call
             for call in work.packed.collectives
             if work.begin <= call.start <= work.end
         ]
-        asked = [call.start for call in calls]
+        moments = [call.start for call in calls]
 
-    gathered_modules = phases_at(sorted(work.packed.gathers), asked)
+    gathered_modules = phases_at(sorted(work.packed.gathers), moments)
     named_calls = []
     for call, gathered_module in zip(calls, gathered_modules, strict=True):
         name = collective_kind(call.name)
@@ -325,4 +325,4 @@ def _exposed_ns(work: TracedWork, starts: Times, ends: Times) -> Times:
         np.array(compute_starts, dtype=np.int64),
         np.array(compute_ends, dtype=np.int64),
     )
-    return ends - starts - covered(left, right, starts, ends, work.begin, work.end)
+    return ends - starts - covered_ns(left, right, starts, ends, work.begin, work.end)

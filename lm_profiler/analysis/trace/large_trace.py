@@ -35,7 +35,7 @@ class TooManyEvents(Exception):
     """A trace has more events that count than can be kept."""
 
 
-class Part(NamedTuple):
+class TracePart(NamedTuple):
     """The part of a trace that is read: from when to when, and its steps, of which the whole trace has ``all_steps``.
 
     Without ``has_whole_steps`` it is the beginning of one step.
@@ -68,7 +68,9 @@ class _EventCounts:
     """How many events begin in each stretch of time; stretches are one nanosecond long, of many events longer."""
 
     shift: int = 0  # a stretch takes 2 ** shift nanoseconds
+    # moments that were not counted yet
     new_moments_ns: array[int] = field(default_factory=lambda: array("q"))
+    # the numbers of the stretches in which events begin, in order, and how many
     stretches: Rows = field(default_factory=lambda: np.empty(0, np.int64))
     counts: Rows = field(default_factory=lambda: np.empty(0, np.int64))
 
@@ -101,7 +103,7 @@ class _EventCounts:
 
 
 def _summed(stretches: Rows, counts: Rows) -> tuple[Rows, Rows]:
-    """Return each of ``stretches`` once, in order, with the sum of its counts."""
+    """Return each of ``stretches`` once, in order, with the sum of its ``counts``."""
     once, place = np.unique(stretches, return_inverse=True)
     return once, np.bincount(place, weights=counts).astype(np.int64)
 
@@ -129,7 +131,7 @@ def limited_events(events: Iterable[Event], most_events: int) -> Iterator[Event]
 
 def chosen_part(
     events: Iterable[Event], is_step: Callable[[str], bool], most_events: int
-) -> Part:
+) -> TracePart:
     """Return the first steps of a trace that have ``most_events`` together, or the beginning of its first one.
 
     Raises:
@@ -154,10 +156,10 @@ def chosen_part(
         fitting_steps.append(step)
     if fitting_steps:
         end = max(step.end for step in fitting_steps)
-        return Part(begin, end, fitting_steps, len(steps), has_whole_steps=True)
+        return TracePart(begin, end, fitting_steps, len(steps), has_whole_steps=True)
     end = event_counts.moment_of(events_before + most_events)
     steps_shown = [Range(begin, end, "the beginning")]
-    return Part(begin, end, steps_shown, len(steps), has_whole_steps=False)
+    return TracePart(begin, end, steps_shown, len(steps), has_whole_steps=False)
 
 
 def outermost(ranges: Iterable[Range]) -> list[Range]:
@@ -192,7 +194,7 @@ def _add_to_survey(
         return
 
 
-def events_in_part(events: Iterable[Event], part: Part) -> Iterator[Event]:
+def events_in_part(events: Iterable[Event], part: TracePart) -> Iterator[Event]:
     """Yield those of ``events`` that begin in ``part``, and the kernels that run soon after it."""
     late_ns = max(int(_LATE_SHARE * (part.end - part.begin)), _LATE_NS)
     for event in events:
@@ -212,7 +214,9 @@ def events_in_part(events: Iterable[Event], part: Part) -> Iterator[Event]:
             yield event
 
 
-def _operators_within(events: OperatorEvents, part: Part) -> Iterator[OperatorEvents]:
+def _operators_within(
+    events: OperatorEvents, part: TracePart
+) -> Iterator[OperatorEvents]:
     starts = nanoseconds(events.starts)
     chosen = np.flatnonzero((part.begin <= starts) & (starts <= part.end)).tolist()
     if not chosen:

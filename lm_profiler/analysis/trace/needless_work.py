@@ -242,7 +242,7 @@ def _kernels_ns(
     """Return the time of the kernels that were launched in each of ``stretches``."""
     ns_by_start = {stretch.start: 0.0 for stretch in stretches}
     for piece, own_ns in pieces:
-        stretch = _range_at(piece.asked, stretches)
+        stretch = _range_at(piece.launched_at, stretches)
         if stretch is not None:
             ns_by_start[stretch.start] += own_ns
     return list(ns_by_start.values())

@@ -57,7 +57,10 @@ _KEPT_CATEGORIES = frozenset({"cpu_op", "user_annotation", "fwdbwd"})
 _LAUNCH_CATEGORIES = ("_runtime", "_driver")  # ends of categories
 _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
-# what a host event is
+# the columns of a row of the host's events: see ``PackedTrace.host_rows``
+START, LENGTH, THREAD, KIND, VALUE, REST = range(6)
+
+# the kinds of host events
 OPERATOR, MODULE, FORWARD_LINK, BACKWARD_LINK, LAUNCH = range(5)
 _LINKS = {"s": FORWARD_LINK, "f": BACKWARD_LINK}
 
@@ -72,6 +75,15 @@ class Range(NamedTuple):
     start: int
     end: int
     name: str
+
+
+class DeviceRow(NamedTuple):
+    """One kernel, copy or memset."""
+
+    start: int
+    length: int
+    name: int  # its number
+    correlation: int  # the number that its launch has too
 
 
 class Inputs(NamedTuple):
@@ -89,9 +101,9 @@ class DamagedEvent(ValueError):
 class PackedTrace:
     """The part of ``events`` that counts; they may come in any order.
 
-    Damaged events are left out and counted in ``left_out``, by their damage. ``names`` and ``inputs`` are by their
-    number; -1, which stands for none, finds the None at their end. In a trace of ``any_program`` only marked ranges are
-    the instruments': those of version 0.2, which had no mark, could be the program's own.
+    Damaged events are left out, and ``damaged_events`` counts them by their damage. ``names`` and ``inputs`` are by
+    their number: NONE is -1, the number of the last of each, which is None. In a trace of ``any_program`` only marked
+    ranges are the instruments': those of version 0.2, which had no mark, could be the program's own.
 
     Raises:
         SeveralProcesses: the trace holds the work of several processes, which it names with their devices.
@@ -106,7 +118,7 @@ class PackedTrace:
         if len(processes) > 1:
             raise SeveralProcesses(processes)
 
-        self.left_out = packing.left_out
+        self.damaged_events = packing.damaged_events
         self.has_marks = packing.has_marks
         self.ranges = sorted(packing.ranges)
         self.devices = sorted(packing.devices)
@@ -135,7 +147,7 @@ class PackedTrace:
             if phase.name == BETWEEN_STEPS
         ]
         if time_between_steps:
-            self.leave_out(time_between_steps)
+            self.remove_stretches(time_between_steps)
         if self.phases:
             # torch's last step may be what came after the run's: no phase is in it
             phase_starts = [phase.start for phase in self.phases]
@@ -149,8 +161,8 @@ class PackedTrace:
 
         Where the instruments named none, the modules are those of the profiler's own events.
         """
-        what, value = self._host_rows[:, 3], self._host_rows[:, 4]
-        is_module = what == MODULE
+        value = self._host_rows[:, VALUE]
+        is_module = self._host_rows[:, KIND] == MODULE
         module_numbers = np.unique(value[is_module]).tolist()
         kept_numbers = []
         for number in module_numbers:
@@ -174,39 +186,44 @@ class PackedTrace:
 
     def _nest_module_events(self) -> None:
         """Name the profiler's own events of modules by their place in the nesting, which stands in no event."""
-        rows = self.host()
-        is_module = rows[:, 3] == MODULE
+        rows = self.host_rows()
+        is_module = rows[:, KIND] == MODULE
         modules = rows[is_module]
         number_of_name = {name: number for number, name in enumerate(self.names[:-1])}
         numbers = []
         for name in nested_names(
-            modules[:, :3].tolist(),
-            [self.names[number] or "" for number in modules[:, 4]],
+            modules[:, [START, LENGTH, THREAD]].tolist(),
+            [self.names[number] or "" for number in modules[:, VALUE]],
         ):
             if name not in number_of_name:
                 number_of_name[name] = len(self.names) - 1
                 self.names.insert(-1, name)
             numbers.append(number_of_name[name])
-        rows[is_module, 4] = numbers
+        rows[is_module, VALUE] = numbers
         self._host_rows = rows
 
-    def leave_out(self, stretches: Sequence[tuple[int, int]]) -> None:
-        """Take out what began in ``stretches`` of time, a validation for example, and that time, as if none had passed.
+    def remove_stretches(self, stretches: Sequence[tuple[int, int]]) -> None:
+        """Remove what began in ``stretches`` of time, a validation for example, and move later events forward by them.
 
-        They come by their start, and do not overlap.
+        A stretch is a begin and an end; they come by their start, and do not overlap.
         """
         gaps = [(0, 0), *stretches]
         starts, ends = np.array(gaps).T
         removed_ns = np.cumsum(ends - starts)
 
         def moved(times: Any) -> Any:
+            """Return ``times``, less the stretches before them; a time within a stretch becomes its begin."""
             last_gap = np.searchsorted(starts, times, side="right") - 1
             return np.maximum(times, ends[last_gap]) - removed_ns[last_gap]
 
         def moved_rows(rows: Rows) -> Rows:
-            last_gap = np.searchsorted(starts, rows[:, 0], side="right") - 1
-            rows = rows[rows[:, 0] >= ends[last_gap]]
-            begin, end = moved(rows[:, 0]), moved(rows[:, 0] + rows[:, 1])
+            """Return ``rows``, of the host or of the device, without those that began in a stretch, moved forward."""
+            row_starts = rows[:, START]
+            last_gap = np.searchsorted(starts, row_starts, side="right") - 1
+            rows = rows[row_starts >= ends[last_gap]]
+            row_ends = rows[:, START] + rows[:, LENGTH]
+            begin = moved(rows[:, START])
+            end = moved(row_ends)
             return np.column_stack((begin, end - begin, rows[:, 2:]))
 
         def moved_ranges(ranges: Sequence[Range]) -> list[Range]:
@@ -241,20 +258,18 @@ class PackedTrace:
 
     def operators_named(self, numbers: Sequence[int]) -> list[list[int]]:
         """Return start, end and name's number of the operators whose names have ``numbers``, in no order."""
-        start, length, _, what, value, _ = self._host_rows.T
-        is_wanted = (what == OPERATOR) & np.isin(value, numbers)
+        start, length, _, kind, value, _ = self._host_rows.T
+        is_wanted = (kind == OPERATOR) & np.isin(value, numbers)
         spans = np.column_stack((start, start + length, value))
         wanted_spans: list[list[int]] = spans[is_wanted].tolist()
         return wanted_spans
 
-    def done_after(self, moments: Sequence[int]) -> list[int]:
+    def device_done_after(self, moments: Sequence[int]) -> list[int]:
         """Return for each of the ``moments``, which are sorted, when all that was launched before it was done."""
-        is_launch = self._host_rows[:, 3] == LAUNCH
-        launched_at = {}
-        for launch in self._host_rows[is_launch].tolist():
-            start, correlation = launch[0], launch[4]
-            launched_at[correlation] = start
-        works = []
+        is_launch = self._host_rows[:, KIND] == LAUNCH
+        launches = self._host_rows[is_launch][:, [START, VALUE]].tolist()
+        launched_at = {correlation: start for start, correlation in launches}
+        works = []  # when each was launched, and when it was done
         for start, length, _, correlation in self._device_rows.tolist():
             works.append((launched_at.get(correlation, start), start + length))
         works.sort()
@@ -263,39 +278,46 @@ class PackedTrace:
         latest_end = 0
         next_work = 0
         for moment in moments:
-            while next_work < len(works) and works[next_work][0] <= moment:
-                latest_end = max(latest_end, works[next_work][1])
+            while next_work < len(works):
+                launched, end = works[next_work]
+                if launched > moment:
+                    break
+                latest_end = max(latest_end, end)
                 next_work += 1
             done.append(max(moment, latest_end))
         return done
 
-    def links(self, what: int) -> Rows:
-        """Return when each link of the kind ``what`` is, and its number, in no order. ``[links, 2]``"""
-        is_wanted = self._host_rows[:, 3] == what
-        links: Rows = self._host_rows[is_wanted][:, [0, 4]]
+    def links(self, kind: int) -> Rows:
+        """Return when each link of the ``kind`` is, FORWARD_LINK or BACKWARD_LINK, and its number. ``[links, 2]``"""
+        is_wanted = self._host_rows[:, KIND] == kind
+        links: Rows = self._host_rows[is_wanted][:, [START, VALUE]]
         return links
 
-    def window(self) -> tuple[int, int]:
+    def steps_window(self) -> tuple[int, int]:
         """Return where the first step begins and where the last one ends; ValueError: there is no whole step."""
         if not self.steps:
             raise ValueError("the trace has no whole step")
         return self.steps[0].start, max(step.end for step in self.steps)
 
-    def device(self) -> Iterator[list[int]]:
-        """Yield start, length, name's number and correlation of all that ran on the device, by start."""
-        rows = self._device_rows
-        return iter(rows[np.argsort(rows[:, 0], kind="stable")].tolist())
+    def device_rows(self) -> Iterator[DeviceRow]:
+        """Yield all that ran on the device, by start."""
+        order = np.argsort(self._device_rows[:, START], kind="stable")
+        return map(DeviceRow._make, self._device_rows[order].tolist())
 
-    def host(self) -> Rows:
-        """Return start, length, thread, what, value and the rest of the host's events, by start. ``[events, 6]``
+    def host_rows(self) -> Rows:
+        """Return start, length, thread, kind, value and rest of the host's events, by start. ``[events, 6]``
 
-        ``what`` is one of ``OPERATOR``, ``MODULE``, …; ``value`` is the number of a name, of a link, or of a launch's
-        correlation; the rest is the number of an operator's inputs or of a launch's name.
+        | kind | value | rest |
+        | --- | --- | --- |
+        | OPERATOR | the number of its name | the number of its inputs |
+        | MODULE | the number of its name | NONE |
+        | FORWARD_LINK, BACKWARD_LINK | the number of the link | NONE |
+        | LAUNCH | its correlation | the number of its name |
         """
         rows = self._host_rows
-        start, length, what = rows[:, 0], rows[:, 1], rows[:, 3]
+        start, length, kind = rows[:, START], rows[:, LENGTH], rows[:, KIND]
         # At one moment ranges come before links and launches, and the longest range first, for it holds the others.
-        return rows[np.lexsort((-length, np.maximum(what, MODULE), start))]
+        return rows[np.lexsort((-length, np.maximum(kind, MODULE), start))]
 
 
 def _phases_among(ranges: Iterable[Range], is_marked: bool) -> list[Range]:
@@ -367,7 +389,7 @@ class _Packing:
     # of copies, by start and correlation
     copied_bytes: dict[tuple[int, int], int] = field(default_factory=dict)
     has_marks: bool = False  # whether the instruments mark the names of their ranges, as they do since version 0.3
-    left_out: Counter[str] = field(default_factory=Counter)
+    damaged_events: Counter[str] = field(default_factory=Counter)
     numbers: defaultdict[str, int] = field(default_factory=_numbering)  # of names
     inputs: list[Inputs] = field(default_factory=list)
     # by process and thread
@@ -378,7 +400,7 @@ class _Packing:
     _input_numbers: dict[str, int] = field(default_factory=dict)  # by their text
     # columns: start, length, caller's number, inputs' number
     _operators: list[Rows] = field(default_factory=list)
-    # six numbers an event: see ``PackedTrace.host``
+    # six numbers an event: see ``PackedTrace.host_rows``
     _host: array[int] = field(default_factory=lambda: array("q"))
     # four numbers: start, length, name, correlation
     _device: array[int] = field(default_factory=lambda: array("q"))
@@ -395,13 +417,13 @@ class _Packing:
                 raise DamagedEvent("no object")
             self._add_decoded(event)
         except DamagedEvent as damage:
-            self.left_out[str(damage)] += 1
+            self.damaged_events[str(damage)] += 1
 
     def processes(self, host_rows: Rows, device_rows: Rows) -> list[TraceProcess]:
         """Return the processes whose work the rows are; their devices only if there are several."""
         process_of_thread = [process for process, _ in self.threads]
-        is_operator = host_rows[:, 3] == OPERATOR
-        threads, counts = np.unique(host_rows[is_operator, 2], return_counts=True)
+        is_operator = host_rows[:, KIND] == OPERATOR
+        threads, counts = np.unique(host_rows[is_operator, THREAD], return_counts=True)
         for thread, calls in zip(threads.tolist(), counts.tolist(), strict=True):
             self.process_counts.operators[process_of_thread[thread]] += calls
         names = self.process_counts.names(has_device=len(device_rows) > 0)
@@ -410,7 +432,7 @@ class _Packing:
 
         texts = list(self.numbers)
         launches: defaultdict[str, dict[int, Launch]] = defaultdict(dict)
-        is_launch = host_rows[:, 3] == LAUNCH
+        is_launch = host_rows[:, KIND] == LAUNCH
         for start, _, thread, _, correlation, name in host_rows[is_launch].tolist():
             process = process_of_thread[thread]
             launches[process][correlation] = Launch(start, texts[name])
@@ -574,13 +596,14 @@ class _Packing:
         return number
 
     def _add_host(
-        self, event: Mapping[str, Any], what: int, value: int, rest: int = NONE
+        self, event: Mapping[str, Any], kind: int, value: int, rest: int = NONE
     ) -> None:
-        is_link = what in (FORWARD_LINK, BACKWARD_LINK)
+        """Add the row of an event of the host: see ``PackedTrace.host_rows``."""
+        is_link = kind in (FORWARD_LINK, BACKWARD_LINK)
         start = start_of(event)
         length = 0 if is_link else _length_of(event)
         self._host.extend(
-            (start, length, self._thread_number(event), what, value, rest)
+            (start, length, self._thread_number(event), kind, value, rest)
         )
 
     def _thread_number(self, event: Mapping[str, Any]) -> int:

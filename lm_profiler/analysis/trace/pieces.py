@@ -60,18 +60,18 @@ class Piece(NamedTuple):
 
     start: int
     end: int
-    asked: int  # when the host had asked for it
+    launched_at: int  # when the host had launched it; on the CPU, when it started
     use: Use
     kind: Kind
     name: str
     operator: str | None
     module: str | None  # path and class of the module, as ``PackedTrace`` names it
     phase: str
-    call: int  # tells the calls of ``operator`` apart: one may launch several kernels
+    call_number: int  # the same for all kernels that one call of ``operator`` launched; negative if that is unknown
     inputs: Inputs | None
-    own: int = 0  # its length without that of the operators that it calls
+    own_ns: int = 0  # its length without that of the operators that it calls
     caller: str | None = None  # the operator that called it, or launched it
-    again: bool = False  # a call of an operator by itself, another overload, which is no further call
+    is_overload: bool = False  # a call of an operator by itself, another overload, which is no further call
     # the process group of a collective, where the profiler writes it
     group: str | None = None
     collective: str | None = None  # the profiler's own name of a collective
@@ -80,7 +80,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class TracedWork:
-    """The work that was wanted between ``begin`` and ``end``, the window of the whole ``steps``."""
+    """The work that the host launched between ``begin`` and ``end``: the whole traced steps."""
 
     packed: PackedTrace
     pieces: list[Piece]
@@ -94,7 +94,7 @@ class TracedWork:
 
     @cached_property
     def done(self) -> int:
-        """When the last of it was over: the device may still work off what the last step launched."""
+        """When the last piece was over: the device may still run after ``end`` what the last step launched."""
         if not self.on_device:
             return self.end
         return max([self.end, *(piece.end for piece in self.pieces)])
@@ -103,7 +103,7 @@ class TracedWork:
     def _phase_starts(self) -> list[int]:
         return [phase.start for phase in self.packed.phases]
 
-    def by_phase(self, begin: int, end: int) -> Iterator[tuple[str, int]]:
+    def split_by_phase(self, begin: int, end: int) -> Iterator[tuple[str, int]]:
         """Yield the phases of a stretch of time, with how much of it lies in each, and outside all of them."""
         outside_ns, phases = end - begin, self.packed.phases
         first = max(bisect_right(self._phase_starts, begin) - 1, 0)
@@ -122,7 +122,7 @@ class TracedWork:
 
 def traced_work(packed: PackedTrace) -> TracedWork:
     """Return what ran in the trace's steps: kernels where it has any, else operators of the CPU."""
-    begin, end = packed.window()
+    begin, end = packed.steps_window()
     calls, launches = walk(packed)
     if packed.has_device:
         return TracedWork(
@@ -133,7 +133,7 @@ def traced_work(packed: PackedTrace) -> TracedWork:
     )
 
 
-def work_of(path: Path) -> TracedWork | None:
+def read_traced_work(path: Path) -> TracedWork | None:
     """Return what ran in the steps of the trace in ``path``; None if there is none, or none with a whole step."""
     if not path.exists():
         return None
@@ -148,20 +148,21 @@ def _kernels(
 ) -> Iterator[Piece]:
     """Yield the kernels launched between ``begin`` and ``end``, by their start.
 
-    ``calls`` launched them. The kernels of a replayed CUDA graph have one launch.
+    ``calls`` launched them; a kernel and its launch have the same correlation. All kernels of a replayed CUDA graph
+    have that of its one launch.
     """
     launch_by_correlation = {call.correlation: call for call in calls}
-    kernels = list(packed.device())
+    kernels = list(packed.device_rows())
     launches = []
-    for start, _, _, correlation in kernels:
-        launch = launch_by_correlation.get(correlation)
+    for kernel in kernels:
+        launch = launch_by_correlation.get(kernel.correlation)
         if launch is None:
             # the trace has no launch of it: assume that it was launched when it started
             launch = DriverCall(
-                start=start,
+                start=kernel.start,
                 length=0,
                 name=NONE,
-                correlation=correlation,
+                correlation=kernel.correlation,
                 operator=NONE,
                 module=NONE,
                 number=NONE,
@@ -170,32 +171,32 @@ def _kernels(
         launches.append(launch)
     phases = phases_at(packed.phases, [launch.start for launch in launches])
 
-    for (start, length, name_number, correlation), launch, phase in zip(
-        kernels, launches, phases, strict=True
-    ):
+    # NONE is -1, the number of the last name and of the last inputs, which are None.
+    for kernel, launch, phase in zip(kernels, launches, phases, strict=True):
         is_launched_in_steps = begin <= launch.start <= end
         if not is_launched_in_steps:
             continue
-        name = packed.names[name_number] or ""
+        name = packed.names[kernel.name] or ""
         operator = packed.names[launch.operator]
+        kernel_key = (kernel.start, kernel.correlation)
         kind = kernel_kind(name, operator)
         yield Piece(
-            start=start,
-            end=start + length,
-            asked=launch.start + launch.length,
+            start=kernel.start,
+            end=kernel.start + kernel.length,
+            launched_at=launch.start + launch.length,
             use=_use_of(kind, phase),
             kind=kind,
             name=name,
             operator=operator,
             module=packed.names[launch.module],
             phase=phase,
-            call=launch.number,
+            call_number=launch.number,
             inputs=packed.inputs[launch.inputs],
-            own=length,
+            own_ns=kernel.length,
             caller=operator,
-            group=packed.groups.get((start, correlation)),
-            collective=packed.collective_names.get((start, correlation)),
-            copied_bytes=packed.copied_bytes.get((start, correlation)),
+            group=packed.groups.get(kernel_key),
+            collective=packed.collective_names.get(kernel_key),
+            copied_bytes=packed.copied_bytes.get(kernel_key),
         )
 
 
@@ -226,18 +227,18 @@ def _operators(
         yield Piece(
             start=start,
             end=start + length,
-            asked=start,
+            launched_at=start,
             use=use,
             kind=kind,
             name=name,
             operator=name,
             module=packed.names[module],
             phase=phase,
-            call=number,
+            call_number=number,
             inputs=packed.inputs[inputs],
-            own=own,
+            own_ns=own,
             caller=packed.names[caller],
-            again=is_again,
+            is_overload=is_again,
         )
 
 
@@ -274,7 +275,10 @@ def rank_of(piece: Piece) -> int:
 
 
 def phases_at(phases: Sequence[Range], moments: Sequence[int] | Times) -> list[str]:
-    """Return whose host code runs at each of the ``moments``; ``phases`` come by their start."""
+    """Return the name of the phase in which each of the ``moments`` is, NO_PHASE for none.
+
+    ``phases`` come by their start and do not overlap.
+    """
     names = [NO_PHASE, *(phase.name for phase in phases)]
     starts = np.array([0, *(phase.start for phase in phases)])
     ends = np.array([0, *(phase.end for phase in phases)])
@@ -283,10 +287,13 @@ def phases_at(phases: Sequence[Range], moments: Sequence[int] | Times) -> list[s
     return [names[number] for number in np.where(is_inside, latest, 0).tolist()]
 
 
-def union_of(
+def union_of_intervals(
     starts: Sequence[int], ends: Sequence[int], begin: int, end: int
 ) -> tuple[Times, Times]:
-    """Return what any interval covers between ``begin`` and ``end``, without overlaps: where it begins and ends."""
+    """Return the union of the intervals between ``begin`` and ``end``: where each of its parts begins and ends.
+
+    The parts come by their start, and do not overlap.
+    """
     order = np.argsort(np.asarray(starts, dtype=np.int64), kind="stable")
     start = np.clip(np.asarray(starts, dtype=np.int64)[order], begin, end)
     stop = np.clip(np.asarray(ends, dtype=np.int64)[order], begin, end)
@@ -296,7 +303,7 @@ def union_of(
     return start[is_begin], reached[np.roll(is_begin, -1)]
 
 
-def shared_out(
+def own_times_ns(
     starts: Sequence[int],
     ends: Sequence[int],
     ranks: Sequence[int],
@@ -320,20 +327,23 @@ def shared_out(
         np.maximum(first[1:], reached[:-1], out=first[1:])
         last = np.maximum(stop[same_rank], first)
         is_lower_rank = rank < level
-        covered_ns = covered(
+        hidden_ns = covered_ns(
             start[is_lower_rank], stop[is_lower_rank], first, last, begin, end
         )
-        own[same_rank] = last - first - covered_ns
+        own[same_rank] = last - first - hidden_ns
     return own
 
 
-def covered(
+def covered_ns(
     starts: Times, ends: Times, first: Times, last: Times, begin: int, end: int
 ) -> Times:
-    """Return how much of each stretch from ``first`` to ``last`` any of the intervals covers."""
+    """Return how many nanoseconds of each stretch any of the intervals covers.
+
+    The intervals have ``starts`` and ``ends``; the stretches go from ``first`` to ``last``.
+    """
     if len(starts) == 0:
         return np.zeros(len(first), dtype=np.int64)
-    left, right = union_of(starts, ends, begin, end)  # type: ignore[arg-type]
+    left, right = union_of_intervals(starts, ends, begin, end)  # type: ignore[arg-type]
     covered_before = np.concatenate(([0], np.cumsum(right - left)))
 
     def covered_until(moment: Times) -> Times:
@@ -351,7 +361,7 @@ def gaps_between(
     """Return where nothing runs between ``begin`` and ``end``: from when to when."""
     if len(starts) == 0:
         return np.array([begin]), np.array([end])
-    left, right = union_of(starts, ends, begin, end)
+    left, right = union_of_intervals(starts, ends, begin, end)
     first = np.concatenate(([begin], right))
     last = np.concatenate((left, [end]))
     has_length = last > first

@@ -24,42 +24,42 @@ from lm_profiler.analysis.trace.packed_trace import (
 
 
 class DriverCall(NamedTuple):
-    """A call of the driver that gave the device work, or waited for it. Names and inputs are numbers, -1 is none."""
+    """A call of the driver that gave the device work, or waited for it.
+
+    ``name``, ``operator``, ``module`` and ``inputs`` are numbers of the trace's names and inputs; NONE stands for none.
+    """
 
     start: int
     length: int
     name: int
-    correlation: int  # names what it launched
-    operator: int  # what made the call
+    correlation: int  # names kind it launched
+    operator: int  # the name of the operator that made the call
     module: int
-    number: int  # tells calls of an operator apart
-    inputs: int  # what that operator was given
+    number: int  # the number of that operator's call: an operator may launch several kernels
+    inputs: int  # of that operator
 
 
 class OperatorCalls(NamedTuple):
-    """Operators' calls in the order in which they end, a column for each field; names and inputs as above."""
+    """Operators' calls in the order in which they end, a column a field; names and inputs are numbers as above."""
 
     start: NDArray[Any]
     length: NDArray[Any]
     name: NDArray[Any]
     caller: NDArray[Any]  # the operator that made the call
     module: NDArray[Any]
-    number: NDArray[Any]  # tells an operator's calls apart
+    number: NDArray[Any]  # of the call
     inputs: NDArray[Any]
     own: NDArray[Any]  # the length without that of the operators that it calls
     # whether an operator of the same name, another overload, called it: no call of its own
-    again: NDArray[Any]
+    is_overload: NDArray[Any]
 
 
 class _Nesting(NamedTuple):
-    """Of each event: the number of the range around it, of the operator that it is or is in, and its module's name.
+    """Facts about each event, an entry for each of its ``rows``; the last entry stands for no event."""
 
-    The last entry stands for no event.
-    """
-
-    around: Rows
-    operator: Rows
-    module: Rows
+    around: Rows  # the row of the range around the event
+    operator: Rows  # the row of the operator that the event is, or is in
+    module: Rows  # the number of the name of its module
 
 
 def walk(packed: PackedTrace) -> tuple[OperatorCalls, list[DriverCall]]:
@@ -68,8 +68,10 @@ def walk(packed: PackedTrace) -> tuple[OperatorCalls, list[DriverCall]]:
     What runs in the backward pass belongs to the module in whose forward pass its node of the graph was made: the
     profiler links the two (``fwdbwd``). What is recomputed there is in its module's own range again.
     """
-    no_event = np.full(6, NONE)
-    rows = np.vstack((packed.host(), no_event))
+    no_event = np.full(
+        6, NONE
+    )  # the last row, to which all refer that have no range around them, or no operator
+    rows = np.vstack((packed.host_rows(), no_event))
     nesting = _nesting_of(rows)
     return _operator_calls(rows, nesting), _driver_calls(rows, nesting)
 
@@ -82,33 +84,33 @@ def _nesting_of(rows: Rows) -> _Nesting:
         [none] * len(rows),
         [NONE] * len(rows),
     )
-    # by thread, the innermost last
+    # the rows of the ranges that are open in each thread, the innermost last
     open_ranges: defaultdict[int, list[int]] = defaultdict(list)
     module_of_link: dict[int, int] = {}  # until the backward node of a link comes
     ends = (rows[:, 0] + rows[:, 1]).tolist()
 
-    for index, (start, _, thread, what, value, _) in enumerate(rows[:none].tolist()):
+    for index, (start, _, thread, kind, value, _) in enumerate(rows[:none].tolist()):
         stack = open_ranges[thread]
         while stack and ends[stack[-1]] <= start:
             stack.pop()
         inner = stack[-1] if stack else none
         around[index] = inner
-        if what == FORWARD_LINK:
+        if kind == FORWARD_LINK:
             module_of_link[value] = module[inner]
-        elif what == BACKWARD_LINK:
+        elif kind == BACKWARD_LINK:
             if stack:
                 module[inner] = module_of_link.pop(value, module[inner])
         else:
-            operator[index] = index if what == OPERATOR else operator[inner]
-            module[index] = value if what == MODULE else module[inner]
-            if what != LAUNCH:
+            operator[index] = index if kind == OPERATOR else operator[inner]
+            module[index] = value if kind == MODULE else module[inner]
+            if kind != LAUNCH:
                 stack.append(index)
     return _Nesting(np.array(around), np.array(operator), np.array(module))
 
 
 def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
-    start, length, _, what, value, inputs = rows.T
-    is_operator = what == OPERATOR
+    start, length, _, kind, value, inputs = rows.T
+    is_operator = kind == OPERATOR
     name = np.where(is_operator, value, NONE)
     parent = nesting.operator[nesting.around]
     caller = name[parent]
@@ -143,13 +145,13 @@ def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
 def _driver_calls(rows: Rows, nesting: _Nesting) -> list[DriverCall]:
     """Return all launches by their start.
 
-    The row of an operator has its name and its inputs at the end, that of a launch its correlation and its name.
+    ``value`` and ``rest`` are the name and the inputs of an operator's row, the correlation and the name of a launch's.
     """
-    start, length, _, what, value, rest = rows.T
+    start, length, _, kind, value, rest = rows.T
     correlation, name = value, rest  # of a launch
     # What is in no operator refers to the last row, which stands for none.
-    operator_name = np.where(what == OPERATOR, value, NONE)[nesting.operator]
-    operator_inputs = np.where(what == OPERATOR, rest, NONE)[nesting.operator]
+    operator_name = np.where(kind == OPERATOR, value, NONE)[nesting.operator]
+    operator_inputs = np.where(kind == OPERATOR, rest, NONE)[nesting.operator]
     number = _call_numbers(nesting)
     # in the order of the fields of DriverCall
     columns = (
@@ -162,11 +164,12 @@ def _driver_calls(rows: Rows, nesting: _Nesting) -> list[DriverCall]:
         number,
         operator_inputs,
     )
-    is_launch = what == LAUNCH
+    is_launch = kind == LAUNCH
     launches = zip(*(column[is_launch].tolist() for column in columns), strict=True)
     return [DriverCall(*launch) for launch in launches]
 
 
 def _call_numbers(nesting: _Nesting) -> Rows:
+    """Return the number of the operator's call that each event is, or is in: that operator's row; NONE if in none."""
     none = len(nesting.operator) - 1
     return np.where(nesting.operator == none, NONE, nesting.operator)

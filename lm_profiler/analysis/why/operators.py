@@ -55,20 +55,23 @@ class Operand(NamedTuple):
 
     shape: Sequence[int]
     elements: int
-    item: int | None  # bytes of an element; None is unknown
+    item_bytes: int | None  # bytes of an element; None is unknown
     dtype: str | None = None
 
     @property
     def bytes(self) -> int:
         """The bytes; 0 if unknown."""
-        return self.elements * (self.item or 0)
+        return self.elements * (self.item_bytes or 0)
+
+
+_UNKNOWN_OPERAND = Operand(shape=(), elements=0, item_bytes=None)
 
 
 class Lists(NamedTuple):
     """Facts about tensors in a list that a trace lacks: their types, and for more than 30 also their elements."""
 
     elements: int | None = None
-    item: int | None = None
+    item_bytes: int | None = None
 
 
 UNKNOWN_LISTS = Lists()
@@ -85,14 +88,16 @@ def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
             if not lists_are_cut:
                 elements = sum(prod(shape) for shape in dims)
             if elements is None:
-                tensors.append(Operand((), 0, None))
+                tensors.append(_UNKNOWN_OPERAND)
             else:
-                tensors.append(Operand((), elements, lists.item))
+                tensors.append(
+                    Operand(shape=(), elements=elements, item_bytes=lists.item_bytes)
+                )
         elif item_bytes is not None:
             dtype = _DTYPES.get(type_name)
             tensors.append(Operand(dims, prod(dims), item_bytes, dtype))
         elif type_name not in _NO_TENSORS:
-            tensors.append(Operand((), 0, None))
+            tensors.append(_UNKNOWN_OPERAND)
     return tensors
 
 
@@ -111,7 +116,7 @@ _Rule = Callable[[Sequence[Operand], int], int]
 def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
     """Return the bytes that one call of ``name``, an operator or a compiled kernel, moves at least; None: unknown."""
     tensors = operands(inputs, lists)
-    if not tensors or any(tensor.item is None for tensor in tensors):
+    if not tensors or any(tensor.item_bytes is None for tensor in tensors):
         return None
     read_bytes = sum(tensor.bytes for tensor in tensors)
     if name.startswith("triton_"):
@@ -123,7 +128,7 @@ def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
     return rule(tensors, read_bytes)
 
 
-def _pointwise(tensors: Sequence[Operand], read_bytes: int) -> int:
+def _bytes_of_pointwise(tensors: Sequence[Operand], read_bytes: int) -> int:
     """Return the bytes with a result of the broadcast shape; in place, and for lists, that is the first operand's."""
     result_elements = tensors[0].elements
     dimensions = max(len(tensor.shape) for tensor in tensors)
@@ -137,21 +142,21 @@ def _pointwise(tensors: Sequence[Operand], read_bytes: int) -> int:
     # Type promotion: tensors with dimensions go before scalars, floats before integers.
     deciding = [tensor for tensor in tensors if tensor.shape] or tensors
     deciding = [tensor for tensor in deciding if tensor.dtype is not None] or deciding
-    result_item_bytes = max(tensor.item or 0 for tensor in deciding)
+    result_item_bytes = max(tensor.item_bytes or 0 for tensor in deciding)
     return read_bytes + result_elements * result_item_bytes
 
 
-def _looked_up(tensors: Sequence[Operand], _: int) -> int:
+def _bytes_of_lookup(tensors: Sequence[Operand], _: int) -> int:
     """Return the bytes of an embedding, which reads only the rows that it looks up."""
     table, indices = tensors[0], tensors[-1]
     row_elements = 1
     if table.shape:
         row_elements = table.elements // max(table.shape[0], 1)
-    rows_bytes = indices.elements * row_elements * (table.item or 0)
+    rows_bytes = indices.elements * row_elements * (table.item_bytes or 0)
     return 2 * rows_bytes + indices.bytes
 
 
-def _updated(states: int) -> _Rule:
+def _bytes_of_update(states: int) -> _Rule:
     """Return a rule: parameters, gradients and ``states`` states are read; all except gradients are written."""
 
     def rule(tensors: Sequence[Operand], _: int) -> int:
@@ -162,74 +167,74 @@ def _updated(states: int) -> _Rule:
     return rule
 
 
-def _written(tensors: Sequence[Operand], _: int) -> int:
+def _bytes_of_first(tensors: Sequence[Operand], _: int) -> int:
     return tensors[0].bytes
 
 
-def _read(_: Sequence[Operand], read_bytes: int) -> int:
+def _bytes_read(_: Sequence[Operand], read_bytes: int) -> int:
     return read_bytes
 
 
-def _read_and_written(_: Sequence[Operand], read_bytes: int) -> int:
+def _bytes_read_and_written(_: Sequence[Operand], read_bytes: int) -> int:
     return 2 * read_bytes
 
 
-def _result_like_first(tensors: Sequence[Operand], read_bytes: int) -> int:
+def _bytes_with_result_like_first(tensors: Sequence[Operand], read_bytes: int) -> int:
     return read_bytes + tensors[0].bytes
 
 
-def _dropout(tensors: Sequence[Operand], read_bytes: int) -> int:
+def _bytes_of_dropout(tensors: Sequence[Operand], read_bytes: int) -> int:
     """Return the bytes of a dropout: its result, and a mask of a byte an element."""
     return read_bytes + tensors[0].bytes + tensors[0].elements
 
 
-def _gather(tensors: Sequence[Operand], _: int) -> int:
+def _bytes_of_gather(tensors: Sequence[Operand], _: int) -> int:
     source, indices = tensors[0], tensors[1]
-    return 2 * indices.elements * (source.item or 0) + indices.bytes
+    return 2 * indices.elements * (source.item_bytes or 0) + indices.bytes
 
 
-def _second_operand(tensors: Sequence[Operand], _: int) -> int:
+def _bytes_of_second(tensors: Sequence[Operand], _: int) -> int:
     return tensors[1].bytes
 
 
 _BY_NAME: dict[str, _Rule] = {
-    "fill_": _written,
-    "zero_": _written,
-    "uniform_": _written,
-    "normal_": _written,
-    "bernoulli_": _written,
-    "exponential_": _written,
-    "random_": _written,
-    "copy_": _read,  # the target is an argument
-    "_local_scalar_dense": _read,
-    "_fused_adam_": _updated(states=2),  # amsgrad has a third
-    "_fused_adamw_": _updated(states=2),
-    "_fused_adagrad_": _updated(states=1),
-    "_fused_sgd_": _updated(states=0),  # momentum has one
-    "native_dropout": _dropout,
-    "embedding": _looked_up,
-    "index_select": _looked_up,
-    "gather": _gather,
-    "embedding_dense_backward": _read,
-    "nll_loss_forward": _second_operand,
-    "nll_loss_backward": _second_operand,
-    "cat": _read_and_written,
-    "stack": _read_and_written,
-    "roll": _read_and_written,
-    "flip": _read_and_written,
-    "constant_pad_nd": _read_and_written,
-    "split_with_sizes_copy": _read_and_written,
-    "triu": _result_like_first,
-    "tril": _result_like_first,
-    "cumsum": _result_like_first,
-    "cumprod": _result_like_first,
-    "sort": _result_like_first,
+    "fill_": _bytes_of_first,
+    "zero_": _bytes_of_first,
+    "uniform_": _bytes_of_first,
+    "normal_": _bytes_of_first,
+    "bernoulli_": _bytes_of_first,
+    "exponential_": _bytes_of_first,
+    "random_": _bytes_of_first,
+    "copy_": _bytes_read,  # the target is an argument
+    "_local_scalar_dense": _bytes_read,
+    "_fused_adam_": _bytes_of_update(states=2),  # amsgrad has a third
+    "_fused_adamw_": _bytes_of_update(states=2),
+    "_fused_adagrad_": _bytes_of_update(states=1),
+    "_fused_sgd_": _bytes_of_update(states=0),  # momentum has one
+    "native_dropout": _bytes_of_dropout,
+    "embedding": _bytes_of_lookup,
+    "index_select": _bytes_of_lookup,
+    "gather": _bytes_of_gather,
+    "embedding_dense_backward": _bytes_read,
+    "nll_loss_forward": _bytes_of_second,
+    "nll_loss_backward": _bytes_of_second,
+    "cat": _bytes_read_and_written,
+    "stack": _bytes_read_and_written,
+    "roll": _bytes_read_and_written,
+    "flip": _bytes_read_and_written,
+    "constant_pad_nd": _bytes_read_and_written,
+    "split_with_sizes_copy": _bytes_read_and_written,
+    "triu": _bytes_with_result_like_first,
+    "tril": _bytes_with_result_like_first,
+    "cumsum": _bytes_with_result_like_first,
+    "cumprod": _bytes_with_result_like_first,
+    "sort": _bytes_with_result_like_first,
 }
 _BY_KIND: dict[str, _Rule] = {
-    "elementwise": _pointwise,
-    "normalization": _result_like_first,
-    "softmax": _result_like_first,
-    "reduction": _read,
+    "elementwise": _bytes_of_pointwise,
+    "normalization": _bytes_with_result_like_first,
+    "softmax": _bytes_with_result_like_first,
+    "reduction": _bytes_read,
 }
 
 
@@ -251,7 +256,7 @@ def product_of(name: str, inputs: Inputs) -> Product | None:
     dtype = tensors[1].dtype if len(tensors) > 1 else None
     base_name = name.removeprefix("aten::").removesuffix("_")
     if "attention" in base_name:
-        return _attention(base_name, shapes, dtype, inputs)
+        return _attention_product(base_name, shapes, dtype, inputs)
     factors = shapes[1:3] if base_name in _BIASED else shapes[:2]
     dimensions = [len(shape) for shape in factors]
     if base_name not in _PRODUCTS or dimensions not in ([2, 2], [3, 3]):
@@ -260,10 +265,11 @@ def product_of(name: str, inputs: Inputs) -> Product | None:
     batch = prod(factor_a[:-2])
     m, k = factor_a[-2:]
     n = factor_b[-1]
-    return Product(2 * batch * m * n * k, dtype, batch, m, n, k)
+    flops = 2 * batch * m * n * k
+    return Product(flops, dtype, batch=batch, m=m, n=n, k=k)
 
 
-def _attention(
+def _attention_product(
     base_name: str, shapes: Sequence[Sequence[int]], dtype: str | None, inputs: Inputs
 ) -> Product | None:
     """Return the product of attention on [B, H, T, D]; operators not called ``scaled_dot_product`` get [B, T, H, D]."""

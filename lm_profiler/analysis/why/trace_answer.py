@@ -11,7 +11,7 @@ from lm_profiler.analysis.trace.kernel_sums import Communication, kernel_table
 from lm_profiler.analysis.trace.pieces import Piece, TracedWork
 from lm_profiler.analysis.trace.trace_processes import TraceProcess, process_names
 from lm_profiler.analysis.why.trace_floor import floor_of, waterfall_of
-from lm_profiler.analysis.why.traced import Gap, GapCause, traced_of
+from lm_profiler.analysis.why.traced import Gap, GapCause, broken_down
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.trace_answer import (
     CollectiveSum,
@@ -33,7 +33,7 @@ def trace_answer(trace: AnyTrace, device: str | None = None) -> TraceAnswer:
     """Return what ``trace`` shows; its floor is that of ``device``, or of its own where that is not given."""
     work = trace.work
     kernels = kernel_table(work)
-    traced = traced_of(work)
+    traced = broken_down(work)
     notes = _notes(trace)
     floor_device = device
     if floor_device is None and work.on_device:
@@ -63,7 +63,7 @@ def trace_answer(trace: AnyTrace, device: str | None = None) -> TraceAnswer:
         waterfall=waterfall_of(traced, floor_device, notes)
         if floor_device is not None and is_own_device
         else None,
-        left_out=dict(work.packed.left_out),
+        left_out=dict(work.packed.damaged_events),
         notes=notes,
     )
 
@@ -128,7 +128,7 @@ def _launch_facts(
     for gap in gaps:
         ns_by_cause[gap.cause] += gap.ns
     launching_s = ns_by_cause["launching"] * 1e-9
-    delays_ns = [max(piece.start - piece.asked, 0) for piece in work.pieces]
+    delays_ns = [max(piece.start - piece.launched_at, 0) for piece in work.pieces]
     return LaunchFacts(
         kernels=len(work.pieces),
         launching_s=launching_s,
@@ -186,7 +186,7 @@ def _copies(pieces: Iterable[Piece]) -> list[CopyTime]:
             CopyTime(
                 name=name,
                 count=len(calls),
-                total_s=sum(call.own for call in calls) * 1e-9,
+                total_s=sum(call.own_ns for call in calls) * 1e-9,
                 bytes=sum(known_sizes) if sizes_are_known else None,
             )
         )

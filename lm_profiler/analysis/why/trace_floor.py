@@ -137,10 +137,10 @@ class _Work:
 
 def _is_new(piece: Piece, counted_calls: set[int]) -> bool:
     """Return whether the call of ``piece`` is not counted yet, and count it: it may launch several kernels."""
-    if piece.call in counted_calls:
+    if piece.call_number in counted_calls:
         return False
-    if piece.call >= 0:
-        counted_calls.add(piece.call)
+    if piece.call_number >= 0:
+        counted_calls.add(piece.call_number)
     return True
 
 

@@ -116,7 +116,7 @@ def _call_durations_ns(trace: AnyTrace) -> dict[_CallKey, int]:
         for piece in work.pieces:
             if piece.use == "communication":
                 name = collective_name(piece)
-                calls.append((piece.asked, piece.group or "", name, piece.own))
+                calls.append((piece.launched_at, piece.group or "", name, piece.own_ns))
     else:
         for call in work.packed.collectives:
             if work.begin <= call.start <= work.end:

@@ -19,9 +19,9 @@ from lm_profiler.analysis.trace.pieces import (
     TracedWork,
     Use,
     gaps_between,
+    own_times_ns,
     phases_at,
     rank_of,
-    shared_out,
 )
 from lm_profiler.analysis.trace.walk import DriverCall
 from lm_profiler.record.parts import INPUT_PHASES, NO_PHASE
@@ -34,7 +34,7 @@ _LAUNCHES = re.compile(r"Launch|EnqueueKernel|AppendLaunch")
 
 _LONG_NS = 10_000  # a call of the driver that lasts longer is worth a name: launching takes 5 microseconds
 
-_MOST = 0.5  # the share of a gap that a call must fill to be its cause
+_LEAST_SHARE = 0.5  # of a gap, that a call must fill to be its cause
 
 PYTHON = "Python"
 QUEUED = "between kernels that were queued"
@@ -51,7 +51,7 @@ class Gap(NamedTuple):
     ns: int
     phase: str
     what: str  # the call that made the host wait, the kernel that it launched next, or the operator that it was in
-    at: int = 0  # when the host asked for what ended it
+    launched_at: int = 0  # when the host had launched the kernel that ended it
     cause: GapCause = "python"
 
 
@@ -68,7 +68,7 @@ def gaps_of(
         if piece.use == "dispatch":
             yield Gap(own_ns, piece.phase, piece.name, piece.start)
     for begin, end in idle:
-        for phase, phase_ns in work.by_phase(begin, end):
+        for phase, phase_ns in work.split_by_phase(begin, end):
             yield Gap(phase_ns, phase, PYTHON, begin)
 
 
@@ -94,17 +94,17 @@ def _gaps_on_device(
         next_piece = by_start[following] if following < len(by_start) else None
         cause: GapCause = "launching"
         if next_piece is None:
-            asked, what, cause = end, "the loop", "end"
+            launched_at, what, cause = end, "the loop", "end"
             phase = phases_at(work.packed.phases, [end - 1])[0]
         else:
-            asked, what = (
-                next_piece.asked,
+            launched_at, what = (
+                next_piece.launched_at,
                 f"launching {next_piece.operator or next_piece.name}",
             )
             phase = next_piece.phase
-        if asked <= begin:
+        if launched_at <= begin:
             # the host was ahead, so it is not the cause
-            yield Gap(end - begin, phase, QUEUED, asked, "queued")
+            yield Gap(end - begin, phase, QUEUED, launched_at, "queued")
             continue
         blocking = _call_in_gap(long_calls, waiting_calls, begin, end)
         if blocking is not None:
@@ -114,15 +114,19 @@ def _gaps_on_device(
         # Split into the time in which the host handled the batch, and the rest.
         input_ns = sum(
             phase_ns
-            for name, phase_ns in work.by_phase(begin, end)
+            for name, phase_ns in work.split_by_phase(begin, end)
             if name in INPUT_PHASES
         )
         other_ns = end - begin - input_ns
         is_input = phase in INPUT_PHASES
         if input_ns:
-            yield Gap(input_ns, phase if is_input else "data", what, asked, "input")
+            yield Gap(
+                input_ns, phase if is_input else "data", what, launched_at, "input"
+            )
         if other_ns:
-            yield Gap(other_ns, NO_PHASE if is_input else phase, what, asked, cause)
+            yield Gap(
+                other_ns, NO_PHASE if is_input else phase, what, launched_at, cause
+            )
 
 
 def _cause_of(call_name: str) -> GapCause:
@@ -161,7 +165,7 @@ def _call_in_gap(
     """
     for call in calls[bisect_left(calls, begin, key=_end) :]:
         inside_ns = min(_end(call), end) - max(call.start, begin)
-        if inside_ns > _MOST * (end - begin):
+        if inside_ns > _LEAST_SHARE * (end - begin):
             return _BlockingCall("in", call)
         if call.name in waiting_calls and call.start < begin and _end(call) <= end:
             return _BlockingCall("after", call)
@@ -170,7 +174,9 @@ def _call_in_gap(
     return None
 
 
-Weighed = tuple[Piece, float]  # a piece, and how many nanoseconds of it count
+Weighed = tuple[
+    Piece, float
+]  # a piece, and its own nanoseconds: those in which no piece of lower rank runs
 # returns nanoseconds of the whole call of an operator; None is unknown
 Floor = Callable[[Piece], float | None]
 
@@ -189,15 +195,15 @@ class Traced:
     needless: tuple[NeedlessWork, ...] = ()
     is_part: bool = False  # whether it is one of several steps
 
-    def alone(self, step: int) -> Traced:
-        """Return what was asked for in one of the steps, from 0 on, as if no other had been traced."""
+    def only_step(self, step: int) -> Traced:
+        """Return what the host launched in one of the steps, numbered from 0, as if no other had been traced."""
         boundaries = (-inf, *self.begins[1:], inf)
         begin, end = boundaries[step], boundaries[step + 1]
         pieces = []
         for piece, own_ns in self.pieces:
-            if begin <= piece.asked < end:
+            if begin <= piece.launched_at < end:
                 pieces.append((piece, own_ns))
-        gaps = [gap for gap in self.gaps if begin <= gap.at < end]
+        gaps = [gap for gap in self.gaps if begin <= gap.launched_at < end]
         return replace(self, pieces=pieces, gaps=gaps, steps=1, begins=(), is_part=True)
 
     @cached_property
@@ -218,22 +224,26 @@ class Traced:
         return seconds
 
 
-def traced_of(work: TracedWork) -> Traced:
+def broken_down(work: TracedWork) -> Traced:
     """Break the traced steps down into pieces and gaps."""
     begin, end, pieces = work.begin, work.done, work.pieces
     starts, ends = [piece.start for piece in pieces], [piece.end for piece in pieces]
     ranks = [rank_of(piece) for piece in pieces]
     weighed = []
     for piece, own_ns in zip(
-        pieces, shared_out(starts, ends, ranks, begin, end).tolist(), strict=True
+        pieces, own_times_ns(starts, ends, ranks, begin, end).tolist(), strict=True
     ):
         if own_ns:
             # a piece that runs entirely beside one of a lower rank has no own time
             weighed.append((piece, own_ns))
 
     step_begins = tuple(step.start for step in work.packed.steps)
-    cuts = () if work.on_device else step_begins  # on the CPU a gap ends with its step
-    idle_starts, idle_ends = gaps_between([*starts, *cuts], [*ends, *cuts], begin, end)
+    boundaries = (
+        () if work.on_device else step_begins
+    )  # on the CPU a gap ends with its step
+    idle_starts, idle_ends = gaps_between(
+        [*starts, *boundaries], [*ends, *boundaries], begin, end
+    )
     idle = list(zip(idle_starts.tolist(), idle_ends.tolist(), strict=True))
     return Traced(
         pieces=[
@@ -261,7 +271,7 @@ def with_floors(
     call_ns: defaultdict[int, float] = defaultdict(float)
     for index, (piece, own_ns) in enumerate(pieces):
         # each unknown call is separate
-        call = piece.call if piece.call >= 0 else -1 - index
+        call = piece.call_number if piece.call_number >= 0 else -1 - index
         calls.append((call, piece, own_ns))
         first_pieces.setdefault(call, piece)
         call_ns[call] += own_ns

@@ -72,7 +72,7 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
     terms = _terms(step, traced, notes)
     terms_by_step = []
     for index in range(len(traced.begins)):
-        terms_by_step.append(_terms(step, traced.alone(index), notes=[]))
+        terms_by_step.append(_terms(step, traced.only_step(index), notes=[]))
     has_optimizer_products = any(
         term.name == _OPTIMIZER_PRODUCTS and term.seconds for term in terms
     )
@@ -490,7 +490,7 @@ def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
         if key not in inputs_are_cut:
             inputs_are_cut[key] = is_cut(piece.inputs)
         if inputs_are_cut[key]:
-            calls_of_operator[piece.operator or ""].add(piece.call)
+            calls_of_operator[piece.operator or ""].add(piece.call_number)
 
     lists = {}
     for operator, calls in calls_of_operator.items():

@@ -50,10 +50,12 @@ class MemoryReader(Instrument):
     _readers: _Readers | None = None
 
     def __post_init__(self) -> None:
-        # since the stage began; in the ``memory`` stage, those of the last step
-        self.step_peaks = self.probe.peaks
+        # Ends a step and returns the peaks since the stage began. In the ``memory`` stage it is another function, which
+        # ends the step of the observers too, and returns the peaks of that step.
+        self.end_step = self.probe.peaks
 
-    def _step_peaks(self) -> Peaks:
+    def _end_observed_step(self) -> Peaks:
+        """End the step of all observers of the ``memory`` stage, and return its peaks."""
         readers = self._readers
         assert readers is not None
         readers.causes.step_ended()
@@ -93,9 +95,10 @@ class MemoryReader(Instrument):
             observers.insert(0, self._reporter)
         self.observe(self.timeline, *observers)
         # swapped instead of a branch: the steps of other stages are timed
-        self.step_peaks = self._step_peaks
+        self.end_step = self._end_observed_step
 
     def _allocated_peak(self) -> int | None:
+        """Return the most bytes that tensors held; None if the allocator does not count them."""
         return self.probe.peaks()[0]
 
     def end(self, stage: str) -> None:
@@ -115,7 +118,7 @@ class MemoryReader(Instrument):
     def discard(self) -> None:
         if self._readers is None:
             return
-        self.step_peaks = self.probe.peaks
+        self.end_step = self.probe.peaks
         super().discard()
         causes = self._readers.causes
         causes.stop()

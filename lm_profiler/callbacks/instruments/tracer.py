@@ -27,7 +27,7 @@ from torch.optim.optimizer import (
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
-from lm_profiler.analysis.trace.pieces import TracedWork, work_of
+from lm_profiler.analysis.trace.pieces import TracedWork, read_traced_work
 from lm_profiler.analysis.trace.range_names import (
     module_range_name,
     phase_range_name,
@@ -416,14 +416,14 @@ class Tracer(Instrument):
 
     def work(self, notes: list[str]) -> TracedWork | None:
         """Return what ran in the traced steps; None without a trace, or with a note where it has no whole step."""
-        work = work_of(self.path)
+        work = read_traced_work(self.path)
         if work is None:
             if self.path.exists():
                 notes.append(
                     "no kernels and no waterfall: the run ended before a traced step was complete"
                 )
             return None
-        for damage, events in work.packed.left_out.items():
+        for damage, events in work.packed.damaged_events.items():
             notes.append(f"trace: {counted(events, 'event')} {damage} left out")
         return work
 

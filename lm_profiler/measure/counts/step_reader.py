@@ -34,10 +34,10 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 DEAREST_FAULT_S = 0.5e-3
 
 # seconds by which the time of day may drift from the clock of the steps; beyond that its instants are not used
-_APART_S = 1e-3
+_MOST_DRIFT_S = 1e-3
 
 _USAGE = ("ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
-_usage_of_process = partial(getrusage, RUSAGE_SELF)
+_process_usage = partial(getrusage, RUSAGE_SELF)
 
 
 class Reading(NamedTuple):
@@ -74,37 +74,38 @@ class GarbageLog:
     """The garbage collections between ``start`` and ``stop``, in nanoseconds of ``clock``.
 
     A signal handler may run inside a callback of the collector. Python drops what it raises there and calls
-    ``sys.unraisablehook``, so that Ctrl-C would be lost: ``held_error`` keeps it, and ``StepReader`` raises it.
+    ``sys.unraisablehook``, so that Ctrl-C would be lost: ``signal_error`` keeps it, and ``StepReader`` raises it.
     """
 
     clock: Callable[[], int]
     collections: list[GarbageCollection] = field(default_factory=list)
-    held_error: BaseException | None = None
-    # that this profiler has made since the last collection, and keeps
+    signal_error: BaseException | None = None
+    # objects that this profiler has made since the last collection, and keeps
     own_objects: int = 0
-    _own_share: float = 0.0
-    _began_ns: int = 0
-    _replaced_hook: Any = None
-    _is_over: bool = False
+    _own_share: float = 0.0  # ``own_share`` of the running collection
+    _began_ns: int = 0  # of the running collection
+    _replaced_hook: Any = None  # ``sys.unraisablehook`` before ``start``
+    _is_over: bool = False  # whether ``stop`` was called
 
     def start(self) -> None:
         self.stop()
         self._is_over = False
         self.collections = []
-        self.held_error = None
+        self.signal_error = None
         self.own_objects = 0
         self._replaced_hook = sys.unraisablehook
-        sys.unraisablehook = self._hold_error
+        sys.unraisablehook = self._keep_signal_error
         gc.callbacks.append(self._note_collection)
 
     def stop(self) -> None:
         if self._note_collection in gc.callbacks:
             gc.callbacks.remove(self._note_collection)
         self._is_over = True
-        if sys.unraisablehook == self._hold_error:
+        if sys.unraisablehook == self._keep_signal_error:
             sys.unraisablehook = _hook_in_use(self._replaced_hook)
 
     def _note_collection(self, phase: str, info: dict[str, int]) -> None:
+        """Note a collection: Python calls this as the collection starts and as it stops (``phase``)."""
         if phase == "start":
             self._began_ns = self.clock()
             # Python collects once so many objects were made; a program may call for it earlier.
@@ -128,16 +129,16 @@ class GarbageLog:
         if new_objects > 0:  # else a collection came in between
             self.own_objects += new_objects
 
-    def _hold_error(self, dropped: Any) -> None:
+    def _keep_signal_error(self, unraisable: Any) -> None:
         """Keep an error that Python drops because it was raised in the callback of the garbage collector."""
         # Recognised by the code of its outermost frame: from Python 3.14 on the hook is not given the callback.
         # A program may keep this hook and put it back later: a log that is over holds nothing.
-        if dropped.exc_traceback is not None and not self._is_over:
-            outermost_code = dropped.exc_traceback.tb_frame.f_code
+        if unraisable.exc_traceback is not None and not self._is_over:
+            outermost_code = unraisable.exc_traceback.tb_frame.f_code
             if outermost_code is GarbageLog._note_collection.__code__:
-                self.held_error = dropped.exc_value
+                self.signal_error = unraisable.exc_value
                 return
-        self._replaced_hook(dropped)
+        self._replaced_hook(unraisable)
 
 
 def _hook_in_use(hook: Any) -> Any:
@@ -157,16 +158,18 @@ class StepReader:
     # retries and segments of the device's allocator so far; empty if it does not count them
     allocator: Callable[[], Sequence[int]] = tuple
     # usage of the process, as getrusage(2) has it
-    usage: Callable[[], Any] = _usage_of_process
-    # those of the same time; None if they are not known
+    usage: Callable[[], Any] = _process_usage
+    # those of torch.compile between ``start`` and ``stop``; None if they are unknown
     compilations: Sequence[TimedCompilation] | None = None
     _readings: list[Reading] = field(default_factory=list)
     # when each step began and ended (ns)
     _instants: dict[int, tuple[int, int]] = field(default_factory=dict)
-    _file: int | None = None
-    # the time of day from which on compilations were not taken yet
+    _file: int | None = (
+        None  # the descriptor of the open schedstat; None if the system has none
+    )
+    # the time of day from which on compilations were not returned yet
     _compiles_since_s: float = 0.0
-    _clock_ahead_s: float = 0.0  # of the time of day, then
+    _clock_ahead_s: float = 0.0  # by how much the clock of the steps was ahead of the time of day at that time
 
     def __post_init__(self) -> None:
         self.garbage = GarbageLog(self.clock)
@@ -176,6 +179,7 @@ class StepReader:
         return self.garbage.collections
 
     def start(self) -> None:
+        """Begin; the first reading is that of step 0, where the steps begin."""
         self._readings = []
         self._instants = {}
         with suppress(OSError):  # not Linux, or a kernel that does not count
@@ -183,7 +187,7 @@ class StepReader:
         self.garbage.start()
         self._compare_clocks()
         now_ns = self.clock()
-        self.place(0, now_ns, now_ns)
+        self.note_instants(0, now_ns, now_ns)
         self.read(0)
 
     @property
@@ -196,7 +200,8 @@ class StepReader:
                 rows.append(Raw(step, began_ns, ended_ns, usage, thread, allocator))
         return rows
 
-    def place(self, step: int, began_ns: int, ended_ns: int) -> None:
+    def note_instants(self, step: int, began_ns: int, ended_ns: int) -> None:
+        """Note when ``step`` began and ended: its marks are read later than its counters."""
         self._instants[step] = began_ns, ended_ns
 
     def read(self, step: int) -> None:
@@ -205,10 +210,10 @@ class StepReader:
         usage = self.usage()
         thread = b"" if self._file is None else os.pread(self._file, 80, 0)
         self._readings.append(Reading(step, usage, thread, self.allocator()))
-        held_error = self.garbage.held_error
-        if held_error is not None:
-            self.garbage.held_error = None
-            raise held_error
+        signal_error = self.garbage.signal_error
+        if signal_error is not None:
+            self.garbage.signal_error = None
+            raise signal_error
 
     def take(
         self,
@@ -232,6 +237,7 @@ class StepReader:
         self.compilations = self._compilations()
 
     def _compare_clocks(self) -> None:
+        """Note the time of day, and by how much the clock of the steps is ahead of it now."""
         self._compiles_since_s = time.time()
         self._clock_ahead_s = self._seconds_ahead()
 
@@ -248,7 +254,7 @@ class StepReader:
         if not by_time_of_day:
             return []
         drift_s = abs(ahead_s - self._clock_ahead_s)
-        if drift_s > _APART_S:
+        if drift_s > _MOST_DRIFT_S:
             return None
         return [
             TimedCompilation(

@@ -41,7 +41,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
     """Counts each storage from the operator that made it until it is freed, as the probe of tensors without memory.
 
     Workspaces that an operator allocates and frees inside itself are not seen; nor are tensors made before this mode
-    was entered, unless they are handed to ``see``.
+    was entered, unless they are handed to ``count_storages``.
 
     Args:
         gpu: compute capability of a GPU, whose blocks and cuBLAS workspaces then count; None for the CPU.
@@ -54,15 +54,15 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
     def __init__(self, gpu: tuple[int, int] | None = None) -> None:
         super().__init__()
         self._gpu = gpu
-        # by the storage's identity
-        self._held: dict[int, tuple[ref[Any], MemoryBlock]] = {}
+        # each storage that is counted now, as a weak reference, and its block; by the storage's identity
+        self._counted: dict[int, tuple[ref[Any], MemoryBlock]] = {}
         self._allocator = None if gpu is None else CachingAllocator()
         self._workspaces: dict[bool, int] = {}  # bytes by thread: True is backward's
         self.held_bytes = 0
         self._peak_bytes = 0
         # bytes of storages whose size was changed, as FSDP does to gather and to free
         self._gathered: dict[int, int] = {}
-        self.most_gathered = 0  # the most of these bytes at one time
+        self.most_gathered = 0  # the most of ``_gathered`` at one time, in bytes
         self.notes: StorageNotes | None = None  # gets every storage while set
         # returns where an operator is called from; called only for notes
         self.site: Callable[[Any], Site] = _operator_alone
@@ -93,7 +93,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         if self.notes is not None and not only_queries:
             self._site = self.site(func)
         result = func(*args, **(kwargs or {}))
-        self.see(result)
+        self.count_storages(result)
         self._site = NOWHERE
         if func in _CONVOLUTIONS:
             tensors = [
@@ -108,14 +108,14 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
     def begin(self) -> None:
         """Start counting a run. A device starts empty, for modules are made on the host."""
         if self._allocator is not None:
-            self._held = {}
+            self._counted = {}
             self._allocator = CachingAllocator()
             self.held_bytes = 0
 
-    def take_notes(self) -> StorageNotes:
+    def begin_notes(self) -> StorageNotes:
         """Have a step noted from here on, until ``notes`` is None again; return the notes."""
         sizes = {
-            storage_id: block.size for storage_id, (_, block) in self._held.items()
+            storage_id: block.size for storage_id, (_, block) in self._counted.items()
         }
         self.notes = StorageNotes(
             sizes, workspaces=self.held_bytes - sum(sizes.values())
@@ -123,12 +123,12 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         self.most_gathered = sum(self._gathered.values())
         return self.notes
 
-    def give_back_unused(self) -> None:
+    def empty_cache(self) -> None:
         """Empty the allocator's cache; nothing to do if it has none."""
         if self._allocator is not None:
-            self._allocator.give_back_unused()
+            self._allocator.empty_cache()
 
-    def see(self, value: Any) -> None:
+    def count_storages(self, value: Any) -> None:
         """Count the storages of all tensors in ``value`` that are not counted yet."""
         for leaf in tree_leaves(value):
             if not isinstance(leaf, Tensor):
@@ -149,7 +149,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         def counting_resize(storage: torch.UntypedStorage, size: int) -> Any:
             result = resize(storage, size)
             storage_id = id(storage)
-            if storage_id in self._held:
+            if storage_id in self._counted:
                 self._stop_counting(storage_id)
             self._gathered[storage_id] = size
             self.most_gathered = max(self.most_gathered, sum(self._gathered.values()))
@@ -165,20 +165,23 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
     ) -> None:
         """Count a storage until it is freed or resized, unless it is empty or counted already."""
         storage_id = id(storage)
-        if storage_id in self._held or not storage.nbytes():
+        if storage_id in self._counted or not storage.nbytes():
             return
-        block = self._take(storage.nbytes())
+        block = self._allocate(storage.nbytes())
         # A weak reference: the counter must not keep alive what it counts.
-        self._held[storage_id] = (
+        self._counted[storage_id] = (
             ref(storage, lambda _: self._stop_counting(storage_id)),
             block,
         )
         if self.notes is not None:
             self.notes.note_made(storage_id, block.size, self._site, tensor)
 
-    def _take(self, size: int) -> MemoryBlock:
+    def _allocate(self, size: int) -> MemoryBlock:
+        """Return a block of ``size`` bytes, or of as many as the imitated allocator rounds them up to."""
         block = (
-            MemoryBlock(size) if self._allocator is None else self._allocator.take(size)
+            MemoryBlock(size)
+            if self._allocator is None
+            else self._allocator.allocate(size)
         )
         self.held_bytes += block.size
         self._peak_bytes = max(self._peak_bytes, self.held_bytes)
@@ -186,10 +189,10 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
 
     def _stop_counting(self, storage_id: int) -> None:
         """Stop counting a storage that is freed or resized."""
-        _, block = self._held.pop(storage_id)
+        _, block = self._counted.pop(storage_id)
         self.held_bytes -= block.size
         if self._allocator is not None:
-            self._allocator.give_back(block)
+            self._allocator.free(block)
         if self.notes is not None:
             self.notes.note_freed(storage_id)
 
@@ -200,7 +203,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         if is_backward in self._workspaces:
             return
         self._workspaces[is_backward] = size
-        self._take(size)
+        self._allocate(size)
         if self.notes is not None:
             identity = -2 if is_backward else -1  # no storage has a negative one
             self.notes.note_made(identity, size, cause="workspaces")
@@ -261,7 +264,7 @@ class CachingAllocator:
         self.reserved_bytes = 0  # of all segments
         # the free blocks, the smallest first. Small and large requests have separate pools: a small one never
         # splits a large block.
-        self._free: dict[bool, list[MemoryBlock]] = {True: [], False: []}
+        self._free_blocks: dict[bool, list[MemoryBlock]] = {True: [], False: []}
         # by the address at which they begin
         self._free_by_begin: dict[int, MemoryBlock] = {}
         # by the address at which they end
@@ -269,11 +272,12 @@ class CachingAllocator:
         self._segments: dict[int, int] = {}  # bytes by address
         self._numbers = count()
 
-    def take(self, size: int) -> MemoryBlock:
+    def allocate(self, size: int) -> MemoryBlock:
         """Take the smallest free block that is large enough, or a new segment, and split off the rest."""
         size = _rounded_up(max(size, 1), MIN_BLOCK)
         is_small = size <= _SMALL_SIZE
-        free_blocks = self._free[is_small]
+        free_blocks = self._free_blocks[is_small]
+        # of the smallest block that is large enough
         index = bisect_left(free_blocks, (size,))
         if index < len(free_blocks):
             block = free_blocks[index]
@@ -288,7 +292,7 @@ class CachingAllocator:
         self.used_bytes += block.size
         return block
 
-    def give_back(self, block: MemoryBlock) -> None:
+    def free(self, block: MemoryBlock) -> None:
         """Free ``block``, merged with the free blocks beside it."""
         self.used_bytes -= block.size
         lower = self._free_by_end.get(block.address)
@@ -301,7 +305,7 @@ class CachingAllocator:
             block = block._replace(size=block.size + upper.size)
         self._add_free(block)
 
-    def give_back_unused(self) -> None:
+    def empty_cache(self) -> None:
         """Return unused segments to the device, as ``torch.cuda.empty_cache`` does."""
         for block in list(self._free_by_begin.values()):
             is_whole_segment = self._segments.get(block.address) == block.size
@@ -324,12 +328,12 @@ class CachingAllocator:
         return MemoryBlock(segment_bytes, address, is_small)
 
     def _add_free(self, block: MemoryBlock) -> None:
-        insort(self._free[block.is_small], block)
+        insort(self._free_blocks[block.is_small], block)
         self._free_by_begin[block.address] = block
         self._free_by_end[block.address + block.size] = block
 
     def _remove_free(self, block: MemoryBlock) -> None:
-        free_blocks = self._free[block.is_small]
+        free_blocks = self._free_blocks[block.is_small]
         del free_blocks[bisect_left(free_blocks, block)]
         del self._free_by_begin[block.address]
         del self._free_by_end[block.address + block.size]

@@ -38,14 +38,15 @@ _LEAST_ELEMENTS = 4096
 def imitate_offload() -> None:
     """Have ``save_on_cpu`` keep nothing on the device, for the rest of this process.
 
-    Steps whose own hooks or optimizers move tensors to the host are refused: what they keep there is unknown.
+    Steps whose own hooks or optimizers move tensors to the host are refused (Uncounted): what they keep there is
+    unknown. Call it in a process of its own: nothing undoes the replacements.
     """
-    packing = _Packing()
+    pack_hooks = _PackHooks()
     replacements: tuple[tuple[Any, str, Any], ...] = (
         (graph.save_on_cpu, "__init__", _save_elsewhere),
-        (graph.saved_tensors_hooks, "__init__", packing.init_hooks),
-        (Tensor, "cpu", packing.refusing(_cpu, _always)),
-        (Tensor, "to", packing.refusing(Tensor.to, _names_host)),
+        (graph.saved_tensors_hooks, "__init__", pack_hooks.init_hooks),
+        (Tensor, "cpu", pack_hooks.refuse_moves_to_host(_cpu, _goes_to_host_always)),
+        (Tensor, "to", pack_hooks.refuse_moves_to_host(Tensor.to, _names_host)),
     )
     for owner, name, replacement in replacements:
         setattr(owner, name, replacement)
@@ -67,8 +68,8 @@ def _on_device_again(kept: tuple[torch.Size, torch.dtype]) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-class _Packing:
-    """Whether a hook of the program packs a tensor now."""
+class _PackHooks:
+    """Knows whether one of the program's ``saved_tensors_hooks`` packs a tensor now."""
 
     def __init__(self) -> None:
         self.is_running = False
@@ -89,10 +90,13 @@ class _Packing:
 
         return init
 
-    def refusing(
+    def refuse_moves_to_host(
         self, move: Callable[..., Tensor], goes_to_host: Callable[..., bool]
     ) -> Callable[..., Tensor]:
-        """Return ``move`` that refuses to move what a hook packs to the host."""
+        """Return ``move`` with a check: it raises Uncounted where a hook moves what it packs to the host.
+
+        ``goes_to_host`` returns whether a call of ``move`` with these arguments does so.
+        """
 
         def move_or_refuse(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
             if self.is_running and goes_to_host(*args, **options):
@@ -142,7 +146,7 @@ def _refuse_if_of_an_optimizer(tensor: Tensor) -> None:
             )
 
 
-def _always(*args: Any, **options: Any) -> bool:
+def _goes_to_host_always(*args: Any, **options: Any) -> bool:
     return True
 
 

@@ -52,7 +52,7 @@ class FakeWorld:
         self.mode = KnownValues()
         self.live = LiveBytes(gpu)
         # a mode that sees collectives from the next entry on
-        self.link: AbstractContextManager[Any] = nullcontext()
+        self.link_mode: AbstractContextManager[Any] = nullcontext()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -60,7 +60,7 @@ class FakeWorld:
         kernels: AbstractContextManager[Any] = (
             nullcontext() if self.gpu is None else KernelsOfCuda(self.gpu)
         )
-        with self.mode, self.live, self.link, kernels:
+        with self.mode, self.live, self.link_mode, kernels:
             yield
 
     def begin(self, weights: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
@@ -69,9 +69,9 @@ class FakeWorld:
         self.mode.cache_clear()  # the cache keeps tensors alive that were read from a file
         gc.collect()  # tensors in reference cycles must be gone before counting begins
         self.live.begin()
-        self.live.see([*weights, *buffers])
+        self.live.count_storages([*weights, *buffers])
 
-    def faked(
+    def fake_copy(
         self,
         value: Any,
         resize: Callable[[Sequence[int]], Sequence[int]] = lambda shape: shape,
@@ -84,7 +84,7 @@ class FakeWorld:
             return leaf
 
         faked_value = tree_map(fake, value)
-        self.live.see(faked_value)
+        self.live.count_storages(faked_value)
         return faked_value
 
     def _fake_tensor(self, real: Tensor, shape: tuple[int, ...]) -> Any:

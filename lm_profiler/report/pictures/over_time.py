@@ -13,7 +13,7 @@ from lm_profiler.analysis.trace.pieces import (
     TracedWork,
     gaps_between,
     traced_work,
-    union_of,
+    union_of_intervals,
 )
 from lm_profiler.analysis.trace.trace_file import trace_events
 from lm_profiler.record.entry import Entry
@@ -307,7 +307,7 @@ def _lanes_of_rank(rank: int, work: TracedWork, zero_ns: int) -> _Lanes:
     compute: dict[str, list[Span]] = {}
     for phase in work.packed.phases:
         if begin <= phase.start < end:
-            busy_starts, busy_ends = union_of(
+            busy_starts, busy_ends = union_of_intervals(
                 starts, ends_past_gaps, phase.start, phase.end
             )
             compute.setdefault(phase.name, []).extend(
@@ -315,7 +315,7 @@ def _lanes_of_rank(rank: int, work: TracedWork, zero_ns: int) -> _Lanes:
             )
 
     calls = collective_calls(work)
-    call_starts, call_ends = union_of(
+    call_starts, call_ends = union_of_intervals(
         [call.start for call in calls], [call.end for call in calls], begin, end
     )
     exposed: list[Span] = []

@@ -11,7 +11,7 @@ from lm_profiler.analysis.ranks.ranks_summary import communication_figures
 from lm_profiler.analysis.trace.kernel_sums import collective_calls, communication_of
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
-from lm_profiler.analysis.why.traced import traced_of
+from lm_profiler.analysis.why.traced import broken_down
 
 
 def event(name: str, category: str, start_us: float, end_us: float, thread: int = 1, **more: Any) -> dict[str, Any]:
@@ -70,9 +70,9 @@ def test_kernels_of_a_device_hide_each_other_whatever_the_host_does() -> None:
 
 
 def test_the_record_has_seconds_of_a_step_and_nothing_without_collectives() -> None:
-    assert communication_figures(traced_of(of())) == {}
+    assert communication_figures(broken_down(of())) == {}
     assert communication_figures(None) == {}
-    figures = communication_figures(traced_of(of(event("gloo:all_reduce", "user_annotation", 400, 600, thread=2))))
+    figures = communication_figures(broken_down(of(event("gloo:all_reduce", "user_annotation", 400, 600, thread=2))))
     assert figures["communication_s"] == pytest.approx(200e-6)
     assert figures["exposed_communication_s"] == pytest.approx(100e-6)
     assert figures["communication_share"] == pytest.approx(200 / 1000)

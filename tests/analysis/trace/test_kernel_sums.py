@@ -12,7 +12,7 @@ from lm_profiler.analysis.trace import kernel_sums, pieces
 from lm_profiler.analysis.trace.kernel_sums import LARGEST_ROWS
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.walk import walk
-from lm_profiler.analysis.why.traced import traced_of
+from lm_profiler.analysis.why.traced import broken_down
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.report.run.kernel_tables import kernel_answers
 
@@ -115,7 +115,7 @@ def test_what_ran_between_steps_leaves_the_table_as_it_is(begins_before: bool) -
     alone = [*cuda_step(), *cuda_step(number=2, origin=170)]
     events = [*cuda_step(), *between.events, *following]
     assert kernel_table(events) == kernel_table(alone)
-    assert traced_of(pieces.traced_work(PackedTrace(events))) == traced_of(pieces.traced_work(PackedTrace(alone)))
+    assert broken_down(pieces.traced_work(PackedTrace(events))) == broken_down(pieces.traced_work(PackedTrace(alone)))
 
 
 def test_what_came_after_the_last_marked_step_is_no_step(step: KernelTable) -> None:
@@ -246,6 +246,6 @@ def test_table_and_waterfall_walk_over_the_trace_once(on_device: bool) -> None:
     def shown() -> None:
         work = pieces.traced_work(packed)
         assert kernel_sums.kernel_table(work).rows
-        assert traced_of(work).pieces
+        assert broken_down(work).pieces
 
     assert places(shown)[walk.__code__, None] == 1

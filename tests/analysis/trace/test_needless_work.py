@@ -16,7 +16,7 @@ from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.range_names import phase_range_name
 from lm_profiler.analysis.trace.trace_file import trace_events
-from lm_profiler.analysis.why.traced import traced_of
+from lm_profiler.analysis.why.traced import broken_down
 from lm_profiler.callbacks.instruments.tracer import ModuleRanges
 from lm_profiler.record.findings import NeedlessWork
 
@@ -59,7 +59,7 @@ def needless_in(step: Callable[[nn.Module, Tensor], None], folder: Path) -> list
     path = folder / "t.json"
     session.export_chrome_trace(str(path))
     work = traced_work(PackedTrace(trace_events(path)))
-    return needless_work(work, traced_of(work).pieces)
+    return needless_work(work, broken_down(work).pieces)
 
 
 def forward(model: nn.Module, x: Tensor) -> Tensor:

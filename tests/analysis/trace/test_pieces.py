@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from lm_profiler.analysis.trace.pieces import gaps_between, shared_out
+from lm_profiler.analysis.trace.pieces import gaps_between, own_times_ns
 
 BEGIN, END = 10, 190
 
@@ -36,7 +36,7 @@ def test_each_nanosecond_is_one_intervals_or_a_gap(seed: int) -> None:
         intervals.append((start, start + rng.choice([0, 1, 5, 20, 60]), rng.randrange(4)))
     starts, ends, ranks = ([each[side] for each in intervals] for side in range(3))
     expected, nobody = by_the_nanosecond(intervals)
-    own = shared_out(starts, ends, ranks, BEGIN, END)
+    own = own_times_ns(starts, ends, ranks, BEGIN, END)
     first, last = gaps_between(starts, ends, BEGIN, END)
     assert own.tolist() == expected
     assert int((last - first).sum()) == nobody

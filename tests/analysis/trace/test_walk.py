@@ -86,9 +86,9 @@ def meant(packed: PackedTrace) -> tuple[Any, ...]:
             value if what > 1 else names[value],
             names[more] if what else inputs[more],
         )
-        for start, length, thread, what, value, more in packed.host().tolist()
+        for start, length, thread, what, value, more in packed.host_rows().tolist()
     ]
-    device = [(*times, names[name], correlation) for *times, name, correlation in packed.device()]
+    device = [(*times, names[name], correlation) for *times, name, correlation in packed.device_rows()]
     return sorted(host, key=str), device, packed.steps, packed.phases
 
 
@@ -173,7 +173,7 @@ def test_a_damaged_event_is_left_out_and_counted_and_the_rest_stays(damage: dict
     events = cuda_step()
     kernels_of(events)[0].update(damage)
     packed = PackedTrace(events)
-    assert packed.left_out.total() == 1
+    assert packed.damaged_events.total() == 1
     without = [one for one in cuda_step() if one != kernels_of(cuda_step())[0]]
     assert rows_of(events) == rows_of(without)
 
@@ -197,7 +197,7 @@ def test_correlations_may_be_text_or_use_all_of_64_bits(change: Any) -> None:
 
 def test_what_is_no_event_is_left_out() -> None:
     events: list[Any] = [None, *cuda_step(), "text", []]
-    assert PackedTrace(events).left_out.total() == 3
+    assert PackedTrace(events).damaged_events.total() == 3
     assert rows_of(events) == rows_of(cuda_step())
 
 

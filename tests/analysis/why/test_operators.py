@@ -63,7 +63,7 @@ MOVED: list[tuple[str, Callable[[], Any], int]] = [
 def test_an_operator_moves_what_it_reads_and_writes(
     name: str, call: Callable[[], Any], expected: int, tmp_path: Path
 ) -> None:
-    assert least_bytes(name, traced(call, name, tmp_path), Lists(item=4)) == expected
+    assert least_bytes(name, traced(call, name, tmp_path), Lists(item_bytes=4)) == expected
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -77,7 +77,7 @@ def test_an_optimizer_reads_gradients_and_writes_the_rest(many: bool, tmp_path: 
     given = traced(optimizer.step, "aten::_fused_adamw_", tmp_path)
     assert is_cut(given) == many
     all_bytes = nbytes(*parameters)
-    told = least_bytes("aten::_fused_adamw_", given, Lists(elements=all_bytes // 4, item=4))
+    told = least_bytes("aten::_fused_adamw_", given, Lists(elements=all_bytes // 4, item_bytes=4))
     # Parameter, gradient and two states are read, three of them written.
     assert told == 7 * all_bytes
     assert least_bytes("aten::_fused_adamw_", given, Lists()) is None

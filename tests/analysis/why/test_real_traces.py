@@ -18,7 +18,7 @@ from lm_profiler.analysis.trace.kinds import kernel_kind
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.why.trace_answer import trace_answer
-from lm_profiler.analysis.why.traced import Traced, traced_of
+from lm_profiler.analysis.why.traced import Traced, broken_down
 from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.run_record import FlopRate, Rates
 
@@ -54,7 +54,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 @cache
 def traced_in(path: Path) -> Traced:
-    return traced_of(traced_work(PackedTrace(events_of(path))))
+    return broken_down(traced_work(PackedTrace(events_of(path))))
 
 
 def wanted(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int, int]:

@@ -139,7 +139,7 @@ def test_the_differences_of_two_traces_add_up(tmp_path: Path) -> None:
         assert difference_s(comparison.kinds) == pytest.approx(comparison.b.step_s - comparison.a.step_s)
         work_s = []
         for trace in (trace_a, trace_b):
-            work_s.append(sum(piece.own for piece in trace.work.pieces) * 1e-9 / len(trace.work.packed.steps))
+            work_s.append(sum(piece.own_ns for piece in trace.work.pieces) * 1e-9 / len(trace.work.packed.steps))
         for differences in (comparison.kernels, comparison.operators):
             assert difference_s(differences) == pytest.approx(work_s[1] - work_s[0])
 

@@ -6,7 +6,7 @@ from cuda_trace import GEMM, MAIN, Trace
 
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import traced_work
-from lm_profiler.analysis.why.traced import QUEUED, traced_of
+from lm_profiler.analysis.why.traced import QUEUED, broken_down
 
 
 def test_each_gap_is_told_what_the_host_was_doing() -> None:
@@ -29,7 +29,7 @@ def test_each_gap_is_told_what_the_host_was_doing() -> None:
     trace.range("phase: optimizer", 600, 1000)
     trace.operator("aten::add_", 640, 655)
     trace.work(GEMM, 645, 650, 900, 6)
-    gaps = traced_of(traced_work(PackedTrace(trace.events))).gaps
+    gaps = broken_down(traced_work(PackedTrace(trace.events))).gaps
     assert {(gap.phase, gap.what.partition(" in aten::")[0]): gap.ns for gap in gaps} == {
         ("forward", "launching aten::mm"): 100_000,
         ("forward", QUEUED): 5_000,
@@ -52,7 +52,7 @@ def test_of_a_gap_only_what_passed_while_the_host_saw_to_the_batch_is_the_inputs
     trace.range("phase: forward", 380, 1000)
     trace.operator("aten::mm", 480, 495)
     trace.work(GEMM, 490, 500, 1000, 2)
-    gaps = [(gap.phase, gap.ns) for gap in traced_of(traced_work(PackedTrace(trace.events))).gaps]
+    gaps = [(gap.phase, gap.ns) for gap in broken_down(traced_work(PackedTrace(trace.events))).gaps]
     assert gaps == [("transfer", 90_000), ("other", 100_000), ("data", 60_000), ("forward", 140_000)]
 
 
@@ -64,7 +64,7 @@ def test_pythons_time_on_the_cpu_is_cut_where_phases_are() -> None:
     trace.operator("aten::mm", 20, 30)
     trace.operator("aten::view", 60, 65)
     gaps: dict[tuple[str, str], int] = {}
-    for gap in traced_of(traced_work(PackedTrace(trace.events))).gaps:
+    for gap in broken_down(traced_work(PackedTrace(trace.events))).gaps:
         gaps[gap.phase, gap.what] = gaps.get((gap.phase, gap.what), 0) + gap.ns
     assert gaps == {
         ("other", "Python"): 20_000,

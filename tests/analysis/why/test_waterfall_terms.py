@@ -14,7 +14,7 @@ from stored_texts import assert_stored
 
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import Piece, Use, traced_work
-from lm_profiler.analysis.why.traced import Gap, Traced, traced_of
+from lm_profiler.analysis.why.traced import Gap, Traced, broken_down
 from lm_profiler.analysis.why.waterfall_terms import Step, contributors, ms, waterfall
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import FlopRate, Rates, Term, Waterfall
@@ -47,7 +47,7 @@ def term(fall: Waterfall, name: str) -> Term:
 
 @pytest.fixture(scope="module")
 def traced() -> Traced:
-    return traced_of(traced_work(PackedTrace(planted())))
+    return broken_down(traced_work(PackedTrace(planted())))
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_kernels_that_took_longer_while_traced_are_scaled_down_to_the_step(trace
 
 def test_on_the_cpu_nothing_runs_beside_the_wait_for_a_batch() -> None:
     """A wait of 100 of 300 was measured: what computes has the rest, though it took 220 while traced."""
-    fall = waterfall(step(300, input_s=100 * US), traced_of(traced_work(PackedTrace(products(210, 230)))))
+    fall = waterfall(step(300, input_s=100 * US), broken_down(traced_work(PackedTrace(products(210, 230)))))
     told = terms(fall)
     assert (told["input"], told["unexplained"]) == pytest.approx((100, 0))
     assert told["ideal"] + told["slow_products"] == pytest.approx(200)
@@ -216,7 +216,7 @@ def test_milliseconds_in_words(seconds: float, said: str) -> None:
 
 
 def test_the_hand_made_step_is_taken_apart_to_the_nanosecond() -> None:
-    fall = waterfall(step(170, input_s=(16 + 4) * US), traced_of(traced_work(PackedTrace(cuda_step()))))
+    fall = waterfall(step(170, input_s=(16 + 4) * US), broken_down(traced_work(PackedTrace(cuda_step()))))
     assert terms(fall) == pytest.approx(
         {
             "ideal": 0, "clock": 0, "slow_products": 70, "recomputation": 0, "bandwidth": 0, "beyond_bandwidth": 22,
@@ -233,7 +233,7 @@ def alone(waited: float, late: float) -> Traced:
     if waited:
         trace.range("phase: data", 0, waited)
     trace.range("phase: forward", waited, waited + late)
-    return traced_of(traced_work(PackedTrace(trace.events)))
+    return broken_down(traced_work(PackedTrace(trace.events)))
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_waiting_for_other_ranks_is_no_gap_that_could_be_won() -> None:
     trace.range("phase: backward", 200, 500)
     trace.operator("aten::mm", 200, 300)
     waits = {"backward": 140 * US, "data": 20 * US}
-    fall = waterfall(step(500, input_s=50 * US, waiting_s=waits), traced_of(traced_work(PackedTrace(trace.events))))
+    fall = waterfall(step(500, input_s=50 * US, waiting_s=waits), broken_down(traced_work(PackedTrace(trace.events))))
     told = terms(fall)
     assert [told[name] for name in ("waiting", "gaps", "input", "unexplained")] == pytest.approx([160, 90, 30, 0])
     assert term(fall, "waiting").at_most_s is None
@@ -308,7 +308,7 @@ def cpu_step() -> list[dict[str, Any]]:
 def test_operators_take_the_kernels_place_on_the_cpu() -> None:
     fall = waterfall(
         step(1000, ideal_s=150e-6, input_s=100e-6, rates=rates(float32=2 * 512**3 / 150e-6)),
-        traced_of(traced_work(PackedTrace(cpu_step()))),
+        broken_down(traced_work(PackedTrace(cpu_step()))),
     )
     assert fall.source == "operators"
     assert terms(fall) == pytest.approx(
@@ -329,7 +329,7 @@ def test_threads_that_compute_at_the_same_time_count_once() -> None:
     trace.range("ProfilerStep#1", 0, 100)
     trace.operator("aten::mm", 10, 60, MAIN)
     trace.operator("aten::add", 40, 90, MAIN + 1)
-    told = terms(waterfall(step(100), traced_of(traced_work(PackedTrace(trace.events)))))
+    told = terms(waterfall(step(100), broken_down(traced_work(PackedTrace(trace.events)))))
     assert (told["slow_products"], told["beyond_bandwidth"], told["gaps"]) == pytest.approx((50, 30, 20))
 
 
@@ -340,7 +340,7 @@ def test_a_compiled_graph_computes_and_what_surrounds_it_waits() -> None:
     trace.operator("CompiledFunction", 20, 90)
     trace.range("## Call CompiledFxGraph fyla2tcja2vqqjqmbouiqp5ygmsyajl7f4wz ##", 30, 80)
     trace.operator("aten::mm", 40, 60)
-    fall = waterfall(step(100), traced_of(traced_work(PackedTrace(trace.events))))
+    fall = waterfall(step(100), broken_down(traced_work(PackedTrace(trace.events))))
     told = terms(fall)
     assert (told["slow_products"], told["beyond_bandwidth"], told["gaps"]) == pytest.approx((20, 30, 50))
     assert term(fall, "beyond_bandwidth").contributors[0].what == "other: CompiledFxGraph"
@@ -373,7 +373,7 @@ def test_products_copies_and_sleeps_of_known_length_are_told_within_three_percen
     ideal_s, input_s = times * product / 2 * US, waited * US
     fall = waterfall(
         step(step_us, rates=known, dtype="float32", ideal_s=ideal_s, input_s=input_s),
-        traced_of(traced_work(PackedTrace(trace.events))),
+        broken_down(traced_work(PackedTrace(trace.events))),
     )
     expected = dict.fromkeys(terms(fall), 0.0) | {
         "ideal": times * product / 2,
@@ -403,7 +403,7 @@ def products(*took: int) -> list[dict[str, Any]]:
 
 def test_traced_steps_in_which_more_ran_are_scaled_down_and_no_ceiling_is_told() -> None:
     """A validation in them, say: no term exceeds the measured step, and nothing is taken back as unexplained."""
-    fall = waterfall(step(300), traced_of(traced_work(PackedTrace(products(600, 620)))))
+    fall = waterfall(step(300), broken_down(traced_work(PackedTrace(products(600, 620)))))
     assert sum(terms(fall).values()) == pytest.approx(300)
     assert all(0 <= us <= 300 for us in terms(fall).values())
     assert {each.at_most_s for each in fall.terms} == {None}
@@ -414,7 +414,7 @@ def test_traced_steps_in_which_more_ran_are_scaled_down_and_no_ceiling_is_told()
 
 
 def test_a_term_has_the_least_and_the_most_that_a_traced_step_alone_gives() -> None:
-    fall = waterfall(step(1000), traced_of(traced_work(PackedTrace(products(400, 500, 660)))))
+    fall = waterfall(step(1000), broken_down(traced_work(PackedTrace(products(400, 500, 660)))))
     assert fall.traced_steps == 3
     slow, gaps, moved = (term(fall, name) for name in ("slow_products", "gaps", "bandwidth"))
     assert [of / US for of in (slow.low_s, slow.seconds, slow.high_s)] == pytest.approx([400, 520, 660])
@@ -423,7 +423,7 @@ def test_a_term_has_the_least_and_the_most_that_a_traced_step_alone_gives() -> N
 
 
 def test_of_one_traced_step_no_ends_are_known() -> None:
-    slow = term(waterfall(step(1000), traced_of(traced_work(PackedTrace(products(400))))), "slow_products")
+    slow = term(waterfall(step(1000), broken_down(traced_work(PackedTrace(products(400))))), "slow_products")
     assert (slow.low_s, slow.high_s) == (None, None)
 
 
@@ -440,7 +440,7 @@ def test_the_ends_hold_the_true_term_as_often_as_the_documentation_says(steps: i
     draw, held, runs = random.Random(23), 0, 400
     for _ in range(runs):
         took = [round(500 * (1 + 0.03 * draw.gauss(0, 1))) for _ in range(steps)]
-        slow = term(waterfall(step(1000), traced_of(traced_work(PackedTrace(products(*took))))), "slow_products")
+        slow = term(waterfall(step(1000), broken_down(traced_work(PackedTrace(products(*took))))), "slow_products")
         held += slow.low_s <= 500 * US <= slow.high_s
     assert held / runs == pytest.approx(wanted, abs=3 * (wanted * (1 - wanted) / runs) ** 0.5)
 

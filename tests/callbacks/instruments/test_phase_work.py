@@ -207,10 +207,10 @@ def test_shapes_alone_find_what_a_real_step_does(kind: Any, options: dict[str, A
     alone = phase_work(
         TrainerLoop(trainer), step_work(TrainerLoop(trainer), "fit", SeenFlops(), 0, lambda: batch), None, 0
     )
-    assert {phase: (of.flops, of.bytes) for phase, of in alone.items()} == work_of(profiler.record)
+    assert {phase: (of.flops, of.bytes) for phase, of in alone.items()} == read_traced_work(profiler.record)
 
 
-def work_of(record: RunRecord) -> dict[str, Any]:
+def read_traced_work(record: RunRecord) -> dict[str, Any]:
     return {phase: (floor.flops, floor.bytes) for phase, floor in record.floors.items()}
 
 

@@ -19,7 +19,7 @@ from raised import refusal
 from stored_texts import assert_stored
 from torch.optim import optimizer as optimizer_module
 
-from lm_profiler.analysis.trace.pieces import work_of
+from lm_profiler.analysis.trace.pieces import read_traced_work
 from lm_profiler.analysis.trace.range_names import phase_range_name
 from lm_profiler.analysis.trace.trace_file import OperatorEvents, trace_events
 from lm_profiler.callbacks import TraceOptions, TrainingProfiler
@@ -313,7 +313,7 @@ def test_the_ranges_of_a_step_nest(tmp_path: Path, optimizer: type[torch.optim.O
         traced = json.load(file)["traceEvents"]
     assert any(e["name"].startswith("Optimizer.step#") for e in traced)
     assert overlaps(traced) == []
-    work = work_of(trace)
+    work = read_traced_work(trace)
     assert work is not None
     seen = {(piece.name, piece.phase) for piece in work.pieces}
     assert {phase for name, phase in seen if name == "aten::mse_loss"} == {"forward"}

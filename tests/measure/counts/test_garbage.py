@@ -140,7 +140,7 @@ def test_a_hook_that_somebody_kept_holds_nothing_once_the_log_is_over() -> None:
         kept_hook(dropped_in(log))  # type: ignore[arg-type]
     finally:
         sys.unraisablehook = plain
-    assert log.held_error is None
+    assert log.signal_error is None
     assert len(passed_on) == 1
 
 

@@ -29,7 +29,7 @@ def read_of(*steps: Any) -> StepReader:
         for number, step in enumerate(steps, 1):
             began_ns = time.perf_counter_ns()
             step()
-            reader.place(number, began_ns, time.perf_counter_ns())
+            reader.note_instants(number, began_ns, time.perf_counter_ns())
             reader.read(number)
     finally:
         reader.stop()

@@ -29,40 +29,40 @@ def test_a_block_is_what_was_asked_for_rounded_up_and_what_is_left_if_it_is_not_
     asked: int, given: int, reserved: int
 ) -> None:
     blocks = CachingAllocator()
-    blocks.take(asked)
+    blocks.allocate(asked)
     assert (blocks.used_bytes, blocks.reserved_bytes) == (given, reserved)
 
 
 def test_what_is_given_back_is_given_out_again_and_grows_together_with_what_is_free_beside_it() -> None:
     blocks = CachingAllocator()
-    a, b, c = (blocks.take(5 * MIB) for _ in range(3))
+    a, b, c = (blocks.allocate(5 * MIB) for _ in range(3))
     assert blocks.reserved_bytes == 20 * MIB
     for block in (a, c, b):
-        blocks.give_back(block)
+        blocks.free(block)
     assert blocks.used_bytes == 0
-    assert blocks.take(20 * MIB).size == 20 * MIB
+    assert blocks.allocate(20 * MIB).size == 20 * MIB
     assert blocks.reserved_bytes == 20 * MIB
 
 
 def test_the_smallest_that_is_large_enough_is_taken_whole_if_little_would_be_left() -> None:
     blocks = CachingAllocator()
-    large, small = blocks.take(30 * MIB), blocks.take(12 * MIB)
+    large, small = blocks.allocate(30 * MIB), blocks.allocate(12 * MIB)
     for block in (large, small):
-        blocks.give_back(block)
-    assert blocks.take(11 * MIB).size == 12 * MIB
-    assert blocks.take(11 * MIB).size == 11 * MIB
+        blocks.free(block)
+    assert blocks.allocate(11 * MIB).size == 12 * MIB
+    assert blocks.allocate(11 * MIB).size == 11 * MIB
     assert (blocks.used_bytes, blocks.reserved_bytes) == (23 * MIB, 42 * MIB)
 
 
 def test_segments_of_which_nothing_is_used_go_back() -> None:
     blocks = CachingAllocator()
-    a, b, c = blocks.take(30 * MIB), blocks.take(5 * MIB), blocks.take(5 * MIB)
-    blocks.give_back(a)
-    blocks.give_back(c)
-    blocks.give_back_unused()
+    a, b, c = blocks.allocate(30 * MIB), blocks.allocate(5 * MIB), blocks.allocate(5 * MIB)
+    blocks.free(a)
+    blocks.free(c)
+    blocks.empty_cache()
     assert (blocks.used_bytes, blocks.reserved_bytes) == (5 * MIB, 20 * MIB)
-    assert blocks.take(15 * MIB).size == 15 * MIB
-    blocks.give_back(b)
+    assert blocks.allocate(15 * MIB).size == 15 * MIB
+    blocks.free(b)
     assert blocks.reserved_bytes == 20 * MIB
 
 
@@ -75,9 +75,9 @@ def test_as_torch_has_it() -> None:
     with torch.cuda.use_mem_pool(pool):
         for _ in range(500):
             if held and drawn.random() < 0.45:
-                blocks.give_back(held.pop(drawn.randrange(len(held)))[0])
+                blocks.free(held.pop(drawn.randrange(len(held)))[0])
             else:
                 size = int(2 ** drawn.uniform(8, 26))
-                held.append((blocks.take(size), torch.empty(size, dtype=torch.uint8, device="cuda")))
+                held.append((blocks.allocate(size), torch.empty(size, dtype=torch.uint8, device="cuda")))
             assert torch.cuda.memory_allocated() - given == pytest.approx(blocks.used_bytes, rel=0.01)
             assert torch.cuda.memory_reserved() - reserved == pytest.approx(blocks.reserved_bytes, rel=0.05)

@@ -38,7 +38,7 @@ def test_storages_count_from_their_making_to_their_end(fake: bool) -> None:
 
 def test_what_was_there_before_counts_once_it_is_seen() -> None:
     before, live = torch.empty(MIB, dtype=torch.uint8), LiveBytes()
-    live.see([before, before.view(2, -1)])
+    live.count_storages([before, before.view(2, -1)])
     assert live.held_bytes == MIB
     del before
     assert live.held_bytes == 0
