@@ -61,7 +61,7 @@ class Attachment:
     options: ProfilingOptions  # the options of the run
     restore_loop: Callable[[], None]  # removes what marks the loop
     guard: Guard = UNGUARDED  # guards every call
-    ending: RunFinisher = field(init=False)
+    finisher: RunFinisher = field(init=False)
     notes: list[str] = field(default_factory=list)  # what was reported so far
     has_begun: bool = False  # whether there is a session, or making one failed
     is_search: bool = False  # whether this was no run, but a Tuner's search for a batch size or a learning rate
@@ -72,7 +72,7 @@ class Attachment:
     def __post_init__(self) -> None:
         # Two guards: the profiler may fail while a record can still be written, and writing the record may fail too.
         self.guard = Guard("the profiler", self.report, self.only_count)
-        self.ending = RunFinisher(
+        self.finisher = RunFinisher(
             self.loop,
             self.options,
             self.guard,
@@ -80,8 +80,8 @@ class Attachment:
             self.report,
             self.notes,
         )
-        self.ending.guard = Guard(
-            "the record", self.report, self.ending.recording_failed
+        self.finisher.guard = Guard(
+            "the record", self.report, self.finisher.recording_failed
         )
 
     def report(self, text: str) -> None:
@@ -97,7 +97,7 @@ class Attachment:
         """Begin the ledger of a watched fit, connect the ranks, and limit the steps before there is an optimizer."""
         if self.options.watch is not None:
             self._begin_ledger(self.options.watch, began_ns)
-        self.ending.exchange = Exchange.of_process_group()
+        self.finisher.exchange = Exchange.of_process_group()
         if self.options.stages.stop_when_done:
             # A loader without a length is fetched ahead: one step more may run.
             self.loop.limit_steps(sum(self._steps.values()) + 1)
@@ -125,11 +125,11 @@ class Attachment:
         """Make the record and the instruments; asks other ranks only for rank 0's folder."""
         self.has_begun = True  # set first: if the rest fails, it is not tried again
         launch = self.options.launch
-        exchange = self.ending.exchange
+        exchange = self.finisher.exchange
         folder = run_folder(
             self.options.log_dir / launch.name, launch.folder, exchange, self.report
         )
-        self.ending.files.folder = folder
+        self.finisher.files.folder = folder
         # before the instruments, which may fail: a killed run must have a record
         self._begin_files(folder)
         stream = stream_of(self.loop.device)
@@ -143,8 +143,8 @@ class Attachment:
             steps_of_loop=self._most_measured_steps(),
         )
         session = self._make_session(timeline, stream, folder, self._stopping)
-        self.ending.session = session
-        phases = self._mark(timeline, session)
+        self.finisher.session = session
+        phases = self._install_marks(timeline, session)
         phases.mark_optimizers()
         phases.see_host_batches(session.counts.note_host_batch)
 
@@ -191,7 +191,7 @@ class Attachment:
         """Write what a killed process leaves: on rank 0 an unfinished record, on other ranks a file for rows."""
         if self.loop.rank == 0:
             Guard("writing an unfinished record", self.report).run(
-                self.ending.begin, self._steps
+                self.finisher.begin, self._steps
             )
             return
         Guard("writing the steps while they come", self.report).run(
@@ -200,14 +200,14 @@ class Attachment:
 
     def count_batch(self, batch: Any) -> None:
         """Count a batch that the loop has worked on; called in every timed step."""
-        ending = self.ending
-        session = ending.session
-        if ending.is_over or session is None or self.guard.is_disabled:
+        finisher = self.finisher
+        session = finisher.session
+        if finisher.is_over or session is None or self.guard.is_disabled:
             return
         try:
             session.counts.add(batch)
-            if not ending.collector.has_batch:
-                ending.collector.remember(batch)
+            if not finisher.collector.has_batch:
+                finisher.collector.remember_batch(batch)
         except BaseException as error:
             self.guard.handle(error)
 
@@ -218,9 +218,9 @@ class Attachment:
 
         It is written out, because it runs in every step. ``count_batch`` has remembered the first batch before.
         """
-        ending = self.ending
-        session = ending.session
-        if ending.is_over or session is None or self.guard.is_disabled:
+        finisher = self.finisher
+        session = finisher.session
+        if finisher.is_over or session is None or self.guard.is_disabled:
             return
         try:
             session.counts.add(batch)
@@ -231,38 +231,38 @@ class Attachment:
         """Only count steps from here on, because the profiler itself failed."""
         phases = self.phases
         if phases is None:
-            phases = self._mark(Timeline(guard=self.guard), session=None)
+            phases = self._install_marks(Timeline(guard=self.guard), session=None)
         phases.count_only()
-        if self.ending.session is not None:
-            self.ending.session.instruments.discard()
+        if self.finisher.session is not None:
+            self.finisher.session.instruments.discard()
 
     def end_evaluation(self) -> None:
         """Record an evaluation: its loop is over."""
-        if self.options.verb == "fit" or self.ending.is_over:
+        if self.options.verb == "fit" or self.finisher.is_over:
             return
         if self.phases is not None:
             self.guard.run(self.phases.close_step)
-        self.ending.finished_early()
+        self.finisher.finished_early()
 
     def died(self, exception: BaseException) -> None:
         """Record a run that ``exception`` ended."""
         if not self.has_begun:
-            if self.ending.exchange.rank > 0:
+            if self.finisher.exchange.rank > 0:
                 # begin() would wait for rank 0's folder while rank 0 waits for this rank
-                self.ending.is_over = True
+                self.finisher.is_over = True
                 self.restore_loop()
                 return
             self.guard.run(self.begin)
         phase = "other"
         step = 1
-        session = self.ending.session
+        session = self.finisher.session
         if session is not None and self.phases is not None:
             phase = phase_of(exception, session.timeline, session.steps)
             # a step that was complete before the error counts
             self.guard.run(self.phases.close_step)
             step = session.steps + 1
-        if not self.ending.is_over:  # closing the last step may have finished the run
-            self.ending.died(exception, phase, step)
+        if not self.finisher.is_over:  # closing the last step may have finished the run
+            self.finisher.died(exception, phase, step)
 
     def end(self) -> None:
         """Record the run if it is not recorded yet: the loop is over."""
@@ -270,12 +270,12 @@ class Attachment:
         tuner_ended_it = is_a(sys.exc_info()[1], TUNER_EXIT.name)
         if not self.has_begun and tuner_ended_it:
             self.is_search = True
-            self.ending.is_over = True
+            self.finisher.is_over = True
             return
-        if not self.ending.is_over:
+        if not self.finisher.is_over:
             if not self.has_begun:
                 self.guard.run(self.start)
-            self.ending.finished_early()  # Lightning calls no end hook for a loop without work
+            self.finisher.finished_early()  # Lightning calls no end hook for a loop without work
         self.restore_loop()
 
     def _make_instruments(
@@ -310,12 +310,12 @@ class Attachment:
             timeline=timeline,
             folder=folder,
             rank=rank,
-            module=self._module,
-            taken=loop.traces_by_itself,
+            module=self._get_module,
+            is_profiler_taken=loop.traces_by_itself,
         )
         others: list[Instrument] = [
             loop.owners_watch(timeline, options.actions.steps),
-            FlopsWatch(timeline, self._module, forward),
+            FlopsWatch(timeline, self._get_module, forward),
         ]
         prefetched = loop.loader_watch()
         if prefetched is not None:
@@ -337,7 +337,7 @@ class Attachment:
             PartTimes(timeline),
         )
 
-    def _module(self) -> nn.Module:
+    def _get_module(self) -> nn.Module:
         """Return the trained module, which exists once the loop starts."""
         return self.loop.module
 
@@ -370,18 +370,18 @@ class Attachment:
         if read_flight_recorder is not None:
             arrivals = Arrivals(read_flight_recorder, self.options.clock)
         if stream is None:
-            return RanksWatch(arrivals, rank, self._wrapped_module)
+            return RanksWatch(arrivals, rank, self._get_wrapped_module)
         waits: StreamWaits | None = None
         if device.type == "cuda":
             waits = StreamWaits(stream.record, self.options.clock)
         return StreamRanksWatch(
-            arrivals, rank, self._wrapped_module, stream=stream, waits=waits
+            arrivals, rank, self._get_wrapped_module, stream=stream, waits=waits
         )
 
-    def _wrapped_module(self) -> object:
+    def _get_wrapped_module(self) -> object:
         return self.loop.wrapped_module
 
-    def _mark(self, timeline: Timeline, session: Session | None) -> Marks:
+    def _install_marks(self, timeline: Timeline, session: Session | None) -> Marks:
         """Have the phases of the loop marked; without a session, count steps alone."""
         step_ended: Callable[[], int] = _no_steps_left
         if session is not None:
@@ -394,9 +394,9 @@ class Attachment:
             sum(self._steps.values()),
             step_ended,
             agree_on_steps_left=lambda steps_left: following.run(
-                self._follow_rank_0, steps_left, otherwise=steps_left
+                self._agree_with_rank_0, steps_left, otherwise=steps_left
             ),
-            stages_ended=partial(self.ending.guard.run, self._stages_are_over),
+            stages_ended=partial(self.finisher.guard.run, self._stages_are_over),
             ends_loop=self.options.stages.stop_when_done,
         )
         phases = self.loop.make_marks(timeline, counter, self.report)
@@ -410,24 +410,27 @@ class Attachment:
 
         Returns what marks the rest of training, if it is watched.
         """
-        session = self.ending.session
-        self.ending.finished()
+        session = self.finisher.session
+        self.finisher.finished()
         watching = self.watching
-        folder = self.ending.files.folder
-        may_watch = not self.ending.is_forked_copy and not self.guard.is_disabled
+        folder = self.finisher.files.folder
+        may_watch = not self.finisher.is_forked_copy and not self.guard.is_disabled
         if watching is None or folder is None or session is None or not may_watch:
             return None
-        watching.trackers = self.ending.trackers
+        watching.trackers = self.finisher.trackers
         watching.guard.run(
-            watching.start, folder, session, self.ending.record, self.options.export
+            watching.start, folder, session, self.finisher.record, self.options.export
         )
         if self.phases is not None:
             watching.take_over(self.phases)
         successor: Marks | None = watching.phases
         return successor
 
-    def _follow_rank_0(self, steps_left: int) -> int:
-        """Return the steps left; unless their number was given the ranks agree on it, so all must ask equally often."""
+    def _agree_with_rank_0(self, steps_left: int) -> int:
+        """Return the steps left after a step that only counts: where rank 0 decides when enough is measured, ask it.
+
+        All ranks must ask equally often.
+        """
         steps = self._steps
         later_steps = sum(steps.values()) - steps["warmup"] - steps["measure"]
         measured_steps = steps["measure"] - (steps_left - later_steps)

@@ -73,7 +73,7 @@ from lm_profiler.torch_names import FUSED_DEVICES
 
 @dataclass(eq=False)
 class Collector:
-    """Makes the evidence of one run: ``evidence`` as soon as the loop ends, ``look_back`` once all timing is over."""
+    """Makes the evidence of a run: ``evidence`` once the loop ends, ``collect_afterwards`` once all timing is over."""
 
     loop: Loop  # the loop of the run
     options: ProfilingOptions  # the options of the run
@@ -81,7 +81,7 @@ class Collector:
     _shapes: Future[Any] = field(default_factory=Future)
     _copy: Future[Any] = field(default_factory=Future)
 
-    def remember(self, batch: Any) -> None:
+    def remember_batch(self, batch: Any) -> None:
         """Remember ``batch``, which may be of any type: an error is raised where the batch is asked for."""
         self.has_batch = True
         _set_result(self._shapes, without_data, batch)
@@ -146,7 +146,7 @@ class Collector:
             return {**planned, "measure": TIMED_STEPS}
         return planned
 
-    def look_back(
+    def collect_afterwards(
         self, evidence: Evidence, measured: Measured, tracer: Tracer
     ) -> Evidence:
         """Return ``evidence`` with FLOPs, rates of the machine, kernels and numerics; for rank 0, after all timing."""

@@ -31,15 +31,15 @@ class HookedRun:
 
     @property
     def record(self) -> RunRecord | None:
-        return self.attachment.ending.record
+        return self.attachment.finisher.record
 
     @property
     def folder(self) -> Path | None:
-        return self.attachment.ending.files.folder
+        return self.attachment.finisher.files.folder
 
     @property
     def is_over(self) -> bool:
-        return self.attachment.ending.is_over
+        return self.attachment.finisher.is_over
 
     def end(self, error: BaseException | None = None, ends_step: bool = True) -> None:
         """Record the loop, which is over or which ``error`` ended, unless its stages were over before.
@@ -47,15 +47,15 @@ class HookedRun:
         With ``ends_step`` its last step ends here; where the program ends nobody knows what it did after that step.
         """
         attachment = self.attachment
-        ending = attachment.ending
-        if ending.is_forked_copy:
+        finisher = attachment.finisher
+        if finisher.is_forked_copy:
             return
-        if not ending.is_over and error is not None:
-            ending.guard.run(attachment.died, error)
-        elif not ending.is_over:
+        if not finisher.is_over and error is not None:
+            finisher.guard.run(attachment.died, error)
+        elif not finisher.is_over:
             if ends_step and attachment.phases is not None:
                 attachment.guard.run(attachment.phases.close_step)
-            ending.guard.run(ending.finished_early)
+            finisher.guard.run(finisher.finished_early)
         # Not in the guards above: they may be out.
         Guard("leaving the loop", attachment.report).run(attachment.restore_loop)
 

@@ -111,7 +111,7 @@ class TrainingProfiler(Callback):
         self._options.check()
         self._run: Attachment | None = None
         self._loop: TrainerLoop | None = None  # the loop of that run
-        self._last_ending: RunFinisher | None = None
+        self._last_finisher: RunFinisher | None = None
         self._search: LoopSearch | None = None  # for a loop of Fabric
         # decides whether a Trainer is profiled, where Lightning added the callback to every Trainer of a program
         self.admits: Admits | None = None
@@ -122,7 +122,7 @@ class TrainingProfiler(Callback):
             "_options": self._options,
             "_run": None,
             "_loop": None,
-            "_last_ending": None,
+            "_last_finisher": None,
             "_search": None,
             "admits": self.admits,
         }
@@ -130,8 +130,8 @@ class TrainingProfiler(Callback):
     @property
     def record(self) -> RunRecord | None:
         """The record of the last run; None before it is written."""
-        ending = self._ending_of_last_run()
-        return None if ending is None else ending.record
+        finisher = self._finisher_of_last_run()
+        return None if finisher is None else finisher.record
 
     @property
     def folder(self) -> Path:
@@ -140,15 +140,15 @@ class TrainingProfiler(Callback):
         Raises:
             AttributeError: there is none yet.
         """
-        ending = self._ending_of_last_run()
-        if ending is None or ending.files.folder is None:
+        finisher = self._finisher_of_last_run()
+        if finisher is None or finisher.files.folder is None:
             raise AttributeError("the run has no folder yet")
-        return ending.files.folder
+        return finisher.files.folder
 
-    def _ending_of_last_run(self) -> RunFinisher | None:
+    def _finisher_of_last_run(self) -> RunFinisher | None:
         if self._search is not None and self._search.run is not None:
-            return self._search.run.attachment.ending
-        return self._last_ending
+            return self._search.run.attachment.finisher
+        return self._last_finisher
 
     def launched(self, **facts: Any) -> None:
         """Add ``facts`` about how the next run is started: fields of its ``Launch``."""
@@ -217,28 +217,32 @@ class TrainingProfiler(Callback):
                 "keeping Lightning's broadcast out of signal handlers", run.report
             )
             guard.run(
-                lambda: setattr(SIGNALS.get(trainer), SIGTERM_HANDLER.name, _pass_over)
+                lambda: setattr(
+                    SIGNALS.get(trainer), SIGTERM_HANDLER.name, _ignore_signal
+                )
             )
         self._run = None
         self._loop = None
         if run.guard.run(verb_of, trainer, otherwise=options.verb) == options.verb:
             self._run = run
             self._loop = loop
-            self._last_ending = run.ending
+            self._last_finisher = run.finisher
             run.guard.run(run.prepare, began_ns)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None and self._loop is not None:
             self._run.guard.run(self._loop.restore_limit)
 
-    def _passed(self, term: str, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _end_ledger_term(
+        self, term: str, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
         if self._run is not None and self._run.watching is not None:
             self._run.watching.guard.run(self._run.watching.passed, term)
 
-    on_sanity_check_start = partialmethod(_passed, "set-up")
-    on_sanity_check_end = partialmethod(_passed, "sanity check")
+    on_sanity_check_start = partialmethod(_end_ledger_term, "set-up")
+    on_sanity_check_end = partialmethod(_end_ledger_term, "sanity check")
 
-    def _loop_starts(
+    def _start_run(
         self, verb: Verb, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         """Start the run here and not earlier: a Tuner's trials of a batch size or learning rate are not part of it."""
@@ -246,10 +250,10 @@ class TrainingProfiler(Callback):
         if run is not None and verb == self._options.verb and not run.has_begun:
             run.guard.run(run.start)
 
-    on_train_start = partialmethod(_loop_starts, "fit")
-    on_validation_start = partialmethod(_loop_starts, "validate")
-    on_test_start = partialmethod(_loop_starts, "test")
-    on_predict_start = partialmethod(_loop_starts, "predict")
+    on_train_start = partialmethod(_start_run, "fit")
+    on_validation_start = partialmethod(_start_run, "validate")
+    on_test_start = partialmethod(_start_run, "test")
+    on_predict_start = partialmethod(_start_run, "predict")
 
     state_key = "TrainingProfiler"  # read at every hook; Lightning's is a property, which is slower
 
@@ -294,13 +298,13 @@ class TrainingProfiler(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._run is not None:
-            self._run.ending.guard.run(self._run.ending.finished_early)
+            self._run.finisher.guard.run(self._run.finisher.finished_early)
 
     def on_validation_epoch_end(
         self, trainer: Trainer, pl_module: LightningModule
     ) -> None:
         if self._run is not None:
-            self._run.ending.guard.run(self._run.end_evaluation)
+            self._run.finisher.guard.run(self._run.end_evaluation)
 
     on_test_epoch_end = on_predict_epoch_end = on_validation_epoch_end
 
@@ -308,27 +312,27 @@ class TrainingProfiler(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         run = self._run
-        if run is None or run.ending.is_forked_copy:
+        if run is None or run.finisher.is_forked_copy:
             return
         if run.watching is not None:
             run.watching.guard.run(run.watching.end, exception)
-        if not run.ending.is_over:
-            run.ending.guard.run(run.died, exception)
+        if not run.finisher.is_over:
+            run.finisher.guard.run(run.died, exception)
 
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
     ) -> None:
         run = self._run
-        if run is None or run.ending.is_forked_copy:
+        if run is None or run.finisher.is_forked_copy:
             return
         if run.watching is not None:
             run.watching.guard.run(run.watching.end)
-        run.ending.guard.run(run.end)
+        run.finisher.guard.run(run.end)
         if run.is_search and self.admits is not None:
-            run.ending.guard.run(self.admits.release)
+            run.finisher.guard.run(self.admits.release)
         if self._loop is not None:
             # once more: a run may end before on_fit_start
-            run.ending.guard.run(self._loop.restore_limit)
+            run.finisher.guard.run(self._loop.restore_limit)
 
     def _restore_trainer(self) -> None:
         """Restore the Trainer; the rest of training has no overhead."""
@@ -338,7 +342,7 @@ class TrainingProfiler(Callback):
             vars(self).update(_NO_HOOKS)
 
 
-def _pass_over(signum: int, frame: object) -> None:
+def _ignore_signal(signum: int, frame: object) -> None:
     """Do nothing: the handler that was there before Lightning's is called after this one."""
 
 

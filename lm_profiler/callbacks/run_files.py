@@ -33,14 +33,14 @@ class RunFiles:
             self.folder = make_temporary_folder(self.name, self.report)
         return self.folder
 
-    def write(self, evidence: Evidence) -> Evidence:
+    def write_record(self, evidence: Evidence) -> Evidence:
         """Write the rows and run.json; return the evidence as written."""
         try:
             return self._write(self.folder_or_new(), evidence)
         except OSError as error:
             return self._write_elsewhere(error, evidence)
 
-    def write_all(self, evidence: Evidence, rows_are_new: bool) -> None:
+    def write_all_files(self, evidence: Evidence, rows_are_new: bool) -> None:
         """Write run.json once more, the evidence and TensorBoard's scalars, and the rows if they are new."""
         try:
             written = evidence

@@ -65,7 +65,9 @@ class RunFinisher:
 
     loop: Loop  # the loop of the run
     options: ProfilingOptions  # the options of the run
-    core: Guard  # the guard of the profiler as a whole; if that failed, so did the run
+    profiler_guard: (
+        Guard  # the guard of the profiler as a whole; if that failed, so did the run
+    )
     restore_loop: Callable[[], None]  # removes what marks the loop
     report: Callable[[str], object]  # reports a problem, and adds it to ``notes``
     notes: list[str]  # what was reported so far
@@ -78,7 +80,7 @@ class RunFinisher:
     is_over: bool = False  # whether nothing is left to do
     trackers: Sequence[Tracker] = ()  # the loggers that get results
     _process: int = field(default_factory=os.getpid)
-    _gathered: Measured | None = None
+    _gathered_measurements: Measured | None = None
 
     def __post_init__(self) -> None:
         self.collector = Collector(self.loop, self.options)
@@ -113,13 +115,13 @@ class RunFinisher:
         """Record a run whose loop ended before all stages were done."""
         if self.is_over:
             return
-        if self.session is not None and not self.core.is_disabled:
+        if self.session is not None and not self.profiler_guard.is_disabled:
             schedule = self.session.schedule
             planned = counted(schedule.planned[schedule.stage or ""], "step")
             self.notes.append(
                 f"the loop ended in stage {schedule.stage}, after {schedule.steps_done} of its {planned}"
             )
-            self._leave_loop_end(self.session.steps)
+            self._write_loop_end(self.session.steps)
         self.finished()
 
     def finished(self) -> None:
@@ -130,7 +132,7 @@ class RunFinisher:
             return
 
         measured = self.exchange.gather(self._measured())
-        self._gathered = measured
+        self._gathered_measurements = measured
         failure = self._hidden_failure(measured)
         if self.loop.rank == 0:
             with collector_paused():
@@ -145,9 +147,9 @@ class RunFinisher:
 
     def _hidden_failure(self, measured: Measured) -> Failure | None:
         """Return why a run that raised nothing failed all the same: its instruments failed, or it had no step."""
-        if self.core.error is not None:
+        if self.profiler_guard.error is not None:
             step = None if self.session is None else self.session.steps + 1
-            return failure_of(self.core.error, "instruments", step)
+            return failure_of(self.profiler_guard.error, "instruments", step)
         if not measured.rows:
             return self.loop.no_step
         return None
@@ -155,23 +157,23 @@ class RunFinisher:
     def _record_finished(self, measured: Measured, failure: Failure | None) -> None:
         """Write the record twice: at once with what was measured, and again with what is determined afterwards.
 
-        So no error or signal after the first write can lose what was measured. What is determined afterwards (by
-        ``look_back``) takes some seconds: FLOPs, the machine's rates, kernels, and numerics if they were asked for.
+        So no error or signal after the first write can lose what was measured. ``collect_afterwards`` takes some
+        seconds: FLOPs, the machine's rates, kernels, and numerics if they were asked for.
         """
         status: Status = "ok" if failure is None else "failed"
         evidence = self.collector.evidence(measured, status, failure)
         if failure is None:
             evidence = with_rows_left_behind(evidence, self.files.folder_or_new())
-        evidence = self.files.write(evidence)
+        evidence = self.files.write_record(evidence)
         self.is_over = True  # from here on a record exists, however the process ends
         if failure is None and self.session is not None:
-            evidence = self.collector.look_back(
+            evidence = self.collector.collect_afterwards(
                 evidence, measured, self.session.instruments.tracer
             )
         # the rows of all ranks were written with the first record
-        self.files.write_all(evidence, rows_are_new=False)
+        self.files.write_all_files(evidence, rows_are_new=False)
 
-    def _leave_loop_end(self, steps: int) -> None:
+    def _write_loop_end(self, steps: int) -> None:
         """Leave for the other ranks that this rank has no step left: they may fail because of that."""
         if self.exchange.ranks == 1 or self.is_forked_copy:
             return
@@ -204,7 +206,7 @@ class RunFinisher:
             rank_end = RankEnd(
                 status=status, failure=failure, at=time.time(), followed=is_consequence
             )
-            self._leave_rank_end(rank_end)
+            self._write_rank_end(rank_end)
         if status == "oom" and self.files.folder is not None:
             keep_snapshot(device, snapshot_file(self.files.folder, self.loop.rank))
 
@@ -221,7 +223,7 @@ class RunFinisher:
             )
         self._close()
 
-    def _leave_rank_end(self, rank_end: RankEnd) -> None:
+    def _write_rank_end(self, rank_end: RankEnd) -> None:
         """Leave how this rank ended, at once: whoever launched the ranks may end this one too."""
         with suppress(OSError):
             rank_end.write(self.files.folder_or_new() / end_file(self.exchange.rank))
@@ -236,18 +238,22 @@ class RunFinisher:
         rank_end: RankEnd | None,
     ) -> None:
         """Write the record at once, and all files when the other ranks had the time to leave how they ended."""
-        evidence = self.files.write(self.collector.evidence(measured, status, failure))
+        evidence = self.files.write_record(
+            self.collector.evidence(measured, status, failure)
+        )
         self.is_over = True  # from here on a record exists, however the process ends
         with_all_ranks: Evidence | None = None
         if rank_end is not None:
-            ask = partial(self._with_all_ranks, evidence, rank_end)
+            ask = partial(self._with_what_all_ranks_left, evidence, rank_end)
             with_all_ranks = try_or_note("how the ranks ended", ask, self.notes)
         if with_all_ranks is None:
-            self.files.write_all(evidence, rows_are_new=False)
+            self.files.write_all_files(evidence, rows_are_new=False)
         else:
-            self.files.write_all(with_all_ranks, rows_are_new=True)
+            self.files.write_all_files(with_all_ranks, rows_are_new=True)
 
-    def _with_all_ranks(self, evidence: Evidence, own_end: RankEnd) -> Evidence:
+    def _with_what_all_ranks_left(
+        self, evidence: Evidence, own_end: RankEnd
+    ) -> Evidence:
         """Return ``evidence`` with the steps that all ranks have written, and the end that ended the other ranks."""
         folder = self.files.folder_or_new()
         ranks = self.exchange.ranks
@@ -276,7 +282,7 @@ class RunFinisher:
         if self.session is not None:
             self.session.instruments.discard()
         if self.loop.rank == 0 and error is not None:
-            measured = self._gathered
+            measured = self._gathered_measurements
             if measured is None:
                 measured = self._measured()
             evidence = self.collector.evidence(
@@ -287,7 +293,7 @@ class RunFinisher:
                 evidence = replace(
                     evidence, status=self.record.status, failure=self.record.failure
                 )
-            self.files.write(
+            self.files.write_record(
                 replace(
                     evidence,
                     notes=[*evidence.notes, f"not complete: {error_text(error)}"],

@@ -259,7 +259,10 @@ class Session:
             self._next_due_step = 0
 
     def _read_instruments(self, stage: str) -> None:
-        """Read memory, and in ``measure`` what else disturbed the step that has just ended."""
+        """Read memory, and in ``measure`` the counters of the step that has just ended.
+
+        In ``warmup`` and ``measure`` also read the ranks' collective calls, if that is due.
+        """
         memory = self.instruments.memory
         self._peaks = UNKNOWN  # otherwise an interrupt in the next line would leave the peaks of an earlier step
         self._peaks = memory.guard.run(memory.end_step, otherwise=UNKNOWN)
@@ -268,7 +271,7 @@ class Session:
             counters.guard.run(counters.reader.read, self.steps)
         ranks = self.instruments.ranks
         if ranks is not None and stage in ("warmup", "measure"):
-            ranks.guard.run(ranks.look, self.steps)
+            ranks.guard.run(ranks.read_if_due, self.steps)
 
     def write_rows(self) -> None:
         """Write the complete rows that were not written yet."""
@@ -428,8 +431,8 @@ class Session:
             self._gaps_ns.append((last_end_ns, begin_ns))
             self._measured_ns = first_begin_ns, end_ns
         self._gaps_ns += away_ns
-        self._idle_checks += marks.asked
-        self._idle_starts += marks.idle
+        self._idle_checks += marks.idle_checks
+        self._idle_starts += marks.idle_starts
 
     def _unseen_backward_note(self) -> list[str]:
         """Return a note if the user's own steps changed weights, but none of them had a backward pass."""

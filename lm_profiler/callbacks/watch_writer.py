@@ -31,7 +31,7 @@ from lm_profiler.callbacks.watch_traces import TraceRequests
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.clocks.tape import ChunkReader, TimedSteps
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.collective_calls import flight_recorder, pending
+from lm_profiler.measure.collective_calls import flight_recorder, oldest_pending_call
 from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_reader import (
     GarbageCollection,
@@ -427,7 +427,7 @@ class WatchWriter:
         dump = flight_recorder(self.device.type)
         if dump is None:
             return None
-        return try_or_note("flight recorder", lambda: pending(dump()), [])
+        return try_or_note("flight recorder", lambda: oldest_pending_call(dump()), [])
 
     def _report_stall(self, place: str, seconds: float, cause: str | None) -> None:
         event = WatchEvent(

@@ -474,7 +474,7 @@ class Watching:
             folder=writer.folder,
             rank=writer.rank,
             module=lambda: trainer.lightning_module,
-            taken=is_a(self._users_profiler, "PyTorchProfiler"),
+            is_profiler_taken=is_a(self._users_profiler, "PyTorchProfiler"),
             label=f".step{self.steps + 2}",
         )
         tracer.guard = Guard("a trace on demand", self.report, tracer.discard)

@@ -114,7 +114,7 @@ def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[CollectiveCall
         )
 
 
-def pending(entries: Iterable[Mapping[str, Any]]) -> str | None:
+def oldest_pending_call(entries: Iterable[Mapping[str, Any]]) -> str | None:
     """Return the oldest of ``entries`` that has not ended, as in ``gloo:broadcast number 7``; None if all have."""
     for entry in entries:
         has_ended = entry.get("retired", True)
@@ -154,7 +154,7 @@ class Arrivals:
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock of the marks
     wall: Callable[[], int] = time.time_ns  # the ring's clock
     capacity: int = field(default_factory=ring_size)  # of the ring, in entries
-    # calls since the first reading
+    # the collective calls that were read
     calls: list[CollectiveCall] = field(default_factory=list)
     at_ns: list[int] = field(default_factory=list)  # instants of ``calls``
     lost: bool = False  # whether entries were overwritten before they were read
@@ -163,7 +163,7 @@ class Arrivals:
     newest_record: int = -1  # the number of the newest entry that was read
     _clocks: _ClockReading | None = None  # at the last reading of the ring
 
-    def drain(self) -> int:
+    def read_ring(self) -> int:
         """Read new entries, and return how many there were; not all of them are collectives."""
         entries = self.dump()
         clocks = _ClockReading(self.clock(), wall_ahead_ns(self.clock, self.wall))
@@ -194,7 +194,7 @@ def time_collectives() -> None:
         TIME_COLLECTIVES.get(group)()
 
 
-def drain_timed(
+def read_timed_ring(
     arrivals: Arrivals, sleep: Callable[[float], object] = time.sleep
 ) -> None:
     """Read the ring once the durations of its new entries are known, or after two seconds; the device must be idle."""
@@ -207,7 +207,7 @@ def drain_timed(
         if all(call.duration_ns is not None for call in collectives(fresh)):
             break
         sleep(_RETRY_S)
-    arrivals.drain()
+    arrivals.read_ring()
 
 
 def reduces_in_backward(wrapped: object) -> bool:
@@ -251,8 +251,8 @@ def most_reductions(wrapped: object) -> int | None:
     return buckets
 
 
-class Stand(NamedTuple):
-    """One wait of the computing stream, between two of its instants; the host enqueued it ``at_ns``."""
+class StreamWait(NamedTuple):
+    """One wait of the computing stream: when the host enqueued it, and the stream's events before and after it."""
 
     at_ns: int
     begin: torch.Event
@@ -281,7 +281,7 @@ class StreamWaits:
         # when the stream was set (ns), and whether to another one
         self._switches: list[tuple[int, bool]] = []
         self._undo = ExitStack()
-        self.stands: list[Stand] = []
+        self.waits: list[StreamWait] = []
 
     def start(self) -> None:
         """Start; the stream that is current now counts as the computing one."""
@@ -300,7 +300,7 @@ class StreamWaits:
             at_ns = self._clock()
             begin = self._record()
             wait_event(stream, event)
-            self.stands.append(Stand(at_ns, begin, self._record()))
+            self.waits.append(StreamWait(at_ns, begin, self._record()))
 
         def noting_set_stream(stream: Any) -> None:
             set_stream(stream)
@@ -322,4 +322,7 @@ class StreamWaits:
     def is_on_other_stream(self, at_ns: int) -> bool:
         """Return whether the host was working on another stream at ``at_ns``."""
         index = bisect_right(self._switches, (at_ns, True)) - 1
-        return index >= 0 and self._switches[index][1]
+        if index < 0:
+            return False
+        _, is_other_stream = self._switches[index]
+        return is_other_stream

@@ -310,7 +310,10 @@ class Contention(Part):
         "CPU time stolen", "s", "CPU time that a hypervisor took", "cpu_stolen_s"
     )
     throttled_s: float | None = figure(
-        "CPU time throttled", "s", "kept from the run by the cgroup", "cpu_throttled_s"
+        "CPU time throttled",
+        "s",
+        "kept from the run by the cgroup",
+        "cpu_throttled_s",
     )
     waited_s: float | None = figure(
         "waited for a CPU",

@@ -17,10 +17,10 @@ from lm_profiler.measure.collective_calls import (
     Arrivals,
     StreamWaits,
     collectives,
-    drain_timed,
     flight_recorder,
     most_reductions,
-    pending,
+    oldest_pending_call,
+    read_timed_ring,
     reduces_in_backward,
     ring_size,
     time_collectives,
@@ -33,8 +33,8 @@ def test_every_call_is_kept_once_at_its_instant_on_the_clock_of_the_marks() -> N
     for at in range(0, 12, 3):
         for each in range(at, at + 3):
             ring.call(each * 1000)
-        assert arrivals.drain() == 3
-    assert arrivals.drain() == 0
+        assert arrivals.read_ring() == 3
+    assert arrivals.read_ring() == 0
     assert arrivals.at_ns == [each * 1000 for each in range(12)]
     assert [call.number for call in arrivals.calls] == list(range(1, 13))
     assert not arrivals.lost
@@ -45,21 +45,21 @@ def test_a_ring_that_came_round_since_it_was_read_is_told() -> None:
     arrivals = ring.arrivals()
     for each in range(9):
         ring.call(each)
-    arrivals.drain()
+    arrivals.read_ring()
     assert not arrivals.lost  # what was before the first reading is nobody's
     for each in range(9, 14):
         ring.call(each)
-    arrivals.drain()
+    arrivals.read_ring()
     assert arrivals.lost
 
 
 def test_a_ring_that_was_empty_at_first_and_came_round_is_told() -> None:
     ring = Ring(4)
     arrivals = ring.arrivals()
-    arrivals.drain()
+    arrivals.read_ring()
     for each in range(5):
         ring.call(each)
-    arrivals.drain()
+    arrivals.read_ring()
     assert arrivals.lost
 
 
@@ -68,7 +68,7 @@ def test_calls_to_one_rank_only_are_no_collectives_but_take_room() -> None:
     arrivals = ring.arrivals()
     ring.call(1)
     ring.call(2, "gloo:send", p2p=True)
-    assert arrivals.drain() == 2
+    assert arrivals.read_ring() == 2
     assert arrivals.at_ns == [1]
 
 
@@ -76,10 +76,10 @@ def test_calls_to_one_rank_only_are_no_collectives_but_take_room() -> None:
 def test_a_wall_clock_that_is_set_meanwhile_is_noticed(by_ns: int, was_set: bool) -> None:
     ring = Ring(4)
     arrivals = ring.arrivals()
-    arrivals.drain()
+    arrivals.read_ring()
     ring.ahead += by_ns
     ring.call(1_000_000)
-    arrivals.drain()
+    arrivals.read_ring()
     assert arrivals.clock_was_set is was_set
 
 
@@ -110,11 +110,11 @@ def test_the_ring_is_read_when_all_that_is_new_is_timed() -> None:
     ring = Ring(100)
     arrivals, watchdog = ring.arrivals(), Watchdog(ring)
     ring.call(1)
-    arrivals.drain()  # what was before may stay untimed
+    arrivals.read_ring()  # what was before may stay untimed
     for at in range(2, 7):
         ring.call(at)
     ring.entries.pop(0)
-    drain_timed(arrivals, watchdog.sleep)
+    read_timed_ring(arrivals, watchdog.sleep)
     assert [call.duration_ns for call in arrivals.calls[1:]] == [2_500_000] * 5
 
 
@@ -123,7 +123,7 @@ def test_what_is_never_timed_is_waited_for_two_seconds() -> None:
     arrivals, watchdog = ring.arrivals(), Watchdog(ring)
     for at in range(1, 60):
         ring.call(at)
-    drain_timed(arrivals, watchdog.sleep)
+    read_timed_ring(arrivals, watchdog.sleep)
     assert watchdog.now == pytest.approx(2.0)
     assert {call.duration_ns for call in arrivals.calls} == {2_500_000, None}
 
@@ -139,12 +139,12 @@ def test_nccl_times_its_collectives_from_when_it_is_asked_to(tmp_path: Path) -> 
         gathered = torch.empty_like(values)
         torch.distributed.all_reduce(values)
         time_collectives()
-        arrivals.drain()
+        arrivals.read_ring()
         for _ in range(3):
             torch.cuda._sleep(1_000_000)  # of what is over when its call returns torch 2.15 tells no duration
             torch.distributed.all_gather([gathered], values)  # of one rank a copy, where a reduction is nothing
         torch.cuda.synchronize()
-        drain_timed(arrivals)
+        read_timed_ring(arrivals)
         assert all("all_gather" in call.name for call in arrivals.calls[-3:])
         assert all(call.duration_ns is not None and call.duration_ns > 0 for call in arrivals.calls[-3:])
     finally:
@@ -194,7 +194,7 @@ def test_waits_of_the_computing_stream_are_noted_and_those_of_others_are_not() -
     cuda.own.wait_event("after it")
     assert [what.rpartition(" ")[2] for what in cuda.own.waited] == ["gathered", "one", "it"]
     assert other.waited == ["computed"]
-    assert [tuple(stand) for stand in waits.stands] == [(1, 0, 1)]
+    assert [tuple(stand) for stand in waits.waits] == [(1, 0, 1)]
     assert Cuda.Stream.wait_event is before
 
 
@@ -252,5 +252,5 @@ def test_the_call_that_a_rank_waits_in() -> None:
     ended = {"profiling_name": "gloo:all_reduce", "collective_seq_id": 1, "state": "scheduled", "retired": True}
     waits = {"profiling_name": "gloo:broadcast", "collective_seq_id": 2, "state": "scheduled", "retired": False}
     later = {"profiling_name": "gloo:all_reduce", "collective_seq_id": 3, "state": "scheduled", "retired": False}
-    assert pending([ended, waits, later]) == "gloo:broadcast number 2"
-    assert pending([ended]) is None
+    assert oldest_pending_call([ended, waits, later]) == "gloo:broadcast number 2"
+    assert oldest_pending_call([ended]) is None

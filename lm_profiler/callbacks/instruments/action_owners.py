@@ -130,9 +130,8 @@ class OwnersWatch(Instrument):
         for logger in trainer.loggers:
             for method in ("log_metrics", "save"):
                 yield _OwnedCall(logger, method, Owner(type(logger).__name__, method))
-        if (
-            profiler.users_methods is not None
-        ):  # the profiler that the user gave the Trainer
+        user_has_profiler = profiler.users_methods is not None
+        if user_has_profiler:
             for method in ("start", "stop"):
                 yield _OwnedCall(
                     profiler.users_methods,

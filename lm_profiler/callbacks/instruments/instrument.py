@@ -94,9 +94,8 @@ class Watch(Instrument):
         stage: str,
         start: Callable[[], Any],
         result: Callable[[Any], Mapping[str, Any]],
-        stop: Callable[[], object] = lambda: (
-            None
-        ),  # ends the work without a result; may be called twice
+        # ends the work without a result; may be called twice
+        stop: Callable[[], object] = lambda: None,
     ) -> None:
         self.name = name
         self.stage = stage  # type: ignore[misc]  # that of other instruments is their class's

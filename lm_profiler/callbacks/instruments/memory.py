@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.traffic import ForwardTraffic, TrafficReader
-from lm_profiler.measure.memory.causes import HoldingsReader, by_cause, holdings
+from lm_profiler.measure.memory.causes import HoldingsReader, holdings, split_by_cause
 from lm_profiler.measure.memory.history import allocator_facts, graph_pool_bytes
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
 from lm_profiler.measure.memory.storage_notes import TensorReporter
@@ -69,7 +69,7 @@ class MemoryReader(Instrument):
         self.probe.reset()  # each stage has its own peaks
         module, optimizers = self.parties()
         if self._set_up is None:
-            self._set_up = by_cause(
+            self._set_up = split_by_cause(
                 self.probe.held(), holdings(module, optimizers, self.device)
             )
         if stage != "memory":
@@ -83,14 +83,23 @@ class MemoryReader(Instrument):
             self.guard,
         )
         traffic = TrafficReader(
-            module, optimizers, self.device, self.timeline, causes.saved, self.forward
+            module,
+            optimizers,
+            self.device,
+            self.timeline,
+            causes.saved_tensors,
+            self.forward,
         )
         self._readers = _Readers(causes, traffic, PartPeaks(self.probe))
         causes.start()
         observers: list[Callable[[int], object]] = [*self._readers]
         if self.note_tensors is not None:
             self._reporter = TensorReporter(
-                module, optimizers, causes.saved, self.storage_id, self.note_tensors
+                module,
+                optimizers,
+                causes.saved_tensors,
+                self.storage_id,
+                self.note_tensors,
             )
             observers.insert(0, self._reporter)
         self.observe(self.timeline, *observers)
@@ -122,6 +131,6 @@ class MemoryReader(Instrument):
         super().discard()
         causes = self._readers.causes
         causes.stop()
-        if not causes.saved.seeing:
+        if not causes.saved_tensors.seeing:
             # only now: the next call tries again what could not be undone
             self._readers = None

@@ -74,7 +74,7 @@ class PythonTimes:
     phase: Callable[[], int]
     clock: Callable[[], int]  # returns nanoseconds
     # returns the nanoseconds that this thread ran
-    ran: Callable[[], int] = time.thread_time_ns
+    thread_clock: Callable[[], int] = time.thread_time_ns
     guard: Guard = UNGUARDED  # guards what training calls here
     _cost: FollowingCost = field(default_factory=lambda: FollowingCost())
     # by phase, line and activity
@@ -83,9 +83,8 @@ class PythonTimes:
     )
     _stack: list[_FollowedCall] = field(default_factory=lambda: [_OUTERMOST])
     _events_left: int = MOST_EVENTS
-    _cut_phase: int | None = (
-        None  # the part of the step in which the most events were reached
-    )
+    # the phase in which following ended because of ``MOST_EVENTS``; None if it did not
+    _cut_phase: int | None = None
     _last_ns: int = 0
     _last_ran_ns: int = 0
 
@@ -93,9 +92,9 @@ class PythonTimes:
         """Start to follow; returns False if another profiler already follows this thread."""
         if sys.getprofile() is not None:
             return False
-        self._cost = following_cost(self.clock, self.ran)
+        self._cost = following_cost(self.clock, self.thread_clock)
         self._last_ns = self.clock()
-        self._last_ran_ns = self.ran()
+        self._last_ran_ns = self.thread_clock()
         sys.setprofile(self._event)
         return True
 
@@ -107,11 +106,12 @@ class PythonTimes:
 
     def _event(self, frame: FrameType, event: str, argument: Any) -> None:
         """Handle a call or return that Python reports: the time since the last event goes to the line that ran."""
-        # Outside of the program's code, as in an optimizer of torch's, no clock is read: that is half of the cost.
+        # the line and the activity that ran until this event
         owner, activity = self._stack[-1]
+        # Outside of the program's code, as in an optimizer of torch's, no clock is read: that is half of the cost.
         if owner is not None:
             now_ns = self.clock()
-            ran_ns = self.ran()
+            ran_ns = self.thread_clock()
         try:
             if owner is not None:
                 followed = self._followed[self.phase(), _line_of(owner), activity]
@@ -132,7 +132,7 @@ class PythonTimes:
                 self.stop()
             if self._stack[-1].owner is not None:
                 # what passed since the reading above is the cost of following
-                self._last_ran_ns = self.ran()
+                self._last_ran_ns = self.thread_clock()
                 self._last_ns = self.clock()
         except BaseException as error:
             self.stop()
@@ -144,6 +144,7 @@ class PythonTimes:
             self._followed[self.phase(), _line_of(call.owner), call.activity].calls += 1
 
     def _call_of_python(self, frame: FrameType) -> _FollowedCall:
+        """Return to which line and activity the time of a Python function goes, which ``frame`` begins to run."""
         caller = self._stack[-1]
         file = frame.f_code.co_filename
         package = package_of(file)
@@ -158,6 +159,7 @@ class PythonTimes:
         return _FollowedCall(frame, _PYTHON)
 
     def _call_of_c(self, function: Any) -> _FollowedCall:
+        """Return to which line and activity the time of a C ``function`` goes."""
         caller = self._stack[-1]
         if caller.owner is None:
             return caller
@@ -287,34 +289,36 @@ class FollowingCost:
         return own_ns / self.slower
 
 
-def following_cost(clock: Callable[[], int], ran: Callable[[], int]) -> FollowingCost:
+def following_cost(
+    clock: Callable[[], int], thread_clock: Callable[[], int]
+) -> FollowingCost:
     """Measure what following costs on this thread.
 
     Reading the clocks is the smallest part of this cost. The interpreter makes a frame object and a call for each
-    event, which calls
-    of small functions show; and it runs the code in between slower, which a loop without calls shows.
+    event, which calls of small functions show; and it runs the code in between slower, which a loop without calls
+    shows.
     """
-    reading = _reading_cost(clock, ran)
+    reading = _reading_cost(clock, thread_clock)
 
-    loop = _followed_trial(_loop, clock, ran)
+    loop = _followed_trial(_loop, clock, thread_clock)
     loop_ns = loop.ran_ns - loop.intervals * reading.ran_ns
-    untraced_loop_ns = max(_untraced_ns(_loop, ran), 1)
+    untraced_loop_ns = max(_untraced_ns(_loop, thread_clock), 1)
     slower = max(loop_ns / untraced_loop_ns, 1.0)
 
-    calls = _followed_trial(_small_calls, clock, ran)
-    calls_cost_ns = calls.ran_ns - slower * _untraced_ns(_small_calls, ran)
+    calls = _followed_trial(_small_calls, clock, thread_clock)
+    calls_cost_ns = calls.ran_ns - slower * _untraced_ns(_small_calls, thread_clock)
     event_ran_ns = max(calls_cost_ns / max(calls.intervals, 1), reading.ran_ns)
     beside_reading_ns = event_ran_ns - reading.ran_ns
     return FollowingCost(reading.clock_ns + beside_reading_ns, event_ran_ns, slower)
 
 
-def _untraced_ns(work: Callable[[], object], ran: Callable[[], int]) -> int:
+def _untraced_ns(work: Callable[[], object], thread_clock: Callable[[], int]) -> int:
     """Return the least time that the thread runs in ``work``."""
     times_ns = []
     for _ in range(_TRIALS):
-        begin_ns = ran()
+        begin_ns = thread_clock()
         work()
-        times_ns.append(ran() - begin_ns)
+        times_ns.append(thread_clock() - begin_ns)
     return min(times_ns)
 
 
@@ -326,15 +330,17 @@ class _FollowedTrial(NamedTuple):
 
 
 def _followed_trial(
-    work: Callable[[], object], clock: Callable[[], int], ran: Callable[[], int]
+    work: Callable[[], object],
+    clock: Callable[[], int],
+    thread_clock: Callable[[], int],
 ) -> _FollowedTrial:
     """Return the trial with the least time that the thread runs in ``work`` while it is followed."""
     trials = []
     for _ in range(_TRIALS):
-        times = PythonTimes(lambda: 0, clock, ran)
+        times = PythonTimes(lambda: 0, clock, thread_clock)
         times._stack = [_FollowedCall(sys._getframe(), _PYTHON)]
         times._last_ns = clock()
-        times._last_ran_ns = ran()
+        times._last_ran_ns = thread_clock()
         sys.setprofile(times._event)
         work()
         sys.setprofile(None)
@@ -352,10 +358,14 @@ class _ReadingCost(NamedTuple):
     ran_ns: float
 
 
-def _reading_cost(clock: Callable[[], int], ran: Callable[[], int]) -> _ReadingCost:
+def _reading_cost(
+    clock: Callable[[], int], thread_clock: Callable[[], int]
+) -> _ReadingCost:
     """Return the median cost over calls that take some 20 ns themselves."""
     readings: list[tuple[int, int, int, int]] = []
-    sys.setprofile(lambda *_: readings.append((clock(), ran(), ran(), clock())))
+    sys.setprofile(
+        lambda *_: readings.append((clock(), thread_clock(), thread_clock(), clock()))
+    )
     for _ in range(200):
         len("")
     sys.setprofile(None)

@@ -30,8 +30,8 @@ from lm_profiler.measure.collective_calls import (
     Arrivals,
     CollectiveCall,
     StreamWaits,
-    drain_timed,
     most_reductions,
+    read_timed_ring,
     reduces_in_backward,
     time_collectives,
 )
@@ -70,13 +70,13 @@ class RanksWatch(Instrument):
     def begin(self, stage: str) -> None:
         if self.arrivals is not None and not self._has_begun:
             self._has_begun = True
-            self.arrivals.drain()  # calls before the first step belong to none
+            self.arrivals.read_ring()  # calls before the first step belong to none
 
-    def look(self, steps: int) -> None:
-        """Read the recorder if it could overflow before the next look; ``steps`` have ended, warm-up or measured."""
+    def read_if_due(self, steps: int) -> None:
+        """Read the recorder if it could overflow before the next call; ``steps`` have ended, warm-up or measured."""
         if self.arrivals is None or steps < self._next_read:
             return
-        new_entries = self.arrivals.drain()
+        new_entries = self.arrivals.read_ring()
         new_steps = max(steps - self._steps_at_read, 1)
         entries_per_step = max(new_entries / new_steps, 1e-3)
         # The rest is left for steps with more calls, and for validation. Reading the whole ring takes some 15 ms.
@@ -96,7 +96,7 @@ class RanksWatch(Instrument):
         if stage != self.stage or not self._marks:
             return
         if self.arrivals is not None:
-            self._drain(self.arrivals)
+            self._read_ring(self.arrivals)
         problem = self._problem()
         if problem is None and self.arrivals is not None:
             timeline = self._timeline(self.arrivals)
@@ -111,8 +111,8 @@ class RanksWatch(Instrument):
             # rank 0 reports the problems that all ranks share
             self.guard.report(f"{UNKNOWN_WAITS}: {problem}")
 
-    def _drain(self, arrivals: Arrivals) -> None:
-        arrivals.drain()
+    def _read_ring(self, arrivals: Arrivals) -> None:
+        arrivals.read_ring()
 
     def _timeline(self, arrivals: Arrivals) -> RankTimeline:
         return timeline_of(self.rank, self._steps, self._marks, arrivals)
@@ -234,12 +234,12 @@ class StreamRanksWatch(RanksWatch):
         if stage != self.stage or self.arrivals is None:
             return
         time_collectives()
-        self.arrivals.drain()
+        self.arrivals.read_ring()
         if self.waits is not None:
             self._undo.callback(self.waits.stop)
             self.waits.start()
 
-    def look(self, steps: int) -> None:
+    def read_if_due(self, steps: int) -> None:
         """Do nothing: the ring buffer is read when the stage is over."""
 
     def keep(self, stage: str, step: int, marks: StepMarks) -> None:
@@ -280,12 +280,12 @@ class StreamRanksWatch(RanksWatch):
         if self.waits is None:
             return []
         stream_waits: list[_StreamWait] = []
-        for stand in self.waits.stands:
-            is_in_step = marks.host_ns[0] <= stand.at_ns < marks.host_ns[-1]
+        for wait in self.waits.waits:
+            is_in_step = marks.host_ns[0] <= wait.at_ns < marks.host_ns[-1]
             if not is_in_step:
                 continue
-            begin_s = stream.seconds(marks.instants[0], stand.begin)
-            end_s = stream.seconds(marks.instants[0], stand.end)
+            begin_s = stream.seconds(marks.instants[0], wait.begin)
+            end_s = stream.seconds(marks.instants[0], wait.end)
             if begin_s is None or end_s is None:
                 return []
             begin_ns = step_begin_ns + round(begin_s * 1e9)
@@ -297,11 +297,11 @@ class StreamRanksWatch(RanksWatch):
                 wall_ns=0,
                 duration_ns=end_ns - begin_ns,
             )
-            stream_waits.append(_StreamWait(stand.at_ns, begin_ns, end_ns, call))
+            stream_waits.append(_StreamWait(wait.at_ns, begin_ns, end_ns, call))
         return stream_waits
 
-    def _drain(self, arrivals: Arrivals) -> None:
-        drain_timed(arrivals)
+    def _read_ring(self, arrivals: Arrivals) -> None:
+        read_timed_ring(arrivals)
 
     def _with_stream_waits(self, arrivals: Arrivals) -> Arrivals:
         """Return ``arrivals`` with the computing stream's waits in place of calls on other streams."""

@@ -279,7 +279,7 @@ class Tracer(Instrument):
     rank: int  # the rank of this process
     # returns the module whose parts are named in the trace; called once it is built
     module: Callable[[], nn.Module]
-    taken: bool = False  # whether the user has a profiler of torch's own, which may begin at any time
+    is_profiler_taken: bool = False  # whether the user has a profiler of torch's own, which may begin at any time
     label: str = ""  # what the file's name has after the rank, such as ``.step500`` for a trace during training
     name = "trace"
     stage = "trace"
@@ -292,7 +292,7 @@ class Tracer(Instrument):
 
     def start(self) -> None:
         """Start torch's profiler, with ranges for phases and modules, unless another profiler runs in this process."""
-        if self.taken or is_session_taken():
+        if self.is_profiler_taken or is_session_taken():
             # torch has one session a process: a second one would end the user's, or the process.
             self.guard.disable(
                 "torch.profiler is already running in this process, and only one session is possible"

@@ -38,14 +38,15 @@ class StepWatch(Instrument):
     rank: int = 0  # the rank of this process
     # samples the clock of its GPU; None without one
     sampler: TelemetrySampler | None = None
-    saved_ns: Sequence[int] = ()  # when each checkpoint began and ended, in turn
+    checkpoint_instants_ns: Sequence[
+        int
+    ] = ()  # when each checkpoint began and ended, in turn
     name = "counters of the steps"
     stage = "measure"
 
     @property
-    def facts(
-        self,
-    ) -> dict[str, Any]:  # computed when asked for, after everything that is timed
+    def facts(self) -> dict[str, Any]:
+        """The counters; computed when they are asked for, which is after everything that is timed."""
         return self.guard.run(self._facts, otherwise={})
 
     def _facts(self) -> dict[str, Any]:
@@ -59,7 +60,7 @@ class StepWatch(Instrument):
             reader.compilations,
             self.rank,
             gpu_readings,
-            self.saved_ns,
+            self.checkpoint_instants_ns,
         )
         return {"counters": counters}
 
@@ -101,28 +102,50 @@ def _recompilations_watch() -> Watch:
     def facts(count_before: int) -> Mapping[str, Any]:
         return {"recompilations": recompilations() - count_before}
 
-    return Watch("recompilations", "measure", lambda: recompilations(), facts)
+    return Watch(
+        name="recompilations",
+        stage="measure",
+        start=lambda: recompilations(),
+        result=facts,
+    )
 
 
 def _warmup_compile_watch() -> Watch:
     def facts(began_s: float) -> Mapping[str, Any]:
         return {"warmup_compile_s": seconds_compiling(began_s)}
 
-    return Watch("compilation in warm-up", "warmup", time.time, facts)
+    return Watch(
+        name="compilation in warm-up",
+        stage="warmup",
+        start=time.time,
+        result=facts,
+    )
 
 
 def _syncs_watch(detector: SyncDetector) -> Watch:
     def facts(_: object) -> Mapping[str, Any]:
         return {"syncs": detector.end()}
 
-    return Watch("waits for the device", "memory", detector.begin, facts, detector.end)
+    return Watch(
+        name="waits for the device",
+        stage="memory",
+        start=detector.begin,
+        result=facts,
+        stop=detector.end,
+    )
 
 
 def _telemetry_watch(sampler: TelemetrySampler) -> Watch:
     def facts(_: object) -> Mapping[str, Any]:
         return {"telemetry": sampler.stop()}
 
-    return Watch("telemetry", "measure", sampler.start, facts, sampler.stop)
+    return Watch(
+        name="telemetry",
+        stage="measure",
+        start=sampler.start,
+        result=facts,
+        stop=sampler.stop,
+    )
 
 
 def _contention_watch(sampler: TelemetrySampler | None) -> Watch:
@@ -132,7 +155,12 @@ def _contention_watch(sampler: TelemetrySampler | None) -> Watch:
         reading, began_s = begin
         return {"cpu_uses": cpu_use_since(reading, began_s, gpu)}
 
-    return Watch("contention", "measure", lambda: (cpu_reading(), time.time()), facts)
+    return Watch(
+        name="contention",
+        stage="measure",
+        start=lambda: (cpu_reading(), time.time()),
+        result=facts,
+    )
 
 
 def profiler_range() -> Watch:
@@ -146,7 +174,13 @@ def profiler_range() -> Watch:
         torch.cuda.profiler.stop()
         return {}
 
-    return Watch("trace.cuda_profiler_range", "measure", start, stop, stop)
+    return Watch(
+        name="trace.cuda_profiler_range",
+        stage="measure",
+        start=start,
+        result=stop,
+        stop=stop,
+    )
 
 
 def loader_watch(trainer: Any) -> Watch:
@@ -175,7 +209,12 @@ def loader_watch(trainer: Any) -> Watch:
         )
         return {"loader": loader_facts}
 
-    return Watch("prefetched batches", "measure", count_ready, facts)
+    return Watch(
+        name="prefetched batches",
+        stage="measure",
+        start=count_ready,
+        result=facts,
+    )
 
 
 def _loader_iterators(trainer: Any) -> list[Iterator[Any]]:
@@ -216,4 +255,10 @@ def history_watch(
             history.stop()
         return {}
 
-    return Watch("memory.history", "memory", history.start, facts, history.stop)
+    return Watch(
+        name="memory.history",
+        stage="memory",
+        start=history.start,
+        result=facts,
+        stop=history.stop,
+    )

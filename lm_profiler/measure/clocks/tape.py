@@ -35,17 +35,22 @@ class StepMarks:
     codes: list[int]  # the part that begins at each mark
     host_ns: list[int]
     instants: list[Any]  # on the device's clock
-    asked: int = 0  # phases at whose start the device was asked whether it was idle
-    idle: int = 0  # phases at whose start it was: there it waits for the host
+    idle_checks: int = (
+        0  # phases at whose start the device was asked whether it was idle
+    )
+    idle_starts: int = (
+        0  # phases at whose start it was idle: there it waits for the host
+    )
 
     def host_seconds(self) -> tuple[float, ...]:
+        """Return the seconds of each part on the host's clock, and last those of the step."""
         seconds = [
             (end_ns - begin_ns) * 1e-9 for begin_ns, end_ns in pairwise(self.host_ns)
         ]
         return _per_part(self.codes, seconds)
 
     def stream_seconds(self, stream: EventStream) -> tuple[float, ...] | None:
-        """Return the same on the device's stream, which has reached every instant; None if one cannot be read."""
+        """Return the same on the device's stream, which has reached every instant; None if one of them is unknown."""
         known_seconds: list[float] = []
         for begin, end in pairwise(self.instants):
             seconds = stream.seconds(begin, end)
@@ -57,6 +62,7 @@ class StepMarks:
 
 
 def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
+    """Return the seconds of each part, and last those of the step; mark i begins the part ``codes[i]``."""
     parts = [0.0] * (len(PARTS) + 1)
     for code, duration in zip(codes, seconds, strict=False):
         parts[code] += duration
@@ -70,7 +76,7 @@ class TapeReading:
     """The state of a step after the marks that were read."""
 
     stack: list[int] = field(default_factory=lambda: [OTHER])  # the open parts
-    running: bool = False
+    running: bool = False  # whether a step runs
     failed_in: int | None = None  # the innermost part when an error first passed
     begun_part: int | None = None  # the part that the last mark began
     # finished steps that were not taken yet
@@ -82,7 +88,11 @@ class TapeReading:
         """Return the state after ``tape``, which alternates between codes and instants; this one stays unchanged."""
         step = self.step
         step_copy = StepMarks(
-            [*step.codes], [*step.host_ns], [*step.instants], step.asked, step.idle
+            [*step.codes],
+            [*step.host_ns],
+            [*step.instants],
+            step.idle_checks,
+            step.idle_starts,
         )
         reading = TapeReading(
             stack=self.stack.copy(),
@@ -124,6 +134,7 @@ class TapeReading:
         self.finished.append(self.step)
 
     def read(self, code: int, instant: Any) -> None:
+        """Read one mark."""
         stack = self.stack
         self.begun_part = None
         if code == FAIL:
@@ -142,13 +153,14 @@ class TapeReading:
         if not self.running:
             return
         if code == END:
-            self._mark(OTHER, instant)
+            self._add_mark(OTHER, instant)
             self.running = False
             self.finished.append(self.step)
         else:
-            self._mark(stack[-1], instant)
+            self._add_mark(stack[-1], instant)
 
     def _open_or_close(self, code: int) -> None:
+        """Open the part that a mark begins, or close the part that it ends."""
         stack = self.stack
         if code <= OUTSIDE:
             stack.append(code)
@@ -158,14 +170,15 @@ class TapeReading:
         elif len(stack) > 1:
             stack.pop()
 
-    def _mark(self, code: int, instant: Any) -> None:
+    def _add_mark(self, code: int, instant: Any) -> None:
+        """Add a mark to the running step: ``code`` is the part that runs from now on."""
         step = self.step
         if type(instant) is tuple:
             instant, event, reached = instant
             begins_phase = code < OTHER and bool(step.codes) and step.codes[-1] == OTHER
             if reached is not None and begins_phase:
-                step.asked += 1
-                step.idle += reached
+                step.idle_checks += 1
+                step.idle_starts += reached
             step.instants.append(event)
         step.codes.append(code)
         step.host_ns.append(instant)
@@ -189,8 +202,9 @@ class TimedSteps(NamedTuple):
 class _Layout(NamedTuple):
     """The meaning of the marks of one sequence of codes."""
 
-    places: list[int]  # where the step's marks stand
-    codes: list[int]
+    places: list[int]  # which marks of the sequence are the step's
+    codes: list[int]  # the part that begins at each of these
+    # [marks - 1, TIMED]: 1 where the time after a mark belongs to the part, or to the step, else 0
     parts: NDArray[np.float64]
     stack_at_end: tuple[int, ...]  # the open parts
 
@@ -233,19 +247,24 @@ class ChunkReader:
 
     # the device's clock of the timeline; None if there is only the host's
     stream: EventStream | None = None
-    _stack: tuple[int, ...] = tuple(TapeReading().stack)
-    _rest: list[Any] = field(default_factory=list)
+    _stack: tuple[int, ...] = tuple(
+        TapeReading().stack
+    )  # the parts open at the end of the last step
+    _unfinished_marks: list[Any] = field(
+        default_factory=list
+    )  # codes and instants of the step that has not ended
     _layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], _Layout | None] = field(
         default_factory=dict
     )
-    _unread: deque[tuple[_Layout, Sequence[Any]]] = field(default_factory=deque)
+    # steps whose end the device had not reached: their layouts and instants
+    _unread_steps: deque[tuple[_Layout, Sequence[Any]]] = field(default_factory=deque)
 
     def read(self, tape: Sequence[Any], wait: bool = False) -> TimedSteps:
         """Return the steps that end in ``tape`` or in earlier chunks, as far as the device has reached their ends.
 
         With ``wait`` the device has done all that it was given.
         """
-        tape = [*self._rest, *tape]
+        tape = [*self._unfinished_marks, *tape]
         codes = tape[::2]
         instants = tape[1::2]
         begin = 0
@@ -255,21 +274,23 @@ class ChunkReader:
             end = index + 1
             layout = self._layout(tuple(codes[begin:end]))
             if layout is not None:
-                self._unread.append((layout, instants[begin:end]))
+                self._unread_steps.append((layout, instants[begin:end]))
             begin = end
-        self._rest = tape[2 * begin :]
-        ready_steps = [self._unread.popleft() for _ in range(self._count_ready(wait))]
+        self._unfinished_marks = tape[2 * begin :]
+        ready_steps = [
+            self._unread_steps.popleft() for _ in range(self._count_ready(wait))
+        ]
         return self._times(ready_steps)
 
     def _count_ready(self, wait: bool) -> int:
         """Return how many of the unread steps the device has reached."""
         if self.stream is None or wait:
-            return len(self._unread)
-        for count, (_, instants) in enumerate(self._unread):
-            end_event = instants[-1][1]
+            return len(self._unread_steps)
+        for count, (_, instants) in enumerate(self._unread_steps):
+            _, end_event, _ = instants[-1]
             if not self.stream.reached(end_event):
                 return count
-        return len(self._unread)
+        return len(self._unread_steps)
 
     def _layout(self, codes: tuple[int, ...]) -> _Layout | None:
         """Return what ``codes`` up to a step's end mean here; None if no step ran."""
@@ -291,11 +312,13 @@ class ChunkReader:
         host_s = np.zeros((count, len(TIMED)))
         device_s = np.zeros((count, len(TIMED)))
         indices_by_layout: dict[int, list[int]] = {}
-        for index, (layout, _) in enumerate(steps):
+        layouts = [layout for layout, _ in steps]
+        instants_by_step = [instants for _, instants in steps]
+        for index, layout in enumerate(layouts):
             indices_by_layout.setdefault(id(layout), []).append(index)
         for indices in indices_by_layout.values():
-            layout = steps[indices[0]][0]
-            instants = [steps[index][1] for index in indices]
+            layout = layouts[indices[0]]
+            instants = [instants_by_step[index] for index in indices]
             if self.stream is not None:
                 device_s[indices] = [
                     self._device_seconds(layout, row) for row in instants
@@ -311,12 +334,10 @@ class ChunkReader:
     def _device_seconds(
         self, layout: _Layout, instants: Sequence[Any]
     ) -> Sequence[float]:
-        """Return the seconds of each part of a step on the device, NaN where unknown, and release the step's events.
-
-        The first two values of an instant are the host's time and the event that the device records.
-        """
+        """Return the seconds of each part of a step on the device, NaN where unknown, and release the step's events."""
         assert self.stream is not None
-        events = [instant[1] for instant in instants]
+        # An instant is the host's time, the event that the device records, and whether the one before was reached.
+        events = [event for _, event, _ in instants]
         events_of_step = [events[place] for place in layout.places]
         marks = StepMarks(layout.codes, [], events_of_step)
         seconds = marks.stream_seconds(self.stream)
@@ -327,4 +348,4 @@ class ChunkReader:
 
 
 def _host_instants(instants: Sequence[Any]) -> list[int]:
-    return [instant[0] for instant in instants]
+    return [host_ns for host_ns, _, _ in instants]

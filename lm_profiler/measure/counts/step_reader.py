@@ -276,12 +276,12 @@ def step_counters(
     compilations: Sequence[TimedCompilation] | None = (),
     rank: int = 0,
     gpu: ReadGpu | None = None,
-    saved_ns: Sequence[int] = (),
+    checkpoint_instants_ns: Sequence[int] = (),
 ) -> list[StepCounters]:
     """Return the counters of each step: of each reading but the first, which is where the steps begin.
 
     ``collections`` and ``compilations`` (None is unknown) are those of the same time, on the clock of the readings.
-    ``saved_ns`` is when each checkpoint began and ended, in turn.
+    ``checkpoint_instants_ns`` is when each checkpoint began and ended, in turn.
     """
     garbage: list[_TimeSpan] = []
     own_garbage: list[_TimeSpan] = []
@@ -295,7 +295,9 @@ def step_counters(
         own_garbage.append(_TimeSpan(began_s, own_end_s, None))
     compiling = None if compilations is None else disjoint(compilations)
     saving: list[_TimeSpan] = []
-    for began_ns, ended_ns in zip(saved_ns[::2], saved_ns[1::2], strict=False):
+    for began_ns, ended_ns in zip(
+        checkpoint_instants_ns[::2], checkpoint_instants_ns[1::2], strict=False
+    ):
         saving.append(_TimeSpan(began_ns * 1e-9, ended_ns * 1e-9, None))
 
     counters: list[StepCounters] = []

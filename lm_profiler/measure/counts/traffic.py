@@ -25,8 +25,8 @@ from lm_profiler.measure.clocks.tape import (
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.memory.causes import (
     gradients,
-    pieces,
-    storages,
+    plain_tensors_of,
+    storage_sizes,
     storages_by_cause,
     tensors_in,
 )
@@ -291,7 +291,7 @@ class TrafficReader:
         """Return the bytes of each storage on the device that autograd saved."""
         regions = Regions()
         for tensor in self.saved:
-            for piece in pieces(tensor):
+            for piece in plain_tensors_of(tensor):
                 device = piece.untyped_storage().device
                 if device.type == self.device.type and self.device.index in (
                     None,
@@ -313,7 +313,7 @@ class TrafficReader:
         return self._stored_bytes(gradients(self.module, self.optimizers))
 
     def _stored_bytes(self, tensors: Iterable[Tensor]) -> int:
-        return sum(storages(tensors, self.device).values())
+        return sum(storage_sizes(tensors, self.device).values())
 
     def _add(self, part: int, count: int) -> None:
         self._bytes[PARTS[part]] += count

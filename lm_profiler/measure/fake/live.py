@@ -11,7 +11,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from lm_profiler.measure.memory.causes import pieces
+from lm_profiler.measure.memory.causes import plain_tensors_of
 from lm_profiler.measure.memory.peaks import Probe
 from lm_profiler.measure.memory.storage_notes import NOWHERE, Site, StorageNotes
 from lm_profiler.record.steps import Peaks
@@ -136,7 +136,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
             # A DTensor uses a plain meta tensor to infer the shape of all shards together.
             infers_a_shape = type(leaf) is Tensor and leaf.is_meta
             if not infers_a_shape:
-                for piece in pieces(leaf):
+                for piece in plain_tensors_of(leaf):
                     self._start_counting(piece.untyped_storage(), piece)
 
     def follow_resizes(self) -> None:

@@ -59,7 +59,7 @@ def storages_by_cause(
     # a tensor's own hash takes five times as long
     parameter_ids = {id(parameter) for parameter in parameters}
     master_weights = []
-    for weight in _optimized(optimizers):
+    for weight in _optimizer_parameters(optimizers):
         if id(weight) not in parameter_ids:
             master_weights.append(weight)
     gradients = _gradients_of((*parameters, *master_weights))
@@ -68,7 +68,7 @@ def storages_by_cause(
     tensors_by_cause = (parameters, gradients, optimizer_states, buffers)
     counted: set[int] = set()
     for tensors in tensors_by_cause:
-        sizes = storages(tensors, device)
+        sizes = storage_sizes(tensors, device)
         uncounted_sizes = {
             storage: size for storage, size in sizes.items() if storage not in counted
         }
@@ -87,7 +87,7 @@ def _states(optimizers: Sequence[Optimizer]) -> Iterator[Any]:
             yield from inner.state.values()
 
 
-def by_cause(peak_allocated: int | None, held: Holdings) -> MemoryCauses:
+def split_by_cause(peak_allocated: int | None, held: Holdings) -> MemoryCauses:
     """Split ``peak_allocated`` by what was ``held`` at that time; the rest is None if it would be negative."""
     rest_bytes = None
     if peak_allocated is not None and peak_allocated >= held.total:
@@ -102,7 +102,7 @@ class _PeakReading(NamedTuple):
     held: Holdings
 
 
-def _height(reading: _PeakReading) -> tuple[int, int]:
+def _peak_and_total(reading: _PeakReading) -> tuple[int, int]:
     return reading.peak_bytes or 0, reading.held.total
 
 
@@ -144,7 +144,7 @@ class HoldingsReader:
         self.moments: dict[str, MemoryCauses] = {}
         # the levels of the last step that ended
         self.levels: MemoryLevels | None = None
-        self.saved = SavedTensors(self.guard)
+        self.saved_tensors = SavedTensors(self.guard)
         self._source: Literal["allocator", "counted"] = "allocator"
         if self.held_bytes() is None:
             self._source = "counted"
@@ -157,7 +157,7 @@ class HoldingsReader:
         self._arrived_gradients: dict[int, int] = {}  # bytes by storage
         # the reading at which the peak last rose in the current part
         self._highest: _GradientReading | None = None
-        self._by_part: dict[int, _PeakReading] = {}
+        self._peaks_by_part: dict[int, _PeakReading] = {}
 
     def start(self) -> None:
         on_gradient = self.guard.wrap(self._gradient_arrived)
@@ -171,7 +171,7 @@ class HoldingsReader:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self.saved.unwatch()
+        self.saved_tensors.unwatch()
 
     def __call__(self, code: int) -> None:
         peak_bytes = self.peak_bytes()
@@ -179,7 +179,7 @@ class HoldingsReader:
         held = _sums(causes)
         ended_part = self._part
         if ended_part is None:
-            self.saved.watch()
+            self.saved_tensors.watch()
         if ended_part in (FORWARD, BACKWARD):
             # Accumulation has several passes in a step: the highest level counts.
             phase = PARTS[ended_part]
@@ -189,13 +189,13 @@ class HoldingsReader:
         if code == FORWARD and "start" not in self._level_bytes:
             self._level_bytes["start"] = self._level(causes)
         if code == OPTIMIZER:
-            self.moments["before_optimizer"] = by_cause(self.held_bytes(), held)
+            self.moments["before_optimizer"] = split_by_cause(self.held_bytes(), held)
         elif ended_part == OPTIMIZER:
-            self.moments["after_optimizer"] = by_cause(self.held_bytes(), held)
+            self.moments["after_optimizer"] = split_by_cause(self.held_bytes(), held)
         if ended_part is not None and ended_part != OUTSIDE:
             reading = _PeakReading(peak_bytes, self._held_at_peak(peak_bytes, held))
-            highest = self._by_part.get(ended_part, reading)
-            self._by_part[ended_part] = max(highest, reading, key=_height)
+            highest = self._peaks_by_part.get(ended_part, reading)
+            self._peaks_by_part[ended_part] = max(highest, reading, key=_peak_and_total)
         self._part = code
         self._held_at_begin = held
         self._highest = None
@@ -209,7 +209,7 @@ class HoldingsReader:
             backward=self._level_bytes.get("backward"),
             source=self._source,
         )
-        self.saved.unwatch()
+        self.saved_tensors.unwatch()
         self._part = None
         self._level_bytes = {}
 
@@ -217,9 +217,9 @@ class HoldingsReader:
         """Return the highest peak of each part that occurred, over all observed steps, by cause."""
         causes: dict[str, MemoryCauses] = {}
         for code, part in enumerate(PARTS):
-            if code in self._by_part:
-                reading = self._by_part[code]
-                causes[part] = by_cause(reading.peak_bytes, reading.held)
+            if code in self._peaks_by_part:
+                reading = self._peaks_by_part[code]
+                causes[part] = split_by_cause(reading.peak_bytes, reading.held)
         return causes
 
     def _held_at_peak(self, peak_bytes: int | None, held_at_end: Holdings) -> Holdings:
@@ -237,7 +237,7 @@ class HoldingsReader:
     def _level(self, causes: Sequence[Mapping[int, int]]) -> int:
         if self._source == "allocator":
             return self.held_bytes() or 0
-        sizes = storages(self.saved, self.device)
+        sizes = storage_sizes(self.saved_tensors, self.device)
         for cause in causes:
             sizes.update(cause)
         return sum(sizes.values())
@@ -245,7 +245,9 @@ class HoldingsReader:
     def _gradient_arrived(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
             # an optimizer that steps inside of backward has cleared it already
-            self._arrived_gradients.update(storages((parameter.grad,), self.device))
+            self._arrived_gradients.update(
+                storage_sizes((parameter.grad,), self.device)
+            )
         peak_bytes = self.peak_bytes()
         if peak_bytes is None:
             return
@@ -255,7 +257,7 @@ class HoldingsReader:
             )
 
 
-def _optimized(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
+def _optimizer_parameters(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
     """Yield the parameters that ``optimizers`` step."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -263,7 +265,7 @@ def _optimized(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
 
 
 def gradients(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor]:
-    return _gradients_of((*module.parameters(), *_optimized(optimizers)))
+    return _gradients_of((*module.parameters(), *_optimizer_parameters(optimizers)))
 
 
 def _gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -289,33 +291,34 @@ def tensors_in(states: Iterable[Any]) -> Iterator[Tensor]:
                 )
 
 
-def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
+def storage_sizes(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
     """Return the bytes of each storage on ``device``, by its identity."""
     sizes: dict[int, int] = {}
     for tensor in tensors:
-        # Nearly all are plain, without the attributes that ``pieces`` asks for.
+        # Nearly all are plain, without the attributes that ``plain_tensors_of`` asks for.
         is_plain = (
             type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
         )
-        plain_tensors = (tensor,) if is_plain else pieces(tensor)
+        plain_tensors = (tensor,) if is_plain else plain_tensors_of(tensor)
         for piece in plain_tensors:
             storage = piece.untyped_storage()
-            place = storage.device
-            is_on_device = place == device or (
-                place.type == device.type and device.index in (None, place.index)
+            storage_device = storage.device
+            is_on_device = storage_device == device or (
+                storage_device.type == device.type
+                and device.index in (None, storage_device.index)
             )
             if is_on_device:
                 sizes[id(storage)] = storage.nbytes()
     return sizes
 
 
-def pieces(tensor: Tensor) -> Iterator[Tensor]:
+def plain_tensors_of(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the plain tensors in which ``tensor`` is stored in this process."""
     if hasattr(tensor, "to_local"):  # DTensor
         with torch.no_grad():
-            yield from pieces(tensor.to_local())
+            yield from plain_tensors_of(tensor.to_local())
     elif hasattr(tensor, "__tensor_flatten__"):  # any other wrapper subclass
         for name in tensor.__tensor_flatten__()[0]:
-            yield from pieces(getattr(tensor, name))
+            yield from plain_tensors_of(getattr(tensor, name))
     elif tensor.layout is torch.strided:
         yield tensor

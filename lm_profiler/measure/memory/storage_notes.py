@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from lm_profiler.measure.clocks.tape import BACKWARD, END, FORWARD, OPTIMIZER, OTHER
 from lm_profiler.measure.memory.block_memory import block_memory
-from lm_profiler.measure.memory.causes import pieces
+from lm_profiler.measure.memory.causes import plain_tensors_of
 from lm_profiler.measure.user_code import OURS, package_of
 from lm_profiler.record.memory_timeline import (
     CAUSE_TITLES,
@@ -109,7 +109,7 @@ def seen_tensors(
     cause: str, name: str | None, tensor: Tensor, storage: Callable[[Any], int] = id
 ) -> Iterator[SeenTensor]:
     """Yield a ``SeenTensor`` for each plain tensor in which ``tensor`` is stored."""
-    for piece in pieces(tensor):
+    for piece in plain_tensors_of(tensor):
         identity = storage(piece.untyped_storage())
         yield SeenTensor(identity, cause, name, _shape(piece), _dtype_name(piece))
 

@@ -17,7 +17,7 @@ from lm_profiler.callbacks.instruments.ranks import STEPS, RanksWatch, StreamRan
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.tape import BACKWARD, DATA, OTHER, StepMarks
-from lm_profiler.measure.collective_calls import Stand, StreamWaits
+from lm_profiler.measure.collective_calls import StreamWait, StreamWaits
 from lm_profiler.torch_names import DDP_FACTS
 
 pytestmark = pytest.mark.usefixtures("no_rates")
@@ -54,7 +54,7 @@ class Rank:
             for call in range(count):
                 self.ring.call(began + 100 + call)
             self.ring.now = began + STEP_NS - 1
-            self.watch.look(step)
+            self.watch.read_if_due(step)
             if step > WARMUP:
                 marks = [began, began + 50, began + STEP_NS - 10]
                 self.watch.keep("measure", step, StepMarks([DATA, BACKWARD, OTHER], marks, []))
@@ -135,7 +135,7 @@ def test_without_a_recorder_the_waiting_is_unknown() -> None:
     watch = RanksWatch(None, 0)
     watch.guard = Guard("", told.append)
     watch.begin("measure")
-    watch.look(1)
+    watch.read_if_due(1)
     watch.keep("measure", 1, StepMarks([DATA, OTHER], [0, 1], []))
     watch.end("measure")
     (said,) = told
@@ -186,10 +186,10 @@ class Waits:
     """In every step the computing stream stands for 0.5 ms; the host asks for that right after its call on another."""
 
     def __init__(self) -> None:
-        self.stands = []
+        self.waits = []
         for step in range(1, 100):
             since = step * DEVICE_NS + 1_200_000  # of a backward from 1 to 3 ms
-            self.stands.append(Stand(step * HOST_NS + 600_001, cast("Any", since), cast("Any", since + 500_000)))
+            self.waits.append(StreamWait(step * HOST_NS + 600_001, cast("Any", since), cast("Any", since + 500_000)))
         self.running = False
 
     def start(self) -> None:
@@ -222,7 +222,7 @@ def watch_of(steps: int, waits: Waits | None = None) -> tuple[StreamRanksWatch, 
             [host, host + 400_000, host + 800_000],
             [device, device + 1_000_000, device + 3_000_000],
         )
-        watch.look(step)
+        watch.read_if_due(step)
         watch.keep("collectives", step, marks)
     watch.end("collectives")
     return watch, told

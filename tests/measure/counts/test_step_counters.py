@@ -94,8 +94,8 @@ def test_collections_and_compilations_count_where_they_lie_within_the_step() -> 
 
 def test_a_checkpoint_counts_where_it_lies_within_the_step() -> None:
     raw = [reading(0, 0, 0), reading(1, 0, 10), reading(2, 12, 20)]
-    saved_ns = [ns * MS for ns in (2, 5, 9, 14, 25, 30, 40)]  # the last one goes on
-    one, two = step_counters(raw, saved_ns=saved_ns)
+    checkpoint_instants_ns = [ns * MS for ns in (2, 5, 9, 14, 25, 30, 40)]  # the last one goes on
+    one, two = step_counters(raw, checkpoint_instants_ns=checkpoint_instants_ns)
     assert (one.checkpoint_s, two.checkpoint_s) == (pytest.approx(4e-3), pytest.approx(2e-3))
 
 

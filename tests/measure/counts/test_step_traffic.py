@@ -41,7 +41,7 @@ class Loop:
         self.timeline, traffic = Timeline(), ForwardTraffic()
         optimizers = [] if optimizer is None else [optimizer]
         self.levels = HoldingsReader(module, optimizers, lambda: None, device, lambda: None)
-        self.reader = TrafficReader(module, optimizers, device, self.timeline, self.levels.saved, traffic)
+        self.reader = TrafficReader(module, optimizers, device, self.timeline, self.levels.saved_tensors, traffic)
         self.flops = StepFlops(self.timeline, traffic)
         self.timeline.observers = (self.levels, self.reader, *[self.flops] * counting)
 

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD, OPTIMIZER, OTHER, OUTSIDE, ZERO_GRAD
 from lm_profiler.measure.counts.recompiles import recompilations
-from lm_profiler.measure.memory.causes import Holdings, HoldingsReader, by_cause, holdings
+from lm_profiler.measure.memory.causes import Holdings, HoldingsReader, holdings, split_by_cause
 from lm_profiler.measure.memory.peaks import DeviceProbe, PartPeaks
 
 CPU = torch.device("cpu")
@@ -92,19 +92,19 @@ def test_of_a_sharded_tensor_the_local_part_counts() -> None:
 
 def test_a_peak_is_split_and_its_remainder_is_the_rest() -> None:
     held = Holdings(100, 50, 200, 5)
-    assert by_cause(1000, held).model_dump() == {
+    assert split_by_cause(1000, held).model_dump() == {
         "parameters": 100,
         "gradients": 50,
         "optimizer_states": 200,
         "buffers": 5,
         "activations_and_rest": 645,
     }
-    assert by_cause(355, held).activations_and_rest == 0
+    assert split_by_cause(355, held).activations_and_rest == 0
 
 
 @pytest.mark.parametrize("peak", [None, 354])
 def test_an_unknown_or_impossible_remainder_is_unknown_never_negative(peak: int | None) -> None:
-    assert by_cause(peak, Holdings(100, 50, 200, 5)).activations_and_rest is None
+    assert split_by_cause(peak, Holdings(100, 50, 200, 5)).activations_and_rest is None
 
 
 class Allocator:
@@ -155,10 +155,10 @@ def test_each_part_has_what_was_held_during_it(loop: Loop) -> None:
     size = 200 * FLOAT
     loop.step((2000, 3000, 4000, 5000))
     assert loop.reader.by_part() == {
-        "forward": by_cause(2000, Holdings(size, 0, 0, 0)),
-        "backward": by_cause(3000, Holdings(size, size, 0, 0)),
-        "optimizer": by_cause(4000, Holdings(size, size, size, 0)),
-        "zero_grad": by_cause(5000, Holdings(size, size, size, 0)),  # cleared only at its end
+        "forward": split_by_cause(2000, Holdings(size, 0, 0, 0)),
+        "backward": split_by_cause(3000, Holdings(size, size, 0, 0)),
+        "optimizer": split_by_cause(4000, Holdings(size, size, size, 0)),
+        "zero_grad": split_by_cause(5000, Holdings(size, size, size, 0)),  # cleared only at its end
     }
 
 
@@ -167,8 +167,10 @@ def test_the_occurrence_with_the_highest_peak_counts(loop: Loop) -> None:
     loop.step((2000, 3000, 4000, 5000))
     loop.step((6000, 2900, 4000, 5000))
     held = loop.reader.by_part()
-    assert held["forward"] == by_cause(6000, Holdings(size, 0, size, 0))  # the optimizer's states are there by now
-    assert held["backward"] == by_cause(3000, Holdings(size, size, 0, 0))
+    assert held["forward"] == split_by_cause(
+        6000, Holdings(size, 0, size, 0)
+    )  # the optimizer's states are there by now
+    assert held["backward"] == split_by_cause(3000, Holdings(size, size, 0, 0))
 
 
 def test_what_lies_between_steps_or_outside_is_in_no_part(loop: Loop) -> None:
@@ -181,7 +183,7 @@ def test_what_lies_between_steps_or_outside_is_in_no_part(loop: Loop) -> None:
     loop.reader.step_ended()
     loop.peak.now = 9000
     loop.reader(FORWARD)
-    assert loop.reader.by_part() == {"other": by_cause(1000, Holdings(200 * FLOAT, 0, 0, 0))}
+    assert loop.reader.by_part() == {"other": split_by_cause(1000, Holdings(200 * FLOAT, 0, 0, 0))}
 
 
 def test_a_device_that_knows_no_peak_still_says_what_was_held(loop: Loop) -> None:
@@ -218,7 +220,7 @@ def test_gradients_count_as_far_as_they_had_come_when_the_peak_arose(
     loss.backward()
     loop.peak.now = next(later)
     loop.reader(OTHER)
-    assert loop.reader.by_part()["backward"] == by_cause(3000, Holdings(200 * FLOAT, arrived * 100 * FLOAT, 0, 0))
+    assert loop.reader.by_part()["backward"] == split_by_cause(3000, Holdings(200 * FLOAT, arrived * 100 * FLOAT, 0, 0))
 
 
 def test_accumulated_gradients_are_there_from_the_start_of_the_next_backward(loop: Loop) -> None:
