@@ -266,9 +266,8 @@ def conclude(
     for name, finding in findings:
         try:
             figures = finding(run, record, notes)
-        except (
-            Exception
-        ) as error:  # the measurements and the other findings are still right
+        except Exception as error:
+            # the measurements and the other findings are still right
             notes.append(
                 f"{name} unknown: {type(error).__name__}: {error}".removesuffix(": ")
             )
@@ -449,9 +448,8 @@ def _memory(run: RunSteps, record: RunRecord, notes: list[str]) -> Fields:
         measured=_reading(run.timed.largest_memory),
         parts={part: _reading(peaks) for part, peaks in evidence.part_peaks.items()},
         causes=dict(evidence.causes),
-        moments=dict(
-            evidence.moments
-        ),  # what was held at instants such as the end of set-up
+        # what was held at instants such as the end of set-up
+        moments=dict(evidence.moments),
         held=evidence.levels,  # bytes of parameters, gradients, states and activations
         allocator=evidence.allocator,
     )

@@ -481,9 +481,8 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
         longest_action.setdefault(owner, action.name)
 
     # The measured steps show how long ``other`` is, the few steps timed by action how it divides.
-    if (
-        costs.contended
-    ):  # each action is timed in its fastest step: other programs lengthen all alike
+    if costs.contended:
+        # each action is timed in its fastest step: other programs lengthen all alike
         all_actions = costs.actions(lambda action: action.owner != OURS)
         timed_s = sum(_action_s(action, contended=True) for action in all_actions)
         largest_scale = math.inf

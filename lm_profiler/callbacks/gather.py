@@ -138,9 +138,8 @@ class Exchange:
             return answer.value  # type: ignore[return-value]  # all ranks ask for the same
         try:
             value = find()
-        except (
-            BaseException
-        ) as error:  # also Ctrl-C: the other ranks wait for an answer
+        except BaseException as error:
+            # also Ctrl-C: the other ranks wait for an answer
             self._put(key, _Answer(error=error_text(error)))
             raise
         self._put(key, _Answer(value=value))

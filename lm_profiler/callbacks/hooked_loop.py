@@ -181,9 +181,8 @@ class HookedLoop:
 
     def note_call(self, module: nn.Module, arguments: Any) -> None:
         """Keep the shapes of the positional and named ``arguments`` of a call of ``module``, for a rehearsal."""
-        with suppress(
-            UncountableError
-        ):  # something among them has no shape: then it cannot be rehearsed
+        with suppress(UncountableError):
+            # something among them has no shape: then it cannot be rehearsed
             self._first_call = module, without_data(arguments)
 
     def rehearsed_batch(self, get_batch: Callable[[], Any]) -> Any:

@@ -65,9 +65,8 @@ class RunFinisher:
 
     loop: Loop  # the loop of the run
     options: ProfilingOptions  # the options of the run
-    profiler_guard: (
-        Guard  # the guard of the profiler as a whole; if that failed, so did the run
-    )
+    # the guard of the profiler as a whole; if that failed, so did the run
+    profiler_guard: Guard
     restore_loop: Callable[[], None]  # removes what marks the loop
     report: Callable[[str], object]  # reports a problem, and adds it to ``notes``
     notes: list[str]  # what was reported so far

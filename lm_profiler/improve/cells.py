@@ -157,7 +157,10 @@ class FinishedCell:
         # A process that was killed may have been killed for lack of memory.
         may_lack_memory = self.outcome.status in ("oom", "interrupted")
         without_step = TimedRun(
-            None, self.took_s, was_cut=self.was_cut, may_lack_memory=may_lack_memory
+            step_s=None,
+            took_s=self.took_s,
+            was_cut=self.was_cut,
+            may_lack_memory=may_lack_memory,
         )
         if self.outcome.status == "refused":
             return replace(without_step, refusal=self._reason)

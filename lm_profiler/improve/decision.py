@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval, change
 from lm_profiler.analysis.remedies.remedy import Candidate
-from lm_profiler.analysis.steps.statistics import finite
+from lm_profiler.analysis.steps.statistics import require_finite
 from lm_profiler.record.improve_record import ENDED, UNLIKELY, TriedVerdict
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
@@ -52,7 +52,7 @@ class NumericsCheck:
 
 
 # in place of a candidate where the final setting is compared with the first
-FINAL_SETTING = Candidate("", {}, "")
+FINAL_SETTING = Candidate(name="", options={}, group="")
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class PairedComparison:
     candidate: Candidate  # what was tried; ``FINAL_SETTING`` for the last comparison
     a_options: Mapping[str, str]  # options of A, besides those of the first setting
     b_options: Mapping[str, str]  # options of B
-    a: tuple[TimedRun, ...] = ()  # runs of A, in the order of the pairs
-    b: tuple[TimedRun, ...] = ()  # runs of B
+    runs_a: tuple[TimedRun, ...] = ()  # runs of A, in the order of the pairs
+    runs_b: tuple[TimedRun, ...] = ()  # runs of B
     # interval of the ratio of seconds, B over A, which holds at all looks together; None if too little is known
     interval: RatioInterval | None = None
     error: float = 0.05  # share of tries in which an interval may be wrong, at any look
@@ -85,22 +85,22 @@ class PairedComparison:
     @property
     def pairs(self) -> int:
         """The number of pairs in which both runs ended well."""
-        return min(len(step_times_s(self.a)), len(step_times_s(self.b)))
+        return min(len(step_times_s(self.runs_a)), len(step_times_s(self.runs_b)))
 
     @property
     def ratios(self) -> list[float]:
         """Seconds of B over seconds of A, for each pair."""
-        pairs = zip(step_times_s(self.a), step_times_s(self.b), strict=False)
+        pairs = zip(step_times_s(self.runs_a), step_times_s(self.runs_b), strict=False)
         return [b_s / a_s for a_s, b_s in pairs]
 
     @property
     def a_s(self) -> float | None:
         """Seconds of a step of A: the geometric mean of its runs."""
-        return _geometric_mean(step_times_s(self.a)[: self.pairs])
+        return _geometric_mean(step_times_s(self.runs_a)[: self.pairs])
 
     @property
     def b_s(self) -> float | None:
-        return _geometric_mean(step_times_s(self.b)[: self.pairs])
+        return _geometric_mean(step_times_s(self.runs_b)[: self.pairs])
 
     @property
     def ratio(self) -> float:
@@ -160,9 +160,9 @@ def pooled_spread(
     log_times = []
     for processes_s in settings:
         if len(processes_s):
-            log_times.append(np.log(finite(processes_s)))
+            log_times.append(np.log(require_finite(processes_s)))
     freedom = sum(logs.size - 1 for logs in log_times)
-    squares = sum(_squares(logs) for logs in log_times)
+    squares = sum(_sum_of_squares(logs) for logs in log_times)
     machine_freedom = 1.0
     if machine_spread.is_learned:
         machine_freedom = min(machine_spread.freedom, float(_PRIOR_PAIRS))
@@ -177,7 +177,8 @@ def repeated_interval(
     """Return the geometric mean of pairs' ratios at the latest look, with an interval that holds at all ``looks``.
 
     It is equally many standard errors wide at each look, as Pocock (1977, Biometrika 64:191) has for tests and Jennison
-    & Turnbull (1989, JRSS B 51:305) for intervals, but more at the first looks (``_caution``); the number is simulated.
+    & Turnbull (1989, JRSS B 51:305) for intervals, but more at the first looks (``_widening``); the number
+    is simulated.
     The known ``spread`` of processes counts like a few more pairs. None before the first look.
 
     Raises:
@@ -187,17 +188,19 @@ def repeated_interval(
     if not past_looks:
         return None
     pairs = max(past_looks)
-    logs = np.log(finite(ratios)[:pairs])
-    half_width = _widths(error, looks) * _caution(pairs) * _standard_error(logs, spread)
+    logs = np.log(require_finite(ratios)[:pairs])
+    half_width = (
+        _widths(error, looks) * _widening(pairs) * _standard_error(logs, spread)
+    )
     ratio = math.exp(float(logs.mean()))
     low = ratio * math.exp(-half_width)
     high = ratio * math.exp(half_width)
     return RatioInterval(ratio, low, high, confidence=1.0 - error)
 
 
-def gain(ratios: Sequence[float], spread: float, errors: float = 0.0) -> float:
+def log_gain(ratios: Sequence[float], spread: float, errors: float = 0.0) -> float:
     """Return by how much B looks faster than ``MARGIN``, in logarithms, minus this many standard ``errors``."""
-    logs = np.log(finite(ratios))
+    logs = np.log(require_finite(ratios))
     faster_than_margin = math.log1p(-MARGIN) - float(logs.mean())
     return faster_than_margin - errors * _standard_error(logs, spread)
 
@@ -207,7 +210,7 @@ def is_hopeless(ratios: Sequence[float], spread: float) -> bool:
     is_later_look = len(ratios) in LOOKS[1:]
     if not is_later_look:
         return False
-    largest_likely_gain = gain(ratios, spread, errors=-_HOPELESS_ERRORS)
+    largest_likely_gain = log_gain(ratios, spread, errors=-_HOPELESS_ERRORS)
     return largest_likely_gain < 0.0
 
 
@@ -225,11 +228,11 @@ def _widths(error: float, looks: tuple[int, ...]) -> float:
         squares = square_sums[:, look - 1] - total**2 / look
         variance = (prior_squares + squares) / (_PRIOR_PAIRS + look - 1)
         errors = np.abs(total) / np.sqrt(look * variance)
-        largest_errors = np.maximum(largest_errors, errors / _caution(look))
+        largest_errors = np.maximum(largest_errors, errors / _widening(look))
     return float(np.quantile(largest_errors, 1.0 - error))
 
 
-def _caution(pairs: int) -> float:
+def _widening(pairs: int) -> float:
     """Return the factor that widens an interval of few pairs: they hardly show whether a change adds spread."""
     return 1.0 + 2.0 / pairs
 
@@ -237,11 +240,11 @@ def _caution(pairs: int) -> float:
 def _standard_error(logs: NDArray[np.float64], spread: float) -> float:
     """Return the standard error of the mean of the pairs' logarithms, with ``spread`` counted as a few pairs."""
     prior_squares = _PRIOR_PAIRS * 2.0 * spread**2
-    variance = (prior_squares + _squares(logs)) / (_PRIOR_PAIRS + logs.size - 1)
+    variance = (prior_squares + _sum_of_squares(logs)) / (_PRIOR_PAIRS + logs.size - 1)
     return math.sqrt(variance / logs.size)
 
 
-def _squares(logs: NDArray[np.float64]) -> float:
+def _sum_of_squares(logs: NDArray[np.float64]) -> float:
     deviations = logs - logs.mean()
     return float((deviations**2).sum())
 
@@ -254,7 +257,9 @@ def judge(
 ) -> PairedComparison:
     """Return the comparison with its interval and, once that decides or no pair is left, its verdict."""
     comparison = with_failure(comparison)
-    if comparison.verdict is not None or len(comparison.a) != len(comparison.b):
+    if comparison.verdict is not None or len(comparison.runs_a) != len(
+        comparison.runs_b
+    ):
         return comparison
     looks: tuple[int, ...] = LOOKS
     if comparison.is_final:
@@ -275,7 +280,10 @@ def judge(
 
 def with_failure(comparison: PairedComparison) -> PairedComparison:
     """Return the comparison with a verdict if the latest run of a side failed."""
-    for side, runs in (("", comparison.b), ("what it is compared with ", comparison.a)):
+    for side, runs in (
+        ("", comparison.runs_b),
+        ("what it is compared with ", comparison.runs_a),
+    ):
         if not runs or runs[-1].step_s is not None:
             continue
         run = runs[-1]

@@ -23,8 +23,8 @@ from lm_profiler.improve.decision import (
     NumericsCheck,
     PairedComparison,
     TimedRun,
-    gain,
     judge,
+    log_gain,
     may_continue,
     pooled_spread,
     replaces,
@@ -124,7 +124,7 @@ class Searcher:
 
         self.reserve_final_comparison()
         self.prove_candidates()
-        some_waiting = bool(self.waiting() or self.undecided())
+        some_waiting = bool(self.waiting_candidates() or self.undecided_comparisons())
         some_accepted = any(comparison.accepted for comparison in self.tried)
         if some_accepted:
             self.compare_final_with_first()
@@ -146,31 +146,36 @@ class Searcher:
     def prove_candidates(self) -> None:
         """Give each candidate a turn, the highest ceiling first; then go on with what looks best."""
         while self.pairs_left() >= FEWEST_PAIRS:
-            waiting = self.waiting()
+            waiting = self.waiting_candidates()
             if waiting:
                 candidate = waiting[0]
                 self.had_first_turn.add(candidate.name)
                 half = self.pairs_left() // 2
-                self.prove(self.on_top(candidate), more_pairs=max(FIRST_PAIRS, half))
+                self.prove(
+                    self.on_top_of_kept_changes(candidate),
+                    more_pairs=max(FIRST_PAIRS, half),
+                )
                 continue
-            undecided = self.undecided()
+            undecided = self.undecided_comparisons()
             if not undecided:
                 return
-            best = max(undecided, key=self.promise)
+            best = max(undecided, key=self.promised_gain)
             if best.a_options != self.options:
                 # another change was accepted since: begin anew on top of it
-                best = self.on_top(best.candidate)
+                best = self.on_top_of_kept_changes(best.candidate)
             next_look = min(look for look in LOOKS if look > best.pairs)
             self.prove(best, more_pairs=next_look - best.pairs)
 
     def compare_final_with_first(self) -> None:
         """Compare the final setting with the first one, if the budget still has the time."""
-        comparison = PairedComparison(FINAL_SETTING, {}, self.options)
+        comparison = PairedComparison(
+            candidate=FINAL_SETTING, a_options={}, b_options=self.options
+        )
         pairs = int(self.left_s / self.pair_s(comparison))
         if pairs >= FEWEST_PAIRS:
             self.compare(comparison, min(FINAL_PAIRS, pairs))
 
-    def waiting(self) -> list[Candidate]:
+    def waiting_candidates(self) -> list[Candidate]:
         """Return candidates that wait for their first turn, the highest ceiling first."""
         kept_changes = list(self.kept_changes.values())
         waiting = []
@@ -182,7 +187,7 @@ class Searcher:
                 waiting.append(candidate)
         return waiting
 
-    def undecided(self) -> list[PairedComparison]:
+    def undecided_comparisons(self) -> list[PairedComparison]:
         """Return comparisons that more pairs may decide."""
         return [
             comparison
@@ -190,22 +195,22 @@ class Searcher:
             if may_continue(comparison)
         ]
 
-    def promise(self, comparison: PairedComparison) -> float:
+    def promised_gain(self, comparison: PairedComparison) -> float:
         """Return by how much a change looks faster than the least that counts, in logarithms."""
-        return gain(comparison.ratios, self.spread_beside(comparison))
+        return log_gain(comparison.ratios, self.spread_of_other_comparisons(comparison))
 
     def latest_comparisons(self) -> list[PairedComparison]:
         """Return the latest comparison of each candidate."""
         latest = {comparison.name: comparison for comparison in self.tried}
         return list(latest.values())
 
-    def failed_part(self, comparison: PairedComparison) -> Candidate | None:
+    def failed_part_of(self, comparison: PairedComparison) -> Candidate | None:
         """Return a failed change that is part of this one; not one out of memory, which other parts may save."""
         options = comparison.candidate.options.items()
         for earlier in self.latest_comparisons():
-            if not earlier.b:
+            if not earlier.runs_b:
                 continue
-            latest_run = earlier.b[-1]
+            latest_run = earlier.runs_b[-1]
             has_failed = (
                 latest_run.failure is not None and not latest_run.may_lack_memory
             )
@@ -214,7 +219,7 @@ class Searcher:
                 return earlier.candidate
         return None
 
-    def on_top(self, candidate: Candidate) -> PairedComparison:
+    def on_top_of_kept_changes(self, candidate: Candidate) -> PairedComparison:
         """Return a comparison with the latest setting; the candidate replaces the former one of its group."""
         options: dict[str, str] = {}
         for group, kept_change in self.kept_changes.items():
@@ -232,10 +237,10 @@ class Searcher:
         if comparison.b_options == self.options:
             return
         if comparison.pairs == 0:
-            comparison = replace(comparison, error=self.next_error(candidate))
-        failed_part = self.failed_part(comparison)
+            comparison = replace(comparison, error=self.next_error_share(candidate))
+        failed_part = self.failed_part_of(comparison)
         if failed_part is not None:
-            self.report(
+            self.keep_comparison(
                 replace(
                     comparison, verdict="REFUSED", reason=f"{failed_part.name} FAILED"
                 )
@@ -245,18 +250,18 @@ class Searcher:
         most_pairs = min(
             MOST_PAIRS, comparison.pairs + min(more_pairs, self.pairs_left())
         )
-        was_put_off = comparison.pairs > 0 and self.promise(comparison) <= 0.0
+        was_put_off = comparison.pairs > 0 and self.promised_gain(comparison) <= 0.0
         proof = self.compare(comparison, most_pairs)
-        does_not_look_faster = may_continue(proof) and self.promise(proof) <= 0.0
+        does_not_look_faster = may_continue(proof) and self.promised_gain(proof) <= 0.0
         if was_put_off and does_not_look_faster:
             proof = replace(proof, reason=NOT_FASTER)
         if proof.verdict == "FASTER":
-            proof = self.check(candidate, proof)
-        self.report(proof)
+            proof = self.check_numerics(candidate, proof)
+        self.keep_comparison(proof)
         if proof.accepted:
             self.accept(candidate, proof)
 
-    def next_error(self, candidate: Candidate) -> float:
+    def next_error_share(self, candidate: Candidate) -> float:
         """Return the share of tries in which the candidate's next interval may be wrong.
 
         An interval errs on both sides, and only one of them accepts: so all candidates that are not accepted yet share
@@ -289,9 +294,11 @@ class Searcher:
         """Whether no other setting would change its verdict."""
         if comparison.accepted or comparison.verdict in _SETTLED_VERDICTS:
             return True
-        return self.failed_part(comparison) is not None
+        return self.failed_part_of(comparison) is not None
 
-    def check(self, candidate: Candidate, proof: PairedComparison) -> PairedComparison:
+    def check_numerics(
+        self, candidate: Candidate, proof: PairedComparison
+    ) -> PairedComparison:
         """Accept a proven change if its numbers are right, or if wrong ones are accepted."""
         numerics = self.check_numbers(proof)
         self.spent_s += numerics.took_s
@@ -311,18 +318,18 @@ class Searcher:
         while comparison.verdict is None:
             if not self.has_time_for(comparison):
                 comparison = replace(comparison, verdict="UNDECIDED", reason=ENDED)
-                self.report(comparison)
+                self.keep_comparison(comparison)
                 break
-            is_even_pair = len(comparison.a) % 2 == 0
+            is_even_pair = len(comparison.runs_a) % 2 == 0
             order = "ba" if is_even_pair else "ab"
             for side in order:
                 comparison = self.with_run(comparison, side)
                 comparison = judge(
-                    comparison, most_pairs, self.spread_beside(comparison)
+                    comparison, most_pairs, self.spread_of_other_comparisons(comparison)
                 )
                 if self.is_put_off(comparison):
                     comparison = replace(comparison, verdict="UNDECIDED")
-                self.report(comparison)
+                self.keep_comparison(comparison)
                 if comparison.verdict is not None:
                     break
         return comparison
@@ -331,25 +338,27 @@ class Searcher:
         """Whether a check has come at which the change neither is decided nor looks faster."""
         if comparison.is_final or comparison.verdict is not None:
             return False
-        is_whole_pair = len(comparison.a) == len(comparison.b)
+        is_whole_pair = len(comparison.runs_a) == len(comparison.runs_b)
         if not is_whole_pair or comparison.pairs not in LOOKS:
             return False
-        return self.promise(comparison) <= 0.0
+        return self.promised_gain(comparison) <= 0.0
 
     def with_run(self, comparison: PairedComparison, side: str) -> PairedComparison:
         """Return the comparison with one more run of ``side``, a or b."""
         if side == "b":
             run_b = self.run(comparison.b_options)
-            return replace(comparison, b=(*comparison.b, run_b))
+            return replace(comparison, runs_b=(*comparison.runs_b, run_b))
         run_a = self.run(comparison.a_options)
         has_failed = run_a.step_s is None and not run_a.was_cut
         if has_failed:  # once more: it ran well before, and says nothing of the change
             run_a = self.run(comparison.a_options)
-        return replace(comparison, a=(*comparison.a, run_a))
+        return replace(comparison, runs_a=(*comparison.runs_a, run_a))
 
-    def spread_beside(self, comparison: PairedComparison) -> float:
+    def spread_of_other_comparisons(self, comparison: PairedComparison) -> float:
         """Return how far the processes of all other comparisons differ."""
-        runs_of_comparison = {id(run) for run in (*comparison.a, *comparison.b)}
+        runs_of_comparison = {
+            id(run) for run in (*comparison.runs_a, *comparison.runs_b)
+        }
         settings = []
         for runs in self.runs.values():
             other_runs = [run for run in runs if id(run) not in runs_of_comparison]
@@ -363,7 +372,7 @@ class Searcher:
         self.spent_s += run.took_s
         return run
 
-    def report(self, comparison: PairedComparison) -> None:
+    def keep_comparison(self, comparison: PairedComparison) -> None:
         """Put the comparison in the place of its former state."""
         if comparison.is_final:
             self.final = comparison
@@ -402,12 +411,12 @@ class Searcher:
         usual_s = _mean_duration_s(all_runs)
         pair_s = 2.0 * usual_s
         if comparison is not None:
-            a_s = self.duration_s(comparison.a_options) or usual_s
-            b_s = self.duration_s(comparison.b_options) or usual_s
+            a_s = self.mean_run_s(comparison.a_options) or usual_s
+            b_s = self.mean_run_s(comparison.b_options) or usual_s
             pair_s = a_s + b_s
         return max(pair_s, 1e-9)
 
-    def duration_s(self, options: Mapping[str, str]) -> float:
+    def mean_run_s(self, options: Mapping[str, str]) -> float:
         """Return the mean seconds that successful runs with ``options`` took; 0 if none succeeded."""
         setting = frozenset(options.items())
         return _mean_duration_s(self.runs.get(setting, ()))

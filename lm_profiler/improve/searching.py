@@ -125,8 +125,8 @@ def _tried(comparison: PairedComparison) -> Tried:
         saved_s=saved_s,
         low_s=low_s,
         high_s=high_s,
-        a_bytes=_median_peak_bytes(comparison.a),
-        b_bytes=_median_peak_bytes(comparison.b),
+        a_bytes=_median_peak_bytes(comparison.runs_a),
+        b_bytes=_median_peak_bytes(comparison.runs_b),
         numerics=_numerics(comparison.numerics),
         verdict=comparison.verdict,
         accepted=comparison.accepted,
@@ -157,8 +157,8 @@ def _final(comparison: PairedComparison) -> Final | None:
         ratio=1.0 / interval.ratio,
         low=1.0 / interval.high,
         high=1.0 / interval.low,
-        first_bytes=_median_peak_bytes(comparison.a),
-        final_bytes=_median_peak_bytes(comparison.b),
+        first_bytes=_median_peak_bytes(comparison.runs_a),
+        final_bytes=_median_peak_bytes(comparison.runs_b),
     )
 
 
@@ -269,7 +269,9 @@ def _check(
     try:
         record_a, record_b = finished_a.record, finished_b.record
     except NoSteps as error:
-        return NumericsCheck(None, took_s, reason=f"its numbers are unknown: {error}")
+        return NumericsCheck(
+            is_tolerated=None, took_s=took_s, reason=f"its numbers are unknown: {error}"
+        )
     first_record = None
     if comparison.a_options:
         # The first setting ran for the check of the first winner, so its record is only read here.

@@ -11,7 +11,7 @@ from typing import Any
 
 from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.analysis.remedies.remedy import OTHER_BATCH, UNKNOWN
-from lm_profiler.analysis.steps.statistics import student
+from lm_profiler.analysis.steps.statistics import student_quantile
 from lm_profiler.improve.decision import NumericsCheck
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import RunRecord
@@ -172,7 +172,7 @@ def _chance_distance(pairs: Sequence[tuple[float, float]]) -> float:
     if steps < 2:
         return 0.0
     standard_error = stdev(distances) / sqrt(steps)
-    return standard_error * student(steps - 1.0, 0.95)
+    return standard_error * student_quantile(steps - 1.0, 0.95)
 
 
 def _losses(run: RunRecord) -> Sequence[float | None]:

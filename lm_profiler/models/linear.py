@@ -14,9 +14,8 @@ class Linear(nn.Linear):
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias=bias)
 
-    def reset_parameters(
-        self,
-    ) -> None:  # sharded strategies call it to fill weights built on the meta device
+    def reset_parameters(self) -> None:
+        # sharded strategies call it to fill weights built on the meta device
         std = self.in_features**-0.5
         nn.init.trunc_normal_(self.weight, std=std, a=-3 * std, b=3 * std)
         if self.bias is not None:

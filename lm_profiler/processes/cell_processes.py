@@ -81,9 +81,8 @@ class CellProcesses:
         if modules:
             self._context = multiprocessing.get_context("forkserver")
         self._running: dict[str, Any] = {}  # the process of each cell that runs
-        self._not_started: list[
-            CellEnded
-        ] = []  # cells whose process could not be started
+        # cells whose process could not be started
+        self._not_started: list[CellEnded] = []
 
     def __enter__(self) -> CellProcesses:
         kept_descriptors = [] if self._lock is None else [self._lock]

@@ -67,10 +67,8 @@ def relative_to_cwd(path: Path) -> Path:
     """Return ``path`` relative to the current folder where it lies below it."""
     try:
         return path.relative_to(Path.cwd())
-    except (
-        OSError,
-        ValueError,
-    ):  # the current folder is gone, or ``path`` lies elsewhere
+    except (OSError, ValueError):
+        # the current folder is gone, or ``path`` lies elsewhere
         return path
 
 
@@ -142,9 +140,8 @@ def json_of(record: Any, indent: int | None = None) -> str:
     adapter = TypeAdapter[Any](type(record))
     try:
         return adapter.dump_json(record, indent=indent).decode()
-    except (
-        PydanticSerializationError
-    ):  # pydantic writes UTF-8 and refuses lone surrogates
+    except PydanticSerializationError:
+        # pydantic writes UTF-8 and refuses lone surrogates
         plain = to_jsonable_python(adapter.dump_python(record), inf_nan_mode="null")
         return (
             json.dumps(plain, ensure_ascii=False, indent=indent)

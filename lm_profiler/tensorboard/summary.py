@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lm_profiler.analysis.compare.differences import OF_EACH_RUN, flat
+from lm_profiler.analysis.compare.differences import RUN_SPECIFIC_OPTIONS, flat_options
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import MEMORY, QUANTITIES
 from lm_profiler.report.run.run_page import run_page
@@ -79,14 +79,14 @@ def settings(entry: Entry) -> dict[str, bool | float | str]:
     values["steadiness"] = COLUMNS["steadiness"].get(entry)
     for path, override in entry.overrides.items():
         values[path] = _overridden_value(entry, path, override)
-    settings = {}
+    shown_settings = {}
     for path, value in values.items():
         if value in (None, [], {}):
             continue
         # TensorBoard holds neither lists nor numbers beyond a float: they become text.
         is_number = isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
-        settings[plain(path)] = value if is_number else plain(str(value))
-    return settings
+        shown_settings[plain(path)] = value if is_number else plain(str(value))
+    return shown_settings
 
 
 def _option_values(entry: Entry) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def _option_values(entry: Entry) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for fact in COMPARED:
         values[fact.option or fact.name] = fact.get(entry)
-    for path, value in flat(entry.config or {}).items():
-        if values.get(path) is None and path not in OF_EACH_RUN:
+    for path, value in flat_options(entry.config or {}).items():
+        if values.get(path) is None and path not in RUN_SPECIFIC_OPTIONS:
             values[path] = value
     return values
 
@@ -109,17 +109,21 @@ def _overridden_value(entry: Entry, path: str, override: str) -> bool | float | 
 
 
 def figures(entry: Entry) -> dict[str, float]:
-    """Return the known main figures by their tags, in the units that the tags name."""
+    """Return the known figures that are shown for a run as a whole (those with a ``run_tag``), by their tags.
+
+    They are in the units that the tags name. Of the peaks of memory there is only the one that tables show.
+    """
     hidden_peaks = {quantity.name for quantity in MEMORY.values()}
     hidden_peaks.discard(peak_memory([entry]).name)  # the one that tables show
-    figures = {}
+    main_figures = {}
     for quantity in QUANTITIES.values():
         if quantity.run_tag is None or quantity.name in hidden_peaks:
             continue
         value = COLUMNS[quantity.name].get(entry)
         if value is not None:
-            figures[f"{GROUP}/{quantity.run_tag}"] = value * quantity.scale
-    return figures
+            tag = f"{GROUP}/{quantity.run_tag}"
+            main_figures[tag] = value * quantity.scale
+    return main_figures
 
 
 def text(entry: Entry) -> str:

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from lm_profiler.analysis.compare.ratio import change
-from lm_profiler.improve.decision import LOOKS, gain, is_hopeless, pooled_spread, repeated_interval
+from lm_profiler.improve.decision import LOOKS, is_hopeless, log_gain, pooled_spread, repeated_interval
 from lm_profiler.record.process_spread import ProcessSpread
 
 
@@ -72,7 +72,7 @@ def test_what_does_not_look_faster_is_not_worth_more_pairs() -> None:
     assert is_hopeless([1.2, 1.1, 1.2, 1.1], 0.05)
     assert is_hopeless([1.0, 1.001, 0.999, 1.0], 0.001)
     assert not is_hopeless([1.0, 0.97, 1.0, 0.97], 0.02)
-    assert gain([0.9, 0.9], 0.01) == pytest.approx(math.log(0.99 / 0.9))
+    assert log_gain([0.9, 0.9], 0.01) == pytest.approx(math.log(0.99 / 0.9))
 
 
 @pytest.mark.parametrize("processes, saves", [(0.05, 0.05), (0.03, 0.02), (0.05, 0.02)])

@@ -9,7 +9,7 @@ from typing import Any
 from lm_profiler.record.run_record import RunRecord
 
 # options that say where a run goes, not what it does
-OF_EACH_RUN = frozenset({"name", "log_dir"})
+RUN_SPECIFIC_OPTIONS = frozenset({"name", "log_dir"})
 # options in which repeats may differ
 SEEDS = frozenset({"seed_everything", "data.seed"})
 
@@ -90,18 +90,18 @@ def _are_alike(a: Any, b: Any) -> bool:
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    flat_a = flat(a)
-    flat_b = flat(b)
+    flat_a = flat_options(a)
+    flat_b = flat_options(b)
     differences = []
     for path in flat_a | flat_b:
         value_a = flat_a.get(path)
         value_b = flat_b.get(path)
-        if value_a != value_b and path not in OF_EACH_RUN:
+        if value_a != value_b and path not in RUN_SPECIFIC_OPTIONS:
             differences.append(Difference(path, value_a, value_b))
     return differences
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_options(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Values by dotted path, as the command line would name them."""
     values: dict[str, Any] = {}
     for key, value in tree.items():
@@ -109,7 +109,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if key == "init_args" and prefix:
             path = prefix
         if isinstance(value, Mapping) and value:
-            values.update(flat(value, path))
+            values.update(flat_options(value, path))
         else:
             values[path] = value
     return values

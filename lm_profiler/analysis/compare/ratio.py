@@ -10,7 +10,12 @@ from typing import Literal
 
 import numpy as np
 
-from lm_profiler.analysis.steps.statistics import Interval, Series, finite, student
+from lm_profiler.analysis.steps.statistics import (
+    Interval,
+    Series,
+    require_finite,
+    student_quantile,
+)
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
 Change = Literal["FASTER", "SLOWER", "SAME", "UNCLEAR"]
@@ -66,7 +71,9 @@ def single_interval(
     normal = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     within_a = normal / _NORMAL_95 * (a.relative_half_width or 0.0)
     within_b = normal / _NORMAL_95 * (b.relative_half_width or 0.0)
-    processes = student(spread.freedom, confidence) * math.sqrt(2.0) * spread.std
+    processes = (
+        student_quantile(spread.freedom, confidence) * math.sqrt(2.0) * spread.std
+    )
     half_width = math.hypot(within_a, within_b, processes, normal * bias)
     return _interval_around(b.mean / a.mean, half_width, confidence)
 
@@ -85,8 +92,8 @@ def repeats_interval(
     where one side has two. ``bias`` is as in ``single_interval``, which also says when there is no interval; nor is
     there one of one run against one.
     """
-    values_a = finite(a)
-    values_b = finite(b)
+    values_a = require_finite(a)
+    values_b = require_finite(b)
     has_values = values_a.size > 0 and values_b.size > 0
     if not has_values or max(values_a.size, values_b.size) < 2:
         return None
@@ -97,7 +104,9 @@ def repeats_interval(
     freedom = logs_a.size + logs_b.size - 2
     variance = (_squares(logs_a) + _squares(logs_b)) / freedom
     variance_of_difference = variance * (1.0 / logs_a.size + 1.0 / logs_b.size)
-    by_chance = student(freedom, confidence) * math.sqrt(variance_of_difference)
+    by_chance = student_quantile(freedom, confidence) * math.sqrt(
+        variance_of_difference
+    )
     normal = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     half_width = math.hypot(by_chance, normal * bias)
     ratio = math.exp(float(logs_b.mean() - logs_a.mean()))
@@ -143,7 +152,8 @@ def detectable(spread: ProcessSpread, runs: int) -> float:
     if runs > 1:
         freedom = 2.0 * runs - 2.0
     return max(
-        MARGIN, math.expm1(standard_error * (student(freedom, CONFIDENCE) + _POWER))
+        MARGIN,
+        math.expm1(standard_error * (student_quantile(freedom, CONFIDENCE) + _POWER)),
     )
 
 

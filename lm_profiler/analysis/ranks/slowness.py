@@ -14,7 +14,12 @@ from itertools import pairwise
 import numpy as np
 
 from lm_profiler.analysis.ranks.rank_timeline import Seconds
-from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, PHI, ar1_means, student
+from lm_profiler.analysis.steps.statistics import (
+    FEWEST_VALUES,
+    PHI,
+    ar1_means,
+    student_quantile,
+)
 from lm_profiler.analysis.steps.step_model import fit
 from lm_profiler.record.steps import Counts
 
@@ -151,8 +156,8 @@ def _test_rank(
         part=part,
         fast=fast,
         seconds=mean_s * share_of_steps,
-        half_s=student(freedom, 0.95) * error_s * share_of_steps,
-        certain=mean_s > student(freedom, confidence) * error_s,
+        half_s=student_quantile(freedom, 0.95) * error_s * share_of_steps,
+        certain=mean_s > student_quantile(freedom, confidence) * error_s,
         begin=int(judged_steps[begin]),
         end=int(judged_steps[end - 1]) + 1,
     )

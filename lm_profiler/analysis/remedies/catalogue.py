@@ -709,9 +709,8 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("benchmark", candidates=benchmark_convolutions),
     Remedy("sgd", smaller_settings=optimizer_without_state),
     Remedy("context", smaller_settings=shorter_context),
-    Remedy(
-        "ranks", likely_share=0.9
-    ),  # the record's own finding about ranks has the sentence
+    # the record's own finding about ranks has the sentence
+    Remedy("ranks", likely_share=0.9),
     Remedy(
         "validation",
         "Validate less often, or on fewer batches (val_check_interval, limit_val_batches).",

@@ -64,8 +64,8 @@ class Interval:
         return half_width is None or half_width <= WIDEST_REPORTED
 
 
-def finite(values: ArrayLike) -> Series:
-    """``values`` as a flat float array; ValueError if one is NaN or infinite: it must not be averaged."""
+def require_finite(values: ArrayLike) -> Series:
+    """Return ``values`` as a flat float array; ValueError if one is NaN or infinite: it must not be averaged."""
     array = np.asarray(values, dtype=np.float64).ravel()
     unusable = int(np.count_nonzero(~np.isfinite(array)))
     if unusable:
@@ -76,12 +76,12 @@ def finite(values: ArrayLike) -> Series:
 
 
 def mean_interval(values: ArrayLike) -> Interval | None:
-    """The mean of ``values`` with its 95 % interval, in their unit; None of fewer than three.
+    """Return the mean of ``values`` with its 95 % interval, in their unit; None of fewer than three.
 
     Student's t about the mean of an AR(1) process, averaged over its coefficient under Jeffreys' prior: neighbours
     that resemble each other carry less information than as many independent values.
     """
-    array = finite(values)
+    array = require_finite(values)
     count = array.size
     if count < FEWEST_VALUES:
         return None
@@ -106,18 +106,20 @@ def mean_interval(values: ArrayLike) -> Interval | None:
 def ar1_means(values: Series) -> tuple[Series, Series, Series]:
     """Return for each of ``PHI``: -2 log of the marginal likelihood of the values; their mean; its standard error.
 
-    The mean is the generalised one: values count for what they add to those before them.
+    The mean is the generalised one: values count for what they add to those before them. A value is whitened by
+    subtracting from it the coefficient times the value before it; the first value has none before it, and its variance
+    is larger than the others' by 1 / ``first_weight``.
     """
     count = values.size
-    step_weight = 1.0 - PHI
-    remainder = 1.0 - PHI**2
+    whitened_one = 1.0 - PHI
+    first_weight = 1.0 - PHI**2
     whitened = values[1:] - PHI[:, None] * values[:-1]
-    weight = remainder + (count - 1) * step_weight**2
-    weighted_sum = remainder * values[0] + step_weight * whitened.sum(axis=1)
-    squares = remainder * values[0] ** 2 + (whitened**2).sum(axis=1)
+    weight = first_weight + (count - 1) * whitened_one**2
+    weighted_sum = first_weight * values[0] + whitened_one * whitened.sum(axis=1)
+    squares = first_weight * values[0] ** 2 + (whitened**2).sum(axis=1)
     squares_about_mean = np.maximum(squares - weighted_sum**2 / weight, 0.0)
-    variance = squares_about_mean / (count - 1) + FINEST**2 * remainder
-    score = (count - 1) * np.log(variance) - np.log(remainder) + np.log(weight)
+    variance = squares_about_mean / (count - 1) + FINEST**2 * first_weight
+    score = (count - 1) * np.log(variance) - np.log(first_weight) + np.log(weight)
     return score, weighted_sum / weight, np.sqrt(variance / weight)
 
 
@@ -134,12 +136,12 @@ def poisson_factors(events: float) -> tuple[float, float]:
 
 
 def median_interval(values: ArrayLike) -> tuple[float, float] | None:
-    """The 95 % interval of the median, whatever the distribution; None of fewer than six values.
+    """Return the 95 % interval of the median, whatever the distribution; None of fewer than six values.
 
     Between two order statistics: of n values fewer than k lie below the median with the odds of n coins (David and
     Nagaraja 2003, section 7.1).
     """
-    ordered = np.sort(finite(values))
+    ordered = np.sort(require_finite(values))
     count = ordered.size
     rank = 0
     chance_below = 1 / 2**count
@@ -152,8 +154,8 @@ def median_interval(values: ArrayLike) -> tuple[float, float] | None:
 
 
 @lru_cache(maxsize=64)
-def student(freedom: float, confidence: float) -> float:
-    """The two-sided quantile of Student's t, in standard errors; scipy's, which only reports may need."""
+def student_quantile(freedom: float, confidence: float) -> float:
+    """Return the two-sided quantile of Student's t, in standard errors; scipy's, which only reports may need."""
     if math.isinf(freedom):
         return NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     # t is the tangent of an angle, times the root of the freedom; the angle's density is a power of its cosine.
@@ -210,7 +212,7 @@ def _tick_of(ordered: Series, lower: Series) -> float:
     return least_difference
 
 
-def hampel(values: Series) -> tuple[Series, NDArray[np.bool_]]:
+def without_outliers(values: Series) -> tuple[Series, NDArray[np.bool_]]:
     """Return ``values`` with outliers moved to the median of the five around them, and which these are (Hampel 1974).
 
     The scale is the differences of neighbours, which neither a change of level nor a spike makes larger.
@@ -226,15 +228,15 @@ def hampel(values: Series) -> tuple[Series, NDArray[np.bool_]]:
     return np.where(is_outlier, medians, values), is_outlier
 
 
-def summarise(
+def summarise_times(
     values: Sequence[float] | Series, interval: Interval | None = None
 ) -> TimeSummary:
-    """Summary of times in seconds with the ``interval`` of their mean, whose mean it takes over.
+    """Return a summary of times in seconds with the ``interval`` of their mean, whose mean it takes over.
 
     std is the sample's (ddof=1, None below two values), percentiles interpolate linearly (Hyndman & Fan 1996, type 7).
     An interval that reaches farther than the mean itself is left out.
     """
-    array = finite(values)
+    array = require_finite(values)
     if array.size == 0:
         return TimeSummary(n=0)
     mean = float(array.mean())

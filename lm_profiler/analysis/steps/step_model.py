@@ -23,11 +23,11 @@ from lm_profiler.analysis.steps.statistics import (
     FEWEST_VALUES,
     Interval,
     Series,
-    finite,
-    hampel,
     mean_interval,
     poisson_factors,
+    require_finite,
     robust_std,
+    without_outliers,
 )
 from lm_profiler.analysis.steps.step_course import (
     Course,
@@ -353,7 +353,7 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
 
     Without ``warms_up`` what is high at the beginning is a level like others, or a decay, and nothing is cut.
     """
-    seconds = finite(step_s)
+    seconds = require_finite(step_s)
     count = seconds.size
     if count < FEWEST_STEPS or not seconds.min() > 0.0:
         return plain(seconds)
@@ -461,11 +461,11 @@ def is_level_known(step_s: ArrayLike, target: float) -> bool:
 
 def plain(step_s: ArrayLike) -> StepModel:
     """The model in which all steps are of one level, none is left out and nothing repeats; odd ones are marked."""
-    seconds = finite(step_s)
+    seconds = require_finite(step_s)
     count = seconds.size
     odd = np.zeros(count, bool)
     if count >= FEWEST_STEPS and seconds.min() > 0.0:
-        usual_logs, is_outlier = hampel(np.log(seconds))
+        usual_logs, is_outlier = without_outliers(np.log(seconds))
         distances = np.abs(seconds / np.exp(usual_logs) - 1.0)
         odd = is_outlier & (distances >= ODD)
     elif count >= _FEWEST_FOR_A_MEDIAN:
@@ -504,7 +504,7 @@ def _course_of(
 
     Unless it ``may_be_chance``, a course that random order explains is one level.
     """
-    clean, is_outlier = hampel(logs)
+    clean, is_outlier = without_outliers(logs)
     course = find_course(clean, _SMALL_LOG)
     if course.is_flat or may_be_chance:
         return course, is_outlier
@@ -522,7 +522,7 @@ def _far_out_at_the_beginning(logs: Series) -> int:
     half = logs.size // 2
     while cut < half and logs.size - cut >= 6:
         logs_left = logs[cut:]
-        _, is_outlier = hampel(logs_left)
+        _, is_outlier = without_outliers(logs_left)
         is_slow = is_outlier & (logs_left > np.median(logs_left))
         if is_slow[0]:
             next_slow = 0

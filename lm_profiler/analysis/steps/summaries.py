@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_profiler.analysis.hardware.roofline import per_second
-from lm_profiler.analysis.steps.statistics import Series, summarise
+from lm_profiler.analysis.steps.statistics import Series, summarise_times
 from lm_profiler.analysis.steps.step_model import StepModel, fit, plain
 from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import (
@@ -144,7 +144,7 @@ def summaries(
     for part in TIMES:
         seconds = np.array([row.time(part, clock) for row in rows])
         stretch_s = seconds[model.begin : model.end]
-        by_part[part] = summarise(stretch_s, model.interval_of(seconds))
+        by_part[part] = summarise_times(stretch_s, model.interval_of(seconds))
     return by_part
 
 

@@ -122,9 +122,8 @@ class PythonTimes:
                 self._enter(self._call_of_python(frame))
             elif event == "c_call":
                 self._enter(self._call_of_c(argument))
-            elif (
-                len(self._stack) > 1
-            ):  # functions that were entered before the start are not on the stack
+            elif len(self._stack) > 1:
+                # functions that were entered before the start are not on the stack
                 self._stack.pop()
             self._events_left -= 1
             if self._events_left <= 0:

@@ -38,9 +38,8 @@ class StepWatch(Instrument):
     rank: int = 0  # the rank of this process
     # samples the clock of its GPU; None without one
     sampler: TelemetrySampler | None = None
-    checkpoint_instants_ns: Sequence[
-        int
-    ] = ()  # when each checkpoint began and ended, in turn
+    # when each checkpoint began and ended, in turn
+    checkpoint_instants_ns: Sequence[int] = ()
     name = "counters of the steps"
     stage = "measure"
 

@@ -353,12 +353,8 @@ def _sample_counter(batch: Any, batch_size: int | None) -> Callable[[Any], int |
     def count(batch: Any) -> int | None:
         try:
             return int(reduce(getitem, path, batch).shape[dimension])
-        except (
-            AttributeError,
-            IndexError,
-            KeyError,
-            TypeError,
-        ):  # not like the first batch of its kind
+        except (AttributeError, IndexError, KeyError, TypeError):
+            # not like the first batch of its kind
             return None
 
     return count

@@ -113,9 +113,8 @@ class HookMarks:
 
         # what runs
         self._running_phases: set[int] = set()  # the phases whose function runs
-        self._named_phases: list[
-            int
-        ] = []  # phases that the program names, the innermost last
+        # phases that the program names, the innermost last
+        self._named_phases: list[int] = []
         self._forward_depth = 0
         self._optimizer_depth = 0
         self._forward_is_marked = False  # whether the outermost call began a phase

@@ -37,9 +37,8 @@ class SharedOptimizerHooks:
         self.step_begins: OptimizerHook | None = None
         self.step_ends: OptimizerHook | None = None
         self._guard: Guard = UNGUARDED  # of those two
-        self.is_provisional = (
-            False  # whether whoever attaches next may take the hooks over
-        )
+        # whether whoever attaches next may take the hooks over
+        self.is_provisional = False
         self._handles: list[Any] = []
         self.is_in_hook = False  # whether torch is amid the hooks of an optimizer
 

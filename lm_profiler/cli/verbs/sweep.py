@@ -77,9 +77,8 @@ def run(request: SweepRequest) -> int:
         with SweepFolder(request.folder, plan, part=part) as folder:
             is_interrupted = _run(request, folder)
             return _print_end(folder, is_interrupted, request)
-    except (
-        BrokenPipeError
-    ):  # an OSError that main handles: the reader of stdout has gone
+    except BrokenPipeError:
+        # an OSError that main handles: the reader of stdout has gone
         raise
     except OSError as error:  # a full disk, or a folder that was removed
         say(

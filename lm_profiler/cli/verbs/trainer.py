@@ -33,9 +33,8 @@ def run(call: Call) -> int:
             cli = ProfilerCLI(call)
         except SystemExit as done:  # --help and --print_config end so
             return done.code if isinstance(done.code, int) else OK
-        except (
-            Exception
-        ) as error:  # no code of the user has run yet, so the call is wrong
+        except Exception as error:
+            # no code of the user has run yet, so the call is wrong
             raise wrong_call(error) from error
         try:
             cli.begin()

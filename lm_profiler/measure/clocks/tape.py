@@ -35,12 +35,10 @@ class StepMarks:
     codes: list[int]  # the part that begins at each mark
     host_ns: list[int]
     instants: list[Any]  # on the device's clock
-    idle_checks: int = (
-        0  # phases at whose start the device was asked whether it was idle
-    )
-    idle_starts: int = (
-        0  # phases at whose start it was idle: there it waits for the host
-    )
+    # phases at whose start the device was asked whether it was idle
+    idle_checks: int = 0
+    # phases at whose start it was idle: there it waits for the host
+    idle_starts: int = 0
 
     def host_seconds(self) -> tuple[float, ...]:
         """Return the seconds of each part on the host's clock, and last those of the step."""

@@ -43,9 +43,8 @@ class Timeline:
         # what was read before, then two entries a mark: its code and its instant (ns)
         self._tape: list[Any] = [TapeReading()]
         self._last_event: Any = None  # the device's, of the last mark within the step
-        self._is_outside = (
-            False  # whether the loop has left the step, for a validation for example
-        )
+        # whether the loop has left the step, for a validation for example
+        self._is_outside = False
         self._is_stopped = False  # whether all further marks are dropped
         # when the loop left the step (ns), and for what
         self.went_outside: list[tuple[int, str]] = []

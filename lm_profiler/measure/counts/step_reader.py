@@ -164,9 +164,8 @@ class StepReader:
     _readings: list[Reading] = field(default_factory=list)
     # when each step began and ended (ns)
     _instants: dict[int, tuple[int, int]] = field(default_factory=dict)
-    _file: int | None = (
-        None  # the descriptor of the open schedstat; None if the system has none
-    )
+    # the descriptor of the open schedstat; None if the system has none
+    _file: int | None = None
     # the time of day from which on compilations were not returned yet
     _compiles_since_s: float = 0.0
     _clock_ahead_s: float = 0.0  # by how much the clock of the steps was ahead of the time of day at that time

@@ -254,9 +254,8 @@ class TrafficReader:
     def _part_ends(self, part: int) -> None:
         if part in (BACKWARD, ZERO_GRAD):
             self._add(part, self._gradient_bytes())
-        elif (
-            part == OPTIMIZER and self._has_new_gradients
-        ):  # not before its closure, where it has changed nothing yet
+        elif part == OPTIMIZER and self._has_new_gradients:
+            # not before its closure, where it has changed nothing yet
             self._has_new_gradients = False
             self._add_optimizer_step()
 

@@ -65,10 +65,8 @@ def matmul_ceiling(
     try:
         products = Products(device, dtype, clock)
         products(1)
-    except (
-        RuntimeError,
-        TypeError,
-    ):  # RuntimeError with NotImplementedError; MPS raises TypeError for float64
+    except (RuntimeError, TypeError):
+        # RuntimeError with NotImplementedError; MPS raises TypeError for float64
         return None
     best: tuple[int, float] | None = None
     for probe in range(_PROBES):

@@ -14,9 +14,9 @@ from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import (
-    monotonic,  # not by its module: whoever replaces the clock there counts its calls
-)
+
+# not by its module: whoever replaces the clock there counts its calls
+from time import monotonic
 
 from lm_profiler.measure.device.nvml import Gpu, gpu_sharing
 from lm_profiler.record.run_record import Contention, GpuSharing

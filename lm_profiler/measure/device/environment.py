@@ -98,9 +98,8 @@ def _version(package: str) -> str:
         return torch.__version__
     try:
         return importlib.metadata.version(package)
-    except (
-        importlib.metadata.PackageNotFoundError
-    ):  # "lightning" may be there as pytorch-lightning
+    except importlib.metadata.PackageNotFoundError:
+        # "lightning" may be there as pytorch-lightning
         return "unknown"
 
 

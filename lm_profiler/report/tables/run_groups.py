@@ -9,7 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, get_args
 
-from lm_profiler.analysis.compare.differences import OF_EACH_RUN, SEEDS, flat
+from lm_profiler.analysis.compare.differences import (
+    RUN_SPECIFIC_OPTIONS,
+    SEEDS,
+    flat_options,
+)
 from lm_profiler.models.config import DIMENSIONS
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import Status
@@ -228,12 +232,14 @@ def follows_from_size(groups: Sequence[RunGroup], column: Column) -> bool:
 
 def differing_options(entries: Iterable[Entry]) -> list[str]:
     """Return the options that all configs have, but with different values."""
-    configs = [flat(entry.config) for entry in entries if entry.config is not None]
+    configs = [
+        flat_options(entry.config) for entry in entries if entry.config is not None
+    ]
     if not configs:
         return []
     paths = []
     for path, value in configs[0].items():
-        if path in OF_EACH_RUN or path in SEEDS:
+        if path in RUN_SPECIFIC_OPTIONS or path in SEEDS:
             continue
         in_all_configs = all(path in config for config in configs)
         if in_all_configs and any(config[path] != value for config in configs):

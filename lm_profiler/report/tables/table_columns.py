@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lm_profiler.analysis.compare.differences import flat
+from lm_profiler.analysis.compare.differences import flat_options
 from lm_profiler.models.config import (
     DIMENSIONS,
     PRESETS,
@@ -355,7 +355,7 @@ def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column
 def _option_paths(entry: Entry) -> Iterator[str]:
     """Yield the paths of the options of ``entry``, and of the sections that hold them: ``model`` of ``model.size``."""
     yield from entry.overrides
-    for path in flat(entry.config or {}):
+    for path in flat_options(entry.config or {}):
         yield from itertools.accumulate(path.split("."), "{}.{}".format)
 
 

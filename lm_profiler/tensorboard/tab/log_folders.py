@@ -22,15 +22,17 @@ RUN_FILE = "run.json"
 
 @dataclass(frozen=True)
 class RunsFolder:
-    """A folder with the name that its runs' names begin with, and the real folders that its files may lie in."""
+    """A log folder, or the folder of one run."""
 
-    name: str
+    name: str  # with which the names of its runs begin
     folder: Path
-    roots: tuple[Path, ...]
+    allowed_roots: tuple[
+        Path, ...
+    ]  # the real folders in which its files may lie; others are never read
 
     def file(self, name: str) -> Path:
         """Return the real path of the file or folder ``name`` below this folder."""
-        return path_inside(self.folder / name, self.roots)
+        return path_inside(self.folder / name, self.allowed_roots)
 
 
 class LogFolders:
@@ -61,35 +63,40 @@ class LogFolders:
 
     def has_runs(self) -> bool:
         """Return whether there is a run or a sweep in any of the folders."""
-        for place in self.places():
-            for _, _, files in os.walk(place.folder):
+        for runs_folder in self.runs_folders():
+            for _, _, files in os.walk(runs_folder.folder):
                 if RUN_FILE in files or PLAN_FILE in files:
                     return True
         return False
 
-    def places(self) -> list[RunsFolder]:
+    def runs_folders(self) -> list[RunsFolder]:
         """Return the log folders, and behind them the folders that links in them lead to, each once."""
         self.check()
-        places = []
+        runs_folders = []
         for name, folder in self._folders.items():
-            places.append(RunsFolder(name, folder, (_real(folder),)))
-        real_folders = {place.roots[0] for place in places}
-        for place in places:  # which grows while links lead to folders with more links
-            for link in _links_to_folders(place.folder):
-                real_folder = _real(link)
+            runs_folders.append(RunsFolder(name, folder, (_real_path(folder),)))
+        real_folders = {runs_folder.allowed_roots[0] for runs_folder in runs_folders}
+        for runs_folder in runs_folders:
+            # the list grows while links lead to folders with more links
+            for link in _links_to_folders(runs_folder.folder):
+                real_folder = _real_path(link)
                 if real_folder in real_folders:
                     continue
                 real_folders.add(real_folder)
-                name = str(Path(place.name) / link.relative_to(place.folder))
-                places.append(RunsFolder(name, link, (*place.roots, real_folder)))
-        return places
+                name = str(
+                    Path(runs_folder.name) / link.relative_to(runs_folder.folder)
+                )
+                # files of the link may lie where its target is, or in the folders that hold the link
+                allowed_roots = (*runs_folder.allowed_roots, real_folder)
+                runs_folders.append(RunsFolder(name, link, allowed_roots))
+        return runs_folders
 
     def run(self, name: str) -> RunsFolder:
         """Return the folder of the run called ``name``; raise NotFoundError if there is none of that name."""
         self.check()
         top, parts = self._split(name)
         folder = self._folders[top]
-        roots = [_real(folder)]
+        allowed_roots = [_real_path(folder)]
         is_in_run = False  # or in a sweep
         try:
             for part in parts:
@@ -99,14 +106,14 @@ class LogFolders:
                     is_in_run = True
                 folder = folder / part
                 if folder.is_symlink() and not is_in_run:
-                    roots.append(_real(folder))
+                    allowed_roots.append(_real_path(folder))
             if not folder.is_dir():
                 raise NotFoundError(f"{name!r}: no run of that name")
         except (OSError, ValueError):  # a name that no folder can have
             raise NotFoundError(f"{name!r}: no run of that name") from None
-        place = RunsFolder(name, folder, tuple(roots))
-        place.file(RUN_FILE)
-        return place
+        runs_folder = RunsFolder(name, folder, tuple(allowed_roots))
+        runs_folder.file(RUN_FILE)
+        return runs_folder
 
     def _split(self, name: str) -> tuple[str, list[str]]:
         """Return the log folder's name and the parts of the path below it."""
@@ -131,7 +138,7 @@ def _folders_in_spec(spec: str) -> dict[str, Path]:
         name, separator, path = part.partition(":")
         if not separator or part.startswith("/"):
             name = path = part
-        folders[name] = _real(Path(path).expanduser())
+        folders[name] = _real_path(Path(path).expanduser())
     return folders
 
 
@@ -147,18 +154,18 @@ def _links_to_folders(top: Path) -> Iterator[Path]:
                 yield link
 
 
-def _real(path: Path) -> Path:
+def _real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def path_inside(path: Path, roots: tuple[Path, ...]) -> Path:
-    """Return the real path of ``path``, with links followed; raise NotFoundError if it lies outside ``roots``."""
+def path_inside(path: Path, allowed_roots: tuple[Path, ...]) -> Path:
+    """Return the real path of ``path``, with links followed; NotFoundError if it lies outside ``allowed_roots``."""
     not_found = NotFoundError(f"{path.name!r}: nothing of that name in the folder")
     try:
         real_path = path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError):
         # there is none; links in a circle; a NUL in the name
         raise not_found from None
-    if not any(real_path.is_relative_to(root) for root in roots):
+    if not any(real_path.is_relative_to(root) for root in allowed_roots):
         raise not_found
     return real_path

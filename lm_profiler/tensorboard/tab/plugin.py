@@ -79,11 +79,11 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         """Return what answers a request for the view ``name`` of a run, which reads only files of that run."""
 
         def answer(request: Request) -> Json:
-            place = self._run(request)
+            runs_folder = self._run(request)
             if name == "kernels":
-                _check_trace_folder(place)
-            with restrict_reading(*place.roots):
-                return {"blocks": VIEWS[name].answer(entry_in(place))}
+                _check_trace_folder(runs_folder)
+            with restrict_reading(*runs_folder.allowed_roots):
+                return {"blocks": VIEWS[name].answer(entry_in(runs_folder))}
 
         return self._json(answer)
 
@@ -94,8 +94,8 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         side_a = [self._folders.run(name) for name in request.args.getlist("a")]
         side_b = [self._folders.run(name) for name in request.args.getlist("b")]
         with restrict_reading(*_roots((*side_a, *side_b))):
-            entries_a = [entry_in(place) for place in side_a]
-            entries_b = [entry_in(place) for place in side_b]
+            entries_a = [entry_in(runs_folder) for runs_folder in side_a]
+            entries_b = [entry_in(runs_folder) for runs_folder in side_b]
             compared = compare(entries_a, entries_b)
             return {"blocks": comparison_blocks(compared)}
 
@@ -113,12 +113,12 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         return handler
 
     def _trace(self, request: Request) -> Response:
-        place = self._run(request)
+        runs_folder = self._run(request)
         name = _argument(request, "file")
-        names = [listed["file"] for listed in traces(place)["traces"]]
+        names = [listed["file"] for listed in traces(runs_folder)["traces"]]
         if name not in names:
-            raise NotFoundError(f"{name!r}: not a trace of {place.name!r}")
-        path = place.file(f"trace/{name}")
+            raise NotFoundError(f"{name!r}: not a trace of {runs_folder.name!r}")
+        path = runs_folder.file(f"trace/{name}")
         return send(request, path.parent, path.name)
 
 
@@ -137,12 +137,12 @@ def _with_headers(handler: Handler) -> Handler:
     return sending
 
 
-def _roots(places: Iterable[RunsFolder]) -> list[Path]:
-    """Return the real folders that files of ``places`` may lie in."""
-    roots: list[Path] = []
-    for place in places:
-        roots += place.roots
-    return roots
+def _roots(runs_folders: Iterable[RunsFolder]) -> list[Path]:
+    """Return the real folders that files of ``runs_folders`` may lie in."""
+    allowed_roots: list[Path] = []
+    for runs_folder in runs_folders:
+        allowed_roots += runs_folder.allowed_roots
+    return allowed_roots
 
 
 def _argument(request: Request, name: str) -> str:
@@ -160,12 +160,12 @@ def runs(folders: LogFolders) -> Json:
     entries: dict[str, Entry] = {}
     searches: dict[str, ImproveRecord] = {}
     problems: list[str] = []
-    places = folders.places()
-    links = {str(place.folder) for place in places}
+    runs_folders = folders.runs_folders()
+    links = {str(runs_folder.folder) for runs_folder in runs_folders}
     listed_folders: set[Path] = set()
-    for place in places:
-        with restrict_reading(*place.roots):
-            collection = with_unfinished(collect([place.folder]))
+    for runs_folder in runs_folders:
+        with restrict_reading(*runs_folder.allowed_roots):
+            collection = with_unfinished(collect([runs_folder.folder]))
         for problem in collection.problems:
             # Links that lead to runs are followed here, as folders of their own.
             link = problem.partition(": is a link")[0]
@@ -173,48 +173,53 @@ def runs(folders: LogFolders) -> Json:
                 problems.append(problem)
         for entry in collection.entries:
             real_folder = Path(os.path.realpath(entry.folder))
-            if not any(real_folder.is_relative_to(root) for root in place.roots):
+            if not any(
+                real_folder.is_relative_to(root) for root in runs_folder.allowed_roots
+            ):
                 problems.append(f"{entry.folder}: lies outside the log folder")
             elif real_folder not in listed_folders:
                 listed_folders.add(real_folder)
-                entries[_name(place, entry.folder)] = entry
+                entries[_name(runs_folder, entry.folder)] = entry
         for folder, record in collection.searches.items():
-            searches[_name(place, folder)] = record
-    with restrict_reading(*_roots(places)):
+            searches[_name(runs_folder, folder)] = record
+    with restrict_reading(*_roots(runs_folders)):
         return listing(entries, searches, folders.title, tab_views(), problems)
 
 
-def _name(place: RunsFolder, folder: Path) -> str:
+def _name(runs_folder: RunsFolder, folder: Path) -> str:
     """Return the name of a run, which is TensorBoard's: its path below the log folder, through links."""
-    return str(Path(place.name) / folder.relative_to(place.folder))
+    return str(Path(runs_folder.name) / folder.relative_to(runs_folder.folder))
 
 
-def entry_in(place: RunsFolder) -> Entry:
+def entry_in(runs_folder: RunsFolder) -> Entry:
     """Return the run in a folder, an unfinished one with the figures of its steps so far."""
-    collection = with_unfinished(collect([place.folder]))
+    collection = with_unfinished(collect([runs_folder.folder]))
     if collection.entries:
         return collection.entries[0]
     if collection.problems:
         raise RecordError(collection.problems[0])
-    raise RecordError(f"{place.name}: not a run")
+    raise RecordError(f"{runs_folder.name}: not a run")
 
 
-def _check_trace_folder(place: RunsFolder) -> None:
+def _check_trace_folder(runs_folder: RunsFolder) -> None:
     """Raise NotFoundError if the run's folder of traces is a link that leads out of the log folders."""
-    if os.path.lexists(place.folder / "trace"):
-        place.file("trace")
+    if os.path.lexists(runs_folder.folder / "trace"):
+        runs_folder.file("trace")
 
 
-def _has_traces(place: RunsFolder) -> bool:
+def _has_traces(runs_folder: RunsFolder) -> bool:
     """Return whether the run has a folder of traces; raise NotFoundError if that leads out of the log folders."""
-    return os.path.lexists(place.folder / "trace") and place.file("trace").is_dir()
+    return (
+        os.path.lexists(runs_folder.folder / "trace")
+        and runs_folder.file("trace").is_dir()
+    )
 
 
-def traces(place: RunsFolder) -> Json:
+def traces(runs_folder: RunsFolder) -> Json:
     """Return the run's traces with their sizes in bytes, and whether Perfetto's page is installed to show them."""
     files: Iterable[Path] = ()
-    if _has_traces(place):
-        files = place.file("trace").glob(f"*{TRACE_SUFFIX}")
+    if _has_traces(runs_folder):
+        files = runs_folder.file("trace").glob(f"*{TRACE_SUFFIX}")
     # rank 2 before rank 10
     ordered = sorted(files, key=lambda file: (len(file.name), file.name))
     listed = []

@@ -8,12 +8,12 @@ from raised import refusal
 from scipy import stats
 from stored_texts import assert_stored
 
-from lm_profiler.analysis.steps.statistics import Interval, mean_interval, median_interval, summarise
+from lm_profiler.analysis.steps.statistics import Interval, mean_interval, median_interval, summarise_times
 
 
 def test_summary_agrees_with_numpy_and_scipy():
     x = np.random.default_rng(0).lognormal(size=37)
-    s = summarise(x)
+    s = summarise_times(x)
     assert (s.n, s.min, s.max) == (37, x.min(), x.max())
     assert s.mean == pytest.approx(np.mean(x))
     assert s.std == pytest.approx(stats.tstd(x))
@@ -23,29 +23,29 @@ def test_summary_agrees_with_numpy_and_scipy():
 
 
 def test_summary_of_a_worked_example():
-    s = summarise([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0])  # squared deviations from 5 add up to 32
+    s = summarise_times([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0])  # squared deviations from 5 add up to 32
     assert (s.mean, s.median) == (5.0, 4.5)
     assert s.std == pytest.approx(math.sqrt(32 / 7))
     assert (s.mean_low, s.mean_high) == (None, None)  # the model of the steps tells it
-    known = summarise([1.0, 2.0], Interval(1.5, 1.0, 2.5))
+    known = summarise_times([1.0, 2.0], Interval(1.5, 1.0, 2.5))
     assert (known.mean_low, known.mean_high) == (1.0, 2.5)
 
 
 def test_nothing_is_said_of_no_values():
-    s = summarise([])
+    s = summarise_times([])
     assert s.n == 0
     assert {s.mean, s.std, s.cv, s.median, s.mean_low, s.mean_high, s.p5, s.p95, s.min, s.max} == {None}
 
 
 def test_one_value_has_no_spread():
-    s = summarise([0.25])
+    s = summarise_times([0.25])
     assert (s.n, s.mean, s.median, s.min, s.max) == (1, 0.25, 0.25, 0.25, 0.25)
     assert (s.std, s.cv, s.mean_low, s.mean_high) == (None, None, None, None)
 
 
 def test_missing_readings_are_refused():
     bads = (math.nan, math.inf, -math.inf)
-    said = {f"{bad}": refusal(ValueError, lambda bad=bad: summarise([1.0, bad, 2.0])) for bad in bads}
+    said = {f"{bad}": refusal(ValueError, lambda bad=bad: summarise_times([1.0, bad, 2.0])) for bad in bads}
     assert_stored("analysis/refused: missing readings", said)
 
 

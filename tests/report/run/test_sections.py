@@ -12,7 +12,7 @@ import pytest
 from made_runs import made_record
 from pydantic import BaseModel
 
-from lm_profiler.analysis.steps.statistics import mean_interval, summarise
+from lm_profiler.analysis.steps.statistics import mean_interval, summarise_times
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES, TOKENS_PER_S
 from lm_profiler.record.run_record import (
@@ -195,12 +195,12 @@ def test_the_mean_step_as_a_sum_has_one_sign_before_each_term(odd_s: float, told
 
 def test_an_interval_that_would_say_nothing_is_replaced_by_its_reason() -> None:
     """Three steps of 1, 1 and 300 ms: the interval reaches farther than the mean itself."""
-    times = {part: summarise([0.0] * 3) for part in PARTS}
+    times = {part: summarise_times([0.0] * 3) for part in PARTS}
     seconds = [0.001, 0.001, 0.3]
     interval = mean_interval(seconds)
     assert interval is not None
     assert not interval.is_informative
-    times |= dict.fromkeys(("forward", "forward_backward", "step"), summarise(seconds, interval))
+    times |= dict.fromkeys(("forward", "forward_backward", "step"), summarise_times(seconds, interval))
     rate = Throughput(tokens_per_step=64, tokens_per_s=64 / 0.1007)
     record = made_record(time=times, host_time=times, throughput=rate, waterfall=None)
     mean = {row[0].text: row[1].text for row in phase_table(record).rows}
