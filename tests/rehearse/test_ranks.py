@@ -170,7 +170,7 @@ def test_fsdp_holds_a_share() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed_bytes")
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 @pytest.mark.parametrize(
     "kind, more",
     [

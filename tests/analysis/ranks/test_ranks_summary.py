@@ -12,7 +12,7 @@ from stored_texts import assert_stored
 from lm_profiler.analysis.ranks.ranks_summary import communication_figures, ranks_of
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import traced_work
-from lm_profiler.analysis.why.traced import Traced, traced_of
+from lm_profiler.analysis.why.traced import Traced, broken_down
 from lm_profiler.record.run_record import Ranks
 
 
@@ -88,7 +88,7 @@ def test_ranks_of_another_clock_are_not_compared() -> None:
 
 def test_exposed_is_what_no_other_kernel_runs_beside_less_what_the_traced_rank_waits() -> None:
     """The all-reduce runs from 100 to 130 µs of the step, a matrix product until 110."""
-    traced = traced_of(traced_work(PackedTrace(cuda_step())))
+    traced = broken_down(traced_work(PackedTrace(cuda_step())))
     for waiting_s, exposed_s in (
         (None, 20e-6),
         ({}, 20e-6),
