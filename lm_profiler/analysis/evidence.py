@@ -177,7 +177,7 @@ def read_evidence(folder: Path) -> Evidence:
     evidence = _read_file(path)
     if tuple(evidence.parts) != PARTS:
         raise RecordError(
-            f"{path}: was written by a version with other phases: {', '.join(evidence.parts)}"
+            f"{path}: was written by a version of lm_profiler with other phases: {', '.join(evidence.parts)}"
         )
     kernels, traced = read_trace(folder / "trace" / "rank0.pt.trace.json.gz")
     return replace(evidence, rows=read_rows(folder), kernels=kernels, traced=traced)
@@ -204,7 +204,9 @@ def _read_file(path: Path) -> Evidence:
         with gzip.open(path) as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise RecordError(f"{path}: expected {MOST_BYTES >> 20} MiB at most")
+            raise RecordError(
+                f"{path}: expected a file of at most {MOST_BYTES >> 20} MiB"
+            )
         return _adapter().validate_json(content)
     except FileNotFoundError:
         raise RecordError(

@@ -48,7 +48,7 @@ class FoundLoop:
 
 
 class LoopModules(nn.ModuleList):
-    """The models of a loop that has several, so that they can be asked together."""
+    """The models of a loop that has several, as one module: its parameters are those of all."""
 
 
 def facts_of_fabric(fabric: Any) -> FrameworkFacts:

@@ -78,7 +78,7 @@ def unpacked(content: bytes, rank: int) -> Measured:
         ValueError: it was too large, or is not what our ranks send.
     """
     if not 0 < len(content) <= MOST_BYTES:
-        raise ValueError(f"they have more than {MOST_BYTES:,} bytes")
+        raise ValueError(f"they are larger than {MOST_BYTES:,} bytes")
     message = _Measurements.model_validate_json(content)
     rows, rest = message.rows, message.rest
     # The types are checked; relations between fields, which types cannot express, are checked here.

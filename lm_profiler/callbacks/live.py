@@ -144,7 +144,7 @@ def _rate(count_per_step: float | None, step_s: float, ranks: int) -> float | No
 
 @dataclass(eq=False)
 class LiveRows:
-    """Collects watched steps into rows for loggers: ``every_steps`` steps each or more, or those of ten seconds."""
+    """Sums up watched steps in rows for loggers: a row has ``every_steps`` steps or more, or those of ten seconds."""
 
     stages: StageFigures
     ranks: int = 1

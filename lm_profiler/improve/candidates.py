@@ -87,7 +87,7 @@ class ImproveRequest:
         _ = self.budget_s  # raises for a text that is no time
         if self.only and not self.try_:
             raise UsageError(
-                "only: expected changes to try, given none; add, say, --try.data.num_workers 0,2"
+                "only: expected changes to try, given none; add for example --try.data.num_workers 0,2"
             )
         count = sum(len(values) for values in self.try_.values())
         if count > MOST_VALUES:

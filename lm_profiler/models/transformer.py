@@ -194,10 +194,11 @@ def check_attention(
     if _difference(results["values"], opposite_mask, tolerance) is None:
         if is_causal:
             raise UsageError(
-                f"attention: expected causal attention, given {name}, in which a token sees later ones"
+                f"attention: expected causal attention, given {name}, in which tokens attend to later ones"
             )
         raise UsageError(
-            f"attention: expected attention to all, given {name}, in which a token sees no later one"
+            f"attention: expected attention without a causal mask, given {name}, in which no token attends to a later "
+            "one"
         )
     for subject, numbers in results.items():
         difference = _difference(numbers, truths[subject], tolerance)

@@ -92,7 +92,7 @@ class MemoryTimeline(Part):
         )
         if len(self.start) != len(self.causes) or not are_causes_known:
             raise ValueError(
-                f"events: expected causes among {self.causes}, and a start for each"
+                f"events, start: expected the numbers of {len(self.causes)} causes, and a value for each at the start"
             )
         are_phases_known = all(
             0 <= events_before <= len(self.events) for _, events_before in self.phases

@@ -521,7 +521,7 @@ def read_parquet(path: Path) -> StepTable:
         missing_columns = missing_parts(file.schema_arrow.names, STEP_COLUMNS)
         if missing_columns:
             raise RecordError(
-                f"{path}: expected the columns of steps.csv too, given no {missing_columns[0]}"
+                f"{path}: expected all columns of steps.csv, given none called {missing_columns[0]}"
             )
         table = file.read(list(STEP_COLUMNS))
         stage = table.column("stage").combine_chunks()

@@ -390,7 +390,7 @@ def read_last_steps(folder: Path, rank: int = 0) -> NDArray[np.void]:
         parts = tuple(read_status(folder, rank).seconds)
     if parts not in ((), TIMED):  # the rows have no names
         raise RecordError(
-            f"{path}: was written by a version with other phases: {', '.join(parts)}"
+            f"{path}: was written by a version of lm_profiler with other phases: {', '.join(parts)}"
         )
     pieces = [np.empty(0, STEP_ROW)]
     for file in (_older_file(path), path):

@@ -152,7 +152,7 @@ class SweepRequest:
         """Raise UsageError unless something is swept, and each option is one of a run and is set in one place."""
         if not self.grid and not self.list and self.repeats == 1:
             raise UsageError(
-                "grid: expected options to sweep, given none; add, say, --grid.model.size small,medium"
+                "grid: expected options to sweep, given none; add for example --grid.model.size small,medium"
             )
         in_options = {option[2:].partition("=")[0] for option in self.options}
         in_list: set[str] = set()
@@ -162,7 +162,7 @@ class SweepRequest:
         for name in swept_options:
             if not _OPTION.fullmatch(name):
                 raise UsageError(
-                    f"{name[:100]!r}: expected an option such as model.size, given another name"
+                    f"{name[:100]!r}: is not the name of an option; give for example model.size"
                 )
             if name in ("name", "log_dir"):
                 raise UsageError(
@@ -171,7 +171,7 @@ class SweepRequest:
             in_grid_and_list = name in self.grid and name in in_list
             if name in in_options or in_grid_and_list:
                 raise UsageError(
-                    f"{name}: expected once, in grid, in list or for all cells, given twice"
+                    f"{name}: expected in one place (grid, list or the options of all cells), given in two"
                 )
 
 
@@ -270,7 +270,7 @@ def _points(request: SweepRequest) -> list[dict[str, str]]:
     for items, times in counts.items():
         if times > 1:
             raise UsageError(
-                f"list: expected each cell once, given twice {dict(items)}; run cells again with repeats"
+                f"list: expected each cell once, given {dict(items)} twice; use repeats to run cells again"
             )
     return points
 

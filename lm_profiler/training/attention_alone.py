@@ -124,7 +124,7 @@ class AttentionAlone(LightningModule):
 
 
 class LoneAttention(nn.Module):
-    """``attend`` over random Q, K and V of ``shape`` [B, 1, T, D], its parameters."""
+    """Calls ``attend`` on its parameters: random Q, K and V of ``shape`` [B, 1, T, D]."""
 
     def __init__(self, attend: AttentionFunction, shape: tuple[int, ...]) -> None:
         super().__init__()

@@ -97,7 +97,7 @@ def check_optimizer(name: str) -> None:
         updates = _updates(optimizer)
     except Exception as error:  # a user's class may raise anything
         raise UsageError(
-            f"optimizer: expected {name} to step, given {type(error).__name__}: {error}"
+            f"optimizer: {name} cannot step: {type(error).__name__}: {error}"
         ) from error
     reference = _reference(chosen_class)
     if reference is None:

@@ -163,7 +163,7 @@ def compare(
     on_both_sides = real_folders_a & {folder.resolve() for folder in folders_b}
     if on_both_sides:
         raise UsageError(
-            f"{min(on_both_sides)}: expected a run on one side, given on both"
+            f"{min(on_both_sides)}: expected on one side only, given on both"
         )
     if spread is None:
         spread = known_spread(machine_of(a))

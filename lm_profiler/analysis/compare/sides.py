@@ -362,7 +362,7 @@ def _doubts(entry: Entry, run: Run) -> list[str]:
     doubts = []
     if entry.status != "ok":
         end = f"ended {entry.status} ({_short_reason(entry)})"
-        doubts.append(f"{end}; the steps that it measured count")
+        doubts.append(f"{end}; the steps that it had measured are used")
     if record.steadiness is not None and record.steadiness.word != "steady":
         words = ", ".join(record.steadiness.words) or "too short to call steady"
         doubts.append(f"was {words}{_course(run)}")

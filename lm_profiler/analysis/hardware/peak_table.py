@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """Names as the driver reports them, memory in GiB, compute capability; source, dense TFLOP/s by dtype, GB/s (10^9).
+    """A GPU: its names as the driver reports them, its memory and rates, and where these were published.
 
-    None is unknown. If the chip has no TF32 mode, float32 stays float32, and both columns have the same figure. The
-    bandwidth is of the same source, unless ``memory_source`` names another.
+    ``gib`` is its memory in GiB, ``gpu`` its compute capability; a rate of a dtype is in dense TFLOP/s, that of
+    ``memory`` in GB/s (10^9). None is unknown. If the chip has no TF32 mode, float32 stays float32, and both columns
+    have the same figure. The bandwidth is of the same source, unless ``memory_source`` names another.
 
     The capability is of NVIDIA's page "CUDA GPU Compute Capability"; AMD's as torch gives its gfx number: there a run
     is planned with the kernels that torch would choose on the NVIDIA GPU of that number, a Hopper. GiB are what the

@@ -332,7 +332,7 @@ def largest_that_fits(
     grow linearly or quadratically. So a line through two sizes that fit meets ``room`` too late, and one through a
     size that fits and one that does not, too early: from both sides the search closes in. Where blocks of memory make
     both miss, so that two turns have not halved what is open, the middle and a little less than ``room`` are tried in
-    turns. 0 if not even 1 fits.
+    turns. The result is 0 if not even size 1 fits.
     """
     # bytes by size; without a batch at least nothing is needed
     needs = {0: 0, begin: needed_bytes}

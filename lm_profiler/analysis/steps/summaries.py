@@ -414,9 +414,9 @@ class Steps:
 def steps_after(
     entry: Entry, warmup: int | None = None, count: int | None = None
 ) -> Steps:
-    """Return ``count`` (all) recorded steps after the first ``warmup``; as ``entry`` is cut where neither is given.
+    """Return ``count`` recorded steps (None: all) after the first ``warmup``; if neither is given, as ``entry`` is cut.
 
-    Without any cut: the measured steps that the run's own figures are of.
+    Without any cut these are the measured steps from which the run's own figures were computed.
     """
     if warmup is None and count is None and entry.cut is not None:
         warmup = entry.cut.warmup

@@ -213,7 +213,9 @@ def _events_in_file(
 def _check_process(packed: PackedTrace, process_name: str) -> None:
     names = sorted({process for process, _ in packed.threads})
     if process_name not in names:
-        raise ValueError(f"it has no process {process_name!r}, but {', '.join(names)}")
+        raise ValueError(
+            f"it has no process {process_name!r}; it has {', '.join(names)}"
+        )
 
 
 def _step_names(step_name: str | None) -> Callable[[str], bool]:

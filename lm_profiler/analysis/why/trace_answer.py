@@ -77,7 +77,7 @@ def _notes(trace: AnyTrace) -> list[str]:
         notes.append(trace.part_words)
     if len(packed.devices) > 1 and trace.work.on_device:
         notes.append(
-            f"it holds kernels of {len(packed.devices)} devices, which are added up: busy means that any of them was"
+            f"it holds kernels of {len(packed.devices)} devices: busy is the time in which any of them was busy"
         )
     if not packed.phases:
         notes.append("no range names a phase, so all time is other")

@@ -49,7 +49,7 @@ class SentOptimizer:
         """Return the groups of ``optimizer``; raises UncountableError if it may run the step several times."""
         if "max_eval" in optimizer.defaults:  # LBFGS
             raise UncountableError(
-                f"{type(optimizer).__name__} runs a step several times"
+                f"{type(optimizer).__name__} may compute the loss several times in a step"
             )
         groups = []
         states = []

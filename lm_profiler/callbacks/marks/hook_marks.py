@@ -688,12 +688,12 @@ class HookMarks:
                 "if a compiled function calls it, use run.phase('forward')"
             )
             self._report_once(
-                f"no call of the model was seen, so that forward is in other: {hint}"
+                f"no call of the model was seen, so the time of forward is in other: {hint}"
             )
         if self._steps_with_loader == 0:
             hint = "iterate over run.data(batches), or name it with run.phase('data')"
             self._report_once(
-                f"no DataLoader was asked for a batch, so that data is in other: {hint}"
+                f"no batch came from a DataLoader, so the time of data is in other: {hint}"
             )
 
 

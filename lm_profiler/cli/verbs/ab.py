@@ -105,7 +105,7 @@ class Options(ComparisonOptions):
                 )
         if (self.a, self.a_options) == (self.b, self.b_options):
             raise UsageError(
-                f"ab: expected two sides that differ, given {self.a} for both; name --a git:main, say"
+                f"ab: expected two sides that differ, given {self.a} for both; name for example --a git:main"
             )
 
 

@@ -188,7 +188,7 @@ class Options:
             object.__setattr__(self, "format", choose_format(self.format, self.output))
         if not self.runs and self.columns != ["help"]:
             raise UsageError(
-                "RUNS: expected folders of runs, given none; `report logs`, say"
+                "RUNS: expected folders of runs, given none; try `report logs`"
             )
         self._check_together()
 
@@ -215,13 +215,13 @@ class Options:
             and self.plot not in ANY_FIGURE
         ):
             raise UsageError(
-                f"value: expected --pivot or --plot {'|'.join(ANY_FIGURE)} with it, given none"
+                f"value: works only with --pivot or --plot {'|'.join(ANY_FIGURE)}; add one of them"
             )
         if self.by is not None and self.plot is None:
-            raise UsageError("by: expected --plot with it, given none")
+            raise UsageError("by: works only with --plot; add one")
         if self.log and self.plot not in LOGARITHMIC:
             raise UsageError(
-                f"log: expected --plot {'|'.join(LOGARITHMIC)} with it, given {self.plot or 'none'}"
+                f"log: works only with --plot {'|'.join(LOGARITHMIC)}, given {self.plot or 'none'}"
             )
         if self.kernels or self.allocations:
             expect(

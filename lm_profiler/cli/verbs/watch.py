@@ -211,7 +211,7 @@ class TraceOptions:
 def run_trace(
     options: TraceOptions, sleep: Callable[[float], None] = time.sleep
 ) -> int:
-    """Ask by a file in the run's folder, wait for the trace, print its kernels and return the exit code."""
+    """Request a trace by a file in the run's folder, wait for it, print its kernels and return the exit code."""
     folder = watched_folder(options.run)
     expect_one_of(watched_ranks(folder), "rank", options.rank)
     status = read_status(folder, options.rank)

@@ -88,11 +88,11 @@ class Options:
         object.__setattr__(self, "format", _choose_format(self.format, self.output))
         if not self.traces:
             raise UsageError(
-                "TRACE: expected a trace that torch.profiler wrote, given none; `why trace.json.gz`, say"
+                "TRACE: expected a trace that torch.profiler wrote, given none; try `why trace.json.gz`"
             )
         if self.process is not None and len(self.traces) != 1:
             raise UsageError(
-                f"process: expected one trace with it, given {len(self.traces)}"
+                f"process: works only with one trace, given {len(self.traces)}"
             )
 
 

@@ -115,7 +115,7 @@ def register_flops(
 def _expect_callable(formula: object, name: str) -> None:
     if not callable(formula):
         raise UsageError(
-            f"{_SUBJECT}: expected a function as {name}, given {formula!r}"
+            f"{_SUBJECT}: expected a function for {name}, given {formula!r}"
         )
 
 

@@ -267,7 +267,10 @@ def _pressure(text: str | None) -> float | None:
 
 
 def _throttled(text: str | None) -> float | None:
-    """Return the seconds that a control group's limit throttled it; version 2 counts microseconds, 1 nanoseconds."""
+    """Return for how many seconds its CPU limit stopped a control group, from the ``text`` of its ``cpu.stat``.
+
+    Version 2 of control groups counts microseconds, version 1 nanoseconds. None if the text has neither.
+    """
     counts: dict[str, str] = {}
     for line in (text or "").splitlines():
         fields = line.split()

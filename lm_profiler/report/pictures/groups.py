@@ -178,7 +178,7 @@ def _axis(name: str, entries: Sequence[Entry]) -> Column:
         ) from None
     if axis.quantity is not None:
         raise UsageError(
-            f"by: expected an option or a fact, given the figure {name!r}; take model.size, say"
+            f"by: expected an option or a fact, given the figure {name!r}; give for example model.size"
         )
     return axis
 

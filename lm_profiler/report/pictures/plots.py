@@ -197,7 +197,7 @@ def phases(groups: Sequence[Group]) -> Figure:
     if interval_text:
         lines.append(f"black: the mean step, {interval_text}")
     if named_rows.step > 1:
-        lines.append(f"{count} bars, one in {named_rows.step} with its name")
+        lines.append(f"{count} bars; one in {named_rows.step} shows its name")
     axes.set_xlabel("\n".join(lines))
     if len(groups[0].columns) == 1:  # otherwise the names include their fact
         axes.set_ylabel(shortened(groups[0].columns[0].title))

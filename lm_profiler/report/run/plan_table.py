@@ -178,12 +178,12 @@ def _rank_lines(planned: Planned) -> list[str]:
     lines = []
     if planned.buckets is not None:
         lines.append(
-            f"per device of DDP; its buckets are part of the rest: {bytes_text(planned.buckets)}"
+            f"per device with DDP, whose buckets are part of the rest: {bytes_text(planned.buckets)}"
         )
     if planned.split_by is not None:
         gathered = f"gathered weights are part of the rest: up to {bytes_text(planned.gathered)} at a time"
         lines.append(
-            f"rank 0 of {planned.ranks}; {planned.split_by} splits the module among them; {gathered}"
+            f"for rank 0 of {planned.ranks} ranks, among which {planned.split_by} splits the module; {gathered}"
         )
     elif "optimizer" in planned.sent:
         limit = "a rank with a larger share takes longer, and all ranks wait for it"

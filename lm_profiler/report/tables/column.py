@@ -48,7 +48,7 @@ class Column:
 def asked_column(
     name: str, title: str, meaning: str, get: Callable[[Entry], Any], unit: str = ""
 ) -> Column:
-    """Return a column that is shown when asked for, of figures of a ``unit`` of ``UNITS``, or of texts without one.
+    """Return a column that is shown only if ``--columns`` names it: of figures in ``unit`` (of ``UNITS``), or of texts.
 
     Its values are computed from a run's files or options, and stand in no record.
     """

@@ -174,5 +174,5 @@ def _answers(kernels: KernelTable) -> Sequence[Json]:
         rows.append(["bound by memory", text])
     share = kernels.communication_share
     if share:
-        rows.append(["communication", f"{share:.1%} of the step runs nothing else"])
+        rows.append(["communication", f"nothing else runs in {share:.1%} of the step"])
     return table(text_table(("", ""), rows, left=2))

@@ -197,7 +197,9 @@ def _steps(entry: Entry, record: RunRecord, most_steps: int) -> list[Json]:
         charts[name] = [_chart_of_steps(steps, _odd_marks(record, odd_rows, steps))]
     notes = []
     if stride > 1:
-        notes.append(f"Drawn is 1 of {stride} steps; the run has {len(means):,}.")
+        notes.append(
+            f"The picture shows 1 of {stride} steps; the run has {len(means):,}."
+        )
     if len(record.rank_step_s) > 1:
         ranks = counted(len(record.rank_step_s), "rank")
         waiting = "phases include waiting, which the Ranks view separates"

@@ -63,7 +63,7 @@ def test_of_many_thousand_steps_some_are_drawn(tmp_path: Path) -> None:
     write_steps(entry.folder / "steps.csv", made_rows(steps=20_000))
     blocks = shown("run", entry)
     assert charts_of(blocks)["Device clock"]["data"][0]["x"] == list(range(1, 20_001, 5))
-    assert "Drawn is 1 of 5 steps; the run has 20,000." in text_of(blocks)
+    assert "The picture shows 1 of 5 steps; the run has 20,000." in text_of(blocks)
 
 
 def test_odd_steps_are_marked_with_their_cause(tmp_path: Path) -> None:
