@@ -46,6 +46,7 @@ def _profile_loop_of(optimizer: object) -> None:
 
 
 def _report(error: Exception) -> None:
+    """Print that the loop is not profiled, and why; raises nothing."""
     try:
         import sys
 

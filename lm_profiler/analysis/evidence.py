@@ -200,6 +200,7 @@ def read_counters(folder: Path) -> Sequence[StepCounters]:
 
 
 def _read_file(path: Path) -> Evidence:
+    """Read the evidence in ``path``; raise RecordError if there is none."""
     try:
         with gzip.open(path) as file:
             content = file.read(MOST_BYTES + 1)

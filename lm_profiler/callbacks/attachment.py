@@ -155,6 +155,7 @@ class Attachment:
         folder: Path,
         stopping: StoppingRule,
     ) -> Session:
+        """Return the session that drives the run, with its instruments, which have not begun."""
         loop = self.loop
         progress = None
         if loop.rank == 0 and not self.options.quiet:

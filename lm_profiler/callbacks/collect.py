@@ -242,6 +242,7 @@ class Collector:
     def _work_by_phase(
         self, measured: Measured, work: StepWork | None
     ) -> dict[str, Work]:
+        """Return the FLOPs and bytes of each phase of a step on this rank; the size of a batch may be unknown."""
         loop = self.loop
         try:
             batches = batches_per_step(loop, self.options.verb) // loop.world_size
@@ -328,6 +329,7 @@ def _counted_steps(measured: Measured) -> list[int]:
 
 
 def model_facts(loop: Loop) -> ModelFacts:
+    """Return the record's facts about the trained module: its class, parameters, precision, optimizers and sizes."""
     module = loop.module
     written_module = module
     while is_wrapped_by_compiler(written_module):

@@ -95,6 +95,7 @@ class RunMetrics:
         held_bytes: int | None,
         counted: CountedBatches | None = None,
     ) -> None:
+        """Add steps that were timed, the bytes held after them, and their batches to totals and recent figures."""
         seconds = np.nan_to_num(steps.seconds)
         recent = LiveSums()
         recent.add_steps(steps)
@@ -138,6 +139,7 @@ class RunMetrics:
         yield self._gauge(name, "When the last step ended, since 1970.", last_s)
 
     def _totals(self) -> _Totals:
+        """Return a copy of the totals so far: the server answers in a thread of its own."""
         with self._lock:
             return _Totals(
                 counts=self._counts.copy(),
@@ -153,6 +155,7 @@ class RunMetrics:
         return list(self.labels.values())
 
     def _step_metric(self, totals: _Totals) -> Metric:
+        """Return the histogram of the durations of steps."""
         from prometheus_client.core import HistogramMetricFamily
 
         edges = [f"{edge:.4g}" for edge in _EDGES_S]
@@ -167,6 +170,7 @@ class RunMetrics:
         return metric
 
     def _phase_metric(self, totals: _Totals) -> Metric:
+        """Return the summed seconds and the number of steps, for each phase."""
         from prometheus_client.metrics_core import SummaryMetricFamily
 
         metric = SummaryMetricFamily(
@@ -179,6 +183,7 @@ class RunMetrics:
         return metric
 
     def _token_metric(self, tokens: float) -> Metric:
+        """Return the counter of tokens that were trained on."""
         from prometheus_client.core import CounterMetricFamily
 
         metric = CounterMetricFamily(
@@ -190,6 +195,7 @@ class RunMetrics:
         return metric
 
     def _memory_metric(self, memory_bytes: Mapping[str, int]) -> Metric:
+        """Return the gauges of bytes in use between steps: now, and at most so far."""
         from prometheus_client.core import GaugeMetricFamily
 
         metric = GaugeMetricFamily(

@@ -63,6 +63,7 @@ def facts_of_fabric(fabric: Any) -> FrameworkFacts:
 
 
 def facts_of_transformers(trainer: Any) -> FrameworkFacts:
+    """Return what transformers' ``trainer`` is asked for in its arguments."""
     arguments = trainer.args
     precision: str | None = None
     if arguments.bf16:
@@ -207,6 +208,7 @@ def _facts_of_framework(
     facts_by_class: dict[type, Callable[[Any], FrameworkFacts]],
     modules: Sequence[nn.Module],
 ) -> FrameworkFacts:
+    """Return the facts of the youngest object of a framework that runs ``modules``; unknown facts if there is none."""
     instance_by_class: dict[type, Any] = {}
     for candidate in objects:  # the youngest come first
         instance_by_class.setdefault(type(candidate), candidate)

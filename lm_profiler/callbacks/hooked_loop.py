@@ -158,6 +158,7 @@ class HookedLoop:
 
     @property
     def holdings(self) -> Holdings:
+        """What this rank holds of the weights: all of them, shards, or unknown, where a wrapper hides them."""
         for optimizer in self.optimizers:
             is_of_deepspeed = type(optimizer).__module__.startswith("deepspeed.")
             if is_of_deepspeed or hasattr(optimizer, "consolidate_state_dict"):
@@ -207,6 +208,7 @@ class HookedLoop:
     def make_marks(
         self, timeline: Timeline, counter: StepCounter, report: Callable[[str], object]
     ) -> HookMarks:
+        """Return new marks of this loop, which are not installed yet."""
         if self.marks is not None:  # they could not be installed whole
             self.marks.restore()
         self.marks = HookMarks(
@@ -245,6 +247,7 @@ class HookedLoop:
         began_ns: int,
         report: Callable[[str], object],
     ) -> None:
+        """Report that such a loop cannot be watched."""
         report(
             "watch: only the fit of a Lightning Trainer can be watched; the stages are profiled"
         )

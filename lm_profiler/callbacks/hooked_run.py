@@ -117,6 +117,7 @@ class LoopSearch:
             self._report(f"the loop is not profiled: {error_text(error)}")
 
     def _begin(self, optimizer: Any) -> None:
+        """Begin the run of the loop that has stepped ``optimizer``, unless that is a Trainer's or not admitted."""
         living = find_loop(optimizer)
         if living.is_of_trainer:
             if not self.options.launch.added:

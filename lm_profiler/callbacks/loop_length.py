@@ -34,6 +34,7 @@ def _steps_until_max_steps(trainer: Trainer) -> float:
 
 
 def _steps_until_max_epochs(trainer: Trainer) -> float:
+    """Return the optimizer steps until the Trainer's ``max_epochs``; infinite without that limit."""
     if trainer.max_epochs in (None, -1):
         return math.inf
     assert trainer.max_epochs is not None

@@ -89,6 +89,7 @@ class ProfiledLoop:
             marks.report_nested_loop()
 
     def _fetched(self, iterator: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the batches of ``iterator``, each marked as the phase data."""
         while True:
             marks = self._marks()
             try:

@@ -163,6 +163,7 @@ class TrainingProfiler(Callback):
         self._wait_for_loop()  # Fabric.setup_module calls no hook
 
     def _wait_for_loop(self, fabric: Any = None) -> None:
+        """Wait for the first step of an optimizer: its loop is the one to profile."""
         if self._search is not None:
             return
         from lm_profiler.callbacks.hooked_run import LoopSearch, end_with_program
@@ -272,6 +273,7 @@ class TrainingProfiler(Callback):
         batch: Any,
         *_: Any,
     ) -> None:
+        """Count the batch; raise StopIteration, which ends the loop, if no action of Lightning came."""
         run = self._run
         if run is None:
             return
@@ -311,6 +313,7 @@ class TrainingProfiler(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
+        """Record the run that ``exception`` ended."""
         run = self._run
         if run is None or run.finisher.is_forked_copy:
             return
@@ -322,6 +325,7 @@ class TrainingProfiler(Callback):
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
     ) -> None:
+        """Record the run if it is not recorded yet, and leave the Trainer as it was."""
         run = self._run
         if run is None or run.finisher.is_forked_copy:
             return

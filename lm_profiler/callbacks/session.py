@@ -313,6 +313,7 @@ class Session:
             self._drawing.run(self.progress.clear)
 
     def measured(self) -> Measured:
+        """Return all that was measured on this rank so far."""
         facts = self.instruments.facts()
         graph_pools_bytes = facts.pop("graph_pools", None)  # becomes a note
         notes = [
@@ -338,6 +339,7 @@ class Session:
         )
 
     def _begin_stage(self) -> None:
+        """Begin the next stage, if there is one."""
         stage = self.schedule.stage
         if stage is None:
             return
@@ -350,6 +352,7 @@ class Session:
         self._note_next_due_step()
 
     def _end_stage(self, stage: str) -> None:
+        """End ``stage``: its instruments, and the rows of its steps."""
         if stage in ("measure", "collectives"):
             # instruments that end with these stages need their steps' times
             self._read_reached_steps(wait=True)
@@ -361,6 +364,7 @@ class Session:
         self.write_rows()
 
     def _draw_progress(self) -> None:
+        """Draw the progress line, if there is one."""
         stage = self.schedule.stage
         if self.progress is None or stage is None:
             return

@@ -52,6 +52,7 @@ class RecordedRun:
         )
 
     def _send(self, loop: Loop, trace: Path) -> Sequence[Tracker]:
+        """Send figures and facts to each of the loop's loggers, files to those that take them; return the loggers."""
         trackers = [Tracker(logger, self.report) for logger in loop.loggers]
         if not trackers:
             self.report("export.trackers: the Trainer has no logger")

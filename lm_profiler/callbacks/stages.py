@@ -176,6 +176,7 @@ class Progress:
         self._stage: str | None = None
 
     def draw(self, stage: str, steps_done: int, planned: int) -> None:
+        """Draw the progress of ``stage``: on a terminal ten times a second at most, else one line per stage."""
         is_new_stage = stage != self._stage
         if self._is_live:
             now_s = self._clock()

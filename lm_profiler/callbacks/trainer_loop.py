@@ -129,6 +129,7 @@ class TrainerLoop:
 
     @property
     def loader(self) -> Any:
+        """The loader of the loop that runs, the first of several; None if the Trainer has none."""
         trainer = self.trainer
         loaders = (
             trainer.train_dataloader,
@@ -200,6 +201,8 @@ class TrainerLoop:
     def make_marks(
         self, timeline: Timeline, counter: StepCounter, report: Callable[[str], object]
     ) -> PhaseProfiler:
+        """Return new marks of the Trainer's actions, which are not installed yet."""
+
         def report_no_step(place: str) -> None:
             cause = "the loader is empty, or every batch is skipped"
             report(f"{place} had no step, and the Trainer has no other limit: {cause}")

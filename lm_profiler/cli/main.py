@@ -108,6 +108,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def _run_verb(verb: str, arguments: list[str]) -> int:
+    """Run ``verb`` and return the exit code; Ctrl-C and SIGTERM end it with one line."""
     is_run = verb in TRAINER_VERBS
     try:
         with handled({signal.SIGTERM: terminate}):
@@ -121,6 +122,7 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
 
 
 def _run_command(verb: str, arguments: list[str]) -> int:
+    """Run a verb that needs no Trainer, or print its help; return the exit code."""
     from lm_profiler.cli.options import OptionsReader
 
     module = _import_verb(_SHARED.get(verb, verb))
@@ -143,6 +145,7 @@ def _asks_for_help(arguments: list[str]) -> bool:
 
 
 def _run_trainer(arguments: list[str]) -> int:
+    """Run a verb that trains or evaluates, or print its most used options; return the exit code."""
     if asks_for_first_options(arguments):
         print(FIRST_OPTIONS.format(verb=arguments[0]), end="")
         return OK

@@ -231,6 +231,7 @@ class OptionsReader(Generic[T]):
         return str(parser.format_help())
 
     def _parser(self) -> _OptionsParser:
+        """Return jsonargparse's parser of the options class, without the options that are read here."""
         set_loader("texts", _parse_texts, exceptions=(YamlTextError,))
         parser = _OptionsParser(
             parser_mode="texts",
@@ -276,6 +277,7 @@ class OptionsReader(Generic[T]):
         return None if dot else type_hint
 
     def _max_values(self, name: str) -> int:
+        """Return how many words the option ``name`` may take; 0 for a flag."""
         type_hint = self._type_hint(name)
         if type_hint is bool:
             return 0
@@ -343,6 +345,7 @@ class OptionsReader(Generic[T]):
             )
 
     def _check_positional(self, words: Sequence[str]) -> None:
+        """Raise UsageError if the verb takes no ``words`` without an option, or fewer of them."""
         for word in words:
             check_dashes(word)
         if not words:

@@ -212,6 +212,7 @@ class RunContext:
         return INTERRUPTED if was_interrupted else FAILED
 
     def _write_traceback(self, error: Exception, rank: int) -> None:
+        """Write the traceback of ``error`` into the run's folder, without secrets, and print where."""
         folder = getattr(self.profiler, "folder", None) or self.folder
         if folder is None or not folder.is_dir():
             # a node without a shared disk may have none
@@ -315,6 +316,7 @@ class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class
     def _wrapping_function(
         self, process_idx: int, trainer: Trainer | None, *args: Any
     ) -> None:
+        """Run the function of a rank; if it fails, Lightning's callbacks hear of it and the rank's group ends."""
         with quiet(), handled({signal.SIGTERM: terminate}):
             try:
                 super()._wrapping_function(process_idx, trainer, *args)

@@ -234,6 +234,7 @@ class ProfilerCLI(OptionsCLI):
         return Trainer(**arguments)
 
     def _profiler(self, log_dir: str) -> TrainingProfiler:
+        """Return the callback that the options describe."""
         peak_flops_per_s = None
         peak_tflops = self._get(self.config, "peak_tflops")
         if peak_tflops is not None:
@@ -298,6 +299,7 @@ def skip_teardown(trainer: Trainer) -> None:
 
 
 def _tear_down(strategy: Strategy) -> None:
+    """Tear the strategy down, without its optimizers and without a user's own ``teardown``."""
     optimizers = strategy.optimizers
     strategy.optimizers = []
     try:
@@ -354,6 +356,7 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
 
 
 def _check_accelerator(accelerator: str) -> None:
+    """Raise UsageError if this machine has no such ``accelerator``."""
     if accelerator == "auto":
         return
     usable = {
@@ -423,6 +426,7 @@ def check_launch(trainer: Trainer) -> None:
 
 
 def _check_torchrun(environment: TorchElasticEnvironment, trainer: Trainer) -> None:
+    """Raise UsageError unless torchrun started as many processes as the Trainer has devices."""
     processes, devices, nodes = (
         environment.world_size(),
         trainer.num_devices,

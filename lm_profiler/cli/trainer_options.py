@@ -70,6 +70,7 @@ class Parser(LightningArgumentParser):
         self.add_argument("-h", "--help", action=_Help, nargs="?", choices=["all"])
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise UsageError with the parser's ``message`` in our words, and the nearest names of options."""
         # For an option in a config file jsonargparse calls the outer parser's error(), which lacks the verb's options.
         parsers: list[Any] = [self]
         if self._subcommands_action is not None:
@@ -246,6 +247,7 @@ class OptionsCLI(LightningCLI):
         """Run nothing; LightningCLI's constructor calls this."""
 
     def _parse_ckpt_path(self) -> None:
+        """Read the checkpoint that ``ckpt_path`` names; raise UsageError if it is none."""
         options = self.config[self.config["subcommand"]]
         path = str(options.get("ckpt_path") or "best")
         is_local_file = path not in _CHECKPOINT_WORDS and ":" not in path

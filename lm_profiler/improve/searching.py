@@ -116,6 +116,7 @@ def _candidate_fields(candidate: Candidate) -> dict[str, Any]:
 
 
 def _tried(comparison: PairedComparison) -> Tried:
+    """Return the record's row of a change that was compared."""
     saved_s, low_s, high_s = comparison.saved_s or (None, None, None)
     return Tried(
         **_candidate_fields(comparison.candidate),

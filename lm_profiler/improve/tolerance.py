@@ -241,6 +241,7 @@ def _training_differences(a: RunRecord, b: RunRecord) -> list[str]:
 
 
 def _training_facts(run: RunRecord) -> dict[str, Any]:
+    """Return the facts of ``run`` that differ if it trains another model, or trains differently."""
     # Losses do not show different clipping if no step was clipped.
     facts = {
         "gradient clipping": Entry(Path(), run).option("trainer.gradient_clip_val")

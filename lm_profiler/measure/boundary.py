@@ -67,6 +67,7 @@ class Guard:
         self.report(message)
 
     def undo(self) -> BaseException | None:
+        """Undo what the instrument did to training; return the error if that fails."""
         try:
             self.leave()
         except BaseException as error:

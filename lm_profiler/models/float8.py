@@ -59,6 +59,7 @@ class Float8Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of the input and of the weight, from products of float8."""
         [gradient_NO] = gradients
         x8_NI, x_scale, weight8_OI, weight_scale = ctx.saved_tensors
         gradient8_NO, scale = quantize(gradient_NO, torch.float8_e5m2)

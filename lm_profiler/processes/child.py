@@ -160,6 +160,7 @@ class Child(Generic[Answer]):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _kill(self) -> None:
+        """Kill the child and its descendants, and wait for its end."""
         descendants: list[psutil.Process] = []
         with suppress(psutil.Error):
             # Listed before the child dies: the child adopts processes whose parents have ended, and later nobody knows
@@ -298,6 +299,7 @@ def answer_question(
 
 
 def _answer_in_copy(find: Callable[[], Any], limits: Limits, link: Connection) -> None:
+    """Answer in a fork of the parent; a fork cannot answer where the parent has counted devices through CUDA."""
     _confine(*limits)
     os.dup2(1, 0)  # a fork shares the position in stdin with its parent
     torch = sys.modules.get("torch")

@@ -81,6 +81,7 @@ def _cause(rank: int, message: str | None, processes: Sequence[Any]) -> str:
 
 
 def _run_rank(work: Work, rank: int, link: Connection) -> None:
+    """Do the ``work`` of a rank in its own process, send the end of it over ``link``, and wait to be killed."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # gloo prints there

@@ -82,6 +82,7 @@ class KernelTable(Part):
 
     @model_validator(mode="after")
     def _whole(self) -> KernelTable:
+        """Raise ValueError if a row has a phase that the table lacks, or one without any time."""
         for row in self.rows:
             # A phase may have 0 s idle and busy, if all of its kernels ran at the same time as those of others.
             phase = self.phases.get(row.phase)

@@ -87,6 +87,7 @@ class MemoryTimeline(Part):
 
     @model_validator(mode="after")
     def _check_numbers(self) -> MemoryTimeline:
+        """Raise ValueError if an event has a cause, or a phase begins at an event, that does not exist."""
         are_causes_known = all(
             0 <= cause < len(self.causes) for cause, _ in self.events
         )

@@ -180,6 +180,8 @@ def term_title(name: str) -> str:
 
 
 def _term_getter(name: str) -> Callable[[RunRecord], float | None]:
+    """Return a function that returns the seconds of a term of a record's waterfall; None where it has none."""
+
     def get(record: RunRecord) -> float | None:
         waterfall = record.waterfall
         if waterfall is None or name in waterfall.untold:
@@ -319,6 +321,7 @@ def _whole_run_s(record: RunRecord) -> float | None:
 
 
 def _all_figures() -> Iterator[Figure]:
+    """Yield all figures, in the order in which tables and files have them."""
     yield TIMES["step"]
     for part, figure in TIMES.items():
         if part != "step":

@@ -345,6 +345,7 @@ def _parsed_rows(
 
 
 def _parsed_row(texts: Sequence[str]) -> StepRow:
+    """Return the step of a line of steps.csv; raises ValueError for text that is no number."""
     seconds = None
     if any(texts[_DEVICE]):
         seconds = _times(texts[_DEVICE])
@@ -474,6 +475,7 @@ _TIME_COLUMNS = (*STEP_COLUMNS[_DEVICE], *STEP_COLUMNS[_HOST])
 
 
 def as_parquet(table: StepTable) -> bytes:
+    """Return the content of a Parquet file with the columns of ``table``; unknown values are null."""
     import pyarrow
     from pyarrow import parquet
 

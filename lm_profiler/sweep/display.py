@@ -47,6 +47,7 @@ class LineDisplay(Watcher):
         self.tick()
 
     def tick(self) -> None:
+        """Redraw the line of running cells; nothing where no terminal is."""
         if not self._console.is_terminal:
             return
         parts = [self.progress()]
@@ -94,6 +95,7 @@ class Display(LineDisplay):
         self._begin_s = clock()
 
     def cell_ends(self, cell: Cell, outcome: CellOutcome) -> None:
+        """Count the cell, and print a line about how it ended."""
         self._status_counts[outcome.status] += 1
         self._ended_cells += 1
         if outcome.status != "refused":

@@ -132,6 +132,7 @@ class Schedule:
         return max(wait_s, 0.0)
 
     def _begin(self, cell: Cell, device: str | None) -> None:
+        """Start the process of ``cell`` on ``device``, in a folder that was cleared."""
         cell_folder = clear(self._folder, cell)
         kills_before = memory_kills()
         environment = own_compile_cache(cell_folder)
@@ -148,6 +149,7 @@ class Schedule:
         self._watcher.cell_begins(cell, device)
 
     def _end(self, event: CellEnded) -> None:
+        """Record how the process of a cell ended, and free its device."""
         running = self._running.pop(event.cell)
         # Compiled kernels of many cells would fill the disk.
         shutil.rmtree(self._folder / event.cell / _COMPILE_CACHE, ignore_errors=True)

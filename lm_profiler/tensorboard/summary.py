@@ -145,6 +145,7 @@ def text(entry: Entry) -> str:
 
 
 def _summaries(entry: Entry) -> Iterator[Any]:
+    """Yield what TensorBoard shows of ``entry``: settings, main figures, the page as text, and the run's end."""
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
     from tensorboard.plugins.text.summary_v2 import text_pb
 
@@ -171,6 +172,7 @@ def _start_s(entry: Entry) -> float:
 
 
 def _session_end(is_ok: bool, end_s: float) -> Any:
+    """Return HPARAMS' mark that a run has ended."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 

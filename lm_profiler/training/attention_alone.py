@@ -68,6 +68,7 @@ class AttentionAlone(LightningModule):
         expect(not has_scaler, "trainer.precision", expected, self.trainer.precision)
 
     def configure_model(self) -> None:
+        """Make the attention and its inputs, of the sizes that the data has."""
         # In this hook the strategy decides device and dtype. Lightning calls it once for each verb.
         if hasattr(self, "model"):
             return

@@ -168,6 +168,7 @@ class FlatDDP(_MeanGradients):
     """All-reduces all gradients as one tensor (one for each dtype), after backward."""
 
     def finish_gradient_synchronization(self) -> None:
+        """Average the gradients over all ranks, by one all-reduce for each dtype."""
         by_dtype: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
         for gradient in self.gradients():
             by_dtype[gradient.dtype].append(gradient)

@@ -215,6 +215,7 @@ class LanguageModel(LightningModule):
         expect(weight_decay >= 0, "weight_decay", "zero or more", weight_decay)
 
     def setup(self, stage: str) -> None:
+        """Check that the precision can be trained; have metrics combine the batches of all ranks."""
         if stage == "fit":
             self.check_precision()
         elif self.config.fp8:
@@ -363,6 +364,7 @@ class LanguageModel(LightningModule):
         return self._loss(batch, "test")
 
     def _loss(self, batch: Batch, stage: str) -> Tensor:
+        """Return the mean loss of ``batch``, and log the metrics of ``stage``."""
         inputs_BT, targets_BT = batch
         if self.loss_name == "chunked":
             chunked_loss: Tensor = self.model(inputs_BT, targets_BT)

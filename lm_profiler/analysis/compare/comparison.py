@@ -339,6 +339,7 @@ class SidePair:
         confidence: float,
         bias: float = 0.0,
     ) -> PartChange:
+        """Return the change of a time from A to B; ``a`` and ``b`` hold the mean of each run of a side."""
         means_a = [interval.mean for interval in a]
         means_b = [interval.mean for interval in b]
         if self.is_single:
@@ -510,6 +511,7 @@ def _peaks_interval(
 
 
 def _busy_notes(pair: SidePair, work: Sequence[PartChange]) -> list[str]:
+    """Return the note that other programs lengthened the times, and what decides in spite of that."""
     if not pair.is_busy:
         return []
     if work:

@@ -68,6 +68,7 @@ def in_environment(a: RunRecord, b: RunRecord) -> list[Difference] | None:
 
 
 def _work(run: RunRecord) -> dict[str, Any]:
+    """Return the facts that must be equal for two runs to do the same work."""
     environment = run.environment
     model = run.model
     rate = run.throughput
@@ -90,6 +91,7 @@ def _are_alike(a: Any, b: Any) -> bool:
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    """Return the options whose values differ, without those that differ between any two runs."""
     flat_a = flat_options(a)
     flat_b = flat_options(b)
     differences = []

@@ -358,6 +358,7 @@ def _measured_steps(entry: Entry) -> list[StepRow]:
 
 
 def _doubts(entry: Entry, run: Run) -> list[str]:
+    """Return what lowers the trust in a run, as phrases that follow its name."""
     record = run.record
     doubts = []
     if entry.status != "ok":

@@ -400,6 +400,7 @@ def contention_lines(contention: Contention | None) -> list[str]:
 
 
 def _gpu_sharing_text(gpu: GpuSharing) -> str:
+    """Return how many other processes are on the GPU, and how much of it they use."""
     processes = (
         "1 other process" if gpu.processes == 1 else f"{gpu.processes} other processes"
     )

@@ -285,6 +285,7 @@ def _units_of(slow: Sequence[Slow]) -> list[list[Slow]]:
 
 
 def _slow_rank(candidate: Slow, work: RanksWork, group: HeardRanks) -> SlowRank:
+    """Return the record's row of a slow rank: by how much, in which phase and steps, and why."""
     low_s = None
     high_s = None
     if math.isfinite(candidate.half_s):

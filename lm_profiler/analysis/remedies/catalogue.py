@@ -384,6 +384,7 @@ def _place(finding: Finding) -> str:
 
 
 def _ranks_text(finding: RankFinding) -> str:
+    """Return what to check, by which ranks are slow and where."""
     if finding.kind == "turns":
         if finding.phase in _MATMUL_PHASES:
             return "Give all ranks batches of similar length (bucket or pack them)."
@@ -478,6 +479,7 @@ def _plain_logging_text(finding: Finding, settings: Settings) -> str:
 
 
 def _odd_steps_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about slow steps, with the longest of them."""
     count = int(finding.facts.get("steps", 0.0))
     step = int(finding.facts.get("step", 0.0))
     seconds = finding.facts.get("seconds", 0.0)
@@ -496,6 +498,7 @@ def _sleep_text(finding: Finding, settings: Settings) -> str:
 
 
 def _python_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about a line of Python that takes much time."""
     place = _place(finding)
     if finding.what == "torch":
         calls = finding.facts.get("calls", 0.0)
@@ -539,6 +542,7 @@ def _optimizer_products_text(finding: Finding, settings: Settings) -> str:
 
 
 def _small_batch_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice to use larger batches, or to accumulate them if memory is full."""
     size = ""
     if "tokens_per_batch" in finding.facts:
         tokens = int(finding.facts["tokens_per_batch"])
@@ -583,6 +587,7 @@ def _compile_text(finding: Finding, settings: Settings) -> str:
 
 
 def _padding_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice against padding: shorter batches, or sequences of like length."""
     padding = finding.facts.get("padding", 0.0)
     unused = finding.facts.get("unused", 0.0)
     if unused >= padding / 2.0:

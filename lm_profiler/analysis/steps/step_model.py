@@ -604,6 +604,7 @@ def steadiness(
 def _pattern_record(
     pattern: Pattern, model: StepModel, parts_s: Mapping[str, Series]
 ) -> StepPattern:
+    """Return the record's pattern: its period, its slow places, their excess, and the part that causes most of it."""
     costs_s = {
         part: abs(model.parts_of(part_s).pattern) for part, part_s in parts_s.items()
     }

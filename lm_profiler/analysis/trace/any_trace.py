@@ -204,6 +204,7 @@ def _events_in_file(
     process: TraceProcess | None,
     report_position: ReportPosition,
 ) -> Iterator[Event]:
+    """Yield the events in ``path``, of ``process`` alone if it is given."""
     events = trace_events(path, metadata, report_position)
     if process is None:
         return events

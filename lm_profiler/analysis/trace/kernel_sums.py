@@ -106,6 +106,7 @@ def kernel_rows(work: TracedWork) -> list[KernelRow]:
 
 
 def _sums_by_row(pieces: Iterable[Piece]) -> Mapping[_RowKey, _Sum]:
+    """Return calls and nanoseconds of the pieces, by the key of their row in the table."""
     same_names = defaultdict[tuple[str, Kind, str, str | None, str | None], _Sum](_Sum)
     for piece in pieces:  # the names of thousands of calls are shortened once
         key = (piece.phase, piece.kind, piece.name, piece.caller, piece.module)

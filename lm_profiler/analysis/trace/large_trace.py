@@ -174,6 +174,7 @@ def outermost(ranges: Iterable[Range]) -> list[Range]:
 def _add_to_survey(
     survey: _Survey, event: Event, is_step: Callable[[str], bool]
 ) -> None:
+    """Add when an event begins, and its range if that is a step."""
     if isinstance(event, OperatorEvents):
         survey.event_counts.add(nanoseconds(event.starts).tolist())
         return
@@ -217,6 +218,7 @@ def events_in_part(events: Iterable[Event], part: TracePart) -> Iterator[Event]:
 def _operators_within(
     events: OperatorEvents, part: TracePart
 ) -> Iterator[OperatorEvents]:
+    """Yield those of ``events`` that begin in ``part``; nothing if none does."""
     starts = nanoseconds(events.starts)
     chosen = np.flatnonzero((part.begin <= starts) & (starts <= part.end)).tolist()
     if not chosen:

@@ -492,6 +492,7 @@ class _Packing:
             self.node_runs.append(Range(start, end, " ".join(numbers)))
 
     def _add_decoded(self, event: Mapping[str, Any]) -> None:
+        """Keep what counts of one event; an event of another category is ignored."""
         category = event.get("cat")
         if not isinstance(category, str):  # null in some
             return
@@ -530,6 +531,7 @@ class _Packing:
     def _add_on_device(
         self, event: Mapping[str, Any], arguments: Mapping[str, Any]
     ) -> None:
+        """Add the row of a kernel, copy or memset, and what the profiler writes about it."""
         start, length = span_of(event)
         correlation = _number_in(arguments.get("correlation"))
         self._device.extend((start, length, self.numbers[_name_of(event)], correlation))
@@ -550,6 +552,7 @@ class _Packing:
             self.copied_bytes[start, correlation] = copied_bytes
 
     def _add_range(self, event: Mapping[str, Any]) -> None:
+        """Keep a range by what its name says it is: a module, a step, a collective, a phase."""
         name = _name_of(event)
         if is_marked_range(name):
             self.has_marks = True

@@ -107,6 +107,11 @@ def _bytes_read(file: TextIO) -> int:
 def _events_of_text(
     file: TextIO, surroundings: dict[str, Any], report_position: ReportPosition
 ) -> Iterator[Event]:
+    """Yield the events in ``file``, many operators at a time; ``surroundings`` gets the fields beside the events.
+
+    Raises:
+        ValueError: it is no whole trace.
+    """
     header, text = _header_and_rest(file)
     is_list_alone = not header
 

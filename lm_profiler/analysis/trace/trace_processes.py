@@ -189,6 +189,7 @@ def events_of_process(
 def _own_operators(
     events: OperatorEvents, process: TraceProcess, own_callers: dict[str, bool]
 ) -> Iterator[OperatorEvents]:
+    """Yield those of ``events`` that ``process`` called; ``own_callers`` keeps the answer for each text of a caller."""
     chosen_indices = []
     for index, caller in enumerate(events.callers):
         if caller not in own_callers:

@@ -109,6 +109,10 @@ def _nesting_of(rows: Rows) -> _Nesting:
 
 
 def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
+    """Return the calls of all operators, in the order in which they end.
+
+    ``value`` and ``inputs`` are the numbers of the name and of the inputs in the row of an operator.
+    """
     start, length, _, kind, value, inputs = rows.T
     is_operator = kind == OPERATOR
     name = np.where(is_operator, value, NONE)

@@ -69,6 +69,7 @@ def trace_answer(trace: AnyTrace, device: str | None = None) -> TraceAnswer:
 
 
 def _notes(trace: AnyTrace) -> list[str]:
+    """Return what a reader must know about the trace: what is shown of it, and what it lacks."""
     packed = trace.work.packed
     notes = []
     if trace.process is not None:
@@ -98,6 +99,7 @@ def _process_notes(
 
 
 def _idle_times(gaps: Iterable[Gap]) -> list[IdleTime]:
+    """Return the idle time by its cause, phase and the host's call, the longest first."""
     idle_ns: Counter[tuple[GapCause, str, str]] = Counter()
     counts: Counter[tuple[GapCause, str, str]] = Counter()
     for gap in gaps:
@@ -122,6 +124,7 @@ def _idle_times(gaps: Iterable[Gap]) -> list[IdleTime]:
 def _launch_facts(
     work: TracedWork, gaps: Iterable[Gap], kernels: KernelTable
 ) -> LaunchFacts | None:
+    """Return how the host launched the kernels, and whether that limits the step; None without a device."""
     if not work.on_device:
         return None
     ns_by_cause: Counter[str] = Counter()
@@ -150,6 +153,7 @@ def launch_verdict(share: float) -> LaunchVerdict:
 def _communication_time(
     communication: Communication | None,
 ) -> CommunicationTime | None:
+    """Return the collectives' time for the answer, the longest names first; None if there are none."""
     if communication is None:
         return None
     by_name = []

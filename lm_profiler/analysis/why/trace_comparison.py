@@ -152,6 +152,7 @@ def _side(trace: AnyTrace, table: KernelTable) -> TraceSide:
 
 
 def _notes(trace_a: AnyTrace, trace_b: AnyTrace) -> list[str]:
+    """Return why the two traces may not be comparable."""
     notes = part_notes([trace_a, trace_b])
     if trace_a.device_name != trace_b.device_name:
         notes.append(

@@ -107,6 +107,7 @@ class _Work:
         self._add_memory(traced)
 
     def _add_products(self, traced: Traced) -> None:
+        """Add the FLOPs of all matrix products, each call once, and the time of those whose shapes are unknown."""
         counted_calls = set[int]()
         for piece, own_ns in traced.by_use["products"]:
             self.products_ns += own_ns
@@ -122,6 +123,7 @@ class _Work:
                 self.flops[product.dtype or "float32"] += product.flops
 
     def _add_memory(self, traced: Traced) -> None:
+        """Add the least bytes of all other kernels, each call once, and the time of those with unknown bytes."""
         counted_calls = set[int]()
         for piece, own_ns in traced.by_use["memory"]:
             moved_bytes = None

@@ -136,6 +136,7 @@ def _call_durations_ns(trace: AnyTrace) -> dict[_CallKey, int]:
 def _rank_time(
     rank: int, trace: AnyTrace, waited_s: float, caused_s: float
 ) -> RankTime:
+    """Return a rank's times in a mean step: its length, its collectives, and who waited."""
     work = trace.work
     steps = len(work.packed.steps)
     communication = communication_of(work)
@@ -153,6 +154,7 @@ def _rank_time(
 
 
 def _notes(traces: Sequence[AnyTrace], matched: int) -> list[str]:
+    """Return why the ranks' calls may not be the same ones."""
     notes = part_notes(traces)
     step_counts = {len(trace.work.packed.steps) for trace in traces}
     if len(step_counts) > 1:

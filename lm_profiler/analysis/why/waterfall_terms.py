@@ -153,6 +153,10 @@ def _with_extremes(
 
 
 def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
+    """Return the terms of the waterfall, which add up to the step; ``notes`` gets what makes them uncertain.
+
+    Traced work that took longer than the measured step is scaled down; if it took much longer, no term has a ceiling.
+    """
     busy_s = _busy_s(traced)
     available_s = step.step_s
     if not traced.on_device:

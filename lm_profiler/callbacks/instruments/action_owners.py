@@ -69,6 +69,7 @@ class OwnersWatch(Instrument):
     _owners: Owners | None = None
 
     def start(self) -> None:
+        """Have all actions of the Trainer, and its methods without an action, enter the span of their owner."""
         profiler = self.profiler()
         if profiler is None:
             return
@@ -102,6 +103,7 @@ class OwnersWatch(Instrument):
         return owners.facts()
 
     def _owned_span(self, action_name: str, span: Marked) -> Marked:
+        """Return the span of an action: its own if that is a phase, else one that gives its time to its owner."""
         is_phase = isinstance(span, Span) and span._code != tape.OTHER
         if is_phase or isinstance(span, Epoch):
             return span  # phases keep their own time, and an epoch takes none within a step

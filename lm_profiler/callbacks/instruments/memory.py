@@ -111,6 +111,7 @@ class MemoryReader(Instrument):
         return self.probe.peaks()[0]
 
     def end(self, stage: str) -> None:
+        """Keep what the allocator has counted after ``measure``; after ``memory``, what the observers have found."""
         if stage == "measure":
             self.facts["allocator"] = allocator_facts(self.device)
             self.facts["graph_pools"] = graph_pool_bytes(self.device)
@@ -125,6 +126,7 @@ class MemoryReader(Instrument):
         self.facts["moments"] = {"set_up": self._set_up, **readers.causes.moments}
 
     def discard(self) -> None:
+        """Take the observers of the ``memory`` stage away."""
         if self._readers is None:
             return
         self.end_step = self.probe.peaks

@@ -40,6 +40,7 @@ class KeptLosses(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
+        """Keep the loss of the batch, in the first steps."""
         if self._step >= self._steps:
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -52,6 +53,7 @@ class KeptLosses(Callback):
         pl_module: LightningModule,
         optimizer: torch.optim.Optimizer,
     ) -> None:
+        """Keep the norm of the gradients, in the first steps."""
         if self._step >= self._steps:
             return
         with suppress(Exception):

@@ -97,6 +97,7 @@ class Owners:
         self._noted_ns = timeline.clock()
 
     def _add_thread_use(self, begin_ns: int, end_ns: int) -> None:
+        """Add what this thread ran and waited for a CPU since the last mark to the part that ran meanwhile."""
         before = self._last_thread_times
         now = self.thread()
         self._last_thread_times = now
@@ -184,6 +185,7 @@ class Owners:
         return OtherByOwner(steps=len(self._steps), seconds=seconds, actions=actions)
 
     def _owned_time(self, owner: Owner) -> OwnedTime:
+        """Return the mean time of ``owner`` in a step, and the least: each of its steps as short as the shortest."""
         count = len(self._steps)
         calls = sum(step.calls.get(owner, 0) for step in self._steps)
         ns_of_steps = [step.ns.get(owner, 0) for step in self._steps]

@@ -108,6 +108,7 @@ class PartTimes(Instrument):
         total.seconds += seconds
 
     def result(self) -> Mapping[str, Any]:
+        """End, and return the mean time and calls of each part in a step."""
         self.discard()
         parts = []
         for (name, phase), total in self._totals.items():

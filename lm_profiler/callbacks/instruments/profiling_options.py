@@ -282,6 +282,7 @@ class ExportOptions:
 
 
 def _check_that_address_is_free(host: str, port: int) -> None:
+    """Raise UsageError if no server can listen on ``host`` and ``port``."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         # as the server itself does

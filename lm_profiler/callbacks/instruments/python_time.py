@@ -247,6 +247,7 @@ _NO_CORRECTION = _Correction(event_ns=0.0, scale=1.0)
 def _row(
     phase: int, line: Line, activity: str, seconds: float, calls: int
 ) -> PythonTime:
+    """Return a row of the record; ``phase`` is an index of ``PARTS``."""
     file, number, function = line
     return PythonTime(
         phase=PARTS[phase],

@@ -93,6 +93,7 @@ class RanksWatch(Instrument):
             self._marks.append(marks)
 
     def end(self, stage: str) -> None:
+        """Keep the timeline of this rank, or report why it is unknown who waits for whom."""
         if stage != self.stage or not self._marks:
             return
         if self.arrivals is not None:

@@ -199,6 +199,7 @@ class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
     has_stand_ins = False  # whether ``Absent`` takes the place of what cannot be sent
 
     def reducer_override(self, value: Any) -> Any:
+        """Return how ``value`` is pickled: large tensors without data, devices as the CPU, functions uncompiled."""
         if isinstance(value, FunctionType) and _is_compilers(value):
             function = inspect.unwrap(value, stop=_is_not_compilers)
             return _return_unchanged, (function,)
@@ -294,6 +295,7 @@ def shape_of(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _shape_of_leaf(leaf: Any) -> Any:
+    """Return a leaf of the batch without its data: a tensor on the meta device, a plain value as it is."""
     if leaf is None or isinstance(leaf, (*_PLAIN_TYPES, bytes)):
         return leaf
     if isinstance(leaf, Tensor):

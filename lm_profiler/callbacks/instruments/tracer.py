@@ -158,6 +158,7 @@ class ModuleRanges:
         self._calls = CallsOfStep()
 
     def attach(self, module: nn.Module) -> None:
+        """Put the hooks that open and close ranges on ``module`` and all called modules below it."""
         closed = self._guard.wrap(self._close)
         for path, child in _called_modules(module):
             type_name = type(child).__name__
@@ -200,6 +201,7 @@ class ModuleRanges:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> None:
+        """Open the ranges of a call of ``module``: by its name, and for inputs that it had before in this step."""
         if torch.compiler.is_compiling():
             return
         ranges: list[record_function] = []
@@ -212,6 +214,7 @@ class ModuleRanges:
             range_.__enter__()
 
     def _close(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Close the ranges of the call of ``module`` that ends."""
         stack = self._threads.open
         if torch.compiler.is_compiling() or not any(
             opened is module for opened, _ in stack
@@ -329,6 +332,7 @@ class Tracer(Instrument):
         self._give_way_to_others()
 
     def _open_ranges_of_phases(self) -> None:
+        """Have each phase of the timeline opened as a range of the trace, around the ranges of optimizers."""
         trace_ranges = TraceRanges()
         phases = PhaseRanges(trace_ranges.push, trace_ranges.pop)
         before_step = register_optimizer_step_pre_hook(

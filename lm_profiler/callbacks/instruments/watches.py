@@ -49,6 +49,7 @@ class StepWatch(Instrument):
         return self.guard.run(self._facts, otherwise={})
 
     def _facts(self) -> dict[str, Any]:
+        """Return the counters of the measured steps; nothing if none was read."""
         reader = self.reader
         if not reader.raw:
             return {}
@@ -98,6 +99,8 @@ def watches_of(
 
 
 def _recompilations_watch() -> Watch:
+    """Return the watch that counts what torch.compile compiles again during the measured steps."""
+
     def facts(count_before: int) -> Mapping[str, Any]:
         return {"recompilations": recompilations() - count_before}
 
@@ -110,6 +113,8 @@ def _recompilations_watch() -> Watch:
 
 
 def _warmup_compile_watch() -> Watch:
+    """Return the watch of the seconds that compilation takes in warm-up."""
+
     def facts(began_s: float) -> Mapping[str, Any]:
         return {"warmup_compile_s": seconds_compiling(began_s)}
 
@@ -122,6 +127,8 @@ def _warmup_compile_watch() -> Watch:
 
 
 def _syncs_watch(detector: SyncDetector) -> Watch:
+    """Return the watch of the lines that make the host wait for the device, in the ``memory`` stage."""
+
     def facts(_: object) -> Mapping[str, Any]:
         return {"syncs": detector.end()}
 
@@ -135,6 +142,8 @@ def _syncs_watch(detector: SyncDetector) -> Watch:
 
 
 def _telemetry_watch(sampler: TelemetrySampler) -> Watch:
+    """Return the watch of the GPU's clock, power and temperature during the measured steps."""
+
     def facts(_: object) -> Mapping[str, Any]:
         return {"telemetry": sampler.stop()}
 
@@ -148,6 +157,7 @@ def _telemetry_watch(sampler: TelemetrySampler) -> Watch:
 
 
 def _contention_watch(sampler: TelemetrySampler | None) -> Watch:
+    """Return the watch of the CPU time that this process and others use during the measured steps."""
     gpu = None if sampler is None else sampler.gpu
 
     def facts(begin: tuple[Any, float]) -> Mapping[str, Any]:

@@ -62,6 +62,7 @@ class FlopsWatch(Instrument):
     _step: StepFlops | None = None
 
     def start(self) -> None:
+        """Count the FLOPs of the ``memory`` stage's steps, unless the step is compiled or may replay CUDA graphs."""
         # Functions that were compiled belong to no module, so any compilation counts.
         is_compiled = recompilations() > 0 or is_compiled_in(self.module())
         if is_compiled:

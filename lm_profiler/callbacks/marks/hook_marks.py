@@ -145,6 +145,7 @@ class HookMarks:
     # -- putting the marks there, and taking them away
 
     def install(self) -> None:
+        """Put all marks into torch and the modules; within the step of an optimizer they count from its end on."""
         self._is_active = True
         self._began_amid_step = OPTIMIZER_HOOKS.is_in_hook
         self._is_amid_step = OPTIMIZER_HOOKS.is_in_hook
@@ -176,6 +177,7 @@ class HookMarks:
         """Do nothing: the hooks of ``install`` are those of all optimizers."""
 
     def restore(self) -> None:
+        """Take all marks away, and report which parts of the steps had none."""
         if not self._is_active:
             OPTIMIZER_HOOKS.detach()
             return
@@ -195,6 +197,7 @@ class HookMarks:
         self._end_step_if_done()
 
     def _hook(self, modules: Sequence[nn.Module]) -> None:
+        """Mark the calls of ``modules``; a module that was compiled in place gets no hooks."""
         self._hooked_modules = list(modules)
         for module in modules:
             # Compiled in place, it would trace the hooks, be compiled once more for them, and call none.
@@ -376,6 +379,7 @@ class HookMarks:
     # -- forward
 
     def _begin_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Begin the phase forward, unless the call is in another one, in backward or in a validation."""
         if get_ident() != self._marked_thread and self._is_unmarked():
             return
         self._forward_depth += 1
@@ -407,6 +411,7 @@ class HookMarks:
         timeline.note((tape.FORWARD, timeline.clock()))
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Note that the call of a model ends; after a batch of a loader, forward stays open to include the loss."""
         if get_ident() != self._marked_thread and self._is_unmarked():
             return
         began_before = self._forward_depth == 0  # the hooks were added within this call
@@ -442,6 +447,7 @@ class HookMarks:
             self._begin_optimizer(optimizer)
 
     def _end_step_of(self, optimizer: Any) -> None:
+        """Note that an optimizer has stepped: the step of the loop is done."""
         if self._is_amid_step:
             self._is_amid_step = False
             self._marked_thread = self._thread
@@ -590,6 +596,7 @@ class HookMarks:
         self._run_guarded(self._end_named_phase, code, error)
 
     def _begin_named_phase(self, code: int) -> bool:
+        """Begin a phase that the program names; return False if it is not marked."""
         if self._is_unmarked():
             return False
         # A step begins with its first batch. A loop whose batches are not seen begins it with the model's call.
@@ -619,6 +626,7 @@ class HookMarks:
         return True
 
     def _end_named_phase(self, code: int, error: BaseException | None) -> None:
+        """End the innermost phase ``code`` that the program named, by ``error`` if that is not None."""
         if code not in self._named_phases:
             # The program had left it open when its step ended, and it was closed there.
             return

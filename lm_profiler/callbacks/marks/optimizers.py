@@ -48,6 +48,7 @@ class OptimizerMarks:
     def _mark_what_the_user_calls(
         self, trainer: Trainer, module: LightningModule
     ) -> None:
+        """Mark backward, clipping and clearing of gradients, which the user calls under manual optimization."""
         backward = Span(self._timeline, tape.BACKWARD)
         self._wrap_in_context(module, "manual_backward", backward)
         # ``loss.backward()`` calls this function of torch, and so does ``manual_backward``, inside of which it changes

@@ -88,6 +88,7 @@ class PhaseProfiler:
         self._profiler_marks.put()
 
     def mark_optimizers(self) -> None:
+        """Mark the optimizers of a fit at their own methods."""
         if self._is_fit:
             OptimizerMarks(self.timeline, self._undo).attach(
                 self.trainer, self.trainer.lightning_module
@@ -122,6 +123,7 @@ class PhaseProfiler:
         return SpanInUsersProfiler(users, span)
 
     def start(self, action_name: str) -> None:
+        """Note that an action begins. Where the loop asks for a batch, the step ends if it is done."""
         if self.users_methods is not None:
             # before our mark, so that its cost is in no phase that begins here
             self.users_methods.start(action_name)
@@ -170,6 +172,7 @@ class PhaseProfiler:
             timeline.guard.handle(error)
 
     def stop(self, action_name: str) -> None:
+        """Note that an action ends: after the loop has its batch, the phase data is over."""
         if action_name == self._fetch_action:
             timeline = self.timeline
             try:

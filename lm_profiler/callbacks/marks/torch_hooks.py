@@ -90,6 +90,7 @@ class SharedOptimizerHooks:
             self._call(self.step_ends, optimizer)
 
     def _call(self, hook: OptimizerHook | None, optimizer: Any) -> None:
+        """Call ``hook`` with the optimizer, guarded; nothing if there is none."""
         if hook is None:
             return
         self.is_in_hook = True

@@ -50,6 +50,7 @@ class ProfilerMarks:
         )
 
     def put(self) -> None:
+        """Give the profiler our methods, if it does not have them."""
         if self.are_put:
             return
         attributes = vars(self._profiler)

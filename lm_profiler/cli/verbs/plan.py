@@ -292,6 +292,7 @@ def _rehearsed(
 def _show_timeline(
     timeline: MemoryTimeline, options: Options, show_table: Callable[[Table], object]
 ) -> None:
+    """Print the allocations of ``timeline`` and draw it, as far as the options ask for it."""
     if options.allocations:
         for table in allocation_tables(timeline):
             has_heading = bool(table.above[0])

@@ -341,6 +341,7 @@ def _draw(
 def _draw_timelines(
     entries: Sequence[Entry], output: Path, problems: list[str]
 ) -> None:
+    """Draw the memory timelines of ``entries`` into ``output``, and print the memory of a block beside each."""
     runs_with_timelines = _read_all(
         entries, read_timelines, "memory timeline", problems
     )

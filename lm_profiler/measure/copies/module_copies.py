@@ -92,6 +92,7 @@ class ModuleCopy:
         return copied
 
     def _module(self, module: nn.Module) -> nn.Module:
+        """Return a copy of ``module`` without its hooks and without its compiled call."""
         if (
             isinstance(module, torch.jit.ScriptModule)
             or type(module).__name__ in _UNCOPYABLE
@@ -243,6 +244,10 @@ def _run(
     precision: AbstractContextManager[Any],
     scale: float,
 ) -> _StepResults:
+    """Run a step of ``module`` in a precision; return its loss, its last output, the gradients and all dtypes.
+
+    The loss is multiplied by ``scale`` before backward, and the gradients are divided by it.
+    """
     module.eval()
     results = _StepResults(Counter(map(_kind, module.modules())))
     hooks = [
@@ -270,6 +275,7 @@ def _run(
 def _note_output(
     results: _StepResults, part: nn.Module, arguments: Any, output: Any
 ) -> None:
+    """Note the dtypes of what a module returns, and the output: the last one with dimensions stays."""
     floating = [
         leaf
         for leaf in tree_leaves(output)

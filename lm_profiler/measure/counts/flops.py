@@ -549,6 +549,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         return result
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Add the FLOPs of one call of the operator ``func``, and the bytes that it reads in forward."""
         if self._failure is None:
             try:
                 formula = self._formula_of(func)
@@ -705,6 +706,7 @@ class StepFlops:
         self._enter_or_leave(False)
 
     def _enter_or_leave(self, is_wanted: bool) -> None:
+        """Have the counter see operators while that ``is_wanted``."""
         if is_wanted == self._is_entered:
             return
         if is_wanted:
@@ -785,6 +787,7 @@ class _CountedFunction:
         self._takes_context = has_context(function)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward of an autograd Function, and add its FLOPs by the formula that the program registered."""
         is_counted, result = self._run(self._forward_method, args, kwargs)
         if is_counted:
             context = args[0] if self._takes_context else None

@@ -63,6 +63,7 @@ class ForeignKernels:
         self._unwritten = {}
 
     def see(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note which new storages an ``operator`` writes, and which it reads though no operator wrote them."""
         name = operator.__name__.partition(".")[0]
         if name in _ALLOCATIONS and operator.namespace == "aten":
             self._note_allocation(result)
@@ -97,6 +98,7 @@ class ForeignKernels:
     def _note_inputs(
         self, inputs: list[Any], results: list[Any], may_write: bool
     ) -> None:
+        """Count the inputs that are read though no operator wrote them: a kernel that torch does not know did."""
         for storage in inputs:
             is_view = not may_write and any(
                 storage is candidate for candidate in results

@@ -229,6 +229,7 @@ _BACKWARD_ARGUMENTS = {
 
 
 def _operator_formulas() -> dict[str, Formula]:
+    """Return the formulas of the operators of packages, by the operators' names."""
     formulas: dict[str, Formula] = {
         "DaoAILab::_causal_conv1d_fwd_cpp": _convolution,
         "DaoAILab::_causal_conv1d_bwd_cpp": _convolution_backward,

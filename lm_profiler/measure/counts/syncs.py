@@ -76,6 +76,7 @@ class SyncDetector:
         lineno: int,
         *rest: Any,
     ) -> None:
+        """Count a warning of torch's about a wait for the device, by the line that waits; pass other warnings on."""
         if str(message).startswith(_TEXT):
             self._counts[
                 user_line(sys._getframe(1), frameworks=True) or (filename, lineno, "")

@@ -233,6 +233,7 @@ class TrafficReader:
         self._sparse = False
 
     def _part_begins(self, part: int) -> None:
+        """Add the bytes that ``part`` moves, as far as they are known when it begins."""
         if part == FORWARD:
             self._add(FORWARD, 0)
         elif part == BACKWARD:

@@ -24,6 +24,7 @@ _PACKAGES = ("lm_profiler", "torch", "lightning", "numpy")
 
 
 def environment(device: torch.device, world_size: int) -> Environment:
+    """Return the facts about this machine and its software for the record."""
     return Environment(
         versions={
             "python": platform.python_version(),

@@ -77,6 +77,7 @@ def time_links(
 def _row(
     request: LinkRequest, op: str, size_bytes: int, device: torch.device, rank: int
 ) -> LinkRow:
+    """Measure the collective ``op`` of about ``size_bytes``; return its seconds, or why they are unknown."""
     # All tensors have whole parts for the ranks, as those of nccl-tests.
     part = max(size_bytes // _BYTES // request.ranks, 1)
     size_bytes = part * request.ranks * _BYTES

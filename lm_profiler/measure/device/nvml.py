@@ -142,6 +142,7 @@ def gpu_sharing(
 
 
 def _read_sharing(gpu: Gpu, since_us: int) -> GpuSharing | None:
+    """Return which other processes use the GPU, with their use of it since ``since_us``; None if NVML does not say."""
     processes = gpu.ask("nvmlDeviceGetComputeRunningProcesses")
     if not processes:
         return None
@@ -260,6 +261,7 @@ class TelemetrySampler:
         samples.append(self._sample())
 
     def _sample(self) -> _Sample:
+        """Return the GPU's clocks, temperature, power and energy now; None for what it does not report."""
         reasons = self.gpu.ask("nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:  # drivers before 535 know it by its old name only
             reasons = self.gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons")

@@ -36,6 +36,7 @@ def _flex_attention(
     *,
     return_aux: Any = None,
 ) -> Any:
+    """Replace ``flex_attention``: return tensors of the shapes of its results, and save for backward what it saves."""
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         query = query.to(dtype)
@@ -55,6 +56,7 @@ class _FlexAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, block_mask: Any
     ) -> tuple[Tensor, Tensor]:
+        """Return the result and its log-sum-exp, without computing them."""
         result = query.new_empty((*query.shape[:-1], value.shape[-1]))
         log_sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
         ctx.block_mask = block_mask

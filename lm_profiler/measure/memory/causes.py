@@ -203,6 +203,7 @@ class HoldingsReader:
         self._arrived_gradients = gradient_storages
 
     def step_ended(self) -> None:
+        """Keep the levels of the step that ends, and forget its parts."""
         self.levels = MemoryLevels(
             start=self._level_bytes.get("start"),
             forward=self._level_bytes.get("forward"),
@@ -243,6 +244,7 @@ class HoldingsReader:
         return sum(sizes.values())
 
     def _gradient_arrived(self, parameter: Tensor) -> None:
+        """Note that a parameter has its gradient, and the peak if it rose since the last gradient."""
         if parameter.grad is not None:
             # an optimizer that steps inside of backward has cleared it already
             self._arrived_gradients.update(

@@ -59,6 +59,7 @@ class DeviceProbe(Probe):
         torch.accelerator.reset_peak_memory_stats(self.device)
 
     def peaks(self) -> Peaks:
+        """Return the most bytes allocated and reserved since the last reset; the third peak is for processes."""
         if self.device.type == "cuda":
             stats = torch.cuda.memory_stats_as_nested_dict(self.device)
             if not stats:  # nothing was allocated yet
@@ -259,6 +260,7 @@ def _bytes_left_in_groups(mounted: Path, groups_file: Path) -> Iterator[int]:
 
 
 def _bytes_left_in_group(group: Path, version: _GroupVersion) -> int | None:
+    """Return how many bytes a control group may still use; None if it has no limit."""
     try:
         limit_bytes = int((group / version.limit).read_text())
         used_bytes = int((group / version.usage).read_text())

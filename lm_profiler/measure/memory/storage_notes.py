@@ -81,6 +81,7 @@ class TensorReporter:
         self._part = None
 
     def _tensors_with_cause(self) -> Iterator[SeenTensor]:
+        """Yield the parameters, gradients, optimizer states and buffers, each with its cause and its name."""
         names: dict[Any, str] = {}
         parameter: Tensor
         for name, parameter in self.module.named_parameters():
@@ -160,6 +161,7 @@ class _Note:
         return is_made and not is_freed
 
     def allocation(self) -> Allocation:
+        """Return the storage as a row of the record's timeline."""
         shape = None if self.shape is None else [*self.shape]
         return Allocation(
             bytes=self.bytes,

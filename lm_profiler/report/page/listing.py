@@ -110,6 +110,7 @@ def _options(entries: Iterable[Entry]) -> dict[str, Column]:
 
 
 def _described(column: Column) -> Json:
+    """Return a column as the page's script reads it: its name, title, meaning, and how its figure is shown."""
     quantity = column.quantity
     display = None
     if quantity is not None:

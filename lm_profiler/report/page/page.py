@@ -116,6 +116,7 @@ def _by_block(answers: Mapping[str, list[Json]]) -> Json:
 
 
 def _limits(run_count: int) -> Limits:
+    """Return how much of each run a page with ``run_count`` runs shows, so that the file stays small."""
     share = max(run_count, 1)
     points = max(_FEWEST_ITEMS, min(_MOST_POINTS, _ALL_POINTS // share))
     steps = max(_FEWEST_ITEMS, min(Limits.steps, _ALL_STEPS // share))

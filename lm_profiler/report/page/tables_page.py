@@ -42,6 +42,7 @@ def _document(tables: Sequence[Table], title: str) -> Iterator[str]:
 
 
 def _section(table: Table) -> Iterator[str]:
+    """Yield the HTML of a table: its title, the lines above it, its rows, and the lines below it."""
     if table.title:
         yield f"<h2>{_text(table.title)}</h2>"
     yield from _lines(table.above)

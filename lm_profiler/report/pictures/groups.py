@@ -170,6 +170,7 @@ def differing_facts(entries: Sequence[Entry]) -> list[Column]:
 
 
 def _axis(name: str, entries: Sequence[Entry]) -> Column:
+    """Return the fact or option called ``name``; raise UsageError for any other name."""
     try:
         [axis] = columns_named([name], entries)
     except UsageError:

@@ -171,6 +171,7 @@ def _list_largest(axes: Axes, timeline: MemoryTimeline) -> None:
 def _write_row(
     axes: Axes, number: int, texts: Sequence[str], fontweight: str = "normal"
 ) -> None:
+    """Write ``texts`` as row ``number`` of the table below a picture."""
     for x, text in zip((0.0, 0.14, 0.31, 0.55), texts, strict=True):
         y = 1.0 - 0.092 * number
         axes.text(

@@ -363,6 +363,7 @@ def _distinct_lines(
 def _hide_each_other(
     values_a: ValuesByPlace, values_b: ValuesByPlace, least_difference: float
 ) -> bool:
+    """Return whether two lines lie on each other: all values differ by less than ``least_difference``."""
     if values_a.keys() != values_b.keys():
         return False
     for place, value_a in values_a.items():
@@ -390,6 +391,7 @@ def _trouble_lines(groups: Sequence[Group], figures: Sequence[Estimate]) -> list
 
 
 def _set_ticks(axes: Axes, axis: Axis) -> None:
+    """Name the places of the horizontal axis, some of many; numbers far apart get a logarithmic axis."""
     smallest, largest = min(axis.places.values()), max(axis.places.values())
     # From a factor of 4 on the axis is logarithmic, so that doubling values have equal distances.
     if axis.are_numbers and 0 < 4 * smallest <= largest:

@@ -167,6 +167,7 @@ def _rate_rows(quantity: Quantity, rate: RateChange | None) -> list[list[str]]:
 def _cells(
     quantity: Quantity, a: float, b: float, row: PartChange | RateChange | MemoryChange
 ) -> list[str]:
+    """Return the texts of a row: the figures of A and B, their difference and ratio, and the verdict."""
     title = quantity.title if quantity.unit == "s" else quantity.heading
     difference = quantity.show(b - a, unit=False)
     if a <= b:
@@ -208,6 +209,7 @@ def closing(comparison: Comparison) -> list[str]:
 
 
 def _how_to_be_surer(comparison: Comparison) -> str:
+    """Return what would make an unclear comparison clear, and which change runs like these can detect."""
     advice = comparison.advice or _ADVICE
     if comparison.assumption is not None:
         no_assumption = "no assumption about the spread of processes"
@@ -307,6 +309,7 @@ def _compared(
     row: PartChange | MemoryChange,
     comparison: Comparison,
 ) -> CheckedFigure:
+    """Return B's figure for a CI check, as failed if it is worse than A's."""
     failure = None
     if row is comparison.decision and row.verdict == "SLOWER":
         failure = verdict_line(comparison)

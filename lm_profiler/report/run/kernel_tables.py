@@ -62,6 +62,7 @@ def kernel_answers(
 
 
 def _forward(table: KernelTable, timed_s: float | None) -> list[tuple[str, str]]:
+    """Return the time of the forward pass in the trace and without a profiler; nothing if it was not traced."""
     if "forward" not in table.phases:
         return []
     traced_s = _phases_s(table, ["forward"])
@@ -288,6 +289,7 @@ def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
 def _kind_row(
     table: KernelTable, phase: str, kind: str, total_s: float, calls: float | None
 ) -> dict[str, str | int | float | None]:
+    """Return the row of a kind of kernels in a phase, in a mean step, as files for programs have it."""
     return {
         "phase": phase,
         "kind": kind,
@@ -366,6 +368,7 @@ def kernels_table(
 def _kernel_row(
     table: KernelTable, row: KernelRow, cuts_names: bool
 ) -> list[TableCell]:
+    """Return the cells of a kernel in a mean step; long names are cut if ``cuts_names``."""
     name = _NOISE.sub("", row.name)
     caller = _NOISE.sub("", row.operator or "")
     module = row.module or ""

@@ -368,6 +368,7 @@ def _share_of_block(held_bytes: int, block: BlockMemory) -> str:
 
 
 def _allocation_table(allocations: Sequence[Allocation]) -> Table:
+    """Return ``allocations`` as a table: bytes, count, cause, shape, dtype, and what made them."""
     headings = [
         Heading("bytes", "bytes", figures=True),
         Heading("count", "count", figures=True),

@@ -276,6 +276,7 @@ def _rate_lines(record: RunRecord) -> list[str]:
 
 
 def _throughput(record: RunRecord) -> list[str]:
+    """Return tokens per second, else samples per second, as a text; nothing if neither was counted."""
     for noun in ("tokens", "samples"):
         count = QUANTITIES[f"{noun}_per_step"].get(record)
         if count is None:
@@ -289,6 +290,7 @@ def _throughput(record: RunRecord) -> list[str]:
 
 
 def _utilisation_texts(use: Utilisation) -> list[str]:
+    """Return the MFU, and the share of the matmul rate that was measured on this machine."""
     is_lower_bound = bool(use.flops.uncounted)
     bound = ""
     if is_lower_bound and use.mfu is not None:

@@ -85,6 +85,7 @@ def _differences(
 def _difference_rows(
     differences: Sequence[TimeDifference], has_module: bool
 ) -> list[list[str]]:
+    """Return a row of texts for each of ``differences`` between two traces."""
     rows = []
     for difference in differences:
         row = [shortened(difference.name)]

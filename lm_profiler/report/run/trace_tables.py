@@ -108,6 +108,7 @@ def _launches_text(answer: TraceAnswer, launches: LaunchFacts) -> str:
 
 
 def _communication_text(answer: TraceAnswer) -> str:
+    """Return the time of collectives per step, and how much of it no compute hides."""
     communication = answer.communication
     if communication is None:
         return "none"
@@ -120,6 +121,7 @@ def _communication_text(answer: TraceAnswer) -> str:
 
 
 def _floor_text(answer: TraceAnswer, floor: TraceFloor) -> str:
+    """Return the least time that a step could take on the device of ``floor``, as a text."""
     parts_s = []
     for seconds in (floor.products_s, floor.memory_s):
         if seconds is not None:
@@ -156,6 +158,7 @@ def _idle_tables(answer: TraceAnswer) -> list[Table]:
 
 
 def _idle_row(answer: TraceAnswer, idle: IdleTime) -> list[str]:
+    """Return the texts of a cause of idle time, per step."""
     share = idle.total_s / answer.kernels.window_s
     return [
         shortened(idle.what),
@@ -168,6 +171,7 @@ def _idle_row(answer: TraceAnswer, idle: IdleTime) -> list[str]:
 
 
 def _collective_tables(answer: TraceAnswer) -> list[Table]:
+    """Return a table of the collectives by their names; none if there are none."""
     if answer.communication is None:
         return []
     rows = []

@@ -130,6 +130,7 @@ def findings_lines(record: RunRecord) -> list[str]:
 
 
 def _advice_text(finding: Finding, record: RunRecord) -> str:
+    """Return the sentence of a finding: what to do, and how much of a step it could save."""
     verb = "could save" if finding.may else "saves"
     most_s = finding.saves_s
     if finding.high_s is not None:  # no interval in a record before 0.3

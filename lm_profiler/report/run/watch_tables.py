@@ -57,6 +57,7 @@ def _event_table(events: Sequence[WatchEvent], world_size: int) -> Table:
 
 
 def _state_lines(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
+    """Return how far the training is, its goodput, and the memory that it holds."""
     line = f"{_process_state(status)}: {counted(status.steps, 'step')} in {duration_text(status.wall_s)}"
     if status.goodput is not None:
         line += f", goodput {status.goodput:.1%} (training steps after the first)"
@@ -82,6 +83,7 @@ def _process_state(status: WatchStatus) -> str:
 
 
 def _memory_line(held_bytes: int, windows: Sequence[WatchWindow]) -> str:
+    """Return the bytes held between steps: now, in the first window, and at the peak."""
     line = f"held between steps: {bytes_text(held_bytes)}"
     held_by_window = []
     for window in windows:
@@ -96,6 +98,7 @@ def _memory_line(held_bytes: int, windows: Sequence[WatchWindow]) -> str:
 
 
 def _ledger_table(status: WatchStatus) -> Table:
+    """Return where the training's time went, the most first, as a table."""
     terms = sorted(status.ledger.items(), key=lambda term: -term[1])
     terms.append(("wall time", status.wall_s))
     rows = []
@@ -138,6 +141,7 @@ def _milliseconds_text(seconds: float | None) -> str:
 
 
 def _rank_table(statuses: Sequence[WatchStatus]) -> Table:
+    """Return a row for each rank: its steps, and whether it still reports."""
     # as rank 0 saw it: the clocks of other ranks and of this machine may differ
     silent = statuses[0].silent
     rows = []
@@ -238,6 +242,7 @@ def _memory_text(event: WatchEvent) -> str:
 
 
 def _level_text(event: WatchEvent, part: str) -> str:
+    """Return a change of the level of step times as a text; ``part`` names the phase that changed."""
     old_level = duration_text(event.against or 0.0)
     new_level = duration_text(event.now)
     steps = f"since step {event.since_step:,}"

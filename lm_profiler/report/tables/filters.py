@@ -62,6 +62,7 @@ def _any_holds(conditions: Sequence[Condition], entry: Entry) -> bool:
 
 
 def _condition(text: str, entries: Sequence[Entry]) -> Condition:
+    """Return the condition that ``text`` states, such as verb=fit; raise UsageError if it is none."""
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise UsageError(

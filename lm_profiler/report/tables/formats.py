@@ -91,6 +91,7 @@ def markdown(table: Table) -> str:
 
 
 def _pipe_table(table: Table) -> str:
+    """Return the rows of ``table`` in the syntax of Markdown, figures aligned right."""
     titles, *rows = _escaped_texts(table, _markdown)
     rules = []
     for heading, title in zip(table.headings, titles, strict=True):

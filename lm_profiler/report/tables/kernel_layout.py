@@ -99,6 +99,7 @@ def _table(
 
 
 def _share_cells(runs: Sequence[Entry]) -> list[TableCell]:
+    """Return the share of matmuls in inference and in training, or why it is unknown."""
     cells = []
     for run, phase in ((_inference(runs), "forward"), (_training(runs), None)):
         kernels = _kernels(run)
@@ -111,6 +112,7 @@ def _share_cells(runs: Sequence[Entry]) -> list[TableCell]:
 
 
 def _largest_cells(runs: Sequence[Entry]) -> list[TableCell]:
+    """Return the largest kernel of inference, and of both passes of training, or why it is unknown."""
     inference, training = _inference(runs), _training(runs)
     passes = ((inference, "forward"), (training, "forward"), (training, "backward"))
     cells = []
@@ -125,6 +127,7 @@ def _largest_cells(runs: Sequence[Entry]) -> list[TableCell]:
 
 
 def _largest_other_cells(runs: Sequence[Entry]) -> list[TableCell]:
+    """Return the largest kernel of the forward pass that is no product: its name, share, milliseconds and calls."""
     run = _inference(runs) or _training(runs)
     kernels = _kernels(run)
     largest = None
@@ -172,6 +175,7 @@ def _reason_cell(run: Entry | None) -> TableCell:
 
 
 def _share_of_matmuls(kernels: KernelTable, phase: str | None) -> float | None:
+    """Return the share of matmuls in the kernels' time of ``phase``, or of all phases; None without kernels."""
     matmuls_s = 0.0
     all_s = 0.0
     for name, part in kernels.phases.items():

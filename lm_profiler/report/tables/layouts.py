@@ -320,6 +320,8 @@ def _fact_column(name: str) -> CellFunction:
 
 
 def _figure_column(name: str, show: Callable[[float], str]) -> CellFunction:
+    """Return a function that makes the cell of a run for the figure ``name``, shown by ``show``."""
+
     def make_cell(entry: Entry) -> TableCell:
         # The forward pass alone is not a time of both passes.
         needs_backward = name.startswith("forward_backward")
@@ -396,6 +398,7 @@ def _runs_that_time(group: RunGroup, part: str) -> list[Entry]:
 
 
 def _mode_cell(group: RunGroup, part: str) -> TableCell:
+    """Return the mean time of ``part`` with its standard deviation; without a time, how the run ended."""
     runs = _runs_that_time(group, part)
     if not runs:
         return TableCell()
@@ -462,6 +465,7 @@ def devices(entries: Sequence[Entry]) -> Table:
 
 
 def _milliseconds_cell(group: RunGroup, part: str) -> TableCell:
+    """Return the mean time of ``part`` in milliseconds; the cell of a single run also has its standard deviation."""
     runs = _runs_that_time(group, part)
     cell = value_cell(runs, COLUMNS[f"{part}_s"], interval=False)
     if cell.value is None:
@@ -511,6 +515,7 @@ def blocks(entries: Sequence[Entry]) -> Table:
 
 
 def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
+    """Return the lines above the runs of one cut: the facts that all of them share, between two rules."""
     facts = []
     if cut is not None and cut.warmup is not None:
         facts.append(f"warm-up {cut.warmup}")
@@ -528,6 +533,7 @@ def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
 
 
 def _block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
+    """Return the lines of one model: its size, its passes step by step, and the ratio of backward to forward."""
     size = str(COLUMNS["size"].get(entry) or entry.name)
     parameters_text = fact_cell([entry], COLUMNS["parameters"]).text or "unknown"
     lines = [
@@ -552,6 +558,7 @@ def _block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
 
 
 def _pass_lines(part: str, steps: Steps) -> list[str]:
+    """Return the lines of one pass: its warm-up and measured steps, their mean and their coefficient of variation."""
     lines = [f"{_PASS_TITLES[part]}:"]
     if steps.left_out:
         lines += _step_lines("Warm-up", "Warm-up", steps.left_out, part)
@@ -577,6 +584,7 @@ def _mean_and_std(time: TimeSummary, sign: str) -> str:
 
 
 def _summary_row(entry: Entry, name: str, steps: Steps | None) -> list[TableCell]:
+    """Return the cells of one model: its name, its parameters, and the mean times of both passes."""
     row = [TableCell(name, name), fact_cell([entry], COLUMNS["parameters"])]
     for part in ("forward", "backward"):
         if steps is None:

@@ -85,6 +85,7 @@ def link_table(rows: Sequence[LinkFigures]) -> Table:
 
 
 def _cells(row: LinkFigures) -> list[TableCell]:
+    """Return the cells of a measured collective; where it is unknown, why."""
     median_cell = figure_cell(MEDIAN, row.median, median_interval(row.seconds))
     if row.unknown is not None:
         median_cell = TableCell(

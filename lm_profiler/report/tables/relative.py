@@ -203,6 +203,7 @@ def _other_facts(group: RunGroup, facts: Sequence[Column]) -> tuple[str, ...]:
 def _ratio_cell(
     group: RunGroup, baseline_group: RunGroup | None, column: Column
 ) -> TableCell:
+    """Return the figure of ``group`` divided by the baseline's, with its interval if that is known."""
     if baseline_group is None:
         return TableCell()
     figure, baseline_figure = estimate(group, column), estimate(baseline_group, column)

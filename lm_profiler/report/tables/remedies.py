@@ -35,6 +35,7 @@ def remedies(entries: Sequence[Entry]) -> list[str]:
 
 
 def _remedies(entry: Entry) -> list[str]:
+    """Return the lines that say with which options a run that ran out of memory would fit."""
     if entry.status not in ("oom", "refused"):
         return []
     command = _command(entry)

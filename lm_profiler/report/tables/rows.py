@@ -94,6 +94,7 @@ def raw_runs_table(
 def _columns_for_programs(
     groups: Sequence[RunGroup], by: Sequence[Column]
 ) -> list[Column]:
+    """Return the columns of a file for programs: all facts and figures that some group has, each once."""
     columns = list(by)
     for fact in COLUMNS.values():
         if fact.quantity is None and fact.place is Place.HEADLINE:
@@ -112,6 +113,7 @@ def _table(
     columns: Sequence[Column],
     without_interval: Sequence[Column] = (),
 ) -> Table:
+    """Return a table of ``groups`` with ``columns``; n is the number of runs that a row has."""
     headings = [heading(column, groups) for column in columns]
     is_merged = any(len(group) > 1 for group in groups)
     if is_merged:
@@ -336,6 +338,7 @@ def notes(
 
 
 def _mixed_row_notes(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[str]:
+    """Return a note for each set of facts that differ within a row."""
     labels_by_facts: dict[str, list[str]] = {}
     for group in groups:
         facts = ", ".join(mixed_facts(group))

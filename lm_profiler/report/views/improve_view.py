@@ -38,6 +38,7 @@ def improve_blocks(searches: Mapping[str, ImproveRecord]) -> list[Json]:
 
 
 def _search(name: str, record: ImproveRecord) -> Json:
+    """Return the card of one search: its conclusion, the way to it, and a row for each change."""
     tried = improve_table(record)
     headline, *lines_below = tried.below
     way = [_way(record)] if record.way else []

@@ -44,6 +44,7 @@ def blocks(entry: Entry, limits: Limits) -> list[Json]:
 
 
 def missing(entry: Entry) -> str | None:
+    """Return why there are no kernels to show, and what to do; None if there are some."""
     if kernel_files(entry.folder):
         return None
     if entry.record is None:
@@ -131,6 +132,7 @@ def _series(
     seconds: Mapping[str, float],
     bars: Mapping[str, float],
 ) -> Json:
+    """Return Plotly's bars of one kind of kernels, one for each phase; ``bars`` holds the whole length of each."""
     name = kind.replace("_", " ")
     if kind == IDLE and kernels.source == "operators":
         name = "no operator"
@@ -154,6 +156,7 @@ def _series(
 
 
 def _overlap_notes(kernels: KernelTable) -> list[Json]:
+    """Return the notes below the picture: how many steps were traced, and what ran at the same time."""
     steps = kernels.steps
     overlap_s = sum(phase.overlap_s for phase in kernels.phases.values())
     traced = "1 traced step" if steps == 1 else f"{steps} traced steps"
@@ -167,6 +170,7 @@ def _overlap_notes(kernels: KernelTable) -> list[Json]:
 
 
 def _answers(kernels: KernelTable) -> Sequence[Json]:
+    """Return the answers about the kernels as a table without titles."""
     rows = [list(pair) for pair in kernel_answers(kernels)]
     share = kernels.memory_bound_share
     if share is not None:

@@ -38,6 +38,7 @@ _HEADROOM = 1.12  # of the axis above the peak, for its text
 
 
 def blocks(entry: Entry, limits: Limits) -> list[Json]:
+    """Return the memory timelines, and what was held at the peak if no timeline shows it."""
     record = entry.record
     assert record is not None
     timelines = read_timelines(entry.folder)
@@ -55,6 +56,7 @@ def blocks(entry: Entry, limits: Limits) -> list[Json]:
 
 
 def missing(entry: Entry) -> str | None:
+    """Return why there is no memory to show, and what to do; None if there is some."""
     if entry.record is None:
         return left_no_run(entry)
     has_timeline = any(
@@ -161,6 +163,7 @@ def _chart(timeline: MemoryTimeline, most_points: int, most_bytes: int) -> Json:
 
 
 def _phase_area(phase: str, begins: int, ends: int) -> Json:
+    """Return Plotly's shaded area of a phase, from event ``begins`` to event ``ends``."""
     return {
         "type": "rect",
         "xref": "x",
@@ -177,6 +180,7 @@ def _phase_area(phase: str, begins: int, ends: int) -> Json:
 
 
 def _phase_name(phase: str, begins: int, ends: int, events: int) -> Json:
+    """Return Plotly's text of a phase above its area; slanted if the area is narrow."""
     is_narrow = (ends - begins) * _CHARACTER_EVENTS < events * len(phase)
     return {
         "x": (begins + ends) / 2,
@@ -193,6 +197,7 @@ def _phase_name(phase: str, begins: int, ends: int, events: int) -> Json:
 
 
 def _peak_mark(timeline: MemoryTimeline, scale: float) -> Json:
+    """Return Plotly's arrow to the peak, with its bytes."""
     is_near_the_end = timeline.peak_at > 0.6 * len(timeline.events)
     arrow = {
         "showarrow": True,

@@ -42,6 +42,7 @@ _RANK_PX = 24
 
 
 def blocks(entry: Entry, _: Limits) -> list[Json]:
+    """Return who waits for whom: the conclusion, own work and waiting by phase, and both over the steps."""
     record = entry.record
     assert record is not None
     ranks = record.ranks
@@ -68,6 +69,7 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
 
 
 def missing(entry: Entry) -> str | None:
+    """Return why no rank is shown; None if the record has ranks."""
     record = entry.record
     if record is None:
         return left_no_run(entry)

@@ -47,6 +47,7 @@ _MOST_OWNERS = 12  # the fold with every figure has all
 
 
 def blocks(entry: Entry, limits: Limits) -> list[Json]:
+    """Return the page of a run: the verdict, its steps and phases, and every figure."""
     record = entry.record
     assert record is not None
     view_blocks = [_head(record)]

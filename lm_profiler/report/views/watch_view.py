@@ -48,6 +48,7 @@ _FOLDS = {"ms": "Phases", "rank": "Ranks"}
 
 
 def blocks(entry: Entry, limits: Limits) -> list[Json]:
+    """Return the page of a watched run: its step time over the run, the ledger, events, and folded tables."""
     folder = entry.folder
     state, *tables = watch_tables(folder, _EVENTS)
     headline, *lines = state.above
@@ -130,6 +131,7 @@ def _curves(folder: Path, most_points: int) -> list[tuple[int, Sketch]]:
 def _merged_windows(
     windows: Sequence[WatchWindow], most_points: int
 ) -> list[tuple[int, Sketch]]:
+    """Return at most ``most_points`` points: the first step of each, and the merged step times of its windows."""
     windows_per_point = math.ceil(len(windows) / most_points) or 1
     timed = [window for window in windows if "step" in window.seconds]
     points = []

@@ -110,6 +110,7 @@ def _visible_phases(
 
 
 def _term_bar(rung: Rung, fall: Waterfall, scale: float) -> Json:
+    """Return the bar of a term of the waterfall, with its meaning and what it consists of inside."""
     ceiling = waterfall_text.ceiling_text(fall, rung.term)
     meaning = waterfall_text.meaning_in(fall, rung.term.name)
     text = f"{rung.title}."

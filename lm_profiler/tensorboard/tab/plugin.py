@@ -58,6 +58,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
             return False
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
+        """Return the tab's addresses with what answers each."""
         handlers: dict[str, Handler] = {
             "/runs": self._json(lambda _: runs(self._folders)),
             "/compare": self._json(self._comparison),
