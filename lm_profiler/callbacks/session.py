@@ -420,7 +420,14 @@ class Session:
             spans_ns = zip(marks.codes, pairwise(marks.host_ns), strict=False)
             away_ns = [span_ns for code, span_ns in spans_ns if code == OUTSIDE]
         self._run_steps.append(
-            RunStep(stage, begin_ns, end_ns, host_s[DATA], away_ns, host_s[OTHER])
+            RunStep(
+                stage,
+                begin_ns,
+                end_ns,
+                data_s=host_s[DATA],
+                away_ns=away_ns,
+                other_s=host_s[OTHER],
+            )
         )
         if stage != "measure":
             return

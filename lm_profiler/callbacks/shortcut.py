@@ -116,9 +116,9 @@ def admitted_callbacks(request: str) -> list[Callback]:
         profiler.launched(command=run_request.command, added=True)
         profiler.admits = Admission(
             number,
-            run_request.trainer,
-            options.get("verb", "fit"),
-            run_request.claims,
+            wanted_number=run_request.trainer,
+            verb=options.get("verb", "fit"),
+            claims=run_request.claims,
         )
     return profilers
 

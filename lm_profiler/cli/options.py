@@ -86,9 +86,9 @@ def options_in(
         option = _SHORT_OPTIONS.get(option, option)
         name = option[2:]
         if not option.startswith("--") or not name:
-            yield Option("", [word], [word])
+            yield Option(name="", values=[word], words=[word])
         elif has_value:
-            yield Option(name, [value], [word])
+            yield Option(name, values=[value], words=[word])
         else:
             values = _take_values(words_left, max_values(name))
             yield Option(name, values, [word, *values])

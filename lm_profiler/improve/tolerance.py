@@ -78,8 +78,12 @@ def check_numbers(
     limits = []
     if has_same_batches and may_change != OTHER_BATCH:
         tolerance = min(max(LOSS_TOLERANCE, chance), _LARGEST_BY_CHANCE)
-        limits.append(_Limit("loss", loss_error, tolerance))
-    limits.append(_Limit("gradients", gradient_error, GRADIENT_TOLERANCE))
+        limits.append(_Limit(subject="loss", distance=loss_error, tolerance=tolerance))
+    limits.append(
+        _Limit(
+            subject="gradients", distance=gradient_error, tolerance=GRADIENT_TOLERANCE
+        )
+    )
     problems = []
     if difference is not None and not free_batch:
         problems.append("--global_batch free allows it")
@@ -199,9 +203,15 @@ def _step_limits(a: RunRecord, b: RunRecord, has_same_batches: bool) -> list[_Li
         a.numerics.gradient_norms, b.numerics.gradient_norms
     )
     return [
-        _Limit("loss of a first step", loss_distance, STEP_LOSS_TOLERANCE),
         _Limit(
-            "norm of the gradients of a first step", norm_distance, STEP_NORM_TOLERANCE
+            subject="loss of a first step",
+            distance=loss_distance,
+            tolerance=STEP_LOSS_TOLERANCE,
+        ),
+        _Limit(
+            subject="norm of the gradients of a first step",
+            distance=norm_distance,
+            tolerance=STEP_NORM_TOLERANCE,
         ),
     ]
 
@@ -287,7 +297,7 @@ def _difference_in(
         # tokens of texts of varying length differ a little anyway
         tolerated = MARGIN * a[unit]
         if abs(b[unit] - a[unit]) > tolerated:
-            return SizeDifference(unit, a[unit], b[unit])
+            return SizeDifference(unit, size_a=a[unit], size_b=b[unit])
     return None
 
 

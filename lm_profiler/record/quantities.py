@@ -50,8 +50,12 @@ class _Clock(NamedTuple):
 
 # by the field of the record that has the times
 _CLOCKS = {
-    "time": _Clock("", "", ""),
-    "host_time": _Clock("_host", " (host)", ", on the host's clock"),
+    "time": _Clock(name_suffix="", title_suffix="", meaning_suffix=""),
+    "host_time": _Clock(
+        name_suffix="_host",
+        title_suffix=" (host)",
+        meaning_suffix=", on the host's clock",
+    ),
 }
 
 
@@ -64,13 +68,15 @@ class _Statistic(NamedTuple):
 
 
 _STATISTICS = {
-    "median": _Statistic("median", "ms", Place.FILE),
-    "std": _Statistic("standard deviation", "ms", Place.FILE),
-    "cv": _Statistic("standard deviation over the mean", "%", Place.FILE),
-    "p95": _Statistic("95th percentile", "ms", Place.FILE),
-    "p5": _Statistic("5th percentile", "ms", Place.ASKED),
-    "min": _Statistic("minimum", "ms", Place.ASKED),
-    "max": _Statistic("maximum", "ms", Place.ASKED),
+    "median": _Statistic(words="median", unit="ms", place=Place.FILE),
+    "std": _Statistic(words="standard deviation", unit="ms", place=Place.FILE),
+    "cv": _Statistic(
+        words="standard deviation over the mean", unit="%", place=Place.FILE
+    ),
+    "p95": _Statistic(words="95th percentile", unit="ms", place=Place.FILE),
+    "p5": _Statistic(words="5th percentile", unit="ms", place=Place.ASKED),
+    "min": _Statistic(words="minimum", unit="ms", place=Place.ASKED),
+    "max": _Statistic(words="maximum", unit="ms", place=Place.ASKED),
 }
 
 

@@ -44,7 +44,7 @@ class SweepPart:
 def part_of(text: str) -> SweepPart:
     """Return the part of a sweep that ``text`` names, such as ``2/8``, or raise UsageError."""
     match = re.fullmatch(r"\s*(\d+)/(\d+)\s*", text)
-    part = SweepPart(0, 0)
+    part = SweepPart(number=0, count=0)
     if match is not None:
         part = SweepPart(int(match[1]), int(match[2]))
     expect(

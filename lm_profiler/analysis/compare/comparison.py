@@ -449,12 +449,12 @@ def _tokens(
         return rates
     more_work = tokens_b / tokens_a
     token_time = RatioInterval(
-        step.interval.ratio / more_work,
-        step.interval.low / more_work,
-        step.interval.high / more_work,
+        ratio=step.interval.ratio / more_work,
+        low=step.interval.low / more_work,
+        high=step.interval.high / more_work,
     )
     rate = RatioInterval(
-        1.0 / token_time.ratio, 1.0 / token_time.high, 1.0 / token_time.low
+        1.0 / token_time.ratio, low=1.0 / token_time.high, high=1.0 / token_time.low
     )
     verdict = change(token_time)
     # The step's own interval was clear, but its verdict is not, because the machine was busy.
@@ -489,7 +489,11 @@ def _memory(a: Side, b: Side) -> list[MemoryChange]:
             word = _MEMORY_WORDS[change(interval)]
             changes.append(
                 MemoryChange(
-                    reading, typical(peaks_a), typical(peaks_b), interval, word
+                    reading,
+                    a_bytes=typical(peaks_a),
+                    b_bytes=typical(peaks_b),
+                    interval=interval,
+                    verdict=word,
                 )
             )
     return changes
@@ -506,7 +510,10 @@ def _peaks_interval(
     ratio = b[0] / a[0]
     scatter = _RESIDENT_SCATTER if reading == "resident_peak" else 0.0
     return RatioInterval(
-        ratio, ratio * (1.0 - scatter), ratio * (1.0 + scatter), CONFIDENCE
+        ratio,
+        low=ratio * (1.0 - scatter),
+        high=ratio * (1.0 + scatter),
+        confidence=CONFIDENCE,
     )
 
 

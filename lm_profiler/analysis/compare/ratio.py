@@ -164,4 +164,6 @@ def _interval_around(
     if 2.0 * half_width > math.log(WIDEST):
         return None
     factor = math.exp(half_width)
-    return RatioInterval(ratio, ratio / factor, ratio * factor, confidence)
+    return RatioInterval(
+        ratio, low=ratio / factor, high=ratio * factor, confidence=confidence
+    )

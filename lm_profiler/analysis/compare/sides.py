@@ -64,13 +64,13 @@ class Run:
         mean_s = float(seconds[self.model.cut :].mean())
         interval = mean_over_levels(self.model, seconds)
         if interval is None:
-            interval = Interval(mean_s, -math.inf, math.inf)
+            interval = Interval(mean=mean_s, low=-math.inf, high=math.inf)
         own_s = max(interval.mean - self.waits_s.get(part, 0.0), 0.0)
         # As uncertain as with the waiting, whose scatter from step to step is not recorded.
         shift_s = own_s - interval.mean
         low_s = interval.low + shift_s
         high_s = interval.high + shift_s
-        return Interval(own_s, low_s, high_s, interval.lag1)
+        return Interval(mean=own_s, low=low_s, high=high_s, lag1=interval.lag1)
 
     def occurs(self, part: str) -> bool:
         return any(row.time(part) > 0.0 for row in self.steps)
@@ -121,13 +121,13 @@ class Run:
         if not means:
             return None
         mean = fmean(means)
-        return mean_interval(means) or Interval(mean, -math.inf, math.inf)
+        return mean_interval(means) or Interval(mean, low=-math.inf, high=math.inf)
 
     def _as_uncertain_as_the_step(self, mean_s: float) -> Interval:
         """Return an interval around ``mean_s``: a step's time scatters more than what waiting does not stretch."""
         step = self.mean("step")
         if step.mean <= 0.0:
-            return Interval(mean_s, -math.inf, math.inf)
+            return Interval(mean=mean_s, low=-math.inf, high=math.inf)
         scale = mean_s / step.mean
         return Interval(mean_s, scale * step.low, scale * step.high, step.lag1)
 
@@ -181,9 +181,11 @@ def mean_over_levels(model: StepModel, seconds: Series) -> Interval | None:
             squares += (_NORMAL_95 * share * distance_s) ** 2
     half_s = math.sqrt(squares)
     if mean_s <= 0.0:
-        return Interval(mean_s, mean_s - half_s, mean_s + half_s, lag1)
+        return Interval(
+            mean=mean_s, low=mean_s - half_s, high=mean_s + half_s, lag1=lag1
+        )
     factor = 1.0 + half_s / mean_s
-    return Interval(mean_s, mean_s / factor, mean_s * factor, lag1)
+    return Interval(mean=mean_s, low=mean_s / factor, high=mean_s * factor, lag1=lag1)
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,9 @@ def _convention(
 ) -> Convention:
     """Return a convention with its MFU, over as many devices as the run's own MFU is of."""
     if flops_per_token is None:
-        return Convention(name, formula, source, None, None, missing)
+        return Convention(
+            name, formula, source, flops_per_token=None, mfu=None, missing=missing
+        )
     use = record.utilisation
     mfu = None
     if use is not None and use.mfu is not None and sizes.dispatched_flops:

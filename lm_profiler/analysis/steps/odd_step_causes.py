@@ -138,7 +138,9 @@ def _readings_by_rank(
         for reading in readings:
             if reading.step is not None:
                 by_step[reading.step] = reading
-        ranks[rank] = _RankReadings(by_step, usual_counters(readings), data_s[rank])
+        ranks[rank] = _RankReadings(
+            counters=by_step, usual=usual_counters(readings), data_s=data_s[rank]
+        )
     return ranks
 
 
@@ -156,7 +158,7 @@ def explained_by(
     usual_data_s, odd_data_s = data_s
     # the median of which is the usual one
     waits_s = {odd.step: odd_data_s, -1: usual_data_s, -2: usual_data_s}
-    rank = _RankReadings({odd.step: counters}, usual, waits_s)
+    rank = _RankReadings(counters={odd.step: counters}, usual=usual, data_s=waits_s)
     return _explained(odd, {0: rank}, workers)
 
 

@@ -100,7 +100,7 @@ def mean_interval(values: ArrayLike) -> Interval | None:
     distances = np.abs(errors + centres[coefficients])
     half = abs(scale) * float(np.quantile(distances, 0.95))
     lag1 = float(posterior @ PHI)
-    return Interval(mean, mean - half, mean + half, lag1)
+    return Interval(mean, low=mean - half, high=mean + half, lag1=lag1)
 
 
 def ar1_means(values: Series) -> tuple[Series, Series, Series]:

@@ -84,7 +84,11 @@ class Course:
 
 def flat_course(values: Series) -> Course:
     """Return the course that is one level."""
-    return Course((0, values.size), (float(values.mean()),), np.zeros(values.size))
+    return Course(
+        edges=(0, values.size),
+        levels=(float(values.mean()),),
+        trend=np.zeros(values.size),
+    )
 
 
 def find_course(values: Series, smallest: float) -> Course:
@@ -98,7 +102,9 @@ def find_course(values: Series, smallest: float) -> Course:
     is_large = abs(trend.values[-1] - trend.values[0]) >= smallest
     if not gains_more or not is_large:
         edges = (0, *(block * cut for cut in cuts), count)
-        return Course(edges, _means_between(values, edges), np.zeros(count))
+        return Course(
+            edges, levels=_means_between(values, edges), trend=np.zeros(count)
+        )
 
     block_middles = (np.arange(means.size) + 0.5) * block - 0.5
     trend_by_value = np.interp(np.arange(count), block_middles, trend.values)
@@ -281,10 +287,10 @@ def _segment_weights(count: int, coefficient: float) -> _SegmentWeights:
     is_long_enough = lengths >= FEWEST
     return _SegmentWeights(
         weights,
-        np.log(weights),
-        _sums_around(weights),
-        is_long_enough,
-        is_long_enough & has_neighbours,
+        log_weights=np.log(weights),
+        weights_around=_sums_around(weights),
+        is_long_enough=is_long_enough,
+        may_be_burst=is_long_enough & has_neighbours,
     )
 
 
@@ -458,7 +464,9 @@ def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Tren
     gains[rises_to_level] = -np.inf
     best = int(gains.argmax())
     trend = mean_slopes[best] * shapes[best]
-    return _Trend(float(gains[best]), trend, bool(dies_away[best]))
+    return _Trend(
+        gain=float(gains[best]), values=trend, dies_away=bool(dies_away[best])
+    )
 
 
 @dataclass(frozen=True)

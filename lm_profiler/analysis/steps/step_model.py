@@ -182,10 +182,10 @@ class StepModel:
         mean = self.mean_of(values)
         is_regular = self._in_stretch(self.regular)
         if not is_regular.any():
-            return Parts(mean, 0.0, 0.0)
+            return Parts(level=mean, pattern=0.0, odd=0.0)
         level = float(self._in_stretch(values)[is_regular].mean())
         inlier_mean = self._inlier_mean(values)
-        return Parts(level, inlier_mean - level, mean - inlier_mean)
+        return Parts(level, pattern=inlier_mean - level, odd=mean - inlier_mean)
 
     def mean_of(self, values: Series) -> float:
         """Return the mean of a series over the stretch; each phase of a pattern weighs as it does in a whole period."""
@@ -343,9 +343,9 @@ def _cost_reach(costs: Series) -> tuple[float, float]:
 def _interval_around(mean: float, half: float, lag1: float) -> Interval:
     """Return the interval that reaches as far in logarithms on either side: a time is never negative."""
     if mean <= 0.0:
-        return Interval(mean, mean - half, mean + half, lag1)
+        return Interval(mean, low=mean - half, high=mean + half, lag1=lag1)
     factor = math.exp(min(half / mean, _WIDEST))
-    return Interval(mean, mean / factor, mean * factor, lag1)
+    return Interval(mean, low=mean / factor, high=mean * factor, lag1=lag1)
 
 
 def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:

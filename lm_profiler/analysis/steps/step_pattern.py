@@ -128,7 +128,9 @@ def _best_split(residuals: Series, period: int) -> _Split:
     phases_below = order[: best + 1]
     phases_above = order[best + 1 :]
     fewer = phases_above if phases_above.size <= phases_below.size else phases_below
-    return _Split(float(gains[best]), period, tuple(sorted(fewer.tolist())))
+    return _Split(
+        gain=float(gains[best]), period=period, phases=tuple(sorted(fewer.tolist()))
+    )
 
 
 def _number_of_splits(period: int, slow_phases: int) -> int:

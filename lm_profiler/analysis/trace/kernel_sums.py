@@ -115,7 +115,14 @@ def _sums_by_row(pieces: Iterable[Piece]) -> Mapping[_RowKey, _Sum]:
     for (phase, kind, name, caller, module), names_sum in same_names.items():
         path, type_name = module_of(module)
         operator = None if caller is None else _shortened(caller)
-        row_key = _RowKey(phase, kind, _shortened(name), operator, path, type_name)
+        row_key = _RowKey(
+            phase,
+            kind,
+            name=_shortened(name),
+            operator=operator,
+            module=path,
+            module_type=type_name,
+        )
         rows[row_key].add(names_sum.calls, names_sum.ns)
     return rows
 
@@ -253,7 +260,10 @@ def communication_of(work: TracedWork) -> Communication | None:
         total_ns = int((ends - starts)[has_name].sum())
         by_name.append(
             CollectiveTime(
-                name, int(has_name.sum()), total_ns, int(exposed_ns[has_name].sum())
+                name,
+                calls=int(has_name.sum()),
+                ns=total_ns,
+                exposed_ns=int(exposed_ns[has_name].sum()),
             )
         )
 

@@ -159,7 +159,9 @@ def chosen_part(
         return TracePart(begin, end, fitting_steps, len(steps), has_whole_steps=True)
     end = event_counts.moment_of(events_before + most_events)
     steps_shown = [Range(begin, end, "the beginning")]
-    return TracePart(begin, end, steps_shown, len(steps), has_whole_steps=False)
+    return TracePart(
+        begin, end, steps=steps_shown, all_steps=len(steps), has_whole_steps=False
+    )
 
 
 def outermost(ranges: Iterable[Range]) -> list[Range]:

@@ -119,7 +119,9 @@ def _broadcasts(pieces: Iterable[tuple[Piece, float]]) -> Iterator[_Occurrence]:
     for piece, own_ns, shapes in operators:
         large_shape = next((shape for shape in shapes if shape in names), None)
         if large_shape is not None:
-            yield _Occurrence("broadcast", piece.phase, names[large_shape], own_ns)
+            yield _Occurrence(
+                kind="broadcast", phase=piece.phase, what=names[large_shape], ns=own_ns
+            )
 
 
 def _shapes_of(piece: Piece) -> list[_Shape]:
@@ -158,12 +160,14 @@ def _repeated_stretches(packed: PackedTrace) -> list[_Stretch]:
     passes = _outside_backward(packed, passes)
     stretches = []
     for pass_ in passes:
-        stretches.append(_Stretch(pass_.start, pass_.end, _FORWARD, pass_.name))
+        stretches.append(
+            _Stretch(pass_.start, pass_.end, phase=_FORWARD, module=pass_.name)
+        )
     stretches += _backward_of(packed, passes)
     starts = {stretch.start for stretch in stretches}
     for run in _second_runs(packed):
         if run.start not in starts:
-            stretches.append(_Stretch(run.start, run.end, _BACKWARD, None))
+            stretches.append(_Stretch(run.start, run.end, phase=_BACKWARD, module=None))
     return sorted(stretches, key=attrgetter("start"))
 
 
@@ -199,7 +203,9 @@ def _backward_of(packed: PackedTrace, passes: Sequence[Range]) -> Iterator[_Stre
     for moment, link in packed.links(BACKWARD_LINK).tolist():
         run = _range_at(moment, packed.node_runs)
         if run is not None and link in module_of_link:
-            yield _Stretch(run.start, run.end, _BACKWARD, module_of_link[link])
+            yield _Stretch(
+                run.start, run.end, phase=_BACKWARD, module=module_of_link[link]
+            )
 
 
 _Span = TypeVar("_Span", Range, _Stretch)

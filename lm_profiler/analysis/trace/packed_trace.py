@@ -594,7 +594,7 @@ class _Packing:
         number = self._input_numbers.setdefault(text, len(self.inputs))
         if number == len(self.inputs):
             self.inputs.append(
-                Inputs(dims, _list_or_empty(types), _list_or_empty(values))
+                Inputs(dims, types=_list_or_empty(types), values=_list_or_empty(values))
             )
         return number
 

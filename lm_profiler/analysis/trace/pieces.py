@@ -129,7 +129,11 @@ def traced_work(packed: PackedTrace) -> TracedWork:
             packed, list(_kernels(packed, launches, begin, end)), launches, begin, end
         )
     return TracedWork(
-        packed, list(_operators(packed, calls, begin, end)), [], begin, end
+        packed,
+        pieces=list(_operators(packed, calls, begin, end)),
+        launches=[],
+        begin=begin,
+        end=end,
     )
 
 

@@ -105,7 +105,9 @@ def _nesting_of(rows: Rows) -> _Nesting:
             module[index] = value if kind == MODULE else module[inner]
             if kind != LAUNCH:
                 stack.append(index)
-    return _Nesting(np.array(around), np.array(operator), np.array(module))
+    return _Nesting(
+        around=np.array(around), operator=np.array(operator), module=np.array(module)
+    )
 
 
 def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:

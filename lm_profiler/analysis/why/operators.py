@@ -95,7 +95,11 @@ def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
                 )
         elif item_bytes is not None:
             dtype = _DTYPES.get(type_name)
-            tensors.append(Operand(dims, prod(dims), item_bytes, dtype))
+            tensors.append(
+                Operand(
+                    shape=dims, elements=prod(dims), item_bytes=item_bytes, dtype=dtype
+                )
+            )
         elif type_name not in _NO_TENSORS:
             tensors.append(_UNKNOWN_OPERAND)
     return tensors

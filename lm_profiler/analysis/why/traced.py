@@ -66,10 +66,10 @@ def gaps_of(
         return
     for piece, own_ns in pieces:
         if piece.use == "dispatch":
-            yield Gap(own_ns, piece.phase, piece.name, piece.start)
+            yield Gap(own_ns, piece.phase, what=piece.name, launched_at=piece.start)
     for begin, end in idle:
         for phase, phase_ns in work.split_by_phase(begin, end):
-            yield Gap(phase_ns, phase, PYTHON, begin)
+            yield Gap(phase_ns, phase, what=PYTHON, launched_at=begin)
 
 
 def _gaps_on_device(
@@ -104,7 +104,13 @@ def _gaps_on_device(
             phase = next_piece.phase
         if launched_at <= begin:
             # the host was ahead, so it is not the cause
-            yield Gap(end - begin, phase, QUEUED, launched_at, "queued")
+            yield Gap(
+                ns=end - begin,
+                phase=phase,
+                what=QUEUED,
+                launched_at=launched_at,
+                cause="queued",
+            )
             continue
         blocking = _call_in_gap(long_calls, waiting_calls, begin, end)
         if blocking is not None:
@@ -121,7 +127,11 @@ def _gaps_on_device(
         is_input = phase in INPUT_PHASES
         if input_ns:
             yield Gap(
-                input_ns, phase if is_input else "data", what, launched_at, "input"
+                input_ns,
+                phase=phase if is_input else "data",
+                what=what,
+                launched_at=launched_at,
+                cause="input",
             )
         if other_ns:
             yield Gap(

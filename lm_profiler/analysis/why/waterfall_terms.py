@@ -373,7 +373,7 @@ def _waiting(step: Step, traced: Traced) -> list[Term]:
     batch_waits_s = max(step.input_s - rank_waits_at_input_s - copies_s, 0.0)
     batch_waits_s = min(batch_waits_s, idle_s - rank_waits_in_gaps_s)
     if not input_gaps:
-        input_gaps = [Gap(1, "data", "not while traced")] * traced.steps
+        input_gaps = [Gap(ns=1, phase="data", what="not while traced")] * traced.steps
     other_idle_s = idle_s - rank_waits_in_gaps_s - batch_waits_s
     idle_in_other_gaps_s = min(other_idle_s, other_gaps_s)
 
@@ -584,8 +584,8 @@ def contributors(
 def _contributor_key(piece: Piece) -> _ContributorKey:
     path, _ = module_of(piece.module)
     if path is not None:
-        return _ContributorKey(path, None, None)
-    return _ContributorKey(None, piece.phase, _piece_name(piece))
+        return _ContributorKey(module=path, phase=None, name=None)
+    return _ContributorKey(module=None, phase=piece.phase, name=_piece_name(piece))
 
 
 def _piece_name(piece: Piece) -> str:
@@ -634,7 +634,7 @@ def _largest_sum(weighed: Iterable[tuple[str, float]]) -> _LargestSum:
     for name, ns in weighed:
         sums_ns[name] += ns
     largest = max(sums_ns, key=lambda name: sums_ns[name])
-    return _LargestSum(largest, sums_ns[largest], len(sums_ns))
+    return _LargestSum(name=largest, ns=sums_ns[largest], names=len(sums_ns))
 
 
 def ms(seconds: float) -> str:

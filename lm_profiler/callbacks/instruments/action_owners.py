@@ -122,23 +122,35 @@ class OwnersWatch(Instrument):
         """
         trainer = self.trainer
         for method in _METRIC_METHODS:
-            yield _OwnedCall(LOGGING.get_or(trainer), method, _LOGGED_METRICS)
+            yield _OwnedCall(
+                receiver=LOGGING.get_or(trainer), method=method, owner=_LOGGED_METRICS
+            )
         loop = getattr(trainer.fit_loop, "epoch_loop", None)
         # in which Lightning shares between the ranks whether one received SIGTERM
-        yield _OwnedCall(loop, SIGTERM_FLAG.name, Owner(LIGHTNING, "SIGTERM flag"))
         yield _OwnedCall(
-            loop, "update_lr_schedulers", Owner(LIGHTNING, "learning-rate schedulers")
+            receiver=loop,
+            method=SIGTERM_FLAG.name,
+            owner=Owner(LIGHTNING, "SIGTERM flag"),
+        )
+        yield _OwnedCall(
+            receiver=loop,
+            method="update_lr_schedulers",
+            owner=Owner(LIGHTNING, "learning-rate schedulers"),
         )
         for logger in trainer.loggers:
             for method in ("log_metrics", "save"):
-                yield _OwnedCall(logger, method, Owner(type(logger).__name__, method))
+                yield _OwnedCall(
+                    receiver=logger,
+                    method=method,
+                    owner=Owner(type(logger).__name__, method),
+                )
         user_has_profiler = profiler.users_methods is not None
         if user_has_profiler:
             for method in ("start", "stop"):
                 yield _OwnedCall(
-                    profiler.users_methods,
-                    method,
-                    Owner(type(trainer.profiler).__name__, method),
+                    receiver=profiler.users_methods,
+                    method=method,
+                    owner=Owner(type(trainer.profiler).__name__, method),
                 )
 
 

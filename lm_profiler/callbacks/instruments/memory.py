@@ -77,10 +77,10 @@ class MemoryReader(Instrument):
         causes = HoldingsReader(
             module,
             optimizers,
-            self._allocated_peak,
-            self.device,
-            self.probe.held,
-            self.guard,
+            peak_bytes=self._allocated_peak,
+            device=self.device,
+            held_bytes=self.probe.held,
+            guard=self.guard,
         )
         traffic = TrafficReader(
             module,
@@ -97,9 +97,9 @@ class MemoryReader(Instrument):
             self._reporter = TensorReporter(
                 module,
                 optimizers,
-                causes.saved_tensors,
-                self.storage_id,
-                self.note_tensors,
+                saved=causes.saved_tensors,
+                storage=self.storage_id,
+                report=self.note_tensors,
             )
             observers.insert(0, self._reporter)
         self.observe(self.timeline, *observers)

@@ -81,7 +81,7 @@ class PartTimes(Instrument):
     def _note(self, name: str, begun: _Instant | None) -> None:
         ended = self._instant()
         if begun is not None and ended is not None:
-            self._spans.append(_Span(name, begun, ended))
+            self._spans.append(_Span(name, begin=begun, end=ended))
 
     def keep(self, marks: StepMarks) -> None:
         """Read the parts of the measured step with these ``marks``, which the device has reached."""

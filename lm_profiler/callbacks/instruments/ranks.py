@@ -179,7 +179,9 @@ def timeline_of(
     for call in arrivals.calls[calls_begin:calls_end]:
         # Names are interned, so that thousands of equal names are one string.
         collectives.append(
-            Collective(intern(call.group), call.number, intern(call.name))
+            Collective(
+                group=intern(call.group), number=call.number, name=intern(call.name)
+            )
         )
     return RankTimeline(
         rank=rank,

@@ -249,7 +249,7 @@ def phase_work(
         known_bytes = phase_bytes if phase in known_phases else None
         phases[phase] = Work(flops.get(phase, {}), known_bytes)
     if loop.device.type != "cpu":
-        phases["transfer"] = Work({}, batch_bytes, on_the_bus=True)
+        phases["transfer"] = Work(flops={}, bytes=batch_bytes, on_the_bus=True)
     return phases
 
 

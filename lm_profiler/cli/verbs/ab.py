@@ -240,7 +240,7 @@ def run_in_turns(
     spread: ProcessSpread | None = None,
 ) -> Pairs:
     """Return the runs of both sides, a or b, which take turns to be first; two pairs run whatever the budget."""
-    pairs = Pairs([], [], spread)
+    pairs = Pairs(a=[], b=[], users_spread=spread)
     start_s = clock()
     for number in range(AB_LOOKS[-1]):
         spent_s = clock() - start_s

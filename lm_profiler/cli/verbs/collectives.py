@@ -141,13 +141,13 @@ def _measure(options: Options) -> Iterator[LinkFigures]:
         warn_of_shared_cores(count, cpu_cores(), "the collectives")
         request = LinkRequest(
             backend,
-            count,
-            store.port,
-            str(index),
-            options.ops,
-            sizes,
-            options.repeats,
-            options.budget_s,
+            ranks=count,
+            port=store.port,
+            name=str(index),
+            ops=options.ops,
+            sizes_bytes=sizes,
+            repeats=options.repeats,
+            budget_s=options.budget_s,
         )
         say(
             f"timing {len(options.ops) * len(sizes)} collectives of {count} processes over {backend}"

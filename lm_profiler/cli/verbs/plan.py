@@ -167,7 +167,12 @@ def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
     sys.path.append(str(Path.cwd()))  # as fit does: a user's module is there
     plans: list[Planned] = []
     for answer in _rehearsed(
-        options.options, device, [_Question((), "batch"), _Question((), "context")]
+        options.options,
+        device,
+        [
+            _Question(options=(), maximized="batch"),
+            _Question(options=(), maximized="context"),
+        ],
     ):
         plans.append(_checked(answer))
     batch_plan, context_plan = plans
@@ -207,13 +212,13 @@ def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
     if not options.allocations:
         batch_plan = replace(batch_plan, timeline=None)
     return Plan(
-        batch_plan,
-        device,
-        does_fit,
-        batch_plan.needs,
-        largest_context,
-        floors.seconds,
-        alternatives,
+        planned=batch_plan,
+        device=device,
+        fits=does_fit,
+        needs_bytes=batch_plan.needs,
+        largest_context=largest_context,
+        floor_s=floors.seconds,
+        smaller=alternatives,
     )
 
 

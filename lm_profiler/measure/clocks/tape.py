@@ -80,17 +80,19 @@ class TapeReading:
     # finished steps that were not taken yet
     finished: deque[StepMarks] = field(default_factory=deque)
     # the current or last one
-    step: StepMarks = field(default_factory=lambda: StepMarks([], [], []))
+    step: StepMarks = field(
+        default_factory=lambda: StepMarks(codes=[], host_ns=[], instants=[])
+    )
 
     def after(self, tape: Sequence[Any]) -> TapeReading:
         """Return the state after ``tape``, which alternates between codes and instants; this one stays unchanged."""
         step = self.step
         step_copy = StepMarks(
-            [*step.codes],
-            [*step.host_ns],
-            [*step.instants],
-            step.idle_checks,
-            step.idle_starts,
+            codes=[*step.codes],
+            host_ns=[*step.host_ns],
+            instants=[*step.instants],
+            idle_checks=step.idle_checks,
+            idle_starts=step.idle_starts,
         )
         reading = TapeReading(
             stack=self.stack.copy(),
@@ -128,7 +130,7 @@ class TapeReading:
         self.stack = list(layout.stack_at_end)
         self.failed_in = None
         self.begun_part = OTHER
-        self.step = StepMarks([*layout.codes], host_ns, [])
+        self.step = StepMarks(codes=[*layout.codes], host_ns=host_ns, instants=[])
         self.finished.append(self.step)
 
     def read(self, code: int, instant: Any) -> None:
@@ -147,7 +149,7 @@ class TapeReading:
         if code in (DATA, FORWARD) and not self.running:
             self.running = True
             self.failed_in = None
-            self.step = StepMarks([], [], [])
+            self.step = StepMarks(codes=[], host_ns=[], instants=[])
         if not self.running:
             return
         if code == END:
@@ -236,7 +238,12 @@ def _new_layout(stack: tuple[int, ...], codes: tuple[int, ...]) -> _Layout | Non
         if code < len(PARTS):
             parts[row, code] = 1.0
             parts[row, -1] = 1.0
-    return _Layout(step.host_ns, step.codes, parts, tuple(reading.stack))
+    return _Layout(
+        places=step.host_ns,
+        codes=step.codes,
+        parts=parts,
+        stack_at_end=tuple(reading.stack),
+    )
 
 
 @dataclass(eq=False)
@@ -337,7 +344,7 @@ class ChunkReader:
         # An instant is the host's time, the event that the device records, and whether the one before was reached.
         events = [event for _, event, _ in instants]
         events_of_step = [events[place] for place in layout.places]
-        marks = StepMarks(layout.codes, [], events_of_step)
+        marks = StepMarks(layout.codes, host_ns=[], instants=events_of_step)
         seconds = marks.stream_seconds(self.stream)
         self.stream.release(events)
         if seconds is None:

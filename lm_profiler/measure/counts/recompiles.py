@@ -43,9 +43,9 @@ def compilations(
     entries = [] if dynamo is None else dynamo.get_compilation_metrics()
     later = [
         TimedCompilation(
-            e.start_time_us * 1e-6,
-            e.end_time_us * 1e-6,
-            _named(e) if e.co_name else None,
+            began_s=e.start_time_us * 1e-6,
+            ended_s=e.end_time_us * 1e-6,
+            what=_named(e) if e.co_name else None,
         )
         for e in entries
         if e.start_time_us and e.end_time_us and e.start_time_us * 1e-6 >= since_s

@@ -257,9 +257,9 @@ class StepReader:
             return None
         return [
             TimedCompilation(
-                compilation.began_s + ahead_s,
-                compilation.ended_s + ahead_s,
-                compilation.what,
+                began_s=compilation.began_s + ahead_s,
+                ended_s=compilation.ended_s + ahead_s,
+                what=compilation.what,
             )
             for compilation in by_time_of_day
         ]
@@ -289,22 +289,26 @@ def step_counters(
         own_ns = collection.own_share * (collection.ended_ns - collection.began_ns)
         own_end_s = (collection.began_ns + own_ns) * 1e-9
         garbage.append(
-            _TimeSpan(began_s, collection.ended_ns * 1e-9, collection.generation)
+            _TimeSpan(
+                began_s, ended_s=collection.ended_ns * 1e-9, label=collection.generation
+            )
         )
-        own_garbage.append(_TimeSpan(began_s, own_end_s, None))
+        own_garbage.append(_TimeSpan(began_s, ended_s=own_end_s, label=None))
     compiling = None if compilations is None else disjoint(compilations)
     saving: list[_TimeSpan] = []
     for began_ns, ended_ns in zip(
         checkpoint_instants_ns[::2], checkpoint_instants_ns[1::2], strict=False
     ):
-        saving.append(_TimeSpan(began_ns * 1e-9, ended_ns * 1e-9, None))
+        saving.append(
+            _TimeSpan(began_s=began_ns * 1e-9, ended_s=ended_ns * 1e-9, label=None)
+        )
 
     counters: list[StepCounters] = []
     for previous, current in pairwise(raw):
         began_s = current.began_ns * 1e-9
         ended_s = current.ended_ns * 1e-9
         collecting = _overlap(garbage, began_s, ended_s)
-        compile_overlap = _Overlap(None, None)
+        compile_overlap = _Overlap(seconds=None, longest=None)
         if compiling is not None:
             compile_overlap = _overlap(compiling, began_s, ended_s)
         clock_hz: float | None = None

@@ -287,7 +287,11 @@ class CachingAllocator:
         rest_bytes = block.size - size
         should_split = rest_bytes >= MIN_BLOCK if is_small else rest_bytes > _SMALL_SIZE
         if should_split:
-            self._add_free(MemoryBlock(rest_bytes, block.address + size, is_small))
+            self._add_free(
+                MemoryBlock(
+                    size=rest_bytes, address=block.address + size, is_small=is_small
+                )
+            )
             block = block._replace(size=size)
         self.used_bytes += block.size
         return block

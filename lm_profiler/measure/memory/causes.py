@@ -153,7 +153,9 @@ class HoldingsReader:
         # the current part; None before a step's first mark
         self._part: int | None = None
         # what was held when the current part began
-        self._held_at_begin = Holdings(0, 0, 0, 0)
+        self._held_at_begin = Holdings(
+            parameters=0, gradients=0, optimizer_states=0, buffers=0
+        )
         self._arrived_gradients: dict[int, int] = {}  # bytes by storage
         # the reading at which the peak last rose in the current part
         self._highest: _GradientReading | None = None

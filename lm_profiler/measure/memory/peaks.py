@@ -220,9 +220,12 @@ class _GroupVersion(NamedTuple):
 
 
 _V1 = _GroupVersion(
-    "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+    folder="memory",
+    limit="memory.limit_in_bytes",
+    usage="memory.usage_in_bytes",
+    prefix="total_",
 )
-_V2 = _GroupVersion("", "memory.max", "memory.current", "")
+_V2 = _GroupVersion(folder="", limit="memory.max", usage="memory.current", prefix="")
 # names of file pages in ``memory.stat``, which the kernel reclaims before it refuses memory
 _RECLAIMED = ("active_file", "inactive_file")
 

@@ -112,7 +112,13 @@ def seen_tensors(
     """Yield a ``SeenTensor`` for each plain tensor in which ``tensor`` is stored."""
     for piece in plain_tensors_of(tensor):
         identity = storage(piece.untyped_storage())
-        yield SeenTensor(identity, cause, name, _shape(piece), _dtype_name(piece))
+        yield SeenTensor(
+            storage=identity,
+            cause=cause,
+            name=name,
+            shape=_shape(piece),
+            dtype=_dtype_name(piece),
+        )
 
 
 def _shape(tensor: Tensor) -> list[int]:

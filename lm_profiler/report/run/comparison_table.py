@@ -317,7 +317,7 @@ def _compared(
         failure = f"{row.verdict}: {quantity.title} {quantity.show(a)} in A, {quantity.show(b)} in B"
         if row.interval is not None:
             failure += f", {_change_text(row.interval)}"
-    return CheckedFigure("B", quantity, b, failure)
+    return CheckedFigure(subject="B", quantity=quantity, value=b, failure=failure)
 
 
 def measured_by(entries: Iterable[Entry]) -> list[CheckedFigure]:
@@ -331,15 +331,25 @@ def measured_by(entries: Iterable[Entry]) -> list[CheckedFigure]:
             failure = entry.status
             if entry.reason:
                 failure += f": {entry.reason}"
-            figures.append(CheckedFigure(name, TIMES["step"], 0.0, failure))
+            figures.append(
+                CheckedFigure(
+                    subject=name, quantity=TIMES["step"], value=0.0, failure=failure
+                )
+            )
             continue
         for part, summary in record.time.items():
             if summary.mean is not None and part in TIMES:
-                figures.append(CheckedFigure(name, TIMES[part], summary.mean))
+                figures.append(
+                    CheckedFigure(
+                        subject=name, quantity=TIMES[part], value=summary.mean
+                    )
+                )
         for quantity in (TOKENS_PER_S, *MEMORY.values()):
             value = quantity.get(record)
             if isinstance(value, (int, float)):
-                figures.append(CheckedFigure(name, quantity, float(value)))
+                figures.append(
+                    CheckedFigure(subject=name, quantity=quantity, value=float(value))
+                )
     return figures
 
 
