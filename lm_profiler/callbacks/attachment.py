@@ -103,6 +103,7 @@ class Attachment:
             self.loop.limit_steps(sum(self._steps.values()) + 1)
 
     def _begin_ledger(self, watch: WatchOptions, began_ns: int) -> None:
+        """Begin to watch the loop, if it can be watched: the ledger counts from the call of the program on."""
         called_ns = self.options.launch.called_ns
         if called_ns is None:
             called_ns = began_ns

@@ -52,6 +52,7 @@ class LoopModules(nn.ModuleList):
 
 
 def facts_of_fabric(fabric: Any) -> FrameworkFacts:
+    """Return what Lightning Fabric knows about its loop."""
     return FrameworkFacts(
         kind="Fabric",
         device=fabric.device,
@@ -81,6 +82,7 @@ def facts_of_transformers(trainer: Any) -> FrameworkFacts:
 
 
 def facts_of_accelerator(accelerator: Any) -> FrameworkFacts:
+    """Return what accelerate knows about its loop."""
     return FrameworkFacts(
         kind="accelerate",
         device=accelerator.device,

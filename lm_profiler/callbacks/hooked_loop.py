@@ -76,6 +76,7 @@ class HookedLoop:
 
     @property
     def device(self) -> torch.device:
+        """The device of the loop: that of its framework, or of its first parameter."""
         if self.framework.device is not None:
             return self.framework.device
         for module in self.modules:
@@ -187,6 +188,7 @@ class HookedLoop:
             self._first_call = module, without_data(arguments)
 
     def rehearsed_batch(self, get_batch: Callable[[], Any]) -> Any:
+        """Return the arguments of the model's first call, without data; UncountableError if they are unknown."""
         if len(self.modules) != 1:
             raise UncountableError("the loop trains several models")
         if self._first_call is None:
@@ -230,6 +232,7 @@ class HookedLoop:
         return None
 
     def batch_counts(self, report: Callable[[str], object]) -> BatchCounts:
+        """Return what counts the batches of this loop, with the program's own count of tokens if it has one."""
         counter: object = self.module
         if self.tokens_in is not None:
             counter = SimpleNamespace(tokens_in=self.tokens_in)

@@ -90,6 +90,7 @@ class LoopSearch:
     _process: int = field(default_factory=os.getpid, init=False)
 
     def start(self) -> None:
+        """Wait for the first step of an optimizer, unless another loop of this process is profiled."""
         if OPTIMIZER_HOOKS.is_taken:
             self._report(
                 "another loop of this process is profiled already: this one is not"

@@ -94,6 +94,7 @@ def write_run(folder: Path, evidence: Evidence) -> RunRecord:
 
 
 def _write_scalars(folder: Path, evidence: Evidence, record: RunRecord) -> None:
+    """Write the scalars of each step for TensorBoard."""
     steps = RunSteps(evidence).steps
     if not steps:
         return

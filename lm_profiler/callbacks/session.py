@@ -283,6 +283,7 @@ class Session:
         self._written_rows = len(self.rows)
 
     def _end_measuring_if_enough(self) -> bool:
+        """End the stage ``measure`` if the steps so far are enough; return whether they are."""
         self._read_reached_steps()
         elapsed_s = (self.timeline.clock() - self._stage_began_ns) * 1e-9
         is_enough = self.stopping.is_enough(
@@ -460,6 +461,7 @@ class Session:
         return sum(end_ns - begin_ns for begin_ns, end_ns in self._gaps_ns) * 1e-9
 
     def _between(self) -> list[BetweenSteps]:
+        """Return what took time between the measured steps."""
         if self._measured_ns is None:
             return []
         events = passed(
@@ -468,6 +470,7 @@ class Session:
         return between_steps(self._gaps_ns, self._measured_ns, events)
 
     def _outside_steps(self) -> list[OutsideSteps]:
+        """Return what took time outside of the steps of all stages."""
         events = passed(
             self.timeline.went_outside, self.timeline.checkpoint_instants_ns
         )

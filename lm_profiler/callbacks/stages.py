@@ -199,6 +199,7 @@ class Progress:
         return f"{number}/{planned}"
 
     def _plan_text(self, stage: str, planned: int) -> str:
+        """Return how many steps ``stage`` will have, as a text."""
         steps = counted(planned, "step")
         if stage != "measure":
             return steps

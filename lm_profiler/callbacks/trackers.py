@@ -69,6 +69,7 @@ def _send_to_mlflow(logger: Any, files: Sequence[Path]) -> None:
 
 
 def _send_to_wandb(logger: Any, files: Sequence[Path]) -> None:
+    """Send files to Weights & Biases as one artifact."""
     from wandb import Artifact
 
     artifact = Artifact(f"lm_profiler-{logger.experiment.id}", type="profile")

@@ -111,6 +111,7 @@ class TrainerLoop:
 
     @property
     def clips(self) -> bool | None:
+        """Whether the step clips gradients; None if the module decides it."""
         module = self.module
         if not module.automatic_optimization or self.trainer.gradient_clip_val:
             return True
@@ -191,6 +192,7 @@ class TrainerLoop:
         return fewest_steps_left(self.trainer, self.verb)
 
     def exit_codes(self) -> Mapping[int, int | None]:
+        """Return the exit codes of the ranks that this process has started, None for those that run, by rank."""
         processes = getattr(self.trainer.strategy.launcher, "procs", [])
         codes = {}
         for rank, process in enumerate(processes, start=self.rank + 1):
@@ -231,6 +233,7 @@ class TrainerLoop:
         return loader_watch(self.trainer)
 
     def batch_counts(self, report: Callable[[str], object]) -> BatchCounts:
+        """Return what counts the batches of this loop."""
         loader = self.trainer.train_dataloader if self.verb == "fit" else None
         return BatchCounts(
             module=self.module,
@@ -249,4 +252,5 @@ class TrainerLoop:
         began_ns: int,
         report: Callable[[str], object],
     ) -> Watching:
+        """Return the watch of this fit, which has not begun."""
         return Watching(self.callback, self.trainer, options, clock, began_ns, report)

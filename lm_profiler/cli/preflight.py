@@ -101,6 +101,7 @@ def _wrong_call(rehearsed: Planned | Unplanned) -> str | None:
 def _rehearse(
     cli: ProfilerCLI, maximized: str, device_bytes: int
 ) -> Planned | Unplanned:
+    """Rehearse the run in a child process, and return its plan, or why it cannot be planned."""
     gpu = gpu_of(cli.trainer.strategy.root_device)
     rehearsal = start_rehearsal(
         cli, gpu, maximized, device_bytes, limit_s=LIMIT_S, fresh=not cli.is_ours

@@ -298,6 +298,7 @@ def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
 
 
 def _failure(error: BaseException) -> Failure:
+    """Return ``error`` as the record's failure in the set-up."""
     type_name, message = type(error).__name__, first_line(error)
     if isinstance(error, ProcessRaisedException):  # its text is the rank's traceback
         last_line = mask_text(str(error)).rstrip().splitlines()[-1]
@@ -385,6 +386,7 @@ def end_ranks(
 def _wait(
     child: subprocess.Popen[bytes] | BaseProcess, timeout: float | None = None
 ) -> None:
+    """Wait for the end of ``child``, at most ``timeout`` seconds."""
     with suppress(subprocess.TimeoutExpired):
         if isinstance(child, BaseProcess):
             child.join(timeout)

@@ -112,6 +112,7 @@ class CellCalls:
 
 
 def _setting_name(options: Mapping[str, str]) -> str:
+    """Return a name of the setting that any file system accepts."""
     if not options:
         return "first"
     changes = [

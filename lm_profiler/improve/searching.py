@@ -136,6 +136,7 @@ def _tried(comparison: PairedComparison) -> Tried:
 
 
 def _numerics(check: NumericsCheck | None) -> Numerics | None:
+    """Return the record's row of a check of the numbers; an infinite error is unknown."""
     if check is None:
         return None
     loss_error = check.loss_error
@@ -379,6 +380,7 @@ class ImproveDisplay(LineDisplay):
         self.tick()
 
     def cell_ends(self, cell: Cell, outcome: CellOutcome) -> None:
+        """Print how a cell ended that was neither ok nor a wrong call."""
         if outcome.status != "ok" and outcome.exit_code != WRONG_CALL:
             line = f"{outcome.status:<8} {cell.id}"
             if outcome.reason:

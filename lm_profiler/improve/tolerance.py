@@ -231,6 +231,7 @@ def _largest_distance(
 
 
 def _distance(value_a: float, value_b: float | None) -> float:
+    """Return how far b is from a, as a share of a; infinite if only one of them is a number, or a is 0."""
     if value_b is None:
         return inf
     if value_b == value_a:
@@ -293,6 +294,7 @@ def size_difference(a: RunRecord, b: RunRecord) -> SizeDifference | None:
 def _difference_in(
     units: Sequence[str], a: Mapping[str, int], b: Mapping[str, int]
 ) -> SizeDifference | None:
+    """Return the sizes in the first of ``units`` in which they differ; None if they are alike in all."""
     for unit in units:
         # tokens of texts of varying length differ a little anyway
         tolerated = MARGIN * a[unit]

@@ -52,6 +52,7 @@ def chunked_cross_entropy(
 def _summed_loss(
     head: Callable[[Tensor], Tensor], hidden_ND: Tensor, targets_N: Tensor
 ) -> Tensor:
+    """Return the sum of the losses of ``targets_N``, computed in float32 at least."""
     logits_NV = head(hidden_ND)
     precise_dtype = torch.promote_types(logits_NV.dtype, torch.float32)
     return F.cross_entropy(

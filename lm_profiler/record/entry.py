@@ -67,6 +67,7 @@ class Entry:
 
     @property
     def status(self) -> str:
+        """How the run ended: the status of its cell in a sweep, else that of its own record."""
         # The sweep's status goes first: a run that was stopped at its time limit calls itself interrupted.
         if self.outcome is not None:
             run_is_gone = self.outcome.run is not None and self.record is None

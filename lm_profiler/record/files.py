@@ -109,6 +109,7 @@ def read_json(path: Path) -> Any:
 
 
 def _accept_newer_word(word: Any, validate: Callable[[Any], Any]) -> Any:
+    """Return ``word`` as it is if a later version may have added it to the words that are known."""
     try:
         return validate(word)
     except ValidationError:

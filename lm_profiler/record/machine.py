@@ -159,6 +159,7 @@ class Flops(Part):
         return self.model + self.recomputation + self.optimizer
 
     def times(self, factor: float) -> Flops:
+        """Return all counts multiplied by ``factor``."""
         changes = {
             "forward": round(self.forward * factor),
             "backward": round(self.backward * factor),

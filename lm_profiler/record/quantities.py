@@ -216,6 +216,7 @@ def _ranks_apart(record: RunRecord) -> float | None:
 
 
 def _backward_over_forward(record: RunRecord) -> float | None:
+    """Return the ratio of backward to forward; None if one of them did not occur."""
     backward_s = TIMES["backward"].get(record)
     forward_s = TIMES["forward"].get(record)
     if not backward_s or not forward_s:

@@ -694,6 +694,7 @@ class RunRecord(Part):
     @field_validator("time", "host_time")
     @classmethod
     def _check_parts(cls, times: dict[str, TimeSummary]) -> dict[str, TimeSummary]:
+        """Raise ValueError if a phase is missing that readers rely on."""
         # A run that died before its first measured step has no times at all; readers index the others by any part.
         if not times:
             return times

@@ -102,6 +102,7 @@ class PackedArray:
         return b64encode(content).decode()
 
     def decode(self, text: str) -> NDArray[Any]:
+        """Return the column that ``text`` encodes."""
         content = b64decode(text, validate=True)
         values = np.frombuffer(content, self.dtype)
         if values.dtype.kind == "S":

@@ -72,6 +72,7 @@ def read_outcome(folder: Path, cell_id: str) -> CellOutcome | None:
 
 
 def read_outcomes(folder: Path) -> Mapping[str, CellOutcome]:
+    """Return how the cells in ``folder`` ended, by their ids, as far as they have ended."""
     cells = (path.parent.name for path in folder.glob(f"*/{OUTCOME_FILE}"))
     return {
         cell: outcome

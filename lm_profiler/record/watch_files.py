@@ -294,6 +294,7 @@ class WatchFiles:
 
 
 def read_watched(folder: Path) -> WatchFiles:
+    """Read the statuses of all ranks, the windows and the events of a watched run."""
     statuses = [read_status(folder, rank) for rank in watched_ranks(folder)]
     windows = read_windows(folder)
     incomplete_window = statuses[0].window

@@ -321,6 +321,7 @@ class RehearsedSizes(Rehearsal):
                 peak_bytes = max(peak_bytes, step_peak_bytes or 0)
 
     def _needs_more_steps(self, deadline: float) -> bool:
+        """Return whether another step is to be observed; ``deadline`` is by ``clock``."""
         steps = len(self.observed_steps)
         if self.has_equal_steps:
             return steps < 1

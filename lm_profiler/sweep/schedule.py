@@ -268,6 +268,7 @@ def _is_conclusive(record: RunRecord, process_end: ProcessEnd) -> bool:
 
 
 def _failure_text(record: RunRecord) -> str | None:
+    """Return why the run of a cell failed, in one line; None if it did not."""
     failure = record.failure
     if failure is None:
         return None
@@ -305,6 +306,7 @@ def _last_message(output: Path, code: int | None) -> str:
 
 
 def last_lines(output: Path) -> list[str]:
+    """Return the last lines of a file of output; none if it cannot be read."""
     try:
         with output.open("rb") as file:
             file.seek(max(output.stat().st_size - _TAIL_BYTES, 0))

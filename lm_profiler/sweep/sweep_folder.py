@@ -114,6 +114,7 @@ class SweepFolder:
         return [cell for cell in self.cells if not is_done(self.path, cell)]
 
     def _lock_folder(self, sleep: Callable[[float], None]) -> None:
+        """Lock the folder; raise UsageError if another sweep holds it."""
         for _ in range(_LOCK_TRIES):
             if _try_to_lock(self.lock) and not self._conflicting_sweep_runs():
                 return
@@ -133,6 +134,7 @@ class SweepFolder:
         return False
 
     def _other_lock_files(self) -> list[Path]:
+        """Return the lock files in the folder besides our own."""
         lock_status = os.fstat(self.lock)
         others = []
         for file in (self.path / LOCK_FILE, *self.path.glob(f"{LOCK_FILE}.*")):
@@ -164,6 +166,7 @@ class SweepFolder:
             self.plan = written_plan
 
     def _check_no_foreign_files(self) -> None:
+        """Raise UsageError if the folder holds files that are no sweep's."""
         if not self.path.is_dir():
             return
         for child in self.path.iterdir():

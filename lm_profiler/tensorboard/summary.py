@@ -64,6 +64,7 @@ def write_events(
 
 
 def scalars_summary(values: Mapping[str, float]) -> Any:
+    """Return TensorBoard's summary of ``values`` by their tags."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     scalars = []

@@ -70,6 +70,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def _as_tuple(checkpoint_every: int | list[int] | None) -> tuple[int, ...]:
+    """Return the blocks to checkpoint as a tuple: one number, several, or none."""
     if checkpoint_every is None:
         return ()
     return (
@@ -287,6 +288,7 @@ class LanguageModel(LightningModule):
         return (self.trainer.gradient_clip_val or 0) > 0
 
     def configure_model(self) -> None:
+        """Make the Transformer, sharded and compiled as the options ask for."""
         # In this hook the strategy decides device, dtype and sharding. Lightning calls it once for each verb.
         if hasattr(self, "model"):
             return

@@ -45,6 +45,7 @@ class MuonWithAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the matrices by Muon, and all other weights by AdamW."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

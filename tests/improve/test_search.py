@@ -225,7 +225,7 @@ def test_what_fails_or_is_refused_costs_one_run_and_is_told() -> None:
 
     assert [one.verdict for one in end.tried[:2]] == ["FAILED", "REFUSED"]
     assert all(one.reason for one in end.tried[:2])
-    assert all(len(one.b) == 1 for one in end.tried[:2])
+    assert all(len(one.runs_b) == 1 for one in end.tried[:2])
     assert end.options == {"c": "1"}
 
 
@@ -249,7 +249,7 @@ def test_what_contains_a_change_that_failed_is_not_tried_unless_memory_was_short
     modes = Candidate("compile=1, mode=2", {"compile": "1", "mode": "2"}, "compile", ceiling_s=0.9)
     end = searched([modes, *values("compile=1", "other=1", ceilings=[0.5, 0.7])], answer)
 
-    assert [(one.candidate and one.candidate.name, one.verdict, len(one.b)) for one in end.tried] == expected
+    assert [(one.candidate and one.candidate.name, one.verdict, len(one.runs_b)) for one in end.tried] == expected
     if not may_lack_memory:
         assert end.tried[1].reason == "compile=1 FAILED"
 

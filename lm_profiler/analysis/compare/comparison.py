@@ -284,6 +284,7 @@ class SidePair:
         return _WAITS_KNOWN_TO * math.hypot(waited_a, waited_b)
 
     def part_change(self, part: str, confidence: float) -> PartChange:
+        """Return the change of ``part`` from A to B, with its verdict."""
         row = self._row(part, self.a.means(part), self.b.means(part), confidence)
         if self.a.occurs(part) and not self.b.occurs(part):
             return replace(row, verdict="ONLY A")
@@ -374,6 +375,7 @@ def _changed(
 
 
 def _phase_without_cpu_waits(side: Side, phase: str) -> list[float] | None:
+    """Return each run's seconds of ``phase`` without waiting for a CPU; None if a run does not have them."""
     seconds = []
     for run in side.runs:
         use = run.record.thread_use.get(phase)

@@ -395,6 +395,7 @@ def _course(run: Run) -> str:
 
 
 def _waited_for(ranks: Ranks) -> str:
+    """Return whom the other ranks wait for, as a text."""
     finding = ranks.finding
     if finding.rank is not None:
         return f"rank {finding.rank}"

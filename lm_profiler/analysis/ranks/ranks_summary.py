@@ -179,6 +179,7 @@ def communication_figures(
 
 
 def _collective_figures(calls: CollectiveTime, steps: int) -> CollectiveFigures:
+    """Return the record's row of the collectives of one name, in a mean step."""
     return CollectiveFigures(
         name=calls.name,
         calls=calls.calls / steps,

@@ -448,6 +448,7 @@ def _input_text(finding: Finding, settings: Settings) -> str:
 
 
 def _transfer_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about the transfer of batches to the device."""
     if settings.pin_memory is False:
         return (
             "Pin the batches' memory (pin_memory=True): copies then overlap with work."
@@ -515,6 +516,7 @@ def _python_text(finding: Finding, settings: Settings) -> str:
 def _pattern_text(
     finding: Finding, settings: Settings, option: str = "--actions.steps"
 ) -> str:
+    """Return the advice about steps that are slow at regular distances; ``option`` would show who owns that time."""
     period = int(finding.facts.get("every", 0.0))
     sentence = f"Find out what {finding.phase} does every {period} steps"
     if finding.phase == "other":
@@ -523,6 +525,7 @@ def _pattern_text(
 
 
 def _optimizer_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice to update many weights by one kernel."""
     if settings.fused_optimizer is None:
         return "Let the optimizer update all weights together (foreach=True), not one by one."
     sentence = "Use the fused optimizer (fused=True): one pass over the weights, and one launch instead of hundreds"
@@ -532,6 +535,7 @@ def _optimizer_text(finding: Finding, settings: Settings) -> str:
 
 
 def _optimizer_products_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about the optimizer's own matrix products, as Muon has them."""
     flops = with_prefix(finding.facts.get("flops", 0.0), "FLOP")
     flops_per_s = with_prefix(finding.facts.get("flops_per_s", 0.0), "FLOP/s")
     return (
@@ -568,6 +572,7 @@ def _sync_text(finding: Finding, settings: Settings) -> str:
 
 
 def _repeated_forward_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about a forward pass that runs twice on one input."""
     passes = finding.facts.get("passes", 0.0)
     often = "again" if passes <= 1.0 else f"{passes:,.3g} times again"
     return (
@@ -577,6 +582,7 @@ def _repeated_forward_text(finding: Finding, settings: Settings) -> str:
 
 
 def _compile_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice to compile, with the costliest operator that it could fuse."""
     sentence = "Try torch.compile: it fuses small operators, which saves launches and memory traffic"
     if finding.what and finding.owner:
         share = finding.facts.get("costliest", 0.0)

@@ -482,6 +482,7 @@ class _Regressors:
 
 @lru_cache(maxsize=16)
 def _regressors(count: int, coefficient: float) -> _Regressors:
+    """Return what every line and decay through ``count`` values needs under AR(1) noise of ``coefficient``."""
     constant = _whitened(np.ones(count), coefficient)
     shapes = _whitened(_unit_shapes(count)[0], coefficient)
     constant_weight = float(constant @ constant)

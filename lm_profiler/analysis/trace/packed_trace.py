@@ -661,6 +661,7 @@ def start_of(event: Mapping[str, Any]) -> int:
 
 
 def _length_of(event: Mapping[str, Any]) -> int:
+    """Return how long an event took, in nanoseconds; raises DamagedEvent if that is impossible."""
     length_us = _time_in(event, "dur", _LONGEST_US)
     if length_us is None:
         raise DamagedEvent("without a duration")

@@ -262,6 +262,7 @@ def _work_of_operator(name: str, calls_others: bool, phase: str) -> tuple[Kind, 
 
 
 def _use_of(kind: Kind, phase: str) -> Use:
+    """Return what a device's time in a kernel of this ``kind`` is used for."""
     if phase in INPUT_PHASES or kind == "host_copies":
         return "input"
     if kind in ("matmul", "attention"):

@@ -132,6 +132,7 @@ def _overlap_s(table: KernelTable) -> float:
 
 
 def _largest_first(differences: Iterable[TimeDifference]) -> list[TimeDifference]:
+    """Return the differences that have any time, the largest first."""
     with_time = [
         difference for difference in differences if difference.a_s or difference.b_s
     ]
@@ -143,6 +144,7 @@ def _largest_first(differences: Iterable[TimeDifference]) -> list[TimeDifference
 
 
 def _side(trace: AnyTrace, table: KernelTable) -> TraceSide:
+    """Return what the comparison reports about one of its traces."""
     return TraceSide(
         trace=str(trace.path),
         device=trace.device_name,

@@ -23,6 +23,7 @@ class GapOwners(Owners):
     _last_phase: str | None = None  # None before the first
 
     def observe(self, code: int) -> None:
+        """Give the time outside all phases to the gap between the last phase and the next."""
         if self.code == tape.OTHER:
             gap = Owner(_PROGRAM, _name_of_gap(self._last_phase, code))
             self._running[-1] = gap
@@ -57,6 +58,7 @@ class GapsWatch(Instrument):
     _owners: GapOwners | None = None
 
     def start(self) -> None:
+        """Begin to time the gaps, and the program's lines unless the step is compiled."""
         owners = GapOwners(self.timeline, self.steps, guard=self.guard)
         self._owners = owners
         if not self.is_compiled():  # a compiled step runs hardly any Python

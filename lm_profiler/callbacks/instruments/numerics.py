@@ -84,6 +84,7 @@ def _finite_or_none(value: torch.Tensor) -> float | None:
 
 
 def _gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the gradients of the parameters that ``optimizer`` updates."""
     gradients = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:

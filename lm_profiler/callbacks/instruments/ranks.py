@@ -234,6 +234,7 @@ class StreamRanksWatch(RanksWatch):
     stage: ClassVar[str] = "collectives"
 
     def begin(self, stage: str) -> None:
+        """Have NCCL time its collectives, and note the waits of the computing stream, in the ``collectives`` stage."""
         if stage != self.stage or self.arrivals is None:
             return
         time_collectives()
@@ -246,6 +247,7 @@ class StreamRanksWatch(RanksWatch):
         """Do nothing: the ring buffer is read when the stage is over."""
 
     def keep(self, stage: str, step: int, marks: StepMarks) -> None:
+        """Keep the marks of a step on both clocks, and the stream's waits; nothing if one cannot be read."""
         if stage != self.stage or self.stream is None:
             return
         stream_ns = self._stream_instants_ns(self.stream, marks)

@@ -224,6 +224,7 @@ class _StepPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
 
 
 def _refuses_to_be_sent(value: Any) -> bool:
+    """Return whether ``value`` cannot be pickled."""
     if isinstance(value, (type, FunctionType, ModuleType, Tensor, torch.nn.Module)):
         return False
     try:

@@ -370,6 +370,7 @@ class Tracer(Instrument):
         return give_way_first
 
     def _give_way(self) -> None:
+        """End our session of the profiler, because another one begins."""
         if self._profile is None:
             return
         self.discard()

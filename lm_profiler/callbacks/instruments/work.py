@@ -77,6 +77,7 @@ class FlopsWatch(Instrument):
             self.observe(self.timeline, self._step)
 
     def result(self) -> Mapping[str, Any]:
+        """Return the FLOPs that were counted, or why they are unknown."""
         step = self._step
         if step is None:
             return {}

@@ -302,6 +302,8 @@ class HookMarks:
             self._end_step_if_done()
 
     def _marked_fetch(self, fetch: Function) -> Function:
+        """Return ``fetch``, an iterator's ``__next__``, with each batch marked as the phase data."""
+
         def marked_fetch(iterator: Any) -> Any:
             if _is_compiling():
                 return fetch(iterator)
@@ -460,6 +462,7 @@ class HookMarks:
             self._end_optimizer()
 
     def _begin_optimizer(self, optimizer: Any) -> None:
+        """Begin the phase optimizer, unless this optimizer is called by another one that steps."""
         if id(optimizer) not in self._ids_of_optimizers:
             self._add_optimizer(optimizer)
         self._optimizer_depth += 1
@@ -470,6 +473,7 @@ class HookMarks:
             timeline.note((tape.OPTIMIZER, timeline.clock()))
 
     def _end_optimizer(self, has_stepped: bool = True) -> None:
+        """End the phase optimizer; the loop's step is done if the optimizer ``has_stepped``."""
         # the hooks may have been added within this step
         self._optimizer_depth = max(self._optimizer_depth - 1, 0)
         if self._optimizer_depth > 0:

@@ -250,6 +250,7 @@ class _MarkedStep(_Wrapper):
     # The next two run within steps: Guard.run and Timeline.mark are written out.
 
     def _begin_phase(self) -> None:
+        """Begin the phase optimizer."""
         timeline = self._timeline
         self._is_open = True
         try:
@@ -258,6 +259,7 @@ class _MarkedStep(_Wrapper):
             timeline.guard.handle(error)
 
     def _end_phase(self) -> None:
+        """End the phase optimizer, if it runs."""
         timeline = self._timeline
         self._is_open = False
         try:

@@ -180,6 +180,7 @@ def subclasses(kind: type) -> list[type]:
 
 
 def clipping_functions() -> list[Function]:
+    """Return the functions of torch that clip gradients."""
     utils = torch.nn.utils
     return [
         utils.clip_grad_norm_,

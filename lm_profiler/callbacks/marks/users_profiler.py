@@ -62,6 +62,7 @@ class ProfilerMarks:
         self.are_put = True
 
     def remove(self) -> None:
+        """Give the profiler its own methods back."""
         if not self.are_put:
             return
         _set_attribute(self._profiler, "__class__", self._plain_class)
@@ -70,6 +71,8 @@ class ProfilerMarks:
         self._displaced.clear()
 
     def _reduce_plain(self) -> Callable[[Any, Any], Any]:
+        """Return a ``__reduce_ex__`` that copies and pickles the profiler with its own methods."""
+
         def reduce_plain(profiler: Any, protocol: Any) -> Any:
             self.remove()
             try:

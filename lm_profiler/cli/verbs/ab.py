@@ -193,6 +193,7 @@ def _new_folder(preferred: Path) -> Path:
 
 
 def _advice(decision: PartChange, pairs: int) -> str:
+    """Return what would make the result clear, after so many pairs."""
     if decision.interval is None:
         return "use a larger --budget"
     needed = pairs_needed(decision.interval, pairs)

@@ -174,6 +174,7 @@ def run(options: Options) -> int:
 
 
 def _entries(label: str, paths: Sequence[Path]) -> list[Entry]:
+    """Return the runs at or below ``paths``; raise UsageError if one cannot be read."""
     runs = runs_below(paths, label)
     if runs.problems:
         raise UsageError(

@@ -502,6 +502,7 @@ def _groups(
 
 
 def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
+    """Return the columns called ``names``; raise UsageError if one of them is a figure."""
     columns = columns_named(names, entries)
     for column in columns:
         if column.quantity is not None:
@@ -539,6 +540,7 @@ def _kernel_tables(
 def _all_kernel_rows(
     runs_with_kernels: Sequence[tuple[Entry, KernelTable]],
 ) -> list[dict[str, Any]]:
+    """Return the rows of the kernels of all runs, each with the folder of its run."""
     rows: list[dict[str, Any]] = []
     for entry, kernels in runs_with_kernels:
         for row in kernel_rows(kernels):
@@ -576,6 +578,7 @@ def _allocation_tables(
 def _all_allocation_rows(
     runs_with_timelines: Sequence[tuple[Entry, Sequence[MemoryTimeline]]],
 ) -> list[dict[str, Any]]:
+    """Return the rows of the allocations of all runs, each with the folder of its run."""
     rows: list[dict[str, Any]] = []
     for entry, timelines in runs_with_timelines:
         for timeline in timelines:
@@ -585,6 +588,7 @@ def _all_allocation_rows(
 
 
 def _allocation_rows(timeline: MemoryTimeline) -> Iterator[dict[str, Any]]:
+    """Yield a row for each of the largest allocations at the peak, and of those that autograd saved."""
     for which, allocations in (
         ("at_peak", timeline.largest),
         ("saved", timeline.saved),

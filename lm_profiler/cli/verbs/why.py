@@ -202,6 +202,7 @@ def _traces_of_processes(path: Path, step_name: str | None) -> list[AnyTrace]:
 def _read(
     path: Path, step_name: str | None, most_events: int, process_name: str | None
 ) -> AnyTrace:
+    """Read the trace in ``path`` with a line of progress; raise UsageError if it is none."""
     line = ReadingLine(path)
     try:
         with _refused(path):

@@ -214,6 +214,7 @@ _LAYOUTS: dict[tuple[tuple[int, ...], tuple[int, ...]], _Layout | None] = {}
 
 
 def _known_layout(stack: tuple[int, ...], codes: tuple[int, ...]) -> _Layout | None:
+    """Return the layout of ``codes`` while the parts of ``stack`` are open, computed once; None if no step ran."""
     key = stack, codes
     if key in _LAYOUTS:
         return _LAYOUTS.get(key)  # another thread may have cleared them

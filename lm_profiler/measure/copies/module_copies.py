@@ -289,6 +289,7 @@ def _note_output(
 
 
 def _note_gradients(results: _StepResults, module: nn.Module, scale: float) -> None:
+    """Note the gradients, divided by ``scale``, and the dtypes of parameters and gradients, by kind of module."""
     for name, parameter in module.named_parameters():
         owner_path = name.rpartition(".")[0]
         kind = _kind(module.get_submodule(owner_path))

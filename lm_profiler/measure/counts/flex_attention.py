@@ -145,6 +145,7 @@ def _listed_blocks(counts: Tensor, indices: Tensor) -> _Blocks | None:
 
 
 def _all_blocks(mask: _Mask, queries: int, keys: int) -> _Blocks:
+    """Return all blocks of the scores, as if the mask left out none."""
     mask_batch, mask_heads = mask.partial_counts.shape[:2]
     counts = (
         mask_batch,

@@ -215,6 +215,7 @@ def _convolution(
 def _convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, **__: Any
 ) -> int:
+    """Return the FLOPs of the gradients of a convolution that are wanted."""
     # The gradients of input and weight are each as much work as the convolution itself; torch's own formula counts
     # grouped ones too high. ``rest``: the bias' sizes, stride, padding, dilation, whether it is transposed, …, and
     # which gradients are wanted.

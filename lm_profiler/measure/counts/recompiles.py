@@ -54,6 +54,7 @@ def compilations(
 
 
 def _named(entry: Any) -> str:
+    """Return the function that was compiled, and why it had to be compiled again."""
     name = (
         f"{entry.co_name} ({Path(entry.co_filename or '').name}:{entry.co_firstlineno})"
     )

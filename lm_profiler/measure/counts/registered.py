@@ -120,6 +120,7 @@ def _expect_callable(formula: object, name: str) -> None:
 
 
 def _is_autograd_function(target: object) -> bool:
+    """Return whether ``target`` is a class derived from ``torch.autograd.Function``."""
     if not isinstance(target, type):
         return False
     return any(
@@ -145,6 +146,7 @@ def _parameters(function: type, method_name: str) -> list[inspect.Parameter]:
 
 
 def _arguments_of_forward(function: type) -> list[inspect.Parameter]:
+    """Return the parameters of a Function's ``forward``, without its context."""
     parameters = _parameters(function, "forward")
     if (
         has_context(function)

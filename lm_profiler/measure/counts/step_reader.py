@@ -88,6 +88,7 @@ class GarbageLog:
     _is_over: bool = False  # whether ``stop`` was called
 
     def start(self) -> None:
+        """Begin to note collections, and to keep errors that Python drops in our callback."""
         self.stop()
         self._is_over = False
         self.collections = []

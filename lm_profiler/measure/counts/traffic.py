@@ -76,6 +76,7 @@ class Regions:
         self._storage_bytes[id(storage)] = storage.nbytes()
 
     def bytes_by_storage(self) -> dict[int, int]:
+        """Return how many bytes were read of each storage; what is read twice counts once."""
         sizes: dict[int, int] = {}
         for storage, piece_bytes in self._pieces.items():
             sizes[storage] = min(
@@ -224,6 +225,7 @@ class TrafficReader:
             self._part_ends(part)
 
     def step_ended(self) -> None:
+        """Keep the traffic of the step that ends, and start again from zero."""
         by_phase: dict[str, int | None] = dict(self._bytes)
         if self._sparse:
             by_phase[PARTS[OPTIMIZER]] = None
@@ -253,6 +255,7 @@ class TrafficReader:
             self._note_optimizer_inputs()
 
     def _part_ends(self, part: int) -> None:
+        """Add the bytes that ``part`` has moved, as far as they are known only when it ends."""
         if part in (BACKWARD, ZERO_GRAD):
             self._add(part, self._gradient_bytes())
         elif part == OPTIMIZER and self._has_new_gradients:

@@ -95,6 +95,7 @@ def device_name(device: torch.device) -> str:
 
 @cache  # it reads the file system; a run asks twice, and imported packages do not change
 def _version(package: str) -> str:
+    """Return the version of an installed package; "unknown" without one."""
     if package == "torch":
         return torch.__version__
     try:
@@ -116,6 +117,7 @@ def cpu_name() -> str:
 
 
 def _device_bytes(device: torch.device) -> int | None:
+    """Return the memory of the device; None if it is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     if device.type == "cpu":
@@ -126,6 +128,7 @@ def _device_bytes(device: torch.device) -> int | None:
 
 
 def _driver(device: torch.device) -> str | None:
+    """Return the version of the GPU driver; None without one."""
     if device.type != "cuda":
         return None
     nvml = initialized()

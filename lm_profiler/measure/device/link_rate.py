@@ -101,6 +101,7 @@ def _row(
 def _lacks_memory_on_a_rank(
     request: LinkRequest, size_bytes: int, device: torch.device
 ) -> bool:
+    """Return on all ranks whether the tensors do not fit on one of them."""
     available = available_bytes(device)
     needed = 2 * size_bytes
     if device.type == "cpu":  # all ranks share it

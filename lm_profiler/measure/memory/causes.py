@@ -162,6 +162,7 @@ class HoldingsReader:
         self._peaks_by_part: dict[int, _PeakReading] = {}
 
     def start(self) -> None:
+        """Put a hook on each parameter that is called when its gradient has arrived."""
         on_gradient = self.guard.wrap(self._gradient_arrived)
         for parameter in self.module.parameters():
             if parameter.requires_grad and parameter.is_leaf:
@@ -238,6 +239,7 @@ class HoldingsReader:
         return held._replace(gradients=self._highest.gradient_bytes)
 
     def _level(self, causes: Sequence[Mapping[int, int]]) -> int:
+        """Return the bytes that are held now; ``causes`` has those of weights, gradients and states."""
         if self._source == "allocator":
             return self.held_bytes() or 0
         sizes = storage_sizes(self.saved_tensors, self.device)
@@ -273,6 +275,7 @@ def gradients(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor
 
 
 def _gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return the gradients that exist, each once."""
     # Usually both the module and an optimizer have a parameter: it is checked once.
     return [
         parameter.grad

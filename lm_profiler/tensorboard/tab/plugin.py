@@ -92,6 +92,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         return self._folders.run(_argument(request, "run"))
 
     def _comparison(self, request: Request) -> Json:
+        """Return the comparison of the runs that the request names for both sides."""
         side_a = [self._folders.run(name) for name in request.args.getlist("a")]
         side_b = [self._folders.run(name) for name in request.args.getlist("b")]
         with restrict_reading(*_roots((*side_a, *side_b))):
@@ -114,6 +115,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         return handler
 
     def _trace(self, request: Request) -> Response:
+        """Return the trace of a run, whose file the request names."""
         runs_folder = self._run(request)
         name = _argument(request, "file")
         names = [listed["file"] for listed in traces(runs_folder)["traces"]]

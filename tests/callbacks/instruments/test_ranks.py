@@ -37,13 +37,13 @@ class Rank:
         self.watch = RanksWatch(arrivals, 5)
         self.watch.guard = Guard("who waits for whom", self.told.append)
         self.read = 0
-        drain = arrivals.drain
+        read_ring = arrivals.read_ring
 
         def counted() -> int:
             self.read += 1
-            return drain()
+            return read_ring()
 
-        arrivals.drain = counted  # type: ignore[method-assign]
+        arrivals.read_ring = counted  # type: ignore[method-assign]
 
     def train(self, calls: Sequence[int]) -> None:
         for before in range(30):
