@@ -59,7 +59,7 @@ from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.entry import UNFINISHED, Collection, Entry
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.parts import INPUT_PHASES
-from lm_profiler.record.quantities import MEMORY, PARTS, counted, duration_text
+from lm_profiler.record.quantities import MEMORY, PARTS, count_text, duration_text
 from lm_profiler.record.rank_ends import first_end, read_ends
 from lm_profiler.record.run_record import (
     Environment,
@@ -395,7 +395,7 @@ def _with_short_batch(odd: OddStep, short_batches: Mapping[int, int]) -> OddStep
     """
     if odd.ratio >= 1.0 or odd.step not in short_batches:
         return odd
-    cause = f"a shorter batch ({counted(short_batches[odd.step], 'sample')})"
+    cause = f"a shorter batch ({count_text(short_batches[odd.step], 'sample')})"
     return odd.model_copy(
         update={"cause": cause, "cause_s": odd.step_s / odd.ratio - odd.step_s}
     )
@@ -821,7 +821,7 @@ def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
     reason = "rank 0 wrote no end of the run"
     if record.status == "unfinished":
         reason = f"unfinished: {UNFINISHED}"
-    measured_steps = counted(concluded.steps.get("measure", 0), "measured step")
+    measured_steps = count_text(concluded.steps.get("measure", 0), "measured step")
     note = f"{reason}; the figures use the {measured_steps} that it finished"
     ranks = np.unique(rows.rank).tolist()
     if len(ranks) > 1:

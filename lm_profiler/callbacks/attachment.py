@@ -41,7 +41,7 @@ from lm_profiler.callbacks.run_finisher import RunFinisher
 from lm_profiler.callbacks.session import Instruments, Session
 from lm_profiler.callbacks.stages import Progress, StageCounter, StoppingRule
 from lm_profiler.lightning_names import TUNER_EXIT
-from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
+from lm_profiler.measure.boundary import UNGUARDED, Guard, print_message, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.collective_calls import Arrivals, StreamWaits, flight_recorder
@@ -89,9 +89,9 @@ class Attachment:
         self.notes.append(text)
         rank = self.loop.rank
         if rank == 0:
-            say(text)
+            print_message(text)
         else:
-            say(f"rank {rank}: {text}")
+            print_message(f"rank {rank}: {text}")
 
     def prepare(self, began_ns: int) -> None:
         """Begin the ledger of a watched fit, connect the ranks, and limit the steps before there is an optimizer."""

@@ -16,7 +16,12 @@ from lm_profiler.callbacks.found_loop import facts_of_fabric, find_loop
 from lm_profiler.callbacks.hooked_loop import HookedLoop
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS
-from lm_profiler.measure.boundary import Guard, comes_from_outside, error_text, say
+from lm_profiler.measure.boundary import (
+    Guard,
+    comes_from_outside,
+    error_text,
+    print_message,
+)
 from lm_profiler.record.run_record import RunRecord
 
 _TRAINER_RUNS = "a Lightning Trainer runs the loop: use Trainer(callbacks=[*yours, *profiling_callbacks()])"
@@ -136,7 +141,7 @@ class LoopSearch:
 
     def _report(self, text: str) -> None:
         self.has_reported = True
-        say(text)
+        print_message(text)
 
 
 def end_with_program(search: LoopSearch) -> None:

@@ -34,7 +34,7 @@ from lm_profiler.callbacks.instruments.profiling_options import (
 )
 from lm_profiler.callbacks.marks.hook_marks import NESTED_DATA, HookMarks
 from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.record.parts import PHASES
 from lm_profiler.record.run_record import RunRecord
 from lm_profiler.usage_error import expect, expect_one_of
@@ -84,7 +84,7 @@ class ProfiledLoop:
     def _report_nested_loop(self) -> None:
         marks = self._marks()
         if marks is None:  # the loop was not found yet
-            say(NESTED_DATA)
+            print_message(NESTED_DATA)
         else:
             marks.report_nested_loop()
 
@@ -217,7 +217,7 @@ def profile_with(
         if search.run is not None:
             search.run.end()
         elif not search.has_reported:
-            say(_NOTHING_STEPPED)
+            print_message(_NOTHING_STEPPED)
 
 
 def _loop_of(

@@ -40,7 +40,7 @@ from lm_profiler.callbacks.trackers import Tracker
 from lm_profiler.lightning_names import OBSERVED, OBSERVER
 from lm_profiler.measure.boundary import UNGUARDED, Guard, error_text, try_or_note
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.quantities import counted
+from lm_profiler.record.quantities import count_text
 from lm_profiler.record.rank_ends import (
     RankEnd,
     end_file,
@@ -116,7 +116,7 @@ class RunFinisher:
             return
         if self.session is not None and not self.profiler_guard.is_disabled:
             schedule = self.session.schedule
-            planned = counted(schedule.planned[schedule.stage or ""], "step")
+            planned = count_text(schedule.planned[schedule.stage or ""], "step")
             self.notes.append(
                 f"the loop ended in stage {schedule.stage}, after {schedule.steps_done} of its {planned}"
             )

@@ -25,7 +25,7 @@ from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.run_request import claim, parse_request
 from lm_profiler.external_callbacks import CLAIMED
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.record.run_record import Verb
 
 _numbers = count(1)  # the numbers of the Trainers of this process
@@ -164,7 +164,7 @@ class Admission:
             return
         _refusal_is_reported = True
         hint = "`lm_profiler run --trainer=2` profiles that of its second Trainer"
-        say(f"only the first {self.verb} of a program is profiled; {hint}")
+        print_message(f"only the first {self.verb} of a program is profiled; {hint}")
 
     def release(self) -> None:
         """Take the admission back: a Tuner searched, and the fit after that is the one to profile."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from lm_profiler.callbacks.instruments.loop import Loop
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.trackers import Tracker, facts, figures, results
-from lm_profiler.measure.boundary import Guard, put
+from lm_profiler.measure.boundary import Guard, write_text
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import RunRecord
 from lm_profiler.report.run.run_page import end_tables
@@ -41,7 +41,7 @@ class RecordedRun:
         """Print the table in one call, so that nothing else is printed between its lines."""
         tables = end_tables(self.record, self.folder, self.options.verbose)
         stream = sys.stderr if self.options.launch.added else sys.stdout
-        put(stream, render(tables, "terminal", stream))
+        write_text(stream, render(tables, "terminal", stream))
 
     def send_to_trackers(self, loop: Loop, trace: Path) -> Sequence[Tracker]:
         """Send figures, facts and files, such as ``trace``, to the loop's loggers if asked for; return those."""

@@ -21,9 +21,9 @@ from lm_profiler.callbacks.instruments.profiling_options import (
     TIMED_STEPS,
     StageOptions,
 )
-from lm_profiler.measure.boundary import put
+from lm_profiler.measure.boundary import write_text
 from lm_profiler.record.parts import STAGE_NAMES
-from lm_profiler.record.quantities import counted
+from lm_profiler.record.quantities import count_text
 
 # Share of the measured steps that are measured until the next check. Each check may stop on a lucky streak; with checks
 # this far apart, the interval where measuring stops keeps its 95 % (benchmarks/statistics).
@@ -115,7 +115,7 @@ class StoppingRule:
             return []
         width = level_half_width(step_s)
         precision = "unknown" if width is None else f"known to ±{width:.1%}"
-        steps = counted(len(step_s), "step")
+        steps = count_text(len(step_s), "step")
         outcome = f"after {steps} the level is {precision}, the target was ±{self.options.until_ci:.1%}"
         return [
             f"measuring stopped at its limit: {outcome}; raise stages.max_steps or stages.max_seconds"
@@ -184,9 +184,9 @@ class Progress:
                 return
             self._drawn_at_s = now_s
             step = self._count_text(stage, steps_done, planned)
-            put(self._stream, f"{self._line_start}{STAGE_NAMES[stage]} {step}")
+            write_text(self._stream, f"{self._line_start}{STAGE_NAMES[stage]} {step}")
         elif is_new_stage:
-            put(
+            write_text(
                 self._stream,
                 f"{STAGE_NAMES[stage]}: {self._plan_text(stage, planned)}\n",
             )
@@ -200,7 +200,7 @@ class Progress:
 
     def _plan_text(self, stage: str, planned: int) -> str:
         """Return how many steps ``stage`` will have, as a text."""
-        steps = counted(planned, "step")
+        steps = count_text(planned, "step")
         if stage != "measure":
             return steps
         if self._is_timed:
@@ -211,5 +211,5 @@ class Progress:
 
     def clear(self) -> None:
         if self._is_live and self._stage is not None:
-            put(self._stream, self._line_start)
+            write_text(self._stream, self._line_start)
         self._stage = None

@@ -260,7 +260,7 @@ class Watching:
         )
         sampler.start()
         self._undo.callback(sampler.stop)
-        return sampler.during
+        return sampler.readings_between
 
     def _mark(self) -> None:
         """Begin to take marks, and to name what passes outside of phases."""

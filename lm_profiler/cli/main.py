@@ -17,7 +17,7 @@ from lm_profiler.cli.surroundings import (
     replace_unprintable,
 )
 from lm_profiler.cli.trainer_help import FIRST_OPTIONS, asks_for_first_options
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, MissingExtra
 from lm_profiler.usage_error import NEEDS_POSIX, UsageError
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _exit_code(arguments)
     except (UsageError, MissingExtra) as error:
-        say(str(error))
+        print_message(str(error))
         code = WRONG_CALL
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         code = OK
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = error.strerror or str(error)
         if error.filename:
             message += f": {error.filename}"
-        say(message)
+        print_message(message)
         code = FAILED
     if not all_printed() and code == OK:
         return FAILED
@@ -117,7 +117,7 @@ def _run_verb(verb: str, arguments: list[str]) -> int:
             return _run_command(verb, arguments[1:])
     except KeyboardInterrupt:
         message = "interrupted before the run began" if is_run else "interrupted"
-        say(message)
+        print_message(message)
         return INTERRUPTED
 
 

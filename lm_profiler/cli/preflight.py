@@ -15,7 +15,7 @@ from lm_profiler.cli.rehearse import (
 )
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.lightning_names import START_METHOD
-from lm_profiler.measure.boundary import Guard, say
+from lm_profiler.measure.boundary import Guard, print_message
 from lm_profiler.measure.counts.registered import has_program_formulas
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
@@ -127,7 +127,7 @@ def _write_timeline(cli: ProfilerCLI, planned: Planned) -> None:
     folder = cli.context.folder
     if folder is None or planned.timeline is None:
         return
-    guard = Guard("the planned memory timeline", say, outcome="unknown")
+    guard = Guard("the planned memory timeline", print_message, outcome="unknown")
     guard.run(write_timeline, planned.timeline, folder)
 
 

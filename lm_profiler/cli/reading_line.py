@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from lm_profiler.measure.boundary import put
+from lm_profiler.measure.boundary import write_text
 
 _REDRAW_S = 2.0  # least seconds between two drawings, and before the first one
 _LINE_START = "\r\x1b[K"  # erases what stands in the line
@@ -40,9 +40,9 @@ class ReadingLine:
         self._drawn_at_s = now_s
         self._is_drawn = True
         share = bytes_read / max(self._path.stat().st_size, 1)
-        put(self._stream, f"{_LINE_START}reading {self._path.name}: {share:.0%}")
+        write_text(self._stream, f"{_LINE_START}reading {self._path.name}: {share:.0%}")
 
     def erase(self) -> None:
         """Leave an empty line, in which the answer begins."""
         if self._is_drawn:
-            put(self._stream, _LINE_START)
+            write_text(self._stream, _LINE_START)

@@ -33,7 +33,12 @@ from lm_profiler.callbacks.instruments.profiling_options import Launch
 from lm_profiler.cli.endings import handled, terminate
 from lm_profiler.cli.surroundings import quiet
 from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_METHOD
-from lm_profiler.measure.boundary import error_text, first_line, say, try_or_note
+from lm_profiler.measure.boundary import (
+    error_text,
+    first_line,
+    print_message,
+    try_or_note,
+)
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import (
@@ -185,7 +190,7 @@ class RunContext:
         message = "interrupted before the first step"
         if self.folder is not None:
             message += f"; written to {relative_to_cwd(self.folder)}"
-        say(message)
+        print_message(message)
 
     def on_failure(self, error: Exception) -> int:
         """Write the traceback, and a record if there is none yet; return the exit code."""
@@ -202,11 +207,11 @@ class RunContext:
         if record is None or record.failure is None:
             # otherwise the table at the run's end has printed it
             if rank:
-                say(f"rank {rank} failed: {error_text(error)}")
+                print_message(f"rank {rank} failed: {error_text(error)}")
             elif record is None:
-                say(f"failed in setup: {error_text(error)}")
+                print_message(f"failed in setup: {error_text(error)}")
             else:
-                say(f"failed: {error_text(error)}")
+                print_message(f"failed: {error_text(error)}")
         self._write_traceback(error, rank)
         was_interrupted = record is not None and record.status == "interrupted"
         return INTERRUPTED if was_interrupted else FAILED
@@ -221,7 +226,7 @@ class RunContext:
         text = mask_text("".join(traceback.format_exception(error)))
         path = folder / file_name
         path.write_text(well_formed(text), encoding="utf-8")
-        say(f"traceback in {relative_to_cwd(path)}")
+        print_message(f"traceback in {relative_to_cwd(path)}")
 
     def _record_rank_failure(self, rank: int, error: ProcessException) -> None:
         """Record that ``rank``, which this process has started, has ended badly.
@@ -253,7 +258,9 @@ class RunContext:
             record.write(folder / "run.json")
         record = self.record
         if record is not None:
-            say(f"{failure_lines(record)[0]}; written to {relative_to_cwd(folder)}")
+            print_message(
+                f"{failure_lines(record)[0]}; written to {relative_to_cwd(folder)}"
+            )
 
     def _record(self, status: Status, failure: Failure, **facts: Any) -> None:
         """Write the record of the run, with further ``facts``, unless there is one of how it ended."""

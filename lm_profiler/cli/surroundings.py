@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.usage_error import UsageError, expect
 
 # the variables that Lightning reads as numbers, some of them while it is imported
@@ -55,7 +55,7 @@ def all_printed() -> bool:
         mute()
     except OSError as error:
         mute()
-        say(f"stdout: {error.strerror}")
+        print_message(f"stdout: {error.strerror}")
         return False
     except ValueError:  # the caller closed it
         pass
@@ -126,6 +126,6 @@ def check_port() -> int:
 def warn_of_shared_cores(processes: int, cores: int, activity: str) -> None:
     """Print a line if there are more ``processes`` computing on the CPU than ``cores``."""
     if processes > cores:
-        say(
+        print_message(
             f"{processes} processes share {cores} cores: waiting for a core counts as time of {activity}"
         )

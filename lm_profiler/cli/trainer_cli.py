@@ -34,7 +34,7 @@ from lm_profiler.cli.option_errors import wrong_call
 from lm_profiler.cli.run_context import RunContext, replace_launcher
 from lm_profiler.cli.surroundings import check_port, quiet, warn_of_shared_cores
 from lm_profiler.cli.trainer_options import INSTRUMENTS, LOADERS, LOOPS, OptionsCLI
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.measure.counts.step_reader import seconds_compiling
 from lm_profiler.measure.device.environment import cpu_cores
 from lm_profiler.models import transformer
@@ -152,7 +152,7 @@ class ProfilerCLI(OptionsCLI):
         for line in size_lines(
             model.init_args, named="model.size" in self.call.overrides
         ):
-            say(line)
+            print_message(line)
 
     @property
     def check_memory(self) -> bool | None:
@@ -420,7 +420,7 @@ def check_launch(trainer: Trainer) -> None:
         and os.environ.get("SLURM_PROCID") == "0"
     ):
         tasks = os.environ["SLURM_NTASKS"]
-        say(
+        print_message(
             f"SLURM has {tasks} tasks: each is a separate run, as --trainer.devices and --trainer.num_nodes are 1"
         )
 

@@ -31,7 +31,7 @@ from lm_profiler.cli.option_errors import explain
 from lm_profiler.cli.run_context import local_rank
 from lm_profiler.cli.trainer_help import FIRST_OPTIONS
 from lm_profiler.lightning_names import LIGHTNINGS, RUN_VERB
-from lm_profiler.measure.boundary import error_text, say
+from lm_profiler.measure.boundary import error_text, print_message
 from lm_profiler.record.calls import shipped_configs
 from lm_profiler.record.run_record import Verb
 from lm_profiler.training import FakeTokens, LanguageModel
@@ -165,7 +165,7 @@ class OptionsCLI(LightningCLI):
         self._check_required(classes)
         if local_rank() == 0:
             for line in call.replacement_lines(leave_out_data):
-                say(line)
+                print_message(line)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # depends on the call here
         """Return the call's verb, whose parser takes 0.05 s, and its arguments that are not options."""

@@ -38,7 +38,7 @@ from lm_profiler.record.improve_record import (
     Tried,
 )
 from lm_profiler.record.process_spread import known_spread
-from lm_profiler.record.quantities import counted, duration_text
+from lm_profiler.record.quantities import count_text, duration_text
 from lm_profiler.record.sweep_files import Cell, CellOutcome, read_outcome
 from lm_profiler.report.run.improve_table import saved_text, verdict_text
 from lm_profiler.sweep.display import LineDisplay
@@ -398,7 +398,9 @@ def _tried_text(tried: Tried) -> str:
     if tried.saved_s is not None:
         text += f"; saved {saved_text(tried)} ms"
         if tried.a_s is not None:
-            text += f" of {duration_text(tried.a_s)} in {counted(tried.pairs, 'pair')}"
+            text += (
+                f" of {duration_text(tried.a_s)} in {count_text(tried.pairs, 'pair')}"
+            )
     if tried.why:
         text += f"; {tried.why}"
     return text

@@ -214,16 +214,16 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}"
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Write a message to stderr if possible, without control characters."""
     try:
-        put(sys.stderr, f"lm_profiler: {printable(text)}\n")
+        write_text(sys.stderr, f"lm_profiler: {printable(text)}\n")
     except BaseException as error:
         if comes_from_outside(error):
             raise
 
 
-def put(stream: TextIO | None, text: str) -> None:
+def write_text(stream: TextIO | None, text: str) -> None:
     """Write ``text`` at once, escaping what the encoding lacks; raises OSError, or ValueError if it is closed.
 
     Nothing stays in the stream's buffer, where it would fail once more when the program ends.

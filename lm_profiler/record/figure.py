@@ -342,7 +342,7 @@ def in_fitting_unit(quantity: Figure, values: Iterable[float]) -> Figure:
 # -- values without a figure -------------------------------------------------------------------------------------------
 
 
-def counted(count: int, noun: str) -> str:
+def count_text(count: int, noun: str) -> str:
     """Return ``count`` and its noun: ``1 step``, ``2 steps``."""
     if count == 1:
         return f"{count:,} {noun}"

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from lm_profiler.measure.boundary import Guard, first_line, say
+from lm_profiler.measure.boundary import Guard, first_line, print_message
 
 
 def test_a_message_is_no_order_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    guard = Guard("tokens_in", say)
+    guard = Guard("tokens_in", print_message)
     guard.run(_raise, ValueError("\x1b[2Jgone"))
     told = capsys.readouterr().err
     assert "\x1b" not in told
@@ -24,7 +24,7 @@ def test_what_cannot_be_said_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> No
             raise ValueError("I/O operation on closed file")
 
     monkeypatch.setattr(sys, "stderr", Closed())
-    say("nobody hears this")
+    print_message("nobody hears this")
 
 
 def _raise(error: Exception) -> None:

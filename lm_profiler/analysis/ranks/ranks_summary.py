@@ -16,7 +16,7 @@ from lm_profiler.analysis.ranks.waiting import work_of
 from lm_profiler.analysis.trace.kernel_sums import CollectiveTime
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.quantities import counted
+from lm_profiler.record.quantities import count_text
 from lm_profiler.record.run_record import (
     CollectiveFigures,
     Contention,
@@ -173,7 +173,7 @@ def communication_figures(
     )
     fields["exposed_s"] = exposed_s
     fields["exposed_source"] = (
-        f"rank 0's trace of {counted(traced.steps, 'step')}, {waiting_words}"
+        f"rank 0's trace of {count_text(traced.steps, 'step')}, {waiting_words}"
     )
     return fields
 

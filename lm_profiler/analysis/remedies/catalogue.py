@@ -28,10 +28,10 @@ from lm_profiler.analysis.remedies.remedy import (
     FirstRun,
     Remedy,
     Smaller,
-    faster,
+    faster_candidate,
     smaller,
 )
-from lm_profiler.record.quantities import counted, duration_text, with_prefix
+from lm_profiler.record.quantities import count_text, duration_text, with_prefix
 from lm_profiler.record.run_record import (
     AFTER,
     BEFORE,
@@ -75,7 +75,7 @@ def lower_precision(run: FirstRun) -> Iterator[Candidate]:
     if not run.settings.half_precision and not run.has_device:
         refused = "half precision is not faster on this hardware"
     ceiling_s = run.phases_s(*_MATMUL_PHASES)
-    yield faster(
+    yield faster_candidate(
         {_PRECISION: precision},
         group=_PRECISION,
         ceiling_s=ceiling_s,
@@ -105,7 +105,7 @@ def allow_tf32(run: FirstRun) -> Iterator[Candidate]:
     if run.settings.tf32 is None:
         refused = "this hardware has no TF32"
     ceiling_s = run.phases_s(*_MATMUL_PHASES)
-    yield faster(
+    yield faster_candidate(
         {option: "high"},
         group=option,
         ceiling_s=ceiling_s,
@@ -123,7 +123,9 @@ def toggle_compile(run: FirstRun) -> Iterator[Candidate]:
     if not isinstance(is_on, bool):
         return
     if is_on:
-        yield faster({option: "false"}, group=option, ceiling_s=None, may_change=ORDER)
+        yield faster_candidate(
+            {option: "false"}, group=option, ceiling_s=None, may_change=ORDER
+        )
         return
     compiles_itself = run.record.model is not None and run.record.model.compiled
     if compiles_itself:
@@ -132,16 +134,22 @@ def toggle_compile(run: FirstRun) -> Iterator[Candidate]:
     products_s = run.phases_s(*_MATMUL_PHASES)
     fusable_s = run.terms_s("bandwidth", "beyond_bandwidth", "gaps", "unexplained")
     ceiling_s = products_s if fusable_s is None else fusable_s
-    yield faster({option: "true"}, group=option, ceiling_s=ceiling_s, may_change=ORDER)
+    yield faster_candidate(
+        {option: "true"}, group=option, ceiling_s=ceiling_s, may_change=ORDER
+    )
 
     mode = f"{option}_mode"
     if not run.has_device or not run.has_option(mode):
         return
     fewer_launches = {option: "true", mode: "reduce-overhead"}
-    yield faster(fewer_launches, group=option, ceiling_s=ceiling_s, may_change=ORDER)
+    yield faster_candidate(
+        fewer_launches, group=option, ceiling_s=ceiling_s, may_change=ORDER
+    )
     # Tuned kernels may make the matmuls faster too.
     tuned_kernels = {option: "true", mode: "max-autotune"}
-    yield faster(tuned_kernels, group=option, ceiling_s=products_s, may_change=ORDER)
+    yield faster_candidate(
+        tuned_kernels, group=option, ceiling_s=products_s, may_change=ORDER
+    )
 
 
 def switch_attention(run: FirstRun) -> Iterator[Candidate]:
@@ -149,11 +157,11 @@ def switch_attention(run: FirstRun) -> Iterator[Candidate]:
     attention = run.option(ATTENTION)
     ceiling_s = run.phases_s(*_MATMUL_PHASES)
     if attention == "math":
-        yield faster(
+        yield faster_candidate(
             {ATTENTION: "sdpa"}, group=ATTENTION, ceiling_s=ceiling_s, may_change=ORDER
         )
     elif attention == "sdpa":
-        yield faster(
+        yield faster_candidate(
             {ATTENTION: "math"}, group=ATTENTION, ceiling_s=ceiling_s, may_change=ORDER
         )
 
@@ -162,18 +170,18 @@ def stop_checkpointing(run: FirstRun) -> Iterator[Candidate]:
     """Yield the run without activation checkpointing, and without a chunked loss: they compute twice."""
     ceiling_s = run.terms_s("recomputation") or run.phases_s("backward")
     if run.option(_LOSS) == "chunked":
-        yield faster(
+        yield faster_candidate(
             {_LOSS: "plain"}, group=_LOSS, ceiling_s=ceiling_s, may_change=ORDER
         )
     if run.option(_CHECKPOINT_EVERY):
         options = {_CHECKPOINT_EVERY: "null"}
         if run.option(_CHECKPOINTING):
             options[_CHECKPOINTING] = "false"
-        yield faster(options, group=_CHECKPOINT_EVERY, ceiling_s=ceiling_s)
+        yield faster_candidate(options, group=_CHECKPOINT_EVERY, ceiling_s=ceiling_s)
         return
     for option in (_CHECKPOINTING, "model.gradient_checkpointing"):
         if run.option(option) is True:
-            yield faster({option: "false"}, group=option, ceiling_s=ceiling_s)
+            yield faster_candidate({option: "false"}, group=option, ceiling_s=ceiling_s)
 
 
 def resize_batches(run: FirstRun) -> Iterator[Candidate]:
@@ -191,18 +199,22 @@ def resize_batches(run: FirstRun) -> Iterator[Candidate]:
             _BATCH: str(batch * factor),
             _ACCUMULATED_BATCHES: str(batches // factor),
         }
-        yield faster(fewer_batches, group="batch", ceiling_s=None, may_change=PER_BATCH)
+        yield faster_candidate(
+            fewer_batches, group="batch", ceiling_s=None, may_change=PER_BATCH
+        )
         if may_checkpoint:  # so that the larger batch fits
             checkpointed = {**fewer_batches, _CHECKPOINTING: "true"}
-            yield faster(
+            yield faster_candidate(
                 checkpointed, group="batch", ceiling_s=None, may_change=PER_BATCH
             )
         factor *= 2
     if batch % 2 == 0:
         more_batches = {_BATCH: str(batch // 2), _ACCUMULATED_BATCHES: str(batches * 2)}
-        yield faster(more_batches, group="batch", ceiling_s=None, may_change=PER_BATCH)
+        yield faster_candidate(
+            more_batches, group="batch", ceiling_s=None, may_change=PER_BATCH
+        )
     for factor in (2, 4):
-        yield faster(
+        yield faster_candidate(
             {_BATCH: str(batch * factor)},
             group="batch",
             ceiling_s=None,
@@ -226,7 +238,7 @@ def add_workers(run: FirstRun) -> Iterator[Candidate]:
         if cores and count > WORKERS_PER_CORE * cores:
             refused = f"too many workers for {cores} cores"
         options = {option: str(count)}
-        yield faster(
+        yield faster_candidate(
             options,
             group="num_workers",
             ceiling_s=ceiling_s,
@@ -245,7 +257,7 @@ def pin_memory(run: FirstRun) -> Iterator[Candidate]:
     if pins is not False and not leaves_it_to_data:
         return
     refused = "" if run.has_device else "batches are not copied to a device"
-    yield faster(
+    yield faster_candidate(
         {option: "true"},
         group=option,
         ceiling_s=run.phases_s("data", "transfer"),
@@ -258,7 +270,7 @@ def benchmark_convolutions(run: FirstRun) -> Iterator[Candidate]:
     option = "trainer.benchmark"
     if run.option(option) is True or not run.has_device or not run.has_option(option):
         return
-    yield faster(
+    yield faster_candidate(
         {option: "true"},
         group=option,
         ceiling_s=run.phases_s(*_MATMUL_PHASES),
@@ -278,7 +290,7 @@ def switch_option(
     def candidates(run: FirstRun) -> Iterator[Candidate]:
         if run.option(option) is from_value:
             ceiling_s = run.phases_s(*phases)
-            yield faster(
+            yield faster_candidate(
                 {option: to_value},
                 group=option,
                 ceiling_s=ceiling_s,
@@ -432,7 +444,7 @@ def _input_text(finding: Finding, settings: Settings) -> str:
     if gains_by_worker and wanted_workers > workers:
         waits = ""
         if wanted_workers > cores:
-            waits = f" (more than the {counted(int(cores), 'core')}: they wait more than they compute)"
+            waits = f" (more than the {count_text(int(cores), 'core')}: they wait more than they compute)"
         return f"Raise num_workers from {workers} to {wanted_workers}{waits}, or {prepare}."
 
     if not gains_by_worker:
@@ -442,7 +454,7 @@ def _input_text(finding: Finding, settings: Settings) -> str:
     elif workers >= cores:
         why = f"there are as many workers ({workers}) as CPU cores for them"
     else:
-        why = f"more than {counted(workers, 'worker')} would not help"
+        why = f"more than {count_text(workers, 'worker')} would not help"
     place = _place(finding) or "the loader"
     return f"Make {place} faster, or {prepare}: {why}."
 
@@ -489,7 +501,7 @@ def _odd_steps_text(finding: Finding, settings: Settings) -> str:
         longest += f", {finding.what}"
     if count == 1:
         return f"Find out what {finding.phase} did in one slow step: {longest}."
-    return f"Find out what {finding.phase} does in {counted(count, 'slow step')}: {longest}."
+    return f"Find out what {finding.phase} does in {count_text(count, 'slow step')}: {longest}."
 
 
 def _sleep_text(finding: Finding, settings: Settings) -> str:
@@ -550,10 +562,10 @@ def _small_batch_text(finding: Finding, settings: Settings) -> str:
     size = ""
     if "tokens_per_batch" in finding.facts:
         tokens = int(finding.facts["tokens_per_batch"])
-        size = f" (now {counted(tokens, 'token')})"
+        size = f" (now {count_text(tokens, 'token')})"
     elif "samples_per_batch" in finding.facts:
         samples = int(finding.facts["samples_per_batch"])
-        size = f" (now {counted(samples, 'sample')})"
+        size = f" (now {count_text(samples, 'sample')})"
     memory_is_full = (
         settings.memory_free_share is not None and settings.memory_free_share < 0.1
     )

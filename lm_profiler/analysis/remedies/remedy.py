@@ -125,7 +125,7 @@ class Smaller(Candidate):
         return (self.may_change or "").partition(":")[0]
 
 
-def faster(
+def faster_candidate(
     options: Mapping[str, str],
     group: str,
     ceiling_s: float | None,

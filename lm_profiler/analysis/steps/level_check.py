@@ -9,7 +9,7 @@ import numpy as np
 
 from lm_profiler.analysis.steps.statistics import robust_std
 from lm_profiler.analysis.steps.step_model import StepModel
-from lm_profiler.record.quantities import counted, duration_text
+from lm_profiler.record.quantities import count_text, duration_text
 from lm_profiler.record.steps import StepRow
 
 _FEWEST_STEPS = 3  # one or two later steps may be slow by chance
@@ -45,7 +45,7 @@ def level_check_note(
         return []
     direction = "more" if share > 0.0 else "less"
     times = f"{duration_text(usual_s * (1.0 + share))}, not {duration_text(usual_s)}"
-    steps = f"the {counted(len(later), 'step')} after the measured ones take {abs(share):.0%} {direction} ({times})"
+    steps = f"the {count_text(len(later), 'step')} after the measured ones take {abs(share):.0%} {direction} ({times})"
     return [f"{steps}: the level may change; measure longer, or use watch"]
 
 

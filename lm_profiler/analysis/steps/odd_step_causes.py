@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from lm_profiler.record.quantities import counted, duration_text
+from lm_profiler.record.quantities import count_text, duration_text
 from lm_profiler.record.run_record import OddStep, StepCounters
 from lm_profiler.record.steps import StepRow
 
@@ -261,7 +261,7 @@ def _possible_causes(
     """Return what may have held ``odd`` up, each with the seconds that it explains."""
     step = odd.step
     counters = rank.counters[step]
-    page_faults = counted(round(counters.minor_faults or 0), "page fault")
+    page_faults = count_text(round(counters.minor_faults or 0), "page fault")
     garbage = f"{_GARBAGE} of generation {counters.gc_generation}"
     causes = [
         _Cause(garbage, rank.excess("gc_s", step)),

@@ -22,7 +22,7 @@ from lm_profiler.record.quantities import (
     TIMES,
     TOKENS_PER_S,
     Quantity,
-    counted,
+    count_text,
 )
 from lm_profiler.record.run_record import (
     VALIDATION,
@@ -494,7 +494,7 @@ def _cut(entry: Entry, cut: Cut, counts: Sequence[Sequence[BatchCount]]) -> Entr
     if len(steps.rows) < (cut.steps or 1):
         wanted = f"{cut.steps or 'any'} steps"
         if cut.warmup is not None:
-            wanted += f" after {counted(cut.warmup, 'warm-up step')}"
+            wanted += f" after {count_text(cut.warmup, 'warm-up step')}"
         raise RecordError(f"{entry.folder}: expected {wanted}, found {len(steps.rows)}")
 
     model = model_of(steps.rows, keeps_all_steps=True)

@@ -221,12 +221,12 @@ def _operators(
         module,
         number,
         inputs,
-        own,
+        own_ns,
         is_again,
         phase,
     ) in rows:
         name = packed.names[name_number] or ""
-        calls_others = own < length and not _works_itself(own, length)
+        calls_others = own_ns < length and not _works_itself(own_ns, length)
         kind, use = _work_of_operator(name, calls_others, phase)
         yield Piece(
             start=start,
@@ -240,7 +240,7 @@ def _operators(
             phase=phase,
             call_number=number,
             inputs=packed.inputs[inputs],
-            own_ns=own,
+            own_ns=own_ns,
             caller=packed.names[caller],
             is_overload=is_again,
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lm_profiler.analysis.trace.trace_file import Event, OperatorEvents
-from lm_profiler.record.figure import counted
+from lm_profiler.record.figure import count_text
 
 # the share of all work below which that of a process is a few damaged events
 _FEW = 0.05
@@ -65,10 +65,10 @@ class TraceProcess(NamedTuple):
     @property
     def text(self) -> str:
         """The name with counts, for people."""
-        work = counted(self.operators, "operator")
+        work = count_text(self.operators, "operator")
         if self.launches:
             work = f"{self.launches:,} launches"
-        return f"{self.name} ({counted(self.steps, 'step')}, {work})"
+        return f"{self.name} ({count_text(self.steps, 'step')}, {work})"
 
 
 class SeveralProcesses(ValueError):

@@ -49,7 +49,7 @@ class OperatorCalls(NamedTuple):
     module: NDArray[Any]
     number: NDArray[Any]  # of the call
     inputs: NDArray[Any]
-    own: NDArray[Any]  # the length without that of the operators that it calls
+    own_ns: NDArray[Any]  # the length without that of the operators that it calls
     # whether an operator of the same name, another overload, called it: no call of its own
     is_overload: NDArray[Any]
 
@@ -127,7 +127,7 @@ def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
     length_within = np.bincount(
         parent[is_operator], weights=length[is_operator], minlength=len(length)
     )
-    own = np.maximum(length - length_within, 0).astype(np.int64)
+    own_ns = np.maximum(length - length_within, 0).astype(np.int64)
 
     calls = np.flatnonzero(is_operator)
     ends = start + length
@@ -142,7 +142,7 @@ def _operator_calls(rows: Rows, nesting: _Nesting) -> OperatorCalls:
         nesting.module,
         number,
         inputs,
-        own,
+        own_ns,
         is_again,
     )
     return OperatorCalls(*(column[by_end] for column in columns))

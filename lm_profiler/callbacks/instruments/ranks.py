@@ -35,7 +35,7 @@ from lm_profiler.measure.collective_calls import (
     reduces_in_backward,
     time_collectives,
 )
-from lm_profiler.record.quantities import counted
+from lm_profiler.record.quantities import count_text
 
 # most collectives whose arrivals a rank sends, at 25 bytes each: 1,024 ranks then send half a gigabyte together
 MOST_CALLS = 20_000
@@ -137,7 +137,7 @@ class RanksWatch(Instrument):
         if arrivals is None:
             return "this torch has no flight recorder"
         if arrivals.lost:
-            capacity = counted(arrivals.capacity, "call")
+            capacity = count_text(arrivals.capacity, "call")
             return (
                 f"a step makes more than the {capacity} that torch's recorder holds: "
                 "set TORCH_FR_BUFFER_SIZE to more"

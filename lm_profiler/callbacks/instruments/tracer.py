@@ -43,7 +43,7 @@ from lm_profiler.measure.code_parts import PART_TYPE, listen
 from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.record.kernels import KernelTable, kernels_file
 from lm_profiler.record.parts import BETWEEN_STEPS, NO_PHASE, PHASES
-from lm_profiler.record.quantities import counted
+from lm_profiler.record.quantities import count_text
 from lm_profiler.torch_names import PREPARE_TRACE, PROFILER_ENABLED
 
 # devices whose kernels torch.profiler records, besides the host's operators
@@ -429,7 +429,7 @@ class Tracer(Instrument):
                 )
             return None
         for damage, events in work.packed.damaged_events.items():
-            notes.append(f"trace: {counted(events, 'event')} {damage} left out")
+            notes.append(f"trace: {count_text(events, 'event')} {damage} left out")
         return work
 
     def kernels(self, work: TracedWork | None) -> KernelTable | None:

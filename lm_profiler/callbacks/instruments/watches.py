@@ -12,7 +12,7 @@ import torch
 
 from lm_profiler.callbacks.instruments.instrument import Instrument, Watch
 from lm_profiler.lightning_names import COMBINED, FETCHER
-from lm_profiler.measure.boundary import Guard, say
+from lm_profiler.measure.boundary import Guard, print_message
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.measure.counts.step_reader import (
     StepReader,
@@ -53,7 +53,7 @@ class StepWatch(Instrument):
         reader = self.reader
         if not reader.raw:
             return {}
-        gpu_readings = None if self.sampler is None else self.sampler.during
+        gpu_readings = None if self.sampler is None else self.sampler.readings_between
         counters = step_counters(
             reader.raw,
             reader.collections,
@@ -254,7 +254,9 @@ def history_watch(
         try:
             recorded = history.dump(path)
             if mark_log is not None:
-                guard = Guard("the measured memory timeline", say, outcome="unknown")
+                guard = Guard(
+                    "the measured memory timeline", print_message, outcome="unknown"
+                )
                 timeline = guard.run(
                     timeline_from_snapshot, recorded, device.index or 0, mark_log
                 )

@@ -17,7 +17,7 @@ from lm_profiler.callbacks.marks.useful_tokens import (
     TokenUse,
     UsefulTokens,
 )
-from lm_profiler.measure.boundary import Guard, comes_from_outside, say
+from lm_profiler.measure.boundary import Guard, comes_from_outside, print_message
 from lm_profiler.torch_names import tree_leaves
 
 # the name that tokenizers and collators of transformers give token ids
@@ -62,7 +62,7 @@ class BatchCounts:
         self,
         module: object = None,
         combined: bool = False,
-        report: Callable[[str], object] = say,
+        report: Callable[[str], object] = print_message,
         batch_size: int | None = None,
         counts_elements: bool = True,
     ) -> None:

@@ -31,7 +31,7 @@ from lm_profiler.cli.verbs.compare import ComparisonOptions, write_comparison
 from lm_profiler.improve.candidates import budget_seconds
 from lm_profiler.improve.decision import LOOKS
 from lm_profiler.improve.pairs import paired_changes
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.entry import Entry, collect, machine_of
 from lm_profiler.record.process_spread import ProcessSpread, known_spread
@@ -134,7 +134,7 @@ def run(options: Options) -> int:
                 options.process_spread,
             )
         except _RunFailed as error:
-            say(str(error))
+            print_message(str(error))
             return FAILED
     return write_comparison(_compare_pairs(pairs, options.same_within), options, "ab")
 
@@ -386,7 +386,7 @@ def _tree(side: str, tree: str) -> Iterator[Path]:
         if not Path(tree).is_dir():
             raise UsageError(f"{side}: expected a folder or git:REF, given {tree}")
         if _git("status", "--porcelain", "--untracked-files=no", cwd=Path(tree)):
-            say(
+            print_message(
                 f"ab: {side.upper()} has changes that are not committed: they are measured too"
             )
         yield Path(tree).absolute()

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from lm_profiler.cli.surroundings import check_port, warn_of_shared_cores
 from lm_profiler.cli.verbs.plan import size_bytes
 from lm_profiler.cli.verbs.shared import choose_format, writable, write
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.processes.rank_group import RankFailed, rank_messages
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection
@@ -108,7 +108,7 @@ def run(options: Options) -> int:
         message = str(error)
         if rows:
             message += "; the table shows the results before that"
-        say(message)
+        print_message(message)
         code = FAILED
     finally:
         if rows:
@@ -149,7 +149,7 @@ def _measure(options: Options) -> Iterator[LinkFigures]:
             repeats=options.repeats,
             budget_s=options.budget_s,
         )
-        say(
+        print_message(
             f"timing {len(options.ops) * len(sizes)} collectives of {count} processes over {backend}"
         )
         for row in rank_messages(partial(time_links, request), count):

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.analysis.compare.ratio import SAME_WITHIN
 from lm_profiler.cli.verbs.shared import runs_below, write_for_github, write_text
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import json_of
@@ -102,7 +102,7 @@ def write_comparison(
         stream.write(github_annotation(comparison, fails))
     if not fails:
         return OK
-    say(f"{verb}: {verdict_line(comparison)}")
+    print_message(f"{verb}: {verdict_line(comparison)}")
     return FAILED
 
 

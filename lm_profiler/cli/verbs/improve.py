@@ -35,7 +35,7 @@ from lm_profiler.improve.cells import (
 )
 from lm_profiler.improve.search import FEWEST_RUNS
 from lm_profiler.improve.searching import Account, ImproveDisplay, Runner, search
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, config_file
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve_record import (
@@ -118,7 +118,7 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
                 baseline = cells.result(calls.baseline())
                 enough_s = baseline.took_s * (1 + FEWEST_RUNS)
                 if request.budget_s < enough_s:
-                    say(
+                    print_message(
                         f"budget: may be too short for any change; --budget={math.ceil(enough_s)}s is enough for one"
                     )
                 cells.limit_s = max(
@@ -128,7 +128,9 @@ def _run(request: ImproveRequest, folder: SweepFolder, calls: CellCalls) -> int:
                 record = _search(request, cells, calls, baseline, display)
             except Interrupted as error:  # in the first setting's own run
                 reason = f": {error}" if error.args else ""
-                say(f"interrupted{reason}; run the same command again to resume")
+                print_message(
+                    f"interrupted{reason}; run the same command again to resume"
+                )
                 return INTERRUPTED
     return _print_end(folder, record, calls.call, request.format)
 

@@ -32,7 +32,7 @@ from lm_profiler.cli.verbs.shared import (
     write,
     write_json,
 )
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.models.config import other_meanings
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection
@@ -143,7 +143,7 @@ def run(options: Options) -> int:
         answer = planned(options, show_table)
     except CannotPlan as error:
         for line in str(error).splitlines():
-            say(line)
+            print_message(line)
         return FAILED
     if options.format == "json":
         write_json(answer, file)
@@ -178,7 +178,7 @@ def planned(options: Options, show_table: Callable[[Table], object]) -> Plan:
     batch_plan, context_plan = plans
     largest_context = context_plan.largest
     for line in other_meanings([batch_plan.settings.get("model.size", "")]):
-        say(line)
+        print_message(line)
 
     def floors_of(rehearsed: Planned) -> PlannedFloors:
         return planned_floors(
@@ -309,7 +309,7 @@ def _show_timeline(
             save_figure(
                 partial(memory_timelines, titled_timelines([timeline])), options.output
             )
-        say(f"written to {options.output}")
+        print_message(f"written to {options.output}")
 
 
 def _device(options: Options) -> Capacity:

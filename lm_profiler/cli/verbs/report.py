@@ -20,7 +20,7 @@ from lm_profiler.cli.verbs.shared import (
     write_for_github,
     write_text,
 )
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.record.entry import Collection, Entry, unreadable
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
@@ -254,7 +254,7 @@ def run(options: Options) -> int:
     problems: list[str] = []
     is_shown = _show(runs, options, changes, problems)
     for problem in [*runs.problems, *problems]:
-        say(f"warning: {problem}")
+        print_message(f"warning: {problem}")
     return OK if is_shown else FAILED
 
 

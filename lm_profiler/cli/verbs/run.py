@@ -16,7 +16,7 @@ from typing import Literal
 
 from lm_profiler.external_callbacks import CLAIMED
 from lm_profiler.external_loops import VARIABLE
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.record.calls import check_folder_name
 from lm_profiler.record.run_record import Verb
 from lm_profiler.usage_error import expect
@@ -125,7 +125,7 @@ def run(options: Options) -> int:
         reason, code = "command not found", _NOT_FOUND
     except OSError as error:
         reason, code = str(error.strerror), _NOT_EXECUTABLE
-    say(f"{program}: {reason}")
+    print_message(f"{program}: {reason}")
     shutil.rmtree(claims, ignore_errors=True)
     return code
 
@@ -156,7 +156,7 @@ def _watch_for_end(claims: Path, options: Options) -> None:
         select.select([program], [], [])
         was_started = claims.is_dir()
         if was_started and not os.path.lexists(claims / CLAIMED):
-            say(_nothing_profiled(options))
+            print_message(_nothing_profiled(options))
         shutil.rmtree(claims, ignore_errors=True)
     finally:
         os._exit(0)

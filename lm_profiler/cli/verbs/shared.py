@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lm_profiler.analysis.conclude import with_unfinished
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Collection, collect
 from lm_profiler.record.files import json_of, write_whole
@@ -163,7 +163,7 @@ def _append_to_variable(variable: str, text: str) -> None:
         with Path(file).open("a", encoding="utf-8") as stream:
             stream.write(text)
     except OSError as error:  # the answer is valid even without the summary
-        say(f"{error.filename} cannot be written: {error.strerror}")
+        print_message(f"{error.filename} cannot be written: {error.strerror}")
 
 
 @contextmanager

@@ -19,12 +19,12 @@ from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.option_errors import message_in
 from lm_profiler.cli.options import read_config
 from lm_profiler.cli.verbs.shared import write
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.models.config import check_size_name, other_meanings
 from lm_profiler.processes.cell_processes import CellProcesses
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, command_line
 from lm_profiler.record.entry import Collection, collect
-from lm_profiler.record.quantities import counted
+from lm_profiler.record.quantities import count_text
 from lm_profiler.record.sweep_files import Cell
 from lm_profiler.report.tables.rows import raw_runs_table, runs_table
 from lm_profiler.report.tables.run_groups import repeats_together
@@ -65,7 +65,7 @@ def run(request: SweepRequest) -> int:
     for line in other_meanings(
         cell.overrides.get("model.size", "") for cell in plan.cells
     ):
-        say(line)
+        print_message(line)
     if request.dry_run:
         cells = run_order(plan)
         if part is not None:
@@ -81,7 +81,7 @@ def run(request: SweepRequest) -> int:
         # an OSError that main handles: the reader of stdout has gone
         raise
     except OSError as error:  # a full disk, or a folder that was removed
-        say(
+        print_message(
             f"log_dir: cannot write to {request.folder} ({error.strerror}); "
             "run the same command again for the missing cells"
         )
@@ -212,7 +212,7 @@ def _print_end(folder: SweepFolder, is_interrupted: bool, request: SweepRequest)
         print(_counts_line(counts, folder, request))
         print(f"tables and plots: {command_line(('report', str(folder.path)))}")
     if is_interrupted or counts.keys() & {"interrupted", "missing"}:
-        say("cells are missing; run the same command again for them")
+        print_message("cells are missing; run the same command again for them")
     if is_interrupted:
         return INTERRUPTED
     return OK if counts.keys() <= set(_GOOD_STATUSES) else FAILED
@@ -222,7 +222,7 @@ def _counts_line(
     counts: Counter[str], folder: SweepFolder, request: SweepRequest
 ) -> str:
     """Return how many cells have ended in which status."""
-    cells = counted(counts.total(), "cell")
+    cells = count_text(counts.total(), "cell")
     if request.part is not None:
         cells += f" (part {request.part} of {len(folder.plan.cells):,})"
     statuses = ", ".join(f"{count} {status}" for status, count in counts.items())

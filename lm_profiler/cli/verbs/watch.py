@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from lm_profiler.cli.verbs.shared import AnswerFormat, show, write_json
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.quantities import duration_text
@@ -97,7 +97,7 @@ def _watch(
             print()
         if not ending:
             return OK
-        say(f"{folder}: the training {ending}; this is its last state")
+        print_message(f"{folder}: the training {ending}; this is its last state")
         return WRONG_CALL
 
     console = Console()
@@ -111,7 +111,7 @@ def _watch(
             status = read_status(folder)
             ending = _ending(status)
             if ending:
-                say(f"{folder}: the training {ending}")
+                print_message(f"{folder}: the training {ending}")
                 has_succeeded = status.ended and status.error is None
                 return OK if has_succeeded else WRONG_CALL
             now_s = clock()
@@ -121,7 +121,7 @@ def _watch(
             elif now_s - report_s >= _SILENT_S:
                 break
             sleep(_REDRAW_S)
-    say(
+    print_message(
         f"{folder}: no report for {duration_text(_SILENT_S)}: the training was killed, or its files do not arrive here"
     )
     return FAILED
@@ -241,18 +241,18 @@ def run_trace(
         new_files = _files_of_kernels(folder, options.rank) - earlier_files
         if new_files:
             file = min(new_files)
-            say(f"traced: {file}")
+            print_message(f"traced: {file}")
             _show(read_kernels(file), options.format)
             return OK
         if _ending(read_status(folder, options.rank)):
             break
     if request.exists():
         request.unlink(missing_ok=True)
-        say(
+        print_message(
             f"{folder}: no answer to the request: the training has ended, was killed, or is stalled"
         )
     else:
-        say(f"{folder}: no trace yet; it comes when the training continues")
+        print_message(f"{folder}: no trace yet; it comes when the training continues")
     return FAILED
 
 

@@ -24,10 +24,10 @@ from lm_profiler.cli.verbs.shared import (
     write,
     write_json,
 )
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import print_message
 from lm_profiler.record.calls import OK
 from lm_profiler.record.entry import Collection
-from lm_profiler.record.figure import bytes_text, counted, duration_text
+from lm_profiler.record.figure import bytes_text, count_text, duration_text
 from lm_profiler.record.files import Part
 from lm_profiler.report.page.tables_page import write_tables_page
 from lm_profiler.report.run.trace_pair_tables import comparison_tables, ranks_tables
@@ -185,8 +185,8 @@ def _announce(paths: Sequence[Path]) -> None:
         file_bytes += size_bytes
         seconds += size_bytes / bytes_per_s
     if seconds > _LONG_S:
-        traces_text = f"{counted(len(files), 'trace')} ({bytes_text(file_bytes)})"
-        say(f"reading {traces_text} takes about {duration_text(seconds)}")
+        traces_text = f"{count_text(len(files), 'trace')} ({bytes_text(file_bytes)})"
+        print_message(f"reading {traces_text} takes about {duration_text(seconds)}")
 
 
 def _traces_of_processes(path: Path, step_name: str | None) -> list[AnyTrace]:

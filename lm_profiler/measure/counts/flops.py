@@ -498,7 +498,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         except NoFormulaError as missing:
             self._missing[str(missing)] += 1
         except BaseException as error:
-            self._lose(f"the formula of {name}", error)
+            self._stop_counting(f"the formula of {name}", error)
         return flops
 
     def _work(self) -> str:
@@ -535,7 +535,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             if not is_composite and func.namespace not in _TORCHS_OWN:
                 autocast = _autocast_of_caller()
         except BaseException as error:
-            self._lose(func, error)
+            self._stop_counting(func, error)
         if is_composite:
             with enable_reentrant_dispatch(), self:
                 # so that its parts run under autocast, as without this mode
@@ -546,7 +546,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             try:
                 self._count(func, args, kwargs, result)
             except BaseException as error:
-                self._lose(func, error)
+                self._stop_counting(func, error)
         return result
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -562,21 +562,21 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
                     self._flops[work, _dtype(args, kwargs)] += flops
                     if work == "forward":
                         self._attention_flops += _unmasked(formula, args, kwargs)
-                self._foreign_kernels.see(func, args, kwargs, result)
+                self._foreign_kernels.note_call(func, args, kwargs, result)
             except NoFormulaError as missing:
                 self._missing[str(missing)] += 1
             except BaseException as error:
-                self._lose(func, error)
+                self._stop_counting(func, error)
         is_forward = not self.is_in_optimizer and GRAPH_TASK.find()() == -1
         if self._traffic is not None and is_forward:
             try:
-                self._traffic.see(func, args, kwargs, result)
+                self._traffic.note_call(func, args, kwargs, result)
             except BaseException as error:
                 if comes_from_outside(error):
                     raise
                 self._traffic.lost = True
 
-    def _lose(self, func: Any, error: BaseException) -> None:
+    def _stop_counting(self, func: Any, error: BaseException) -> None:
         """Make the count unknown: an error of counting must not reach the step."""
         if comes_from_outside(error):
             raise error

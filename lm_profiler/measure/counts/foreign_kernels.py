@@ -62,7 +62,7 @@ class ForeignKernels:
         """Forget allocations: from here on a pass is seen from its beginning."""
         self._unwritten = {}
 
-    def see(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def note_call(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note which new storages an ``operator`` writes, and which it reads though no operator wrote them."""
         name = operator.__name__.partition(".")[0]
         if name in _ALLOCATIONS and operator.namespace == "aten":

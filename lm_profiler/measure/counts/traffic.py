@@ -127,7 +127,7 @@ class ForwardTraffic:
         self._bytes_read = 0
         return bytes_read
 
-    def see(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def note_call(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Add what a call of ``operator`` in the current pass reads, and note the storages that it makes."""
         name = operator.__name__.partition(".")[0]  # without its overload
         inputs = list(_tensors((args, kwargs)))

@@ -242,7 +242,7 @@ class TelemetrySampler:
         thread.join(timeout=_PATIENCE_S)
         return _reading([*self._samples], self.gpu.uuid)
 
-    def during(
+    def readings_between(
         self, began_s: float, ended_s: float
     ) -> tuple[float | None, list[str] | None]:
         """Return the SM clock between two instants and its throttle reasons; None if there is no sample."""

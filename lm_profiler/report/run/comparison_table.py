@@ -27,7 +27,7 @@ from lm_profiler.record.quantities import (
     TIMES,
     TOKENS_PER_S,
     Quantity,
-    counted,
+    count_text,
 )
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables.formats import render
@@ -424,7 +424,7 @@ def changes_table(folder: Path, changes: Sequence[Change]) -> Table:
     lines_below = []
     changes_left = len(changes) - _MOST_CHANGES
     if changes_left > 0:
-        lines_below.append(f"and {counted(changes_left, 'more field')}")
+        lines_below.append(f"and {count_text(changes_left, 'more field')}")
     titles = ("changed", "the record", "by this version")
     return text_table(
         titles,

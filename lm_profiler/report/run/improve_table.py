@@ -19,7 +19,7 @@ from lm_profiler.record.improve_record import (
 from lm_profiler.record.quantities import (
     TRIED_COLUMNS,
     bytes_text,
-    counted,
+    count_text,
     duration_text,
 )
 from lm_profiler.report.tables.table import Table, TableCell, headings_of
@@ -70,7 +70,7 @@ def _without_result(record: ImproveRecord) -> str:
         return "nothing helped"
     if len(undecided) == len(compared):
         return "nothing was decided: runs differ too much for this budget; use a larger one, or a quieter machine"
-    number = counted(len(undecided), "change")
+    number = count_text(len(undecided), "change")
     return f"no decided change helped; {number} would need a larger budget"
 
 
@@ -78,7 +78,7 @@ def final_line(final: Final) -> str:
     """Return the total: ``step 168.0 → 97.1 ms, 1.73 × [1.69, 1.77], measured anew in 4 pairs``."""
     step = f"step {_change_in_ms(final.first_s, final.final_s)} ms"
     ratio = f"{ratio_text(final.ratio)} × [{ratio_text(final.low)}, {ratio_text(final.high)}]"
-    line = f"{step}, {ratio}, measured anew in {counted(final.pairs, 'pair')}"
+    line = f"{step}, {ratio}, measured anew in {count_text(final.pairs, 'pair')}"
     is_surely_faster = final.low > 1.0
     if is_surely_faster:
         return line
@@ -220,6 +220,6 @@ _ENDINGS = {
 
 def _end(record: ImproveRecord) -> str:
     compared = {change.name for change in record.tried if change.verdict != "REFUSED"}
-    tried = f"{counted(len(compared), 'change')} tried in {counted(record.runs, 'run')}"
+    tried = f"{count_text(len(compared), 'change')} tried in {count_text(record.runs, 'run')}"
     spent = f"{duration_text(record.elapsed_s)} of a budget of {duration_text(record.budget_s)}"
     return f"{tried}, {spent}; {_ENDINGS.get(record.ended, record.ended)}"

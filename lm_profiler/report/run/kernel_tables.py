@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from lm_profiler.record.figure import counted
+from lm_profiler.record.figure import count_text
 from lm_profiler.record.kernels import KernelRow, KernelTable, Kind
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.text import shortened
@@ -263,7 +263,7 @@ def modules_tables(kernels: KernelTable) -> list[Table]:
     if hidden:
         hidden_s = sum(sums_s[module] for module in hidden)
         lines_below.append(
-            f"{counted(len(hidden), 'further module')}, {_ms(kernels, hidden_s)} ms"
+            f"{count_text(len(hidden), 'further module')}, {_ms(kernels, hidden_s)} ms"
         )
     return [
         text_table(

@@ -15,7 +15,7 @@ from lm_profiler.record.quantities import (
     MFU,
     QUANTITIES,
     TIMES,
-    counted,
+    count_text,
     with_prefix,
 )
 from lm_profiler.record.run_record import NumericsFacts, RunRecord, Utilisation
@@ -121,8 +121,8 @@ def headline(record: RunRecord) -> str:
     """Return what was measured and where; for a run without measured steps, how it ended."""
     if not _has_measured_steps(record):
         return f"{record.name}: {record.verb}, {record.status}"
-    steps = counted(record.time["step"].n, "step")
-    warmup = counted(record.steps.get("warmup", 0), "warm-up step")
+    steps = count_text(record.time["step"].n, "step")
+    warmup = count_text(record.steps.get("warmup", 0), "warm-up step")
     ran: str = record.verb
     if record.loop != "Trainer":
         ran = _NAMES_OF_LOOPS.get(record.loop, record.loop)
@@ -236,7 +236,7 @@ def _wait_lines(record: RunRecord) -> list[str]:
         texts.append(f"{sync.call or sync.function} ({place})")
     waits_left = len(waits) - _WAITS_SHOWN
     if waits_left > 0:
-        texts.append(counted(waits_left, "more line"))
+        texts.append(count_text(waits_left, "more line"))
     return [f"the host waits for the device at: {', '.join(texts)}"]
 
 
@@ -320,7 +320,7 @@ def numerics_headline(audit: NumericsFacts) -> str:
     text = f"numerics against float32: loss {losses}, output off by {output}, gradients by {gradients}"
     if not audit.losses:
         return text
-    steps = counted(len(audit.losses), "step")
+    steps = count_text(len(audit.losses), "step")
     first_loss = _loss_text(audit.losses[0])
     last_loss = _loss_text(audit.losses[-1])
     return f"{text}; loss of the first {steps} from {first_loss} to {last_loss}"
@@ -340,7 +340,7 @@ def other_lines(record: RunRecord) -> list[str]:
     if owned is None or not owned.actions:
         return []
     # The actions add up to this figure: timing each of them takes some time itself.
-    total = f"{ms_text(owned.seconds)} ms while each action of {counted(owned.steps, 'step')} was timed"
+    total = f"{ms_text(owned.seconds)} ms while each action of {count_text(owned.steps, 'step')} was timed"
     if owned.measured_s is not None:
         total = f"{ms_text(owned.measured_s)} ms, {total}"
     texts = []

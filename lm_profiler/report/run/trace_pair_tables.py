@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lm_profiler.record.figure import counted
+from lm_profiler.record.figure import count_text
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.text import shortened
 from lm_profiler.record.trace_answer import (
@@ -60,7 +60,7 @@ def comparison_tables(comparison: TraceComparison) -> list[Table]:
 
 def _side_line(label: str, side: TraceSide) -> str:
     device = f" on {side.device}" if side.device else ""
-    return f"{label}: {side.trace}: {counted(side.steps, 'step')} of {_ms(side.step_s)} ms{device}"
+    return f"{label}: {side.trace}: {count_text(side.steps, 'step')} of {_ms(side.step_s)} ms{device}"
 
 
 def _differences(
@@ -75,7 +75,7 @@ def _differences(
     if hidden:
         hidden_s = sum(difference.b_s - difference.a_s for difference in hidden)
         lines_below.append(
-            f"{counted(len(hidden), 'smaller difference')}, {_signed_ms(hidden_s)} ms together"
+            f"{count_text(len(hidden), 'smaller difference')}, {_signed_ms(hidden_s)} ms together"
         )
     rows = _difference_rows(differences[:_LARGEST], has_module)
     return text_table(titles, rows, left=3 if has_module else 2, title=f"by {noun}, the largest difference first",
@@ -105,14 +105,14 @@ def _difference_rows(
 
 def ranks_tables(answer: TraceRanks) -> list[Table]:
     """Return what each rank did, and who waited for whom, for people, in milliseconds of one step."""
-    calls = counted(answer.matched, "collective call")
+    calls = count_text(answer.matched, "collective call")
     lines = [
-        f"{len(answer.ranks)} ranks, {counted(answer.steps, 'step')}, {calls} compared by their durations",
+        f"{len(answer.ranks)} ranks, {count_text(answer.steps, 'step')}, {calls} compared by their durations",
         "the rank on which a call is the shortest came last, and the others waited for it",
     ]
     if answer.unmatched:
         lines.append(
-            f"{counted(answer.unmatched, 'call')} without a counterpart on another rank, not compared"
+            f"{count_text(answer.unmatched, 'call')} without a counterpart on another rank, not compared"
         )
     lines += [f"note: {note}" for note in answer.notes]
     ranks = []
@@ -150,7 +150,7 @@ def ranks_tables(answer: TraceRanks) -> list[Table]:
     if hidden:
         hidden_s = sum(wait.waited_s for wait in hidden)
         lines_below.append(
-            f"{counted(len(hidden), 'smaller wait')}, {_ms(hidden_s)} ms together"
+            f"{count_text(len(hidden), 'smaller wait')}, {_ms(hidden_s)} ms together"
         )
     tables = [Table(above=lines), text_table(rank_titles, ranks, title="ranks")]
     if waits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lm_profiler.record.figure import counted, with_prefix
+from lm_profiler.record.figure import count_text, with_prefix
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.text import shortened
 from lm_profiler.record.trace_answer import (
@@ -79,7 +79,7 @@ def summary_lines(answer: TraceAnswer) -> list[str]:
     if answer.floor is not None:
         lines.append(f"floor: {_floor_text(answer, answer.floor)}")
     for damage, count in answer.left_out.items():
-        lines.append(f"left out: {counted(count, 'event')} {damage}")
+        lines.append(f"left out: {count_text(count, 'event')} {damage}")
     lines += [f"note: {note}" for note in answer.notes]
     return lines
 
@@ -149,7 +149,9 @@ def _idle_tables(answer: TraceAnswer) -> list[Table]:
     lines_below = []
     if hidden:
         hidden_s = sum(idle.total_s for idle in hidden) / answer.steps
-        lines_below.append(f"{counted(len(hidden), 'further cause')}, {_ms(hidden_s)}")
+        lines_below.append(
+            f"{count_text(len(hidden), 'further cause')}, {_ms(hidden_s)}"
+        )
     titles = ["in", "cause", "phase", "times", "ms", "share"]
     title = "idle time of the device, and what the host did"
     if answer.launches is None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from lm_profiler.analysis.hardware.roofline import contention_lines
 from lm_profiler.analysis.remedies.catalogue import remedy_of
 from lm_profiler.record.figure import digits_of, is_zero_text, ms_text
-from lm_profiler.record.quantities import counted, duration_text
+from lm_profiler.record.quantities import count_text, duration_text
 from lm_profiler.record.run_record import (
     Finding,
     OddStep,
@@ -67,7 +67,7 @@ def verdict_lines(record: RunRecord) -> list[str]:
         phrases += contention_lines(record.contention)
     phrases.append(_bound(verdict))
     if steadiness is not None and steadiness.recompilations:
-        recompilations = counted(steadiness.recompilations, "recompilation")
+        recompilations = count_text(steadiness.recompilations, "recompilation")
         phrases.append(f"{recompilations} while measuring")
     phrases += _clock(record.telemetry)
     return [f"verdict: {'; '.join(phrases)}", f"next: {next_text(record)}"]
@@ -164,7 +164,7 @@ def step_lines(record: RunRecord) -> list[str]:
     lines = []
     phrases = [*_course(steadiness), *_kinds(steadiness)]
     if steadiness.cut:
-        phrase = f"{counted(steadiness.cut, 'more warm-up step')} left out"
+        phrase = f"{count_text(steadiness.cut, 'more warm-up step')} left out"
         if steadiness.bias_of_mean is not None:
             phrase += f", which would shift the mean by {steadiness.bias_of_mean:+.1%}"
         phrases.append(phrase)
@@ -211,7 +211,7 @@ def _not_seen(steadiness: Steadiness, can_be_watched: bool) -> list[str]:
     took_s = steadiness.took_s
     if took_s is None or took_s >= _LONG_WINDOW_S:
         return []
-    length = f"{counted(_steps_used(steadiness), 'step')} or {duration_text(took_s)}"
+    length = f"{count_text(_steps_used(steadiness), 'step')} or {duration_text(took_s)}"
     line = f"not seen: anything rarer than once in {length}"
     if can_be_watched:
         line += "; --watch=true reports it"
@@ -259,7 +259,7 @@ def _words(steadiness: Steadiness) -> str:
         return "too few steps to know whether it is steady"
     text = ", ".join(steadiness.words)
     if steadiness.took_s is not None and steadiness.first is not None:
-        text += f" over {counted(_steps_used(steadiness), 'step')}, {duration_text(steadiness.took_s)}"
+        text += f" over {count_text(_steps_used(steadiness), 'step')}, {duration_text(steadiness.took_s)}"
     if steadiness.word != "noisy":
         return text
     share = steadiness.known_to
@@ -278,7 +278,7 @@ def odd_lines(record: RunRecord) -> list[str]:
         lines.append(f"odd: {odd_text(odd, has_several_ranks)}")
     steps_left = len(record.odd_steps) - _ODD_SHOWN
     if steps_left > 0:
-        lines.append(f"odd: and {counted(steps_left, 'more step')}")
+        lines.append(f"odd: and {count_text(steps_left, 'more step')}")
     return lines
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from lm_profiler.record import watch_files
 from lm_profiler.record.figure import share_text
 from lm_profiler.record.parts import TIMED
-from lm_profiler.record.quantities import bytes_text, counted, duration_text
+from lm_profiler.record.quantities import bytes_text, count_text, duration_text
 from lm_profiler.record.watch_files import (
     Sketch,
     WatchEvent,
@@ -40,7 +40,7 @@ def watch_tables(folder: Path, most_events: int = _MOST_EVENTS) -> list[Table]:
         tables.append(_phase_table(watched.windows))
     if len(watched.ranks) > 1:
         tables.append(_rank_table(watched.ranks))
-    number_of_events = counted(len(watched.events), "event")
+    number_of_events = count_text(len(watched.events), "event")
     if not watched.events:
         return [*tables, Table(above=[number_of_events])]
     tables.append(Table(above=[f"{number_of_events}, the last of them:"]))
@@ -58,13 +58,13 @@ def _event_table(events: Sequence[WatchEvent], world_size: int) -> Table:
 
 def _state_lines(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
     """Return how far the training is, its goodput, and the memory that it holds."""
-    line = f"{_process_state(status)}: {counted(status.steps, 'step')} in {duration_text(status.wall_s)}"
+    line = f"{_process_state(status)}: {count_text(status.steps, 'step')} in {duration_text(status.wall_s)}"
     if status.goodput is not None:
         line += f", goodput {status.goodput:.1%} (training steps after the first)"
     if status.resumed_at:
         line += f"; continued from step {status.resumed_at:,}"
     if status.repeated is not None:
-        line += f", repeated {counted(status.repeated, 'step')} of the previous run"
+        line += f", repeated {count_text(status.repeated, 'step')} of the previous run"
     if status.held_bytes is None:
         return [line]
     return [line, _memory_line(status.held_bytes, windows)]

@@ -48,7 +48,7 @@ def fold(title: str, *blocks: Json) -> Json:
     return {"kind": "fold", "title": title, "blocks": list(blocks)}
 
 
-def beside(*blocks: Json) -> Json:
+def side_by_side(*blocks: Json) -> Json:
     """Return blocks that stand side by side where the window is wide enough."""
     return {"kind": "beside", "blocks": list(blocks)}
 

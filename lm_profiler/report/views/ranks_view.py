@@ -11,7 +11,7 @@ import numpy as np
 from lm_profiler.analysis.ranks.slowness import fast_ranks
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.figure import ms_text
-from lm_profiler.record.quantities import GROUPS, PARTS, Quantity, counted
+from lm_profiler.record.quantities import GROUPS, PARTS, Quantity, count_text
 from lm_profiler.record.run_record import Ranks, RankTimes
 from lm_profiler.report.pictures.drawing import PALE, SERIES_COLOURS
 from lm_profiler.report.run.rank_lines import communication_lines, who_waits
@@ -19,13 +19,13 @@ from lm_profiler.report.run.sections import known_table
 from lm_profiler.report.tables.table import Table, text_table
 from lm_profiler.report.views.blocks import (
     Json,
-    beside,
     card,
     chart,
     escaped,
     fold,
     line,
     shade,
+    side_by_side,
     table,
 )
 from lm_profiler.report.views.view import Limits, View, left_no_run
@@ -51,10 +51,10 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
     conclusion = who_waits(ranks)
     head = [line(f"{conclusion[0].upper()}{conclusion[1:]}.", "headline")]
     head += [line(text, "quiet") for text in communication_lines(ranks)]
-    steps = counted(ranks.steps, "step")
+    steps = count_text(ranks.steps, "step")
     title = f"Who works, who waits: {_ranks_text(ranks)}, mean of {steps}"
     if not _has_all_ranks(ranks):
-        drawn = f"Drawn are {len(rows):,} of {counted(ranks.heard, 'rank')}"
+        drawn = f"Drawn are {len(rows):,} of {count_text(ranks.heard, 'rank')}"
         choice = "rank 0, those with most own work and those with least, most first"
         head.append(line(f"{drawn}: {choice}.", "quiet"))
     pictures = [_by_phase(ranks, rows)]
@@ -63,7 +63,7 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
     facts = known_table(record, _SOURCES)
     return [
         card(title, *head),
-        beside(*pictures),
+        side_by_side(*pictures),
         fold("What this is known from", *table(facts)),
     ]
 
@@ -101,7 +101,7 @@ def _has_all_ranks(ranks: Ranks) -> bool:
 
 
 def _ranks_text(ranks: Ranks) -> str:
-    world = counted(ranks.world, "rank")
+    world = count_text(ranks.world, "rank")
     if ranks.heard == ranks.world:
         return world
     return f"{ranks.heard:,} of {world}"

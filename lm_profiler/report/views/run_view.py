@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.figure import ms_text
-from lm_profiler.record.quantities import PARTS, TIMED, counted
+from lm_profiler.record.quantities import PARTS, TIMED, count_text
 from lm_profiler.record.run_record import OtherByOwner, RecordError, RunRecord
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS, SERIES_COLOURS
@@ -26,7 +26,6 @@ from lm_profiler.report.views.blocks import (
     Json,
     bar,
     bars,
-    beside,
     card,
     chart,
     choice,
@@ -36,6 +35,7 @@ from lm_profiler.report.views.blocks import (
     line,
     piece,
     section,
+    side_by_side,
     table,
 )
 from lm_profiler.report.views.view import Limits, View, left_no_run
@@ -115,9 +115,9 @@ def _more_lines(record: RunRecord) -> list[Json]:
             further_lines.append(line(text))
     counts = []
     if notes:
-        counts.append(counted(len(notes), "note"))
+        counts.append(count_text(len(notes), "note"))
     if further_lines:
-        counts.append(counted(len(further_lines), "further line"))
+        counts.append(count_text(len(further_lines), "further line"))
     if not counts:
         return []
     return [fold(", ".join(counts), *notes, *further_lines)]
@@ -134,7 +134,7 @@ def _owners(owned: OtherByOwner) -> Json:
         length = action.seconds / longest_s if longest_s else 0.0
         pieces = [piece(0.0, length, PART_COLOURS["other"], f"{ms} ms")]
         rows.append(bar(action.name, pieces, cells))
-    text = f"Each action of {counted(owned.steps, 'step')} was timed: {ms_text(owned.seconds)} ms per step in total."
+    text = f"Each action of {count_text(owned.steps, 'step')} was timed: {ms_text(owned.seconds)} ms per step in total."
     if len(owned.actions) > _MOST_OWNERS:
         text += f" Shown are the longest {_MOST_OWNERS} of {len(owned.actions):,}."
     drawn = bars(["owner and action", "", "ms", "calls", "in steps"], rows)
@@ -150,7 +150,7 @@ def _figures(record: RunRecord) -> list[Json]:
             section_blocks.append(section(printed.title, *blocks_of_table))
         else:  # a further table of the section before it
             section_blocks[-1]["blocks"] += blocks_of_table
-    return [beside(*section_blocks)]
+    return [side_by_side(*section_blocks)]
 
 
 # -- the chart of the steps --------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def _steps(entry: Entry, record: RunRecord, most_steps: int) -> list[Json]:
             f"The picture shows 1 of {stride} steps; the run has {len(means):,}."
         )
     if len(record.rank_step_s) > 1:
-        ranks = counted(len(record.rank_step_s), "rank")
+        ranks = count_text(len(record.rank_step_s), "rank")
         waiting = "phases include waiting, which the Ranks view separates"
         notes.append(f"Means over {ranks}: {waiting}.")
     note_lines = [line(note, "quiet") for note in notes]

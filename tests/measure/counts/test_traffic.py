@@ -169,5 +169,5 @@ def test_what_stands_where_a_copy_was_is_made() -> None:
     traffic, result = ForwardTraffic(), torch.ones(3, 8)
     place = id(result.untyped_storage())
     traffic.copied_storages.add(place)
-    traffic.see(torch.ops.aten.tanh.default, (ROWS,), {}, result)
+    traffic.note_call(torch.ops.aten.tanh.default, (ROWS,), {}, result)
     assert (traffic.made_storages, traffic.copied_storages) == ({place}, set())
