@@ -91,7 +91,7 @@ _INPUTS = {field.name for field in fields(Evidence)} - {"notes"}
 
 
 class RunSteps:
-    """The measured steps of ``evidence``, and what several findings ask of them.
+    """The measured steps of ``evidence``, and what several findings compute from them.
 
     A run that failed has the steps that all its ranks finished.
     """

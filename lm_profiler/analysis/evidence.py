@@ -113,12 +113,12 @@ class Evidence:
     syncs: Sequence[Sync] | None = None
     # counters of each measured step, of each rank that has them
     counters: Sequence[StepCounters] = ()
-    # the timeline of each rank that knows when it came to its collectives
+    # the timeline of each rank that has noted when it came to its collectives
     timelines: Sequence[RankTimeline] = ()
     parts: Sequence[str] = PARTS  # what the codes in ``timelines`` stand for
     ranks_heard: int = 1  # the number of ranks that the facts are of; ``rows`` may be of more, whose files were found
 
-    # What the Trainer, the module and the machine say.
+    # What the Trainer, the module and the machine report.
     world_size: int = 1
     accumulate_grad_batches: int = 1
     precision: str = "32-true"  # the Trainer's precision, by Lightning's name
@@ -127,7 +127,7 @@ class Evidence:
     environment: Environment | None = None
     model: ModelFacts | None = None
     experts: Sequence[ExpertLoad] = ()
-    # the settings that are switched on, as far as it can be asked; ``conclude`` adds what the figures say
+    # the settings that are switched on, as far as that can be read; ``conclude`` adds what the figures say
     settings: Settings | None = None
     lists: Lists | None = None  # the lists of tensors that the optimizers are given
     multiprocessors: int | None = None  # the number of multiprocessors of one device

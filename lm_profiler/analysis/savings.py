@@ -621,8 +621,8 @@ def _gap_of_function_s(
 ) -> float:
     """Return the time of the function of ``rows`` by the untraced steps: its share of the phase without operators.
 
-    Only if it has nearly all of the Python that was followed in its phase; else 0. Following ends after so many calls,
-    and cannot know to the nanosecond what it costs: untraced steps can.
+    Only if it has nearly all of the Python that was followed in its phase; else 0. Calls are followed only up to a
+    number, and the cost of following them is not known to the nanosecond: untraced steps show it.
     """
     gap_s = costs.gap_s(phase)
     followed_s = 0.0

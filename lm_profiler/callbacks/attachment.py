@@ -123,7 +123,7 @@ class Attachment:
             self.watching.passed(INSTRUMENTS)
 
     def begin(self) -> None:
-        """Make the record and the instruments; asks other ranks only for rank 0's folder."""
+        """Make the record and the instruments; of other ranks it needs only the folder of rank 0."""
         self.has_begun = True  # set first: if the rest fails, it is not tried again
         launch = self.options.launch
         exchange = self.finisher.exchange

@@ -52,7 +52,7 @@ class LoopModules(nn.ModuleList):
 
 
 def facts_of_fabric(fabric: Any) -> FrameworkFacts:
-    """Return what Lightning Fabric knows about its loop."""
+    """Return what Lightning Fabric records about its loop."""
     return FrameworkFacts(
         kind="Fabric",
         device=fabric.device,
@@ -64,7 +64,7 @@ def facts_of_fabric(fabric: Any) -> FrameworkFacts:
 
 
 def facts_of_transformers(trainer: Any) -> FrameworkFacts:
-    """Return what transformers' ``trainer`` is asked for in its arguments."""
+    """Return what the arguments of transformers' ``trainer`` set."""
     arguments = trainer.args
     precision: str | None = None
     if arguments.bf16:
@@ -82,7 +82,7 @@ def facts_of_transformers(trainer: Any) -> FrameworkFacts:
 
 
 def facts_of_accelerator(accelerator: Any) -> FrameworkFacts:
-    """Return what accelerate knows about its loop."""
+    """Return what accelerate records about its loop."""
     return FrameworkFacts(
         kind="accelerate",
         device=accelerator.device,

@@ -122,7 +122,7 @@ class Exchange:
         )
 
     def from_rank_0(self, subject: str, find: Callable[[], Value]) -> Value:
-        """Return on every rank what ``find`` returns on rank 0. All ranks have to ask in the same order.
+        """Return on every rank what ``find`` returns on rank 0. All ranks have to call it in the same order.
 
         Raises:
             Exception: ``find`` raised on rank 0, or its answer is not in our format, or did not come in time.
@@ -135,7 +135,7 @@ class Exchange:
             answer = _Answer.model_validate_json(content)
             if answer.value is None:
                 raise RuntimeError(f"rank 0 has no {subject}: {answer.error}")
-            return answer.value  # type: ignore[return-value]  # all ranks ask for the same
+            return answer.value  # type: ignore[return-value]  # all ranks pass the same type
         try:
             value = find()
         except BaseException as error:

@@ -49,7 +49,7 @@ class HookedRun:
     def end(self, error: BaseException | None = None, ends_step: bool = True) -> None:
         """Record the loop, which is over or which ``error`` ended, unless its stages were over before.
 
-        With ``ends_step`` its last step ends here; where the program ends nobody knows what it did after that step.
+        With ``ends_step`` its last step ends here; where the program ends it is unknown what it did after that step.
         """
         attachment = self.attachment
         finisher = attachment.finisher

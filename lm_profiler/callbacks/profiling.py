@@ -117,7 +117,7 @@ class TrainingProfiler(Callback):
         self.admits: Admits | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the options alone: a copy or a pickle can profile its own run, and knows nothing of this one."""
+        """Return the options alone: a copy or a pickle can profile its own run, and holds nothing of this one."""
         return {
             "_options": self._options,
             "_run": None,
@@ -287,7 +287,7 @@ class TrainingProfiler(Callback):
             if is_over:
                 raise StopIteration
         elif phases is not None and self._options.verb == "fit":
-            # There is nothing more to ask: from now on Lightning calls the run itself, which saves a Python frame.
+            # The options need no further check: from now on Lightning calls the run itself, which saves a Python frame.
             vars(self)["on_train_batch_end"] = run.count_ended_batch
         run.count_batch(batch)
 

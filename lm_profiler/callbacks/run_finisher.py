@@ -91,7 +91,7 @@ class RunFinisher:
 
     @property
     def is_forked_copy(self) -> bool:
-        """Whether the program has forked this process after the run began: such a copy has no say in the run."""
+        """Whether the program has forked this process after the run began: such a copy does not end the run."""
         return self._process != os.getpid()
 
     def begin(self, planned: Mapping[str, int]) -> None:

@@ -102,7 +102,7 @@ class Instruments:
             instrument.guard.run(instrument.discard)
 
     def facts(self) -> dict[str, Any]:
-        """Return what all instruments know so far, by the names of the fields of ``Measured``."""
+        """Return what all instruments have measured so far, by the names of the fields of ``Measured``."""
         facts = dict[str, Any]()
         for instrument in self._in_order:
             facts.update(instrument.facts)

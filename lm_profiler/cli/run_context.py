@@ -324,7 +324,7 @@ class RankLauncher(LAUNCHER.as_base()):  # type: ignore[misc]  # a private class
     def _wrapping_function(
         self, process_idx: int, trainer: Trainer | None, *args: Any
     ) -> None:
-        """Run the function of a rank; if it fails, Lightning's callbacks hear of it and the rank's group ends."""
+        """Run the function of a rank; if it fails, Lightning's callbacks are notified and the rank's group ends."""
         with quiet(), handled({signal.SIGTERM: terminate}):
             try:
                 super()._wrapping_function(process_idx, trainer, *args)

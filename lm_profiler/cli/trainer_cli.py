@@ -186,7 +186,7 @@ class ProfilerCLI(OptionsCLI):
         getattr(self.trainer, self.verb)(**arguments)
 
     def _claim_folder(self, trainer: Trainer) -> None:
-        """Claim the folder of the run; the Trainer knows this process's rank, however the ranks were started."""
+        """Claim the folder of the run; the Trainer gives this process's rank, however the ranks were started."""
         context = self.context
         replace_launcher(trainer)
         context.begin(trainer.global_rank)

@@ -50,7 +50,7 @@ trainer:
 
 
 def asks_for_first_options(arguments: Sequence[str]) -> bool:
-    """Whether a call asks for the most used options; ``--help all`` asks for all of them, which takes a parser."""
+    """Whether a call shows the most used options; ``--help all`` shows all of them, which takes a parser."""
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if word in ("-h", "--help"):
             return following != "all"

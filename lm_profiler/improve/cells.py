@@ -136,7 +136,7 @@ class FinishedCell:
 
     entry: Entry  # the run with its record
     outcome: CellOutcome  # how the cell ended
-    took_s: float  # seconds that it takes from the budget, all tries together; 0 if it was asked for before
+    took_s: float  # seconds of the budget, all tries together; 0 if the search requested the cell before
     was_cut: bool = False  # whether the end of the budget ended it
 
     @property

@@ -32,7 +32,8 @@ class TimedRun:
     # why it was not started: what the hardware lacks, or what would not fit
     refusal: str | None = None
     peak_bytes: int | None = None
-    was_cut: bool = False  # whether the end of the budget cut it, which says nothing about the setting
+    # whether the end of the budget cut it: no fault of the setting
+    was_cut: bool = False
     may_lack_memory: bool = False  # whether it may have failed for lack of memory: it reported that, or was killed
 
 

@@ -350,7 +350,7 @@ class Searcher:
             return replace(comparison, runs_b=(*comparison.runs_b, run_b))
         run_a = self.run(comparison.a_options)
         has_failed = run_a.step_s is None and not run_a.was_cut
-        if has_failed:  # once more: it ran well before, and says nothing of the change
+        if has_failed:  # once more: it ran well before, so that its failure is not due to the change
             run_a = self.run(comparison.a_options)
         return replace(comparison, runs_a=(*comparison.runs_a, run_a))
 

@@ -28,7 +28,7 @@ class Timer(Protocol):
 
 
 class _Listener:
-    """What hears of parts: a timer in measured steps, an opener of ranges in traced ones."""
+    """What is called when a part begins and ends: a timer in measured steps, an opener of ranges in traced ones."""
 
     def __init__(self) -> None:
         self.opener: Opener | None = None

@@ -1,8 +1,8 @@
 """Reads torch's flight recorder: a ring buffer with every collective call of this process and its wall-clock time.
 
 It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0, on every backend, and costs the same whether it is read or not. On a GPU
-the host only enqueues, and the time of its call does not tell when the device gets there: NCCL is told to time its
-calls there, and waits of the computing stream are timed by ``StreamWaits``.
+the host only enqueues, and the time of its call does not show when the device gets there: NCCL is set to time its calls
+there, and waits of the computing stream are timed by ``StreamWaits``.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def user_line(
     """Return file, number and function of the innermost line of the program's code; None if there is none.
 
     With ``frameworks``, a framework's own line counts where it acts by itself. The search stops at a Lightning loop:
-    beyond it the program's next line is the call of ``fit``, which says nothing.
+    beyond it the program's next line is the call of ``fit``, which shows nothing.
     """
     fallback = None
     for frame, line in walk_stack(innermost):

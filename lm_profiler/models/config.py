@@ -349,7 +349,7 @@ def other_meanings(sizes: Iterable[str]) -> list[str]:
 def size_lines(options: Mapping[str, Any], named: bool) -> list[str]:
     """Return lines on what the size in ``options`` means; ``named`` is whether the user gave it on the command line.
 
-    If other options give dimensions, the size is only a name, and a line says so if the user gave it.
+    If other options give dimensions, the size is only a name, and a line is printed about that if the user gave it.
     """
     size = options.get("size", "")
     dimensions = [f"{name} {options[name]}" for name in DIMENSIONS if options.get(name)]

@@ -37,7 +37,7 @@ _SERVER_VARIABLES = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 
-# A fresh interpreter shares the pipe that tells of its end with its children, so its end is checked this often.
+# A fresh interpreter shares the pipe that shows its end with its children, so its end is checked this often.
 _POLL_S = 0.1
 
 _SERVER_DIED = 255  # the exit code that multiprocessing reports if its server died
@@ -214,7 +214,7 @@ def run_cell(
 
 
 def forget_server() -> None:
-    """Have processes that a cell leaves behind not keep the server alive; a cell that asks for one gets its own."""
+    """Have processes that a cell leaves behind not keep the server alive; a cell that needs one gets its own."""
     server: Any = forkserver._forkserver
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)

@@ -163,7 +163,7 @@ class Child(Generic[Answer]):
         """Kill the child and its descendants, and wait for its end."""
         descendants: list[psutil.Process] = []
         with suppress(psutil.Error):
-            # Listed before the child dies: the child adopts processes whose parents have ended, and later nobody knows
+            # Listed before the child dies: it adopts processes whose parents have ended, and they are lost with it
             # where they came from.
             descendants = psutil.Process(self._process.pid).children(recursive=True)
         with suppress(ProcessLookupError):  # it may not lead a group yet

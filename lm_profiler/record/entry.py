@@ -412,7 +412,7 @@ def _with_siblings(cells: list[Entry]) -> list[Entry]:
         if cell.environment is not None and cell.config is not None:
             siblings.append(cell)
             devices.add(cell.environment.device_name)
-    # In a sweep over devices no sibling says where a cell would have run.
+    # In a sweep over devices no other cell shows where one would have run.
     if len(devices) != 1:
         return cells
     sibling_ids = {id(cell) for cell in siblings}

@@ -181,7 +181,7 @@ class Figure:
     def lacks_interval(self, record: Any) -> bool:
         """Return whether ``record`` has the figure without its interval, because its steps are too few or too unlike.
 
-        Records of versions before 0.3 know no intervals of means: they lack none.
+        Records of versions before 0.3 have no intervals of means, and none is missed there.
         """
         if self.get(record) is None or self.interval(record) is not None:
             return False

@@ -137,7 +137,7 @@ class Part(BaseModel):
 def json_of(record: Any, indent: int | None = None) -> str:
     """Return a ``Part`` or a dataclass as JSON, with null for NaN and infinity; lone surrogates, which command lines
     and messages may have, become question marks."""
-    # to_json knows no class that is not built yet, before pydantic 2.14
+    # to_json cannot handle a class that is not built yet, before pydantic 2.14
     adapter = TypeAdapter[Any](type(record))
     try:
         return adapter.dump_json(record, indent=indent).decode()

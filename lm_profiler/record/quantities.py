@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from lm_profiler.record.figure import *  # noqa: F403  # the registry is asked for them too
+from lm_profiler.record.figure import *  # noqa: F403  # the registry offers them too
 from lm_profiler.record.figure import Figure, Place
 from lm_profiler.record.figure_fields import figures_in, rows_in
 from lm_profiler.record.files import Part
@@ -245,7 +245,7 @@ def _sync_count(record: RunRecord) -> int | None:
 
 def _over_planned(record: RunRecord) -> float | None:
     """Return the measured over the planned bytes: of the peak, or else of the level after forward."""
-    # If no device counts its tensors, a process's resident size says too little about them.
+    # If no device counts its tensors, they cannot be read from a process's resident size.
     planned, memory = record.planned, record.memory
     if planned is None or memory is None:
         return None

@@ -138,7 +138,7 @@ def _end_of_lost(
     if len(lost_ranks) > 1:
         message += f"; so did {ranks_text(lost_ranks[1:])}"
     # A known code means that this process, or its parent, started the rank on this host. ``near_end`` is the end of
-    # this process where it asks for itself, so its host is the same.
+    # this process where it looks for itself, so its host is the same.
     host = near_end.failure.host if has_code else None
     changes = {
         "type": RANK_LOST,

@@ -194,7 +194,7 @@ class Rehearsal(Callback):
     bucket_bytes: int | None = None  # bytes of DDP's buckets; None if there are none
     # entered while a batch runs
     _fake_context: ExitStack = field(default_factory=ExitStack)
-    _steps_left: int = 1 << 20  # more than ``_steps`` ever asks for
+    _steps_left: int = 1 << 20  # more than ``_steps`` ever needs
 
     def _steps(self) -> Iterator[None]:
         """Yield where a step begins; resumed where that step has ended. When this returns, the loop ends."""
@@ -309,7 +309,7 @@ class RehearsedSizes(Rehearsal):
             _, reserved_bytes, *_ = live.peaks()
             try:
                 next_size = self.sizes.send(needed_bytes(peak_bytes, reserved_bytes))
-            except StopIteration:  # no further size is asked for
+            except StopIteration:  # no further size is tried
                 return
             self._strategy.size = next_size
             live.empty_cache()
@@ -393,7 +393,7 @@ _SURE_FACTOR = 1.05  # a peak that may be too low by a larger factor is not repo
 
 
 def remove_limits(trainer: Trainer) -> None:
-    """Remove the loop's limits, which learning-rate schedules have already asked for."""
+    """Remove the loop's limits, which learning-rate schedules have already read."""
     trainer.fit_loop.max_epochs = -1
     trainer.fit_loop.epoch_loop.max_steps = -1
     # a schedule would not find the metric that it monitors
@@ -469,7 +469,7 @@ def _user_line_of(error: Exception) -> str:
 
 
 def _depends_on_values(error: Exception) -> bool:
-    """Return whether ``error`` was raised because the step asked for the values of fake tensors."""
+    """Return whether ``error`` was raised because the step needed the values of fake tensors."""
     kinds: list[type[BaseException]] = [DependsOnValues]
     fakes = FAKES.find_or(None)
     if fakes is not None:

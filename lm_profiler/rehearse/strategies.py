@@ -152,7 +152,7 @@ class FakeReplica(FakeStrategy):
         torch.cat(flat_gradients)
 
     def setup_environment(self) -> None:
-        """Join the fake group, for modules that ask who is there, and for ``ZeroRedundancyOptimizer``."""
+        """Join the fake group, for modules that look up the ranks, and for ``ZeroRedundancyOptimizer``."""
         _join_fake_group(self.world, self.ranks)
         super().setup_environment()
 

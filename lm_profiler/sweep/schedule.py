@@ -112,7 +112,7 @@ class Schedule:
         self._timeout_s = math.inf if timeout_s is None else timeout_s
         self._environment = environment or {}
         self._clock = clock
-        self.interrupted = False  # a signal handler sets this: running cells are asked to end, and no other begins
+        self.interrupted = False  # a signal handler sets this: running cells are signalled to end, and no other begins
 
     def run(self) -> None:
         """Run until every cell has an outcome, or, after an interrupt, until the running cells have ended."""
@@ -175,7 +175,7 @@ class Schedule:
                     self._processes.signal(running.cell.id, signal.SIGKILL)
                     running.signal_s = now_s + GRACE_S
             elif is_due or self.interrupted:
-                # The first signal asks, so that the record is written.
+                # The first signal lets the cell write its record.
                 self._processes.signal(running.cell.id, signal.SIGTERM)
                 running.is_asked_to_stop = True
                 running.is_timed_out = not self.interrupted

@@ -30,7 +30,7 @@ from lm_profiler.report.tables.table_columns import (
 SUFFIX = ".summary"
 
 # The group of the main figures' tags. TensorBoard takes every scalar of a run for a metric, and shows the first few in
-# the order of the alphabet until it is asked for others: capitals come before the groups of the steps.
+# the order of the alphabet until others are requested: capitals come before the groups of the steps.
 GROUP = "Summary"
 
 _TEXT_WIDTH = 120  # characters of a line under TEXT
@@ -76,7 +76,7 @@ def scalars_summary(values: Mapping[str, float]) -> Any:
 def settings(entry: Entry) -> dict[str, bool | float | str]:
     """Return the known options by their path, the device, and the words for the run's steps."""
     values = _option_values(entry)
-    # figures of a noisy run, or a shared machine, say little
+    # figures of a noisy run, or a shared machine, show little
     values["steadiness"] = COLUMNS["steadiness"].get(entry)
     for path, override in entry.overrides.items():
         values[path] = _overridden_value(entry, path, override)

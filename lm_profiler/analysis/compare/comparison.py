@@ -116,7 +116,7 @@ class Comparison:
     step: PartChange  # UNCLEAR if the machine was busy, whatever its interval: times are then upper bounds
     forward_backward: PartChange
     # phases that occur, those that change the step most first; with several ranks, without their waiting
-    # if all runs know it
+    # if all runs have measured it
     phases: list[PartChange]
     # own work and waiting of the mean rank, by their names in the registry
     ranks: list[PartChange]
@@ -295,7 +295,7 @@ class SidePair:
         return row
 
     def work_changes(self, confidence: float) -> list[PartChange]:
-        """Return what waiting for a CPU does not stretch, as far as all runs know it.
+        """Return what waiting for a CPU does not stretch, as far as all runs have measured it.
 
         The intervals of two rows hold together. For one thread, CPU time shows nothing beyond the first row. It means
         nothing if more processes or threads share the work on one side. Nothing of this helps if others used the
@@ -481,7 +481,7 @@ _MEMORY_WORDS: dict[Change, MemoryVerdict] = {
 
 
 def _memory(a: Side, b: Side) -> list[MemoryChange]:
-    """Return each peak that every run knows."""
+    """Return each peak that all runs have measured."""
     changes = []
     for reading, quantity in MEMORY.items():
         peaks_a = a.values(quantity)

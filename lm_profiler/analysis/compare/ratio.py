@@ -86,11 +86,11 @@ def repeats_interval(
 ) -> RatioInterval | None:
     """Return the ratio of geometric means, B over A, of one figure per run, with Student's t interval of logarithms.
 
-    Two or three runs hardly show how runs differ: Student's quantile knows that, a bootstrap of so few does not
+    Two or three runs hardly show how runs differ: Student's quantile allows for that, a bootstrap of so few does not
     (Georges et al., OOPSLA 2007, section 3). Both sides are taken to scatter alike, which lets a side with a single run
     borrow from the other, and holds the stated share of false alarms for any numbers of runs; Welch's interval does not
-    where one side has two. ``bias`` is as in ``single_interval``, which also says when there is no interval; nor is
-    there one of one run against one.
+    where one side has two. ``bias`` is as in ``single_interval``. There is no interval in the cases that are listed
+    there, nor of one run against one.
     """
     values_a = require_finite(a)
     values_b = require_finite(b)

@@ -104,7 +104,7 @@ class Run:
     def _mean_of_counters(
         self, figure: Callable[[StepCounters], float | None]
     ) -> Interval | None:
-        """Return the mean over steps of the figure's mean over ranks; None if a step of a rank does not know it."""
+        """Return the mean over steps of the figure's mean over ranks; None if a step of a rank lacks it."""
         if not self.counters and self.record.mean_counters is not None:
             # the run left no counters of single steps
             mean = figure(self.record.mean_counters)
@@ -161,7 +161,7 @@ def mean_over_levels(model: StepModel, seconds: Series) -> Interval | None:
 
     Each level adds its own uncertainty. One change of level counts as it is: the run took that long. Levels that change
     twice or more would have been others in the next run, so how far they differ counts as uncertainty too; and so does
-    that of a level of too few steps to know it.
+    that of a level of too few steps to be estimated.
     """
     levels = [(begin, end) for begin, end in pairwise(model.edges) if end > begin]
     if len(levels) <= 1:
@@ -221,7 +221,7 @@ class Side:
         return any(run.occurs(part) for run in self.runs)
 
     def values(self, quantity: Quantity) -> list[Any] | None:
-        """Return a figure of each run; None if a run does not know it."""
+        """Return a figure of each run; None if a run lacks it."""
         values = [quantity.get(run.record) for run in self.runs]
         return None if None in values else values
 
@@ -237,7 +237,7 @@ def typical(values: Sequence[float]) -> float:
 
 
 def without_waiting(*sides: Side) -> list[Side]:
-    """Return phases without waiting, if all runs know it: a phase that ends in a collective contains waiting."""
+    """Return phases without waiting, if all runs have it: a phase that ends in a collective contains waiting."""
     for side in sides:
         if any(run.record.ranks is None for run in side.runs):
             return list(sides)

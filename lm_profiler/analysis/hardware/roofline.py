@@ -193,9 +193,9 @@ def sheet_clock_hz(
     """Return the clock at which a device with these ``multiprocessors`` has its datasheet's dense peak.
 
     A multiprocessor's matrix units do a power of two of FLOPs a clock (NVIDIA from Volta on: 1024 in fp16 there, 2048
-    on GA100, 4096 on GH100, half and less on consumer chips; AMD's CDNA alike), so that the peak tells the clock up to
-    a factor of two. It is the one in the upper half of what the card can do: an H100 SXM's 989.4 TFLOP/s in bf16 are
-    of 1830 MHz, though it may run at 1980.
+    on GA100, 4096 on GH100, half and less on consumer chips; AMD's CDNA alike), so that the clock follows from the
+    peak, up to a factor of two. It is the one in the upper half of what the card can do: an H100 SXM's 989.4 TFLOP/s in
+    bf16 are of 1830 MHz, though it may run at 1980.
     """
     if not (peak_flops_per_s > 0 and multiprocessors > 0 and max_clock_hz > 0):
         return None

@@ -195,7 +195,7 @@ class Plan:
 def planned_floors(
     planned: Planned, device: str, link_bytes_per_s: float | None = None
 ) -> PlannedFloors:
-    """Return the floors of ``planned`` on the GPU of that name, as far as the table of peaks knows it.
+    """Return the floors of ``planned`` on the GPU of that name, if the table of peaks has it.
 
     Communication counts if the rate of the links is given.
     """

@@ -1,4 +1,4 @@
-"""Compares the steps after the measured ones with the level: a short window cannot know whether the level lasts."""
+"""Compares the steps after the measured ones with the level: a short window does not show whether the level lasts."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ class _SegmentWeights:
 
 @lru_cache(
     maxsize=1
-)  # each order that is tried asks for the same; of many values it takes megabytes
+)  # each order that is tried needs the same; of many values it takes megabytes
 def _segment_weights(count: int, coefficient: float) -> _SegmentWeights:
     """Return what all segments of ``count`` values weigh under AR(1) noise of ``coefficient``."""
     first_weight = 1.0 - coefficient**2

@@ -440,7 +440,8 @@ def is_level_known(step_s: ArrayLike, target: float) -> bool:
     """Return whether measuring may stop: whether the level of step times is known to the share ``target`` of it.
 
     If steps resemble their neighbours, few of them do not show how much, and a lucky streak looks precise. So the
-    interval counts as wider as long as fewer than ``_INDEPENDENT_STEPS`` independent steps would tell as much.
+    interval counts as wider as long as fewer than ``_INDEPENDENT_STEPS`` independent steps would give an interval as
+    narrow.
     """
     model = fit(step_s)
     level = model.level

@@ -65,7 +65,7 @@ _MOST_NAMES = 5  # ranges that a message names
 
 @dataclass(frozen=True)
 class AnyTrace:
-    """The work in the steps of a trace, and what the trace tells of itself."""
+    """The work in the steps of a trace, and what the trace records about itself."""
 
     path: Path
     work: TracedWork

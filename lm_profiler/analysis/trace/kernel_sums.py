@@ -315,7 +315,7 @@ def collective_name(piece: Piece) -> str:
 
 
 def collective_kind(name: str) -> str:
-    """Return the kind of collective that ``name`` says, such as ``all_reduce``; ``name`` itself if it says none."""
+    """Return the kind of collective in ``name``, such as ``all_reduce``; ``name`` itself if it has none."""
     for kind, pattern in _COLLECTIVES.items():
         if pattern.search(name):
             return kind

@@ -29,14 +29,14 @@ def _table(text: str) -> _Table:
 
 
 # Asked from top to bottom; the first that is found anywhere in the name counts. Order matters: torch.compile's names
-# list all that was fused, so its template is asked for first; cuBLAS's splitKreduce_kernel is part of a matrix product,
-# FlashAttention is written with CUTLASS, and a cast is an elementwise_kernel whose functor copies.
+# list all that was fused, so its template is looked for first; cuBLAS's splitKreduce_kernel is part of a matrix
+# product, FlashAttention is written with CUTLASS, and a cast is an elementwise_kernel whose functor copies.
 _KERNELS = _table(r"""
 attention      ^triton_(tem_.*|flex_)attention
 matmul         ^triton_(tem_|mm|bmm|conv(?!ert))|^triton_.*_(mm|bmm|addmm)_template
 elementwise    ^triton_(poi|for)_
 reduction      ^triton_(red|per|spl|mix|unk|split_scan)_
-# torch.compile's without names that speak (torch 2.1)
+# torch.compile's without names that describe them (torch 2.1)
 elementwise    ^triton_(_?\d|$)
 communication  nccl|rccl|msccl|all_?reduce|all_?gather|reduce_?scatter|(nv|roc)shmem|cross_device_reduce
 communication  deep_ep::|symmetric_memory::|multimem_|gloo::|userbuffers|^Memcpy P(to|eer)

@@ -552,7 +552,7 @@ class _Packing:
             self.copied_bytes[start, correlation] = copied_bytes
 
     def _add_range(self, event: Mapping[str, Any]) -> None:
-        """Keep a range by what its name says it is: a module, a step, a collective, a phase."""
+        """Keep a range as what its name makes it: a module, a step, a collective, or a phase."""
         name = _name_of(event)
         if is_marked_range(name):
             self.has_marks = True

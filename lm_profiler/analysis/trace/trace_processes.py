@@ -33,7 +33,7 @@ class Track(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """When the host asked for something on the device, and the name of the call."""
+    """When the host launched something on the device, and the name of the call."""
 
     start: int
     call_name: str
@@ -172,7 +172,8 @@ def _importance(process: TraceProcess) -> tuple[bool, int]:
 def events_of_process(
     events: Iterable[Event], process: TraceProcess
 ) -> Iterator[Event]:
-    """Yield those of ``events`` that are of ``process`` or of its devices, and those that are too damaged to know."""
+    """Yield those of ``events`` that are of ``process`` or of its devices, and those that are too damaged to have a
+    process."""
     own_callers: dict[str, bool] = {}  # by the text of an operator's caller
     for event in events:
         if isinstance(event, OperatorEvents):

@@ -89,7 +89,7 @@ def compare_ranks(traces: Sequence[AnyTrace]) -> TraceRanks:
 
 
 def are_ranks(traces: Sequence[AnyTrace]) -> bool:
-    """Return whether ``traces`` say that they are of different ranks of one run."""
+    """Return whether ``traces`` are, by what they record, of different ranks of one run."""
     ranks = [trace.rank for trace in traces]
     world_sizes = {trace.world_size for trace in traces}
     return (
@@ -109,7 +109,7 @@ def rank_numbers(traces: Sequence[AnyTrace]) -> list[int]:
 
 
 def _call_durations_ns(trace: AnyTrace) -> dict[_CallKey, int]:
-    """Return the duration of each collective of the steps, in the order in which the host asked for them."""
+    """Return the duration of each collective of the steps, in the order in which the host launched them."""
     work = trace.work
     calls = []
     if work.on_device:

@@ -59,7 +59,7 @@ class OwnersWatch(Instrument):
     """Instrument that divides the time of ``other`` among the loop's actions."""
 
     trainer: Any  # the Trainer of the run
-    timeline: Timeline  # its marks tell when ``other`` runs
+    timeline: Timeline  # its marks show when ``other`` runs
     # returns what marks the actions of the Trainer's profiler; called once it does
     profiler: Callable[[], PhaseProfiler | None]
     callback: Callback | None  # ours, whose time is named separately

@@ -50,7 +50,7 @@ def _name_of_gap(last_phase: str | None, code: int) -> str:
 class GapsWatch(Instrument):
     """Instrument that divides the time of ``other`` among the gaps between phases."""
 
-    timeline: Timeline  # its marks tell when ``other`` runs
+    timeline: Timeline  # its marks show when ``other`` runs
     is_compiled: Callable[[], bool]  # whether the model is; called once it exists
     steps: int  # number of steps that are timed by gap; in one more, the program's lines are timed
     name = "actions"

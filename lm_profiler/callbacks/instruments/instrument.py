@@ -41,7 +41,7 @@ class Measured(Evidence):
 class Instrument:
     """Reads something in one stage of a run, and keeps it as facts, by the names of the fields of ``Measured``.
 
-    It hears of every stage, between steps. If it raises, it is disabled: ``discard`` is called, and nothing else.
+    It is called at every change of stage, between steps. If it raises, it is disabled: only ``discard`` is called.
     ``guard`` guards what training calls of it during a step.
     """
 

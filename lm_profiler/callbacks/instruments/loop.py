@@ -1,4 +1,4 @@
-"""What the instruments ask of the loop that they profile: its facts, and who takes its marks.
+"""What the instruments read from the loop that they profile: its facts, and who takes its marks.
 
 A Lightning Trainer answers by ``trainer_loop``; Fabric, transformers' Trainer and a program's own loop by
 ``hooked_loop``. Nothing here is called within a measured step.
@@ -19,7 +19,7 @@ from lm_profiler.callbacks.marks.step_counter import StepCounter
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.run_record import Failure, LoopKind, NumericsFacts
 
-# what the optimizers of one rank hold: all parameters and states, its own shards of them, or nobody knows
+# what the optimizers of one rank hold: all parameters and states, its own shards of them, or unknown
 Holdings = Literal["whole", "shards", "unknown"]
 
 
@@ -43,7 +43,7 @@ class Marks(Protocol):
 
 
 class Loop(Protocol):
-    """The facts of one loop. They are asked for after the loop has begun."""
+    """The facts of one loop. They are read after the loop has begun."""
 
     @property
     def kind(self) -> LoopKind: ...

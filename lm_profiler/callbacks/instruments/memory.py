@@ -35,10 +35,10 @@ class MemoryReader(Instrument):
 
     probe: Probe  # reads the peaks
     timeline: Timeline  # its marks are observed
-    device: torch.device  # the device whose allocator is asked
+    device: torch.device  # the device whose allocator is read
     # returns the module and the optimizers whose tensors count; called once they exist
     parties: Callable[[], tuple[nn.Module, Sequence[Optimizer]]]
-    # hears of the operators of forward passes, from the instrument that counts FLOPs
+    # receives the operators of forward passes from the instrument that counts FLOPs
     forward: ForwardTraffic = field(default_factory=ForwardTraffic)
     # in the ``memory`` stage, gets what ``TensorReporter`` reports of tensors and their causes; None: nobody needs it
     note_tensors: Callable[..., object] | None = None

@@ -132,7 +132,7 @@ class RanksWatch(Instrument):
         return int(calls_by_mark.max(initial=0)) > most_calls
 
     def _problem(self) -> str | None:
-        """Return why nobody can be told to wait for another rank; None if the calls are known."""
+        """Return why it is unknown which rank waits for which; None if the calls are known."""
         arrivals = self.arrivals
         if arrivals is None:
             return "this torch has no flight recorder"

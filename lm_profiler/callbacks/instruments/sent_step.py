@@ -168,7 +168,7 @@ class SentStep:
 class Absent:
     """Stands for an object that belongs to one process alone, such as a lock or an open file.
 
-    It can be called, entered and asked for attributes. Nothing that depends on what it is works with it, so that
+    It can be called and entered, and has every attribute. Nothing that depends on what it is works with it, so that
     no step takes another way because of it.
     """
 

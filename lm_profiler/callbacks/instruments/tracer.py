@@ -251,7 +251,7 @@ def _called_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def is_session_taken() -> bool:
     """Return whether a session of torch's profiler is running in this process, or is prepared to, as in its warm-up.
 
-    Torch tells only of a running one, so that the prepared ones are searched for among all objects, within 0.1 s.
+    Torch reports only a running one, so that the prepared ones are searched for among all objects, within 0.1 s.
     """
     if PROFILER_ENABLED.get(autograd_profiler):
         return True

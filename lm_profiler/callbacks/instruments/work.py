@@ -54,9 +54,9 @@ class StepWork:
 class FlopsWatch(Instrument):
     """Instrument that counts FLOPs unless compiled code may run: a dispatch mode would make torch recompile it."""
 
-    timeline: Timeline  # its marks tell forward from backward
+    timeline: Timeline  # its marks separate forward from backward
     module: Callable[[], torch.nn.Module]  # returns the model; called once it exists
-    forward: ForwardTraffic | None = None  # is told of the operators of forward passes
+    forward: ForwardTraffic | None = None  # receives the operators of forward passes
     name = "FLOPs"
     stage = "memory"
     _step: StepFlops | None = None
@@ -107,7 +107,7 @@ def _has_cuda_graphs() -> bool:
 
 
 def sum_over_ranks(ranks: Sequence[SeenFlops]) -> SeenFlops:
-    """Return the sum of what all ranks counted, with the dtypes of rank 0; unknown if one of them does not know."""
+    """Return the sum of what all ranks counted, with the dtypes of rank 0; unknown if it is unknown on one of them."""
     flops: list[Flops] = []
     for rank in ranks:
         if rank.flops is None:

@@ -45,7 +45,7 @@ _SMALL_MODEL = (
     "--data.context_length=128",
 )
 _ONLY_TIMED = ("--actions.steps=0", "--memory.steps=0", "--trace.steps=0")
-_PROCESSES = "ABCDE"  # The names of the equal runs. Two runs would say too little about their spread.
+_PROCESSES = "ABCDE"  # The names of the equal runs. Two runs would show too little of their spread.
 # of the comparisons whose smallest detectable change is printed
 _RUNS_PER_SIDE = (1, 3)
 

@@ -65,7 +65,7 @@ class Options:
     Args:
         config: A YAML file of these options.
         traces: A trace (.json or .json.gz), two to compare, those of the ranks of a run, or the folder of a run.
-        ranks: Whether the traces are of ranks of one run; if not given, as they say themselves.
+        ranks: Whether the traces are of ranks of one run; if not given, what the traces record decides.
         process: Of a file with the work of several processes, show this one; if not given, the one with the most work.
         step: The steps are the ranges of this name, with or without a number behind it.
         device: Compute the floor for this device, by the name that its driver reports; if not given, for the trace's.

@@ -518,7 +518,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         is_counted = False
         is_composite = False
         autocast: AbstractContextManager[Any] = nullcontext()
-        try:  # This asks classes of the user, which may raise anything.
+        try:  # This calls code of the user's classes, which may raise anything.
             subclasses = [
                 kind for kind in types if kind.__torch_dispatch__ is not _PLAIN_DISPATCH
             ]
@@ -673,8 +673,8 @@ class StepFlops:
     The mode is entered where the outermost of the three begins, and left where it ends; another part in between, such
     as clipping, does not count. Data and hooks run without the mode.
 
-    ``traffic`` counts the bytes that forward passes read, and hears when one begins. With ``on_shapes`` the step runs
-    on tensors that have shapes and no data.
+    ``traffic`` counts the bytes that forward passes read, and is called when one begins. With ``on_shapes`` the step
+    runs on tensors that have shapes and no data.
     """
 
     def __init__(

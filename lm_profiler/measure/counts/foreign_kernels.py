@@ -99,7 +99,7 @@ class ForeignKernels:
     def _note_inputs(
         self, inputs: list[Any], results: list[Any], may_write: bool
     ) -> None:
-        """Count the inputs that are read though no operator wrote them: a kernel that torch does not know did."""
+        """Count the inputs that are read though no operator wrote them: a kernel did that torch has no operator for."""
         for storage in inputs:
             is_view = not may_write and any(
                 storage is candidate for candidate in results

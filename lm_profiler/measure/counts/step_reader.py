@@ -453,7 +453,7 @@ def thread_times() -> ThreadTimes | None:
 def ready_batches(iterator: Iterator[Any], workers: int | None) -> int | None:
     """Return how many prefetched batches a DataLoader's ``iterator`` holds in its queue; 0 without workers.
 
-    None for an iterator that is not torch's own, or where its queue does not know its length (macOS). Takes
+    None for an iterator that is not torch's own, or where its queue has no length (macOS). Takes
     microseconds and never blocks. Left out: batches that came out of order, and those that are not pinned yet.
     """
     if type(iterator).__module__ != DataLoader.__module__:

@@ -22,7 +22,7 @@ from lm_profiler.measure.device.nvml import Gpu, gpu_sharing
 from lm_profiler.record.run_record import Contention, GpuSharing
 
 _SLACK_S = 0.03  # seconds of CPU time of others that do not count: three ticks, the resolution of the system's sums
-_SHORTEST_S = 0.1  # seconds: a shorter measurement says nothing, since its CPU time is a few ticks
+_SHORTEST_S = 0.1  # seconds: a shorter measurement is too coarse, since its CPU time is a few ticks
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _cpu_seconds(uses: Sequence[CpuUse]) -> float:
 
 
 def _waiting_seconds(uses: Sequence[CpuUse]) -> float | None:
-    """Return the seconds that all threads that still live waited for a CPU; None if a rank does not know."""
+    """Return the seconds that all threads that still live waited for a CPU; None if it is unknown on a rank."""
     waited_s: dict[int, float] = {}
     for use in uses:
         begin_s = use.begin.waited_s

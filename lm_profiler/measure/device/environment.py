@@ -93,7 +93,7 @@ def device_name(device: torch.device) -> str:
     return device.type
 
 
-@cache  # it reads the file system; a run asks twice, and imported packages do not change
+@cache  # it reads the file system; a run calls it twice, and imported packages do not change
 def _version(package: str) -> str:
     """Return the version of an installed package; "unknown" without one."""
     if package == "torch":
@@ -106,7 +106,7 @@ def _version(package: str) -> str:
 
 
 def cpu_name() -> str:
-    """Return the processor's name as Linux gives it, elsewhere what Python knows of it."""
+    """Return the processor's name as Linux gives it, elsewhere as Python gives it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

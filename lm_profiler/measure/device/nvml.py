@@ -142,7 +142,7 @@ def gpu_sharing(
 
 
 def _read_sharing(gpu: Gpu, since_us: int) -> GpuSharing | None:
-    """Return which other processes use the GPU, with their use of it since ``since_us``; None if NVML does not say."""
+    """Return which other processes use the GPU, with their use of it since ``since_us``; None if unknown."""
     processes = gpu.ask("nvmlDeviceGetComputeRunningProcesses")
     if not processes:
         return None
@@ -263,7 +263,7 @@ class TelemetrySampler:
     def _sample(self) -> _Sample:
         """Return the GPU's clocks, temperature, power and energy now; None for what it does not report."""
         reasons = self.gpu.ask("nvmlDeviceGetCurrentClocksEventReasons")
-        if reasons is None:  # drivers before 535 know it by its old name only
+        if reasons is None:  # drivers before 535 have it under its old name only
             reasons = self.gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         return _Sample(
             at_s=self.clock(),

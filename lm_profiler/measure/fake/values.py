@@ -65,7 +65,7 @@ class Unknown:
         raise DependsOnValues
 
     def __float__(self) -> float:
-        """Return 1.0, since Python accepts only a float here, and note the line that asked."""
+        """Return 1.0, since Python accepts only a float here, and note the line that needed the value."""
         frame = sys._getframe(1)
         while frame.f_back is not None and package_of(frame.f_code.co_filename) in (
             TORCH,

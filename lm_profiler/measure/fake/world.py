@@ -147,7 +147,7 @@ def prepare(gpu: tuple[int, int] | None) -> None:
     imitate_flex_attention()
     answer_with_unknown()
     if DYNAMO.loaded() is not None:
-        # something is compiled already, and its graphs know no fake tensors
+        # something is compiled already, and its graphs do not accept fake tensors
         torch.compiler.set_stance("force_eager")
 
 
@@ -171,7 +171,7 @@ def _unscripted(function: Any, *_: Any, **__: Any) -> Any:
 
 
 def _without_effect(compile_code: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``torch.compile``: what it returns runs without a compiler, whose graphs know no fake tensors."""
+    """Replace ``torch.compile``: what it returns runs without a compiler, whose graphs do not accept fake tensors."""
 
     @wraps(compile_code)
     def compile_or_run(*args: Any, **options: Any) -> Any:

@@ -38,7 +38,7 @@ def holdings(
     """Return what ``module`` and ``optimizers`` hold now on ``device``.
 
     Tied weights and views count once, and a sharded tensor (DTensor, FSDP) counts with its local part. Parameters that
-    only an optimizer knows (master weights) count as its states. Not seen, and so in the rest: sparse gradients, DDP's
+    only an optimizer holds (master weights) count as its states. Not seen, and so in the rest: sparse gradients, DDP's
     buckets (except with ``gradient_as_bucket_view``), FSDP's gathered parameters, and the allocator's rounding.
     """
     return _sums(storages_by_cause(module, optimizers, device))
@@ -302,7 +302,7 @@ def storage_sizes(tensors: Iterable[Tensor], device: torch.device) -> dict[int, 
     """Return the bytes of each storage on ``device``, by its identity."""
     sizes: dict[int, int] = {}
     for tensor in tensors:
-        # Nearly all are plain, without the attributes that ``plain_tensors_of`` asks for.
+        # Nearly all are plain, without the attributes that ``plain_tensors_of`` looks for.
         is_plain = (
             type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
         )

@@ -25,7 +25,7 @@ class Probe:
     """Reads peak memory since the last reset, and what tensors hold now if that is known."""
 
     resettable = True  # whether peaks count from the last reset on; otherwise from the beginning of the process
-    # the allocator's retries (how often it emptied its cache) and segments (how often it asked the driver for memory)
+    # the allocator's retries (how often it emptied its cache) and segments (how often it took memory from the driver)
     # up to the last reading; empty if it has no such counts
     counts: Sequence[int] = ()
 

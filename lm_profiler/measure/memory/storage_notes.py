@@ -53,7 +53,7 @@ class TensorReporter:
     # the plain optimizers, without Lightning's wrapping
     optimizers: Sequence[Optimizer]
     saved: Iterable[Tensor]  # the tensors that autograd keeps now
-    # returns the identity of a storage by which the notes know it
+    # returns the identity of a storage by which the notes are kept
     storage: Callable[[Any], int]
     # gets the code of the part that begins, the tensors of known cause, and those saved (None: not looked up)
     report: Callable[[int, list[SeenTensor], list[SeenTensor] | None], object]

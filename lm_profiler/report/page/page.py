@@ -1,4 +1,4 @@
-"""One HTML file with everything in it: the script of the tab, and the answers that the tab would ask for."""
+"""One HTML file with everything in it: the script of the tab, and the answers that the tab would fetch."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _document(collection: Collection, top_table: Table | None) -> Iterator[str]:
 
 
 def _answers(collection: Collection, top_table: Table | None) -> dict[str, Any]:
-    """Return the answer to each route that the script asks for; answers about runs are keyed by run name."""
+    """Return the answer to each route that the script fetches; answers about runs are keyed by run name."""
     runs, searches = _by_name(collection)
     listed = listing(runs, searches, "this page", page_views(), collection.problems)
     recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
@@ -129,7 +129,7 @@ def _limits(run_count: int) -> Limits:
 
 
 def _top_blocks(top_table: Table | None) -> list[Json]:
-    """Return the blocks above the runs: the table that the user asked for; none if it is empty."""
+    """Return the blocks above the runs: the table that the options describe; none if it is empty."""
     if top_table is None or not (
         top_table.headings or top_table.above or top_table.below
     ):

@@ -26,7 +26,7 @@ PART_COLOURS = {
 }
 
 # Colours of lines that are not parts of a step (Tol muted teal, purple, rose, green); none of them means a phase.
-# Markers tell more lines apart.
+# Markers make more lines distinguishable.
 SERIES_COLOURS = ("#44AA99", "#AA4499", "#CC6677", "#117733")
 
 # the colour of shading, grids and missing figures, readable on white and on dark

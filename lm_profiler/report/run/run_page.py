@@ -218,7 +218,7 @@ def _planned_lines(record: RunRecord) -> list[str]:
     result = f"{ratio:.3f} times as much"
     if least_ratio <= ratio <= most_ratio:
         result = "as planned"
-    # A device's allocator also counts workspaces of libraries other than cuBLAS, which a rehearsal does not know.
+    # A device's allocator also counts workspaces of libraries other than cuBLAS, which a rehearsal does not count.
     scope = ", with workspaces of libraries,"
     if record.memory is not None and record.memory.measured.allocated_peak is None:
         scope = " when forward has ended"

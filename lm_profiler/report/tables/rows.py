@@ -135,7 +135,7 @@ def _table(
 
 
 def _known_facts(groups: Sequence[RunGroup]) -> list[Column]:
-    """Return the facts that some row knows; options without a column of their own are before the last of ``FACTS``."""
+    """Return the facts that some row has; options without a column of their own are before the last of ``FACTS``."""
     options = [column(path) for path in overridden_options(groups)]
     other_options = [option for option in options if option.name not in COLUMNS]
     facts = [*FACTS[:-1], *other_options, FACTS[-1]]
@@ -259,7 +259,7 @@ def _text(value: Any, column: Column) -> str:
 def shared_fact_lines(
     groups: Sequence[RunGroup], shown_columns: Sequence[Column]
 ) -> list[str]:
-    """Return a line of the facts that are the same in all rows, and one of the facts that only some rows know."""
+    """Return a line of the facts that are the same in all rows, and one of the facts that only some rows have."""
     entries = list(chain.from_iterable(groups))
     runs = single_run_groups(entries)
     facts_of_all = []
@@ -286,7 +286,7 @@ def _all_know(group: RunGroup, fact: Column) -> bool:
 
 
 def _unknown_figures_line(groups: Sequence[RunGroup]) -> list[str]:
-    """Return a line of the main figures that no row knows.
+    """Return a line of the main figures that no row has.
 
     A time that no row has is of a phase that did not occur, and a plan that no row has was not asked for. Useful
     tokens are known only where batches have padding.

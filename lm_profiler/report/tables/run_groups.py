@@ -104,7 +104,7 @@ def runs_for_figures(group: RunGroup) -> RunGroup:
 
 
 def estimate(group: RunGroup, column: Column) -> Estimate:
-    """Return the figure of ``column`` over the runs of a group that know it."""
+    """Return the figure of ``column`` over the runs of a group that have it."""
     runs = [entry for entry in runs_for_figures(group) if column.get(entry) is not None]
     if not runs:
         return Estimate()
@@ -161,7 +161,7 @@ def _status_order(status: str) -> tuple[int, str]:
 
 
 def fact_value(group: RunGroup, column: Column) -> Any:
-    """Return the value that the runs share; if they differ, their values as text; None if no run knows it."""
+    """Return the value that the runs share; if they differ, their values as text; None if no run has it."""
     values = distinct_values(column.get(entry) for entry in group)
     if not values:
         return None

@@ -122,7 +122,7 @@ _MEANING_PLACES = {meaning: place for place, meaning in enumerate(MEANINGS)}
 def table_json(table: Table) -> Json:
     """Return the titles and the text of each cell, and what cells look like, as far as anything is special.
 
-    In a table of facts, which has no titles, the third column says what the first means: the tip of its row.
+    In a table of facts, which has no titles, the third column explains the first: the tip of its row.
     """
     titles = [heading.title for heading in table.headings]
     rows = []

@@ -96,7 +96,7 @@ _SOURCES = [figure for figure in GROUPS["Ranks"] if _is_source(figure)]
 
 
 def _has_all_ranks(ranks: Ranks) -> bool:
-    """Return whether the record has every rank that was heard; of very many it has only the extremes."""
+    """Return whether the record has every rank whose figures arrived; of very many it has only the extremes."""
     return len(ranks.by_rank) == ranks.heard
 
 

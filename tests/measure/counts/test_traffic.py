@@ -92,7 +92,7 @@ def test_backward_is_not_told() -> None:
 def test_nothing_is_known_where_no_pass_was_seen_or_seeing_failed() -> None:
     assert ForwardTraffic().take() is None
     layer, before = nn.Linear(8, 8), torch.zeros(3, 8)
-    with breaks(ForwardTraffic.see):
+    with breaks(ForwardTraffic.note_call):
         assert read(lambda: before.copy_(layer(ROWS))) is None
     assert before.any()
 
