@@ -131,10 +131,10 @@ def test_of_a_step_there_are_the_samples_within_it() -> None:
     telemetry.start()
     assert nvml.sampled.wait(10)
     telemetry.stop()
-    assert telemetry.during(0.05, 0.15) == (1.41e9, [])
-    assert telemetry.during(0.15, 0.35) == (pytest.approx(1.425e9), [])
-    assert telemetry.during(0.35, 0.75) == (pytest.approx(1.425e9), ["power cap"])
-    assert telemetry.during(0.12, 0.18) == (None, None)
+    assert telemetry.readings_between(0.05, 0.15) == (1.41e9, [])
+    assert telemetry.readings_between(0.15, 0.35) == (pytest.approx(1.425e9), [])
+    assert telemetry.readings_between(0.35, 0.75) == (pytest.approx(1.425e9), ["power cap"])
+    assert telemetry.readings_between(0.12, 0.18) == (None, None)
 
 
 def test_only_its_own_thread_asks_and_that_ends_with_stop() -> None:
