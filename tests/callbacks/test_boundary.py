@@ -26,7 +26,7 @@ from lm_profiler.measure.memory.causes import HoldingsReader
 from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
 
-pytestmark = pytest.mark.usefixtures("no_rates", "counted_apart")
+pytestmark = pytest.mark.usefixtures("counted_apart")
 
 
 ERRORS: list[Callable[[], BaseException]] = [
@@ -122,10 +122,10 @@ def test_no_fault_in_any_function_reaches_the_training(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], make: Callable[[], Tiny]
 ) -> None:
     calls = places(lambda: train(tmp_path / "calls", [profiler()], make))
-    # Of what is called while the loop runs every sixth; of what is found out when it has ended, inside of one part,
-    # every forty-eighth.
+    # Of what is called while the loop runs every seventh; of what is found out when it has ended, inside of one part,
+    # every sixty-fourth.
     ended = [code.co_name for code, _ in calls].index("_record_finished")
-    faults = [(place, 1) for number, place in enumerate(calls) if number % (6 if number <= ended else 48) == 0]
+    faults = [(place, 1) for number, place in enumerate(calls) if number % (7 if number <= ended else 64) == 0]
     if make is Manual:  # beside what the automatic one has been through
         known = places(lambda: train(tmp_path / "automatic", [profiler()]))
         faults = [(place, time) for place, time in faults if place not in known]
@@ -140,7 +140,7 @@ def test_no_fault_in_any_function_reaches_the_training(
 
 def test_no_fault_in_any_line_reaches_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lines = places(lambda: train(tmp_path / "lines", [profiler()]), lines=True)
-    faults = some(lines, 15, seed=1)
+    faults = some(lines, 12, seed=1)
     assert not broken_by(faults, Tiny, tmp_path, lambda: "".join(capfd.readouterr()))
 
 
@@ -165,25 +165,19 @@ def test_a_module_whose_own_methods_raise(tmp_path: Path, method: str) -> None:
     ours = profiler()
     module = train(tmp_path, [ours], Model)
     assert_same_weights(module, train(tmp_path / "plain", [], Model, max_steps=module.steps))
-    assert ours.record is not None
     assert ours.record.status == "ok"
 
 
-def test_training_goes_on_where_the_instruments_are_to_leave_it(tmp_path: Path) -> None:
-    ours = profiler(stop_when_done=False)
-    with breaks(Session.step_ended):
-        module = train(tmp_path, [ours], max_steps=12)
-    assert module.steps == 12
-    assert ours.record is not None
-    assert ours.record.failure is not None
-    assert (ours.record.status, ours.record.failure.phase) == ("failed", "instruments")
-
-
-def test_measuring_until_sure_ends_where_nobody_measures_any_more(tmp_path: Path) -> None:
+def test_training_ends_where_nobody_measures_any_more_unless_it_is_to_go_on(tmp_path: Path) -> None:
     ours = profiler(until_ci=0.005, max_steps=500)
     with fault((Session.step_ended.__code__, None), KeyError("gone"), 3):
         module = train(tmp_path, [ours], max_steps=600)
     assert 3 < module.steps < 20
+    going_on = profiler(stop_when_done=False)
+    with breaks(Session.step_ended):
+        module = train(tmp_path, [going_on], max_steps=12)
+    assert module.steps == 12
+    assert (going_on.record.status, going_on.record.failure.phase) == ("failed", "instruments")
 
 
 def test_a_rank_without_instruments_answers_when_all_are_asked() -> None:
@@ -202,10 +196,8 @@ def test_an_instrument_that_fails_takes_itself_out_alone(tmp_path: Path) -> None
     ours = profiler()
     with breaks(HoldingsReader.__call__, OSError("no such probe")):
         train(tmp_path, [ours])
-    assert ours.record is not None
     assert ours.record.status == "ok"
     assert ours.record.time["step"].n == 3
-    assert ours.record.memory is not None
     assert not ours.record.memory.causes
     assert any(note.startswith("memory failed") and "OSError" in note for note in ours.record.notes)
     assert list(ours.folder.rglob("*.json.gz"))
@@ -239,33 +231,21 @@ class _Leaves:
     ],
     ids=["function", "gone by then", "object", "within Lightning's", "partial", "lambda", "decorated"],
 )
-def test_what_a_handler_of_signals_raises_is_not_ours_to_hold(handler: Any) -> None:
+def test_what_a_handler_of_signals_raises_and_ctrl_c_are_not_ours_to_hold(handler: Any) -> None:
     told: list[str] = []
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with pytest.raises(SystemExit, match="said by the user"):
             Guard("it", told.append).run(signal.raise_signal, signal.SIGUSR1)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert not told
-
-
-def test_an_exit_that_no_handler_asked_for_is_ours_to_hold() -> None:
-    told: list[str] = []
-    before = signal.signal(signal.SIGUSR1, _leaves)
-    try:
-        Guard("it", told.append).run(sys.exit, 3)
+        assert not told
+        Guard("it", told.append).run(sys.exit, 3)  # that no handler asked for
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert [line.rpartition(" ")[2] for line in told] == ["3"]
-
-
-def test_ctrl_c_is_not_ours_to_hold() -> None:
-    told: list[str] = []
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         Guard("it", told.append).run(interrupted)
-    assert not told
+    assert len(told) == 1
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import pytest
 import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch import LightningModule
@@ -18,8 +17,6 @@ from torch.utils.data import DataLoader
 
 import lm_profiler
 from lm_profiler.callbacks.own_loop import loop_options, profile_with
-
-pytestmark = pytest.mark.usefixtures("no_rates")
 
 OURS = str(Path(lm_profiler.__file__).parent)
 STEPS = 24
@@ -45,15 +42,14 @@ class Calls:
         """The fewest of a step: in others counters were read, which is due once in 5 ms."""
         return min(self.of_steps[8:])
 
-
-@contextmanager
-def counting(calls: Callable[..., None]) -> Iterator[None]:
-    before = sys.getprofile()
-    sys.setprofile(calls)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        before = sys.getprofile()
+        sys.setprofile(self)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
 
 
 class Module(LightningModule):
@@ -78,7 +74,7 @@ class Module(LightningModule):
 def test_a_step_under_the_trainer_calls_few_functions(tmp_path: Path) -> None:
     calls = Calls()
     trainer = trainer_with([instruments(warmup=2, measure=1000)], tmp_path, max_epochs=1)
-    with counting(calls):
+    with calls.counting():
         trainer.fit(Module(calls))
     assert 10 < calls.usual <= 22
 
@@ -89,7 +85,7 @@ def test_a_step_of_a_loop_of_ones_own_calls_few_functions() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     few = {"memory_steps": 0, "trace_steps": 0, "action_steps": 0}
     options = loop_options(warmup_steps=2, measure_steps=1000, quiet=True, **few)
-    with counting(calls), profile_with(options, [model, optimizer]) as run:
+    with calls.counting(), profile_with(options, [model, optimizer]) as run:
         for batch in run.data(torch.ones(STEPS, 1, 8)):
             calls.cut()
             model(batch).sum().backward()

@@ -13,26 +13,20 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 from faults import assert_same_weights, train
+from known_loop import instruments
 from lightning.pytorch import Callback, Trainer
 from prometheus_client.parser import text_string_to_metric_families
 from raised import refusal
 from stored_texts import assert_stored
 
-from lm_profiler.callbacks import (
-    ActionsOptions,
-    ExportOptions,
-    MemoryOptions,
-    StageOptions,
-    TraceOptions,
-    TrainingProfiler,
-)
+from lm_profiler.callbacks import ExportOptions, TrainingProfiler
 from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.live import CountedBatches, StageFigures
 from lm_profiler.measure.clocks.tape import TimedSteps
 from lm_profiler.record.watch_files import read_last_steps, read_status
 from lm_profiler.usage_error import UsageError
 
-pytestmark = pytest.mark.usefixtures("no_rates", "hands_over_often")
+pytestmark = pytest.mark.usefixtures("hands_over_often")
 STEPS = 60
 
 
@@ -44,10 +38,7 @@ def port() -> int:
 
 
 def watcher(**export: Any) -> TrainingProfiler:
-    return TrainingProfiler(
-        StageOptions(warmup_steps=1, measure_steps=3), MemoryOptions(steps=0), TraceOptions(steps=0),
-        actions=ActionsOptions(steps=0), quiet=True, watch=True, export=ExportOptions(**export),
-    )  # fmt: skip
+    return instruments(1, 3, watch=True, export=ExportOptions(**export))
 
 
 def folder() -> Path:
@@ -79,7 +70,7 @@ class Asking(Callback):
 def test_a_port_and_a_file_have_the_sums_of_the_runs_own_files(port: int) -> None:
     plain, asking = train(Path(), [], max_steps=STEPS), Asking(port)
     before_s = time.time()
-    module = train(Path(), [asking, watcher(prometheus=port, textfile=Path("lm.prom"))], max_steps=STEPS)
+    module = train(Path(), [asking, watcher(prometheus=port, textfile="lm.prom")], max_steps=STEPS)
     assert_same_weights(plain, module)
     amid, last = read(asking.told), read(Path("lm.prom").read_text())
     rows = read_last_steps(folder())
@@ -95,20 +86,20 @@ def test_a_port_and_a_file_have_the_sums_of_the_runs_own_files(port: int) -> Non
         urlopen(f"http://127.0.0.1:{port}/metrics")  # the fit is over
 
 
-def test_an_address_that_is_none_is_refused_before_the_run() -> None:
+def test_an_address_or_a_file_that_is_none_is_refused_before_the_run(port: int) -> None:
     for address in ("x", 0):
         with pytest.raises(UsageError, match=r"^export\.prometheus: expected .* given "):
             watcher(prometheus=address)
     with pytest.raises(UsageError, match="--watch=true"):
         TrainingProfiler(export=ExportOptions(textfile=Path("lm.prom")))
-
-
-def test_a_port_that_is_taken_is_refused_before_the_run(port: int) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
         taken.listen()
         with pytest.raises(UsageError, match=rf"^export\.prometheus: .* 127\.0\.0\.1:{port} \(Address already in use"):
             watcher(prometheus=port)
+    files = ("no/lm.prom", ".")
+    said = {file: refusal(UsageError, lambda file=file: watcher(textfile=Path(file))) for file in files}
+    assert_stored("callbacks/refused: a file for metrics", said)
 
 
 FAILED = {"port": "callbacks/notes: no port", "file": "callbacks/notes: no file"}
@@ -143,14 +134,3 @@ def test_the_dashboard_and_its_page_name_metrics_that_there_are() -> None:
     assert set(re.findall(r"\blm_profiler_\w+", page)) <= known | {family.name for family in families}
     queries = [target["expr"] for panel in json.loads(dashboard)["panels"] for target in panel["targets"]]
     assert all(query.count("(") == query.count(")") for query in queries)
-
-
-def test_a_file_may_be_given_as_text(tmp_path: Path) -> None:
-    train(tmp_path, [watcher(textfile=str(tmp_path / "lm.prom"))], max_steps=STEPS)
-    assert "lm_profiler_step_seconds_count" in (tmp_path / "lm.prom").read_text()
-
-
-def test_a_file_that_cannot_be_written_is_refused_before_the_run() -> None:
-    files = ("no/lm.prom", ".")
-    said = {of: refusal(UsageError, lambda of=of: watcher(textfile=Path(of))) for of in files}
-    assert_stored("callbacks/refused: a file for metrics", said)

@@ -9,7 +9,7 @@ import pytest
 from lm_profiler.analysis.conclude import as_its_ranks_ended
 from lm_profiler.callbacks.failures import ends_of_ranks, is_of_the_group
 from lm_profiler.callbacks.instruments.profiling_options import Launch
-from lm_profiler.record.rank_ends import RankEnd, end_file, end_of_loop, first_end, how_it_ended, read_ends
+from lm_profiler.record.rank_ends import RankEnd, end_file, end_of_loop, first_end, read_ends
 from lm_profiler.record.run_record import Failure, RunRecord, Status
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
@@ -31,35 +31,26 @@ def cause(
 ) -> Failure:
     """As rank 0 tells it, where the ``others`` left their ends."""
     found = first_end({0: own, **others}, range(ranks), codes or {})
-    assert found is not None
     return found.failure
 
 
-def test_an_error_is_the_cause_and_the_broken_collective_is_not() -> None:
+def test_an_error_is_the_cause_and_what_follows_from_it_is_not() -> None:
+    error = end_of(1, 1.0)
     assert cause(BROKEN, {1: end_of(1, 5.0)}) == end_of(1, 5.0).failure  # whatever the clocks say
     assert cause(end_of(0, 1.0), {1: end_of(1, 0.5, followed=True)}).rank == 0
+    assert cause(TERMINATED, {1: error}).type == "ValueError"  # torchrun stopped the others
+    assert cause(BROKEN, {1: end_of(1, 1.0, followed=True)}) == BROKEN.failure  # where nothing says more
+    # Of two errors the earlier is the cause.
+    assert cause(end_of(0, 2.0), {1: error}).rank == 1
+    assert cause(end_of(0, 1.0), {1: end_of(1, 2.0)}).rank == 0
 
 
 def test_a_rank_that_ran_out_of_batches_is_the_cause_of_broken_collectives() -> None:
     loop_end = end_of_loop(1, "host1", steps=12, now_s=1.0)
     caused = first_end({0: BROKEN, 1: loop_end}, range(2), {})
-    assert caused is not None
     assert (caused.status, caused.failure.rank, caused.failure.step) == ("failed", 1, 12)
     assert caused.failure.type == "LoopEnded"
-
-
-def test_a_rank_that_ran_out_of_batches_is_not_the_cause_of_another_error() -> None:
-    loop_end = end_of_loop(1, "host1", steps=12, now_s=0.5)
-    assert cause(end_of(0, 5.0), {1: loop_end}).type == "ValueError"
-
-
-def test_of_two_errors_the_earlier_is_the_cause() -> None:
-    assert cause(end_of(0, 2.0), {1: end_of(1, 1.0)}).rank == 1
-    assert cause(end_of(0, 1.0), {1: end_of(1, 2.0)}).rank == 0
-
-
-def test_what_stops_the_others_after_an_error_is_not_the_cause() -> None:
-    assert cause(TERMINATED, {1: end_of(1, 1.0)}).type == "ValueError"  # by torchrun
+    assert cause(end_of(0, 5.0), {1: end_of_loop(1, "host1", steps=12, now_s=0.5)}).type == "ValueError"
 
 
 def test_a_rank_without_a_word_is_the_cause_of_broken_collectives() -> None:
@@ -82,15 +73,13 @@ def test_a_signal_that_comes_once_a_rank_is_lost_is_no_interruption(codes: dict[
     assert both == TERMINATED.failure
 
 
-@pytest.mark.parametrize("code, word", [(0, "no step"), (None, "hangs")])
-def test_a_rank_that_had_nothing_left_to_do_or_did_not_come_is_told_as_that(code: int | None, word: str) -> None:
+@pytest.mark.parametrize(
+    "code, word", [(0, "no step"), (None, "hangs"), (3, "3"), (-9, "SIGKILL"), (-35, "killed by ")]
+)
+def test_how_a_rank_ended_that_left_no_word(code: int | None, word: str) -> None:
     told = cause(BROKEN, {}, {1: code})
     assert told.rank == 1
     assert word in told.message
-
-
-def test_where_nothing_says_more_the_ranks_own_error_is_what_is_told() -> None:
-    assert cause(BROKEN, {1: end_of(1, 1.0, followed=True)}) == BROKEN.failure
 
 
 def test_ends_are_read_from_the_folder_until_all_are_there(tmp_path: Path) -> None:
@@ -105,6 +94,8 @@ def test_ends_are_read_from_the_folder_until_all_are_there(tmp_path: Path) -> No
     found = ends_of_ranks(BROKEN, tmp_path, 3, lambda: {2: -9}, pause)
     assert found == {0: BROKEN, 1: end_of(1, 1.0)}
     assert len(waited) == 3
+    (tmp_path / end_file(0)).write_text("{")  # a damaged one is passed over
+    assert read_ends(tmp_path) == {1: end_of(1, 1.0)}
 
 
 @pytest.mark.parametrize(
@@ -119,18 +110,11 @@ def test_nobody_is_waited_for_without_a_limit_or_without_need(
     assert sum(waited) == pytest.approx(limit_s)
 
 
-def test_a_damaged_end_is_passed_over(tmp_path: Path) -> None:
-    (tmp_path / end_file(1)).write_text("{")
-    end_of(2, 1.0).write(tmp_path / end_file(2))
-    assert read_ends(tmp_path) == {2: end_of(2, 1.0)}
-
-
 def test_of_a_run_whose_first_rank_was_killed_the_reader_names_the_cause(tmp_path: Path) -> None:
     record = RunRecord(**Launch().facts(), status="unfinished", verb="fit", failure=None)
     assert as_its_ranks_ended(record, tmp_path) == record
     end_of(1, 1.0, "RuntimeError", followed=True).write(tmp_path / end_file(1))
     lost = as_its_ranks_ended(record, tmp_path).failure
-    assert lost is not None
     assert (lost.type, lost.rank, lost.step) == ("RankLost", 0, 40)
     end_of(2, 2.0).write(tmp_path / end_file(2))
     told = as_its_ranks_ended(record, tmp_path)
@@ -152,10 +136,3 @@ def test_of_a_run_whose_first_rank_was_killed_the_reader_names_the_cause(tmp_pat
 )
 def test_what_a_broken_group_says(error: BaseException, of_the_group: bool) -> None:
     assert is_of_the_group(error) == of_the_group
-
-
-def test_how_a_process_ended() -> None:
-    said = [how_it_ended(code) for code in (None, 0, 3, -9, -35)]
-    assert len({*said}) == len(said)
-    assert [word in line for word, line in zip(("3", "SIGKILL"), said[2:4], strict=True)] == [True] * 2
-    assert said[4].startswith("killed by ")

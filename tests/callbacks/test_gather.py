@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.free_port import free_port
-from ddp_run import COLLECTED_S, KILLED_AT, SLOWER_S
+from ddp_run import COLLECTED_S, FLAG_S, KILLED_AT, SLOWER_S
 from known_loop import TRUTH_S
 from scripts import SUPPORT
 from warm import run, run_ranks
@@ -28,7 +28,7 @@ from lm_profiler.callbacks.gather import Exchange, merge, packed, unpacked
 from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import PARTS, TIMED
-from lm_profiler.record.run_record import Telemetry, read_run
+from lm_profiler.record.run_record import RunRecord, Telemetry, read_run
 from lm_profiler.record.steps import StepRow, StepTable, read_steps
 
 
@@ -38,30 +38,38 @@ def start(folder: Path, fails: str) -> CompletedProcess[str]:
     return run(str(SUPPORT / "ddp_run.py"), str(folder), fails, folder=folder, environment=environment)
 
 
-def test_two_ranks_make_one_record(tmp_path: Path) -> None:
-    done = run_ranks("ddp_run.py", tmp_path, str(tmp_path), "")
+def run_of(folder: Path) -> Path:
+    [run_folder] = (folder / "logs" / "lm_profiler").iterdir()
+    return run_folder
+
+
+def recorded(folder: Path, fails: str) -> RunRecord:
+    """What two ranks record that end well."""
+    done = run_ranks("ddp_run.py", folder, str(folder), fails)
     assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
-    record = read_run(folder)
+    return read_run(run_of(folder))
+
+
+def test_two_ranks_make_one_record(tmp_path: Path) -> None:
+    record, folder = recorded(tmp_path, ""), run_of(tmp_path)
     rows = read_steps(folder / "steps.csv")
     assert concluded_again(folder, record)[1] == []
 
-    stages = ["warmup"] + ["measure"] * 5 + ["memory"] + ["trace"] * 2
+    stages = ["warmup"] + ["measure"] * 5 + ["actions"] * 3 + ["memory"] + ["trace"] * 2
     assert [(row.step, row.rank, row.stage) for row in rows] == [
         (step, rank, stage) for step, stage in enumerate(stages, 1) for rank in (0, 1)
     ]
     assert record.status == "ok"
-    assert record.environment is not None
     assert record.environment.world_size == 2
-    assert record.throughput is not None
     assert record.throughput.tokens_per_step == 10 + 11
-    step_s = sum(TRUTH_S.values())
+    step_s = sum(TRUTH_S.values()) + FLAG_S
     assert record.rank_step_s == pytest.approx([step_s, step_s + SLOWER_S])
+    owners = {action.name: action.seconds for action in record.other_by_owner.actions}
+    assert owners == pytest.approx({"Lightning's SIGTERM flag": FLAG_S})
     measured = [row for row in rows if row.stage == "measure"]
     for row in measured:
-        truth_s = {**TRUTH_S, "forward": TRUTH_S["forward"] + row.rank * SLOWER_S, "other": 0.0}
+        truth_s = {**TRUTH_S, "forward": TRUTH_S["forward"] + row.rank * SLOWER_S, "other": FLAG_S}
         assert {part: row.time(part) for part in PARTS} == pytest.approx(truth_s)
-    assert record.steadiness is not None
     kept = [row for row in measured if row.step > 1 + record.steadiness.cut]
     assert record.time["forward"].n == len(kept) / 2
     assert record.time["forward"].mean == pytest.approx(sum(row.time("forward") for row in kept) / len(kept))
@@ -69,22 +77,8 @@ def test_two_ranks_make_one_record(tmp_path: Path) -> None:
     assert {path.name for path in (folder / "trace").iterdir()} == {f"rank{n}.{end}" for n in (0, 1) for end in files}
 
 
-def test_the_flag_that_ranks_send_each_other_before_every_batch_is_named(tmp_path: Path) -> None:
-    done = run_ranks("ddp_run.py", tmp_path, str(tmp_path), "actions")
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
-    record = read_run(folder)
-    assert record.other_by_owner is not None
-    assert {each.name: each.seconds for each in record.other_by_owner.actions} == pytest.approx(
-        {"Lightning's SIGTERM flag": 7e-3}
-    )
-
-
 def test_of_a_slow_step_the_rank_is_told_that_it_was_slow_on(tmp_path: Path) -> None:
-    done = run_ranks("ddp_run.py", tmp_path, str(tmp_path), "collects")
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
-    record = read_run(folder)
+    record = recorded(tmp_path, "collects")
     (odd,) = record.odd_steps
     assert (odd.step, odd.part, odd.rank) == (5, "forward", 1)
     assert "garbage collection" in odd.cause
@@ -98,11 +92,10 @@ def test_a_rank_that_fails_leaves_what_every_rank_has(tmp_path: Path) -> None:
     done = start(tmp_path, "fails")
     assert done.returncode != 0
     assert "rank 1 gives up" in done.stderr
-    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
+    folder = run_of(tmp_path)
     rows = read_steps(folder / "steps.rank1.csv")
     assert [(row.step, row.rank) for row in rows] == [(step, 1) for step in (1, 2, 3, 4)]
     failure = read_run(folder).failure
-    assert failure is not None
     assert (failure.rank, failure.phase, failure.step, failure.type) == (1, "forward", 5, "ValueError")
 
 
@@ -111,32 +104,26 @@ def test_of_a_rank_that_is_killed_a_second_is_lost_and_the_figures_are_of_all_ra
 ) -> None:
     done = start(tmp_path, "killed")
     assert done.returncode != 0
-    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
+    folder = run_of(tmp_path)
     step_s = sum(TRUTH_S.values()) + SLOWER_S  # on rank 1's clock, which stood still while it was killed
     left = read_steps(folder / "steps.rank1.csv")
     assert [(row.step, row.rank) for row in left] == [(step, 1) for step in range(1, len(left) + 1)]
     assert 0 <= (KILLED_AT - len(left)) * step_s <= 1.0
     (entry,) = collect([folder]).entries
-    assert entry.record is not None
     assert entry.record.status == "failed"
-    assert entry.record.failure is not None
     failure = entry.record.failure
     assert (failure.rank, failure.type) == (1, "RankLost")
     assert "SIGKILL" in failure.message
     assert {(row.step, row.rank) for row in entry.rows} == {(row.step, rank) for row in left for rank in (0, 1)}
-    assert entry.record.throughput is not None
     assert entry.record.throughput.tokens_per_step == 10 + 11
     assert entry.record.rank_step_s == pytest.approx([step_s - SLOWER_S, step_s])
 
 
 def test_a_rank_whose_instruments_fail_keeps_nobody_waiting(tmp_path: Path) -> None:
-    done = run_ranks("ddp_run.py", tmp_path, str(tmp_path), "breaks")
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
-    record = read_run(folder)
+    record = recorded(tmp_path, "breaks")
     assert record.status == "ok"
     assert any(note.startswith("rank 1:") for note in record.notes)
-    rows = read_steps(folder / "steps.csv")
+    rows = read_steps(run_of(tmp_path) / "steps.csv")
     assert [row.step for row in rows if row.rank == 0] == list(range(1, 10))
     assert [row.step for row in rows if row.rank == 1] == [1, 2]
 
@@ -154,18 +141,31 @@ def measured(rank: int, peak: int) -> Measured:
     )
 
 
-def test_merging_keeps_every_row_and_the_largest_peaks() -> None:
-    merged = merge({0: measured(0, 5), 1: measured(1, 7)})
+def exchanges(world: int, patience_s: float = 2.0) -> list[Exchange]:
+    """One of each rank, over a store in this process."""
+    store = torch.distributed.HashStore()
+    ranks = [Exchange(store, rank, world, patience_s=patience_s) for rank in range(world)]
+    for other in ranks[1:]:
+        other._run = ranks[0]._run  # each rank counts in a process of its own
+    return ranks
+
+
+def test_merging_keeps_every_row_the_largest_peaks_and_one_note_of_several_ranks() -> None:
+    counts = [[BatchCount(1, 1, 4), BatchCount(3, 4, None)], [BatchCount(1, 1, 2)]]
+    sent = [replace(measured(rank, 5 + 2 * rank), batch_counts=[counts[rank]]) for rank in (0, 1)]
+    merged = merge({0: sent[0], 1: unpacked(packed(sent[1]), 1)})
     assert [row.rank for row in merged.rows] == [0, 1]
     assert merged.part_peaks == {"forward": (7, None, None)}
     assert merged.notes == ["ranks 0–1: of all", "of 0", "rank 1: of 1"]
     assert merged.between_steps_s == 0.5
+    assert merged.batch_counts == counts
+    said = [["the same", "rank 0's own"], ["the same", "of some"], ["of some", "its own"], ["the same", "of some"]]
+    merged = merge({rank: Measured(notes=notes) for rank, notes in enumerate(said)})
+    assert merged.notes == ["ranks 0–1, 3: the same", "rank 0's own", "ranks 1–3: of some", "rank 2: its own"]
 
 
 def test_a_rank_that_falls_silent_is_named_and_waited_for_no_longer() -> None:
-    store = torch.distributed.HashStore()
-    first, second, silent = (Exchange(store, rank, 3, patience_s=2.0) for rank in range(3))
-    first._run = second._run = silent._run  # each rank counts in a process of its own
+    first, second, _ = exchanges(3)
     assert [row.rank for row in second.gather(measured(1, 7)).rows] == [1]
     merged = first.gather(measured(0, 5))
     assert [row.rank for row in merged.rows] == [0, 1]
@@ -207,18 +207,12 @@ class Intruder:
         return Path.touch, (self.path,)
 
 
-def intruded(tmp_path: Path) -> tuple[bytes, Path]:
-    return pickle.dumps(Intruder(tmp_path / "ran")), tmp_path / "ran"
-
-
 def test_nothing_that_another_process_puts_into_the_store_is_run(tmp_path: Path) -> None:
-    store = torch.distributed.HashStore()
-    first, second = (Exchange(store, rank, 2, patience_s=2.0) for rank in (0, 1))
-    second._run = first._run
-    code, trace = intruded(tmp_path)
-    store.set(first.key("measured", 1), code)
+    first, second = exchanges(2)
+    code, trace = pickle.dumps(Intruder(tmp_path / "ran")), tmp_path / "ran"
+    first.store.set(first.key("measured", 1), code)
     merged = first.gather(measured(0, 5))
-    store.set(second.key("folder", 0), code)
+    second.store.set(second.key("folder", 0), code)
     with pytest.raises(ValueError, match="JSON"):
         second.from_rank_0("folder", str)
     assert not trace.exists()
@@ -245,27 +239,19 @@ def test_measurements_are_refused_whose_types_or_rank_are_wrong(change: dict[str
         unpacked(content, 1)
 
 
-def test_no_more_is_read_than_ranks_send() -> None:
+def test_no_more_is_sent_or_read_than_fits() -> None:
     with pytest.raises(ValueError, match="bytes"):
         unpacked(b" " * (gather.MOST_BYTES + 1), 1)
-
-
-def test_measurements_too_large_to_be_sent_are_told_at_once() -> None:
-    store = torch.distributed.HashStore()
-    first, second = (Exchange(store, rank, 2, patience_s=60.0) for rank in (0, 1))
-    second._run = first._run
-    second.gather(replace(measured(1, 7), notes=["x" * gather.MOST_BYTES]))
+    first, second = exchanges(2, patience_s=60.0)
+    second.gather(replace(measured(1, 7), notes=["x" * gather.MOST_BYTES]))  # which is told at once
     merged = first.gather(measured(0, 5))
     assert merged.ranks_heard == 1
     assert "rank 1" in merged.notes[-1]
 
 
-def test_what_the_first_rank_never_says_is_an_error_elsewhere() -> None:
+def test_nobody_waits_for_ever_nor_until_the_groups_own_limit_runs_out(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="imeout"):
-        Exchange(torch.distributed.HashStore(), 1, 2, patience_s=0.2).from_rank_0("folder", str)
-
-
-def test_nobody_waits_so_long_that_the_groups_own_limit_runs_out(tmp_path: Path) -> None:
+        exchanges(2, patience_s=0.2)[1].from_rank_0("folder", str)
     where = {"init_method": (tmp_path / "group").as_uri(), "rank": 0, "world_size": 1}
     torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=10), **where)
     try:
@@ -290,28 +276,9 @@ def test_the_energy_of_a_step_is_that_of_all_ranks_gpus(tmp_path: Path) -> None:
         return conclude(known).telemetry
 
     found = told(merged.ranks_heard, merged.telemetry)
-    assert found is not None
     assert found.energy_per_token_j == pytest.approx(0.6)
     assert found.energy_per_step_j == pytest.approx(600)
 
     # Of a run that ended otherwise rank 0 knows its own card, and the steps of all.
     alone = told(1, ranks[0].telemetry)
-    assert alone is not None
     assert (alone.energy_j, alone.energy_per_step_j, alone.energy_per_token_j) == (1500.0, None, None)
-
-
-def test_what_several_ranks_say_is_one_note_of_them_all() -> None:
-    said = [
-        ["the same", "rank 0's own"],
-        ["the same", "of some"],
-        ["of some", "its own"],
-        ["the same", "of some"],
-    ]
-    merged = merge({rank: Measured(notes=notes) for rank, notes in enumerate(said)})
-    assert merged.notes == ["ranks 0–1, 3: the same", "rank 0's own", "ranks 1–3: of some", "rank 2: its own"]
-
-
-def test_what_steps_take_of_each_rank_comes_together() -> None:
-    counts = [[BatchCount(1, 1, 4), BatchCount(3, 4, None)], [BatchCount(1, 1, 2)]]
-    sent = [Measured(batch_counts=[own]) for own in counts]
-    assert merge({0: sent[0], 1: unpacked(packed(sent[1]), 1)}).batch_counts == counts

@@ -8,25 +8,10 @@ from typing import Any
 import pytest
 import torch
 from fake_device import Clock, FakeStream
-from known_session import Loop as KnownLoop
+from known_session import STEP_MS, Loop
 
-from lm_profiler.callbacks import StageOptions, TraceOptions
-from lm_profiler.callbacks.instruments.instrument import Measured
-from lm_profiler.callbacks.instruments.memory import MemoryReader
-from lm_profiler.callbacks.instruments.tracer import Tracer
-from lm_profiler.callbacks.instruments.watches import StepWatch, watches_of
-from lm_profiler.callbacks.instruments.work import FlopsWatch
-from lm_profiler.callbacks.session import Instruments, Session
-from lm_profiler.callbacks.stages import StageCounter, StoppingRule
-from lm_profiler.measure.clocks import tape as at
-from lm_profiler.measure.clocks.timeline import Span, Timeline
-from lm_profiler.measure.counts.step_reader import StepReader
+from lm_profiler.callbacks import StageOptions
 from lm_profiler.record.steps import Peaks
-
-pytestmark = pytest.mark.usefixtures("no_rates")
-
-
-STEP_MS = 10
 
 
 class CountingProbe:
@@ -62,67 +47,28 @@ class Drawn:
         self.cleared += 1
 
 
-class Loop:
-    """Runs steps of 10 ms, of which 4 are forward, and no real work."""
-
-    def __init__(self, folder: Path, stages: dict[str, int], stream: FakeStream | None, clock: Clock) -> None:
-        self.clock = clock
-        self.timeline = Timeline(clock, stream)
-        self.probe = CountingProbe()
-        self.progress = Drawn()
-        self.ended = 0
-        cpu = torch.device("cpu")
-        options: dict[str, Any] = {"stream": stream, "progress": self.progress}
-        self.session = Session(
-            timeline=self.timeline,
-            schedule=StageCounter(stages),
-            instruments=Instruments(
-                MemoryReader(self.probe, self.timeline, cpu, lambda: (torch.nn.Linear(1, 1), [])),
-                Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0, lambda: torch.nn.Linear(1, 1)),
-                [FlopsWatch(self.timeline, lambda: torch.nn.Linear(1, 1)), *watches_of(cpu)],
-                print,
-                StepWatch(StepReader(clock)),
-            ),
-            rank=0,
-            stopping=StoppingRule(StageOptions(measure_steps=40), int),
-            report=print,
-            **options,
-        )
-
-    def run(self, steps: int) -> None:
-        for _ in range(steps):
-            with Span(self.timeline, at.FORWARD):
-                self.clock.pass_ms(4)
-            self.clock.pass_ms(STEP_MS - 4)
-            self.timeline.mark(at.END)
-            self.ended += not self.session.step_ended()
-
-    def finish(self) -> Measured:
-        self.session.finish()
-        return self.session.measured()
-
-
 def loop(folder: Path, stages: dict[str, int], **device: Any) -> tuple[Loop, FakeStream]:
     clock = Clock()
     stream = FakeStream(clock, **device)
-    return Loop(folder, stages, stream, clock), stream
+    options = StageOptions(measure_steps=40)
+    return Loop(folder, options, int, stages, clock, stream, CountingProbe(), Drawn()), stream
 
 
 def test_rows_hold_both_clocks_in_order(tmp_path: Path) -> None:
     run, _ = loop(tmp_path, {"warmup": 2, "measure": 3}, slowness=3, late_ms=25)
     run.run(5)
-    measured = run.finish()
-    assert [(row.step, row.stage) for row in measured.rows] == [
-        (1, "warmup"),
-        (2, "warmup"),
-        (3, "measure"),
-        (4, "measure"),
-        (5, "measure"),
-    ]
-    for row in measured.rows:
+    rows = run.finish().rows
+    stages = [(1, "warmup"), (2, "warmup"), (3, "measure"), (4, "measure"), (5, "measure")]
+    assert [(row.step, row.stage) for row in rows] == stages
+    for row in rows:
         assert row.time("forward", "host") == pytest.approx(4e-3)
         assert row.time("forward") == pytest.approx(12e-3)
         assert row.time("step") == pytest.approx(30e-3)
+    alone = Loop(tmp_path, StageOptions(), stages={"measure": 3})  # without a device
+    alone.run(3)
+    for row in alone.finish().rows:
+        assert row.seconds == row.host_seconds
+        assert row.time("step") == pytest.approx(STEP_MS * 1e-3)
 
 
 @pytest.mark.parametrize("late_ms", [0, 3, 25, 1000])
@@ -148,14 +94,6 @@ def test_a_long_run_makes_a_bounded_number_of_events(tmp_path: Path) -> None:
     assert len(stream.free) == stream.made  # all were handed back
 
 
-def test_a_device_that_cannot_keep_up_is_not_waited_for(tmp_path: Path) -> None:
-    run, stream = loop(tmp_path, {"measure": 50}, late_ms=10_000)
-    run.run(49)
-    assert stream.waits == 0
-    run.run(1)
-    assert [row.step for row in run.finish().rows] == list(range(1, 51))
-
-
 def test_of_a_device_that_died_the_host_time_is_left(tmp_path: Path) -> None:
     run, stream = loop(tmp_path, {"measure": 20}, late_ms=25)
     run.run(10)
@@ -168,23 +106,6 @@ def test_of_a_device_that_died_the_host_time_is_left(tmp_path: Path) -> None:
     assert all(row.time("step", "host") == pytest.approx(STEP_MS * 1e-3) for row in rows)
 
 
-def test_without_a_device_the_hosts_time_stands_for_both(tmp_path: Path) -> None:
-    run = Loop(tmp_path, {"measure": 3}, None, Clock())
-    run.run(3)
-    for row in run.finish().rows:
-        assert row.seconds == row.host_seconds
-        assert row.time("step") == pytest.approx(STEP_MS * 1e-3)
-
-
-def test_the_end_of_the_last_stage_is_told_once(tmp_path: Path) -> None:
-    run, _ = loop(tmp_path, {"warmup": 1, "measure": 2, "memory": 1, "trace": 0})
-    run.run(3)
-    assert run.ended == 0
-    run.run(1)
-    assert run.ended == 1
-    assert run.session.schedule.stage is None
-
-
 def test_time_between_the_measured_steps_is_told_apart(tmp_path: Path) -> None:
     run, _ = loop(tmp_path, {"warmup": 1, "measure": 3})
     run.run(1)
@@ -194,29 +115,24 @@ def test_time_between_the_measured_steps_is_told_apart(tmp_path: Path) -> None:
         run.clock.pass_ms(pause_ms)
     between = run.finish().between_steps_s
     assert between == pytest.approx(12e-3)
-
-
-def test_nothing_measured_has_no_time_between(tmp_path: Path) -> None:
-    run, _ = loop(tmp_path, {"warmup": 5, "measure": 3})
-    run.run(2)
-    measured = run.finish()
-    assert measured.between_steps_s is None
+    early, _ = loop(tmp_path, {"warmup": 5, "measure": 3})
+    early.run(2)
+    measured = early.finish()
+    assert measured.between_steps_s is None  # nothing was measured
     assert [row.stage for row in measured.rows] == ["warmup", "warmup"]
 
 
-def test_peaks_count_from_the_beginning_of_the_stage(tmp_path: Path) -> None:
-    run, _ = loop(tmp_path, {"warmup": 2, "measure": 3})
+def test_peaks_count_from_the_beginning_of_the_stage_and_at_marks_in_that_of_memory(tmp_path: Path) -> None:
+    run, _ = loop(tmp_path, {"warmup": 2, "measure": 3, "memory": 2, "trace": 0})
     run.run(5)
-    assert [row.memory[0] for row in run.finish().rows] == [1, 2, 1, 2, 3]
-    assert run.probe.resets == 2
-
-
-def test_memory_is_read_at_the_marks_only_in_its_stage(tmp_path: Path) -> None:
-    run, _ = loop(tmp_path, {"warmup": 1, "measure": 2, "memory": 2})
-    run.run(3)
-    assert run.probe.resets == 3
-    run.run(2)
+    assert run.session.instruments.memory.probe.resets == 3
+    run.run(1)
+    assert run.ended == 0
+    run.run(1)
+    assert run.ended == 1
+    assert run.session.schedule.stage is None
     measured = run.finish()
+    assert [row.memory[0] for row in measured.rows[:5]] == [1, 2, 1, 2, 3]
     assert set(measured.part_peaks) == {"forward", "other"}
     assert run.timeline.observers == ()
     assert [row.stage for row in measured.rows[-2:]] == ["memory"] * 2
@@ -236,17 +152,17 @@ def test_progress_is_told_once_a_second_and_cleared_at_the_end(tmp_path: Path) -
     run.clock.pass_ms(1000)
     run.run(1)
     run.finish()
-    assert run.progress.told == [("warmup", 0, 1), ("measure", 0, 4), ("measure", 2, 4)]
-    assert run.progress.cleared == 1
+    assert run.session.progress.told == [("warmup", 0, 1), ("measure", 0, 4), ("measure", 2, 4)]
+    assert run.session.progress.cleared == 1
 
 
 def test_short_steps_share_a_reading(tmp_path: Path) -> None:
     """The first step of a stage is read, then one at least 5 ms after the last reading, and the stage's last."""
-    loop = KnownLoop(tmp_path, StageOptions(warmup_steps=3, measure_steps=17), lambda answer: answer)
+    run = Loop(tmp_path, StageOptions(warmup_steps=3, measure_steps=17))
     for ms in (1, 1, 1, *[2] * 8, 30, *[1] * 8):
-        loop.step(ms)
-    read = [step for step, *_ in loop.session.instruments.counters.reader.raw]
+        run.step(ms)
+    read = [step for step, *_ in run.session.instruments.counters.reader.raw]
     assert read == [0, 4, 7, 10, 12, 17, 20]
-    peaks = [row.memory for row in loop.session.measured().rows]
+    peaks = [row.memory for row in run.session.measured().rows]
     assert all(peak[2] for peak in peaks)  # resident: of the last reading, where a step has none of its own
     assert len(peaks) == 20

@@ -15,8 +15,6 @@ from lm_profiler.callbacks import shortcut
 from lm_profiler.callbacks.shortcut import admitted_callbacks
 from lm_profiler.external_callbacks import CLAIMED
 
-pytestmark = pytest.mark.usefixtures("no_rates")
-
 
 class Tuned(BoringModel):
     def __init__(self) -> None:
@@ -25,8 +23,7 @@ class Tuned(BoringModel):
         self.batch_size = 1
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["claims", "by hand"])
-@pytest.mark.parametrize("alone", [True, False], ids=["a Trainer of its own", "the same Trainer"])
+@pytest.mark.parametrize("shared, alone", [(True, True), (False, False)], ids=["claims", "by hand, the same Trainer"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_fit_after_a_tuners_search_is_profiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool, alone: bool

@@ -15,7 +15,7 @@ from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.steps import StepRow, read_steps
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard"), pytest.mark.usefixtures("no_rates")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 
 
 class Tokens(BoringModel):
@@ -42,7 +42,6 @@ def expected(row: StepRow) -> dict[str, float]:
         for group, clock in (("time_ms", "device"), ("host_time_ms", "host"))
         for part in (*TIMED, "forward_backward")
     }
-    assert row.memory[2] is not None
     assert row.tokens == TOKENS_IN_A_BATCH
     return {
         **times,
@@ -64,12 +63,6 @@ def test_scalars_are_those_of_the_measured_steps(tmp_path: Path, theirs: bool) -
     for tag, by_step in shown.items():
         if tag.startswith(("time_ms/", "host_time_ms/", "memory_gib/", "throughput/")):
             assert set(by_step) == set(rows), tag
-
-
-def test_a_run_leaves_its_figures_for_hparams_and_no_empty_file(tmp_path: Path) -> None:
-    profiler = fit(tmp_path, logger=False)
-    assert profiler.record is not None
     assert profiler.record.notes == []
-    mean_ms = scalars(profiler.folder)["Summary/step_ms"]
-    assert list(mean_ms.values()) == pytest.approx([profiler.record.time["step"].mean * 1e3], rel=1e-6)
+    assert [*shown["Summary/step_ms"].values()] == pytest.approx([profiler.record.time["step"].mean * 1e3], rel=1e-6)
     assert not (profiler.folder / "hparams.yaml").exists()

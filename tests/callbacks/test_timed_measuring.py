@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from known_loop import trainer_with
+from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lm_profiler.callbacks import (
-    ActionsOptions,
-    MemoryOptions,
     StageOptions,
-    TraceOptions,
-    TrainingProfiler,
     WatchOptions,
 )
 from lm_profiler.callbacks.loop_length import fewest_steps_left
 from lm_profiler.callbacks.stages import StoppingRule
 
-pytestmark = pytest.mark.usefixtures("no_rates")
-
-
-def alone(answer: int) -> int:
-    return answer
-
 
 def count_steps(step_s: Iterator[float], steps_of_loop: float = math.inf) -> tuple[int, float]:
     """How many steps are measured, and how many seconds that takes."""
-    rule = StoppingRule(StageOptions(), alone, steps_of_loop)
+    rule = StoppingRule(StageOptions(), int, steps_of_loop)
     elapsed_s = 0.0
     for steps, seconds in enumerate(step_s, start=1):
         elapsed_s += seconds
@@ -59,23 +49,11 @@ def test_40_steps_and_10_seconds_are_measured_but_at_most_a_minute(step_s: float
     assert fewest <= steps <= most
 
 
-def test_steps_that_become_slower_do_not_make_it_much_longer() -> None:
+def test_steps_that_change_neither_end_it_early_nor_make_it_much_longer() -> None:
     """50 steps of 2 ms, then of 1 s: the looks are never further apart than the steps before doubled."""
-
-    def step_s() -> Iterator[float]:
-        yield from repeat(0.002, 50)
-        yield from repeat(1.0)
-
-    _, elapsed_s = count_steps(step_s())
+    _, elapsed_s = count_steps(chain(repeat(0.002, 50), repeat(1.0)))
     assert elapsed_s < 100.0
-
-
-def test_a_slow_first_step_does_not_end_it() -> None:
-    def step_s() -> Iterator[float]:
-        yield 30.0
-        yield from repeat(0.1)
-
-    steps, _ = count_steps(step_s())
+    steps, _ = count_steps(chain([30.0], repeat(0.1)))
     assert steps >= 40
 
 
@@ -117,34 +95,18 @@ def loop(**limits: Any) -> Any:
 )
 def test_steps_of_a_fit(limits: dict[str, Any], expected: float) -> None:
     assert fewest_steps_left(loop(**limits), "fit") == expected
-
-
-def test_steps_of_an_evaluation() -> None:
-    assert fewest_steps_left(loop(), "validate") == 50
+    assert fewest_steps_left(loop(**limits), "validate") == 50
 
 
 def test_a_real_fit_of_one_epoch_comes_to_all_stages(tmp_path: Path) -> None:
     """BoringModel has 64 batches: measured are 64 - 2 - 4 - 1 - 3 = 54, in far less than 10 s."""
-    profiler = TrainingProfiler(
-        StageOptions(warmup_steps=2, stop_when_done=False),
-        MemoryOptions(steps=1),
-        TraceOptions(steps=2),
-        actions=ActionsOptions(steps=3),
-        quiet=True,
-    )
+    profiler = instruments(2, None, memory=1, trace=2, stop_when_done=False, actions=3)
     trainer = trainer_with([profiler], tmp_path, max_epochs=1)
     trainer.fit(BoringModel())
-    assert profiler.record is not None
     assert profiler.record.status == "ok"
     assert profiler.record.steps == {"warmup": 2, "measure": 54, "actions": 4, "memory": 1, "trace": 3}
     assert profiler.record.steps_planned["measure"] == 40
     assert trainer.global_step == 64
-
-
-def test_a_watched_fit_measures_forty_steps_and_watches_the_rest(tmp_path: Path) -> None:
-    profiler = TrainingProfiler(
-        StageOptions(warmup_steps=2), MemoryOptions(steps=0), TraceOptions(steps=0), quiet=True, watch=WatchOptions()
-    )
-    trainer_with([profiler], tmp_path, max_epochs=1).fit(BoringModel())
-    assert profiler.record is not None
-    assert profiler.record.steps["measure"] == 40
+    watched = instruments(2, None, actions=3, watch=WatchOptions())
+    trainer_with([watched], tmp_path, max_epochs=1).fit(BoringModel())
+    assert watched.record.steps["measure"] == 40  # the rest is watched

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,36 +17,39 @@ from stored_texts import assert_stored
 
 from lm_profiler.analysis.steps.step_model import fit, is_level_known, level_half_width
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.stages import StoppingRule
 
-pytestmark = pytest.mark.usefixtures("no_rates")
 
-
-def alone(own: int) -> int:
-    return own
-
-
-def notes(folder: Path, options: StageOptions, step_ms: Iterable[float]) -> list[str]:
-    """What the record will say of it."""
-    run = Loop(folder, options, alone)
-    for ms in step_ms:
-        if not run.ended:
-            run.step(ms)
-    return list(run.session.measured().notes)
-
-
-def measured(folder: Path, options: StageOptions, step_ms: Iterable[float], agree: Callable[[int], int] = alone) -> int:
-    """How many steps of ``step_ms`` are measured until the stage ends."""
+def ended(folder: Path, options: StageOptions, step_ms: Iterable[float], agree: Callable[[int], int] = int) -> Measured:
+    """What is measured of steps that take ``step_ms``, until the stage ends."""
     run = Loop(folder, options, agree)
     for ms in step_ms:
         run.step(ms)
         if run.ended:
             break
-    return len([row for row in run.session.measured().rows if row.stage == "measure"])
+    return run.session.measured()
 
 
-def test_level_steps_end_it_at_the_fewest(tmp_path: Path) -> None:
-    assert measured(tmp_path, StageOptions(warmup_steps=0, until_ci=0.005), [10.0] * 100) == 10
+def measured(folder: Path, step_ms: Iterable[float], agree: Callable[[int], int] = int, **options: Any) -> int:
+    """How many steps are measured of them."""
+    chosen = StageOptions(warmup_steps=0, **{"until_ci": 0.005, **options})
+    return len([row for row in ended(folder, chosen, step_ms, agree).rows if row.stage == "measure"])
+
+
+@pytest.mark.parametrize(
+    "step_ms, options",
+    [
+        ([10.0] * 100, {}),
+        ([10.0] * 100, {"max_seconds": float("inf")}),
+        ([10.0, 20.0] * 50, {}),  # a pattern is no noise
+        ([30.0] * 4 + [10.0] * 100, {}),  # with the four slow steps, the interval would span 10 to 30 ms
+    ],
+)
+def test_steps_whose_level_is_plain_end_it_at_the_fewest(
+    step_ms: list[float], options: dict[str, Any], tmp_path: Path
+) -> None:
+    assert measured(tmp_path, step_ms, **options) == 10
 
 
 LOOKS = (10, 13, 17, 22, 28, 35, 44, 55, 69, 87, 109, 137, 172, 215)
@@ -54,7 +58,7 @@ NOISE_MS = (10.0 * np.exp(0.08 * np.random.default_rng(0).standard_normal(1000))
 
 
 def test_noise_is_measured_until_the_interval_is_within_the_target(tmp_path: Path) -> None:
-    count = measured(tmp_path, StageOptions(warmup_steps=0, until_ci=0.02), NOISE_MS)
+    count = measured(tmp_path, NOISE_MS, until_ci=0.02)
     assert count > 10
     assert [n for n in LOOKS if n <= count and is_level_known([ms * 1e-3 for ms in NOISE_MS[:n]], 0.02)] == [count]
 
@@ -65,7 +69,7 @@ def test_the_interval_at_which_measuring_stops_holds_the_level_of_alike_neighbou
     held = []
     for _ in range(10):
         times_s = level(rng, 120, rho=0.9).times_s
-        rule = StoppingRule(StageOptions(until_ci=0.02, max_steps=120, max_seconds=1e9), alone)
+        rule = StoppingRule(StageOptions(until_ci=0.02, max_steps=120, max_seconds=1e9), int)
         steps = 1
         while steps < 120 and not rule.is_enough(steps, times_s[:steps].tolist(), elapsed_s=1.0):
             steps = min(rule.next_check, 120)
@@ -74,45 +78,26 @@ def test_the_interval_at_which_measuring_stops_holds_the_level_of_alike_neighbou
     assert sum(held) >= 8  # 2 % of samples of 10 stay below it if the share is 93 %
 
 
-def test_a_pattern_of_slow_steps_is_no_noise(tmp_path: Path) -> None:
-    assert measured(tmp_path, StageOptions(warmup_steps=0, until_ci=0.005), [10.0, 20.0] * 50) == 10
-
-
-def test_slow_first_steps_do_not_count(tmp_path: Path) -> None:
-    # With the four slow steps among ten, the interval would span 10 to 30 ms.
-    assert measured(tmp_path, StageOptions(warmup_steps=0, until_ci=0.005), [30.0] * 4 + [10.0] * 100) == 10
-
-
-def test_the_cap_on_steps_holds(tmp_path: Path) -> None:
-    assert measured(tmp_path, StageOptions(warmup_steps=0, until_ci=0.005, max_steps=33), NOISE_MS) == 33
-
-
 @pytest.mark.parametrize("max_seconds", [23.0, 24.0, 1.5, 0.5])
 def test_the_cap_on_seconds_holds_to_within_a_step(tmp_path: Path, max_seconds: float) -> None:
     never = [100 * ms for ms in NOISE_MS]  # a second each
-    count = measured(tmp_path, StageOptions(warmup_steps=0, until_ci=0.005, max_seconds=max_seconds), never)
+    count = measured(tmp_path, never, max_seconds=max_seconds)
     assert sum(never[: count - 1]) <= max_seconds * 1e3 <= sum(never[: count + 1])
 
 
-def test_there_need_be_no_cap_on_seconds(tmp_path: Path) -> None:
-    options = StageOptions(warmup_steps=0, until_ci=0.005, max_seconds=float("inf"))
-    assert measured(tmp_path, options, [10.0] * 100) == 10
-
-
-def test_a_cap_that_ends_it_is_noted(tmp_path: Path) -> None:
+def test_a_cap_that_ends_it_holds_and_is_noted(tmp_path: Path) -> None:
     capped = StageOptions(warmup_steps=0, until_ci=0.005, max_steps=33)
-    (note,) = notes(tmp_path, capped, NOISE_MS)
+    noisy = ended(tmp_path, capped, NOISE_MS)
+    assert len(noisy.rows) == 33
+    (note,) = noisy.notes
     known = level_half_width([ms * 1e-3 for ms in NOISE_MS[:33]])
     assert f"±{known:.1%}" in note
     assert_stored("callbacks/notes: a cap", {"stages.max_steps": note})
-    assert notes(tmp_path, capped, [10.0] * 100) == []
-    assert notes(tmp_path, StageOptions(warmup_steps=0, measure_steps=12), NOISE_MS) == []
-
-
-def test_a_target_finer_than_one_process_can_promise_is_refused() -> None:
-    targets = (0.0049, 0.0, -1.0, float("nan"))
-    said = {f"{of}": refusal(ValueError, lambda of=of: StageOptions(until_ci=of)) for of in targets}
-    assert_stored("callbacks/refused: targets", said)
+    assert ended(tmp_path, capped, [10.0] * 100).notes == []
+    assert ended(tmp_path, StageOptions(warmup_steps=0, measure_steps=12), NOISE_MS).notes == []
+    brief = StageOptions(warmup_steps=0, until_ci=0.02, max_seconds=0.001)
+    (note,) = ended(tmp_path, brief, [10.0] * 3).notes
+    assert "1 step " in note
 
 
 @pytest.mark.parametrize("step_ms", [[10.0] * 60, NOISE_MS[:60]], ids=["own yes", "own no"])
@@ -123,16 +108,20 @@ def test_every_rank_asks_as_often_and_does_what_the_first_says(tmp_path: Path, s
         asked.append(own)
         return [4, 5, 5, 5, 0][len(asked) - 1]  # at 1, 5, 10, 15 and 20 steps
 
-    assert measured(tmp_path, StageOptions(warmup_steps=0, until_ci=0.005), step_ms, rank_zero) == 20
+    assert measured(tmp_path, step_ms, rank_zero) == 20
     assert asked == ([9, 5, 0, 0, 0] if step_ms[0] == step_ms[1] else [9, 5, 3, 4, 5])
 
 
-def test_without_a_target_nobody_is_asked(tmp_path: Path) -> None:
+def test_without_a_target_nobody_is_asked_and_one_too_fine_to_promise_is_refused(tmp_path: Path) -> None:
+    targets = (0.0049, 0.0, -1.0, float("nan"))
+    said = {f"{of}": refusal(ValueError, lambda of=of: StageOptions(until_ci=of)) for of in targets}
+    assert_stored("callbacks/refused: targets", said)
+
     def never(own: int) -> int:
         pytest.fail("a collective call that the other ranks may not make")
 
     assert StoppingRule(StageOptions(measure_steps=12), never).next_check > 10
-    assert measured(tmp_path, StageOptions(warmup_steps=0, measure_steps=12), [10.0] * 20, never) == 12
+    assert measured(tmp_path, [10.0] * 20, never, until_ci=None, measure_steps=12) == 12
 
 
 def test_a_real_fit_records_how_many_it_took(tmp_path: Path) -> None:
@@ -140,18 +129,9 @@ def test_a_real_fit_records_how_many_it_took(tmp_path: Path) -> None:
     profiler = TrainingProfiler(options, MemoryOptions(steps=0), TraceOptions(steps=0), quiet=True)
     trainer_with([profiler], tmp_path).fit(BoringModel())
     record = profiler.record
-    assert record is not None
     assert record.status == "ok"
     count = record.steps["measure"]
     assert count in (*LOOKS, 40)
     assert record.steps_planned["measure"] == 40
     if count < 40:
-        assert record.steadiness is not None
-        assert record.steadiness.known_to is not None
         assert record.steadiness.known_to <= 0.2
-
-
-def test_one_step_is_one(tmp_path: Path) -> None:
-    options = StageOptions(warmup_steps=0, until_ci=0.02, max_seconds=0.001)
-    (said,) = notes(tmp_path, options, [10.0] * 3)
-    assert "1 step " in said

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from lm_profiler.analysis.why.traced import broken_down
 from lm_profiler.callbacks.collect import lists_of
 from lm_profiler.measure.device.ceilings import copy_rate, matmul_ceiling
-from lm_profiler.record.run_record import RunRecord, TermName, Waterfall, read_run
+from lm_profiler.record.run_record import RunRecord, TermName, read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
 SLEPT_S = 0.08
@@ -51,41 +51,30 @@ def run(module: LightningModule, folder: Path, data: Any = None) -> RunRecord:
     return read_run(profiler.folder)
 
 
-@pytest.fixture(scope="module")
-def fall(tmp_path_factory: pytest.TempPathFactory) -> Waterfall:
+def test_the_terms_of_a_run_are_all_there_once_and_add_up_to_its_step(tmp_path: Path) -> None:
     model = LanguageModel(d_model=64, d_ff=128, num_layers=2, num_heads=2, vocab_size=500)
-    data = FakeTokens(context_length=64, batch_size=2, vocab_size=500)
-    record = run(model, tmp_path_factory.mktemp("lm"), data)
-    assert record.waterfall is not None, record.notes
-    assert record.waterfall.step_s == record.time["step"].mean
-    return record.waterfall
-
-
-def test_the_terms_of_a_run_are_all_there_once_and_add_up_to_its_step(fall: Waterfall) -> None:
-    assert fall.source == "operators"
+    record = run(model, tmp_path, FakeTokens(context_length=64, batch_size=2, vocab_size=500))
+    fall = record.waterfall
+    assert fall is not None, record.notes
+    assert (fall.source, fall.step_s) == ("operators", record.time["step"].mean)
+    terms = {term.name: term for term in fall.terms}
     # AdamW multiplies no matrices.
-    assert [term.name for term in fall.terms] == [name for name in get_args(TermName) if name != "optimizer_products"]
+    assert [*terms] == [name for name in get_args(TermName) if name != "optimizer_products"]
     assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s)
     assert all(term.seconds >= 0 for term in fall.terms[:-1])
-
-
-def test_products_are_told_by_module_with_their_shapes(fall: Waterfall) -> None:
-    ideal = fall.terms[0]
-    assert "model.blocks.*.feed_forward.gate" in {part.module for part in ideal.contributors}
-    slow = next(term for term in fall.terms if term.name == "slow_products")
-    told = [part.detail or "" for part in slow.contributors if part.what == "aten::mm"]
+    # Products are told by module, with their shapes.
+    assert "model.blocks.*.feed_forward.gate" in {part.module for part in terms["ideal"].contributors}
+    told = [part.detail or "" for part in terms["slow_products"].contributors if part.what == "aten::mm"]
     assert all("; m " in detail and ", k " in detail for detail in told)
-
-
-def test_the_optimizer_moves_the_bytes_of_all_parameters(fall: Waterfall) -> None:
-    """Though a trace tells no types of tensors in lists, and no shapes where they are many."""
-    moved = next(term for term in fall.terms if term.name == "bandwidth")
-    assert moved.phases["optimizer"] > 0
+    # The optimizer moves the bytes of all parameters, though a trace tells no types of tensors in lists.
+    assert terms["bandwidth"].phases["optimizer"] > 0
+    parameters = [torch.zeros(3, 4), torch.zeros(5)]
+    assert lists_of(parameters) == (17, 4)
+    assert lists_of([*parameters, torch.zeros(2, dtype=torch.bfloat16)]) == (19, None)
 
 
 def test_sleep_is_a_gap_of_the_phase_that_slept(tmp_path: Path) -> None:
     fall = run(Sleeper(), tmp_path).waterfall
-    assert fall is not None
     gaps = next(term for term in fall.terms if term.name == "gaps")
     assert gaps.contributors[0].what == "forward: Python"
     # What else runs takes a hundredth of it: a busy machine may make it fifty times as long.
@@ -165,9 +154,3 @@ def test_the_waterfall_of_a_gpu_is_of_its_kernels(tmp_path: Path) -> None:
     assert "model.blocks.*.feed_forward.gate" in told
     slow = next(term for term in fall.terms if term.name == "slow_products")
     assert any("; m " in (part.detail or "") for part in slow.contributors)
-
-
-def test_what_an_optimizer_is_given_in_lists() -> None:
-    parameters = [torch.zeros(3, 4), torch.zeros(5)]
-    assert lists_of(parameters) == (17, 4)
-    assert lists_of([*parameters, torch.zeros(2, dtype=torch.bfloat16)]) == (19, None)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 from raised import refusal
 from stored_texts import assert_stored
 
-from lm_profiler.models.config import PRESETS, TransformerConfig, other_meanings, preset, size_lines
+from lm_profiler.models.config import PRESETS, other_meanings, preset, size_lines
 from lm_profiler.usage_error import UsageError
 
 
-def test_an_override_changes_one_field_and_none_changes_nothing() -> None:
-    changed = preset("large", num_layers=2, d_ff=None, attention="math")
-    assert (changed.num_layers, changed.d_ff, changed.d_model, changed.attention) == (2, 5120, 1280, "math")
-
-
-def test_every_field_of_a_preset_can_be_overridden() -> None:
+def test_every_field_of_a_preset_can_be_overridden_and_none_changes_nothing() -> None:
     overrides: dict[str, object] = {
         "d_model": 96, "d_ff": 7, "num_layers": 5, "num_heads": 6, "vocab_size": 11, "rope_theta": 500.0,
         "attention": "math", "activation_checkpointing": True, "checkpoint_every": (4, 2), "num_kv_heads": 4,
@@ -25,31 +18,23 @@ def test_every_field_of_a_preset_can_be_overridden() -> None:
     }  # fmt: skip
     for name, value in overrides.items():
         assert getattr(preset("small", **{name: value}), name) == value
+        assert preset("small", **{name: None}) == PRESETS["small"]
+    assert preset("small", checkpoint_every=(5, 3)).checkpoints == (5, 3)  # which need not divide the layers
+    assert preset("small", activation_checkpointing=True).checkpoints == (1,)
 
 
-def test_an_unknown_size_lists_the_known_ones() -> None:
-    assert_stored("models/refused: size", {"tiny": refusal(UsageError, lambda: preset("tiny"))})
-
-
-@pytest.mark.parametrize("name", ["d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "rope_theta"])
-def test_dimensions_are_positive(name: str) -> None:
-    for value in (0, -1):
-        with pytest.raises(ValueError, match=rf"^{name}: expected a positive number, given {value}$"):
-            preset("small", **{name: value})
-
-
-def test_heads_must_divide_the_width_into_even_parts() -> None:
-    make = partial(TransformerConfig, d_ff=24, num_layers=1)
-    said = {
-        f"d_model {width}, num_heads {heads}": refusal(UsageError, partial(make, d_model=width, num_heads=heads))
-        for width, heads in ((768, 10), (12, 4), (7, 2))  # a head of odd width has no pairs to turn
-    }
-    assert_stored("models/refused: heads", said)
+DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "rope_theta")
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
+        *(({name: 0}, rf"{name}: expected a positive number, given 0") for name in DIMENSIONS),
+        ({"d_model": -1}, r"d_model: expected a positive number, given -1"),
+        ({"num_heads": 10}, r"num_heads: expected a divisor of d_model / 2 \(384\), .*, given 10"),
+        ({"d_model": 7, "num_heads": 2}, r"num_heads: expected a divisor of .*"),  # no pairs for RoPE
+        ({"attention": "flash"}, r"attention: expected sdpa, math or package.module:function, given 'flash'"),
+        *(({"checkpoint_every": every}, r"checkpoint_every: .*") for every in ((0,), (13,), (4, 13), (2, 2), (2, 4))),
         ({"num_kv_heads": 5}, r"num_kv_heads: expected a divisor of num_heads \(12\), given 5"),
         ({"num_kv_heads": 0}, r"num_kv_heads: expected a divisor of num_heads \(12\), given 0"),
         ({"head_width": 33}, r"head_width: expected an even positive number, since RoPE rotates pairs, given 33"),
@@ -63,43 +48,32 @@ def test_heads_must_divide_the_width_into_even_parts() -> None:
     ],
     ids=str,
 )
-def test_heads_and_experts_that_do_not_fit_are_refused(options: dict[str, object], message: str) -> None:
+def test_what_does_not_fit_is_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message}$"):
         preset("small", **options)
 
 
-def test_an_unknown_attention_lists_the_known_ones() -> None:
-    told = refusal(UsageError, lambda: preset("small", attention="flash"))
-    assert_stored("models/refused: attention", {"flash": told})
-
-
-def test_the_presets_are_those_of_the_table() -> None:
-    table = {
-        "small": (768, 3072, 12, 12),
-        "medium": (1024, 4096, 24, 16),
-        "large": (1280, 5120, 36, 20),
-        "xl": (1600, 6400, 48, 25),
-        "2.7B": (2560, 10240, 32, 32),
+def test_the_presets_are_those_of_both_handouts() -> None:
+    of_2025 = {
+        "small": "768/3072/12/12",
+        "medium": "1024/4096/24/16",
+        "large": "1280/5120/36/20",
+        "xl": "1600/6400/48/25",
+        "2.7B": "2560/10240/32/32",
     }
-    assert {size: config.dimensions for size, config in PRESETS.items() if "/" not in size} == {
-        size: "/".join(map(str, row)) for size, row in table.items()
-    }
-    assert all(PRESETS[f"cs336-2025/{size}"] == PRESETS[size] for size in table)
-
-
-def test_the_sizes_of_2026_are_those_of_its_handout() -> None:
-    sizes = {name: c.dimensions for name, c in PRESETS.items() if name.startswith("cs336-2026/")}
-    assert sizes == {
-        "cs336-2026/small": "768/3072/12/12",
-        "cs336-2026/medium": "1024/4096/24/16",
-        "cs336-2026/large": "1280/5120/36/20",
-        "cs336-2026/xl": "2560/10240/32/32",
-        "cs336-2026/10B": "4608/12288/50/36",
-        "cs336-2026/leaderboard": "4096/11008/34/32",
+    assert {size: config.dimensions for size, config in PRESETS.items() if "/" not in size} == of_2025
+    assert all(PRESETS[f"cs336-2025/{size}"] == PRESETS[size] for size in of_2025)
+    of_2026 = {size: PRESETS[f"cs336-2026/{size}"].dimensions for size in ("small", "xl", "10B", "leaderboard")}
+    assert of_2026 == {
+        "small": "768/3072/12/12",
+        "xl": "2560/10240/32/32",
+        "10B": "4608/12288/50/36",
+        "leaderboard": "4096/11008/34/32",
     }
 
 
 def test_only_a_plain_name_that_changed_its_meaning_is_told_and_once() -> None:
+    assert_stored("models/refused: size", {"tiny": refusal(UsageError, lambda: preset("tiny"))})
     assert other_meanings([size for size in PRESETS if size not in ("xl", "2.7B")]) == []
     [line] = other_meanings(["xl", "small", "xl", "no such size"])
     [other] = other_meanings(["2.7B"])
@@ -114,14 +88,3 @@ def test_a_size_whose_dimensions_other_options_give_is_not_said_to_be_that_model
     assert size_lines(given | {"size": "huge"}, named=True) == []  # which is refused
     assert size_lines(given, named=False) == []  # a config of its own, such as demo
     assert size_lines({"size": "xl", "d_model": None}, named=True) == other_meanings(["xl"])
-
-
-@pytest.mark.parametrize("every", [(0,), (13,), (4, 13), (2, 2), (2, 4)], ids=str)
-def test_checkpoints_that_do_not_fit_the_layers_or_each_other_are_refused(every: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError, match=r"^checkpoint_every: expected .*, given "):
-        preset("small", checkpoint_every=every)
-
-
-def test_a_checkpoint_need_not_divide_the_layers() -> None:
-    assert preset("small", checkpoint_every=(5, 3)).checkpoints == (5, 3)
-    assert preset("small", activation_checkpointing=True).checkpoints == (1,)

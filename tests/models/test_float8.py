@@ -46,8 +46,6 @@ def test_outputs_and_gradients_are_near_those_in_float32(monkeypatch: pytest.Mon
         inputs = x.clone().requires_grad_()
         output = module(inputs)
         output.float().backward(upstream)
-        assert inputs.grad is not None
-        assert module.weight.grad is not None
         results.append((output.detach().float(), inputs.grad, module.weight.grad))
     for truth, found in zip(*results, strict=True):
         relative_error = float((found - truth).norm() / truth.norm())

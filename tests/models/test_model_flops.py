@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 import torch.nn.functional as F
 from on_shapes import count_work
@@ -36,14 +39,11 @@ def chunked_step(model: nn.Module, batch: Batch) -> Tensor:
     return loss
 
 
-def test_grouped_query_attention_with_tied_embeddings() -> None:
-    flops = count_work(Transformer(GROUPED), plain_step, token_batch()).flops
-    assert (flops.forward, flops.backward, flops.recomputation) == (FORWARD, 2 * FORWARD, 0)
-
-
-def test_a_chunked_loss_recomputes_the_head() -> None:
-    flops = count_work(Transformer(GROUPED), chunked_step, token_batch()).flops
-    assert (flops.forward, flops.backward, flops.recomputation) == (FORWARD, 2 * FORWARD, HEAD)
+@pytest.mark.parametrize("step, recomputed", [(plain_step, 0), (chunked_step, HEAD)])
+def test_grouped_query_attention_with_tied_embeddings(step: Callable[..., Tensor], recomputed: int) -> None:
+    """A chunked loss recomputes the head."""
+    flops = count_work(Transformer(GROUPED), step, token_batch()).flops
+    assert (flops.forward, flops.backward, flops.recomputation) == (FORWARD, 2 * FORWARD, recomputed)
 
 
 def test_experts_count_those_that_compute_a_token() -> None:

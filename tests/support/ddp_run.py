@@ -24,6 +24,8 @@ SLOWER_S = 30e-3
 KILLED_AT = 40
 """The batch in which rank 1 is killed."""
 COLLECTED_S = 2.0
+FLAG_S = 7e-3
+"""Of the flag that Lightning sends before every batch."""
 
 
 class Garbage:
@@ -69,11 +71,10 @@ def break_on_rank_1() -> None:
 
 
 def slow_broadcast() -> None:
-    """Of the flag that Lightning sends before every batch."""
     whole = torch.distributed.broadcast
 
     def slow(*args: Any, **kwargs: Any) -> Any:
-        spin("flag", 7e-3)
+        spin("flag", FLAG_S)
         return whole(*args, **kwargs)
 
     torch.distributed.broadcast = slow
@@ -84,8 +85,8 @@ def main(folder: str, fails: str) -> None:
     known_loop.CLOCK = SimulatedClock()
     module = Uneven()
     module.fails, module.collects, module.killed = (fails == way for way in ("fails", "collects", "killed"))
-    profiler = instruments(1, 100 if module.killed else 5, memory=1, trace=1, actions=2 if fails == "actions" else 0)
-    if fails == "actions":
+    profiler = instruments(1, 100 if module.killed else 5, memory=1, trace=1, actions=0 if fails else 2)
+    if not fails:
         slow_broadcast()
     if fails == "breaks":
         break_on_rank_1()

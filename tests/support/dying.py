@@ -14,10 +14,8 @@ from typing import Any
 
 import torch
 from faults import Tiny
-from lightning.pytorch import Trainer
+from known_loop import instruments, trainer_with
 from torch import Tensor
-
-from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 
 STEP_S = 0.3
 """On a clock of this test's own."""
@@ -54,24 +52,8 @@ class Dies(Tiny):
 
 def train(folder: Path, die: Callable[[], Any]) -> None:
     module = Dies(die)
-    profiler = TrainingProfiler(
-        StageOptions(warmup_steps=2, measure_steps=1000),
-        MemoryOptions(steps=0),
-        TraceOptions(steps=0),
-        actions=ActionsOptions(steps=0),
-        clock=lambda: module.now_ns,
-        quiet=True,
-    )
-    Trainer(
-        accelerator="cpu",
-        max_epochs=-1,
-        default_root_dir=folder,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[profiler],
-    ).fit(module)
+    profiler = instruments(2, 1000, clock=lambda: module.now_ns)
+    trainer_with([profiler], folder).fit(module)
 
 
 if __name__ == "__main__":

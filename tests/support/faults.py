@@ -13,14 +13,15 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from known_loop import trainer_with
+from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import lm_profiler
 from lm_profiler.callbacks import TrainingProfiler
 
-OURS = {str(Path(lm_profiler.__file__).parent)}
+OURS = {f"{Path(lm_profiler.__file__).parent}/"}
 BOUNDARY = str(Path(lm_profiler.__file__).parent / "measure" / "boundary.py")
 """What the rest of ours is held by; the one file that is trusted."""
 
@@ -77,23 +78,14 @@ class Manual(Tiny):
         optimizer.step()
 
 
-def train(folder: Path, callbacks: list[Callback], make: Callable[[], Tiny] = Tiny, max_steps: int = -1) -> Tiny:
+def train(
+    folder: Path, callbacks: list[Callback], make: Callable[[], Tiny] = Tiny, max_steps: int = -1, **options: Any
+) -> Tiny:
     """A new module, trained until somebody ends it."""
     module = make()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_epochs=-1,
-            max_steps=max_steps,
-            default_root_dir=folder,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=callbacks,
-        )
+        trainer = trainer_with(callbacks, folder, max_steps=max_steps, **options)
         torch.manual_seed(2)
         trainer.fit(module)
     return module

@@ -168,7 +168,7 @@ class Evaluated(KnownModule):
 
 def instruments(
     warmup: int = 2,
-    measure: int = 11,
+    measure: int | None = 11,
     memory: int = 0,
     trace: int = 0,
     stop_when_done: bool = True,

@@ -113,7 +113,6 @@ def found(way: Way, rank: int, folder: Path) -> dict[str, Any] | None:
     trainer_with([profiler], folder, **distributed, **options).fit(module)
     if rank > 0:
         return None
-    assert profiler.record is not None
     ranks = profiler.record.ranks
     assert ranks is not None, profiler.record.notes
     return ranks.finding.model_dump() | {"witness": ranks.witness}

@@ -96,13 +96,11 @@ def simulate(
                     part = what
                     for rank in range(ranks):
                         marks[rank].append((PLACES.index(part), now[rank]))
-                assert part is not None
                 assert isinstance(how, float)
                 worked = work_s[part][:, step] * how
                 own[:, step, PLACES.index(part)] += worked
                 now = now + worked
                 continue
-            assert part is not None
             for rank in range(ranks):
                 group = rank % groups if how != TREE else 0
                 whose = f"{group} of {groups}" if how != TREE else "everyone"

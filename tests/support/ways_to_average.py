@@ -41,7 +41,6 @@ class HandoutDDP(nn.Module):
             parameter.register_post_accumulate_grad_hook(self._reduce)
 
     def _reduce(self, parameter: Tensor) -> None:
-        assert parameter.grad is not None
         self.works.append((dist.all_reduce(parameter.grad, async_op=True), parameter))
 
     def forward(self, *inputs: Any, **named: Any) -> Any:

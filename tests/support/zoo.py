@@ -12,7 +12,6 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,29 +61,6 @@ class Kind(LightningModule):
     def state_of_its_own(self) -> Any:
         """What a second call of the step would change beside the weights."""
         return self.calls
-
-
-class TimeSeries(Kind):
-    """An LSTM over a window, and the values that are missing left out by a mask (darts, neuralforecast)."""
-
-    steps = 5
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(3, WIDTH, batch_first=True), nn.Linear(WIDTH, 1)
-
-    def train_dataloader(self) -> Any:
-        return batches(lambda g, i: torch.randn(ROWS, self.steps, 3, generator=g))
-
-    def loss(self, batch: Tensor) -> Tensor:
-        out = self.head(self.lstm(batch)[0]).squeeze(-1)
-        known = batch[..., 0] > -9  # all are
-        return out[known].square().sum() / known.sum().item()
-
-    def paper(self, step: int) -> Paper:
-        rows = ROWS * self.steps
-        recurrent, head = mm(rows, 3, 4 * WIDTH) + mm(rows, WIDTH, 4 * WIDTH), mm(rows, WIDTH, 1)
-        return recurrent + head, 2 * recurrent + 2 * head, 0
 
 
 class GAN(Kind):
@@ -166,60 +142,6 @@ class Contrastive(Kind):
         return self.calls, *self.momentum.state_dict().values()
 
 
-@dataclass
-class Graphs:
-    """As PyTorch Geometric batches them: all nodes in a row, and how many graphs they make."""
-
-    x: Tensor
-    edges: Tensor
-    graph_of: Tensor
-    num_graphs: int
-
-
-def graphs(generator: torch.Generator, index: int) -> Graphs:
-    nodes = 5 + index % 3
-    edges = torch.randint(nodes, (2, 3 * nodes), generator=generator)
-    return Graphs(torch.randn(nodes, WIDTH, generator=generator), edges, torch.arange(nodes) % 2, 2)
-
-
-class GraphNet(Kind):
-    """Messages along edges, summed where they arrive; every batch has another size."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.message, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
-
-    def train_dataloader(self) -> Any:
-        return batches(graphs)
-
-    def loss(self, batch: Graphs) -> Tensor:
-        source, target = batch.edges
-        nodes = torch.zeros_like(batch.x).index_add(0, target, self.message(batch.x[source]))
-        pooled = torch.zeros(batch.num_graphs, WIDTH).index_add(0, batch.graph_of, nodes)
-        return self.head(pooled).square().mean()
-
-    def paper(self, step: int) -> Paper:
-        edges = 3 * (5 + (step - 1) % 3)
-        message, head = mm(edges), mm(2, WIDTH, 1)
-        return message + head, message + 2 * head, 0
-
-
-class SparseGraphNet(Kind):
-    """The same with the edges as a sparse matrix: only what is stored is multiplied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def loss(self, batch: Tensor) -> Tensor:
-        chain = torch.eye(ROWS).roll(1, 0).to_sparse()
-        return torch.sparse.mm(chain, self.layer(batch)).square().mean()
-
-    def paper(self, step: int) -> Paper:
-        along = 2 * ROWS * WIDTH
-        return mm(ROWS) + along, mm(ROWS) + along, 0
-
-
 class Masked(Kind):
     """A transformer's layer: attention under a mask, activation checkpointing, random dropout (Hugging Face)."""
 
@@ -253,100 +175,6 @@ class Masked(Kind):
         mix, up, head = mm(rows, WIDTH, 3 * WIDTH), mm(rows, WIDTH, 4 * WIDTH), mm(rows, WIDTH, 11)
         forward = mix + attention + 2 * up + head
         return forward, 2 * forward, 2 * up
-
-
-class Seq2Seq(Kind):
-    """torch's own Transformer, which attends in three places."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Transformer(WIDTH, 2, 1, 1, 16, batch_first=True, dropout=0.1)
-
-    def train_dataloader(self) -> Any:
-        return batches(lambda g, i: torch.randn(2, 2, 4, WIDTH, generator=g))
-
-    def loss(self, batch: Tensor) -> Tensor:
-        out: Tensor = self.net(batch[0], batch[1], tgt_mask=self.net.generate_square_subsequent_mask(4))
-        return out.square().mean()
-
-    def paper(self, step: int) -> Paper:
-        rows, attention = 2 * 4, 4 * 2 * 4**2 * WIDTH
-        projections, feed = 4 * mm(rows), 2 * mm(rows, WIDTH, 16)
-        forward = 3 * (projections + attention) + 2 * feed
-        # What the data itself is multiplied by needs no gradient of it: encoder and decoder, query, key and value.
-        return forward, 2 * forward - 2 * 3 * mm(rows), 0
-
-
-class VAE(Kind):
-    """Convolutions there and back, and a draw in between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode, self.decode = nn.Conv2d(1, 4, 3, 2, 1), nn.ConvTranspose2d(2, 1, 4, 2, 1)
-
-    def train_dataloader(self) -> Any:
-        return batches(lambda g, i: torch.randn(2, 1, 8, 8, generator=g))
-
-    def loss(self, batch: Tensor) -> Tensor:
-        mean, spread = self.encode(batch).chunk(2, 1)
-        drawn = mean + torch.randn_like(mean) * spread.exp()
-        return F.mse_loss(self.decode(drawn), batch)
-
-    def paper(self, step: int) -> Paper:
-        there, back = 2 * 2 * 4 * 4 * (4 * 9), 2 * 2 * 4 * 4 * (2 * 16)
-        return there + back, there + 2 * back, 0
-
-
-class Diffusion(Kind):
-    """Noise of a random step, a depthwise convolution, an EMA of the weights that nothing trains."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.depth, self.point = nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.Conv2d(4, 4, 1)
-        self.ema = [p.detach().clone() for p in (*self.depth.parameters(), *self.point.parameters())]
-
-    def train_dataloader(self) -> Any:
-        return batches(lambda g, i: torch.randn(2, 4, 8, 8, generator=g))
-
-    def loss(self, batch: Tensor) -> Tensor:
-        noise, level = torch.randn_like(batch), torch.rand(len(batch), 1, 1, 1)
-        for old, new in zip(self.ema, (*self.depth.parameters(), *self.point.parameters()), strict=True):
-            old.lerp_(new.detach(), 0.1)
-        return F.mse_loss(self.point(self.depth(batch * (1 - level) + noise * level)), noise)
-
-    def paper(self, step: int) -> Paper:
-        depth, point = 2 * 2 * 64 * (4 * 9), 2 * 2 * 64 * 16
-        return depth + point, depth + 2 * point, 0
-
-    def state_of_its_own(self) -> Any:
-        return self.calls, *self.ema
-
-
-class Detection(Kind):
-    """Images with any number of boxes: what the boxes choose is multiplied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Conv2d(3, WIDTH, 3, padding=1), nn.Linear(WIDTH, 4)
-
-    def train_dataloader(self) -> Any:
-        def make(generator: torch.Generator, index: int) -> Any:
-            images = [torch.randn(3, 4, 4, generator=generator) for _ in range(2)]
-            return images, [torch.randint(4, (1 + (index + k) % 3, 2), generator=generator) for k in range(2)]
-
-        return batches(make)
-
-    def loss(self, batch: Any) -> Tensor:
-        images, boxes = batch
-        features = self.body(torch.stack(images))
-        found = [self.head(feature[:, box[:, 0], box[:, 1]].T) for feature, box in zip(features, boxes, strict=True)]
-        return torch.cat(found).square().mean()
-
-    def paper(self, step: int) -> Paper:
-        index = step - 1
-        rows = sum(1 + (index + k) % 3 for k in range(2))
-        body, head = 2 * 2 * 16 * (WIDTH * 27), mm(rows, WIDTH, 4)
-        return body + head, body + 2 * head, 0
 
 
 class Alternating(Kind):
@@ -499,6 +327,5 @@ class CompiledWithValues(Compiled):
 
 
 KINDS: list[type[Kind]] = [
-    *(TimeSeries, GAN, Replay, Contrastive, GraphNet, SparseGraphNet, Masked, Seq2Seq, VAE, Diffusion, Detection),
-    *(Alternating, Metric, Closures, Differentiated, Accumulating),
-]
+    GAN, Replay, Contrastive, Masked, Alternating, Metric, Closures, Differentiated, Accumulating,
+]  # fmt: skip

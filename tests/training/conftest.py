@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from known_loop import trainer_with
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision
 
@@ -34,28 +35,19 @@ def tiny() -> dict[str, Any]:
     return dict(TINY)
 
 
+@pytest.fixture(autouse=True)
+def rates_stay_unknown(no_rates: None) -> None:
+    """To read the machine's own takes half a second a run."""
+
+
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Callable[..., Trainer]:
     def make(steps: int = 3, **options: Any) -> Trainer:
-        defaults: dict[str, Any] = {
-            "accelerator": "cpu",
-            "devices": 1,
-            "max_steps": steps,
-            "max_epochs": -1,
-            "limit_val_batches": steps,
-            "limit_test_batches": steps,
-            "limit_predict_batches": steps,
-            "num_sanity_val_steps": 0,
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "default_root_dir": tmp_path,
-        }
+        limits = {f"limit_{verb}_batches": steps for verb in ("val", "test", "predict")}
         if options.get("precision") == "16-mixed":
             # By name, Lightning would turn it into bf16-mixed on the CPU, which torch no longer needs.
             options["precision"] = None
             options["plugins"] = [MixedPrecision("16-mixed", device="cpu")]
-        return Trainer(**{**defaults, **options})
+        return trainer_with(options.pop("callbacks", ()), tmp_path, **{"max_steps": steps, **limits, **options})
 
     return make

@@ -14,6 +14,7 @@ from lm_profiler.cli.main import main
 from lm_profiler.processes.rank_group import rank_messages
 from lm_profiler.training import WrappedDDP
 
+WRAPPED, WRAPPER = "--trainer.strategy=WrappedDDP", "--trainer.strategy.wrapper"
 CASTING = "tests.support.ways_to_average:CastingDDP"
 
 
@@ -58,7 +59,6 @@ def test_a_wrapper_gets_its_options_with_a_dtype_for_its_name(dtype_name: str) -
     strategy = WrappedDDP(CASTING, wrapper_options={"compute_dtype": dtype_name})
     strategy.model = layer
     strategy.configure_ddp()
-    assert strategy.model is not None
     expected = torch.nn.functional.linear(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16())
     assert torch.equal(strategy.model(x), expected)
 
@@ -67,19 +67,9 @@ def test_a_wrapper_gets_its_options_with_a_dtype_for_its_name(dtype_name: str) -
 @pytest.mark.parametrize(
     "options, subject",
     [
-        (
-            ["--trainer.strategy=WrappedDDP", "--trainer.strategy.wrapper=tests.support.ways_to_average:NoWrapper"],
-            "wrapper",
-        ),
-        (["--trainer.strategy=WrappedDDP", "--trainer.strategy.wrapper=tests.support.nowhere:DDP"], "wrapper"),
-        (
-            [
-                "--trainer.strategy=WrappedDDP",
-                f"--trainer.strategy.wrapper={CASTING}",
-                "--trainer.strategy.wrapper_options.bits=16",
-            ],
-            "wrapper_options",
-        ),
+        ([WRAPPED, f"{WRAPPER}=tests.support.ways_to_average:NoWrapper"], "wrapper"),
+        ([WRAPPED, f"{WRAPPER}=tests.support.nowhere:DDP"], "wrapper"),
+        ([WRAPPED, f"{WRAPPER}={CASTING}", f"{WRAPPER}_options.bits=16"], "wrapper_options"),
         (["--trainer.strategy=fsdp2", "--model.shard_optimizer_states=true"], "model.shard_optimizer_states"),
         (["--model.shard_optimizer_states=true", "--trainer.devices=1"], "model.shard_optimizer_states"),
     ],

@@ -17,8 +17,6 @@ from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.training.muon import MuonWithAdamW, split_parameters
 from lm_profiler.usage_error import UsageError
 
-pytestmark = pytest.mark.usefixtures("no_rates")
-
 Make = Callable[..., Trainer]
 CONFIG = TransformerConfig(d_model=16, d_ff=24, num_layers=2, num_heads=2, vocab_size=50)
 
@@ -51,15 +49,11 @@ def test_weights_are_those_of_torchs_two_optimizers() -> None:
     model, separate_model = make_model(), make_model()
     train(model, [make_optimizer(model)], steps=3)
     matrices, others = split_parameters(separate_model)
+    assert sum(matrix.numel() for matrix in matrices) == CONFIG.num_layers * CONFIG.matrix_parameters()
+    assert sum(weight.numel() for weight in (*matrices, *others)) == CONFIG.num_parameters()
     muon = Muon(matrices, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     train(separate_model, [muon, AdamW(others, lr=0.01, weight_decay=0.1)], steps=3)
     assert_same_weights(model, separate_model)
-
-
-def test_matrices_are_those_of_the_blocks() -> None:
-    matrices, others = split_parameters(make_model())
-    assert sum(matrix.numel() for matrix in matrices) == CONFIG.num_layers * CONFIG.matrix_parameters()
-    assert sum(weight.numel() for weight in (*matrices, *others)) == CONFIG.num_parameters()
 
 
 def test_a_schedule_and_a_checkpoint_reach_both_parts() -> None:
@@ -86,20 +80,13 @@ def test_it_trains_and_clips_under_a_trainer(precision: str, make_trainer: Make,
     assert trainer.global_step == 2
 
 
-def test_a_sharded_optimizer_is_refused(make_trainer: Make, tiny: dict[str, Any]) -> None:
-    module = LanguageModel(**tiny, optimizer="muon", shard_optimizer_states=True)
-    trainer = make_trainer(1, devices=2, strategy="ddp")
-    module.trainer = trainer
-    with pytest.raises(UsageError, match=r"^model.optimizer: expected adamw or sgd with shard_optimizer_states"):
-        module.check_precision()
-
-
-def test_chunked_losses_keep_no_metrics(tiny: dict[str, Any]) -> None:
+def test_options_that_do_not_go_together_are_refused(make_trainer: Make, tiny: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"^metrics: expected false with loss=chunked"):
         LanguageModel(**tiny, loss="chunked", metrics=True)
-
-
-def test_fp8_is_refused_on_a_device_without(make_trainer: Make, tiny: dict[str, Any]) -> None:
+    module = LanguageModel(**tiny, optimizer="muon", shard_optimizer_states=True)
+    module.trainer = make_trainer(1, devices=2, strategy="ddp")
+    with pytest.raises(UsageError, match=r"^model.optimizer: expected adamw or sgd with shard_optimizer_states"):
+        module.check_precision()
     module = LanguageModel(**{**tiny, "d_ff": 32, "num_heads": 1}, fp8=True)
     module.trainer = make_trainer(1)
     with pytest.raises(

@@ -60,19 +60,13 @@ class Reversed(BatchSampler):
         return iter(list(super().__iter__())[::-1])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_that_come_as_they_are_ready_do_so_with_other_workers(workers: int) -> None:
-    loader = DataLoader(DATA, 3, num_workers=workers, in_order=False)
-    assert LoaderOptions(num_workers=1).changed(loader).in_order is False
-
-
-def test_what_is_not_asked_for_is_left_alone() -> None:
+def test_what_is_not_asked_for_is_left_alone_and_another_class_is_refused() -> None:
     source = Source(loader := DataLoader(DATA))
     LoaderOptions().apply(source, "train_dataloader")
     assert source.train_dataloader() is loader
-
-
-def test_a_loader_of_another_class_is_refused_in_a_line() -> None:
+    for workers in (0, 2):  # batches that come as they are ready
+        loader = DataLoader(DATA, 3, num_workers=workers, in_order=False)
+        assert LoaderOptions(num_workers=1).changed(loader).in_order is False
     told = refusal(UsageError, lambda: LoaderOptions(pin_memory=True).changed([1]))
     assert_stored("training/refused: loader", {"a list": told})
 

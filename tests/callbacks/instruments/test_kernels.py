@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,6 @@ from lm_profiler.callbacks.collect import without_kernels
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.run_record import read_run
 from lm_profiler.training import FakeTokens, LanguageModel
-
-pytestmark = pytest.mark.usefixtures("no_rates")
-
 
 LAYERS, TRACED = 3, 2
 
@@ -57,14 +53,6 @@ def test_any_traces_answer_is_the_runs_own(run: TrainingProfiler, table: KernelT
     assert (answer.step_source, answer.steps, answer.left_out) == ("ProfilerStep", TRACED, {})
 
 
-def test_the_loss_is_a_part_of_its_own(table: KernelTable) -> None:
-    assert calls(table, "forward", "aten::nll_loss_forward", "loss") == 1
-    assert calls(table, "forward", "aten::_log_softmax", "loss") == 1
-    assert calls(table, "backward", "aten::_log_softmax_backward_data", "loss") == 1
-    assert {row.module_type for row in table.rows if row.module == "loss"} == {"part"}
-    assert not [row for row in table.rows if row.module == "loss" and row.kind == "matmul"]
-
-
 def test_a_part_does_nothing_where_no_step_of_ours_is_traced() -> None:
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled, lm_profiler.part("loss"):
         torch.ones(1).add(1)
@@ -81,39 +69,36 @@ def calls(table: KernelTable, phase: str, name: str, module: str | None) -> floa
     return sum(row.count for row in rows) / table.steps
 
 
-def test_busy_and_idle_add_up_to_the_traced_steps(table: KernelTable) -> None:
+def test_what_the_table_says_of_phases_and_modules(run: TrainingProfiler, table: KernelTable) -> None:
     assert (table.source, table.steps) == ("operators", TRACED)
     assert sum(p.busy_s + p.idle_s for p in table.phases.values()) == pytest.approx(table.window_s)
     assert {"data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer"} <= set(table.phases)
-
-
-def test_how_often_a_kernel_is_called_and_whether_that_changes_with_the_backward_pass(table: KernelTable) -> None:
+    assert (table.memory_bound_share, table.communication_share) == (None, None)  # on the CPU
+    assert not [note for note in run.record.notes if "kernels" in note]
     for linear in ("attention.query", "attention.output", "feed_forward.gate"):
         module = f"model.blocks.*.{linear}"
         assert calls(table, "forward", "aten::mm", module) == LAYERS
         assert calls(table, "backward", "aten::mm", module) == 2 * LAYERS  # of the input, and of the weight
         assert {row.module_type for row in table.rows if row.module == module} == {"Linear"}
     assert calls(table, "forward", "aten::mm", "model.head") == 1
-
-
-def test_what_share_matrix_products_have_in_the_forward_pass_and_in_the_step(table: KernelTable) -> None:
+    assert calls(table, "optimizer", "aten::_fused_adamw_", None) == 1  # of no module
     products = {name: p.kinds["matmul"].count for name, p in table.phases.items() if "matmul" in p.kinds}
     # Seven of weights and two of attention in a layer, and the head; the backward pass has two for each.
     forward = 9 * LAYERS + 1
     assert products == {"forward": TRACED * forward, "backward": TRACED * 2 * forward}
-    phase = table.phases["forward"]
-    assert 0 < phase.kinds["matmul"].total_s < phase.busy_s
+    assert 0 < table.phases["forward"].kinds["matmul"].total_s < table.phases["forward"].busy_s
 
 
-def test_softmax_against_matrix_products_inside_attention(table: KernelTable) -> None:
+def test_attention_and_the_loss_are_parts_of_their_own(table: KernelTable) -> None:
     inside = [row for row in table.rows if row.module == "model.blocks.*.attention" and row.phase == "forward"]
     counts = {kind: sum(row.count for row in inside if row.kind == kind) for kind in ("softmax", "matmul")}
     assert counts == {"softmax": LAYERS * TRACED, "matmul": 2 * LAYERS * TRACED}
     assert calls(table, "backward", "aten::_softmax_backward_data", "model.blocks.*.attention") == LAYERS
-
-
-def test_the_optimizer_is_no_modules(table: KernelTable) -> None:
-    assert calls(table, "optimizer", "aten::_fused_adamw_", None) == 1
+    assert calls(table, "forward", "aten::nll_loss_forward", "loss") == 1
+    assert calls(table, "forward", "aten::_log_softmax", "loss") == 1
+    assert calls(table, "backward", "aten::_log_softmax_backward_data", "loss") == 1
+    assert {row.module_type for row in table.rows if row.module == "loss"} == {"part"}
+    assert not [row for row in table.rows if row.module == "loss" and row.kind == "matmul"]
 
 
 def test_times_and_calls_are_those_that_the_profiler_itself_adds_up(tmp_path: Path) -> None:
@@ -140,39 +125,18 @@ def test_times_and_calls_are_those_that_the_profiler_itself_adds_up(tmp_path: Pa
         assert own_us[name] == pytest.approx(average.self_cpu_time_total, abs=0.1), name
 
 
-def test_on_the_cpu_it_tells_no_share_of_a_device(run: TrainingProfiler, table: KernelTable) -> None:
-    assert (table.memory_bound_share, table.communication_share) == (None, None)
-    assert run.record is not None
-    assert not [note for note in run.record.notes if "kernels" in note]
+def test_the_module_has_hooks_in_traced_steps_alone(tmp_path: Path) -> None:
+    hooked: list[bool] = []
 
-
-def test_the_module_is_left_without_hooks(tmp_path: Path) -> None:
-    module = BoringModel()
-    trainer_with([instruments(1, 2, trace=1)], tmp_path).fit(module)
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
-
-
-def test_measured_steps_run_without_hooks(tmp_path: Path) -> None:
     class Watched(BoringModel):
-        hooked: list[bool] = []  # noqa: RUF012 - one test's
-
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.hooked.append(bool(self.layer._forward_pre_hooks))
+            hooked.append(bool(self.layer._forward_pre_hooks))
             return super().training_step(batch, batch_idx)
 
-    trainer_with([instruments(2, 3, memory=1, trace=1)], tmp_path).fit(Watched())
-    assert Watched.hooked[:8] == [False] * 6 + [True] * 2  # the trace's last two: the profiler's own and one
-
-
-# -- it may fail --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def interrupts_as_before() -> Iterator[None]:
-    """Lightning ignores SIGINT from the first KeyboardInterrupt on."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
+    module = Watched()
+    trainer_with([instruments(2, 3, memory=1, trace=1)], tmp_path).fit(module)
+    assert hooked[:8] == [False] * 6 + [True] * 2  # the trace's last two: the profiler's own and one
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
 
 
 def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path) -> None:
@@ -186,17 +150,6 @@ def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path) -> Non
     assert any(note.startswith("kernels unknown") and "KeyError" in note for note in record.notes)
 
 
-@pytest.mark.usefixtures("interrupts_as_before")
-def test_an_interrupt_meanwhile_loses_nothing_that_was_measured(tmp_path: Path) -> None:
-    profiler = instruments(1, 5, trace=1)
-    with breaks(sums_of_kernels, KeyboardInterrupt()), pytest.raises(SystemExit):  # what Lightning makes of it
-        trainer_with([profiler], tmp_path).fit(BoringModel())
-    record = read_run(profiler.folder)
-    assert record == profiler.record
-    assert (record.status, record.steps["measure"]) == ("ok", 5)
-    assert record.time["step"].median is not None
-
-
 @pytest.mark.gpu
 def test_on_a_device_kernels_are_told_by_phase_and_module(tmp_path: Path) -> None:
     profiler = instruments(1, 2, trace=TRACED)
@@ -207,7 +160,6 @@ def test_on_a_device_kernels_are_told_by_phase_and_module(tmp_path: Path) -> Non
     assert (table.source, table.steps) == ("kernels", TRACED)
     assert sum(p.busy_s + p.idle_s for p in table.phases.values()) == pytest.approx(table.window_s)
     assert table.communication_share == 0
-    assert table.memory_bound_share is not None
     assert 0 < table.memory_bound_share < 1
     products = {(row.phase, row.module) for row in table.rows if row.kind == "matmul"}
     for phase in ("forward", "backward"):

@@ -74,24 +74,17 @@ def hooked(model: nn.Module) -> bool:
     return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_every_module_that_is_called_has_a_range_inside_its_parents() -> None:
-    model = Model(Block(), Block())
+@pytest.mark.parametrize("fails", [False, True])
+def test_every_module_that_is_called_has_a_range_inside_its_parents(fails: bool) -> None:
+    """An exception closes the ranges that it leaves."""
+    model = Model(Block(), Block(fails))
     ranges = traced(model)
     assert names(ranges) == parts(0) | parts(1)
     spans = {name: (begin, end) for name, begin, end in ranges}
     for number in (0, 1):
         outer = spans[f"lm_profiler module: blocks.{number} (Block)"]
         up, down = (spans[f"lm_profiler module: blocks.{number}.{part} (Linear)"] for part in ("up", "down"))
-        assert outer[0] <= up[0] <= up[1] <= down[0] <= down[1] <= outer[1]
-    assert not hooked(model)
-
-
-def test_an_exception_closes_the_ranges_that_it_leaves() -> None:
-    model = Model(Block(), Block(fails=True))
-    ranges = traced(model)
-    assert names(ranges) == parts(0) | parts(1)
-    after = next(begin for name, begin, _ in ranges if name == "aten::mul")
-    assert all(end <= after for name, _, end in ranges if name.startswith("lm_profiler module"))
+        assert outer[0] <= up[0] <= up[1] <= down[0] <= down[1] <= outer[1] <= spans["aten::mul"][0]
     assert not hooked(model)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import warm
 from counted_apart import CountedApart
-from known_loop import trainer_with
+from known_loop import instruments, trainer_with
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
@@ -20,10 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from lm_profiler.callbacks.instruments.instrument import SeenFlops
-from lm_profiler.callbacks.instruments.profiling_options import Launch, MemoryOptions, StageOptions, TraceOptions
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.work import StepWork, bytes_of_batch, phase_work, step_work
-from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.counts.traffic import StepTraffic
 from lm_profiler.measure.device.ceilings import copy_rate, matmul_ceiling
@@ -61,14 +59,11 @@ def fast_machine() -> Iterator[None]:
         yield
 
 
-def run(folder: Path, verb: Any = "fit", memory: int = 1, **options: Any) -> RunRecord:
-    stages = StageOptions(warmup_steps=1, measure_steps=3)
-    kept = MemoryOptions(steps=memory)
-    profiler = TrainingProfiler(stages, kept, launch=Launch(), verb=verb, log_dir=folder, quiet=True)
+def run(folder: Path, verb: Any = "fit", **options: Any) -> RunRecord:
+    profiler = instruments(1, 3, memory=1, trace=1, verb=verb, log_dir=folder)
     trainer = trainer_with([profiler], folder, **options)
     loader = DataLoader(torch.ones(400, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
     getattr(trainer, verb)(TwoLayers() if verb == "fit" else Evaluated(), loader)
-    assert profiler.record is not None
     return profiler.record
 
 
@@ -95,7 +90,11 @@ def test_each_phase_of_a_run_has_its_floor(tmp_path: Path) -> None:
         assert floor.times == pytest.approx(record.time[phase].mean / floor.seconds)
 
 
-def test_under_accumulation_a_step_has_the_work_of_its_batches(tmp_path: Path) -> None:
+def test_accumulation_adds_up_batches_and_an_evaluation_reads_weights_and_inputs(tmp_path: Path) -> None:
+    floors = run(tmp_path, "validate").floors
+    assert {phase: (floor.flops, floor.bytes) for phase, floor in floors.items()} == {
+        "forward": ({"float32": 2 * PRODUCT}, 2 * WEIGHT + INPUT)
+    }
     floors = run(tmp_path, accumulate_grad_batches=3).floors
     assert floors["forward"].flops == {"float32": 6 * PRODUCT}
     assert floors["forward"].bytes == 3 * (2 * WEIGHT + 2 * INPUT)
@@ -103,25 +102,11 @@ def test_under_accumulation_a_step_has_the_work_of_its_batches(tmp_path: Path) -
     assert floors["optimizer"].bytes == 14 * WEIGHT + 16
 
 
-def test_an_evaluation_reads_weights_and_inputs(tmp_path: Path) -> None:
-    floors = run(tmp_path, "validate").floors
-    assert {phase: (floor.flops, floor.bytes) for phase, floor in floors.items()} == {
-        "forward": ({"float32": 2 * PRODUCT}, 2 * WEIGHT + INPUT)
-    }
-
-
 def test_where_nothing_but_times_is_asked_for_no_process_is_started(
     tmp_path: Path, counted_apart: CountedApart
 ) -> None:
-    profiler = TrainingProfiler(
-        StageOptions(warmup_steps=1, measure_steps=3),
-        MemoryOptions(steps=0),
-        TraceOptions(steps=0),
-        log_dir=tmp_path,
-        quiet=True,
-    )
+    profiler = instruments(1, 3, actions=3, log_dir=tmp_path)
     trainer_with([profiler], tmp_path).fit(TwoLayers(), DataLoader(torch.ones(400, WIDTH), batch_size=ROWS))  # type: ignore[arg-type]
-    assert profiler.record is not None
     assert (profiler.record.floors, profiler.record.notes, counted_apart.asked) == ({}, [], [])
 
 
@@ -197,12 +182,9 @@ def test_shapes_alone_find_what_a_real_step_does(kind: Any, options: dict[str, A
     module = kind(**TINY) if of_tokens else kind()
     rows = TensorDataset(*torch.randint(0, 50, (2, 400, 8))) if of_tokens else torch.ones(400, WIDTH)
     loader = DataLoader(rows, batch_size=ROWS)  # type: ignore[arg-type]
-    profiler = TrainingProfiler(
-        StageOptions(warmup_steps=1, measure_steps=1), trace=TraceOptions(steps=0), log_dir=tmp_path, quiet=True
-    )
+    profiler = instruments(1, 1, memory=1, log_dir=tmp_path)
     trainer = trainer_with([profiler], tmp_path, **options)
     trainer.fit(module, loader)
-    assert profiler.record is not None
     batch = without_data(trainer.precision_plugin.convert_input(next(iter(loader))))
     alone = phase_work(
         TrainerLoop(trainer), step_work(TrainerLoop(trainer), "fit", SeenFlops(), 0, lambda: batch), None, 0
@@ -221,12 +203,10 @@ def test_on_a_gpu_no_phase_of_a_large_step_beats_its_floor(tmp_path: Path) -> No
     width = 4096
     layers = TwoLayers()
     layers.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(8)))
-    stages = StageOptions(warmup_steps=3, measure_steps=5)
-    profiler = TrainingProfiler(stages, launch=Launch(), log_dir=tmp_path, quiet=True)
+    profiler = instruments(3, 5, memory=1, trace=1, log_dir=tmp_path)
     trainer = trainer_with([profiler], tmp_path, accelerator="gpu", devices=1)
     with warm.with_rates(matmul_ceiling(card, torch.float32), copy_rate(card)):
         trainer.fit(layers, DataLoader(torch.ones(4096, width), batch_size=256))  # type: ignore[arg-type]
-    assert profiler.record is not None
     floors, weights = profiler.record.floors, 8 * width * width
     assert floors["optimizer"].bytes == pytest.approx(28 * weights, rel=1e-4)
     assert floors["forward"].flops == {"float32": 8 * 2 * 256 * width * width}
@@ -234,7 +214,6 @@ def test_on_a_gpu_no_phase_of_a_large_step_beats_its_floor(tmp_path: Path) -> No
     assert floors["transfer"].seconds is None
     for phase in ("forward", "backward", "optimizer"):
         times = floors[phase].times
-        assert times is not None
         assert times > 0.95
 
 
@@ -264,18 +243,25 @@ def known(trainer: Any, work: StepWork | None = WORK, traffic: StepTraffic = TRA
 WHOLE = {"forward": 15, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 28}
 
 
-@pytest.mark.parametrize("kind", [SingleDeviceStrategy, DDPStrategy])
-def test_a_rank_that_holds_everything_knows_everything(kind: type[Strategy]) -> None:
-    assert known(trainer_of(kind)) == WHOLE
-
-
-def test_of_a_sharded_module_a_ranks_own_shard_is_known() -> None:
-    assert known(trainer_of(FSDPStrategy)) == {**WHOLE, "forward": None, "backward": None}
-
-
-def test_of_another_strategy_nothing_is_known() -> None:
-    """Lightning derives it from DDP's, and gives it an optimizer that holds a part."""
-    assert set(known(trainer_of(DeepSpeedStrategy)).values()) == {None}
+@pytest.mark.parametrize(
+    "kind, optimizers, known_bytes",
+    [
+        (SingleDeviceStrategy, 1, WHOLE),
+        (DDPStrategy, 1, WHOLE),
+        (FSDPStrategy, 1, {**WHOLE, "forward": None, "backward": None}),  # a rank's own shard
+        # Lightning derives it from DDP's, and gives it an optimizer that holds a part.
+        (DeepSpeedStrategy, 1, dict.fromkeys(WHOLE)),
+        (SingleDeviceStrategy, 2, {**dict.fromkeys(WHOLE), "forward": 15}),  # which of them stepped is unknown
+    ],
+)
+def test_a_rank_knows_the_bytes_of_what_it_holds(
+    kind: type[Strategy], optimizers: int, known_bytes: dict[str, int | None]
+) -> None:
+    trainer = trainer_of(kind, optimizers=optimizers)
+    assert known(trainer) == known_bytes
+    if kind is DDPStrategy:
+        trainer.optimizers[0].consolidate_state_dict = print  # of an optimizer that updates a part
+        assert set(known(trainer).values()) == {None}
 
 
 class ClipsItself(TwoLayers):
@@ -289,26 +275,12 @@ def test_where_the_loop_clips_nothing_clipping_reads_nothing(kind: Any, clipped:
     assert known(trainer) == {**WHOLE, "clip": clipped}
 
 
-def test_which_of_several_optimizers_stepped_is_unknown() -> None:
-    assert known(trainer_of(SingleDeviceStrategy, optimizers=2)) == {**dict.fromkeys(WHOLE), "forward": 15}
-
-
-def test_of_an_optimizer_that_updates_a_part_nothing_is_known() -> None:
-    trainer = trainer_of(DDPStrategy)
-    trainer.optimizers[0].consolidate_state_dict = print
-    assert set(known(trainer).values()) == {None}
-
-
-def test_recomputation_is_the_work_of_backward() -> None:
-    phases = phase_work(TrainerLoop(trainer_of(SingleDeviceStrategy)), WORK, TRAFFIC, 8)
+def test_recomputation_is_the_work_of_backward_and_batches_cross_the_bus() -> None:
+    phases = phase_work(TrainerLoop(trainer_of(SingleDeviceStrategy, "cuda")), WORK, TRAFFIC, 8)
     assert phases["backward"].flops == {"float32": 5}
+    assert (phases["transfer"].bytes, phases["transfer"].on_the_bus) == (8, True)  # to a device of its own
     unknown = phase_work(TrainerLoop(trainer_of(SingleDeviceStrategy)), None, TRAFFIC, 8)
     assert (unknown["backward"].flops, unknown["optimizer"].flops) == (None, {})
-
-
-def test_batches_cross_the_bus_to_a_device_of_its_own() -> None:
-    phases = phase_work(TrainerLoop(trainer_of(SingleDeviceStrategy, "cuda")), WORK, TRAFFIC, 8)
-    assert (phases["transfer"].bytes, phases["transfer"].on_the_bus) == (8, True)
     batch = {"tokens": torch.zeros(3, 5, dtype=torch.int64), "rest": [torch.zeros(2), "text"]}
     assert bytes_of_batch(batch) == 3 * 5 * 8 + 2 * 4
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 import threading
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
+import lightning.pytorch
 import numpy as np
 import pytest
 import torch
@@ -57,11 +58,9 @@ def test_a_sleep_is_its_callers_line() -> None:
     assert row.line == sleeps.__code__.co_firstlineno + 1
     assert (row.phase, row.calls) == ("forward", 1)
     assert row.seconds >= 0.03
-
-
-def test_a_generator_is_the_functions_that_it_stands_in() -> None:
-    assert seconds_in(followed(nested), "nested", "python") > 0.0
-    assert not any("genexpr" in row.function for row in followed(nested))
+    # A generator is the function's that it stands in.
+    assert seconds_in(rows, "nested", "python") > 0.0
+    assert not any("genexpr" in row.function for row in rows)
 
 
 def test_following_itself_is_nobodys_time() -> None:
@@ -115,16 +114,20 @@ def test_lines_take_no_longer_than_the_phase_does_when_nobody_follows() -> None:
     assert {row.function: row.seconds for row in times.shares()}["Net.logs"] == pytest.approx(0.013, rel=0.01)
 
 
-def test_a_step_that_took_longer_when_followed_is_scaled_to_the_usual_one() -> None:
-    times = PythonTimes(lambda: FORWARD, time.perf_counter_ns)
-    times._followed[FORWARD, ("net.py", 3, "Net.forward"), "python"] = FollowedTime(10**9, 10**9, 1, 1)
-    (row,) = times.shares({"forward": 0.2})
-    assert row.seconds == pytest.approx(0.2)
-
-
 def test_a_builtin_counts_as_python_and_is_not_divided_by_what_following_slows_down() -> None:
     """The line takes 4 ms in ``sorted`` and 2 ms in Python, in which loops run half as fast while it is followed."""
+
+    def ranks() -> None:
+        sorted([3.0, 1.0, 2.0])
+        list(map(torch.neg, [torch.zeros(2)]))
+
     times = PythonTimes(lambda: FORWARD, time.perf_counter_ns)
+    times.start()
+    ranks()
+    times.stop()
+    activities = {activity for (_, line, activity) in times._followed if line[2].endswith("ranks")}
+    assert {"builtin", "torch"} <= activities  # an operator that a builtin calls is torch
+    times._followed.clear()
     times._cost = FollowingCost(event_ns=0.0, event_ran_ns=0.0, slower=2.0)
     line = ("net.py", 3, "Net.ranks")
     times._followed[FORWARD, line, "builtin"] = FollowedTime(4_000_000, 4_000_000, 7, 1)
@@ -132,20 +135,6 @@ def test_a_builtin_counts_as_python_and_is_not_divided_by_what_following_slows_d
     (row,) = times.shares()
     assert (row.what, row.calls) == ("python", 1)
     assert row.seconds == pytest.approx(0.005)
-
-
-def test_sorted_is_followed_as_a_builtin_and_an_operator_that_it_calls_as_torch() -> None:
-    times = PythonTimes(lambda: FORWARD, time.perf_counter_ns)
-    times.start()
-    ranks()
-    times.stop()
-    activities = {activity for (_, line, activity) in times._followed if line[2].endswith("ranks")}
-    assert {"builtin", "torch"} <= activities
-
-
-def ranks() -> None:
-    sorted([3.0, 1.0, 2.0])
-    list(map(torch.neg, [torch.zeros(2)]))
 
 
 class Net(nn.Module):
@@ -159,22 +148,28 @@ class Net(nn.Module):
         return self.layer(x)
 
 
-def test_operators_that_a_line_calls_itself_are_torch_and_those_of_a_module_are_not_told() -> None:
+def test_operators_that_a_line_calls_itself_are_torch_and_packages_have_names() -> None:
     net, x = Net(), torch.zeros(2, 8)
     rows = followed(lambda: net(x))
     torch_rows = [row for row in rows if row.what == "torch"]
     assert sum(row.calls for row in torch_rows) == 0  # operators of Python's syntax are no calls
+    assert any(row.what == "library" for row in rows)  # nn.Module's Python
     named = followed(lambda: [torch.add(x, 1.0) for _ in range(50)])
     assert sum(row.calls for row in named if row.what == "torch") == 50
-    assert any(row.what == "library" for row in rows)  # nn.Module's Python
-
-
-def test_numpy_and_the_standard_library_are_named() -> None:
-    import json
-
     text = json.dumps(list(range(3000)))
     rows = followed(lambda: (np.linalg.norm(np.ones(9)), json.loads(text)))
     assert {"numpy", "json"} <= {row.what for row in rows}
+    packages = {
+        __file__: "",
+        torch.__file__: "library",
+        lightning.pytorch.__file__: "Lightning",
+        np.__file__: "numpy",
+        threading.__file__: "threading",
+        python_time.__file__: "lm_profiler",
+        "<frozen importlib._bootstrap>": "Python",
+        "/x/lib/python3.11/site-packages/transformers/a.py": "",
+    }
+    assert {file: package_of(file) for file in packages} == packages
 
 
 def test_the_text_of_a_tensor_is_printing_with_the_operators_that_make_it() -> None:
@@ -210,13 +205,6 @@ def test_another_profiler_is_left_alone() -> None:
         sys.setprofile(None)
 
 
-def test_after_the_most_events_nothing_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = PythonTimes(lambda: FORWARD, time.perf_counter_ns, _events_left=10)
-    times.start()
-    nested()
-    assert sys.getprofile() is None
-
-
 def test_what_following_did_not_reach_of_a_phase_is_like_what_it_reached() -> None:
     """A loop of which the first calls of many are followed takes what the phase takes when nobody follows."""
 
@@ -232,6 +220,7 @@ def test_what_following_did_not_reach_of_a_phase_is_like_what_it_reached() -> No
     times.start()
     times._cost = FollowingCost()
     calls_often()
+    assert sys.getprofile() is None
     assert sum(row.seconds for row in times.shares({"forward": 0.1})) == pytest.approx(0.1)
 
 
@@ -248,17 +237,3 @@ def test_what_fails_in_here_takes_the_part_out_and_not_the_program() -> None:
     assert guard.is_disabled
     assert len(told) == 1
     assert sys.getprofile() is None
-
-
-def test_files_belong_to_their_packages() -> None:
-    import lightning.pytorch as pl
-
-    assert package_of(__file__) == ""
-    assert package_of(torch.__file__) == "library"
-    assert package_of(pl.__file__) == "Lightning"
-    assert package_of(np.__file__) == "numpy"
-    assert package_of(threading.__file__) == "threading"
-    assert package_of(python_time.__file__) == "lm_profiler"
-    assert package_of("<frozen importlib._bootstrap>") == "Python"
-    assert package_of("/x/lib/python3.11/site-packages/transformers/a.py") == ""
-    assert isinstance(SimpleNamespace(), object)

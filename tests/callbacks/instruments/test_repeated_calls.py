@@ -21,18 +21,8 @@ def test_only_the_same_inputs_of_one_module_in_one_step_are_a_repetition() -> No
     assert calls.add(module, (x,), {"scale": 1.0})
     calls.clear()
     assert not calls.add(module, (x,), {})
-
-
-def test_what_may_have_changed_is_never_the_same() -> None:
-    calls = CallsOfStep()
-    module, x, cache = nn.Linear(2, 2), torch.ones(2), {"keys": []}
-    assert not calls.add(module, (x, cache), {})
-    assert not calls.add(module, (x, cache), {})
-    assert not calls.add(module, ("text",), {})
-    assert not calls.add(module, ("text",), {})  # without a tensor nothing is computed
-
-
-def test_no_tensor_is_kept_alive_and_a_new_one_in_its_place_is_another() -> None:
-    calls = CallsOfStep()
-    module = nn.Linear(2, 2)
+    # What may have changed is never the same, nor a new tensor in the place of one that nothing keeps alive.
+    cache = {"keys": []}
+    for arguments in ((x, cache), (x, cache), ("text",), ("text",)):  # without a tensor nothing is computed
+        assert not calls.add(module, arguments, {})
     assert not any(calls.add(module, (torch.ones(2),), {}) for _ in range(3))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from known_loop import instruments, trainer_with
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.demos.boring_classes import BoringModel
 from raised import refusal
 from stored_texts import assert_stored
@@ -30,19 +30,19 @@ from lm_profiler.record.kernels import kernels_file, read_kernels
 from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.steps import read_steps
 
-pytestmark = pytest.mark.usefixtures("no_rates")
-
-
 TRACED = 3
-
-
-exported: list[torch.profiler.profile] = []  # the profiler of ``profiled``
-made: list[int] = []  # how many objects of events torch had then
 
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> TrainingProfiler:
     profiler, export = instruments(2, 3, memory=1, trace=TRACED), torch.profiler.profile.export_chrome_trace
+    exported: list[torch.profiler.profile] = []
+    made: list[int] = []  # how many objects of events torch had then
+    running: list[bool] = []
+
+    class Asks(Callback):
+        def on_train_batch_start(self, *args: Any) -> None:
+            running.append(torch.autograd._profiler_enabled())
 
     def noted(self: torch.profiler.profile, path: str) -> None:
         exported.append(self)
@@ -51,23 +51,25 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> TrainingProfiler:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.profiler.profile, "export_chrome_trace", noted)
-        trainer_with([profiler], tmp_path_factory.mktemp("traced")).fit(BoringModel())
+        trainer_with([Asks(), profiler], tmp_path_factory.mktemp("traced")).fit(BoringModel())
+    assert [each.profiler for each in exported] == [None]  # the events in memory are let go
+    before_2_13 = not hasattr(torch.profiler._ExperimentalConfig(), "trace_only")
+    assert made == [0] or before_2_13  # none of events that nobody reads
+    # Of the trace's four steps the first is the profiler's own warm-up.
+    assert (running[:6], running[-TRACED:]) == ([False] * 6, [True] * TRACED)
+    assert not torch.autograd._profiler_enabled()
     return profiler
 
 
-def test_the_events_in_memory_are_let_go_once_they_are_written(profiled: TrainingProfiler) -> None:
-    assert [each.profiler for each in exported] == [None]
-
-
-def test_torch_makes_no_objects_of_events_that_nobody_reads(profiled: TrainingProfiler) -> None:
-    before_2_13 = not hasattr(torch.profiler._ExperimentalConfig(), "trace_only")
-    assert made == [0] or before_2_13
-
-
-def test_operators_are_written_as_the_reader_matches_them(profiled: TrainingProfiler) -> None:
+def test_what_is_written_is_one_trace_with_its_table(profiled: TrainingProfiler) -> None:
+    names = sorted(path.name for path in (profiled.folder / "trace").iterdir())
+    assert names == ["rank0.kernels.json", "rank0.pt.trace.json.gz"]
     read = list(trace_events(profiled.folder / "trace" / "rank0.pt.trace.json.gz"))
-    assert any(isinstance(each, OperatorEvents) for each in read)
+    assert any(isinstance(each, OperatorEvents) for each in read)  # operators as the reader matches them
     assert not any(each.get("cat") == "cpu_op" for each in read if not isinstance(each, OperatorEvents))
+    stages = [row.stage for row in read_steps(profiled.folder / "steps.csv")]
+    assert stages == ["warmup"] * 2 + ["measure"] * 3 + ["memory"] + ["trace"] * (TRACED + 1)
+    assert profiled.record.time["step"].n == 3
 
 
 @pytest.fixture(scope="module")
@@ -82,24 +84,17 @@ def ranges(events: list[dict[str, Any]], name: str) -> list[tuple[float, float]]
     return sorted((e["ts"], e["ts"] + e["dur"]) for e in found)
 
 
-def inside(inner: tuple[float, float], outers: list[tuple[float, float]]) -> bool:
-    return any(start <= inner[0] and inner[1] <= end for start, end in outers)
-
-
-def test_there_is_one_trace_and_its_table_and_nothing_beside_them(profiled: TrainingProfiler) -> None:
-    names = sorted(path.name for path in (profiled.folder / "trace").iterdir())
-    assert names == ["rank0.kernels.json", "rank0.pt.trace.json.gz"]
-
-
-def test_every_phase_is_marked_once_in_each_traced_step(events: list[dict[str, Any]]) -> None:
+def test_every_phase_is_marked_once_in_each_traced_step_around_its_operators(events: list[dict[str, Any]]) -> None:
     counts = {phase: len(ranges(events, phase_range_name(phase))) for phase in PHASES}
     # The last step's end is known only when the next batch would be asked for.
     assert counts == dict.fromkeys(PHASES, TRACED)
-
-
-def test_the_steps_are_annotated(events: list[dict[str, Any]]) -> None:
-    names = {e["name"] for e in events if e.get("name", "").startswith("ProfilerStep#")}
-    assert len(names) == TRACED
+    assert len({e["name"] for e in events if e.get("name", "").startswith("ProfilerStep#")}) == TRACED
+    operators = {"aten::linear": "forward", "aten::mse_loss": "forward", "aten::mse_loss_backward": "backward"}
+    for operator, phase in operators.items():
+        found, phases = ranges(events, operator), ranges(events, phase_range_name(phase))
+        assert len(found) >= TRACED  # a nested call may bear the same name
+        for began, ended in found:
+            assert any(start <= began and ended <= end for start, end in phases), operator
 
 
 def test_the_phases_of_a_step_follow_each_other(events: list[dict[str, Any]]) -> None:
@@ -108,40 +103,6 @@ def test_the_phases_of_a_step_follow_each_other(events: list[dict[str, Any]]) ->
     in_time = sorted(span for phase in spans for span in phase)
     assert in_time == [phase[step] for step in range(TRACED) for phase in spans]
     assert all(before[1] <= after[0] for before, after in pairwise(in_time))
-
-
-@pytest.mark.parametrize(
-    "operator, phase",
-    [("aten::linear", "forward"), ("aten::mse_loss", "forward"), ("aten::mse_loss_backward", "backward")],
-)
-def test_operators_lie_in_their_phases(events: list[dict[str, Any]], operator: str, phase: str) -> None:
-    found = ranges(events, operator)
-    assert len(found) >= TRACED  # a nested call may bear the same name
-    phases = ranges(events, phase_range_name(phase))
-    assert all(inside(span, phases) for span in found)
-
-
-def test_the_traced_steps_are_recorded_as_such(profiled: TrainingProfiler) -> None:
-    stages = [row.stage for row in read_steps(profiled.folder / "steps.csv")]
-    assert stages == ["warmup"] * 2 + ["measure"] * 3 + ["memory"] + ["trace"] * (TRACED + 1)
-    assert profiled.record is not None
-    assert profiled.record.time["step"].n == 3
-
-
-def test_no_profiler_runs_before_all_timing_is_over(tmp_path: Path) -> None:
-    class Asks(Callback):
-        def __init__(self) -> None:
-            self.running: list[bool] = []
-
-        def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
-            self.running.append(torch.autograd._profiler_enabled())
-
-    asks = Asks()
-    trainer_with([asks, instruments(2, 3, memory=1, trace=2)], tmp_path).fit(BoringModel())
-    # Of the trace's three steps the first is the profiler's own warm-up.
-    assert asks.running[:6] == [False] * 6
-    assert asks.running[-2:] == [True] * 2
-    assert not torch.autograd._profiler_enabled()
 
 
 def test_a_validation_is_traced_too(tmp_path: Path) -> None:
@@ -180,7 +141,6 @@ def test_a_trace_that_the_disk_has_no_room_for_leaves_no_part_of_it(tmp_path: Pa
         trainer_with([disk, profiler], tmp_path).fit(BoringModel())
     finally:
         disk.on_train_epoch_end()
-    assert profiler.record is not None
     assert profiler.record.status == "ok"
     assert any(note.startswith("trace failed") for note in profiler.record.notes)
     assert [*(profiler.folder / "trace").iterdir()] == []
@@ -193,7 +153,6 @@ def test_of_a_run_that_ends_early_the_steps_that_were_marked_count(
     """After 3 steps tracing begins: one to warm up, and two."""
     profiler = instruments(1, 2, trace=2)
     trainer_with([profiler], tmp_path, max_steps=ends_after).fit(BoringModel())
-    assert profiler.record is not None
     table = kernels_file(profiler.folder / "trace" / "rank0.pt.trace.json.gz")
     assert (read_kernels(table).steps if table.exists() else None) == traced
     notes = [note for note in profiler.record.notes if "no waterfall" in note]
@@ -298,7 +257,6 @@ def hooks_of_all_optimizers() -> tuple[int, int]:
 @pytest.mark.parametrize(
     "optimizer, way",
     [
-        (torch.optim.SGD, "automatic"),
         (torch.optim.SGD, "manual with a closure"),
         (Perturbs, "automatic"),
         (HandsItsClosureOn, "manual with a closure"),
@@ -314,7 +272,6 @@ def test_the_ranges_of_a_step_nest(tmp_path: Path, optimizer: type[torch.optim.O
     assert any(e["name"].startswith("Optimizer.step#") for e in traced)
     assert overlaps(traced) == []
     work = read_traced_work(trace)
-    assert work is not None
     seen = {(piece.name, piece.phase) for piece in work.pieces}
     assert {phase for name, phase in seen if name == "aten::mse_loss"} == {"forward"}
     assert {phase for name, phase in seen if name == "aten::mse_loss_backward"} == {"backward"}
@@ -361,9 +318,13 @@ def of_the_user(**options: Any) -> torch.profiler.profile:
 
 def test_a_session_that_the_user_began_keeps_going_also_after_a_trace_of_ours(tmp_path: Path) -> None:
     """As in a program with several fits, and in a watched run that is traced more than once."""
+    with of_the_user() as over:
+        work()
     tracer, told = tracer_in(tmp_path)
     traced_steps(tracer)
     assert told == []
+    assert tracer.path.exists()
+    assert linear_calls(over) == CALLS
     with of_the_user() as theirs:
         work()
         tracer, told = tracer_in(tmp_path)
@@ -398,16 +359,6 @@ def test_a_schedule_that_begins_amid_our_trace_gets_the_session(tmp_path: Path) 
         tracer.guard.run(tracer.result)
     assert linear_calls(theirs) == 2 * CALLS
     assert len(told) == 1
-
-
-def test_a_session_that_is_over_leaves_room_for_ours(tmp_path: Path) -> None:
-    with of_the_user() as theirs:
-        work()
-    tracer, told = tracer_in(tmp_path)
-    traced_steps(tracer)
-    assert told == []
-    assert tracer.path.exists()
-    assert linear_calls(theirs) == CALLS
 
 
 def test_annotations_that_the_user_begins_amid_our_trace_end_it(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,10 @@ from torch.utils.data import DataLoader
 from zoo import Compiled, CompiledOutside, CompiledWithValues
 
 from lm_profiler.analysis.steps.summaries import lower_bound_share
-from lm_profiler.callbacks import TrainingProfiler
-from lm_profiler.callbacks.instruments.work import batches_per_step
-from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.counts.flops import formula_of
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.record.quantities import QUANTITIES
-from lm_profiler.record.run_record import RunRecord, Verb, read_run
+from lm_profiler.record.run_record import RunRecord, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.report.run.sections import phase_table
 from lm_profiler.training import FakeTokens, LanguageModel
@@ -33,7 +29,7 @@ from lm_profiler.training import FakeTokens, LanguageModel
 BATCH, CONTEXT = 2, 8
 TINY: dict[str, Any] = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
 
-pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard"), pytest.mark.usefixtures("no_rates")]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 
 
 class Ticking:
@@ -67,25 +63,14 @@ def on_paper(module: LanguageModel, backward: bool) -> float:
     return BATCH * CONTEXT * forward * (3 if backward else 1)
 
 
-@pytest.mark.parametrize("verb, batches", [("fit", 4), ("validate", 1), ("predict", 1)])
-def test_only_training_accumulates(tmp_path: Path, verb: Verb, batches: int) -> None:
-    assert batches_per_step(TrainerLoop(trainer_with([], tmp_path, accumulate_grad_batches=4)), verb) == batches
-
-
-def test_flops_of_a_fit_step_are_the_closed_form_of_its_batches(tmp_path: Path) -> None:
-    module, accumulate = LanguageModel(**TINY), 3
-    use = run(module, tmp_path, accumulate_grad_batches=accumulate).utilisation
-    assert use is not None
-    assert use.flops.forward == accumulate * on_paper(module, backward=False)
-    assert use.flops.forward + use.flops.backward == accumulate * on_paper(module, backward=True)
-    assert use.flops.recomputation == 0
-
-
-def test_validation_counts_the_forward_pass_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb, accumulate", [("fit", 3), ("validate", 1)])
+def test_flops_of_a_step_are_the_closed_form_of_its_batches(verb: str, accumulate: int, tmp_path: Path) -> None:
+    """Only training accumulates."""
     module = LanguageModel(**TINY)
-    use = run(module, tmp_path, "validate").utilisation
-    assert use is not None
-    assert (use.flops.forward, use.flops.backward) == (on_paper(module, backward=False), 0)
+    use = run(module, tmp_path, verb, accumulate_grad_batches=3).utilisation
+    assert use.flops.forward == accumulate * on_paper(module, backward=False)
+    assert use.flops.forward + use.flops.backward == accumulate * on_paper(module, backward=verb == "fit")
+    assert use.flops.recomputation == 0
 
 
 BORING = 2 * 32 * 2
@@ -107,15 +92,6 @@ class OnlyOnce(BoringModel):
         return super().training_step(batch, batch_idx)
 
 
-def test_the_step_is_not_called_again_to_be_counted(tmp_path: Path) -> None:
-    module = OnlyOnce()
-    record = run(module, tmp_path)
-    assert record.utilisation is not None
-    assert (record.utilisation.flops.forward, record.utilisation.flops.backward) == (BORING, BORING)
-    assert len(module.seen) == 1 + 3 + 1
-    assert record.notes == []
-
-
 class Labels(torch.Tensor):
     """As PINA's LabelTensor: made from a tensor, within the step."""
 
@@ -127,11 +103,25 @@ class OfLabels(BoringModel):
         return loss.as_subclass(torch.Tensor)
 
 
-def test_a_step_that_makes_tensors_of_its_own_class_is_counted(tmp_path: Path) -> None:
-    record = run(OfLabels(), tmp_path)
+class Stubborn(torch.Tensor):
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("stays here")
+
+
+class CannotBeDescribed(BoringModel):
+    def transfer_batch_to_device(self, batch: Any, *args: Any) -> Any:
+        return batch.as_subclass(Stubborn)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch.as_subclass(torch.Tensor), batch_idx)
+
+
+@pytest.mark.parametrize("make", [OnlyOnce, OfLabels, CannotBeDescribed])
+def test_a_step_is_counted_as_it_runs_whatever_its_batch_is(make: type[BoringModel], tmp_path: Path) -> None:
+    record = run(make(), tmp_path)
     assert record.steps["memory"] == 1
-    assert record.utilisation is not None
     assert (record.utilisation.flops.forward, record.utilisation.flops.backward) == (BORING, BORING)
+    assert record.notes == []
 
 
 def test_several_steps_of_the_memory_stage_count_as_their_mean(tmp_path: Path) -> None:
@@ -140,14 +130,9 @@ def test_several_steps_of_the_memory_stage_count_as_their_mean(tmp_path: Path) -
             return super().training_step(batch.repeat(batch_idx, 1), batch_idx)
 
     record = run(Growing(), tmp_path, profiler=instruments(1, 3, memory=3))
-    assert record.utilisation is not None
     assert record.utilisation.flops.forward == (4 + 5 + 6) / 3 * BORING
-
-
-def test_without_a_memory_stage_they_are_unknown(tmp_path: Path) -> None:
-    record = run(BoringModel(), tmp_path, profiler=instruments(1, 3))
-    assert record.utilisation is None
-    assert record.notes == []
+    without = run(BoringModel(), tmp_path, profiler=instruments(1, 3))  # a memory stage
+    assert (without.utilisation, without.notes) == (None, [])
 
 
 @torch.library.custom_op("lm_profiler_work_tests::product", mutates_args=())
@@ -163,7 +148,6 @@ class OfNoFormula(BoringModel):
 
 def test_an_operator_of_unknown_work_makes_a_lower_bound_and_is_named(tmp_path: Path) -> None:
     record = run(OfNoFormula(), tmp_path)
-    assert record.utilisation is not None
     assert record.utilisation.flops.uncounted == ["lm_profiler_work_tests::product"]
     assert record.utilisation.flops.forward == BORING
     (note,) = record.notes
@@ -187,7 +171,6 @@ class WithMuon(BoringModel):
 def test_the_products_of_muon_count_in_the_optimizer(tmp_path: Path) -> None:
     """Of m rows and n columns, m < n: X·Xᵀ, its square, and a product with X, in bfloat16."""
     record = run(WithMuon(), tmp_path)
-    assert record.utilisation is not None
     flops = record.utilisation.flops
     rows, columns = 2, 32
     iteration = 2 * rows * rows * columns + 2 * rows**3 + 2 * rows * rows * columns
@@ -204,24 +187,6 @@ def test_an_error_while_counting_does_not_reach_the_step(tmp_path: Path) -> None
     (note,) = record.notes
     assert note.startswith("FLOPs unknown")
     assert note.endswith("KeyError: 'mine'")
-
-
-def test_a_batch_that_cannot_be_described_counts(tmp_path: Path) -> None:
-    class Stubborn(torch.Tensor):
-        def to(self, *args: Any, **kwargs: Any) -> Any:
-            raise NotImplementedError("stays here")
-
-    class Feeds(BoringModel):
-        def transfer_batch_to_device(self, batch: Any, *args: Any) -> Any:
-            return batch.as_subclass(Stubborn)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return super().training_step(batch.as_subclass(torch.Tensor), batch_idx)
-
-    record = run(Feeds(), tmp_path)
-    assert record.utilisation is not None
-    assert record.utilisation.flops.forward == BORING
-    assert record.notes == []
 
 
 # -- compiled steps ------------------------------------------------------------------------------------------------
@@ -312,27 +277,20 @@ def mfus(folder: Path) -> dict[int, float]:
     return {e.step: e.value for e in events.Scalars(tag)} if tag in events.Tags()["scalars"] else {}
 
 
-def fitted(folder: Path, peak: float | None, make: Callable[[], LightningModule]) -> TrainingProfiler:
-    profiler = instruments(1, 4, memory=1, peak_flops_per_s=peak)
-    run(make(), folder, profiler=profiler)
-    return profiler
-
-
 def test_mfu_of_each_measured_step_is_in_tensorboard(tmp_path: Path) -> None:
     module = LanguageModel(**TINY)
-    profiler = fitted(tmp_path, 2e9, lambda: module)
+    profiler = instruments(1, 4, memory=1, peak_flops_per_s=2e9)
+    run(module, tmp_path, profiler=profiler)
     rows = {row.step: row for row in read_steps(profiler.folder / "steps.csv") if row.stage == "measure"}
     ideal_s = on_paper(module, backward=True) / 2e9
     assert mfus(profiler.folder) == pytest.approx({n: 100 * ideal_s / r.time("step") for n, r in rows.items()}, 1e-5)
-
-
-def test_an_unknown_mfu_has_no_tag(tmp_path: Path) -> None:
-    profiler = fitted(tmp_path, None, lambda: LanguageModel(**TINY))
-    assert mfus(profiler.folder) == {}
+    unknown = instruments(1, 4, memory=1, peak_flops_per_s=None)
+    run(LanguageModel(**TINY), tmp_path, profiler=unknown)
+    assert mfus(unknown.folder) == {}
 
 
 class Regular(BoringModel):
-    """On rows of 32; a batch takes a millisecond of ``Ticking`` for each of its rows."""
+    """On rows of 32; a batch takes a millisecond of ``Ticking``."""
 
     def __init__(self, clock: Ticking) -> None:
         super().__init__()
@@ -349,7 +307,6 @@ def test_samples_of_partial_last_batches_are_counted(tmp_path: Path) -> None:
     profiler = instruments(warmup=0, measure=6, clock=clock)
     trainer_with([profiler], tmp_path).fit(Regular(clock), DataLoader(RandomDataset(32, 10), batch_size=4))
     record = read_run(profiler.folder)
-    assert record.throughput is not None
     assert record.time["step"].n == 6
     assert record.throughput.samples_per_step == 3
     assert record.throughput.samples_per_s == pytest.approx(20 / 6 / record.time["step"].mean)
@@ -363,13 +320,11 @@ def test_batches_are_those_of_the_measured_steps(tmp_path: Path) -> None:
     data = DataLoader(RandomDataset(32, 16), batch_size=2)
     trainer_with([profiler, scheduler], tmp_path).fit(Regular(clock), data)
     record = read_run(profiler.folder)
-    assert record.throughput is not None
     steps = record.time["step"]
     batches = {10: 1.6, 8: 1.0, 2: 4.0}[steps.n]
     assert record.throughput.samples_per_s == pytest.approx(2 * batches / steps.mean)
     (note,) = (note for note in record.notes if "step 9" in note)
     assert f"use {batches:.3g} batches per step" in note
-    assert record.utilisation is not None
     assert record.utilisation.flops.forward == round(batches * 2 * 2 * 32 * 2)  # two rows, 32 by 2 weights
 
 

@@ -20,15 +20,19 @@ from zoo import Masked, batches
 from lm_profiler.callbacks.marks.batches import Samples, Tokens
 from lm_profiler.record.run_record import RunRecord, read_run
 
-pytestmark = pytest.mark.usefixtures("no_rates")
-
-
 IDS = {"input_ids": torch.zeros(2, 5, dtype=torch.long), "labels": torch.zeros(2)}
 
 
 @pytest.mark.parametrize(
     "batch, tokens",
-    [(IDS, 10), (UserDict(IDS), 10), ([IDS, torch.ones(3)], 10), ({"a": IDS, "b": IDS}, 20), (torch.ones(3), None)],
+    [
+        (IDS, 10),
+        (UserDict(IDS), 10),
+        (BatchEncoding(IDS), 10),
+        ([IDS, torch.ones(3)], 10),
+        ({"a": IDS, "b": IDS}, 20),
+        (torch.ones(3), None),
+    ],
 )
 def test_tokens_are_what_is_called_input_ids(batch: Any, tokens: int | None) -> None:
     count = Tokens(torch.nn.Linear(1, 1))
@@ -36,19 +40,25 @@ def test_tokens_are_what_is_called_input_ids(batch: Any, tokens: int | None) -> 
 
 
 @pytest.mark.parametrize(
-    "batch, samples",
+    "batch, combined, samples",
     [
-        ({"a": torch.ones(3, 2), "b": torch.ones(3)}, 3),
-        ([torch.ones(3), torch.ones(5)], None),
-        ("words", None),
-        (SimpleNamespace(num_graphs=4, x=torch.ones(9, 2)), 4),
-        (SimpleNamespace(batch_size=torch.Size([4, 2])), 8),
-        (SimpleNamespace(batch_size=6), 6),
-        (SimpleNamespace(batch_size=None), None),
+        ({"a": torch.ones(3, 2), "b": torch.ones(3)}, False, 3),
+        ([torch.ones(3), torch.ones(5)], False, None),
+        ("words", False, None),
+        (SimpleNamespace(num_graphs=4, x=torch.ones(9, 2)), False, 4),
+        (SimpleNamespace(batch_size=torch.Size([4, 2])), False, 8),
+        (SimpleNamespace(batch_size=6), False, 6),
+        (SimpleNamespace(batch_size=None), False, None),
+        (BatchEncoding(IDS), False, 2),  # a tokenizer's
+        # those of several loaders add up
+        ({"labelled": [torch.ones(4, 2), torch.ones(4)], "bare": torch.ones(16, 2)}, True, 20),
+        ([torch.ones(4), torch.ones(4)], True, 8),
+        ([torch.ones(4), None], True, 4),
+        ([torch.ones(4), "words"], True, None),
     ],
 )
-def test_samples_are_told_only_where_the_batch_tells_them(batch: Any, samples: int | None) -> None:
-    assert Samples(combined=False)(batch) == samples
+def test_samples_are_told_only_where_the_batch_tells_them(batch: Any, combined: bool, samples: int | None) -> None:
+    assert Samples(combined)(batch) == samples
 
 
 def test_a_kind_of_batch_that_first_appears_later_counts() -> None:
@@ -69,39 +79,13 @@ def test_time_first_batches_count_their_samples() -> None:
     assert Samples(combined=False, batch_size=9)(padded) == 9
 
 
-def test_samples_of_a_tokenizers_batch_are_known() -> None:
-    ids = torch.zeros(3, 7, dtype=torch.long)
-    encoding = BatchEncoding({"input_ids": ids, "attention_mask": ids})
-    assert Samples(combined=False)(encoding) == 3
-    assert Tokens(torch.nn.Linear(1, 1))(encoding) == 21
-
-
-@pytest.mark.parametrize(
-    "batch, samples",
-    [
-        ({"labelled": [torch.ones(4, 2), torch.ones(4)], "bare": torch.ones(16, 2)}, 20),
-        ([torch.ones(4), torch.ones(4)], 8),
-        ([torch.ones(4), None], 4),
-        ([torch.ones(4), "words"], None),
-    ],
-)
-def test_samples_of_several_loaders_add_up(batch: Any, samples: int | None) -> None:
-    assert Samples(combined=True)(batch) == samples
-
-
 def run(module: Any, folder: Path, **options: Any) -> RunRecord:
     profiler = instruments(1, 3)
     trainer_with([profiler], folder).fit(module, **options)
     return read_run(profiler.folder)
 
 
-def test_a_run_tells_tokens_without_being_told_how(tmp_path: Path) -> None:
-    rate = run(Masked(), tmp_path).throughput
-    assert rate is not None
-    assert rate.tokens_per_step == 2 * Masked.tokens
-
-
-def test_a_run_of_several_loaders_tells_all_their_samples(tmp_path: Path) -> None:
+def test_a_run_tells_tokens_and_all_samples_of_several_loaders(tmp_path: Path) -> None:
     class Both(BoringModel):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return super().training_step(torch.cat([batch["a"], batch["b"]]), batch_idx)
@@ -113,8 +97,9 @@ def test_a_run_of_several_loaders_tells_all_their_samples(tmp_path: Path) -> Non
             return {"a": loader(4), "b": loader(3)}
 
     rate = run(Both(), tmp_path).throughput
-    assert rate is not None
     assert rate.samples_per_step == 7
+    rate = run(Masked(), tmp_path).throughput  # of tokens, without being told how
+    assert rate.tokens_per_step == 2 * Masked.tokens
 
 
 @pytest.mark.parametrize("given", [None, -1])
@@ -130,7 +115,6 @@ def test_tokens_that_become_unknown_amid_a_run_are_unknown_and_a_note_says_so(
 
     record = run(Unsure(), tmp_path)
     assert record.status == "ok"
-    assert record.throughput is not None
     assert record.throughput.tokens_per_s is None
     assert sum(note.startswith("tokens_in failed") for note in record.notes) == 1
     assert capsys.readouterr().err.count("tokens_in failed") == 1

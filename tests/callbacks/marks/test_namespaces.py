@@ -14,14 +14,10 @@ from typing import Any
 import pytest
 import torch
 from known_loop import instruments
-from lightning.pytorch import LightningModule
-from warm import run
 
+from lm_profiler.callbacks.failures import status_of
 from lm_profiler.callbacks.marks.namespaces import overrides
 from lm_profiler.record.run_record import read_run
-
-pytestmark = pytest.mark.usefixtures("no_rates")
-
 
 NAME = "pytorch_lightning"
 STEPS = {"warmup": 1, "measure": 3, "actions": 4, "memory": 1, "trace": 2}
@@ -53,12 +49,11 @@ def trainer_of(pl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     return make
 
 
+EVALUATED = {"data", "transfer", "forward"}
 MARKED = {
-    "fit": {"data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer"},
-    "manual": {"data", "transfer", "forward", "zero_grad", "backward", "optimizer"},
-    "validate": {"data", "transfer", "forward"},
-    "test": {"data", "transfer", "forward"},
-    "predict": {"data", "transfer", "forward"},
+    "fit": EVALUATED | {"zero_grad", "backward", "clip", "optimizer"},
+    "manual": EVALUATED | {"zero_grad", "backward", "optimizer"},
+    **dict.fromkeys(("validate", "test", "predict"), EVALUATED),
 }
 
 
@@ -111,35 +106,12 @@ def test_a_hook_of_the_users_is_no_part_of_the_phase_around_it(
     record = read_run(profiler.folder)
     assert record.time["backward"].median == pytest.approx(2e-3)
     assert record.time["other"].median == pytest.approx(8e-3)
-
-
-def test_a_signal_is_an_interruption(tmp_path: Path) -> None:
-    """In a process of its own: Lightning changes what signals do."""
-    program = f"""
-import os, signal, sys, warnings
-warnings.simplefilter("ignore")
-import {NAME} as pl
-from {NAME}.demos.boring_classes import BoringModel
-from lm_profiler.callbacks import profiling_callbacks
-class Stops(BoringModel):
-    def training_step(self, batch, batch_idx):
-        if batch_idx == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return super().training_step(batch, batch_idx)
-trainer = pl.Trainer(callbacks=profiling_callbacks(1, 200), logger=False, accelerator="cpu", max_epochs=-1,
-                     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-trainer.fit(Stops())
-"""
-    done = run("-c", program, folder=tmp_path)
-    (folder,) = tmp_path.glob("**/version_0")
-    record = read_run(folder)
-    assert record.status == "interrupted", done.stderr
-    assert record.steps["measure"] == 3  # a SIGTERM is seen when its step is over
-
-
-def test_a_hook_that_is_set_on_the_module_itself_overrides_lightnings() -> None:
-    """Lightning calls it: ``model.train_dataloader = lambda: loader`` is in many notebooks."""
-    module = LightningModule()
+    module = pl.LightningModule()
     assert not overrides(module, "train_dataloader")
-    module.train_dataloader = list  # type: ignore[method-assign, assignment]
+    module.train_dataloader = list  # as many notebooks set it on the module itself
     assert overrides(module, "train_dataloader")
+
+
+def test_a_signal_is_an_interruption() -> None:
+    exceptions = importlib.import_module(f"{NAME}.utilities.exceptions")
+    assert status_of(exceptions.SIGTERMException()) == "interrupted"

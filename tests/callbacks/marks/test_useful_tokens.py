@@ -18,8 +18,6 @@ from lm_profiler.callbacks.marks.optimizers import call_before
 from lm_profiler.callbacks.marks.useful_tokens import TokenUse, UsefulTokens, token_use
 from lm_profiler.record.run_record import read_run
 
-pytestmark = pytest.mark.usefixtures("no_rates")
-
 LENGTHS = [5, 3, 8, 1]
 SIZE = 8
 
@@ -32,6 +30,7 @@ IDS = torch.zeros(4, SIZE, dtype=torch.long)
 MASK = padded(LENGTHS)
 LABELS = torch.where(MASK.bool(), 7, -100)
 SQUARES = sum(length**2 for length in LENGTHS)
+WIDE = padded([5, 3, 4], size=10)
 PACKED = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 0, 0]])  # 3 and 5; 6 and two of padding
 NUMBERED = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 0, 0]])
 
@@ -50,28 +49,18 @@ NUMBERED = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 0, 0]])
         ({"input_ids": IDS}, None, TokenUse(None, 32, None)),
         ({"labels": torch.tensor([1, -100])}, None, TokenUse()),
         ({"input_ids": IDS, "attention_mask": torch.ones(4, 1, SIZE, SIZE)}, None, TokenUse(None, 32, None)),
+        # positions beyond the longest sequence are unused
+        ({"attention_mask": WIDE}, None, TokenUse(12, 30, 50, 3 * 5)),
+        ({"attention_mask": WIDE.flip(1)}, None, TokenUse(12, 30, 50, 3 * 5)),
+        ({"input_ids": WIDE, "labels": torch.where(WIDE.bool(), 7, -100)}, None, TokenUse(12, 30, None, 3 * 5)),
+        # a prompt has no labels either
+        ({"input_ids": WIDE, "labels": torch.where(WIDE.flip(1).bool(), 7, -100)}, None, TokenUse(12, 30, None, 0)),
+        ({"attention_mask": torch.zeros(2, 3, dtype=torch.long)}, None, TokenUse(0, 6, 0, 0)),
         ({}, 9, TokenUse()),
     ],
 )
 def test_planted_masks_count_exactly(tensors: Any, own_count: int | None, use: TokenUse) -> None:
     assert token_use(tensors, own_count) == use
-
-
-WIDE = padded([5, 3, 4], size=10)
-
-
-@pytest.mark.parametrize(
-    "tensors, unused",
-    [
-        ({"attention_mask": WIDE}, 3 * 5),
-        ({"attention_mask": WIDE.flip(1)}, 3 * 5),
-        ({"labels": torch.where(WIDE.bool(), 7, -100)}, 3 * 5),
-        ({"labels": torch.where(WIDE.flip(1).bool(), 7, -100)}, 0),  # a prompt has no labels either
-        ({"attention_mask": torch.zeros(2, 3, dtype=torch.long)}, 0),
-    ],
-)
-def test_positions_beyond_the_longest_sequence_are_unused(tensors: Any, unused: int) -> None:
-    assert token_use(tensors).unused == unused
 
 
 def test_labels_in_a_tuple_are_known_by_the_label_that_is_ignored() -> None:
@@ -127,13 +116,11 @@ def test_a_run_reports_tokens_and_useful_tokens(tmp_path: Path) -> None:
     profiler = instruments(1, 4)
     trainer_with([profiler], tmp_path, max_steps=6).fit(Padded(), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     record = read_run(profiler.folder)
-    assert record.throughput is not None
     used = lengths[1 + record.stretch.start : 1 + (record.stretch.stop or 4)]
     useful = sum(map(sum, used)) / len(used)
     assert record.throughput.useful_tokens_per_step == round(useful)
     assert record.throughput.occupancy == pytest.approx(useful / 16)
     step_s = record.time["step"].mean
-    assert step_s is not None
     assert record.throughput.useful_tokens_per_s == pytest.approx(useful / step_s)
     squares = sum(length**2 for pair in used for length in pair) / len(used)
     assert record.throughput.squared_lengths_per_step == round(squares)
