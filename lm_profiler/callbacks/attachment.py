@@ -21,6 +21,7 @@ from lm_profiler.callbacks.gather import Exchange
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.loop import Loop, Marks
 from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.owners import MOST_ADDED_STEPS, ActionSteps
 from lm_profiler.callbacks.instruments.part_times import PartTimes
 from lm_profiler.callbacks.instruments.profiling_options import (
     ProfilingOptions,
@@ -99,8 +100,8 @@ class Attachment:
             self._begin_ledger(self.options.watch, began_ns)
         self.finisher.exchange = Exchange.of_process_group()
         if self.options.stages.stop_when_done:
-            # A loader without a length is fetched ahead: one step more may run.
-            self.loop.limit_steps(sum(self._steps.values()) + 1)
+            # A loader without a length is fetched ahead, so one step more may run; and stages may become longer.
+            self.loop.limit_steps(sum(self._steps.values()) + 1 + MOST_ADDED_STEPS)
 
     def _begin_ledger(self, watch: WatchOptions, began_ns: int) -> None:
         """Begin to watch the loop, if it can be watched: the ledger counts from the call of the program on."""
@@ -175,7 +176,22 @@ class Attachment:
             append_rows=partial(append_steps, rank_file(folder, loop.rank)),
             counts=loop.batch_counts(self.report),
             is_manual=loop.steps_by_itself,
+            spare_steps=self._spare_steps(),
         )
+
+    def _spare_steps(self) -> float:
+        """Return by how many steps the stages may become longer, so that the loop still comes to all of them.
+
+        None with several ranks, which would have to agree on it. A loop that does not know its length may be any.
+        """
+        if self.loop.world_size > 1:
+            return 0
+        steps_of_loop = try_or_note(
+            "steps of the loop", self.loop.fewest_steps_left, self.notes
+        )
+        if steps_of_loop is None:
+            return math.inf
+        return steps_of_loop - sum(self._steps.values())
 
     def _most_measured_steps(self) -> float:
         """Return how many steps the loop has for measuring, so that it comes to all other stages; 0 if unknown."""
@@ -315,8 +331,10 @@ class Attachment:
             module=self._get_module,
             is_profiler_taken=loop.traces_by_itself,
         )
+        action_steps = options.actions.steps
+        owners = loop.owners_watch(timeline, ActionSteps(action_steps, action_steps))
         others: list[Instrument] = [
-            loop.owners_watch(timeline, options.actions.steps),
+            owners,
             FlopsWatch(timeline, self._get_module, forward),
         ]
         prefetched = loop.loader_watch()
@@ -337,6 +355,7 @@ class Attachment:
             counters,
             self._make_ranks_watch(device, rank, stream),
             PartTimes(timeline),
+            owners,
         )
 
     def _get_module(self) -> nn.Module:

@@ -22,6 +22,7 @@ from lm_profiler.callbacks.found_loop import (
 from lm_profiler.callbacks.instruments.gap_owners import GapsWatch
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.loop import Holdings
+from lm_profiler.callbacks.instruments.owners import ActionSteps, OwnersInstrument
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
 from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.marks.batches import BatchCounts
@@ -225,8 +226,10 @@ class HookedLoop:
         )
         return self.marks
 
-    def owners_watch(self, timeline: Timeline, steps: int) -> Instrument:
-        return GapsWatch(timeline, lambda: self.is_compiled, steps)
+    def owners_watch(self, timeline: Timeline, steps: ActionSteps) -> OwnersInstrument:
+        return GapsWatch(
+            timeline=timeline, is_compiled=lambda: self.is_compiled, steps=steps
+        )
 
     def loader_watch(self) -> Instrument | None:
         return None

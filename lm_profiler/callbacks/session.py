@@ -22,6 +22,7 @@ from lm_profiler.analysis.watch.ledger import (
 from lm_profiler.analysis.watch.outside_steps import RunStep, outside_steps
 from lm_profiler.callbacks.instruments.instrument import Instrument, Measured
 from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.owners import OwnersInstrument
 from lm_profiler.callbacks.instruments.part_times import PartTimes
 from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.callbacks.instruments.tracer import Tracer
@@ -69,12 +70,14 @@ class Instruments:
         counters: StepWatch,
         ranks: RanksWatch | None = None,
         part_times: PartTimes | None = None,
+        owners: OwnersInstrument | None = None,
     ) -> None:
         self.memory = memory
         self.tracer = tracer
         self.counters = counters
         self.ranks = ranks
         self.part_times = part_times
+        self.owners = owners  # one of ``others``
         # Memory resets the peaks that the others may add to. The counters must not include what the others cost at both
         # ends. Among the others, one that a reading would disturb comes before the one that reads.
         self._in_order: list[Instrument] = [memory, tracer, *others]
@@ -130,6 +133,8 @@ class Session:
     append_rows: Callable[[Sequence[StepRow]], None] | None = None
     # of the running step; the callback adds each batch
     counts: BatchCounts = field(default_factory=BatchCounts)
+    # by how many steps the stages may become longer than planned
+    spare_steps: float = 0
     is_manual: bool = False  # whether the module steps its optimizers by itself (``automatic_optimization = False``)
     notes: list[str] = field(default_factory=list)
     steps: int = 0
@@ -361,8 +366,23 @@ class Session:
         if measuring_is_complete and self.rank == 0:
             # Rank 0 decided for all ranks, so it alone knows why measuring stopped.
             self.notes += self.stopping.missed_target(self.measured_s())
+        if measuring_is_complete:
+            self._plan_action_steps()
         self.instruments.end(stage)
         self.write_rows()
+
+    def _plan_action_steps(self) -> None:
+        """Plan as many steps of the ``actions`` stage as show what makes every few measured steps slow."""
+        owners = self.instruments.owners
+        planned = self.schedule.planned.get("actions", 0)
+        if owners is None or planned == 0:
+            return
+        step_s = self.measured_s()
+        most_steps = min(planned + self.spare_steps, len(step_s))
+        steps = owners.guard.run(
+            owners.plan_steps, step_s, most_steps, otherwise=planned
+        )
+        self.schedule.extend("actions", steps)
 
     def _draw_progress(self) -> None:
         """Draw the progress line, if there is one."""

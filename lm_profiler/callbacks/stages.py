@@ -148,6 +148,11 @@ class StageCounter:
         self.end_stage()
         return True
 
+    def extend(self, stage: str, steps: int) -> None:
+        """Plan ``steps`` for a stage that comes later, which had fewer."""
+        self.steps_left += steps - self.planned[stage]
+        self.planned[stage] = steps
+
     def end_stage(self) -> None:
         stage = self._stages_left.pop(0)
         self.steps_left -= self.planned[stage] - self.steps_done

@@ -14,6 +14,7 @@ from lm_profiler.callbacks.instruments.action_owners import OwnersWatch
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.loop import Holdings
 from lm_profiler.callbacks.instruments.numerics import numerics_facts
+from lm_profiler.callbacks.instruments.owners import ActionSteps, OwnersInstrument
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
 from lm_profiler.callbacks.instruments.watches import loader_watch
 from lm_profiler.callbacks.loop_length import fewest_steps_left
@@ -222,9 +223,13 @@ class TrainerLoop:
         )
         return self.phases
 
-    def owners_watch(self, timeline: Timeline, steps: int) -> Instrument:
+    def owners_watch(self, timeline: Timeline, steps: ActionSteps) -> OwnersInstrument:
         return OwnersWatch(
-            self.trainer, timeline, lambda: self.phases, self.callback, steps
+            trainer=self.trainer,
+            timeline=timeline,
+            profiler=lambda: self.phases,
+            callback=self.callback,
+            steps=steps,
         )
 
     def loader_watch(self) -> Instrument | None:

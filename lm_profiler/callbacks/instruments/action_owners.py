@@ -7,15 +7,14 @@ the class whose code runs in it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback
 
-from lm_profiler.callbacks.instruments.instrument import Instrument
-from lm_profiler.callbacks.instruments.owners import Owner, Owners
+from lm_profiler.callbacks.instruments.owners import Owner, Owners, OwnersInstrument
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
 from lm_profiler.callbacks.marks.actions import (
     NOTHING,
@@ -30,7 +29,7 @@ from lm_profiler.callbacks.marks.optimizers import wrap_in_context
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.lightning_names import LOGGING, SIGTERM_FLAG
 from lm_profiler.measure.clocks import tape
-from lm_profiler.measure.clocks.timeline import Span, Timeline
+from lm_profiler.measure.clocks.timeline import Span
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.record.run_record import LIGHTNING, OURS
 
@@ -54,19 +53,14 @@ _METRIC_METHODS = (
 )
 
 
-@dataclass(eq=False)
-class OwnersWatch(Instrument):
+@dataclass(eq=False, kw_only=True)
+class OwnersWatch(OwnersInstrument):
     """Instrument that divides the time of ``other`` among the loop's actions."""
 
     trainer: Any  # the Trainer of the run
-    timeline: Timeline  # its marks show when ``other`` runs
     # returns what marks the actions of the Trainer's profiler; called once it does
     profiler: Callable[[], PhaseProfiler | None]
     callback: Callback | None  # ours, whose time is named separately
-    steps: int  # number of steps that are timed by action; in one more, the program's lines are timed
-    name = "actions"
-    stage = "actions"
-    _owners: Owners | None = None
 
     def start(self) -> None:
         """Have all actions of the Trainer, and its methods without an action, enter the span of their owner."""
@@ -94,13 +88,6 @@ class OwnersWatch(Instrument):
                 )
         self._undo.callback(profiler.surround, None)
         profiler.surround(self._owned_span)
-
-    def result(self) -> Mapping[str, Any]:
-        owners = self._owners
-        if owners is None:
-            return {}
-        self.discard()
-        return owners.facts()
 
     def _owned_span(self, action_name: str, span: Marked) -> Marked:
         """Return the span of an action: its own if that is a phase, else one that gives its time to its owner."""

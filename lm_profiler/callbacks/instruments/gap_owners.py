@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from lm_profiler.callbacks.instruments.instrument import Instrument
-from lm_profiler.callbacks.instruments.owners import Owner, Owners
+from lm_profiler.callbacks.instruments.owners import Owner, Owners, OwnersInstrument
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
 from lm_profiler.measure.clocks import tape
-from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import AFTER, BEFORE, BETWEEN
 
@@ -46,16 +43,11 @@ def _name_of_gap(last_phase: str | None, code: int) -> str:
     return f"{BETWEEN} {last_phase} and {next_phase}"
 
 
-@dataclass(eq=False)
-class GapsWatch(Instrument):
+@dataclass(eq=False, kw_only=True)
+class GapsWatch(OwnersInstrument):
     """Instrument that divides the time of ``other`` among the gaps between phases."""
 
-    timeline: Timeline  # its marks show when ``other`` runs
     is_compiled: Callable[[], bool]  # whether the model is; called once it exists
-    steps: int  # number of steps that are timed by gap; in one more, the program's lines are timed
-    name = "actions"
-    stage = "actions"
-    _owners: GapOwners | None = None
 
     def start(self) -> None:
         """Begin to time the gaps, and the program's lines unless the step is compiled."""
@@ -67,9 +59,3 @@ class GapsWatch(Instrument):
             )
             self._undo.callback(owners.python_times.stop)
         self.observe(self.timeline, owners.observe)
-
-    def result(self) -> Mapping[str, Any]:
-        if self._owners is None:
-            return {}
-        self.discard()
-        return self._owners.facts()

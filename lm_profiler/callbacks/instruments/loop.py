@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from lm_profiler.callbacks.instruments.instrument import Instrument
+from lm_profiler.callbacks.instruments.owners import ActionSteps, OwnersInstrument
 from lm_profiler.callbacks.instruments.profiling_options import WatchOptions
 from lm_profiler.callbacks.marks.batches import BatchCounts
 from lm_profiler.callbacks.marks.step_counter import StepCounter
@@ -147,7 +148,7 @@ class Loop(Protocol):
         self, timeline: Timeline, counter: StepCounter, report: Callable[[str], object]
     ) -> Marks: ...
 
-    def owners_watch(self, timeline: Timeline, steps: int) -> Instrument:
+    def owners_watch(self, timeline: Timeline, steps: ActionSteps) -> OwnersInstrument:
         """Return the instrument that divides the time that no phase covers among its owners."""
 
     def loader_watch(self) -> Instrument | None:

@@ -5,11 +5,14 @@ Time is cut at the timeline's own marks, so the shares add up. The facts also co
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lm_profiler.analysis.steps.step_model import fit
+from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.python_time import PythonTimes
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks import tape
@@ -23,6 +26,38 @@ from lm_profiler.record.run_record import (
     OwnedTime,
     ThreadUse,
 )
+
+MOST_ADDED_STEPS = 100  # to those of the ``actions`` stage, by a pattern
+
+
+class ActionSteps(NamedTuple):
+    """The steps of the ``actions`` stage."""
+
+    timed: int  # whose actions are timed by name: the first ones
+    before_lines: int  # before the last one, in which the program's Python is followed line by line
+    period: int = 1  # steps after which those that are timed repeat
+
+    @property
+    def planned(self) -> int:
+        return self.before_lines + 1
+
+
+_ALL_STEPS = ActionSteps(timed=1 << 30, before_lines=1 << 30)
+
+
+def action_steps_of_pattern(steps: int, step_s: Sequence[float]) -> ActionSteps:
+    """Return steps that show what makes some of the measured steps, of ``step_s``, slower than others.
+
+    If they have a pattern, such as one slow step in five, whole periods of it are timed, of ``steps`` or more, and a
+    slow step is followed line by line.
+    """
+    pattern = fit(step_s).pattern
+    if pattern is None:
+        return ActionSteps(steps, steps)
+    timed = pattern.period * math.ceil(steps / pattern.period)
+    slowest_phase = int(pattern.offsets.argmax())
+    steps_until_slow = (slowest_phase - len(step_s) - timed) % pattern.period
+    return ActionSteps(timed, timed + steps_until_slow, pattern.period)
 
 
 class Owner(NamedTuple):
@@ -57,8 +92,7 @@ class Owners:
     """Divides the host's time that no phase covers among actions: each gets its own time, without inner actions."""
 
     timeline: Timeline  # has ``observe`` among its observers
-    most_steps: int = 1 << 30  # number of steps that are timed by action
-    # starts to follow the thread's Python in the step after those
+    steps: ActionSteps = _ALL_STEPS
     python_times: PythonTimes | None = None
     # returns how long the thread ran and waited for a CPU by now; None is unknown
     thread: Callable[[], ThreadTimes | None] = thread_times
@@ -73,7 +107,9 @@ class Owners:
     _ns: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))
     # in the running step
     _calls: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))
-    _steps: list[_StepShares] = field(default_factory=list)  # the finished steps
+    # the finished steps that were timed, and the number of all that are finished
+    _steps: list[_StepShares] = field(default_factory=list)
+    _finished: int = 0
     _use_of_phase: defaultdict[int, _PhaseUse] = field(
         default_factory=lambda: defaultdict(_PhaseUse)
     )
@@ -101,7 +137,7 @@ class Owners:
         before = self._last_thread_times
         now = self.thread()
         self._last_thread_times = now
-        if before is None or now is None or len(self._steps) >= self.most_steps:
+        if before is None or now is None or len(self._steps) >= self.steps.timed:
             return
         use = self._use_of_phase[self.code]
         use.wall_ns += end_ns - begin_ns
@@ -133,11 +169,14 @@ class Owners:
         self._cut_ns = now_ns
 
     def _end_step(self) -> None:
-        """Keep what the step had that ended, if there was one; after the last one, follow the thread's Python."""
+        """Keep what the step had that ended, if there was one; before the last step, follow the thread's Python."""
         had_step = bool(self._ns or self._calls)
-        if had_step and len(self._steps) < self.most_steps:
-            self._steps.append(_StepShares(dict(self._ns), dict(self._calls)))
-            if len(self._steps) == self.most_steps and self.python_times is not None:
+        if had_step:
+            self._finished += 1
+            if len(self._steps) < self.steps.timed:
+                self._steps.append(_StepShares(dict(self._ns), dict(self._calls)))
+            starts_lines = self._finished == self.steps.before_lines
+            if starts_lines and self.python_times is not None:
                 self.python_times.start()
         self._ns.clear()
         self._calls.clear()
@@ -189,12 +228,45 @@ class Owners:
         count = len(self._steps)
         calls = sum(step.calls.get(owner, 0) for step in self._steps)
         ns_of_steps = [step.ns.get(owner, 0) for step in self._steps]
-        ns_where_it_ran = [ns for ns in ns_of_steps if ns > 0]
+        least_ns = 0
+        period = self.steps.period
+        for phase in range(period):
+            ns_where_it_ran = [ns for ns in ns_of_steps[phase::period] if ns > 0]
+            if ns_where_it_ran:
+                least_ns += min(ns_where_it_ran) * len(ns_where_it_ran)
         return OwnedTime(
             owner=owner.class_name,
             action=owner.action,
             seconds=sum(ns_of_steps) * 1e-9 / count,
             calls=calls / count,
-            in_steps=len(ns_where_it_ran),
-            least_s=min(ns_where_it_ran) * len(ns_where_it_ran) * 1e-9 / count,
+            in_steps=sum(ns > 0 for ns in ns_of_steps),
+            least_s=least_ns * 1e-9 / count,
         )
+
+
+@dataclass(eq=False, kw_only=True)
+class OwnersInstrument(Instrument):
+    """The ``actions`` stage, which divides the time of ``other`` among its owners, in any kind of loop."""
+
+    timeline: Timeline  # its marks tell when ``other`` runs
+    steps: ActionSteps
+    name = "actions"
+    stage = "actions"
+    _owners: Owners | None = None
+
+    def result(self) -> Mapping[str, Any]:
+        if self._owners is None:
+            return {}
+        self.discard()
+        return self._owners.facts()
+
+    def plan_steps(self, step_s: Sequence[float], most_steps: float) -> int:
+        """Plan as many steps as show a pattern of the measured steps, of ``step_s``, and return their number.
+
+        The plan stays as it is if that takes more than ``most_steps``.
+        """
+        steps = action_steps_of_pattern(self.steps.timed, step_s)
+        most_steps = min(most_steps, self.steps.planned + MOST_ADDED_STEPS)
+        if steps.planned <= most_steps:
+            self.steps = steps
+        return self.steps.planned

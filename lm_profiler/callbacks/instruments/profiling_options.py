@@ -129,8 +129,8 @@ class ActionsOptions:
 
     Args:
         steps: Steps after the measured ones in which every action of the loop is timed by name; they are in no other
-            figure. Code that runs every 50th step, such as logging, is seen only in 50 steps. With 0 the owners are
-            unknown. In one more step the program's Python is traced line by line.
+            figure. If every fifth measured step was slow, as many more are timed as show a slow one, unless several
+            ranks train. With 0 the owners are unknown. In one more step the program's Python is traced line by line.
     """
 
     steps: int = 3

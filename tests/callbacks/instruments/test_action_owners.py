@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.action_owners import Owners
+from lm_profiler.callbacks.instruments.owners import ActionSteps, action_steps_of_pattern
 from lm_profiler.record.run_record import OURS, OtherByOwner, read_run
 from lm_profiler.record.steps import read_steps
 
@@ -87,8 +88,8 @@ def owned(profiler: TrainingProfiler) -> OtherByOwner:
     assert record.notes == []
     shares = record.other_by_owner
     rows = [row for row in read_steps(profiler.folder / "steps.csv") if row.stage == "actions" and row.rank == 0]
-    assert len(rows) == record.steps["actions"] == shares.steps + 1  # the last is of its lines
-    rows = rows[:-1]
+    assert len(rows) == record.steps["actions"] > shares.steps  # the last is followed line by line
+    rows = rows[: shares.steps]
     assert shares.seconds == pytest.approx(sum(row.time("other", "host") for row in rows) / len(rows), abs=1e-9)
     for phase, use in record.thread_use.items():
         assert use.wall_s == pytest.approx(sum(row.time(phase, "host") for row in rows) / len(rows), abs=1e-9), phase
@@ -281,6 +282,48 @@ def test_a_mock_for_a_logger_keeps_its_methods(tmp_path: Path) -> None:
     assert set(vars(mocked)) == before
     mocked.log_metrics({})  # a Mock whose method was deleted has none any more
     assert read_run(profiler.folder).notes == []
+
+
+class EveryFifth(Callback):
+    """Works for 30 ms after each fifth batch."""
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
+        if trainer.global_step % 5 == 0:
+            spin("hook", 30 * MS)
+
+
+def test_what_makes_every_fifth_step_slow_is_timed_in_whole_periods(tmp_path: Path) -> None:
+    profiler = instruments(2, 20, actions=3)
+    profiled_fit(KnownModule(), tmp_path, callbacks=[EveryFifth()], profiler=profiler)
+    assert shares_ms(profiler) == {"EveryFifth.on_train_batch_end": 6.0}
+    record = read_run(profiler.folder)
+    assert record.other_by_owner is not None
+    assert record.other_by_owner.steps == 5
+    # Steps 23 to 27 are timed; step 30, a slow one, is followed line by line.
+    assert record.steps["actions"] == 8
+    assert [finding.owner for finding in record.findings if finding.phase == "other"] == [
+        "EveryFifth.on_train_batch_end"
+    ]
+
+
+@pytest.mark.parametrize("max_steps", [27, 33])
+def test_a_loop_too_short_for_whole_periods_keeps_its_other_stages(tmp_path: Path, max_steps: int) -> None:
+    profiler = instruments(2, 20, actions=3, memory=1)
+    profiled_fit(KnownModule(), tmp_path, callbacks=[EveryFifth()], profiler=profiler, max_steps=max_steps)
+    record = read_run(profiler.folder)
+    assert record.steps["memory"] == 1
+    assert record.steps["actions"] == (4 if max_steps == 27 else 8)
+
+
+@pytest.mark.parametrize("measured", range(20, 25))
+def test_the_step_that_is_followed_line_by_line_is_a_slow_one(measured: int) -> None:
+    slow = [number % 5 == 3 for number in range(100)]
+    step_s = [0.1 if is_slow else 0.05 for is_slow in slow]
+    steps = action_steps_of_pattern(3, step_s[:measured])
+    assert (steps.timed, steps.period) == (5, 5)
+    assert slow[measured + steps.before_lines]
+    assert steps.planned <= 10
+    assert action_steps_of_pattern(3, [0.05] * measured) == ActionSteps(3, 3)
 
 
 def test_an_evaluation(tmp_path: Path) -> None:
