@@ -87,7 +87,7 @@ class Now:
     ) -> str:
         from lm_profiler.analysis.compare.ratio import (
             SAME_WITHIN,
-            change,
+            change_word,
             repeats_interval,
             single_interval,
         )
@@ -98,13 +98,13 @@ class Now:
         means_b = [mean_over_levels(self._model(run), run) for run in b]
         if len(a) == len(b) == 1:
             spread = spread_of(equal_means) or ASSUMED_SPREAD
-            return change(
+            return change_word(
                 single_interval(means_a[0], means_b[0], spread=spread), SAME_WITHIN
             )
         interval = repeats_interval(
             [mean.mean for mean in means_a], [mean.mean for mean in means_b]
         )
-        return change(interval, SAME_WITHIN)
+        return change_word(interval, SAME_WITHIN)
 
 
 class Before:

@@ -73,7 +73,7 @@ def waterfalls(runs: dict[str, RunRecord]) -> str:
     for at, term in enumerate(next(iter(falls.values())).terms if falls else ()):
         row = [term_title(term.name)]
         for fall in falls.values():
-            told = fall.terms[at].name not in fall.untold
+            told = fall.terms[at].name not in fall.merged_terms
             seconds = fall.terms[at].seconds
             row += (
                 [_ms(seconds), f"{seconds / fall.step_s:.1%}"]

@@ -600,7 +600,7 @@ def _time_of_function(
     if phase == "forward":
         # the function's calls of torch may be the model's own
         most_computing_s = computes_s + python_s
-        most_s = waits_s + min(most_computing_s, _beside_operators_s(costs, phase))
+        most_s = waits_s + min(most_computing_s, _outside_operators_s(costs, phase))
     computes_s += min(python_s, python_limit_s)
     if costs.contended:
         stretch = costs.stretch_of(phase)
@@ -652,7 +652,7 @@ def _python_limit_s(costs: StepCosts, phase: str) -> float:
     return max(limit_s, 0.0)
 
 
-def _beside_operators_s(costs: StepCosts, phase: str) -> float:
+def _outside_operators_s(costs: StepCosts, phase: str) -> float:
     """Return the seconds of ``phase`` beside the least that its operators need, by the waterfall."""
     operators_s = 0.0
     if costs.record.waterfall is not None:

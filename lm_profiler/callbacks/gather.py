@@ -23,7 +23,7 @@ from lm_profiler.analysis.ranks.rank_timeline import with_waits
 from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.instruments.work import sum_over_ranks
 from lm_profiler.measure.boundary import error_text
-from lm_profiler.measure.device.nvml import together
+from lm_profiler.measure.device.nvml import combine_telemetry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import json_of
 from lm_profiler.record.steps import Peaks, StepTable, largest_peaks
@@ -212,7 +212,7 @@ def merge(by_rank: Mapping[int, Measured]) -> Measured:
         batch_counts=_joined(rank.batch_counts for rank in ranks),
         ranks_heard=sum(rank.ranks_heard for rank in ranks),
         part_peaks=_peaks_by_part([rank.part_peaks for rank in ranks]),
-        telemetry=together([rank.telemetry for rank in ranks]),
+        telemetry=combine_telemetry([rank.telemetry for rank in ranks]),
         cpu_uses=_joined(rank.cpu_uses for rank in ranks),
         counters=_joined(rank.counters for rank in ranks),
         seen_flops=sum_over_ranks([rank.seen_flops for rank in ranks]),

@@ -336,7 +336,7 @@ class Session:
             steps_planned=self.schedule.planned,
             batch_counts=[self._batch_counts],
             between_steps_s=self._between_steps_s(),
-            between=self._between(),
+            between=self._time_between_steps(),
             outside=self._outside_steps(),
             stages_s=self._stages_s(),
             device_idle=device_idle,
@@ -480,7 +480,7 @@ class Session:
             return None
         return sum(end_ns - begin_ns for begin_ns, end_ns in self._gaps_ns) * 1e-9
 
-    def _between(self) -> list[BetweenSteps]:
+    def _time_between_steps(self) -> list[BetweenSteps]:
         """Return what took time between the measured steps."""
         if self._measured_ns is None:
             return []

@@ -368,7 +368,7 @@ class WatchWriter:
         spans = self.place.spans[-1:]  # a copy, since training changes the list
         if spans:
             return spans[0].name
-        reading = self.timeline.peek()
+        reading = self.timeline.read_without_change()
         part = reading.stack[-1]
         if part >= len(PARTS):
             return terms.VALIDATION

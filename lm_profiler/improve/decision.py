@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval, change
+from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval, change_word
 from lm_profiler.analysis.remedies.remedy import Candidate
 from lm_profiler.analysis.steps.statistics import require_finite
 from lm_profiler.record.improve_record import ENDED, UNLIKELY, TriedVerdict
@@ -269,7 +269,7 @@ def judge(
     comparison = replace(comparison, interval=interval)
 
     has_pairs_left = comparison.pairs < most_pairs
-    verdict = change(interval)
+    verdict = change_word(interval)
     if verdict != "UNCLEAR" and not (comparison.is_final and has_pairs_left):
         return replace(comparison, verdict=verdict)
     if not comparison.is_final and is_hopeless(comparison.ratios, spread):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lm_profiler.analysis.compare.comparison import PartChange, SidePair
-from lm_profiler.analysis.compare.ratio import CONFIDENCE, change
+from lm_profiler.analysis.compare.ratio import CONFIDENCE, change_word
 from lm_profiler.analysis.compare.sides import Side, read_side
 from lm_profiler.analysis.steps.statistics import Interval
 from lm_profiler.improve.decision import pooled_spread, repeated_interval
@@ -57,7 +57,9 @@ def _with_paired_interval(
     ratios = [b_s / a_s for a_s, b_s in zip(means_a, means_b, strict=True)]
     spread = pooled_spread([means_a, means_b], machine_spread)
     interval = repeated_interval(ratios, error, spread, looks)
-    return replace(row, interval=interval, verdict=change(interval, sides.same_within))
+    return replace(
+        row, interval=interval, verdict=change_word(interval, sides.same_within)
+    )
 
 
 def _mean_seconds(side: Side, part: str) -> list[float]:

@@ -41,7 +41,7 @@ class _Listener:
 _listener = _Listener()
 
 
-def listen(opener: Opener | None) -> None:
+def open_ranges_with(opener: Opener | None) -> None:
     """Have ``opener`` open the range of each part from now on; None ends it."""
     _listener.opener = opener
 

@@ -316,7 +316,7 @@ class Waterfall(Part):
     ideal_is_lower_bound: bool = False
 
     @property
-    def untold(self) -> set[str]:
+    def merged_terms(self) -> set[str]:
         """The terms that are part of the next term, because the clock or the bandwidth is unknown."""
         rates = {"clock": self.clock_share, "bandwidth": self.bandwidth_bytes_per_s}
         return {name for name, rate in rates.items() if rate is None}

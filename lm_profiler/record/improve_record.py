@@ -182,7 +182,7 @@ class ImproveRecord(Part):
     notes: list[str] = Field(default_factory=list)
 
     @property
-    def way(self) -> list[WayPoint]:
+    def steps_after_changes(self) -> list[WayPoint]:
         """The step before the first accepted change, and after each; empty if none was accepted."""
         points: list[WayPoint] = []
         for change in self.tried:

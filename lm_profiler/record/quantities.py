@@ -190,7 +190,7 @@ def _term_getter(name: str) -> Callable[[RunRecord], float | None]:
 
     def get(record: RunRecord) -> float | None:
         waterfall = record.waterfall
-        if waterfall is None or name in waterfall.untold:
+        if waterfall is None or name in waterfall.merged_terms:
             return None
         for term in waterfall.terms:
             if term.name == name:

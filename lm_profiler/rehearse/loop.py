@@ -141,7 +141,7 @@ class StepObservers:
         self._sites = CallSites(module)
         live.site = self._sites
         for bucket in rehearsal.buckets:
-            self.notes.learn(seen_tensors("rest", "DDP's bucket", bucket))
+            self.notes.note_causes(seen_tensors("rest", "DDP's bucket", bucket))
 
         def module_and_optimizers() -> tuple[nn.Module, Sequence[Optimizer]]:
             return module, rehearsal.trainer.optimizers

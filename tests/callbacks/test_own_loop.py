@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, TensorDataset
 
-from lm_profiler.analysis.compare.differences import unlike
+from lm_profiler.analysis.compare.differences import incomparable_facts
 from lm_profiler.callbacks.hooked_run import LoopSearch
 from lm_profiler.callbacks.instruments.profiling_options import ProfilingOptions
 from lm_profiler.callbacks.marks.hook_marks import HookMarks

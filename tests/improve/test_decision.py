@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm_profiler.analysis.compare.ratio import change
+from lm_profiler.analysis.compare.ratio import change_word
 from lm_profiler.improve.decision import LOOKS, is_hopeless, log_gain, pooled_spread, repeated_interval
 from lm_profiler.record.process_spread import ProcessSpread
 
@@ -49,9 +49,9 @@ def test_between_two_looks_the_earlier_one_counts() -> None:
 
 
 def test_one_slow_process_does_not_decide() -> None:
-    assert change(repeated_interval([0.3, 1.0], 0.05, 0.05)) == "UNCLEAR"
-    assert change(repeated_interval([0.3, 1.0, 1.01, 0.99], 0.05, 0.01)) == "UNCLEAR"
-    assert change(repeated_interval([0.6, 0.61], 0.05, 0.02)) == "FASTER"
+    assert change_word(repeated_interval([0.3, 1.0], 0.05, 0.05)) == "UNCLEAR"
+    assert change_word(repeated_interval([0.3, 1.0, 1.01, 0.99], 0.05, 0.01)) == "UNCLEAR"
+    assert change_word(repeated_interval([0.6, 0.61], 0.05, 0.02)) == "FASTER"
 
 
 def test_processes_are_taken_to_differ_as_is_known_until_they_have_shown_by_how_much() -> None:

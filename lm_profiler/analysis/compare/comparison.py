@@ -16,7 +16,7 @@ from lm_profiler.analysis.compare.differences import (
     Difference,
     in_config,
     in_environment,
-    unlike,
+    incomparable_facts,
 )
 from lm_profiler.analysis.compare.ratio import (
     CONFIDENCE,
@@ -24,7 +24,7 @@ from lm_profiler.analysis.compare.ratio import (
     SAME_WITHIN,
     Change,
     RatioInterval,
-    change,
+    change_word,
     minimum_detectable_effect,
     repeats_interval,
     single_interval,
@@ -35,7 +35,7 @@ from lm_profiler.analysis.compare.sides import (
     Run,
     Side,
     read_side,
-    typical,
+    typical_value,
     used_gpu_of_others,
     without_waiting,
 )
@@ -188,7 +188,7 @@ def compare(
     return Comparison(
         a=[str(folder) for folder in folders_a],
         b=[str(folder) for folder in folders_b],
-        unlike=unlike(record_a, record_b),
+        unlike=incomparable_facts(record_a, record_b),
         config=in_config(record_a, record_b),
         environment=in_environment(record_a, record_b),
         step=step,
@@ -327,8 +327,8 @@ class SidePair:
             interval = repeats_interval(
                 seconds_a, seconds_b, CONFIDENCE, self.load_bias
             )
-            a_s = typical(seconds_a)
-            b_s = typical(seconds_b)
+            a_s = typical_value(seconds_a)
+            b_s = typical_value(seconds_b)
             rows.append(_changed(phase, self.a, a_s, b_s, interval))
         return _largest_first(rows)
 
@@ -347,8 +347,8 @@ class SidePair:
             interval = single_interval(a[0], b[0], confidence, self.spread, bias)
         else:
             interval = repeats_interval(means_a, means_b, confidence, bias)
-        a_s = typical(means_a)
-        b_s = typical(means_b)
+        a_s = typical_value(means_a)
+        b_s = typical_value(means_b)
         return _changed(name, self.a, a_s, b_s, interval, self.same_within)
 
 
@@ -370,7 +370,7 @@ def _changed(
         difference_s=difference_s,
         of_step=difference_s / step_s if step_s > 0 else None,
         interval=interval,
-        verdict=change(interval, same_within),
+        verdict=change_word(interval, same_within),
     )
 
 
@@ -421,8 +421,8 @@ def _ranks(a: Side, b: Side) -> list[PartChange]:
         if seconds_a is None or seconds_b is None:
             continue
         interval = repeats_interval(seconds_a, seconds_b, CONFIDENCE)
-        a_s = typical(seconds_a)
-        b_s = typical(seconds_b)
+        a_s = typical_value(seconds_a)
+        b_s = typical_value(seconds_b)
         changes.append(_changed(name, a, a_s, b_s, interval))
     return changes
 
@@ -437,8 +437,8 @@ def _tokens(
         return None
     if min(*counts_a, *counts_b, step.a_s, step.b_s) <= 0:
         return None
-    tokens_a = typical(counts_a)
-    tokens_b = typical(counts_b)
+    tokens_a = typical_value(counts_a)
+    tokens_b = typical_value(counts_b)
     rates = RateChange(
         a_per_s=tokens_a / step.a_s * _certain_share(a),
         b_per_s=tokens_b / step.b_s * _certain_share(b),
@@ -458,10 +458,10 @@ def _tokens(
     rate = RatioInterval(
         1.0 / token_time.ratio, low=1.0 / token_time.high, high=1.0 / token_time.low
     )
-    verdict = change(token_time)
+    verdict = change_word(token_time)
     # The step's own interval was clear, but its verdict is not, because the machine was busy.
     is_doubtful = step.verdict not in ("FASTER", "SLOWER", "SAME")
-    if is_doubtful and change(step.interval) != "UNCLEAR":
+    if is_doubtful and change_word(step.interval) != "UNCLEAR":
         verdict = "UNCLEAR"
     return replace(rates, interval=rate, verdict=verdict)
 
@@ -488,12 +488,12 @@ def _memory(a: Side, b: Side) -> list[MemoryChange]:
         peaks_b = b.values(quantity)
         if peaks_a is not None and peaks_b is not None:
             interval = _peaks_interval(reading, peaks_a, peaks_b)
-            word = _MEMORY_WORDS[change(interval)]
+            word = _MEMORY_WORDS[change_word(interval)]
             changes.append(
                 MemoryChange(
                     reading,
-                    a_bytes=typical(peaks_a),
-                    b_bytes=typical(peaks_b),
+                    a_bytes=typical_value(peaks_a),
+                    b_bytes=typical_value(peaks_b),
                     interval=interval,
                     verdict=word,
                 )

@@ -26,7 +26,7 @@ class Difference:
     b: Any
 
 
-def unlike(a: RunRecord, b: RunRecord) -> list[Difference]:
+def incomparable_facts(a: RunRecord, b: RunRecord) -> list[Difference]:
     """Return why two runs' times cannot be compared: another device, another model, more or less work.
 
     Precision, compilation, attention, optimizer or versions are no such reason: they are what users compare.

@@ -48,7 +48,7 @@ class RatioInterval:
     confidence: float = CONFIDENCE
 
     @property
-    def furthest(self) -> float:
+    def largest_change(self) -> float:
         """The largest change, as a share in either direction, that the interval allows."""
         return max(self.high - 1.0, 1.0 - self.low)
 
@@ -117,7 +117,7 @@ def _squares(logs: Series) -> float:
     return float(((logs - logs.mean()) ** 2).sum())
 
 
-def change(interval: RatioInterval | None, same_within: float = MARGIN) -> Change:
+def change_word(interval: RatioInterval | None, same_within: float = MARGIN) -> Change:
     """Return the word for an interval of B over A.
 
     FASTER or SLOWER if the interval excludes 1 and the change exceeds ``MARGIN``; SAME if all of it lies within

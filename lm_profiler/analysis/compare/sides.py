@@ -17,7 +17,7 @@ from lm_profiler.analysis.compare.differences import (
     SEEDS,
     in_config,
     in_environment,
-    unlike,
+    incomparable_facts,
 )
 from lm_profiler.analysis.evidence import read_counters
 from lm_profiler.analysis.hardware.roofline import contention_lines
@@ -215,7 +215,7 @@ class Side:
 
     def typical_s(self, part: str) -> float:
         """Return the mean step; for repeats the geometric mean of their means, which their ratio compares."""
-        return typical([interval.mean for interval in self.means(part)])
+        return typical_value([interval.mean for interval in self.means(part)])
 
     def occurs(self, part: str) -> bool:
         return any(run.occurs(part) for run in self.runs)
@@ -231,7 +231,7 @@ class Side:
         return any(run.record.contended for run in self.runs)
 
 
-def typical(values: Sequence[float]) -> float:
+def typical_value(values: Sequence[float]) -> float:
     """Return the geometric mean, or the mean if one of ``values`` is 0."""
     return geometric_mean(values) if min(values) > 0.0 else fmean(values)
 
@@ -412,7 +412,7 @@ def _short_reason(entry: Entry) -> str:
 
 def _differences_of_repeats(run: Run, repeat: Run) -> list[str]:
     """Return what differs in the environments of two repeats; nothing else may differ."""
-    differences = unlike(run.record, repeat.record)
+    differences = incomparable_facts(run.record, repeat.record)
     ignored = SEEDS | {"program"}  # the program's own arguments may hold a seed too
     for difference in in_config(run.record, repeat.record):
         if difference.path not in ignored:

@@ -166,7 +166,7 @@ def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
         ]
         doubtful = likely[:_SINGLE_RANKS]
     if work.saves_s(doubtful) < _LEAST_JITTER * work.step_s:
-        return _nobody(work, group)
+        return _finding_without_slow_rank(work, group)
     recorded = []
     for candidate in doubtful[:_MOST_RECORDED]:
         recorded.append(_slow_rank(replace(candidate, certain=False), work, group))
@@ -321,7 +321,7 @@ def _others_wait_s(work: RanksWork, slow: Sequence[Slow]) -> float:
     return min(by_all_s / (all_ranks - len(ranks)), others_waiting_s)
 
 
-def _nobody(work: RanksWork, group: HeardRanks) -> RankFinding:
+def _finding_without_slow_rank(work: RanksWork, group: HeardRanks) -> RankFinding:
     """Return the finding without a slow rank: ranks take turns, perhaps because of other programs, or do not differ."""
     steps = len(work.steps)
     waits_s = float(work.waiting_s.sum(axis=2).mean())

@@ -474,14 +474,14 @@ def cut_anew(
         counts = read_batch_counts(entry.folder)
         for warmup in warmups:
             cut_entry = none_if_unreadable(
-                _cut, entry, Cut(warmup, count), counts, problems=problems
+                _cut_entry, entry, Cut(warmup, count), counts, problems=problems
             )
             if cut_entry is not None:
                 cut_entries.append(cut_entry)
     return cut_entries, list(dict.fromkeys(problems))
 
 
-def _cut(entry: Entry, cut: Cut, counts: Sequence[Sequence[BatchCount]]) -> Entry:
+def _cut_entry(entry: Entry, cut: Cut, counts: Sequence[Sequence[BatchCount]]) -> Entry:
     """Return ``entry`` with the figures of the steps of ``cut``; ``counts`` are the batches of each rank's steps.
 
     Raises:

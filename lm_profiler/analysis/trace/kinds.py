@@ -150,17 +150,17 @@ _PYTHON_ARGUMENTS = re.compile(r"_object_at_|_tensorptr|_(Copy|MMA)Atom|_Tiled")
 @lru_cache(maxsize=4096)
 def kernel_kind(name: str, operator: str | None = None) -> Kind:
     """Return the kind of the kernel ``name``; if the name is unknown, that of the operator that launched it."""
-    kind = _first(_KERNELS, _called(name))
+    kind = _first_match(_KERNELS, _without_arguments(name))
     return operator_kind(operator) if kind == "other" and operator is not None else kind
 
 
 @lru_cache(maxsize=4096)
 def operator_kind(name: str) -> Kind:
     """Return the kind of what ``name``, such as ``aten::mm``, does itself, without the operators that it calls."""
-    return _first(_OPERATORS, name)
+    return _first_match(_OPERATORS, name)
 
 
-def _called(name: str) -> str:
+def _without_arguments(name: str) -> str:
     """Return ``name`` without its argument list, whose types are words of other kinds; template arguments stay."""
     if name.startswith("kernel_cutlass_"):
         # CUTLASS's Python, which writes arguments into the name
@@ -180,5 +180,6 @@ def _called(name: str) -> str:
     return name
 
 
-def _first(table: _Table, name: str) -> Kind:
+def _first_match(table: _Table, name: str) -> Kind:
+    """Return the kind of the first row of ``table`` whose pattern occurs in ``name``; "other" if none does."""
     return next((kind for kind, pattern in table if pattern.search(name)), "other")

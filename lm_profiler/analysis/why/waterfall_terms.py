@@ -328,7 +328,8 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
         )
     elif unknown_s >= _NOTED * step.step_s:
         notes.append(
-            f"of the time beyond the bandwidth, {ms(unknown_s)} are {_things(traced)} whose bytes are unknown"
+            f"of the time beyond the bandwidth, {ms(unknown_s)} are {_kernels_or_operators(traced)} "
+            "whose bytes are unknown"
         )
     bandwidth_s = _seconds_of_step(at_bandwidth, traced)
     beyond_s = _seconds_of_step(beyond_bandwidth, traced)
@@ -430,7 +431,9 @@ def _term(
         seconds=seconds,
         at_most_s=seconds,
         phases=by_phase([(piece.phase, ns) for piece, ns in weighed], seconds),
-        contributors=contributors(weighed, seconds, traced.steps, _things(traced), why),
+        contributors=contributors(
+            weighed, seconds, traced.steps, _kernels_or_operators(traced), why
+        ),
     )
 
 
@@ -526,7 +529,7 @@ def _shape(piece: Piece) -> str | None:
     return f"{batch}m {product.m}, n {product.n}, k {product.k}"
 
 
-def _things(traced: Traced) -> str:
+def _kernels_or_operators(traced: Traced) -> str:
     return "kernels" if traced.on_device else "operators"
 
 

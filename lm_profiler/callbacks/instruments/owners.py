@@ -101,7 +101,7 @@ class Owners:
     code: int = tape.OUTSIDE
     # the innermost action last
     _running: list[Owner] = field(default_factory=lambda: [LOOP])
-    _cut_ns: int = 0  # when time was last given to an action
+    _accounted_until_ns: int = 0  # when time was last given to an action
     _noted_ns: int = 0  # when the method that did so ended: the time between the two is that of this watch
     # in the running step
     _ns: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))
@@ -125,10 +125,10 @@ class Owners:
             # Of the first step, too, whose batch is awaited from here on.
             self._last_thread_times = self.thread()
         else:
-            self._cut(mark_ns)
+            self._account_until(mark_ns)
             self._add_thread_use(step.host_ns[-2], mark_ns)
         self.code = code
-        self._cut_ns = mark_ns
+        self._accounted_until_ns = mark_ns
         # The clock is read last: what this method took is then counted as ours.
         self._noted_ns = timeline.clock()
 
@@ -146,27 +146,27 @@ class Owners:
 
     def enter(self, owner: Owner) -> None:
         if self.timeline.is_in_step:
-            self._cut(self.timeline.clock())
+            self._account_until(self.timeline.clock())
             self._calls[owner] += 1
         self._running.append(owner)
         self._noted_ns = self.timeline.clock()
 
     def leave(self) -> None:
         if self.timeline.is_in_step:
-            self._cut(self.timeline.clock())
+            self._account_until(self.timeline.clock())
         if len(self._running) > 1:  # otherwise the action began before this watch
             self._running.pop()
         self._noted_ns = self.timeline.clock()
 
-    def _cut(self, now_ns: int) -> None:
+    def _account_until(self, now_ns: int) -> None:
         """Add the time since the last call of this method to the owner of the innermost action.
 
         Up to ``_noted_ns`` this class itself ran, to end that last call: this time goes to ``_TIMING``.
         """
         if self.code == tape.OTHER:
             self._ns[self._running[-1]] += now_ns - self._noted_ns
-            self._ns[_TIMING] += self._noted_ns - self._cut_ns
-        self._cut_ns = now_ns
+            self._ns[_TIMING] += self._noted_ns - self._accounted_until_ns
+        self._accounted_until_ns = now_ns
 
     def _end_step(self) -> None:
         """Keep what the step had that ended, if there was one; before the last step, follow the thread's Python."""

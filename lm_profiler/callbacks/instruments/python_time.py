@@ -300,9 +300,9 @@ def following_cost(
     """
     reading = _reading_cost(clock, thread_clock)
 
-    loop = _followed_trial(_loop, clock, thread_clock)
+    loop = _followed_trial(_run_sample_instructions, clock, thread_clock)
     loop_ns = loop.ran_ns - loop.intervals * reading.ran_ns
-    untraced_loop_ns = max(_untraced_ns(_loop, thread_clock), 1)
+    untraced_loop_ns = max(_untraced_ns(_run_sample_instructions, thread_clock), 1)
     slower = max(loop_ns / untraced_loop_ns, 1.0)
 
     calls = _followed_trial(_small_calls, clock, thread_clock)
@@ -375,7 +375,7 @@ def _reading_cost(
     return _ReadingCost(float(np.median(between_ns)), float(np.median(between_ran_ns)))
 
 
-def _loop() -> None:
+def _run_sample_instructions() -> None:
     """Run instructions of several kinds, without calls."""
     values: dict[int, int] = {}
     total = 0

@@ -39,7 +39,7 @@ from lm_profiler.callbacks.instruments.repeated_calls import CallsOfStep
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.tape import OUTSIDE
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.code_parts import PART_TYPE, listen
+from lm_profiler.measure.code_parts import PART_TYPE, open_ranges_with
 from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.record.kernels import KernelTable, kernels_file
 from lm_profiler.record.parts import BETWEEN_STEPS, NO_PHASE, PHASES
@@ -175,14 +175,14 @@ class ModuleRanges:
                 child.register_forward_hook(closed, always_call=True)
             )
 
-        listen(self._part_range)
+        open_ranges_with(self._part_range)
 
     def end_step(self) -> None:
         """Forget the calls of the step that ends."""
         self._calls.clear()
 
     def detach(self) -> None:
-        listen(None)
+        open_ranges_with(None)
         self._hooks.close()
         for _, ranges in reversed(self._threads.open):
             _close_all(ranges)

@@ -85,7 +85,7 @@ class PhaseProfiler:
 
     def install(self) -> None:
         """Begin to mark the actions of the Trainer's profiler."""
-        self._profiler_marks.put()
+        self._profiler_marks.install()
 
     def mark_optimizers(self) -> None:
         """Mark the optimizers of a fit at their own methods."""
@@ -262,7 +262,7 @@ class PhaseProfiler:
         is_own_fit = any(
             callback is self.callback for callback in self.trainer.callbacks
         )
-        if self._profiler_marks.are_put and not is_own_fit:
+        if self._profiler_marks.are_installed and not is_own_fit:
             self._profiler_marks.remove()
             self._is_in_trial_fit = True
 
@@ -273,7 +273,7 @@ class PhaseProfiler:
         """
         if self._is_in_trial_fit:
             self._is_in_trial_fit = False
-            self._profiler_marks.put()
+            self._profiler_marks.install()
             return
         self.close_step()
         epoch_had_a_step = self.steps_left != self._steps_left_at_epoch_start

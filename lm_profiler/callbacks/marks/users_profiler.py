@@ -41,7 +41,7 @@ class ProfilerMarks:
         self._plain_class = type(profiler)
         self._marked_class: type | None = None
         self._displaced: dict[str, Any] = {}
-        self.are_put = False  # whether the profiler has our methods
+        self.are_installed = False  # whether the profiler has our methods
 
     def prepare(self, methods: ProfilerMethods) -> None:
         """Make the class that has ``methods``."""
@@ -49,9 +49,9 @@ class ProfilerMarks:
             self._plain_class, {**vars(methods), "__reduce_ex__": self._reduce_plain()}
         )
 
-    def put(self) -> None:
+    def install(self) -> None:
         """Give the profiler our methods, if it does not have them."""
-        if self.are_put:
+        if self.are_installed:
             return
         attributes = vars(self._profiler)
         for name in _METHODS:
@@ -59,14 +59,14 @@ class ProfilerMarks:
             if name in attributes:
                 self._displaced[name] = attributes.pop(name)
         _set_attribute(self._profiler, "__class__", self._marked_class)
-        self.are_put = True
+        self.are_installed = True
 
     def remove(self) -> None:
         """Give the profiler its own methods back."""
-        if not self.are_put:
+        if not self.are_installed:
             return
         _set_attribute(self._profiler, "__class__", self._plain_class)
-        self.are_put = False
+        self.are_installed = False
         vars(self._profiler).update(self._displaced)
         self._displaced.clear()
 
@@ -78,7 +78,7 @@ class ProfilerMarks:
             try:
                 return profiler.__reduce_ex__(protocol)
             finally:
-                self.put()
+                self.install()
 
         return reduce_plain
 

@@ -146,7 +146,7 @@ class Timeline:
         """Forget all marks."""
         self._tape[:] = [TapeReading()]
 
-    def peek(self) -> TapeReading:
+    def read_without_change(self) -> TapeReading:
         """Return the state after the last mark without changing the tape; for other threads."""
         tape = self._tape[:]
         reading: TapeReading = tape[0]

@@ -56,7 +56,7 @@ class Gpu:
     nvml: Any
     uuid: str
 
-    def ask(self, function: str, *arguments: Any) -> Any:
+    def call(self, function: str, *arguments: Any) -> Any:
         """Return NVML's answer about this GPU; None if the GPU, driver or pynvml does not support ``function``."""
         try:
             return getattr(self.nvml, function)(self.handle, *arguments)
@@ -95,7 +95,7 @@ def gpu_of(
     except Exception:
         return None
     # Under MIG NVML has the whole card's figures; it has no such mode where the GPU has no MIG.
-    mig_mode = gpu.ask("nvmlDeviceGetMigMode")
+    mig_mode = gpu.call("nvmlDeviceGetMigMode")
     is_sliced = mig_mode is not None and bool(mig_mode[0])
     return None if is_sliced else gpu
 
@@ -143,7 +143,7 @@ def gpu_sharing(
 
 def _read_sharing(gpu: Gpu, since_us: int) -> GpuSharing | None:
     """Return which other processes use the GPU, with their use of it since ``since_us``; None if unknown."""
-    processes = gpu.ask("nvmlDeviceGetComputeRunningProcesses")
+    processes = gpu.call("nvmlDeviceGetComputeRunningProcesses")
     if not processes:
         return None
     bytes_by_pid = {process.pid: process.usedGpuMemory for process in processes}
@@ -262,23 +262,35 @@ class TelemetrySampler:
 
     def _sample(self) -> _Sample:
         """Return the GPU's clocks, temperature, power and energy now; None for what it does not report."""
-        reasons = self.gpu.ask("nvmlDeviceGetCurrentClocksEventReasons")
+        reasons = self.gpu.call("nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:  # drivers before 535 have it under its old name only
-            reasons = self.gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+            reasons = self.gpu.call("nvmlDeviceGetCurrentClocksThrottleReasons")
         return _Sample(
             at_s=self.clock(),
-            sm_clock_hz=self._ask(1e6, "nvmlDeviceGetClockInfo", _CLOCK_SM),
-            max_sm_clock_hz=self._ask(1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_SM),
-            temperature_c=self._ask(1.0, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
-            power_w=self._ask(1e-3, "nvmlDeviceGetPowerUsage"),
-            power_limit_w=self._ask(1e-3, "nvmlDeviceGetEnforcedPowerLimit"),
+            sm_clock_hz=self._call_in_si_units(
+                1e6, "nvmlDeviceGetClockInfo", _CLOCK_SM
+            ),
+            max_sm_clock_hz=self._call_in_si_units(
+                1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_SM
+            ),
+            temperature_c=self._call_in_si_units(
+                1.0, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU
+            ),
+            power_w=self._call_in_si_units(1e-3, "nvmlDeviceGetPowerUsage"),
+            power_limit_w=self._call_in_si_units(
+                1e-3, "nvmlDeviceGetEnforcedPowerLimit"
+            ),
             reasons=reasons,
-            energy_j=self._ask(1e-3, "nvmlDeviceGetTotalEnergyConsumption"),
+            energy_j=self._call_in_si_units(
+                1e-3, "nvmlDeviceGetTotalEnergyConsumption"
+            ),
         )
 
-    def _ask(self, unit: float, function: str, *arguments: Any) -> float | None:
+    def _call_in_si_units(
+        self, unit: float, function: str, *arguments: Any
+    ) -> float | None:
         """Return NVML's answer in SI units; ``unit`` is the unit that NVML counts in."""
-        answer = self.gpu.ask(function, *arguments)
+        answer = self.gpu.call(function, *arguments)
         return None if answer is None else answer * unit
 
 
@@ -338,7 +350,7 @@ def _throttling(samples: Sequence[_Sample]) -> list[str] | None:
     return reasons
 
 
-def together(readings: Sequence[Telemetry | None]) -> Telemetry | None:
+def combine_telemetry(readings: Sequence[Telemetry | None]) -> Telemetry | None:
     """Combine all ranks' telemetry: sum of energy and power, slowest clock, highest temperature, all throttle reasons.
 
     A GPU that several ranks share counts once. A sum is unknown if one GPU's part is; clocks, temperature and

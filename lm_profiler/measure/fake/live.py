@@ -262,15 +262,15 @@ class CachingAllocator:
     def __init__(self) -> None:
         self.used_bytes = 0
         self.reserved_bytes = 0  # of all segments
-        # the free blocks, the smallest first. Small and large requests have separate pools: a small one never
-        # splits a large block.
+        # the free blocks, the smallest first, by whether they serve small requests: small and large ones have
+        # separate pools, so that a small one never splits a large block
         self._free_blocks: dict[bool, list[MemoryBlock]] = {True: [], False: []}
         # by the address at which they begin
         self._free_by_begin: dict[int, MemoryBlock] = {}
         # by the address at which they end
         self._free_by_end: dict[int, MemoryBlock] = {}
         self._segments: dict[int, int] = {}  # bytes by address
-        self._numbers = count()
+        self._segment_numbers = count()
 
     def allocate(self, size: int) -> MemoryBlock:
         """Take the smallest free block that is large enough, or a new segment, and split off the rest."""
@@ -327,7 +327,7 @@ class CachingAllocator:
             segment_bytes = _rounded_up(size, _ROUND_SEGMENT)
         self.reserved_bytes += segment_bytes
         # leaves space for a TiB: segments never touch
-        address = next(self._numbers) << 40
+        address = next(self._segment_numbers) << 40
         self._segments[address] = segment_bytes
         return MemoryBlock(segment_bytes, address, is_small)
 

@@ -56,10 +56,10 @@ class Unknown:
     def __repr__(self) -> str:
         return "unknown"
 
-    def _itself(self, *_: Any) -> Unknown:
+    def _return_self(self, *_: Any) -> Unknown:
         return self
 
-    __neg__ = __pos__ = __abs__ = __round__ = __invert__ = item = _itself
+    __neg__ = __pos__ = __abs__ = __round__ = __invert__ = item = _return_self
 
     def _refuse(self) -> Any:
         raise DependsOnValues

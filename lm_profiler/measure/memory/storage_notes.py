@@ -146,7 +146,7 @@ class _Note:
     """One storage, alive from event ``made_at`` on until event ``freed_at``; None if it outlives the step."""
 
     bytes: int
-    made_at: int
+    made_at: int  # -1 if it existed before the step
     cause: str | None = None
     phase: str | None = None
     site: Site = NOWHERE
@@ -240,17 +240,17 @@ class StorageNotes:
         """Note that the part ``code`` begins, and the tensors that ``TensorReporter`` reports then."""
         phase = PARTS[code] if code < len(PARTS) else PARTS[OTHER]
         self._phases.append((phase, len(self._events)))
-        self.learn(tensors)
+        self.note_causes(tensors)
         if saved_tensors is None:
             return
-        for note in self.learn(saved_tensors):
+        for note in self.note_causes(saved_tensors):
             note.is_saved = True
         for note in self._alive.values():
             # alive after forward but not saved by autograd, such as checkpoints' inputs
             if note.cause is None and note.phase == PARTS[FORWARD]:
                 note.cause = "activations"
 
-    def learn(self, tensors: Iterable[SeenTensor]) -> list[_Note]:
+    def note_causes(self, tensors: Iterable[SeenTensor]) -> list[_Note]:
         """Learn from ``tensors`` what their storages are; return the notes of these storages.
 
         A storage may be reported with several causes. Then the first of them in ``_CAUSES`` counts.

@@ -66,7 +66,7 @@ def heat_map(groups: Sequence[Group], column: Column) -> Figure:
         )
         value = estimate(group.entries, column).value
         if value is None:
-            texts[row, place] = group.trouble or "unknown"
+            texts[row, place] = group.failure_text or "unknown"
             continue
         heights[row][place] = value * quantity.scale
         texts[row, place] = quantity.rounded(value)
@@ -147,7 +147,7 @@ def bars(groups: Sequence[Group], column: Column, is_logarithmic: bool) -> Figur
     )
     labels = []
     for group, figure_of_group in zip(groups, figures, strict=True):
-        label = f"{group.label}: {group.trouble or 'unknown'}"
+        label = f"{group.label}: {group.failure_text or 'unknown'}"
         if figure_of_group.value is not None:
             label = shortened(group.label, 48)
         labels.append(label)

@@ -69,7 +69,7 @@ class Group:
         )
 
     @property
-    def trouble(self) -> str:
+    def failure_text(self) -> str:
         """How the entries ended, such as ``OOM`` or ``1 ok, 1 failed``; empty if all succeeded."""
         status = status_text(self.entries, STATUS_WORDS)
         return "" if status == "ok" else status

@@ -180,7 +180,7 @@ def phases(groups: Sequence[Group]) -> Figure:
     step_texts = []
     for row in named_rows:
         labels.append(wrapped(shortened(groups[row].label, 64), _NAME_WIDTH))
-        step_texts.append(_step_text(steps[row], groups[row].trouble))
+        step_texts.append(_step_text(steps[row], groups[row].failure_text))
     axes.set_yticks(list(named_rows), labels)
     axes.set_ylim(count - 0.4, -0.6)
     highest_ms = [(step.high or step.value or 0.0) * scale for step in steps]
@@ -234,14 +234,14 @@ def _draw_stacks(
     return drawn_parts, ends_ms
 
 
-def _step_text(step: Estimate, trouble: str) -> str:
+def _step_text(step: Estimate, failure_text: str) -> str:
     """Return the time of a step and how its runs ended, on two lines if that is long."""
     if step.value is None:
-        return shortened(trouble)
+        return shortened(failure_text)
     ms = TIMES["step"].show(step.value, digits=1)
-    if len(trouble) <= 16:
-        return f"{ms} {trouble}".rstrip()
-    return f"{ms}\n{shortened(trouble)}"
+    if len(failure_text) <= 16:
+        return f"{ms} {failure_text}".rstrip()
+    return f"{ms}\n{shortened(failure_text)}"
 
 
 # -- a figure against a fact -------------------------------------------------------------------------------------------
@@ -380,11 +380,11 @@ def _trouble_lines(groups: Sequence[Group], figures: Sequence[Estimate]) -> list
     """Return a line on how each group ended that lacks a point, or has one for only some of its repeats."""
     lines = []
     for group, figure in zip(groups, figures, strict=True):
-        trouble = group.trouble
-        if not trouble and figure.value is None:
-            trouble = "unknown"
-        if trouble:
-            lines.append(f"{shortened(group.label)}: {trouble}")
+        failure_text = group.failure_text
+        if not failure_text and figure.value is None:
+            failure_text = "unknown"
+        if failure_text:
+            lines.append(f"{shortened(group.label)}: {failure_text}")
     if len(lines) <= _MOST_LINES:
         return lines
     return [*lines[:_MOST_LINES], f"and {len(lines) - _MOST_LINES} more"]

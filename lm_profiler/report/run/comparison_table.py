@@ -229,7 +229,7 @@ def verdict_line(comparison: Comparison) -> str:
     interval = decision.interval
     line = f"{decision.verdict}: {_DECIDING[decision.part]} {_change_text(interval)} from A to B"
     if decision.verdict == "SAME":
-        line += f": any difference is below {interval.furthest:.1%}"
+        line += f": any difference is below {interval.largest_change:.1%}"
     if decision.verdict in ("FASTER", "SLOWER"):
         causes = _causes(comparison)
         if causes:

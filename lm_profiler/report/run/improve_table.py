@@ -49,9 +49,9 @@ def headline(record: ImproveRecord) -> str:
         return "the run of the first setting did not finish: nothing could be compared with it"
     if record.final is not None:
         return final_line(record.final)
-    if record.way:
-        begin_s = record.way[0].step_s
-        end_s = record.way[-1].step_s
+    if record.steps_after_changes:
+        begin_s = record.steps_after_changes[0].step_s
+        end_s = record.steps_after_changes[-1].step_s
         ratio = ratio_text(begin_s / end_s)
         return f"step {_change_in_ms(begin_s, end_s)} ms, {ratio} × when it was chosen, not measured anew"
     has_compared = any(change.pairs for change in record.tried)
@@ -87,11 +87,11 @@ def final_line(final: Final) -> str:
 
 def way_texts(record: ImproveRecord) -> list[tuple[str, str]]:
     """Return the step in ms and its interval for each point of the way, with as many digits as the first step."""
-    if not record.way:
+    if not record.steps_after_changes:
         return []
-    digits = digits_of(record.way[0].step_s)
+    digits = digits_of(record.steps_after_changes[0].step_s)
     texts = []
-    for point in record.way:
+    for point in record.steps_after_changes:
         interval = _interval(point.low_s, point.high_s, digits)
         texts.append((ms_text(point.step_s, digits), interval))
     return texts
@@ -184,7 +184,7 @@ def numerics_text(numerics: Numerics) -> str:
 def _lines(record: ImproveRecord) -> Iterator[str]:
     """Yield the lines below the headline: how it ended, what was not tried, and the notes."""
     yield _end(record)
-    if record.first_s is not None and not record.way:
+    if record.first_s is not None and not record.steps_after_changes:
         yield f"first setting: step {ms_text(record.first_s, digits_of(record.first_s))} ms, in its first run"
     if record.final is not None and _memory_changed(record.final):
         first_bytes = record.final.first_bytes or 0

@@ -28,7 +28,7 @@ from lm_profiler.report.tables.table import (
 _SMALL_SHARE = 0.01
 _NOTHING = 1e-3  # a rest without a phase below this share of a term is rounding
 # Beyond this unexplained share of the step, any term may be longer than the trace shows: no ceilings.
-_UNSURE = 0.1
+_MOST_UNEXPLAINED = 0.1
 _ENDS = ("ideal", "unexplained")  # always shown, first and last
 # the term of matrix products, to which convolutions belong too
 _PRODUCTS = "slow_products"
@@ -226,7 +226,7 @@ def _with_sign(text: str, title: str) -> str:
 
 def ceiling_text(fall: Waterfall, term: Term) -> str:
     """Return the most ms that could be saved in ``term``; empty if nothing could, or too much is unexplained."""
-    if not term.at_most_s or unsure(fall):
+    if not term.at_most_s or reason_without_ceilings(fall):
         return ""
     is_whole_term = math.isclose(term.at_most_s, term.seconds)
     if is_whole_term:  # then both print the same
@@ -242,14 +242,14 @@ def ends_text(fall: Waterfall, term: Term) -> str:
     return f"{ms_text(term.low_s, digits)} to {ms_text(term.high_s, digits)} ms in {fall.traced_steps} traced steps"
 
 
-def unsure(fall: Waterfall) -> str:
+def reason_without_ceilings(fall: Waterfall) -> str:
     """Return why no ceiling is shown; empty where ceilings are shown."""
     unexplained_s = 0.0
     for term in fall.terms:
         if term.name == "unexplained":
             unexplained_s += term.seconds
     share = unexplained_s / (fall.step_s or 1.0)
-    if abs(share) <= _UNSURE:
+    if abs(share) <= _MOST_UNEXPLAINED:
         return ""
     if share < 0:
         return f"unknown, because the traced steps took {-share:.0%} longer than the measured ones"
@@ -314,7 +314,7 @@ def _terms_table(fall: Waterfall) -> Table:
     rows = []
     for term, text in zip(fall.terms, _term_texts(fall), strict=True):
         row = [text_cell(title_in(fall, term.name))]
-        if term.name in fall.untold:
+        if term.name in fall.merged_terms:
             row += [TableCell(text="unknown"), TableCell()]
         else:
             row += [TableCell(term.seconds, text), _share(term.seconds, fall.step_s)]
@@ -328,7 +328,7 @@ def _terms_table(fall: Waterfall) -> Table:
     if has_ends:
         steps = f"each of the {fall.traced_steps} traced steps"
         lines_below.append(f"from, to: by {steps} alone; this is not an interval")
-    meaning = unsure(fall) or "a ceiling, never a gain"
+    meaning = reason_without_ceilings(fall) or "a ceiling, never a gain"
     lines_below.append(f"could save at most: {meaning}")
     lines_below += [f"note: {note}" for note in fall.notes]
     return Table(headings, rows, below=lines_below)

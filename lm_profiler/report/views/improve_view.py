@@ -41,7 +41,7 @@ def _search(name: str, record: ImproveRecord) -> Json:
     """Return the card of one search: its conclusion, the way to it, and a row for each change."""
     tried = improve_table(record)
     headline, *lines_below = tried.below
-    way = [_way(record)] if record.way else []
+    way = [_way(record)] if record.steps_after_changes else []
     rows = table(replace(tried, below=lines_below, title=""))
     return card(
         name,
@@ -55,10 +55,14 @@ def _search(name: str, record: ImproveRecord) -> Json:
 
 def _way(record: ImproveRecord) -> Json:
     """Return a bar for each change that was kept; the pale piece behind it is what the change saved."""
-    scale = 1.0 / max(max(point.step_s, point.high_s or 0.0) for point in record.way)
+    scale = 1.0 / max(
+        max(point.step_s, point.high_s or 0.0) for point in record.steps_after_changes
+    )
     rows = []
-    before_s = record.way[0].step_s
-    for point, (text, interval) in zip(record.way, way_texts(record), strict=True):
+    before_s = record.steps_after_changes[0].step_s
+    for point, (text, interval) in zip(
+        record.steps_after_changes, way_texts(record), strict=True
+    ):
         pieces = [piece(0.0, point.step_s * scale, SERIES_COLOURS[0], f"{text} ms")]
         if before_s > point.step_s:
             pieces.append(

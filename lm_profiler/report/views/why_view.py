@@ -44,7 +44,7 @@ def blocks(entry: Entry, _: Limits) -> list[Json]:
     scale = 1.0 / axis_s
     rows = [_term_bar(rung, fall, scale) for rung in rungs]
     rows.append(_step_bar(record, fall, scale))
-    ceiling = waterfall_text.unsure(fall) or "a ceiling, never a gain"
+    ceiling = waterfall_text.reason_without_ceilings(fall) or "a ceiling, never a gain"
     texts_below = [
         f"Open a bar to see what it consists of. Could save at most: {ceiling}."
     ]

@@ -12,7 +12,7 @@ from scipy import stats
 
 from lm_profiler.analysis.compare.ratio import (
     RatioInterval,
-    change,
+    change_word,
     detectable,
     repeats_interval,
     single_interval,
@@ -84,7 +84,7 @@ def test_what_few_processes_have_shown_is_believed_as_students_t_has_it(freedom:
     ],
 )
 def test_words(interval: RatioInterval | None, word: str) -> None:
-    assert change(interval) == word
+    assert change_word(interval) == word
 
 
 def process(rng: np.random.Generator, spread: float, scale: float = 1.0) -> Times:
@@ -100,7 +100,7 @@ def test_one_run_against_an_equal_one_is_called_different_in_less_than_one_in_tw
     for _ in range(300):
         selftest = [float(process(rng, spread).mean()) for _ in range(5)] if learned else []
         known = spread_of(selftest) or ASSUMED_SPREAD
-        words.append(change(of_one_run(process(rng, spread), process(rng, spread), known, of_a_level)))
+        words.append(change_word(of_one_run(process(rng, spread), process(rng, spread), known, of_a_level)))
     assert np.mean([word in ("FASTER", "SLOWER") for word in words]) <= 0.05
 
 
@@ -109,7 +109,7 @@ def test_repeats_of_an_equal_program_are_called_different_in_less_than_one_in_tw
     rng, words = np.random.default_rng(20), []
     for _ in range(400):
         a, b = ([float(process(rng, 0.02).mean()) for _ in range(repeats)] for _side in "ab")
-        words.append(change(repeats_interval(a, b)))
+        words.append(change_word(repeats_interval(a, b)))
     assert np.mean([word in ("FASTER", "SLOWER") for word in words]) <= 0.05
 
 
@@ -118,7 +118,7 @@ def test_before_a_selftest_nothing_below_15_percent_is_told_of_one_run_each() ->
 
     def told(more: float, spread: ProcessSpread) -> float:
         pairs = [(process(rng, 0.01), process(rng, 0.01, 1.0 + more)) for _ in range(60)]
-        words = [change(of_one_run(*pair, spread, of_a_level)) for pair in pairs]
+        words = [change_word(of_one_run(*pair, spread, of_a_level)) for pair in pairs]
         return words.count("SLOWER") / 60
 
     assert told(0.10, ASSUMED_SPREAD) == 0.0
@@ -130,7 +130,9 @@ def test_every_fifth_step_slower_by_half_is_slower() -> None:
     """By 10 % in the mean, by nothing in the median."""
     rng = np.random.default_rng(3)
     shown = ProcessSpread(0.01, 4)
-    words = [change(of_one_run(process(rng, 0.01), repeating(rng, 20, 5, (2,), 0.5).times_s, shown)) for _ in range(30)]
+    words = [
+        change_word(of_one_run(process(rng, 0.01), repeating(rng, 20, 5, (2,), 0.5).times_s, shown)) for _ in range(30)
+    ]
     assert words.count("SLOWER") / 30 >= 0.8
 
 
@@ -143,7 +145,7 @@ def test_the_change_that_is_promised_to_be_told_is_told_in_four_of_five_tries(ru
             [Interval(x, x, x) for x in scale * np.exp(0.02 * rng.standard_normal(runs))] for scale in (1.0, 1.0 + more)
         )
         means = [[own.mean for own in side] for side in (a, b)]
-        words.append(change(single_interval(a[0], b[0], spread=spread) if runs == 1 else repeats_interval(*means)))
+        words.append(change_word(single_interval(a[0], b[0], spread=spread) if runs == 1 else repeats_interval(*means)))
     assert words.count("SLOWER") / 400 == pytest.approx(0.8, abs=0.08)
     assert "FASTER" not in words
 

@@ -19,7 +19,7 @@ from raised import refusal
 from stored_texts import assert_stored
 
 from lm_profiler.analysis.compare.comparison import decide
-from lm_profiler.analysis.compare.ratio import MARGIN, SAME_WITHIN, RatioInterval, change
+from lm_profiler.analysis.compare.ratio import MARGIN, SAME_WITHIN, RatioInterval, change_word
 from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs import ab
 from lm_profiler.improve.decision import pooled_spread, repeated_interval
@@ -57,7 +57,7 @@ def test_sides_take_turns_and_end_when_it_is_clear(tmp_path: Path) -> None:
     interval = pairs.decision().interval
     assert interval is not None
     assert interval.low < 1.5 < interval.high
-    assert change(interval) == "SLOWER"
+    assert change_word(interval) == "SLOWER"
 
 
 def test_budget_ends_it_but_for_the_first_two_pairs(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_equal_trees_are_called_different_in_few_calls_and_slower_ones_found() -
         a, b = np.exp(noise * rng.standard_normal((2, ab.AB_LOOKS[-1]))) * [[1.0], [ratio]]
         for look in ab.AB_LOOKS:
             scatter = pooled_spread([a[:look], b[:look]])
-            word = change(repeated_interval(b[:look] / a[:look], ab.ERROR, scatter, ab.AB_LOOKS))
+            word = change_word(repeated_interval(b[:look] / a[:look], ab.ERROR, scatter, ab.AB_LOOKS))
             if word != "UNCLEAR":
                 return word
         return "UNCLEAR"
@@ -252,7 +252,7 @@ def test_equal_trees_are_the_same_within_a_bound_that_can_be_reached(noise: floa
     for seed in range(200):
         a, b = np.exp(noise * np.random.default_rng(seed).standard_normal((2, ab.AB_LOOKS[-1])))
         interval = repeated_interval(b / a, ab.ERROR, pooled_spread([a, b]), ab.AB_LOOKS)
-        same += change(interval, same_within) == "SAME"
+        same += change_word(interval, same_within) == "SAME"
     assert same >= 160
 
 

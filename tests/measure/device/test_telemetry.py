@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lm_profiler.measure.device import environment
-from lm_profiler.measure.device.nvml import Gpu, TelemetrySampler, gpu_of, together
+from lm_profiler.measure.device.nvml import Gpu, TelemetrySampler, combine_telemetry, gpu_of
 from lm_profiler.record.run_record import Telemetry
 
 CUDA = torch.device("cuda", 1)
@@ -294,7 +294,7 @@ def card(number: int, **changes: Any) -> Telemetry:
 
 
 def test_energy_of_eight_cards_is_eight_times_ones() -> None:
-    found = together([card(n) for n in range(8)])
+    found = combine_telemetry([card(n) for n in range(8)])
     assert found is not None
     assert (found.energy_j, found.energy_source) == (40_000.0, "counter")
     assert (found.median_power_w, found.power_limit_w) == (4000.0, 5600.0)
@@ -304,7 +304,7 @@ def test_energy_of_eight_cards_is_eight_times_ones() -> None:
 
 def test_the_slowest_card_the_hottest_and_anyones_reasons_count() -> None:
     slow = {"clock_share": 0.5, "median_sm_clock_hz": 0.99e9}
-    found = together(
+    found = combine_telemetry(
         [card(0), card(1, throttle_reasons=["power cap"]), card(2, **slow, median_temperature_c=88.0), card(3)]
     )
     assert found is not None
@@ -314,22 +314,22 @@ def test_the_slowest_card_the_hottest_and_anyones_reasons_count() -> None:
 
 
 def test_ranks_that_share_a_card_count_it_once() -> None:
-    assert together([card(0), card(0)]) == card(0)
-    found = together([card(0), card(0), card(1)])
+    assert combine_telemetry([card(0), card(0)]) == card(0)
+    found = combine_telemetry([card(0), card(0), card(1)])
     assert found is not None
     assert found.energy_j == 10_000.0
 
 
 def test_what_one_card_does_not_say_is_unknown_of_the_sum() -> None:
-    found = together([card(0), card(1, energy_j=None, energy_source=None, throttle_reasons=None)])
+    found = combine_telemetry([card(0), card(1, energy_j=None, energy_source=None, throttle_reasons=None)])
     assert found is not None
     assert (found.energy_j, found.energy_source) == (None, None)
     assert (found.median_power_w, found.throttle_reasons) == (1000.0, [])
-    found = together([card(0), None])
+    found = combine_telemetry([card(0), None])
     assert found is not None
     assert (found.energy_j, found.median_power_w, found.clock_share) == (None, None, 0.75)
-    assert together([None, None]) is None
-    assert together([card(0)]) == card(0)
+    assert combine_telemetry([None, None]) is None
+    assert combine_telemetry([card(0)]) == card(0)
 
 
 def test_a_cpu_has_none() -> None:

@@ -60,7 +60,7 @@ def test_what_a_search_is_told_as_is_as_stored() -> None:
 
 @pytest.mark.parametrize("case", FAILED)
 def test_where_nothing_helped_there_is_no_way(case: str) -> None:
-    assert FAILED[case].way == []
+    assert FAILED[case].steps_after_changes == []
 
 
 def test_how_far_numbers_are_off_is_told_as_stored() -> None:
@@ -85,5 +85,5 @@ def test_the_setting_that_was_found_can_be_run(tmp_path: Path) -> None:
 
 
 def test_the_way_down_is_what_was_kept_to_as_many_digits_as_the_first_step() -> None:
-    assert [of.name for of in made_improve().way] == ["first setting", TRIED[0].name, TRIED[2].name]
+    assert [of.name for of in made_improve().steps_after_changes] == ["first setting", TRIED[0].name, TRIED[2].name]
     assert way_texts(made_improve()) == [("168.0", ""), ("120.0", "[118.5, 121.5]"), ("97.2", "[95.7, 98.7]")]
