@@ -22,8 +22,8 @@ from lm_profiler.record.steps import StepRow
 
 # A cause binds the step from this share on: its remedy must then save more than the remedies of other causes.
 INPUT = 1 / 3
-COMMUNICATION = 0.20
-MEMORY = 0.50
+COMMUNICATION = 0.20  # share of the step that is exposed communication
+MEMORY = 0.50  # share of the step that kernels at the memory bandwidth take
 REMAINDER = 0.30  # code of the program, time between steps, time outside every phase
 STRAGGLER = 0.10  # share of the step that mending a straggler saves: it helps all ranks, whatever else binds
 _HOST = 0.50  # share of marks at which the device had finished

@@ -121,7 +121,7 @@ class RunSteps:
 
     @property
     def batches(self) -> float | None:
-        """Batches of a measured step of rank 0; None is unknown."""
+        """Batches of a measured step of rank 0; None means unknown."""
         return mean_counts(
             self.evidence.batch_counts[:1], self.timed.step.tolist()
         ).batches

@@ -66,7 +66,7 @@ _UNTYPED = Annotated[Any, SkipValidation]
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that a run left, for all ranks. Times in seconds, memory in bytes; None is unknown.
+    """Everything that a run left, for all ranks. Times in seconds, memory in bytes; None means unknown.
 
     A field that the record has by the same name goes there as it is; ``RunRecord`` documents its meaning.
     """
@@ -142,7 +142,7 @@ class Evidence:
     work: Mapping[str, Work] = field(default_factory=dict)
     # batches of the step whose work this is, over all ranks
     work_batches: float | None = None
-    # elements of the largest tensor of each of them, in sum; None is unknown
+    # elements of the largest tensor of each of them, in sum; None means unknown
     work_elements: float | None = None
     # the machine's own FLOP/s for each dtype of the run's matmuls, by torch's names: of one device
     ceilings: Mapping[str, float | None] = field(default_factory=dict)

@@ -60,7 +60,7 @@ _LARGE_FIXED_SHARE = 0.2  # of the step: every step has some fixed cost
 _FEW_SAMPLES = 2  # in a batch
 _USUAL_BATCH = 8  # samples that a batch may at least reach, if memory allows
 _SMALL_CALL_S = 50e-6  # a shorter call of torch costs more to make than to execute
-_MANY_CALLS = 200
+_MANY_CALLS = 200  # of one operator in a step
 _LASTING_COUNT = 3  # odd steps that are no chance
 _LOGGER_ENDINGS = ("Logger", "Monitor")  # of names of classes
 _MODEL_PHASES = ("forward", "backward")
@@ -722,7 +722,7 @@ def find_pattern(costs: StepCosts) -> Iterator[Finding]:
 
 
 def find_odd_steps(costs: StepCosts) -> Iterator[Finding]:
-    """Find steps far above the others, of a cause that has no other finding and is not another program's."""
+    """Find steps far above the others whose cause has no other finding, and is not another program."""
     steady = costs.record.steadiness
     slow = [odd for odd in costs.record.odd_steps if odd.ratio > 1.0]
     excess_s = sum(_excess_s(odd) for odd in slow)

@@ -61,7 +61,7 @@ class _Totals(NamedTuple):
     seconds: list[float]  # of each part
     memory_bytes: dict[str, int]  # by kind: held now, and at most
     last_ns: int | None  # when the last step ended
-    tokens: int | None  # of all steps; None is unknown
+    tokens: int | None  # of all steps; None means unknown
     # of the last steps, by the names of ``live_figures``
     recent_figures: Mapping[str, float]
 

@@ -92,7 +92,7 @@ _GROUP_FAILED = re.compile(
 _PATIENCE_S = 2.0
 # and if a signal ended this rank: the others may be in the middle of a long operation
 _PATIENCE_AFTER_SIGNAL_S = 8.0
-_CHECK_EVERY_S = 0.1
+_CHECK_EVERY_S = 0.1  # seconds between two looks at the other ranks
 
 
 def is_of_the_group(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ _DATA = TIMED.index("data")
 
 
 class CountedBatches(NamedTuple):
-    """What the batches of some steps held; None is unknown."""
+    """What the batches of some steps held; None means unknown."""
 
     steps: int
     tokens: int | None
@@ -30,7 +30,7 @@ class CountedBatches(NamedTuple):
 
 @dataclass(frozen=True)
 class StageFigures:
-    """What the stages of a run measured, from which the watched steps' MFU follows. None is unknown."""
+    """What the stages of a run measured, from which the watched steps' MFU follows. None means unknown."""
 
     # the model FLOPs utilization of a step of one second
     mfu_seconds: float | None = None

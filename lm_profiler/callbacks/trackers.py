@@ -15,7 +15,7 @@ from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.watch_files import WatchWindow
 
-PATIENCE_S = 10.0
+PATIENCE_S = 10.0  # seconds that training waits for a tracker to take what is sent
 # largest file that is sent: a tracker's server may be far away, or on a free plan
 _MOST_BYTES = 64 * 2**20
 

@@ -147,6 +147,7 @@ _PRIOR_PAIRS = 4
 # the margin is given up, at all looks together
 _HOPELESS_ERRORS = 1.64
 
+# series of pairs, from which the widths of intervals are computed
 _SIMULATED_SERIES = 40_000
 
 

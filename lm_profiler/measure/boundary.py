@@ -24,7 +24,8 @@ from lm_profiler.torch_names import NameMissing
 
 Result = TypeVar("Result")
 
-_FAILED = "failed and was taken out"
+# what a message says of most parts: they failed, and the profile goes on without them
+_TAKEN_OUT = "failed and was taken out"
 _MOST_CHARACTERS = 300  # of an error's message that are shown
 
 
@@ -40,7 +41,7 @@ class Guard:
     report: Callable[[str], object]  # gets the message that it failed and why, once
     # undoes what the instrument did to training's objects
     leave: Callable[[], object] = lambda: None
-    outcome: str = _FAILED  # what the message says happened
+    outcome: str = _TAKEN_OUT  # what the message says happened
     is_disabled: bool = field(
         default=False, init=False
     )  # whether it failed, or was left out
@@ -58,7 +59,7 @@ class Guard:
         self.is_disabled = True
         self.error = error
         outcome = self.outcome
-        if outcome == _FAILED and isinstance(error, NameMissing):
+        if outcome == _TAKEN_OUT and isinstance(error, NameMissing):
             outcome = "left out"
         message = f"{self.name} {outcome}: {error_text(error)}"
         undo_error = self.undo()

@@ -37,7 +37,7 @@ _RETRY_S = 0.05  # seconds between two readings of the ring
 # NTP slews wall clock and monotonic clock alike (clock_gettime(2)). If they drift apart by more than this share of the
 # time and this constant, the wall clock was set.
 _DRIFT = 1e-5
-_JITTER_NS = 100_000
+_JITTER_NS = 100_000  # of reading one clock after the other
 
 
 class CollectiveCall(NamedTuple):

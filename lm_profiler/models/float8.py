@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lm_profiler.models.linear import Linear
 
-_LEAST_SCALE = 1e-12
+_LEAST_SCALE = 1e-12  # so that a tensor of zeros is not divided by 0
 
 
 def quantize(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -216,7 +216,7 @@ TermName = Literal[
 
 
 class Contributor(Part):
-    """A part of a term's time, with phrases in ``detail`` separated by "; "; None is unknown, or none."""
+    """A part of a term's time, with phrases in ``detail`` separated by "; ". None means unknown, or none."""
 
     module: str | None = figure(
         "module", "text", "path, with * for the indices of equal layers"

@@ -32,7 +32,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Numerics(Part):
-    """How much a change alters the numbers, with the same batches and seed. None is unknown; norms are Euclidean."""
+    """How much a change alters the numbers, with the same batches and seed. None means unknown; norms are Euclidean."""
 
     loss: float | None = figure(
         "loss off by",

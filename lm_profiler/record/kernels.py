@@ -38,7 +38,7 @@ class PhaseKernels(Part):
 
 
 class KernelRow(Part):
-    """All calls of one kernel by one operator of one kind of module in one phase. None is unknown, or none."""
+    """All calls of one kernel by one operator of one kind of module in one phase. None means unknown, or none."""
 
     phase: str
     kind: Annotated[Kind, Newer]

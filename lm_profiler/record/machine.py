@@ -171,7 +171,7 @@ class Flops(Part):
 
 
 class DtypeUse(Part):
-    """The products of a step in one dtype. None is unknown."""
+    """The products of a step in one dtype. None means unknown."""
 
     dtype: str = figure("dtype", "text", "of the factors")
     flops: int = figure(
@@ -186,7 +186,7 @@ class DtypeUse(Part):
 
 
 class Utilisation(Part):
-    """The mean step's share of the hardware's peak, in the dtype of most matmuls. None is unknown."""
+    """The mean step's share of the hardware's peak, in the dtype of most matmuls. None means unknown."""
 
     mfu: float | None = figure(
         "MFU", "%", "model FLOPs of a step / (its time x the device's peak)", goes_by_step=True, place=Place.TABLE,
@@ -226,7 +226,7 @@ class Utilisation(Part):
 
 
 class GpuSharing(Part):
-    """Other processes on the run's GPU, as its driver reports them. None is unknown."""
+    """Other processes on the run's GPU, as its driver reports them. None means unknown."""
 
     processes: int = figure(
         "other processes on the GPU",
@@ -246,7 +246,7 @@ class GpuSharing(Part):
 
 
 class Telemetry(Part):
-    """The whole GPU over the measured steps, as its driver reports it, with all of its users. None is unknown.
+    """The whole GPU over the measured steps, as its driver reports it, with all of its users. None means unknown.
 
     NVML's power is a mean over the last second on Ampere (except GA100) and later; the energy counter (Volta and later)
     moves every 20 to 100 ms. With several cards, energy and power are sums, clocks the slowest card's, temperature the
@@ -296,7 +296,7 @@ class Telemetry(Part):
 
 
 class Contention(Part):
-    """Other load on the run's CPUs over the measured steps: ``not_had``, and its evidence. None is unknown."""
+    """Other load on the run's CPUs over the measured steps: ``not_had``, and its evidence. None means unknown."""
 
     not_had: float | None = figure(
         "CPU time taken", "%", "share of the needed CPU time that other programs took"
@@ -415,7 +415,7 @@ class FlopRate(Part):
 
 
 class Rates(Part):
-    """Rates of one device from its datasheet, or else measured on the machine after the run. None is unknown."""
+    """Rates of one device from its datasheet, or else measured on the machine after the run. None means unknown."""
 
     # a rate for each dtype of the run's matmuls; float32 matmuls that run in TF32 have the rate of TF32
     flops: list[FlopRate] = Field(default_factory=list)
@@ -472,7 +472,7 @@ class MemoryReading(Part):
 
 
 class MemoryCauses(Part):
-    """The causes of an allocated peak; ``activations_and_rest`` is the remainder, None is unknown."""
+    """The causes of an allocated peak; ``activations_and_rest`` is the remainder, None means unknown."""
 
     parameters: int = figure("parameters", "GiB", "{title}")
     gradients: int = figure("gradients", "GiB", "{title}")
@@ -658,7 +658,7 @@ class PlannedMemory(Part):
 
 
 class Floor(Part):
-    """The least work of a phase on one device and its least time (roofline). None is unknown.
+    """The least work of a phase on one device and its least time (roofline). None means unknown.
 
     ``seconds`` is the longer of two: the FLOPs at the peak, or the bytes at the bandwidth (``transfer``: of the bus).
     """

@@ -36,7 +36,7 @@ SOURCES = {
 
 
 class Allocation(Part):
-    """One storage, or ``count`` equal ones. None is unknown, or made before the step."""
+    """One storage, or ``count`` equal ones. None means unknown, or made before the step."""
 
     bytes: int  # bytes of each
     count: int = 1

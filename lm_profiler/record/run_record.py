@@ -229,7 +229,7 @@ def worst_first(odd: Iterable[OddStep]) -> list[OddStep]:
 
 
 class StepCounters(Part):
-    """The counters of one measured step of one rank, including the ``between_s`` before it. None is unknown."""
+    """The counters of one measured step of one rank, including the ``between_s`` before it. None means unknown."""
 
     step: int | None = figure(
         "step",
@@ -337,7 +337,7 @@ class LoaderFacts(Part):
 
     @property
     def used_up(self) -> int | None:
-        """The number of batches prefetched before the measured steps that these used up; None is unknown."""
+        """The number of batches prefetched before the measured steps that these used up; None means unknown."""
         if self.ready_before is None or self.ready_after is None:
             return None
         return max(self.ready_before - self.ready_after, 0)

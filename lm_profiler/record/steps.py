@@ -55,7 +55,7 @@ def largest_peaks(readings: Iterable[Peaks]) -> Peaks:
 
 @dataclass(frozen=True, slots=True)  # slots halve the memory of a million rows
 class StepRow:
-    """One step of one rank: times for each of ``TIMED``, bytes for each of ``MEMORY``, in that order. None is unknown.
+    """One step of one rank: times for each of ``TIMED``, bytes for each of ``MEMORY``, in order. None means unknown.
 
     The times of the last steps of a device that died are unknown.
     """

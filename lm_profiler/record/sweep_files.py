@@ -57,7 +57,7 @@ class CellOutcome(Part):
     run: str | None  # its run folder, relative to the sweep's; None if it left no run
     ended: str
     duration_s: float
-    exit_code: int | None  # negative for the signal that killed it; None is unknown
+    exit_code: int | None  # negative for the signal that killed it; None means unknown
 
 
 def read_plan(folder: Path) -> SweepPlan:

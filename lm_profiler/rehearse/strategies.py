@@ -74,7 +74,7 @@ class Size:
 
 
 class FakeDevice:
-    """A mixin that gives the device of a strategy fake tensors."""
+    """A mixin for a strategy, on whose device all tensors are fake."""
 
     world: FakeWorld
     reduces = False  # whether DDP reduces all gradients

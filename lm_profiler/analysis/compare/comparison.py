@@ -130,7 +130,7 @@ class Comparison:
     work: list[PartChange]
     # phases without waits for a CPU, those that change most first; few steps are read so closely, so without intervals
     work_phases: list[PartChange]
-    flops: float | None  # FLOPs of B's step over those of A's; None is unknown
+    flops: float | None  # FLOPs of B's step over those of A's; None means unknown
     decision: PartChange  # the row whose verdict is that of the comparison: the step's, or one of ``work``
     # what one run a side takes for granted about how far processes differ; None if the runs show it themselves
     assumption: str | None

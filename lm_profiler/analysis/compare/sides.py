@@ -36,7 +36,7 @@ from lm_profiler.usage_error import UsageError
 WITHOUT_CPU_WAITS = "without_cpu_waits"
 CPU_TIME = "cpu_time"
 
-_NORMAL_95 = 1.96
+_NORMAL_95 = 1.96  # standard errors in half of a 95 % interval
 
 # from this share of the measured steps on, a reader must know that they count as warm-up
 _MUCH_WARM_UP = 0.2
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def cpu_time(self) -> Interval | None:
-        """Mean CPU time of the process per step; None is unknown."""
+        """Mean CPU time of the process per step; None means unknown."""
         return self._mean_of_counters(_cpu_s)
 
     def _mean_of_counters(

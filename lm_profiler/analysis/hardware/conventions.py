@@ -16,7 +16,7 @@ DISPATCHED = "dispatched"
 
 @dataclass(frozen=True)
 class Convention:
-    """A way to count the FLOPs of a token, forward and backward. None is unknown."""
+    """A way to count the FLOPs of a token, forward and backward. None means unknown."""
 
     name: str
     formula: str

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 
 class NarrowPeaks(NamedTuple):
-    """Dense TFLOP/s; None is unknown, or the device has no such products."""
+    """Dense TFLOP/s; None means unknown, or that the device has no such products."""
 
     float8: float | None
     float4: float | None

@@ -16,7 +16,7 @@ class Row(NamedTuple):
     """A GPU: its names as the driver reports them, its memory and rates, and where these were published.
 
     ``gib`` is its memory in GiB, ``gpu`` its compute capability; a rate of a dtype is in dense TFLOP/s, that of
-    ``memory`` in GB/s (10^9). None is unknown. If the chip has no TF32 mode, float32 stays float32, and both columns
+    ``memory`` in GB/s (10^9). None means unknown. If the chip has no TF32 mode, float32 stays float32, and both columns
     have the same figure. The bandwidth is of the same source, unless ``memory_source`` names another.
 
     The capability is of NVIDIA's page "CUDA GPU Compute Capability"; AMD's as torch gives its gfx number: there a run

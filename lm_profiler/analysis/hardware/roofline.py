@@ -62,7 +62,7 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a phase of one step on one device: FLOPs by dtype, bytes to and from its memory. None is unknown."""
+    """The work of a phase of one step on one device: FLOPs by dtype, bytes moved in its memory. None means unknown."""
 
     flops: Mapping[str, int] | None
     bytes: int | None

@@ -45,8 +45,8 @@ _CHANCE_QUANTILE = 2.33  # the normal quantile of one in a hundred
 
 _SINGLE_CAUSE = 0.8  # a rank that causes more than this share of all waiting does not take turns with others
 
-_LEAST_STEPS = 3
-_MOST_RECORDED = 64
+_LEAST_STEPS = 3  # of fewer, nothing is concluded
+_MOST_RECORDED = 64  # slow ranks that the record names at most
 
 _Value = TypeVar("_Value")
 

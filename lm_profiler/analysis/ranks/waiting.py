@@ -32,6 +32,7 @@ _EARLY_LEAVER_NS = 200_000
 # if ranks left early in more than this share of the calls of one name and part, not all ranks wait in such calls
 _MOST_EARLY_CALLS = 0.05
 
+# They stand in place of an instant that does not exist: one later than all others, and one earlier.
 _NEVER = np.iinfo(np.int64).max
 _NEVER_YET = np.iinfo(np.int64).min
 

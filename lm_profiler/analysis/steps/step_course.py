@@ -27,10 +27,10 @@ FEWEST = 3  # values of a segment: one or two are odd values, not a level
 _COEFFICIENTS = np.array([0.0, 0.3, 0.6, 0.8, 0.9, 0.95])
 _PRIOR = np.array([4.0, 3.0, 2.0, 1.0, 1.0, 1.0]) / 12.0
 
-_MOST_CHANGES = 10
+_MOST_CHANGES = 10  # of level that are searched for
 # of more values, means of a few at once are searched: the search is quadratic
 _MOST_VALUES = 400
-_IMPOSSIBLE = 1e300
+_IMPOSSIBLE = 1e300  # score of a course that cannot be
 
 # Costs, in units of twice the log likelihood: simulated (benchmarks/statistics)
 _BURST_BONUS = 1.5  # a burst has one level less than two changes have
@@ -51,8 +51,8 @@ _POWER_LAW_BEGINNINGS = (1.0, 6.0)
 # are apart are neighbours in one order of 63: with fewer values the test could not be passed.
 _SHUFFLES = 60
 _MOST_SHUFFLED = 100  # of more values, means of a few at once are shuffled
-_CLEAR_SHUFFLES = 3
-FEWEST_TO_SHUFFLE = 20
+_CLEAR_SHUFFLES = 3  # shuffled series that may look as clear by chance
+FEWEST_TO_SHUFFLE = 20  # values: of fewer, too few orders differ
 
 
 @dataclass(frozen=True)

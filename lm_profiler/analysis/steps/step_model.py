@@ -55,8 +55,8 @@ FINEST_TARGET = 0.005
 
 # In fewer than ten steps, whose noise is hardly known, a step is odd that is this far from their median.
 _FEWEST_FOR_A_MEDIAN = 5
-_ODD_OF_FEW = 0.5
-_DEVIATIONS_OF_FEW = 4.0
+_ODD_OF_FEW = 0.5  # as a share of the median
+_DEVIATIONS_OF_FEW = 4.0  # and in standard deviations of the others
 
 _INDEPENDENT_STEPS = 20.0  # simulated: the interval where measuring stops holds in 93 % at AR(1) of 0, 0.6 and 0.9
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.steps.statistics import Series, noise_of
 
-_LONGEST_PERIOD = 50
+_LONGEST_PERIOD = 50  # in steps
 _REPEATS = 3  # of the period, at least
 _FEWEST_SLOW = 4  # steps that differ, at least
 # of the two classes of phases: simulated, see benchmarks/statistics

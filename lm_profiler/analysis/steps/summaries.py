@@ -258,7 +258,7 @@ class BatchCount(NamedTuple):
 
 
 class MeanCounts(NamedTuple):
-    """What a mean step holds, over all ranks; None is unknown."""
+    """What a mean step holds, over all ranks; None means unknown."""
 
     batches: float | None = None
     samples: float | None = None

@@ -158,7 +158,8 @@ def _phase_kernels(work: TracedWork) -> dict[str, PhaseKernels]:
 
 
 def _busy_and_idle(work: TracedWork) -> tuple[Counter[str], Counter[str]]:
-    """Return nanoseconds by phase. A device's idle time is of the work that ended it, the host's of when it was."""
+    """Return nanoseconds by phase. A device's idle time counts to the phase of the work that ended it, the host's to
+    the phase in which it passed."""
     pieces = work.pieces
     if not work.on_device:
         pieces = [piece for piece in pieces if piece.caller is None]

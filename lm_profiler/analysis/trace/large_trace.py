@@ -1,6 +1,6 @@
 """Chooses a part of a trace that is too large to be kept: its first steps, as many as fit.
 
-An event that counts takes some 300 bytes once it is analysed. A trace with more of them is read twice: once for its
+An event that is needed takes some 300 bytes once it is analysed. A trace with more of them is read twice: once for its
 steps and the moments of its events, and once for the events of the steps that were chosen.
 """
 

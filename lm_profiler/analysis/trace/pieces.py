@@ -52,11 +52,11 @@ _CALLS_ONLY = re.compile(
 
 # An operator that calls others works itself, too, if it has so much time, and so much of it, apart from theirs.
 _LEAST_OWN_NS = 100_000
-_LEAST_OWN_SHARE = 0.5
+_LEAST_OWN_SHARE = 0.5  # of the duration of the operator
 
 
 class Piece(NamedTuple):
-    """One kernel, or one call of an operator where the device is the CPU. None is unknown, or none."""
+    """One kernel, or one call of an operator where the device is the CPU. None means unknown, or none."""
 
     start: int
     end: int

@@ -20,7 +20,7 @@ _OPERATOR_EVENT = re.compile(
     r'"ts": ([0-3]?[0-9]{1,15}\.[0-9]{3}),\s*"dur": ([0-9]{1,12}\.[0-9]{3})\s*,\s*'
     r'"args": \{\n([^\n]*), "Ev Idx": \d+\n\s*\}\s*\}'
 )
-_GROUPS_OF_OPERATOR = 4
+_GROUPS_OF_OPERATOR = 4  # groups of the pattern above
 _BETWEEN_EVENTS = re.compile(r"[\s,]*")  # matches the empty string, too
 _CHUNK_CHARACTERS = 1 << 16
 # of what stands before the events, or of one event: a file with more is no trace

@@ -70,7 +70,7 @@ class TracedStep(NamedTuple):
 class WatchedRun:
     """Takes a run's readings as they come, and returns events that are new or known better."""
 
-    workers: int | None = None  # processes of the loader; None is unknown
+    workers: int | None = None  # processes of the loader; None means unknown
     on_device: bool = False  # whether a device's clock times the steps
     epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
     steps: int = 0

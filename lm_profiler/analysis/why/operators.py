@@ -55,7 +55,7 @@ class Operand(NamedTuple):
 
     shape: Sequence[int]
     elements: int
-    item_bytes: int | None  # bytes of an element; None is unknown
+    item_bytes: int | None  # bytes of an element; None means unknown
     dtype: str | None = None
 
     @property
@@ -246,7 +246,7 @@ class Product(NamedTuple):
     """A product of ``batch`` pairs of matrices [m, k] and [k, n], or fused attention, which has no m, n and k."""
 
     flops: int
-    dtype: str | None  # dtype of the factors, by torch's name; None is unknown
+    dtype: str | None  # dtype of the factors, by torch's name; None means unknown
     batch: int = 1
     m: int = 0
     n: int = 0
@@ -254,7 +254,7 @@ class Product(NamedTuple):
 
 
 def product_of(name: str, inputs: Inputs) -> Product | None:
-    """Return what the operator ``name`` multiplies; a multiply-add is two FLOPs. None is unknown."""
+    """Return what the operator ``name`` multiplies; a multiply-add is two FLOPs. None means unknown."""
     tensors = operands(inputs)
     shapes = [tensor.shape for tensor in tensors]
     dtype = tensors[1].dtype if len(tensors) > 1 else None

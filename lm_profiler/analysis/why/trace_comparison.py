@@ -16,7 +16,7 @@ from lm_profiler.record.trace_answer import (
     TraceSide,
 )
 
-_SAME_SHARE = 0.02
+_SAME_SHARE = 0.02  # a smaller difference counts as none
 
 _IDLE, _OVERLAP = "idle", "at the same time"
 

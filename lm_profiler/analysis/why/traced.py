@@ -187,7 +187,7 @@ def _call_in_gap(
 Weighed = tuple[
     Piece, float
 ]  # a piece, and its own nanoseconds: those in which no piece of lower rank runs
-# returns nanoseconds of the whole call of an operator; None is unknown
+# returns nanoseconds of the whole call of an operator; None means unknown
 Floor = Callable[[Piece], float | None]
 
 

@@ -41,7 +41,7 @@ _NOTED = 0.01  # the share of the step below which unknown bytes, or excess work
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The untraced step of one device, and what that device could do. None is unknown."""
+    """The untraced step of one device, and what that device could do. None means unknown."""
 
     step_s: float  # its mean, in the 95 % interval from ``ci_low`` to ``ci_high``
     ci_low: float | None

@@ -91,7 +91,7 @@ class Loop(Protocol):
 
     @property
     def clips(self) -> bool | None:
-        """Whether the loop clips gradients; None is unknown."""
+        """Whether the loop clips gradients; None means unknown."""
 
     @property
     def can_fuse_optimizers(self) -> bool:

@@ -94,7 +94,7 @@ class Owners:
     timeline: Timeline  # has ``observe`` among its observers
     steps: ActionSteps = _ALL_STEPS
     python_times: PythonTimes | None = None
-    # returns how long the thread ran and waited for a CPU by now; None is unknown
+    # returns how long the thread ran and waited for a CPU by now; None means unknown
     thread: Callable[[], ThreadTimes | None] = thread_times
     guard: Guard = UNGUARDED  # guards what training calls here
     # the part of the step that runs now, as an index of ``PARTS``

@@ -26,7 +26,7 @@ _MOST_LINES = 16  # in the result
 # What following may cost beyond the calibrated cost, as a multiple of it: calls of an unusual kind, with cold caches.
 _MOST_EXTRA_COST = 3.0
 
-_TRIALS = 3
+_TRIALS = 3  # measurements, of which the least counts
 
 # activities of a line; another one is the name of a package, or of a C function
 _PYTHON = "python"  # its own code

@@ -145,8 +145,8 @@ class _RangeNames(NamedTuple):
 class ModuleRanges:
     """Opens a range (``module_range_name``) around every forward pass below ``module``, until ``detach``.
 
-    A pass on inputs that the module had before in the same step, of ``module`` itself too, gets a second range around
-    it (``repeated_range_name``). ``end_step`` is to be called between steps.
+    If a module, or ``module`` itself, gets the same inputs again in a step, this pass has a second range around it
+    (``repeated_range_name``). ``end_step`` is to be called between steps.
 
     Compiled modules, and what is inside them, are left alone: a hook would have them compiled again.
     """

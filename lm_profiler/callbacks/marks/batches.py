@@ -29,7 +29,7 @@ _Path = tuple[Any, ...]  # the keys that lead to a tensor in a batch
 
 
 class StepCount(NamedTuple):
-    """What the batches of a step hold; None is unknown."""
+    """What the batches of a step hold; None means unknown."""
 
     batches: int
     tokens: int | None
@@ -39,7 +39,7 @@ class StepCount(NamedTuple):
 
 
 class BatchSizes(NamedTuple):
-    """What one batch holds; None is unknown. Batches of one layout share it, so that they are compared by identity."""
+    """What one batch holds; None means unknown. Batches of one layout share it: they are compared by identity."""
 
     tokens: int | None
     samples: int | None
@@ -252,7 +252,7 @@ class Tokens:
 
 
 class Samples:
-    """Counts a batch's samples: its graphs, or a dimension that all its tensors have; None is unknown.
+    """Counts a batch's samples: its graphs, or a dimension that all its tensors have; None means unknown.
 
     That is the first dimension, or the second where only this one is as long as the loader's ``batch_size``: sequences
     are often padded into batches whose first dimension is time. It searches each kind of batch once. The samples of

@@ -32,7 +32,7 @@ _MOST_DEPTH = 3  # of containers within a batch
 
 
 class TokenUse(NamedTuple):
-    """The tokens of a step. None is unknown."""
+    """The tokens of a step. None means unknown."""
 
     useful: int | None = None  # without padding
     positions: int | None = None  # with padding

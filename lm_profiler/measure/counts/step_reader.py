@@ -280,7 +280,7 @@ def step_counters(
 ) -> list[StepCounters]:
     """Return the counters of each step: of each reading but the first, which is where the steps begin.
 
-    ``collections`` and ``compilations`` (None is unknown) are those of the same time, on the clock of the readings.
+    ``collections`` and ``compilations`` (None means unknown) are those of the same time, on the clock of the readings.
     ``checkpoint_instants_ns`` is when each checkpoint began and ended, in turn.
     """
     garbage: list[_TimeSpan] = []

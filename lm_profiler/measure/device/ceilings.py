@@ -30,7 +30,7 @@ AGREE = 0.8  # two readings agree if the smaller is at least this share of the l
 # seconds without a new reading once two readings have agreed: a reading costs each run CPU time
 FRESH_S = 86_400.0
 
-_PROBES = 3
+_PROBES = 3  # of which the fastest counts
 _PAUSE_S = 0.05  # between two probes
 _MEMORY_SHARE = 0.5  # the share of free memory that a reading may take
 
@@ -43,7 +43,7 @@ LONG_ENOUGH_S = 0.01  # a matmul of this length hides the cost of launching and 
 SETTLED = 1.1
 BELIEVABLE_S = 0.001  # where all matmuls are shorter there is no ceiling: memory was too small for a longer one
 
-_TILE = 256
+_TILE = 256  # side of the tile of random values that a matrix repeats
 
 # The most memory that counts as free on a CPU, so that 2048 is the largest side in float32. There the matrices enlarge
 # the training process itself, and matmuls of this size are long enough.
@@ -205,7 +205,7 @@ class Products:
 # enlarge the process, both are twice the last-level cache of many CPUs
 ON_A_GPU_BYTES = 512 << 20
 ON_A_CPU_BYTES = 32 << 20
-_COPIES = 3
+_COPIES = 3  # of which the fastest counts
 
 
 def copy_rate(
@@ -249,7 +249,7 @@ _AGREED = "agreed_at"  # the key of the time at which two readings agreed, in se
 
 
 class _RateReadings(NamedTuple):
-    """The rate measured now, and the best rate of earlier runs; None is unknown."""
+    """The rate measured now, and the best rate of earlier runs; None means unknown."""
 
     current: float | None
     stored: float | None

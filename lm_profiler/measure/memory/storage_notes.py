@@ -130,7 +130,7 @@ def _dtype_name(tensor: Tensor) -> str:
 
 
 class Site(NamedTuple):
-    """The place where a storage was made; None is unknown."""
+    """The place where a storage was made; None means unknown."""
 
     operator: str | None = None
     module: str | None = None

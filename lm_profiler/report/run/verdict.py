@@ -254,7 +254,7 @@ def _signed(seconds: float, digits: int, name: str) -> str:
 
 
 def _words(steadiness: Steadiness) -> str:
-    """Return the words for the course of the steps, with what they are about: ``steady over 20 steps, 3.4 s``."""
+    """Return the words for the course of the steps, with their number and time: ``steady over 20 steps, 3.4 s``."""
     if steadiness.word is None:
         return "too few steps to know whether it is steady"
     text = ", ".join(steadiness.words)
