@@ -201,7 +201,7 @@ def test_tokens_are_counted_by_the_program_and_models_found_by_their_optimizer()
     assert amid == [False] * 10 + [True] * 4
     assert vars(model).keys() | vars(optimizer).keys() == attributes
     of_a_trainer = run.record.model_copy(update={"loop": "Trainer"})
-    differences = [(each.path, each.a, each.b) for each in unlike(of_a_trainer, run.record)]
+    differences = [(each.path, each.a, each.b) for each in incomparable_facts(of_a_trainer, run.record)]
     assert differences == [("loop", "Trainer", "own")]
 
 
