@@ -24,10 +24,9 @@ from lm_profiler.report.tables.table_columns import COLUMNS
 MEAN_S = sum(LEVEL) / len(LEVEL) * 1e-3
 
 
-def test_slow_first_steps_are_in_no_summary() -> None:
+def test_slow_first_steps_are_in_no_figure() -> None:
     record = recorded([30.0] * 4 + LEVEL)
     steadiness = record.steadiness
-    assert steadiness is not None
     assert (steadiness.word, steadiness.cut) == ("steady", 4)
     mean = sum(LEVEL) / len(LEVEL)
     bias = (120 + sum(LEVEL)) / 20 / mean - 1
@@ -38,19 +37,15 @@ def test_slow_first_steps_are_in_no_summary() -> None:
             assert times[part].max == pytest.approx(10.2e-3)
             assert times[part].mean == pytest.approx(mean * 1e-3)
     assert record.steps["measure"] == 20  # all that ran
-
-
-def test_counters_on_average_are_of_the_steps_that_the_figures_are_of() -> None:
+    # Counters on average are of the steps that the figures are of.
     evidence = evidence_of([30.0] * 4 + LEVEL)
     counters = [StepCounters(step=row.step, gc_s=0.02 if at < 4 else 0.001) for at, row in enumerate(evidence.rows)]
     mean = conclude(replace(evidence, counters=counters)).mean_counters
-    assert mean is not None
     assert mean.gc_s == pytest.approx(0.001)
 
 
 def test_a_run_that_slows_half_way_says_so() -> None:
     record = recorded(LEVEL + [1.2 * ms for ms in LEVEL])
-    assert record.steadiness is not None
     assert record.steadiness.word == "slowing"
     half = len(LEVEL)
     assert [(of.first, of.last) for of in record.steadiness.levels] == [(1, half), (half + 1, 2 * half)]
@@ -60,14 +55,17 @@ def test_a_run_that_slows_half_way_says_so() -> None:
     assert lines(record)["verdict:"][0].startswith("slowing over ")
 
 
-def test_the_verdict_and_its_advice_are_a_line_each() -> None:
+def test_the_verdict_and_its_advice_are_a_line_each_and_of_nothing_there_is_none() -> None:
     record = recorded(LEVEL, **HALF_OF_THE_CEILING)
-    assert record.verdict is not None
     assert record.verdict.bound_by == "compute"
     said = lines(record)
     assert len(said["verdict:"]) == 1
     assert "compute" in said["verdict:"][0]
     assert len(said["next:"]) == 1
+    record = recorded([])
+    assert record.verdict is None
+    assert record.steadiness is None
+    assert not {"verdict:", "next:"} & set(lines(record))
 
 
 @pytest.mark.parametrize(
@@ -78,20 +76,10 @@ def test_the_verdict_and_its_advice_are_a_line_each() -> None:
         (30, 200, "memory bandwidth", 202 / 350),  # the optimizer's kernel and its memset
     ],
 )
-def test_the_trace_tells_what_the_marks_cannot(
-    all_reduce_us: float, adam_us: float, bound_by: str, share: float
-) -> None:
+def test_the_trace_tells_what_the_marks_cannot(all_reduce_us: float, adam_us: float, bound_by: str, share: float):
     table = kernel_table(cuda_step(all_reduce_us, adam_us))
     verdict = recorded(LEVEL, **HALF_OF_THE_CEILING, kernels=table).verdict
-    assert verdict is not None
     assert (verdict.bound_by, verdict.share) == (bound_by, pytest.approx(share))
-
-
-def test_nothing_measured_has_no_verdict() -> None:
-    record = recorded([])
-    assert record.verdict is None
-    assert record.steadiness is None
-    assert not {"verdict:", "next:"} & set(lines(record))
 
 
 # -- utilisation ------------------------------------------------------------------------------------------------
@@ -105,23 +93,27 @@ def use(**changes: Any) -> Any:
     return judge_utilisation(**{**options, **changes})
 
 
-def test_mfu_leaves_recomputation_out_and_hfu_does_not() -> None:
+def test_utilisation_by_hand() -> None:
     found = use()
     assert (found.mfu, found.hfu) == pytest.approx((300 / 2 / 1000, 360 / 2 / 1000))
     assert "--peak_tflops" in found.peak_source
-
-
-def test_several_devices_share_the_step() -> None:
+    # Several devices share the step.
     assert use(devices=4).mfu == pytest.approx(300 / 2 / 4000)
     assert use(devices=4, ceiling_flops_per_s=100.0).of_ceiling == pytest.approx(360 / 2 / 400)
-
-
-def test_the_table_knows_a_device_until_a_peak_is_given() -> None:
+    # The table knows a device until a peak is given.
     known = use(device_name="NVIDIA H200", peak_flops_per_s=None)
     assert known.peak_flops_per_s == pytest.approx(989.4e12)
     assert "NVIDIA" in known.peak_source
     assert known.mfu == pytest.approx(150 / 989.4e12)
     assert use(device_name="NVIDIA H200").peak_flops_per_s == 1000.0
+    # Unknown work has no utilisation.
+    assert recorded(LEVEL, ceilings={"float32": 72_000.0}).utilisation is None
+    assert recorded([], **HALF_OF_THE_CEILING).utilisation is None
+    # Utilisation is of the mean step.
+    record = recorded(LEVEL, **HALF_OF_THE_CEILING, peak_flops_per_s=60_000.0)
+    assert record.utilisation.mfu == pytest.approx(300 / MEAN_S / 60_000)
+    assert record.utilisation.of_ceiling == pytest.approx(360 / MEAN_S / 72_000)
+    assert record.verdict.facts["utilisation"] == pytest.approx(360 / MEAN_S / 72_000)
 
 
 @pytest.mark.parametrize("changes", [{"device_name": "unheard of"}, {"device_name": "NVIDIA H200", "dtype": None}])
@@ -138,20 +130,6 @@ def test_a_ceiling_that_a_step_beats_is_unknown(rate: float, reached: float | No
     assert (found.ceiling_flops_per_s is None) == (reached is None)
 
 
-def test_unknown_work_has_no_utilisation() -> None:
-    assert recorded(LEVEL, ceilings={"float32": 72_000.0}).utilisation is None
-    assert recorded([], **HALF_OF_THE_CEILING).utilisation is None
-
-
-def test_utilisation_is_of_the_mean_step() -> None:
-    record = recorded(LEVEL, **HALF_OF_THE_CEILING, peak_flops_per_s=60_000.0)
-    assert record.utilisation is not None
-    assert record.utilisation.mfu == pytest.approx(300 / MEAN_S / 60_000)
-    assert record.utilisation.of_ceiling == pytest.approx(360 / MEAN_S / 72_000)
-    assert record.verdict is not None
-    assert record.verdict.facts["utilisation"] == pytest.approx(360 / MEAN_S / 72_000)
-
-
 @pytest.mark.parametrize(
     "by_dtype,dtype,reached",
     [
@@ -161,18 +139,12 @@ def test_utilisation_is_of_the_mean_step() -> None:
         ({}, "float32", 360 / MEAN_S / 72_000),
     ],
 )
-def test_the_rate_is_of_the_dtype_in_which_most_is_multiplied_whatever_the_trainer_was_told(
-    by_dtype: dict[str, int],
-    dtype: str | None,
-    reached: float | None,
-) -> None:
+def test_the_rate_is_of_the_dtype_of_most_products(by_dtype: dict[str, int], dtype: str | None, reached: float | None):
     ceilings = {"float32": 72_000.0, "bfloat16": 144_000.0}
     record = recorded(LEVEL, flops=FLOPS, ceilings=ceilings, by_dtype=by_dtype)
     found, settings = record.utilisation, record.settings
-    assert found is not None
     assert found.dtype == dtype
     assert found.of_ceiling == (None if reached is None else pytest.approx(reached))
-    assert settings is not None
     assert settings.full_precision == (dtype == "float32")  # nobody is told to use what is on
     advises_float32 = any(finding.name == "double" for finding in record.findings)
     assert advises_float32 == ("float64" in by_dtype)
@@ -198,20 +170,42 @@ def one_odd(part: str, at: int, ms: float) -> list[dict[str, float]]:
     return steps
 
 
-def test_the_cost_of_one_odd_step_is_told_apart_and_what_it_names_is_not_certain() -> None:
+def test_one_odd_step_is_told_apart_and_what_it_names_is_not_certain() -> None:
     found = recorded(one_odd("data", 14, 400.0), **HALF_OF_THE_CEILING)
-    assert found.steadiness is not None
     assert found.steadiness.level_s == pytest.approx(10e-3, rel=0.005)
     assert found.steadiness.odd_s == pytest.approx(400e-3 / 20, rel=0.005)
     assert found.shares["data"] == pytest.approx((0.4 + 20.0) / 30.0, rel=0.005)
     assert sum(found.shares[name] for name in PARTS) == pytest.approx(1.0)
-    assert found.verdict is not None
     assert {found.verdict.bound_by, found.verdict.or_bound_by} == {"input", "compute"}
     assert not found.verdict.certain
-    assert found.verdict.share_low is not None
     assert found.verdict.share_low < 1 / 3
     assert found.findings[0].name == "input"
     assert found.findings[0].may
+    # One odd step of compute changes no verdict.
+    verdict = recorded(one_odd("forward", 14, 400.0), **HALF_OF_THE_CEILING).verdict
+    assert (verdict.bound_by, verdict.certain) == ("compute", True)
+    # The odd step is told with its phase and how much.
+    found = recorded(one_odd("forward", 14, 6700.0), **HALF_OF_THE_CEILING)
+    (odd,) = found.odd_steps
+    assert (odd.step, odd.part) == (15, "forward")
+    assert odd.step_s == pytest.approx(6.7 + LEVEL[14] * 1e-3)
+    assert odd.ratio == pytest.approx(odd.step_s / 10e-3, rel=0.01)
+    assert odd.excess_s == pytest.approx(6.7, abs=0.001)
+    assert len(lines(found)["odd:"]) == 1
+    # A step that was passed over is odd too.
+    steps = one_odd("forward", 14, 0.0)
+    steps[7] = {"data": 0.4}
+    (odd,) = recorded(steps, **HALF_OF_THE_CEILING).odd_steps
+    assert (odd.step, odd.part) == (8, "backward")
+    assert odd.step_s == pytest.approx(0.4e-3)
+    assert odd.excess_s == pytest.approx(-6.5e-3, abs=0.1e-3)
+    # Level steps have no odd one.
+    found = recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING)
+    assert found.odd_steps == []
+    assert "odd:" not in lines(found)
+    for part in ("forward", "data"):
+        mean, whole = found.time[part].mean, found.time["step"].mean
+        assert found.shares[part] == pytest.approx(mean / whole)
 
 
 def test_the_verdict_and_the_table_have_the_same_share_of_the_mean_step() -> None:
@@ -222,37 +216,11 @@ def test_the_verdict_and_the_table_have_the_same_share_of_the_mean_step() -> Non
         steps.append({"data": waits_ms, "forward": 0.4 * step_ms, "backward": 0.6 * step_ms})
     found = recorded(steps, **HALF_OF_THE_CEILING)
     assert found.shares["data"] == pytest.approx(30.0 / 40.0, rel=0.01)
-    assert found.verdict is not None
     assert found.verdict.bound_by == "input"
     assert found.verdict.share == pytest.approx(found.shares["data"], rel=1e-6)
 
 
-def test_one_odd_step_of_compute_changes_no_verdict() -> None:
-    verdict = recorded(one_odd("forward", 14, 400.0), **HALF_OF_THE_CEILING).verdict
-    assert verdict is not None
-    assert (verdict.bound_by, verdict.certain) == ("compute", True)
-
-
-def test_the_odd_step_is_told_with_its_phase_and_how_much() -> None:
-    found = recorded(one_odd("forward", 14, 6700.0), **HALF_OF_THE_CEILING)
-    (odd,) = found.odd_steps
-    assert (odd.step, odd.part) == (15, "forward")
-    assert odd.step_s == pytest.approx(6.7 + LEVEL[14] * 1e-3)
-    assert odd.ratio == pytest.approx(odd.step_s / 10e-3, rel=0.01)
-    assert odd.excess_s == pytest.approx(6.7, abs=0.001)
-    assert len(lines(found)["odd:"]) == 1
-
-
-def test_a_step_that_was_passed_over_is_odd_too() -> None:
-    steps = one_odd("forward", 14, 0.0)
-    steps[7] = {"data": 0.4}
-    (odd,) = recorded(steps, **HALF_OF_THE_CEILING).odd_steps
-    assert (odd.step, odd.part) == (8, "backward")
-    assert odd.step_s == pytest.approx(0.4e-3)
-    assert odd.excess_s == pytest.approx(-6.5e-3, abs=0.1e-3)
-
-
-def test_of_many_odd_steps_the_worst_three_are_told() -> None:
+def test_many_odd_steps_are_a_stall_where_they_come_back() -> None:
     steps = [*one_odd("forward", 0, 0.0), *one_odd("forward", 0, 0.0)]
     for n, at in enumerate((6, 12, 18, 24, 30), 1):
         steps[at]["data"] += 10.0 * n
@@ -262,28 +230,14 @@ def test_of_many_odd_steps_the_worst_three_are_told() -> None:
     assert said[:-1] == ["step 31", "step 25", "step 19"]
     assert "2 more" in said[-1]
     assert len(lines(found)["odd:"]) == 1
-
-
-def test_a_stall_that_comes_back_belongs_to_the_step() -> None:
+    # A stall that comes back belongs to the step.
     steps = one_odd("forward", 0, 0.0)
     for at in (4, 9, 14, 19):
         steps[at]["data"] += 40.0
     found = recorded(steps, **HALF_OF_THE_CEILING)
     data = sum(step["data"] for step in steps)
     assert found.shares["data"] == pytest.approx(data / sum(sum(step.values()) for step in steps))
-    assert found.verdict is not None
     assert found.verdict.bound_by == "input"
-
-
-def test_level_steps_have_no_odd_one() -> None:
-    found = recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING)
-    assert found.odd_steps == []
-    assert "odd:" not in lines(found)
-    for part in ("forward", "data"):
-        mean, whole = found.time[part].mean, found.time["step"].mean
-        assert mean is not None
-        assert whole is not None
-        assert found.shares[part] == pytest.approx(mean / whole)
 
 
 # -- noisy ------------------------------------------------------------------------------------------------------------
@@ -295,49 +249,28 @@ def noisy(forward: float, data: float, seed: int = 1) -> list[dict[str, float]]:
     return [{"forward": forward * 10 * f, "data": data * 10 * f} for f in factors.tolist()]
 
 
-def test_a_noisy_run_is_called_that_first_and_what_binds_it_is_not_certain() -> None:
+def test_a_noisy_run_is_called_that_first_and_what_binds_it_is_certain_where_all_the_noise_leaves_it_standing() -> None:
     found = recorded(noisy(0.97, 0.03), **HALF_OF_THE_CEILING)
-    assert found.steadiness is not None
     assert found.steadiness.word == "noisy"
-    assert found.steadiness.known_to is not None
     assert found.steadiness.known_to > 0.05
-    assert found.verdict is not None
     assert (found.verdict.bound_by, found.verdict.certain) == ("compute", False)
     (said,) = lines(found)["verdict:"]
     assert said.startswith("noisy")
-
-
-def test_a_cause_that_all_the_noise_leaves_standing_is_named() -> None:
+    # A cause that all the noise leaves standing is named.
     verdict = recorded(noisy(0.5, 0.5), **HALF_OF_THE_CEILING).verdict
-    assert verdict is not None
     assert (verdict.bound_by, verdict.certain) == ("input", True)
-
-
-def test_a_cause_that_may_be_this_runs_luck_is_named_beside_the_other() -> None:
+    # A cause that may be this runs luck is named beside the other.
     steps = noisy(1.0, 0.0)
     for at in (3, 8, 11, 15):
         steps[at]["data"] = 30.0  # four in twenty: a third of the whole, more or less
     found = recorded(steps, **HALF_OF_THE_CEILING)
-    assert found.verdict is not None
     assert {found.verdict.bound_by, found.verdict.or_bound_by} == {"input", "compute"}
     assert not found.verdict.certain
     assert found.findings[0].may
-
-
-def test_too_few_steps_for_an_interval_carry_no_certain_cause() -> None:
+    # Too few steps for an interval carry no certain cause.
     found = recorded([{"forward": 10.0}] * 2, **HALF_OF_THE_CEILING)
-    assert found.verdict is not None
     assert not found.verdict.certain
-    assert found.steadiness is not None
     assert (found.steadiness.word, found.steadiness.known_to) == ("noisy", None)
-
-
-def test_one_recompilation_is_one() -> None:
-    one, two = (
-        lines(recorded(one_odd("data", 0, 0.0), **HALF_OF_THE_CEILING, recompilations=n))["verdict:"][0] for n in (1, 2)
-    )
-    assert "1 recompilation " in one
-    assert "2 recompilations " in two
 
 
 # -- shared -----------------------------------------------------------------------------------------------------------
@@ -354,34 +287,25 @@ def beside(others: float, waited: float) -> CpuUse:
     return CpuUse(READING, replace(READING, at_s=10.0, **busy))
 
 
-def test_level_steps_on_a_shared_machine_are_never_steady_alone(tmp_path: Path) -> None:
+def test_what_others_took_of_the_machine_is_in_the_verdict_and_can_make_it_unsure(tmp_path: Path) -> None:
     found = recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING, contention=contention([beside(4.1, 4.1)]))
-    assert found.contention is not None
     assert found.contention.not_had == pytest.approx(0.41)
     assert found.words == ["steady", "shared"]
     assert COLUMNS["steadiness"].get(Entry(tmp_path, found)) == "steady, shared"
     (said,) = lines(found)["verdict:"]
     assert "41%" in said
-    assert found.verdict is not None
     assert (found.verdict.bound_by, found.verdict.certain) == ("compute", False)
-
-
-def test_others_that_took_nothing_from_us_are_told_and_change_nothing() -> None:
+    # Others that took nothing from us are told and change nothing.
     found = recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING, contention=contention([beside(4.0, 0.0)]))
     assert found.words == ["steady"]
     (said,) = lines(found)["verdict:"]
     assert "20%" in said
-    assert found.verdict is not None
     assert (found.verdict.bound_by, found.verdict.certain) == ("compute", True)
-
-
-def test_an_idle_machine_is_not_spoken_of() -> None:
+    # An idle machine is not spoken of.
     found = recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING, contention=contention([beside(0.1, 0.1)]))
     assert found.words == ["steady"]
     assert "%" not in lines(found)["verdict:"][0].partition("bound by")[0]
-
-
-def test_a_limit_that_held_the_run_back_is_told() -> None:
+    # A limit that held the run back is told.
     limited = beside(0.0, 3.0)
     use = CpuUse(replace(limited.begin, throttled_s=0.0), replace(limited.end, throttled_s=3.0))
     said = lines(recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING, contention=contention([use])))["verdict:"][
@@ -394,7 +318,7 @@ def test_a_limit_that_held_the_run_back_is_told() -> None:
 # -- rates and clocks --
 
 
-def test_flops_of_two_dtypes_take_the_time_of_both() -> None:
+def test_flops_of_two_dtypes_take_the_time_of_both_and_a_clock_is_held_against_its_sheet() -> None:
     slow, fast = (
         FlopRate(dtype=dtype, flops_per_s=rate, source="") for dtype, rate in (("float32", 1e9), ("bfloat16", 4e9))
     )
@@ -403,10 +327,7 @@ def test_flops_of_two_dtypes_take_the_time_of_both() -> None:
     assert mean_rate(floors, Rates(flops=[slow, fast]), fast) == pytest.approx(9000 / 3.75e-6)
     assert mean_rate(floors, Rates(flops=[fast]), fast) == 4e9
     assert mean_rate([], Rates(flops=[fast]), fast) == 4e9
-
-
-def test_the_clock_is_held_against_the_sheets_own_and_against_nothing_else() -> None:
-    """An H100's bf16 peak is of 1830 MHz, though it may run at 1980."""
+    # An H100's bf16 peak is of 1830 MHz, though it may run at 1980.
     unknown = dict.fromkeys(Telemetry.model_fields, None)
     counted = {"samples": 20, "duration_s": 1.0, "gpus": []}
     read = Telemetry(**{**unknown, **counted, "median_sm_clock_hz": 1.2e9, "max_sm_clock_hz": 1.98e9})
@@ -427,30 +348,25 @@ def with_loader(workers: int | None, before: int | None) -> RunRecord:
     return conclude(replace(evidence_of(LEVEL), loader=loader, batch_counts=counts))
 
 
-def test_steps_that_lived_on_batches_made_before_are_told() -> None:
+def test_batches_made_before_are_told_and_figures_are_of_the_long_run() -> None:
     said = {}
     for workers, before in ((4, 4), (4, 8), (4, 16), (0, 0), (None, None)):  # each of four may just have made one
         said[f"{workers} workers, {before} before"] = with_loader(workers, before).notes
     assert_stored("analysis/notes: batches made before", said)
-
-
-def test_throughput_verdict_and_advice_are_of_the_long_run_where_a_queue_hid_the_loader() -> None:
-    """Six of sixteen batches were made meanwhile, and four more by half: a step takes twice as long as measured."""
+    # Six of sixteen batches were made meanwhile, and four more by half: a step takes twice as long as measured.
     hidden, usual = with_loader(4, 10), with_loader(4, 4)
     assert usual.lasting_step_s is None
     assert hidden.lasting_step_s == pytest.approx(2.0 * MEAN_S, rel=0.01)
-    assert hidden.throughput is not None
     assert hidden.throughput.samples_per_s == pytest.approx(8 / hidden.lasting_step_s, rel=1e-6)
     (found,) = [finding for finding in hidden.findings if finding.name == "input"]
     assert found.saves_s == pytest.approx(hidden.lasting_step_s - MEAN_S, rel=0.2)
-    assert hidden.verdict is not None
     assert hidden.verdict.bound_by == "input"
 
 
 # -- the last batch of an epoch --
 
 
-def test_a_shorter_last_batch_is_no_pattern_that_is_to_be_found() -> None:
+def test_a_shorter_last_batch_is_no_pattern_and_its_step_says_so() -> None:
     """Epochs of four steps, of which the last has three samples of eight, and takes half of the time."""
     noise = np.random.default_rng(0).normal(1.0, 0.01, 40)
     step_ms, counts = [], []
@@ -460,17 +376,10 @@ def test_a_shorter_last_batch_is_no_pattern_that_is_to_be_found() -> None:
         counts.append(BatchCount(number + 1, 1, 3 if is_last else 8))
     record = conclude(replace(evidence_of(step_ms), batch_counts=[counts]))
     steady = record.steadiness
-    assert steady is not None
-    assert steady.pattern is not None
     assert steady.pattern.short_batch
     assert not {finding.name for finding in record.findings} & {"pattern", "odd_steps"}
     alike = conclude(replace(evidence_of(step_ms), batch_counts=[[BatchCount(1, 1, 8)]])).steadiness
-    assert alike is not None
-    assert alike.pattern is not None
     assert not alike.pattern.short_batch
-
-
-def test_one_short_step_says_that_its_batch_was_shorter() -> None:
     step_ms = [10.0 + 0.05 * (number % 3) for number in range(20)]
     step_ms[12] = 2.0
     counts = [BatchCount(1, 1, 8), BatchCount(13, 1, 1), BatchCount(14, 1, 8)]

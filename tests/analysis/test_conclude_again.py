@@ -26,20 +26,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return profiler.folder
 
 
-def test_the_rules_that_made_a_record_make_it_again(run: Path) -> None:
+def test_a_record_is_made_again_and_what_differs_from_before_is_told(run: Path, capsys: pytest.CaptureFixture[str]):
     record, changes = concluded_again(run, read_run(run))
     assert changes == []
     assert record.findings or record.verdict
     assert (record.waterfall is None) == (read_run(run).waterfall is None)
-
-
-def test_the_evidence_of_thirty_steps_is_small(run: Path) -> None:
     assert (run / EVIDENCE_FILE).stat().st_size < 2 * 2**20
-
-
-def test_what_an_older_version_said_otherwise_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     now = read_run(run)
-    assert now.steadiness is not None
     cut = now.steadiness.cut + 7
     old = now.model_copy(update={"steadiness": now.steadiness.model_copy(update={"cut": cut}), "findings": []})
     _, changes = concluded_again(run, RunRecord(**old.model_dump()))

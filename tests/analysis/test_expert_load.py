@@ -25,21 +25,16 @@ def imbalance_notes(*loads: ExpertLoad) -> list[str]:
     return [note for note in notes if note.startswith("experts")]
 
 
-def test_a_planted_imbalance_is_reported_with_its_layer_and_its_expert() -> None:
+def test_a_planted_imbalance_is_reported_and_layers_without_tokens_are_left_out() -> None:
     [note] = imbalance_notes(BALANCED, PLANTED)
     assert note == ("experts are imbalanced: in layer 3, expert 1 of 4 gets 70.0% of the tokens (25.0% if balanced)")
     assert imbalance_notes(BALANCED) == []
     assert imbalance_notes() == []
-
-
-def test_the_page_of_a_run_has_the_share_of_each_expert() -> None:
     record = recorded(LEVEL, experts=[BALANCED, PLANTED])
     page = render(run_page(record, Path("logs")), "terminal")
     assert "10.0% 70.0% 12.0% 8.0%" in page
     assert lines(record)["experts:"] == ["the busiest of 4 gets 2.80 x the mean (layer 3)"]
-
-
-def test_a_module_reports_its_load_and_layers_without_tokens_are_left_out() -> None:
+    # A module reports its load and layers without tokens are left out.
     module = SimpleNamespace(expert_load=lambda: [[1, 2], [0, 0], [3, 0]])
     assert expert_loads(module) == [ExpertLoad.from_tokens(0, [1, 2]), ExpertLoad.from_tokens(2, [3, 0])]
     assert expert_loads(SimpleNamespace()) == []

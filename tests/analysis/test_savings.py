@@ -188,7 +188,7 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_planted_cause_comes_first_with_what_it_could_save(case: str) -> None:
+def test_the_planted_cause_comes_first_with_what_it_could_save_and_advice(case: str) -> None:
     name, saves_ms, record = CASES[case]
     found = findings_of(record)
     assert found
@@ -196,19 +196,15 @@ def test_the_planted_cause_comes_first_with_what_it_could_save(case: str) -> Non
     assert found[0].saves_s * 1e3 == pytest.approx(saves_ms, rel=0.05)
     assert 0.0 < found[0].share <= 1.0
     assert remedy_of(found[0], record).endswith(".")
-
-
-OPTIONS_OF_A_TRAINER = ("Trainer", "trainer", "batch_idx", "val_", "every_n", "AsyncCheckpointIO", "mixed", "--", "on_")
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_loop_without_a_trainer_is_advised_without_options_of_one(case: str) -> None:
     name, _, record = CASES[case]
     advice = [remedy_of(finding, record.model_copy(update={"loop": "own"})) for finding in findings_of(record)]
     assert all(text.endswith(".") for text in advice)
     has_only_a_trainer = name == "reload" or "hook" in case or "callback" in case
     if not has_only_a_trainer:
         assert not [text for text in advice for option in OPTIONS_OF_A_TRAINER if option in text]
+
+
+OPTIONS_OF_A_TRAINER = ("Trainer", "trainer", "batch_idx", "val_", "every_n", "AsyncCheckpointIO", "mixed", "--", "on_")
 
 
 def test_each_gap_of_a_loop_stands_for_itself_and_the_line_is_that_of_the_longest() -> None:
@@ -242,22 +238,41 @@ def test_torch_compile_is_advised_with_the_costliest_operator_that_it_could_fuse
     assert "aten::mm" not in advice
 
 
-def test_every_kind_of_finding_is_planted_here() -> None:
+def test_every_kind_of_finding_is_planted_here_and_nothing_is_found_elsewhere() -> None:
     told = {name for name, _, _ in CASES.values()} | {"tf32", "clip", "profiler"}
     assert {remedy.name for remedy in REMEDIES if remedy.likely_share < 1.0} <= told
     assert len(FINDERS) <= len(told)
+    # Nothing is found where nothing stands out or little is saved.
+    assert findings_of(made()) == []
+    assert findings_of(made(settings=Settings(compiled=False, fused_optimizer=True, num_workers=4))) == []
+    little = made({"data": 4.0}, settings=Settings(num_workers=0))
+    assert WORTH > 4.0 / 102.0
+    assert findings_of(little) == []
+    assert findings_of(made(settings=Settings(compiled=False))) == []
+    on = made(waterfall=fall(ideal=30.0, gaps=60.0), settings=Settings(compiled=True))
+    assert all(found.name != "compile" for found in findings_of(on))
 
 
-def test_an_optimizers_own_products_are_named_with_their_rate_and_no_larger_batch_is_advised() -> None:
+def test_optimizers_are_named_by_their_rate_and_fused_where_they_can_be() -> None:
     name, _, record = CASES["an optimizer that multiplies matrices"]
     findings = {finding.name: finding for finding in findings_of(record)}
     assert "small_batch" not in findings
     assert findings[name].facts["flops_per_s"] == pytest.approx(6e12 / 0.060)
     text = remedy_of(findings[name], record)
     assert "6 TFLOP per step at 100 TFLOP/s" in text
+    # A fused optimizer still moves its bytes and one that cannot be fused takes lists.
+    settings, floor = Settings(fused_optimizer=False), Floor(flops={}, bytes=10, seconds=0.025)
+    record = made({"optimizer": 40.0}, settings=settings, floors={"optimizer": floor})
+    assert [round(of.saves_s * 1e3) for of in findings_of(record) if of.name == "optimizer"] == [15]
+    shared = record.model_copy(update={"contention": busy()})  # no rate is known well enough there
+    assert next(of for of in findings_of(shared) if of.name == "optimizer").saves_s > 35e-3
+    settings = Settings(weight_by_weight=True)
+    record = made({"optimizer": 40.0}, device="cuda", settings=settings)
+    assert "foreach=True" in remedy_of(findings_of(record)[0], record)
+    assert "optimizer" not in {of.name for of in findings_of(made({"optimizer": 40.0}, settings=settings))}
 
 
-def test_a_batch_of_one_or_two_and_an_optimizer_without_foreach_are_facts() -> None:
+def test_what_has_to_be_tried_stands_behind_facts_of_like_size() -> None:
     """Memory bounds how far a batch may grow: nine tenths full, it is only said that twice as many may help."""
     for case in ("a batch of two, that may be one of eight", "an optimizer that goes from weight to weight"):
         assert not findings_of(CASES[case][2])[0].may
@@ -266,50 +281,39 @@ def test_a_batch_of_one_or_two_and_an_optimizer_without_foreach_are_facts() -> N
         (found,) = findings_of(made({"optimizer": 60.0}, settings=settings))
         assert found.saves_s == pytest.approx(halves * 60.5e-3, rel=0.02)
         assert found.may == (halves == 0.5)
-
-
-def test_a_fact_stands_before_what_has_to_be_tried_and_is_of_like_size() -> None:
     unfused = Settings(fused_optimizer=False)
     record = made({"optimizer": 29.0}, settings=unfused, **between("validation", 14.0 * 0.04, 8))
     assert [of.name for of in findings_of(record)][:2] == ["validation", "optimizer"]
     assert [of.may for of in findings_of(record)][:2] == [False, True]
+    for case in ("gaps and traffic", "float32 products", "a batch that is too small", "an optimizer with many kernels"):
+        assert findings_of(CASES[case][2])[0].may
 
 
-def test_a_fused_optimizer_still_moves_its_bytes() -> None:
-    settings, floor = Settings(fused_optimizer=False), Floor(flops={}, bytes=10, seconds=0.025)
-    record = made({"optimizer": 40.0}, settings=settings, floors={"optimizer": floor})
-    assert [round(of.saves_s * 1e3) for of in findings_of(record) if of.name == "optimizer"] == [15]
-    shared = record.model_copy(update={"contention": busy()})  # no rate is known well enough there
-    assert next(of for of in findings_of(shared) if of.name == "optimizer").saves_s > 35e-3
-
-
-def test_where_an_optimizer_cannot_be_fused_it_is_told_to_take_lists() -> None:
-    settings = Settings(weight_by_weight=True)
-    record = made({"optimizer": 40.0}, device="cuda", settings=settings)
-    assert "foreach=True" in remedy_of(findings_of(record)[0], record)
-    assert "optimizer" not in {of.name for of in findings_of(made({"optimizer": 40.0}, settings=settings))}
-
-
-def test_where_nothing_stands_out_nothing_is_found() -> None:
-    assert findings_of(made()) == []
-    assert findings_of(made(settings=Settings(compiled=False, fused_optimizer=True, num_workers=4))) == []
-
-
-def test_torch_compile_is_not_advised_where_no_gap_nor_traffic_is_known() -> None:
-    assert findings_of(made(settings=Settings(compiled=False))) == []
-    on = made(waterfall=fall(ideal=30.0, gaps=60.0), settings=Settings(compiled=True))
-    assert all(found.name != "compile" for found in findings_of(on))
-
-
-def test_gaps_that_a_line_of_the_program_makes_are_no_reason_to_compile() -> None:
+def test_a_line_is_python_where_it_calls_more_than_it_computes() -> None:
     record = made(waterfall=fall(ideal=50.0, gaps=40.0), python_times=[line(38.0)], settings=Settings(compiled=False))
     assert [found.name for found in findings_of(record)] == ["python"]
-
-
-def test_a_line_that_computes_with_tensors_by_operators_is_no_python() -> None:
-    """``x * y`` takes 30 ms in a line that calls nothing; the trace has operators in all but 2 ms of the phase."""
+    # ``x * y`` takes 30 ms in a line that calls nothing; the trace has operators in all but 2 ms of the phase.
     record = made(waterfall=fall(ideal=95.0, gaps=2.0), python_times=[line(30.0)], settings=Settings(compiled=True))
     assert all(finding.name != "python" for finding in findings_of(record))
+    # ``total = total + x`` 8,000 times: the trace is full of operators, which take longer to call than to execute.
+    adds = Contributor(module=None, what="forward: aten::add", count=8000.0, seconds=0.050)
+    terms = [Term(name="ideal", seconds=0.040), Term(name="beyond_bandwidth", seconds=0.050, contributors=[adds])]
+    waterfall = fall().model_copy(update={"terms": terms})
+    record = made({"forward": 80.0}, waterfall=waterfall, python_times=[line(30.0, function="sums")])
+    assert [(found.name, found.owner) for found in findings_of(record)] == [("python", "sums")]
+    few = adds.model_copy(update={"count": 10.0})
+    terms[1] = Term(name="beyond_bandwidth", seconds=0.050, contributors=[few])
+    large = made({"forward": 80.0}, waterfall=fall().model_copy(update={"terms": terms}), python_times=[line(30.0)])
+    assert findings_of(large) == []
+    # It notes the stack of each operator, by calls that look like those of the line.
+    stacks = [line(40.0, "traceback", calls=40_000, function="Coupling.forward")]
+    names = [
+        found.name
+        for found in findings_of(made({"forward": 80.0}, python_times=stacks, settings=Settings(anomalies=True)))
+    ]
+    assert names == ["anomalies"]
+    without = [found.name for found in findings_of(made({"forward": 80.0}, python_times=stacks))]
+    assert without == ["python"]
 
 
 def test_recomputation_takes_at_least_the_share_of_forward_that_it_repeats() -> None:
@@ -327,28 +331,36 @@ def test_recomputation_takes_at_least_the_share_of_forward_that_it_repeats() -> 
     assert saves_s["recomputation"] == pytest.approx(0.040, rel=0.05)
 
 
-def test_what_saves_less_than_a_twentieth_is_not_said() -> None:
-    little = made({"data": 4.0}, settings=Settings(num_workers=0))
-    assert WORTH > 4.0 / 102.0
-    assert findings_of(little) == []
-
-
 @pytest.mark.parametrize("ms, workers, raised", [(0.9, 0, False), (0.9, 1, False), (1.1, 0, True), (1.1, 1, True)])
-def test_no_worker_is_advised_where_it_takes_as_long_to_hand_a_batch_over(
-    ms: float, workers: int, raised: bool
-) -> None:
+def test_no_worker_is_advised_where_it_takes_as_long_to_hand_a_batch_over(ms: float, workers: int, raised: bool):
     of = Finding(name="input", saves_s=ms * 1e-3, share=0.5, phase="data")
     record = made(settings=Settings(num_workers=workers, cores=4))
     assert (f"num_workers from {workers} to 2" in remedy_of(of, record)) == raised
 
 
-def test_a_checkpoint_is_told_once() -> None:
+def test_one_cause_is_one_finding() -> None:
     record = made(
         {"other": 50.0},
         other_by_owner=owned(ModelCheckpoint__on_train_batch_end=50.0),
         **between("checkpoint", 2.0, 20),
     )
     assert [found.name for found in findings_of(record)] == ["checkpoint"]
+    record = made(
+        {"other": 30.0},
+        other_by_owner=owned(CSVLogger__log_metrics=30.0),
+        python_times=[line(20.0, "Lightning", calls=300)],
+    )
+    (found,) = [finding for finding in findings_of(record) if finding.name == "logging"]
+    assert found.saves_s == pytest.approx(0.050)
+    # What collected garbage, compiled or saved a checkpoint has a finding of that name; a lost CPU is nobody's.
+    steady = made().steadiness.model_copy(update={"odd_s": 0.050})  # type: ignore[union-attr]
+    for cause in ("garbage collection of generation 2", "recompilation of f", "a checkpoint", "waiting for a CPU"):
+        odd = [OddStep(step=5, step_s=2.1, ratio=21.0, part="forward", excess_s=2.0, cause=cause, cause_s=2.0)]
+        assert findings_of(made(odd_steps=odd, steadiness=steady)) == []
+    unknown = [OddStep(step=5, step_s=2.1, ratio=21.0, part="forward", excess_s=2.0)]
+    (found,) = findings_of(made(odd_steps=unknown, steadiness=steady))
+    assert (found.name, found.may) == ("odd_steps", True)
+    assert "step 5" in remedy_of(found, made())
 
 
 def test_on_a_busy_machine_what_it_distorts_is_withheld_or_bounded() -> None:
@@ -379,7 +391,7 @@ def test_on_a_busy_machine_what_it_cannot_fake_is_said_for_certain(case: str) ->
     assert (found[0].name, found[0].may) == (name, False)
 
 
-def test_on_a_busy_machine_what_comes_now_and_then_counts_with_its_own_time() -> None:
+def test_on_a_busy_machine_figures_are_of_the_mean_step_and_of_what_comes_now_and_then() -> None:
     """Collections of 1 s in one step of seven were 6 ms, as the fastest steps have none."""
     record = made(noise=0.0)
     times = {part: time.model_copy(update={"mean": 1.5 * (time.mean or 0.0)}) for part, time in record.time.items()}
@@ -391,21 +403,7 @@ def test_on_a_busy_machine_what_comes_now_and_then_counts_with_its_own_time() ->
     assert found[0].name == "garbage"
     assert found[0].saves_s == pytest.approx(0.14)
     assert found[0].share == pytest.approx(0.14 / 0.15, rel=0.01)
-
-
-def test_on_a_busy_machine_a_short_phase_that_lost_the_cpu_is_no_finding() -> None:
-    """A transfer of 0.04 ms took 4 ms in one step of 24, in which another program had the CPU."""
-    fast = made({"forward": 1.0, "backward": 0.5, "data": 0.1, "optimizer": 0.1, "other": 0.2, "transfer": 0.04})
-    times = dict(fast.time)
-    times["transfer"] = times["transfer"].model_copy(update={"mean": 0.21e-3})
-    record = fast.model_copy(update={"time": times, "host_time": times})
-    assert "transfer" in {finding.name for finding in findings_of(record)}
-    busy_record = record.model_copy(update={"contention": busy()})
-    assert "transfer" not in {finding.name for finding in findings_of(busy_record)}
-
-
-def test_on_a_busy_machine_seconds_are_of_the_mean_step() -> None:
-    """Others double each step; the callback takes a fifth of it as before."""
+    # Others double each step; the callback takes a fifth of it as before.
     fast = made({"other": 20.0}, noise=0.0, other_by_owner=owned(Ema__on_train_batch_end=20.0))
     times = {
         part: time.model_copy(update={"mean": 2.0 * (time.mean or 0.0), "p5": time.mean})
@@ -415,18 +413,14 @@ def test_on_a_busy_machine_seconds_are_of_the_mean_step() -> None:
     (found,) = findings_of(slow)
     assert found.saves_s == pytest.approx(40e-3)
     assert found.share == pytest.approx(20.0 / 118.0, rel=0.01)
-
-
-def test_a_slow_step_is_found_once() -> None:
-    """What collected garbage, compiled or saved a checkpoint has a finding of that name; a lost CPU is nobody's."""
-    steady = made().steadiness.model_copy(update={"odd_s": 0.050})  # type: ignore[union-attr]
-    for cause in ("garbage collection of generation 2", "recompilation of f", "a checkpoint", "waiting for a CPU"):
-        odd = [OddStep(step=5, step_s=2.1, ratio=21.0, part="forward", excess_s=2.0, cause=cause, cause_s=2.0)]
-        assert findings_of(made(odd_steps=odd, steadiness=steady)) == []
-    unknown = [OddStep(step=5, step_s=2.1, ratio=21.0, part="forward", excess_s=2.0)]
-    (found,) = findings_of(made(odd_steps=unknown, steadiness=steady))
-    assert (found.name, found.may) == ("odd_steps", True)
-    assert "step 5" in remedy_of(found, made())
+    # A transfer of 0.04 ms took 4 ms in one step of 24, in which another program had the CPU.
+    fast = made({"forward": 1.0, "backward": 0.5, "data": 0.1, "optimizer": 0.1, "other": 0.2, "transfer": 0.04})
+    times = dict(fast.time)
+    times["transfer"] = times["transfer"].model_copy(update={"mean": 0.21e-3})
+    record = fast.model_copy(update={"time": times, "host_time": times})
+    assert "transfer" in {finding.name for finding in findings_of(record)}
+    busy_record = record.model_copy(update={"contention": busy()})
+    assert "transfer" not in {finding.name for finding in findings_of(busy_record)}
 
 
 @pytest.mark.parametrize(
@@ -439,9 +433,7 @@ def test_a_slow_step_is_found_once() -> None:
         (300.0, 2, None, 2),
     ],
 )
-def test_a_loader_that_waits_gets_as_many_workers_as_keep_up(
-    data_ms: float, workers: int, awake: float | None, wanted: int
-) -> None:
+def test_a_waiting_loader_gets_enough_workers(data_ms: float, workers: int, awake: float | None, wanted: int) -> None:
     record = made(
         {"data": data_ms},
         settings=Settings(num_workers=workers, cores=2),
@@ -454,12 +446,7 @@ def test_a_loader_that_waits_gets_as_many_workers_as_keep_up(
     assert (f"num_workers from {workers} to {wanted}" in text) == (wanted > workers)
 
 
-def test_what_helps_has_to_be_tried_where_only_a_ceiling_is_known() -> None:
-    for case in ("gaps and traffic", "float32 products", "a batch that is too small", "an optimizer with many kernels"):
-        assert findings_of(CASES[case][2])[0].may
-
-
-def test_an_optimizer_written_in_python_is_found_though_operators_fill_its_phase() -> None:
+def test_python_of_an_optimizer_and_of_a_hook_counts_once() -> None:
     """Its lines of ``p - x * y`` are operators: the trace has no gap in the phase."""
     python_times = [
         line(40.0, phase="optimizer", function="MyAdam.step"),
@@ -472,10 +459,7 @@ def test_an_optimizer_written_in_python_is_found_though_operators_fill_its_phase
     first = findings_of(record)[0]
     assert (first.name, first.owner, first.saves_s) == ("python", "MyAdam.step", pytest.approx(0.048))
     assert "fused=True" in remedy_of(first, record)
-
-
-def test_python_of_an_optimizer_does_not_count_its_matrix_products_again() -> None:
-    """``x = a @ b`` of Muon is a line of Python that calls nothing that can be followed."""
+    # ``x = a @ b`` of Muon is a line of Python that calls nothing that can be followed.
     record = made(
         {"optimizer": 70.0}, waterfall=fall(ideal=5.0, optimizer_products=60.0),
         floors={"optimizer": Floor(flops={"bfloat16": 6 * 10**12})},
@@ -484,15 +468,11 @@ def test_python_of_an_optimizer_does_not_count_its_matrix_products_again() -> No
     saves_s = {finding.name: finding.saves_s for finding in findings_of(record)}
     assert saves_s["optimizer_products"] == pytest.approx(0.060)
     assert saves_s["python"] == pytest.approx(0.010, rel=0.05)
-
-
-def test_a_hook_of_backward_saves_at_most_its_operators_too() -> None:
     calls = [line(20.0, phase="backward", function="look"), line(10.0, "torch", "backward", 100, "look")]
     (finding,) = [
         found for found in findings_of(made({"backward": 60.0}, python_times=calls)) if found.name == "python"
     ]
     assert finding.saves_s == pytest.approx(0.020)
-    assert finding.high_s is not None
     assert finding.high_s >= 0.030
 
 
@@ -506,41 +486,6 @@ def test_what_following_missed_of_a_function_counts_by_the_gaps_of_untraced_step
     others = line(20.0, "library", function="Net.step")  # then half of what was followed is not its own
     found_with_others = findings_of(made({"forward": 80.0}, waterfall=waterfall, python_times=[logs, others]))
     assert found_with_others[0].saves_s == pytest.approx(0.020)
-
-
-def test_logging_in_the_step_and_in_the_logger_is_one_finding() -> None:
-    record = made(
-        {"other": 30.0},
-        other_by_owner=owned(CSVLogger__log_metrics=30.0),
-        python_times=[line(20.0, "Lightning", calls=300)],
-    )
-    (found,) = [finding for finding in findings_of(record) if finding.name == "logging"]
-    assert found.saves_s == pytest.approx(0.050)
-
-
-def test_many_short_operators_of_a_line_are_python() -> None:
-    """``total = total + x`` 8,000 times: the trace is full of operators, which take longer to call than to execute."""
-    adds = Contributor(module=None, what="forward: aten::add", count=8000.0, seconds=0.050)
-    terms = [Term(name="ideal", seconds=0.040), Term(name="beyond_bandwidth", seconds=0.050, contributors=[adds])]
-    waterfall = fall().model_copy(update={"terms": terms})
-    record = made({"forward": 80.0}, waterfall=waterfall, python_times=[line(30.0, function="sums")])
-    assert [(found.name, found.owner) for found in findings_of(record)] == [("python", "sums")]
-    few = adds.model_copy(update={"count": 10.0})
-    terms[1] = Term(name="beyond_bandwidth", seconds=0.050, contributors=[few])
-    large = made({"forward": 80.0}, waterfall=fall().model_copy(update={"terms": terms}), python_times=[line(30.0)])
-    assert findings_of(large) == []
-
-
-def test_time_in_anomaly_detection_is_not_pythons() -> None:
-    """It notes the stack of each operator, by calls that look like those of the line."""
-    stacks = [line(40.0, "traceback", calls=40_000, function="Coupling.forward")]
-    names = [
-        found.name
-        for found in findings_of(made({"forward": 80.0}, python_times=stacks, settings=Settings(anomalies=True)))
-    ]
-    assert names == ["anomalies"]
-    without = [found.name for found in findings_of(made({"forward": 80.0}, python_times=stacks))]
-    assert without == ["python"]
 
 
 @pytest.mark.parametrize("asleep_ms, takes_over", [(10.0, True), (55.0, False)])

@@ -31,31 +31,22 @@ def told_of(*arguments: str) -> str:
     return told
 
 
-def test_a_config_that_is_none_is_named_as_stored(tmp_path: Path) -> None:
+def test_a_config_that_is_none_or_cannot_be_read_is_named_as_stored(tmp_path: Path) -> None:
     said, path = {}, tmp_path / "x.yaml"
     for case, content in BAD.items():
         path.write_bytes(content)
         ways = {told_of(*option.format(path).split()) for option in ("--config={}", "--config {}", "-c {}")}
         [said[case]] = (re.sub(r"(?<=YAML)(.*): .*", r"\1: ITS OWN WORDS", told) for told in ways)
     assert_stored("cli/call: bad", said, here=tmp_path)
-
-
-def test_a_config_that_cannot_be_read_is_named_as_stored(tmp_path: Path) -> None:
     said = {
         "missing": told_of(f"--config={tmp_path / 'missing.yaml'}"),
         "a folder": told_of(f"--config={tmp_path}"),
         "no name": told_of("--config"),
     }
     assert_stored("cli/call: cannot be read", said, here=tmp_path)
-
-
-def test_good_configs_pass(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("model: {size: small}")
     Call(["fit", "--config", str(path), "-c", str(path), "--name=--config"])
-
-
-def test_a_word_that_belongs_to_no_option_may_be_a_config() -> None:
     assert_stored("cli/call: a word", {"tiny.yaml": told_of("tiny.yaml")})
 
 
@@ -120,7 +111,7 @@ def config(tmp_path: Path) -> str:
     return f"--config={path}"
 
 
-def test_what_a_file_says_of_one_class_is_not_given_to_another_on_the_line(config: str) -> None:
+def test_what_a_file_says_of_a_class_becomes_its_arguments_and_is_given_to_no_other(config: str, tmp_path: Path):
     for line in ([config, "--model=my.M", "--model.lr=2"], ["--model.lr=2", "--model", "my.M", config]):
         call = Call(["fit", *line])
         assert call.class_path("model") == "my.M"
@@ -133,6 +124,16 @@ def test_what_a_file_says_of_one_class_is_not_given_to_another_on_the_line(confi
             "trainer": {"precision": 32},
             "model": {"class_path": "my.M", "init_args": {"lr": 2}},
         }
+    # What a file or the line says of a class becomes its arguments.
+    own = tmp_path / "own.yaml"
+    own.write_text("model: {class_path: my.M, init_args: {size: 3}}\n")
+    call = Call(["fit", "--model.size=4", f"--config={own}", "--model=my.M"])
+    assert call.parser_arguments() == ["fit", f"--config={own}", "--model=my.M", "--model.size=4"]
+    assert call.parser_arguments({"model"}) == ["fit", f"--config={own}", "--model.size=4"]
+    assert call.content == {"model": {"class_path": "my.M", "init_args": {"size": 4}}}
+    call = Call(["fit", "--trainer.strategy=DDPStrategy", "--trainer.strategy.bucket_cap_mb=1", "--name=x", "--a.b=[x"])
+    strategy = {"class_path": "DDPStrategy", "init_args": {"bucket_cap_mb": 1}}
+    assert call.content == {"trainer": {"strategy": strategy}, "a": {"b": "[x"}}
 
 
 @pytest.mark.parametrize(
@@ -144,21 +145,6 @@ def test_what_a_file_says_of_the_same_class_stays(line: list[str], config: str) 
     call = Call(["fit", config, *line])
     assert call.parser_arguments() == ["fit", config, *line]
     assert not list(call.replacement_lines())
-
-
-def test_a_class_that_a_file_names_takes_what_that_file_says_of_it(tmp_path: Path) -> None:
-    own = tmp_path / "own.yaml"
-    own.write_text("model: {class_path: my.M, init_args: {size: 3}}\n")
-    call = Call(["fit", "--model.size=4", f"--config={own}", "--model=my.M"])
-    assert call.parser_arguments() == ["fit", f"--config={own}", "--model=my.M", "--model.size=4"]
-    assert call.parser_arguments({"model"}) == ["fit", f"--config={own}", "--model.size=4"]
-    assert call.content == {"model": {"class_path": "my.M", "init_args": {"size": 4}}}
-
-
-def test_options_of_a_class_become_its_arguments() -> None:
-    call = Call(["fit", "--trainer.strategy=DDPStrategy", "--trainer.strategy.bucket_cap_mb=1", "--name=x", "--a.b=[x"])
-    strategy = {"class_path": "DDPStrategy", "init_args": {"bucket_cap_mb": 1}}
-    assert call.content == {"trainer": {"strategy": strategy}, "a": {"b": "[x"}}
 
 
 @pytest.mark.parametrize(
@@ -174,9 +160,7 @@ def test_options_of_a_class_become_its_arguments() -> None:
     ],
     ids=str,
 )
-def test_data_is_left_out_where_only_the_file_of_another_module_says_something_of_it(
-    line: list[str], left_out: bool, config: str, tmp_path: Path
-) -> None:
+def test_data_of_another_modules_file_is_left_out(line: list[str], left_out: bool, config: str, tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("model: my.M\ndata: {batch_size: 3}\n")
     words = {"CONFIG": config, "OWN": f"--config={own}"}
@@ -215,9 +199,7 @@ def test_a_dotted_option_without_a_value_is_named_in_full(option: str) -> None:
 
 
 @pytest.mark.parametrize("content", [LAUGHS, "&a [*a]", "[" * 5000], ids=["laughs", "cyclic", "deep"])
-def test_yaml_without_end_is_refused_wherever_it_is_given(
-    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_yaml_without_end_is_refused_everywhere(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "endless.yaml").write_text(content)
     (tmp_path / "endless.txt").write_text(content)

@@ -64,9 +64,7 @@ def as_it_was(variables: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("way", NODES)
-def test_of_all_processes_that_were_launched_one_makes_the_folder(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_all_launched_processes_one_makes_the_folder(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     options, processes = NODES[way]
     monkeypatch.chdir(tmp_path)
     two = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.num_nodes=2"]
@@ -96,9 +94,7 @@ MISMATCHED: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-def test_what_cannot_be_one_training_is_refused_in_a_line_as_stored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_one_training_is_refused_in_a_line_as_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     said = {}
     for case, (variables, options) in MISMATCHED.items():
@@ -111,9 +107,7 @@ def test_what_cannot_be_one_training_is_refused_in_a_line_as_stored(
     assert_stored("cli/launching", said)
 
 
-def test_tasks_of_slurm_that_are_runs_of_their_own_are_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slurm_runs_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
     for task in range(2):
         as_it_was(SLURM | {"SLURM_PROCID": task, "SLURM_LOCALID": task, "SLURM_NODEID": 0}, monkeypatch)
@@ -153,7 +147,6 @@ def test_two_nodes_of_torchrun_make_one_run_of_sharded_weights(here: Path) -> No
     assert [path.name for path in Path("logs/toy").iterdir()] == ["version_0"]
     assert sum(text.count("written to") for text in said) == 1
     record = read_run(Path("logs/toy/version_0"))
-    assert record.environment is not None
     assert (record.status, record.environment.world_size, len(record.rank_step_s)) == ("ok", 2, 2)
 
 
@@ -168,7 +161,6 @@ def test_a_forked_rank_that_fails_is_recorded_and_leaves_nobody(here: Path) -> N
         os.killpg(fork.pid, 0)
     folder = Path("logs/toy/version_0")
     record = read_run(folder)
-    assert record.failure is not None
     assert (record.status, record.failure.rank, record.failure.message) == ("failed", 1, "boom")
     failure = record.failure
     assert (failure.phase, failure.step, failure.rank) == ("forward", 4, 1)
@@ -192,19 +184,16 @@ class Killed(Toy):
 """
 
 
-def test_a_forked_rank_that_is_killed_is_a_failure(here: Path) -> None:
+def test_a_forked_rank_that_is_killed_is_a_failure_and_ranks_that_do_not_end_are_ended(here: Path) -> None:
     """As the kernel does where memory runs out: nobody interrupted the run. Not forked: ``test_gather``."""
     (here / "killed.py").write_text(KILLED)
     two, out = Started(["--trainer.strategy=ddp_fork", "--trainer.devices=2"]), here / "said.txt"
     fork = launched(two, out, "--model=killed.Killed", "--model.rank=1")
     assert end(fork) == 1, out.read_text()
     record = read_run(Path("logs/toy/version_0"))
-    assert record.failure is not None
     assert (record.status, record.failure.type, record.failure.rank) == ("failed", "RankLost", 1)
     assert "SIGKILL" in record.failure.message
-
-
-def test_ranks_that_do_not_end_are_ended() -> None:
+    # Ranks that do not end are ended.
     rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     started = SimpleNamespace(procs=[rank])
     trainer: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=started))

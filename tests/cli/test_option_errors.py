@@ -5,17 +5,25 @@ from __future__ import annotations
 from lm_profiler.cli.option_errors import explain
 
 
-def test_what_it_does_not_know_is_cut_to_a_line() -> None:
+def test_errors_are_cut_to_a_line_with_our_key_and_the_value_that_was_given() -> None:
     told = str(explain("first " + "x" * 1000 + "\n\n  - second\nthird", prefix="trainer"))
     assert told.startswith("trainer: first xxx")
     assert len(told.splitlines()) == 1
     assert len(told) <= 310
     assert str(explain("-1 is out\nsecond")) == "-1 is out second"
-
-
-def test_a_message_of_ours_gets_the_key_that_it_is_about() -> None:
     ours = "size: expected 3, given 4"
     assert str(explain(ours, prefix="model")) == f"model.{ours}"
+    # Each line of the tree ends with the value as it was read: the next line is no part of it.
+    line = "Expected a <class 'int'>. Got value: 1000.0"
+    message = UNION.format(key="num_layers", error=line, more=". Got value: 1000.0", given="1e3")
+    assert str(explain(message)) == "num_layers: expected int or null, given '1e3'"
+    assert str(explain(line, prefix="data.seed")) == "data.seed: expected int, given '1000.0'"
+    two_lines = UNION.format(key="name", error="Expected a <class 'int'>", more="", given="a\nb")
+    assert str(explain(two_lines)).endswith("given 'a\\nb'")
+    message = UNION.format(
+        key="model", error="argument of type 'NoneType' is not iterable", more="", given="{'class_path': None}"
+    )
+    assert str(explain(message)) == "model: expected class path or null, given \"{'class_path': None}\""
 
 
 UNION = """\
@@ -27,20 +35,3 @@ Parser key "{key}":
     - Expected a <class 'NoneType'>{more}
   Given value type: <class 'str'>
   Given value: {given}"""
-
-
-def test_the_value_is_the_one_that_was_given() -> None:
-    """Each line of the tree ends with the value as it was read: the next line is no part of it."""
-    line = "Expected a <class 'int'>. Got value: 1000.0"
-    message = UNION.format(key="num_layers", error=line, more=". Got value: 1000.0", given="1e3")
-    assert str(explain(message)) == "num_layers: expected int or null, given '1e3'"
-    assert str(explain(line, prefix="data.seed")) == "data.seed: expected int, given '1000.0'"
-    two_lines = UNION.format(key="name", error="Expected a <class 'int'>", more="", given="a\nb")
-    assert str(explain(two_lines)).endswith("given 'a\\nb'")
-
-
-def test_a_class_path_that_is_no_text_is_refused_as_a_class_path() -> None:
-    message = UNION.format(
-        key="model", error="argument of type 'NoneType' is not iterable", more="", given="{'class_path': None}"
-    )
-    assert str(explain(message)) == "model: expected class path or null, given \"{'class_path': None}\""

@@ -100,7 +100,7 @@ REFUSED = [
 ]
 
 
-def test_a_wrong_call_is_message_in_a_line_as_stored() -> None:
+def test_a_wrong_call_is_a_message_in_a_line_as_stored() -> None:
     said = {}
     for arguments in REFUSED:
         with pytest.raises(UsageError) as error:
@@ -108,17 +108,20 @@ def test_a_wrong_call_is_message_in_a_line_as_stored() -> None:
         said[" ".join(arguments)] = told = str(error.value)
         assert "\n" not in told
     assert_stored("cli/options", said)
+    values = ",".join(map(str, range(20_000)))  # which jsonargparse reads for minutes
+    told = refusal(UsageError, lambda: bake(f"--spices.rye={values}"))
+    assert_stored("cli/option_values: many", {"of a key": told})
 
 
-def test_help_comes_from_the_dataclass() -> None:
+def test_help_comes_from_the_dataclass_and_report_takes_its_options_from_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = OptionsReader("bake", Baking).help("for example:\n  bake it")
     assert_stored("cli/bake", {"--help": text})
     options = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
     fields = ("loaves", "flours", "minutes", "degrees", "kind", "fan", "spices.KEY")
     assert options == ["--config", *(f"--{name}" for name in fields)]
-
-
-def test_one_reader_of_the_line() -> None:
+    # One reader of the line.
     takes = {"many": UNLIMITED, "two": 2, "flag": 0}
     line = ["a", "-c", "f.yaml", "--many", "1", "-2", "--two", "3", "4", "5", "--flag", "6", "--x=-7", "--", "-h"]
     found = [option[:2] for option in options_in(line, lambda name: takes.get(name, 1))]
@@ -126,17 +129,8 @@ def test_one_reader_of_the_line() -> None:
         *[("", ["a"]), ("config", ["f.yaml"]), ("many", ["1", "-2"]), ("two", ["3", "4"]), ("", ["5"])],
         *[("flag", []), ("", ["6"]), ("x", ["-7"]), ("", ["--"]), ("help", [])],
     ]
-
-
-def test_report_takes_its_options_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "table.yaml").write_text("columns: [help]\n")
     assert main(["report", "--config", str(tmp_path / "table.yaml")]) == 0
     listed = capsys.readouterr().out
     assert main(["report", "--columns", "help"]) == 0
     assert capsys.readouterr().out == listed
-
-
-def test_more_values_than_anybody_can_try_are_refused_before_the_parser_sees_them() -> None:
-    values = ",".join(map(str, range(20_000)))  # which jsonargparse reads for minutes
-    told = refusal(UsageError, lambda: bake(f"--spices.rye={values}"))
-    assert_stored("cli/option_values: many", {"of a key": told})

@@ -74,7 +74,6 @@ def test_a_gpu_gives_out_what_was_planned(tmp_path: Path, precision: str) -> Non
     subprocess.run([sys.executable, "-m", "lm_profiler", *call, *stages], check=True, capture_output=True)
     (found,) = tmp_path.rglob("run.json")
     memory = read_run(found.parent).memory
-    assert memory is not None
     assert memory.measured.allocated_peak == pytest.approx(planned.peak, rel=GPU_TOLERANCE)
     assert memory.measured.reserved_peak == pytest.approx(planned.reserved, rel=0.05)
     for phase, peak in planned.peaks.items():
@@ -125,7 +124,7 @@ def test_a_module_of_somebody_elses_holds_what_a_real_one_does(kind: type[Lightn
     assert line.startswith("rehearsed.py, line ") == (kind is rehearsed.SaysFloat)
 
 
-def test_what_a_callback_freezes_is_not_learnt(tmp_path: Path) -> None:
+def test_modules_that_freeze_keep_share_and_expand_are_planned_as_they_are(tmp_path: Path) -> None:
     planned = asked(rehearsed.Plain, "--trainer.callbacks+=rehearsed.Freezes")
     assert isinstance(planned, Planned)
     assert planned.peak == pytest.approx(
@@ -134,27 +133,24 @@ def test_what_a_callback_freezes_is_not_learnt(tmp_path: Path) -> None:
     causes = planned.causes["optimizer"]
     assert causes.gradients == 4 * rehearsed.IDS * rehearsed.WIDTH  # of the head alone
     assert causes.parameters == 2 * causes.gradients
-
-
-def test_ddp_holds_its_buckets_beside_what_one_device_holds() -> None:
-    """By as much a real one's peak grows: 17,106,816 bytes for a module of 4,276,704 weights, on one rank with gloo."""
+    # By as much a real one's peak grows: 17,106,816 bytes for a module of 4,276,704 weights, on one rank with gloo.
     alone, one_of_many = asked(rehearsed.Plain), asked(rehearsed.Plain, "--trainer.strategy=ddp")
     assert isinstance(alone, Planned)
     assert isinstance(one_of_many, Planned)
     assert one_of_many.buckets == one_of_many.peak - alone.peak == 2 * 4 * rehearsed.IDS * rehearsed.WIDTH
-
-
-def test_steps_that_grow_have_no_largest() -> None:
+    # Steps that grow have no largest.
     planned = asked(rehearsed.KeepsAll)
     assert isinstance(planned, Planned)
     assert planned.growth == 4 * rehearsed.WIDTH
     assert planned.peak == planned.steps[-1]
-
-
-def test_attention_alone_is_planned_though_its_batches_are_empty() -> None:
+    # Attention alone is planned though its batches are empty.
     planned = wait_for_plan(start_rehearsal(["fit", "--config=attention"], gpu=None, fresh=True))
     assert isinstance(planned, Planned)
     assert planned.causes["forward"].parameters == 3 * 4 * 8 * 1024 * 64  # Q, K and V
+    # A batch that is expanded takes what its storage does.
+    planned = asked(rehearsed.ExpandedBatches)
+    assert isinstance(planned, Planned)
+    assert planned.peak < 100 * 4 * rehearsed.IDS * rehearsed.WIDTH
 
 
 @pytest.mark.parametrize(
@@ -174,9 +170,7 @@ def test_attention_alone_is_planned_though_its_batches_are_empty() -> None:
     ],
     ids=lambda given: getattr(given, "__name__", ""),
 )
-def test_what_cannot_be_planned_has_a_reason(
-    kind: type[LightningModule], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_plan_says_why(kind: type[LightningModule], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     unplanned = asked(kind)
     assert isinstance(unplanned, Unplanned)
@@ -184,15 +178,7 @@ def test_what_cannot_be_planned_has_a_reason(
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_is_written_once_all_is_trained_is_left_to_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_once_all_is_trained_is_left_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert isinstance(asked(rehearsed.WritesAtTheEnd), Planned)
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_batch_that_is_expanded_takes_what_its_storage_does() -> None:
-    planned = asked(rehearsed.ExpandedBatches)
-    assert isinstance(planned, Planned)
-    assert planned.peak < 100 * 4 * rehearsed.IDS * rehearsed.WIDTH

@@ -49,10 +49,15 @@ def looked(accelerator: str, folder: Path) -> Looks:
     return module
 
 
-def test_no_state_is_copied_and_gradients_are_gone(tmp_path: Path) -> None:
+def test_no_state_is_copied_gradients_are_gone_and_a_module_that_stays_is_moved_nowhere(tmp_path: Path) -> None:
     with mock.patch("lightning.fabric.utilities.optimizer.move_data_to_device", side_effect=AssertionError):
         module = looked("cpu", tmp_path)
     assert (module.devices, module.gradients, module.states) == ({"cpu"}, [], {"cpu"})
+    module = LanguageModel(d_model=8, d_ff=8, num_layers=1, num_heads=1, vocab_size=8)
+    module.configure_model()
+    module.to("meta")  # from which nothing could be copied
+    module.stays = True
+    assert {each.device.type for each in module.cpu().parameters()} == {"meta"}
 
 
 @pytest.mark.gpu
@@ -66,11 +71,3 @@ def test_our_own_module_ends_where_it_ran(tmp_path: Path) -> None:
     call = ["fit", f"--model={__name__}.Ours", *TINY, "--trainer.accelerator=gpu", f"--log_dir={tmp_path}"]
     assert main([*call, "--check_memory=false"]) == 0
     assert Ours.ended_on == {"cuda"}
-
-
-def test_a_module_that_stays_is_moved_nowhere() -> None:
-    module = LanguageModel(d_model=8, d_ff=8, num_layers=1, num_heads=1, vocab_size=8)
-    module.configure_model()
-    module.to("meta")  # from which nothing could be copied
-    module.stays = True
-    assert {each.device.type for each in module.cpu().parameters()} == {"meta"}

@@ -22,9 +22,7 @@ PROGRAM = f"{sys.executable} -m lm_profiler"
         *[("LOCAL_RANK", ""), ("LOCAL_RANK", "1" * 5000)],
     ],
 )
-def test_a_rank_that_is_no_number_is_named(
-    name: str, given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_is_a_number(name: str, given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv(name, given)
     assert main(["fit"]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.made_parts import made_model
 from tests.support.made_runs import made_record
 from tests.support.made_waterfall import made_waterfall
 
 from lm_profiler.analysis.remedies.remedy import BY_WORKERS, UNKNOWN, Candidate
 from lm_profiler.improve.candidates import open_candidates, refuse_small, requested_candidates
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run_record import ModelFacts, Settings, TimeSummary
+from lm_profiler.record.run_record import Settings, TimeSummary
 
 GPU = ("cuda", Settings(half_precision="bf16-mixed", tf32=False, cores=8))
 CPU = ("cpu", Settings(cores=1))
@@ -37,7 +38,6 @@ SECONDS = {"data": 0.03, "transfer": 0.01, "forward": 0.2, "backward": 0.4, "cli
 
 def entry(config: dict[str, Any], on: tuple[str, Settings] = GPU, **changes: Any) -> Entry:
     record = made_record(config=config)
-    assert record.environment is not None
     machine = {"flags": {"float32_matmul_precision": "highest"}, "device_type": on[0]}
     time = {**record.time, **{name: TimeSummary(n=20, mean=seconds) for name, seconds in SECONDS.items()}}
     facts = {"time": time, "environment": record.environment.model_copy(update=machine), "settings": on[1]}
@@ -76,22 +76,40 @@ def test_what_a_run_leaves_open_is_tried_with_the_time_of_what_it_touches() -> N
     }
 
 
-def test_the_waterfall_says_more_exactly_what_compiling_and_recomputing_cost() -> None:
+def test_what_the_waterfall_and_the_verdict_say_orders_the_changes() -> None:
     fall = made_waterfall()
     known = {term.name: term.at_most_s or 0.0 for term in fall.terms}
     names = by_name(OURS, GPU, waterfall=fall)
     assert names["model.compile=true"] == pytest.approx(
         known["bandwidth"] + known["beyond_bandwidth"] + known["gaps"] + known["unexplained"]
     )
+    # What the verdict advises goes first and an unknown device tries all.
+    for bound_by, name in (("host", "model.compile=true"), ("input", "data.num_workers=1")):
+        verdict = made_record().verdict.model_copy(update={"bound_by": bound_by})  # type: ignore[union-attr]
+        assert next(iter(by_name(OURS, GPU, verdict=verdict))) == name
+    assert "trainer.precision=bf16-mixed" in by_name(OURS, ("xpu", Settings()))
+    # Checkpoints of blocks are left out by their own option.
+    model = {"class_path": "lm_profiler.training.LanguageModel", "init_args": {**OURS["model"]["init_args"]}}
+    model["init_args"] |= {"checkpoint_every": [8, 2], "activation_checkpointing": False}
+    names = by_name({**OURS, "model": model}, CPU)
+    assert names["model.checkpoint_every=null"] == 0.4
+    assert not any("activation_checkpointing" in name for name in names)
 
 
 def test_of_another_module_torch_and_the_loader_offer_what_it_has_not_itself() -> None:
     names = by_name(OTHERS, GPU)
     assert {"torch.compile=true", "torch.float32_matmul_precision=high", "loader.num_workers=2"} < names.keys()
     assert not [name for name in names if name.startswith(("model.", "data."))]
+    # Memory that is pinned is not pinned again.
+    pinned = {**OTHERS, "loader": {"num_workers": None, "pin_memory": True}}
+    assert "loader.pin_memory=true" in by_name(OTHERS, GPU)
+    assert "loader.pin_memory=true" not in by_name(pinned, GPU)
+    # A module that compiles itself is not compiled again.
+    compiled = made_model(compiled=True)
+    assert not [name for name in by_name(OTHERS, GPU, model=compiled) if "compile" in name]
 
 
-def test_what_the_machine_lacks_is_refused_with_a_reason() -> None:
+def test_what_the_machine_lacks_touches_little_or_changes_the_batch_is_refused() -> None:
     why = {one.name: one.refused for one in open_candidates(entry(OURS, CPU), False) if one.refused}
     lacks = {
         "trainer.precision=bf16-mixed": "half precision",
@@ -101,14 +119,9 @@ def test_what_the_machine_lacks_is_refused_with_a_reason() -> None:
     assert why.keys() == lacks.keys()
     for name, word in lacks.items():
         assert word in why[name]
-
-
-def test_the_global_batch_is_changed_only_where_that_is_asked_for() -> None:
+    # The global batch is changed only where that is asked for and what touches little is refused.
     more = by_name(OURS, GPU, free=True).keys() - by_name(OURS, GPU).keys()
     assert more == {"data.batch_size=8", "data.batch_size=16"}
-
-
-def test_a_change_that_touches_too_little_is_not_tried() -> None:
     told = refuse_small(known(entry(OURS)), 4.0, 0.01)
     refused = [one for one in told if one.refused]
     assert {one.name for one in refused} == {f"data.num_workers={count}" for count in (1, 2, 4, 8)}
@@ -125,6 +138,15 @@ def test_values_that_somebody_names_are_tried_but_for_the_one_it_has() -> None:
     assert asked[0].group == asked[1].group != asked[2].group
     assert asked[0].may_change == asked[1].may_change
     assert asked[2].may_change is not None  # so that it is not taken where its numbers cannot be checked
+    # What a third kind of attention changes is not known.
+    same, other = requested_candidates({"model.attention": ["sdpa", "linear"]}, ours, entry(OURS).option)
+    assert same in ours
+    assert (other.group, other.may_change) == (same.group, UNKNOWN)
+    # Fewer workers are no unknown option where more are not tried.
+    config = {**OURS, "data": {**OURS["data"], "init_args": {**OURS["data"]["init_args"], "num_workers": 8}}}
+    own = known(entry(config))
+    (fewer,) = requested_candidates({"data.num_workers": ["2"]}, own, entry(config).option)
+    assert (fewer.group, fewer.may_change) == ("num_workers", BY_WORKERS)
 
 
 @pytest.mark.parametrize("on", [GPU, CPU], ids=["GPU", "CPU"])
@@ -142,49 +164,3 @@ def test_a_mode_of_compiling_is_tried_compiled_in_the_place_of_the_others(on: tu
     assert [one.options for one in requested_candidates(modes, [], entry(compiled).option)] == [
         {"torch.compile_mode": mode} for mode in modes["torch.compile_mode"]
     ]
-
-
-def test_fewer_workers_are_no_unknown_option_where_more_are_not_tried() -> None:
-    config = {**OURS, "data": {**OURS["data"], "init_args": {**OURS["data"]["init_args"], "num_workers": 8}}}
-    own = known(entry(config))
-    (fewer,) = requested_candidates({"data.num_workers": ["2"]}, own, entry(config).option)
-    assert (fewer.group, fewer.may_change) == ("num_workers", BY_WORKERS)
-
-
-def test_what_a_third_kind_of_attention_changes_is_not_known() -> None:
-    ours = known(entry(OURS))
-    same, other = requested_candidates({"model.attention": ["sdpa", "linear"]}, ours, entry(OURS).option)
-    assert same in ours
-    assert (other.group, other.may_change) == (same.group, UNKNOWN)
-
-
-def test_memory_that_is_pinned_is_not_pinned_again() -> None:
-    pinned = {**OTHERS, "loader": {"num_workers": None, "pin_memory": True}}
-    assert "loader.pin_memory=true" in by_name(OTHERS, GPU)
-    assert "loader.pin_memory=true" not in by_name(pinned, GPU)
-
-
-def test_what_the_verdict_advises_goes_before_what_may_save_as_much() -> None:
-    for bound_by, name in (("host", "model.compile=true"), ("input", "data.num_workers=1")):
-        verdict = made_record().verdict.model_copy(update={"bound_by": bound_by})  # type: ignore[union-attr]
-        assert next(iter(by_name(OURS, GPU, verdict=verdict))) == name
-
-
-def test_a_module_that_compiles_itself_is_not_compiled_again() -> None:
-    facts = ModelFacts(
-        class_path="mine.Module", parameters=1, parameters_without_embedding=None, trainable_parameters=1, bytes=4,
-        precision="32-true", optimizers=[], accumulate_grad_batches=1, compiled=True,
-    )  # fmt: skip
-    assert not [name for name in by_name(OTHERS, GPU, model=facts) if "compile" in name]
-
-
-def test_checkpoints_of_blocks_are_left_out_by_their_own_option() -> None:
-    model = {"class_path": "lm_profiler.training.LanguageModel", "init_args": {**OURS["model"]["init_args"]}}
-    model["init_args"] |= {"checkpoint_every": [8, 2], "activation_checkpointing": False}
-    names = by_name({**OURS, "model": model}, CPU)
-    assert names["model.checkpoint_every=null"] == 0.4
-    assert not any("activation_checkpointing" in name for name in names)
-
-
-def test_of_a_device_that_nobody_knows_the_runs_will_tell() -> None:
-    assert "trainer.precision=bf16-mixed" in by_name(OURS, ("xpu", Settings()))

@@ -6,19 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.made_parts import made_model
 from tests.support.made_runs import made_record
 
 from lm_profiler.improve.cells import CellCalls, FinishedCell
 from lm_profiler.improve.tolerance import SizeDifference, size_difference
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run_record import LoaderFacts, ModelFacts, RunRecord
+from lm_profiler.record.run_record import LoaderFacts, RunRecord
 from lm_profiler.record.sweep_files import CellOutcome
 
 OK = CellOutcome(cell="it", status="ok", reason=None, run="it", ended="", duration_s=1.0, exit_code=0)
-MODEL = ModelFacts(
-    class_path="mine.Module", parameters=1, parameters_without_embedding=None, trainable_parameters=1, bytes=4,
-    precision="32-true", optimizers=[], accumulate_grad_batches=2,
-)  # fmt: skip
+MODEL = made_model(accumulate_grad_batches=2)
 
 
 @pytest.mark.parametrize(
@@ -32,9 +30,7 @@ MODEL = ModelFacts(
         (None, 1, ("batches", 2, 1)),
     ],
 )
-def test_where_nobody_can_count_samples_the_options_tell_of_another_batch(
-    size: int | None, batches: int, other: tuple[str, int, int] | None
-) -> None:
+def test_uncounted_samples_are_known_by_options(size: int | None, batches: int, other: tuple[str, int, int] | None):
     def record(size: int | None, batches: int) -> RunRecord:
         model = MODEL.model_copy(update={"accumulate_grad_batches": batches})
         data = {} if size is None else {"batch_size": size}
@@ -57,9 +53,7 @@ def test_where_nobody_can_count_samples_the_options_tell_of_another_batch(
         ({"model.num_workers": "some"}, None, None),
     ],
 )
-def test_what_workers_make_ahead_is_used_up_while_the_run_warms_up(
-    options: dict[str, str], ahead: int | None, steps: int | None
-) -> None:
+def test_what_workers_make_ahead_is_used_up_in_warm_up(options: dict[str, str], ahead: int | None, steps: int | None):
     loader = LoaderFacts(workers=0, ahead=ahead, ready_before=0, ready_after=0)
     facts: dict[str, Any] = {"model": MODEL, "loader": loader, "steps_planned": {"warmup": 5}}
     cell = CellCalls(Path("it"), ["fit"], made_record(**facts)).time(options, 3)

@@ -18,7 +18,6 @@ def test_of_one_look_the_interval_is_students(pairs: int) -> None:
     logs = 0.03 * np.random.default_rng(3).standard_normal(pairs)
     interval = repeated_interval(np.exp(logs).tolist(), 0.05, 0.02, (pairs,))
 
-    assert interval is not None
     assert interval.ratio == pytest.approx(math.exp(logs.mean()))
     freedom = 4 + pairs - 1  # what is known counts like four pairs
     error = math.sqrt((4 * 2 * 0.02**2 + (pairs - 1) * logs.var(ddof=1)) / freedom / pairs)
@@ -27,9 +26,7 @@ def test_of_one_look_the_interval_is_students(pairs: int) -> None:
 
 @pytest.mark.parametrize("processes", [0.01, 0.05])
 @pytest.mark.parametrize("error", [0.05, 0.0125])
-def test_of_equal_programs_no_more_intervals_than_promised_are_wrong_at_any_look(
-    processes: float, error: float
-) -> None:
+def test_of_equal_programs_no_more_intervals_than_promised_are_wrong_at_any_look(processes: float, error: float):
     rng, wrong, series = np.random.default_rng(11), 0, 600
     for _ in range(series):
         ratios = np.exp(processes * math.sqrt(2.0) * rng.standard_normal(LOOKS[-1])).tolist()
@@ -42,16 +39,19 @@ def test_of_equal_programs_no_more_intervals_than_promised_are_wrong_at_any_look
     assert wrong <= error * series + 2.0 * math.sqrt(error * series)
 
 
-def test_between_two_looks_the_earlier_one_counts() -> None:
-    ratios = [0.9, 0.91, 0.93, 0.88, 2.0]
-    assert repeated_interval(ratios, 0.05, 0.02) == repeated_interval(ratios[:4], 0.05, 0.02)
-    assert repeated_interval(ratios[:1], 0.05, 0.02) is None
-
-
-def test_one_slow_process_does_not_decide() -> None:
+def test_one_slow_process_does_not_decide_and_no_gain_is_worth_no_pairs() -> None:
     assert change_word(repeated_interval([0.3, 1.0], 0.05, 0.05)) == "UNCLEAR"
     assert change_word(repeated_interval([0.3, 1.0, 1.01, 0.99], 0.05, 0.01)) == "UNCLEAR"
     assert change_word(repeated_interval([0.6, 0.61], 0.05, 0.02)) == "FASTER"
+    ratios = [0.9, 0.91, 0.93, 0.88, 2.0]
+    assert repeated_interval(ratios, 0.05, 0.02) == repeated_interval(ratios[:4], 0.05, 0.02)
+    assert repeated_interval(ratios[:1], 0.05, 0.02) is None
+    # What does not look faster is not worth more pairs.
+    assert not is_hopeless([1.2, 1.2], 0.01)  # one slow process would do that
+    assert is_hopeless([1.2, 1.1, 1.2, 1.1], 0.05)
+    assert is_hopeless([1.0, 1.001, 0.999, 1.0], 0.001)
+    assert not is_hopeless([1.0, 0.97, 1.0, 0.97], 0.02)
+    assert log_gain([0.9, 0.9], 0.01) == pytest.approx(math.log(0.99 / 0.9))
 
 
 def test_processes_are_taken_to_differ_as_is_known_until_they_have_shown_by_how_much() -> None:
@@ -65,14 +65,6 @@ def test_processes_are_taken_to_differ_as_is_known_until_they_have_shown_by_how_
         0.0135, abs=0.002
     )  # 29 processes, one of which is taken to be 5 % off
     assert pooled_spread(settings, ProcessSpread(0.01, 4)) == pytest.approx(0.01, abs=0.002)
-
-
-def test_what_does_not_look_faster_is_not_worth_more_pairs() -> None:
-    assert not is_hopeless([1.2, 1.2], 0.01)  # one slow process would do that
-    assert is_hopeless([1.2, 1.1, 1.2, 1.1], 0.05)
-    assert is_hopeless([1.0, 1.001, 0.999, 1.0], 0.001)
-    assert not is_hopeless([1.0, 0.97, 1.0, 0.97], 0.02)
-    assert log_gain([0.9, 0.9], 0.01) == pytest.approx(math.log(0.99 / 0.9))
 
 
 @pytest.mark.parametrize("processes, saves", [(0.05, 0.05), (0.03, 0.02), (0.05, 0.02)])

@@ -112,20 +112,15 @@ def test_winners_are_kept_and_the_rest_is_tried_on_top_of_them() -> None:
     assert end.outcome == "done"
 
 
-def test_the_final_setting_is_compared_with_the_first_in_runs_that_nothing_was_chosen_by() -> None:
+def test_the_final_setting_is_compared_in_turns_in_runs_that_nothing_was_chosen_by() -> None:
     answer, asked = recorded(program({"a=1": 0.5, "b=1": 0.7}))
     end = searched(values("a=1", "b=1"), answer)
 
-    assert end.final is not None
     assert (end.final.a_options, end.final.b_options, end.final.verdict) == ({}, {"a": "1", "b": "1"}, "FASTER")
-    assert end.final.interval is not None
     assert end.final.interval.ratio == pytest.approx(0.35)
     runs = [(tuple(one.options.items()), one.number) for one in asked if isinstance(one, Trial)]
     assert len(runs) == len(set(runs))
     assert all(isinstance(one, Trial) and one.options in ({}, end.options) for one in asked[-2 * end.final.pairs :])
-
-
-def test_the_two_sides_of_a_comparison_go_first_in_turns() -> None:
     answer, asked = recorded(program({"a=1": 1.0}, noise=0.05))
     searched(values("a=1"), answer)
 
@@ -133,7 +128,7 @@ def test_the_two_sides_of_a_comparison_go_first_in_turns() -> None:
     assert sides.startswith("baab")
 
 
-def test_the_highest_ceiling_goes_first_and_unknown_ones_last() -> None:
+def test_the_highest_ceiling_goes_first_and_a_change_without_one_is_found() -> None:
     answer, asked = recorded(program({"a=1": 1.5, "b=1": 1.5, "c=1": 1.5}))
     changes = values("a=1", "b=1", "c=1", ceilings=[0.1, None, 0.4])
     end = searched(changes, answer)
@@ -144,16 +139,31 @@ def test_the_highest_ceiling_goes_first_and_unknown_ones_last() -> None:
     assert end.final is None
     short = searched(changes, program({"c=1": 1.5}), 120.0)  # with room for one of them
     assert ([name for name, _ in verdicts(short)], short.outcome) == (["c=1"], "budget")
+    # The one change in eight that helps is found though it has no ceiling.
+    names = [f"{name}=1" for name in "abcdefgh"]
+    answer, asked = recorded(program({**dict.fromkeys(names, 1.0), "e=1": 0.93}, noise=0.02))
+    end = searched(values(*names), answer, 4e3)
+
+    (proven,) = accepted(end)
+    assert proven.b_options == {"e": "1"}
+    assert sum(isinstance(one, Trial) for one in asked) < 250
 
 
-def test_a_value_takes_the_place_of_another_of_its_option() -> None:
+def test_a_value_takes_the_place_of_another_and_is_tried_again_on_what_was_accepted() -> None:
     end = searched(values("workers=2", "workers=4"), program({"workers=2": 0.6, "workers=4": 0.3}))
 
     assert end.options == {"workers": "4"}
     assert [one.name for one in accepted(end)] == ["workers=2", "workers=4"]
+    both = Candidate("batch=2, checkpointing=1", {"batch": "2", "checkpointing": "1"}, "batch", ceiling_s=0.9)
+    without = Candidate("checkpointing=0", {"checkpointing": "0"}, "checkpointing", ceiling_s=0.5)
+    shares = {"batch=2": 0.5, "checkpointing=1": 1.0, "checkpointing=0": 0.6}
 
+    end = searched([both, without], program(shares))
 
-def test_what_harmed_before_is_tried_again_on_what_was_accepted_after_it() -> None:
+    assert end.options == {"batch": "2", "checkpointing": "0"}
+    assert end.tried[1].b_options == end.options
+
+    # What harmed before is tried again on what was accepted after it.
     def answer(asked: Question) -> TimedRun | NumericsCheck:
         if isinstance(asked, Check):
             return NumericsCheck(True)
@@ -166,17 +176,7 @@ def test_what_harmed_before_is_tried_again_on_what_was_accepted_after_it() -> No
     assert end.options == {"batch": "8", "compile": "1"}
 
 
-def test_the_one_change_in_eight_that_helps_is_found_though_it_has_no_ceiling() -> None:
-    names = [f"{name}=1" for name in "abcdefgh"]
-    answer, asked = recorded(program({**dict.fromkeys(names, 1.0), "e=1": 0.93}, noise=0.02))
-    end = searched(values(*names), answer, 4e3)
-
-    (proven,) = accepted(end)
-    assert proven.b_options == {"e": "1"}
-    assert sum(isinstance(one, Trial) for one in asked) < 250
-
-
-def test_what_looks_faster_gets_the_budget_and_what_does_not_is_put_off() -> None:
+def test_what_looks_faster_gets_the_budget_and_candidates_share_the_error() -> None:
     """Processes differ by 5 %: of six changes only the likeliest can be proven in 30 pairs, and it is."""
     found = 0
     for seed in range(20):
@@ -184,36 +184,22 @@ def test_what_looks_faster_gets_the_budget_and_what_does_not_is_put_off() -> Non
         end = searched(values("a=1", *OTHERS, ceilings=[0.5, *[0.3] * 5]), answer, 600.0)
         found += end.options == {"a": "1"}
     assert found >= 16
-
-
-def test_nothing_decided_is_not_nothing_helped() -> None:
-    """Processes differ by 30 % and the budget is small."""
-    search = searched(values("a=1", "b=1", "c=1"), program(dict.fromkeys(("a=1", "b=1", "c=1"), 0.97), 0.3), 200.0)
-    record = Account(ImproveRequest(config="demo"), "now").record(search, search.outcome or "budget", 1)
-    assert headline(record).startswith("nothing was decided")
-
-
-def test_a_baseline_that_fails_once_is_run_again() -> None:
-    whole, failures = program({"a=1": 0.5, "b=1": 1.0}), [1]
-
-    def answer(asked: Question) -> TimedRun | NumericsCheck:
-        if isinstance(asked, Trial) and not asked.options and asked.number == failures[0]:
-            return TimedRun(None, 10.0, failure="it raised")
-        return whole(asked)
-
-    assert searched(values("a=1", "b=1"), answer).options == {"a": "1"}
-
-
-def test_candidates_that_are_not_accepted_yet_share_the_error() -> None:
-    """Only one of the two sides on which an interval errs accepts: all together err in ``ERROR``."""
+    # Only one of the two sides on which an interval errs accepts: all together err in ``ERROR``.
     shares = {"a=1": 0.5, "b=1": 0.6, "c=1": 0.7}
     all_right = searched(values(*shares), program(shares))
     assert [one.error for one in accepted(all_right)] == [2 * ERROR / 3, ERROR, ERROR]
     none = searched(values(*shares), program(shares, checked=NumericsCheck(False)))
     assert [one.error for one in none.tried] == [2 * ERROR / 3] * 3
+    # A search that was killed goes on from what is on the disk.
+    once, again = (recorded(program({"a=1": 0.8, "b=1": 1.0, "c=1": 0.97}, noise=0.03)) for _ in range(2))
+    for answer, _ in (once, again):
+        searched(values("a=1", "b=1", "c=1"), answer)
+
+    assert once[1] == again[1]
+    assert len(once[1]) > 20
 
 
-def test_what_fails_or_is_refused_costs_one_run_and_is_told() -> None:
+def test_what_fails_costs_one_run_and_a_first_setting_that_fails_twice_ends_it() -> None:
     answers = program({"c=1": 0.5})
     told = {"a": TimedRun(None, 3.0, failure="out of memory"), "b": TimedRun(None, 0.0, refusal="needs a GPU")}
 
@@ -227,6 +213,18 @@ def test_what_fails_or_is_refused_costs_one_run_and_is_told() -> None:
     assert all(one.reason for one in end.tried[:2])
     assert all(len(one.runs_b) == 1 for one in end.tried[:2])
     assert end.options == {"c": "1"}
+    # A first setting that does not run ends the search unless it fails once.
+    end = searched(values("a=1"), lambda asked: TimedRun(None, 3.0, failure="it raised"))
+
+    assert (end.outcome, end.tried, end.spent_s) == ("failed", [], 3.0)
+    whole, failures = program({"a=1": 0.5, "b=1": 1.0}), [1]
+
+    def answer(asked: Question) -> TimedRun | NumericsCheck:
+        if isinstance(asked, Trial) and not asked.options and asked.number == failures[0]:
+            return TimedRun(None, 10.0, failure="it raised")
+        return whole(asked)
+
+    assert searched(values("a=1", "b=1"), answer).options == {"a": "1"}
 
 
 @pytest.mark.parametrize(
@@ -236,9 +234,7 @@ def test_what_fails_or_is_refused_costs_one_run_and_is_told() -> None:
         (True, [("compile=1", "FAILED", 1), ("compile=1, mode=2", "FASTER", 2), ("other=1", "FASTER", 2)]),
     ],
 )
-def test_what_contains_a_change_that_failed_is_not_tried_unless_memory_was_short(
-    may_lack_memory: bool, expected: list[tuple[str, str, int]]
-) -> None:
+def test_what_contains_a_failed_change_is_tried_for_memory(may_lack_memory: bool, expected: list[tuple[str, str, int]]):
     answers = program({"compile=1": 0.5, "mode=2": 0.9, "other=1": 0.7})
 
     def answer(asked: Question) -> TimedRun | NumericsCheck:
@@ -254,13 +250,7 @@ def test_what_contains_a_change_that_failed_is_not_tried_unless_memory_was_short
         assert end.tried[1].reason == "compile=1 FAILED"
 
 
-def test_a_first_setting_that_does_not_run_ends_the_search() -> None:
-    end = searched(values("a=1"), lambda asked: TimedRun(None, 3.0, failure="it raised"))
-
-    assert (end.outcome, end.tried, end.spent_s) == ("failed", [], 3.0)
-
-
-def test_a_run_that_the_budget_cuts_says_nothing_of_its_change_and_of_the_first_setting_nothing_either() -> None:
+def test_what_the_budget_leaves_no_time_for_is_undecided() -> None:
     whole = program({"a=1": 0.5})
 
     def answer(asked: Question) -> TimedRun | NumericsCheck:
@@ -271,9 +261,7 @@ def test_a_run_that_the_budget_cuts_says_nothing_of_its_change_and_of_the_first_
     end = searched(values("a=1", "b=1"), answer, 150.0)
     assert [(one.verdict, one.reason) for one in end.tried] == [("UNDECIDED", "the budget ended it")] * len(end.tried)
     assert searched(values("a=1"), lambda asked: TimedRun(None, 30.0, was_cut=True)).outcome == "budget"
-
-
-def test_a_last_comparison_for_which_no_time_is_left_is_the_end_of_the_budget() -> None:
+    # A last comparison for which no time is left is the end of the budget.
     answers = program({"a=1": 0.3})
 
     def answer(asked: Question) -> TimedRun | NumericsCheck:
@@ -281,9 +269,7 @@ def test_a_last_comparison_for_which_no_time_is_left_is_the_end_of_the_budget() 
 
     end = searched(values("a=1"), answer, 120.0)
     assert (end.options, end.final, end.outcome) == ({"a": "1"}, None, "budget")
-
-
-def test_no_pair_is_begun_that_would_not_end_in_time() -> None:
+    # No pair is begun that would not end in time.
     answers = program({"slow=1": 0.95}, noise=0.05)
 
     def answer(asked: Question) -> TimedRun | NumericsCheck:
@@ -294,6 +280,10 @@ def test_no_pair_is_begun_that_would_not_end_in_time() -> None:
     assert [(one.verdict, one.pairs) for one in end.tried] == [("UNDECIDED", 2)]
     assert (end.untried, end.outcome) == ([], "budget")
     assert end.spent_s <= 500.0
+    # Processes differ by 30 % and the budget is small.
+    search = searched(values("a=1", "b=1", "c=1"), program(dict.fromkeys(("a=1", "b=1", "c=1"), 0.97), 0.3), 200.0)
+    record = Account(ImproveRequest(config="demo"), "now").record(search, search.outcome or "budget", 1)
+    assert headline(record).startswith("nothing was decided")
 
 
 @pytest.mark.parametrize(
@@ -306,24 +296,12 @@ def test_no_pair_is_begun_that_would_not_end_in_time() -> None:
         (NumericsCheck(None), None, False, "FASTER"),
     ],
 )
-def test_a_winner_with_wrong_or_unknown_numbers_is_shown_and_not_taken(
-    checked: NumericsCheck, may_change: str | None, accept: bool, verdict: str
-) -> None:
+def test_wrong_numbers_are_not_taken(checked: NumericsCheck, may_change: str | None, accept: bool, verdict: str):
     candidate = Candidate("a", {"a": "1"}, "a", may_change=may_change)
     end = searched([candidate], program({"a=1": 0.5}, checked=checked), accept_numerics=accept)
 
     assert [(one.verdict, one.accepted, one.numerics) for one in end.tried] == [(verdict, verdict == "FASTER", checked)]
     assert end.options == ({"a": "1"} if verdict == "FASTER" else {})
-
-
-def test_told_the_same_answers_it_asks_the_same_again() -> None:
-    """A search that was killed goes on from what is on the disk."""
-    once, again = (recorded(program({"a=1": 0.8, "b=1": 1.0, "c=1": 0.97}, noise=0.03)) for _ in range(2))
-    for answer, _ in (once, again):
-        searched(values("a=1", "b=1", "c=1"), answer)
-
-    assert once[1] == again[1]
-    assert len(once[1]) > 20
 
 
 @pytest.mark.parametrize("budget_s", [100.0, 400.0])
@@ -351,14 +329,3 @@ def test_a_search_comes_close_to_the_best_of_a_grid_of_1728_settings_in_120_cell
     assert np.median([one.start / one.end for one in searches]) > 3.7  # the best is 4.3 times as fast as the first
     assert sum(not one.gain_held for one in searches) <= 1
     assert max(one.cells for one in searches) <= 125
-
-
-def test_the_latest_change_counts_where_two_groups_set_one_option() -> None:
-    both = Candidate("batch=2, checkpointing=1", {"batch": "2", "checkpointing": "1"}, "batch", ceiling_s=0.9)
-    without = Candidate("checkpointing=0", {"checkpointing": "0"}, "checkpointing", ceiling_s=0.5)
-    shares = {"batch=2": 0.5, "checkpointing=1": 1.0, "checkpointing=0": 0.6}
-
-    end = searched([both, without], program(shares))
-
-    assert end.options == {"batch": "2", "checkpointing": "0"}
-    assert end.tried[1].b_options == end.options

@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from stored_texts import assert_stored
+from tests.support.made_parts import made_model
 from tests.support.made_runs import made_record
 
 from lm_profiler.analysis.remedies.remedy import OTHER_BATCH, UNKNOWN
 from lm_profiler.improve.tolerance import check_numbers
-from lm_profiler.record.run_record import ModelFacts, NumericsFacts, RunRecord
+from lm_profiler.record.run_record import NumericsFacts, RunRecord
 
-MODEL = ModelFacts(
-    class_path="mine.Module", parameters=100, parameters_without_embedding=90, trainable_parameters=100, bytes=400,
-    precision="32-true", optimizers=["AdamW"], accumulate_grad_batches=1,
-)  # fmt: skip
+SIZE = {"parameters": 100, "parameters_without_embedding": 90, "trainable_parameters": 100, "bytes": 400}
+MODEL = made_model(**SIZE, optimizers=["AdamW"])
 
 
 def trained(
@@ -27,19 +26,13 @@ def trained(
     **model: Any,
 ) -> RunRecord:
     numbers = NumericsFacts(
-        loss=1.0,
-        reference_loss=1.0,
-        output_error=0.0,
-        gradient_error=gradient_error,
-        kinds=[],
-        losses=[2.0, 1.5] if losses is None else losses,
-        gradient_norms=[1.0, 0.9] if norms is None else norms,
-    )
+        loss=1.0, reference_loss=1.0, output_error=0.0, gradient_error=gradient_error, kinds=[],
+        losses=[2.0, 1.5] if losses is None else losses, gradient_norms=[1.0, 0.9] if norms is None else norms,
+    )  # fmt: skip
     return made_record(numerics=numbers, model=MODEL.model_copy(update=model))
 
 
 def of_tokens(record: RunRecord, count: int) -> RunRecord:
-    assert record.throughput is not None
     of = record.throughput.model_copy(update={"tokens_per_step": count, "samples_per_step": None})
     return record.model_copy(update={"throughput": of})
 
@@ -56,9 +49,7 @@ def of_tokens(record: RunRecord, count: int) -> RunRecord:
         ([], [], None),
     ],
 )
-def test_losses_are_compared_over_the_steps_that_both_have(
-    a: list[float | None], b: list[float | None], loss: float | None
-) -> None:
+def test_losses_are_compared_over_common_steps(a: list[float | None], b: list[float | None], loss: float | None):
     told = check_numbers(trained(a), trained(b, 0.03), None)
     assert (told.loss_error, told.gradient_error) == (None if loss is None else pytest.approx(loss), 0.03)
 
@@ -76,9 +67,7 @@ def test_losses_are_compared_over_the_steps_that_both_have(
         (0.5, 0.2, OTHER_BATCH, False),
     ],
 )
-def test_both_must_be_within_their_tolerance(
-    loss: float | None, gradients: float | None, may_change: str | None, within: bool | None
-) -> None:
+def test_both_are_tolerable(loss: float | None, gradients: float | None, may_change: str | None, within: bool | None):
     losses = [] if loss is None else [None if loss == math.inf else 2.0 * (1 + loss)]
     told = check_numbers(trained([2.0]), trained([*losses], gradients), may_change)
     assert told.is_tolerated is within
@@ -91,11 +80,6 @@ def test_a_step_of_other_tokens_is_judged_as_another_batch(free_batch: bool, gra
     told = check_numbers(a, b, None, free_batch)
     assert told.is_tolerated is within
     assert "64 tokens" in (told.reason or "")
-
-
-def test_nothing_is_known_of_a_run_without_an_audit() -> None:
-    told = check_numbers(made_record(), trained(), None)
-    assert (told.is_tolerated, told.loss_error, told.gradient_error) == (None, None, None)
 
 
 @pytest.mark.parametrize("far", [False, True])
@@ -128,30 +112,26 @@ def test_an_option_that_is_not_known_must_train_the_same_as_stored() -> None:
         assert (told.reason is None) == (within is True), case
         said[case] = told.reason or ""
     assert_stored("improve/numbers: other", said)
-
-
-def test_clipping_that_is_taken_away_with_an_option_that_is_not_known_is_seen() -> None:
     clipped, free = ({"trainer": {"gradient_clip_val": value}} for value in (1.0, None))
     a, b = (trained().model_copy(update={"config": config}) for config in (clipped, free))
     assert check_numbers(a, a, UNKNOWN).is_tolerated
     told = check_numbers(a, b, UNKNOWN)
     assert told.is_tolerated is False
     assert_stored("improve/numbers: clipping", {"taken away": told.reason or ""})
-
-
-def test_with_other_batches_that_are_allowed_an_option_that_is_not_known_must_leave_the_model() -> None:
+    # With other batches that are allowed an option that is not known must leave the model.
     a = of_tokens(trained(), 128)
     assert check_numbers(a, of_tokens(trained([9.0, 9.0]), 64), UNKNOWN, free_batch=True).is_tolerated
     assert not check_numbers(a, of_tokens(trained(parameters=64), 64), UNKNOWN, free_batch=True).is_tolerated
+    # Nothing is known of a run without an audit.
+    told = check_numbers(made_record(), trained(), None)
+    assert (told.is_tolerated, told.loss_error, told.gradient_error) == (None, None, None)
 
 
 @pytest.mark.parametrize(
     "scatter, error, refused",
     [(0.05, 0.0, (0.0, 0.06)), (0.02, 0.03, (0.9, 1.0)), (0.0, 0.011, (1.0, 1.0)), (0.5, 0.5, (0.85, 1.0))],
 )
-def test_a_mean_loss_that_is_off_by_chance_is_tolerated_and_one_that_is_wrong_is_not(
-    scatter: float, error: float, refused: tuple[float, float]
-) -> None:
+def test_a_mean_loss_may_be_off_by_chance_and_not_wrong(scatter: float, error: float, refused: tuple[float, float]):
     """Other random numbers move each step's loss by ``scatter``, in one run in twenty by more than chance explains."""
     rng, a = np.random.default_rng(2), trained([2.0] * 10)
     assert a.numerics is not None

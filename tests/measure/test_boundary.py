@@ -7,13 +7,20 @@ import pytest
 from lm_profiler.measure.boundary import Guard, first_line, print_message
 
 
-def test_a_message_is_no_order_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    guard = Guard("tokens_in", print_message)
-    guard.run(_raise, ValueError("\x1b[2Jgone"))
+def test_a_message_is_no_order_to_the_terminal_and_is_cut_without_passwords(capsys: pytest.CaptureFixture[str]) -> None:
+    part = Guard("tokens_in", print_message)
+    part.run(_raise, ValueError("\x1b[2Jgone"))
     told = capsys.readouterr().err
     assert "\x1b" not in told
     assert told.endswith("\\x1b[2Jgone\n")
     assert len(told.splitlines()) == 1
+    # A long message is cut at a word and an address loses its password.
+    told = first_line(RuntimeError("word " * 100))
+    assert told == "word " * 59 + "word…"
+    assert first_line(RuntimeError("x" * 400)) == "x" * 299 + "…"
+    assert first_line(RuntimeError("x" * 300)) == "x" * 300
+    error = OSError("cannot reach https://ann:correct-horse@host/data?access_token=correct-horse")
+    assert first_line(error).split() == ["cannot", "reach", "https://***@host/data?access_token=***"]
 
 
 def test_what_cannot_be_said_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,15 +36,3 @@ def test_what_cannot_be_said_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> No
 
 def _raise(error: Exception) -> None:
     raise error
-
-
-def test_a_long_message_ends_with_a_whole_word_and_says_that_it_goes_on() -> None:
-    told = first_line(RuntimeError("word " * 100))
-    assert told == "word " * 59 + "word…"
-    assert first_line(RuntimeError("x" * 400)) == "x" * 299 + "…"
-    assert first_line(RuntimeError("x" * 300)) == "x" * 300
-
-
-def test_an_address_in_a_message_is_told_without_its_password() -> None:
-    error = OSError("cannot reach https://ann:correct-horse@host/data?access_token=correct-horse")
-    assert first_line(error).split() == ["cannot", "reach", "https://***@host/data?access_token=***"]

@@ -27,10 +27,12 @@ def test_every_config_of_the_tree_has_its_name(below: str) -> None:
         assert meant.read_bytes() == file.read_bytes()
 
 
-def test_a_file_of_that_name_goes_first() -> None:
+def test_a_file_of_that_name_goes_first_and_a_shipped_sweep_names_shipped_configs_alone() -> None:
     Path("demo").write_text("model: {size: small}\n", encoding="utf-8")
     assert config_file("demo") == "demo"
     assert config_file("configs/demo.yaml") == "configs/demo.yaml"
+    for file in (CONFIGS / "sweeps").glob("*.yaml"):
+        assert yaml.safe_load(file.read_text(encoding="utf-8"))["config"] in shipped_configs()
 
 
 @pytest.mark.parametrize("verb", [["fit", "--config=dmeo"], ["sweep", "--config", "dmeo", "--repeats", "2"]])
@@ -41,23 +43,12 @@ def test_a_misspelt_name_is_told_the_nearest(verb: list[str], capsys: pytest.Cap
     assert "demo?" in said
 
 
-def test_a_name_like_no_other_is_told_the_shipped_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_name_is_told_the_shipped_ones_and_a_missing_file_none(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(["fit", "--config=quite-another"], capsys)
     assert ", ".join(shipped_configs()) in said
     assert_stored("record/refused: no such config", {"--config=quite-another": said})
-
-
-def test_a_missing_file_is_told_no_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--config=my/own.yaml"]) == 2
     assert "shipped" not in capsys.readouterr().err
-
-
-def test_an_unknown_sweep_is_told_the_shipped_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "quite-another"]) == 2
     said = capsys.readouterr().err
     assert all(name in said for name in ("attention", "context_lengths", "demo", "sizes"))
-
-
-def test_a_shipped_sweep_names_shipped_configs_alone() -> None:
-    for file in (CONFIGS / "sweeps").glob("*.yaml"):
-        assert yaml.safe_load(file.read_text(encoding="utf-8"))["config"] in shipped_configs()

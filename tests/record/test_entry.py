@@ -20,11 +20,18 @@ from lm_profiler.report.tables.table_columns import column
 STEPS = [(0.001, 0.002)] * 6
 
 
-def test_runs_are_found_below_any_folder_and_each_once(tmp_path: Path):
+def test_runs_are_found_below_any_folder_and_each_once_in_the_order_of_their_versions(tmp_path: Path):
     first, second = write(tmp_path / "a" / "version_0", STEPS), write(tmp_path / "b" / "deeper" / "version_0", STEPS)
     found = collect([second, tmp_path, first])
     assert [entry.folder for entry in found.entries] == [second, first]
     assert found.problems == []
+    for number in (10, 2, 1):
+        write(tmp_path / "c" / f"version_{number}", STEPS)
+    assert [entry.folder.name for entry in collect([tmp_path / "c"]).entries] == [
+        "version_1",
+        "version_2",
+        "version_10",
+    ]
 
 
 def test_the_folder_of_a_search_is_walked_and_that_of_a_run_is_not(tmp_path: Path):
@@ -38,12 +45,6 @@ def test_the_folder_of_a_search_is_walked_and_that_of_a_run_is_not(tmp_path: Pat
     assert list(found.searches) == [searched]
     assert [entry.folder for entry in found.entries] == [run]
     assert found.problems == []
-
-
-def test_versions_stand_in_the_order_of_their_numbers(tmp_path: Path):
-    for number in (10, 2, 1):
-        write(tmp_path / f"version_{number}", STEPS)
-    assert [entry.folder.name for entry in collect([tmp_path]).entries] == ["version_1", "version_2", "version_10"]
 
 
 @pytest.mark.parametrize(
@@ -66,13 +67,10 @@ def test_a_damaged_record_is_a_problem_that_names_its_file(tmp_path: Path, conte
     assert str(tmp_path / "bad" / "run.json") in problem
 
 
-def test_a_record_of_a_later_version_is_a_problem(tmp_path: Path):
+def test_a_record_of_a_later_version_or_none_is_a_problem_as_stored(tmp_path: Path):
     path = write(tmp_path / "run", STEPS) / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
     assert_stored("record/problems: later version", {"of version 99": collect([tmp_path]).problems}, logs=tmp_path)
-
-
-def test_a_run_without_a_record_is_a_problem_as_stored(tmp_path: Path):
     for name in ("gone", "dangling"):
         (write(tmp_path / name, STEPS) / "run.json").unlink()
     (tmp_path / "dangling" / "run.json").symlink_to(tmp_path / "nowhere")
@@ -93,7 +91,7 @@ def test_links_are_no_runs_of_their_own_and_nothing_behind_one_is_missing_silent
     assert_stored("record/problems: links", {"away, and to nowhere": sorted(found.problems)}, logs=logs, here=tmp_path)
 
 
-def test_a_folder_that_cannot_be_read_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_unreadable_folder_or_damaged_steps_are_told_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     locked = write(tmp_path / "locked", STEPS)
     scandir = os.scandir
 
@@ -104,9 +102,7 @@ def test_a_folder_that_cannot_be_read_is_a_problem(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "scandir", refuse)
     assert_stored("record/problems: locked", {"a folder": collect([tmp_path]).problems}, logs=tmp_path)
-
-
-def test_damaged_steps_are_told_when_they_are_asked_for(tmp_path: Path):
+    # Damaged steps are told when they are asked for.
     path = write(tmp_path / "run", STEPS) / "steps.csv"
     whole = path.read_bytes()
     for content in (b"step,stage\n1,measure\n", whole[:-40], whole.replace(b"0.001", b"nan"), b"\xff\xfe", None):
@@ -116,7 +112,7 @@ def test_damaged_steps_are_told_when_they_are_asked_for(tmp_path: Path):
             entry.rows  # noqa: B018 - reads the file
 
 
-def test_a_sweep_is_its_cells_in_the_order_of_its_plan(tmp_path: Path):
+def test_a_sweep_is_its_cells_in_the_order_of_its_plan_and_earlier_runs_are_their_own(tmp_path: Path):
     sweep = tmp_path / "sweep"
     ran = write(sweep / "cell0" / "version_0", STEPS)
     refused = write(sweep / "cell1" / "version_0", failed=("refused", "no room"))
@@ -128,6 +124,12 @@ def test_a_sweep_is_its_cells_in_the_order_of_its_plan(tmp_path: Path):
     # Known from its neighbours: what ran on, and what was not swept.
     assert [column(name).get(found.entries[2]) for name in ("device", "size", "data.a")] == ["H100", "small", 3]
     assert found.problems == []
+    # An earlier run in the folder of a cell is a run of its own.
+    sweep = tmp_path / "again"
+    earlier = write(sweep / "cell0" / "version_0", STEPS)
+    write_sweep(sweep, [({"data.a": "1"}, 0, "ok", write(sweep / "cell0" / "version_1", STEPS))])
+    [entry] = collect([earlier]).entries
+    assert (entry.folder, entry.cell) == (earlier, None)
 
 
 def test_cells_that_are_given_one_by_one_are_those_of_their_sweep_in_its_order(tmp_path: Path):
@@ -146,14 +148,6 @@ def test_cells_that_are_given_one_by_one_are_those_of_their_sweep_in_its_order(t
     assert len(collect([sweep / "cell2", sweep]).entries) == 3
 
 
-def test_an_earlier_run_in_the_folder_of_a_cell_is_a_run_of_its_own(tmp_path: Path):
-    sweep = tmp_path / "sweep"
-    earlier = write(sweep / "cell0" / "version_0", STEPS)
-    write_sweep(sweep, [({"data.a": "1"}, 0, "ok", write(sweep / "cell0" / "version_1", STEPS))])
-    [entry] = collect([earlier]).entries
-    assert (entry.folder, entry.cell) == (earlier, None)
-
-
 def test_a_cell_that_is_still_running_or_was_killed_with_its_sweep_shows_what_it_has(tmp_path: Path):
     sweep = tmp_path / "sweep"
     write_sweep(sweep, [({"data.a": "1"}, 0, "missing", None), ({"data.a": "2"}, 0, "missing", None)])
@@ -167,16 +161,13 @@ def test_a_cell_that_is_still_running_or_was_killed_with_its_sweep_shows_what_it
     assert (waiting.status, waiting.record) == ("not run", None)
 
 
-def test_the_reason_of_a_refusal_does_not_say_twice_that_it_is_one(tmp_path: Path):
+def test_a_refusal_says_once_that_it_is_one_and_a_class_of_lightnings_has_its_short_name(tmp_path: Path):
     folder = write(tmp_path / "run", failed=("refused", ""))
     why = Failure(phase="setup", step=None, type="Refused", message="memory: too little\nwould fit: less")
     read_run(folder).model_copy(update={"failure": why}).write(folder / "run.json")
     [entry] = collect([tmp_path]).entries
     assert entry.reason.count("memory") == 1
     assert "refused" not in entry.reason
-
-
-def test_a_class_of_lightnings_has_the_name_by_which_it_is_given(tmp_path: Path):
     ours = "lm_profiler.training.data_parallel.FlatDDP"
     classes = {"lightning.pytorch.strategies.DDPStrategy": "DDPStrategy", ours: ours}
     for path, shown in classes.items():
@@ -186,21 +177,19 @@ def test_a_class_of_lightnings_has_the_name_by_which_it_is_given(tmp_path: Path)
         assert (entry.option("trainer.strategy"), entry.option("trainer.strategy.bucket_cap_mb")) == (shown, 10)
 
 
-def test_of_a_sweep_whose_plan_is_damaged_the_runs_are_kept(tmp_path: Path):
+def test_of_a_sweep_whose_plan_or_outcome_is_damaged_the_runs_are_kept(tmp_path: Path):
     run = write(tmp_path / "cell0" / "version_0", STEPS)
     write_sweep(tmp_path, [({}, 0, "ok", run)])
     (tmp_path / "sweep.json").write_text("{")
     found = collect([tmp_path])
     assert [entry.folder for entry in found.entries] == [run]
     assert str(tmp_path / "sweep.json") in found.problems[0]
-
-
-def test_a_damaged_outcome_is_a_problem(tmp_path: Path):
-    write_sweep(tmp_path, [({}, 0, "timeout", None)])
-    (tmp_path / "cell0" / "outcome.json").write_text("{")
-    found = collect([tmp_path])
+    late = tmp_path / "late"
+    write_sweep(late, [({}, 0, "timeout", None)])
+    (late / "cell0" / "outcome.json").write_text("{")
+    found = collect([late])
     assert [entry.status for entry in found.entries] == ["not run"]
-    assert str(tmp_path / "cell0" / "outcome.json") in found.problems[0]
+    assert str(late / "cell0" / "outcome.json") in found.problems[0]
 
 
 @pytest.fixture
@@ -215,22 +204,18 @@ def unfinished(tmp_path: Path) -> Path:
     return folder
 
 
-def test_an_unfinished_run_has_the_figures_of_the_steps_that_it_finished(unfinished: Path):
+def test_an_unfinished_run_has_the_figures_of_the_steps_that_it_finished_if_any(unfinished: Path):
     found = with_unfinished(collect([unfinished]))
     [entry] = found.entries
     assert found.problems == []
     assert entry.status == "unfinished"
     assert_stored("record/problems: unfinished", {"reason": entry.reason})
-    assert entry.record is not None
     assert entry.record.steps == {"warmup": 1, "measure": 3}
     assert QUANTITIES["duration_s"].get(entry.record) is None  # its record is of the moment at which the loop began
     assert entry.record.time["step"].median == pytest.approx(0.3)
     assert entry.record.first_step_s == pytest.approx(1.0)
     assert entry.record.shares["forward"] == pytest.approx(1 / 3)
     assert len(entry.rows) == 4
-
-
-def test_an_unfinished_run_without_a_step_is_there_all_the_same(unfinished: Path):
     (unfinished / "steps.csv").write_text("")
     found = with_unfinished(collect([unfinished]))
     assert [entry.status for entry in found.entries] == ["unfinished"]

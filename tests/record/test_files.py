@@ -14,7 +14,7 @@ import pytest
 from lm_profiler.record.files import claim_run_dir, relative_to_cwd, write_whole
 
 
-def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
+def test_the_file_holds_what_was_written_and_what_cannot_be_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     write_whole(path, "x,y\nµ,2\n")
     assert path.read_bytes() == "x,y\nµ,2\n".encode()
@@ -23,6 +23,11 @@ def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
     write_whole(path, b"PAR1\xff\n")
     assert path.read_bytes() == b"PAR1\xff\n"
     assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(tmp_path / "run.json", "\ud800")
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(FileNotFoundError):
+        write_whole(tmp_path / "missing" / "run.json", "x")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")
@@ -33,9 +38,7 @@ def test_it_is_as_readable_as_any_other_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fails_at", ["write_bytes", "replace"], ids=["write", "rename"])
-def test_a_failure_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str
-) -> None:
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str):
     path = tmp_path / "run.json"
     path.write_text("old")
 
@@ -50,32 +53,15 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_text_that_cannot_be_encoded_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(tmp_path / "run.json", "\ud800")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        write_whole(tmp_path / "missing" / "run.json", "x")
-
-
-def test_runs_are_numbered_onwards(tmp_path: Path) -> None:
+def test_runs_are_numbered_onwards_and_threads_that_claim_at_once_get_a_folder_each(tmp_path: Path) -> None:
     parent = tmp_path / "logs" / "name"
     assert [claim_run_dir(parent).name for _ in range(3)] == ["version_0", "version_1", "version_2"]
     (parent / "version_10").mkdir()
     for stranger in ("version_x", "version_", "version_99_old", "other"):
         (parent / stranger).mkdir()
     assert claim_run_dir(parent).name == "version_11"
-
-
-def test_a_file_may_stand_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "version_0").write_text("")
     assert claim_run_dir(tmp_path).name == "version_1"
-
-
-def test_threads_that_claim_at_once_get_a_folder_each(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         claimed = list(threads.map(claim_run_dir, [tmp_path] * 64))
     assert len(set(claimed)) == 64
@@ -89,7 +75,6 @@ def test_processes_that_claim_at_once_get_a_folder_each(tmp_path: Path) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen(command, **pipes) for _ in range(4)]
     for process in processes:  # all wait for this
-        assert process.stdin is not None
         process.stdin.close()
         process.stdin = None
     names = [name for process in processes for name in process.communicate(timeout=60)[0].split()]
@@ -106,7 +91,7 @@ def test_a_folder_without_permission_is_an_os_error(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_a_link_stays_one_and_what_it_points_to_is_written(tmp_path: Path) -> None:
+def test_links_and_pipes_stay_and_what_they_lead_to_is_written(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     target, link, dangling = tmp_path / "there" / "a.csv", tmp_path / "a.csv", tmp_path / "b.csv"
     target.write_text("old")
@@ -118,9 +103,6 @@ def test_a_link_stays_one_and_what_it_points_to_is_written(tmp_path: Path) -> No
     assert dangling.is_symlink()
     assert target.read_text() == "new"
     assert (tmp_path / "there" / "b.csv").read_text() == "first"
-
-
-def test_what_is_no_plain_file_is_written_into_and_stays(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with ThreadPoolExecutor(1) as reader:

@@ -11,7 +11,7 @@ from lm_profiler.record.files import RecordError
 from lm_profiler.record.memory_timeline import MemoryTimeline, read_timelines, timeline_file, write_timeline
 
 
-def test_the_curve_adds_up_and_keeps_its_peak_when_thinned() -> None:
+def test_the_curve_adds_up_with_its_phases_and_moments() -> None:
     timeline = made_timeline()
     assert timeline.totals == [100, 300, 600, 500, 700, 300, 100]
     assert (timeline.peak, timeline.peak_at) == (700, 4)
@@ -22,13 +22,7 @@ def test_the_curve_adds_up_and_keeps_its_peak_when_thinned() -> None:
     places, curves = timeline.curves(most_places=3)
     assert len(places) <= 3
     assert max(sum(at) for at in zip(*curves.values(), strict=True)) == 700
-
-
-def test_phases_without_events_and_what_lies_between_are_left_out() -> None:
     assert made_timeline().shaded() == [("forward", 0, 2), ("backward", 3, 6)]
-
-
-def test_moments_are_those_around_the_optimizer() -> None:
     moments = made_timeline().moments()
     assert set(moments) == {"before_optimizer", "after_optimizer"}
     held = moments["after_optimizer"]

@@ -12,25 +12,16 @@ ALL = [*q.TIMES.values(), *q.HOST_TIMES.values(), *q.MEMORY.values(), q.TOKENS, 
 PHASES = ["data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer"]
 
 
-def test_the_phases_are_those_that_are_published() -> None:
+def test_phases_columns_and_tags_are_those_that_are_published_and_unique() -> None:
     assert list(q.PHASES) == PHASES
     assert list(q.PARTS) == [*PHASES, "other"]
-
-
-def test_names_and_tags_are_unique() -> None:
     for values in ([x.name for x in ALL], [x.tag for x in ALL if x.tag], list(q.STEP_COLUMNS)):
         assert [value for value, n in Counter(values).items() if n > 1] == []
-
-
-def test_the_columns_of_steps_csv_are_those_that_are_published() -> None:
     times = [f"{part}_s" for part in (*PHASES, "other", "step")]
     hosts = [f"{part}_host_s" for part in (*PHASES, "other", "step")]
     start = ["step", "stage", *times, *hosts, "tokens"]
     assert list(q.STEP_COLUMNS[: len(start)]) == start
     assert set(q.STEP_COLUMNS[len(start) :]) >= {"allocated_peak_bytes", "reserved_peak_bytes", "rank"}
-
-
-def test_tags_are_those_that_are_published() -> None:
     tags = {x.name: x.tag for x in ALL}
     for part in (*PHASES, "other", "step"):
         assert tags[f"{part}_s"] == f"time_ms/{part}"
@@ -47,6 +38,7 @@ def test_the_unit_is_in_the_name_and_in_the_tag() -> None:
             group = x.tag.partition("/")[0]
             assert group in {"time_ms", "host_time_ms", "memory_gib", "throughput"}
             assert {"ms": "_ms", "GiB": "_gib"}.get(x.shown_unit, "") in group
+    assert q.TIMES["forward"].show(0.001, unit=False) == "1.000"
 
 
 @pytest.mark.parametrize(
@@ -66,35 +58,16 @@ def test_values_are_shown_for_people(quantity: q.Quantity, value: float | None, 
     assert quantity.show(value) == shown
 
 
-def test_a_value_without_its_unit() -> None:
-    assert q.TIMES["forward"].show(0.001, unit=False) == "1.000"
+BYTES = {
+    0: "0 B", 511: "511 B", 512: "0.50 KiB", 2**19: "0.50 MiB", 2**19 - 1024: "511 KiB", 796 * 2**20: "0.78 GiB",
+    12.3 * 2**20: "12.3 MiB", 79.15 * 2**30: "79.2 GiB", 3 * 2**40: "3.00 TiB", -(2**20): "-1.00 MiB",
+}  # fmt: skip
+SECONDS = {
+    0.0: "0 ms", 0.0095: "9.5 ms", 0.9994: "999 ms", 0.9996: "1.0 s", 75.4: "75.4 s", 570.0: "9.5 min",
+    3723.0: "62 min", 5400.0: "1.5 h",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "count, text",
-    [
-        (0, "0 B"),
-        (511, "511 B"),
-        (512, "0.50 KiB"),
-        (2**19, "0.50 MiB"),
-        (2**19 - 1024, "511 KiB"),
-        (796 * 2**20, "0.78 GiB"),
-        (12.3 * 2**20, "12.3 MiB"),
-        (79.15 * 2**30, "79.2 GiB"),
-        (3 * 2**40, "3.00 TiB"),
-        (-(2**20), "-1.00 MiB"),
-    ],
-)
-def test_bytes_come_in_the_unit_that_fits_them(count: float, text: str) -> None:
-    assert q.bytes_text(count) == text
-
-
-@pytest.mark.parametrize(
-    "seconds,text",
-    [
-        (0.0, "0 ms"), (0.0095, "9.5 ms"), (0.9994, "999 ms"), (0.9996, "1.0 s"), (75.4, "75.4 s"), (570.0, "9.5 min"),
-        (3723.0, "62 min"), (5400.0, "1.5 h"),
-    ],
-)  # fmt: skip
-def test_a_duration_comes_in_the_unit_that_fits_it(seconds: float, text: str) -> None:
-    assert q.duration_text(seconds) == text
+def test_bytes_and_durations_come_in_the_unit_that_fits_them() -> None:
+    assert {count: q.bytes_text(count) for count in BYTES} == BYTES
+    assert {seconds: q.duration_text(seconds) for seconds in SECONDS} == SECONDS

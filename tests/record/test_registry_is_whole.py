@@ -80,10 +80,15 @@ def matches(pattern: str, path: str) -> bool:
     return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), path) is not None
 
 
-def test_the_walk_sees_the_numbers_of_every_part() -> None:
+def test_the_walk_sees_every_part_and_of_a_run_that_died_nothing_is_made_up() -> None:
     seen = numbers()
     assert {"first_step_s", "time.*.median", "telemetry.energy_j", "odd_steps[].ratio", "rank_step_s[]"} <= set(seen)
     assert {path.partition(".")[0].removesuffix("[]") for path in seen} >= {"memory", "contention", "syncs", "numerics"}
+    # Of a run that died before its first step nothing is made up.
+    of_any_run = {"schema_version", "name", "status", "failure", "verb", "started", "duration_s", "command", "config"}
+    died = RunRecord.model_validate({name: WHOLE[name] for name in of_any_run} | {"failure": None, "config": None})
+    assert [of.name for of in QUANTITIES.values() if of.get(died) is not None] == ["duration_s"]
+    assert [of.name for of in QUANTITIES.values() if of.interval(died) is not None] == []
 
 
 @pytest.mark.parametrize("form", FIGURES)
@@ -128,13 +133,6 @@ def test_every_figure_is_read_where_its_path_says(form: type[Part]) -> None:
         assert "unknown" not in (of.show(value), of.fit(value)), of.name
 
 
-def test_of_a_run_that_died_before_its_first_step_nothing_is_made_up() -> None:
-    of_any_run = {"schema_version", "name", "status", "failure", "verb", "started", "duration_s", "command", "config"}
-    died = RunRecord.model_validate({name: WHOLE[name] for name in of_any_run} | {"failure": None, "config": None})
-    assert [of.name for of in QUANTITIES.values() if of.get(died) is not None] == ["duration_s"]
-    assert [of.name for of in QUANTITIES.values() if of.interval(died) is not None] == []
-
-
 @pytest.mark.parametrize("form, place, row", OF_FILES, ids=[place for _, place, _ in OF_FILES])
 def test_rows_are_read_where_their_paths_say(form: type[Part], place: str, row: tuple[Quantity, ...]) -> None:
     whole = WHOLES[form]
@@ -144,12 +142,9 @@ def test_rows_are_read_where_their_paths_say(form: type[Part], place: str, row: 
             assert of.get(read) == (at(given, of.path) if of.path else given)
 
 
-def test_every_column_of_steps_csv_is_in_the_registry() -> None:
+def test_every_column_of_steps_csv_is_in_the_registry_and_each_figure_stands_once() -> None:
     of_a_row = {"step", "stage", "rank"}  # which row it is
     assert set(STEP_COLUMNS) - of_a_row <= {*QUANTITIES, TOKENS.name}
-
-
-def test_each_figure_stands_once_and_says_what_it_means() -> None:
     every = [of.name for group in GROUPS.values() for of in group]
     assert len({*every}) == len(every)
     for places in FIGURES.values():

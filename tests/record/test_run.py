@@ -92,7 +92,7 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path, record: RunRecord) -> Non
     assert read_run(tmp_path) == record
 
 
-def test_any_reader_of_json_finds_the_names(tmp_path: Path) -> None:
+def test_names_are_found_by_any_reader_and_a_lone_surrogate_is_written_and_read(tmp_path: Path) -> None:
     FULL.write(tmp_path / "run.json")
     plain = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
     assert plain["schema_version"] == SCHEMA_VERSION
@@ -102,6 +102,12 @@ def test_any_reader_of_json_finds_the_names(tmp_path: Path) -> None:
     assert plain["time"]["clip"]["median"] is None
     assert plain["config"]["µ"] is True
     assert plain["model"]["parameters"] == 3_406_809_600
+    # As a command line has one whose words are no UTF-8.
+    record = FULL.model_copy(update={"command": "fit --data.path=\udcff\U0001f600", "notes": ["\ud800 and µ"]})
+    record.write(tmp_path / "run.json")
+    assert read_run(tmp_path) == record.model_copy(
+        update={"command": "fit --data.path=?\U0001f600", "notes": ["? and µ"]}
+    )
 
 
 def set_to(**changes: Any) -> Callable[[str], str]:
@@ -129,9 +135,7 @@ def without(key: str) -> Callable[[str], str]:
         (lambda text: "[1, 2]", "file"),
     ],
 )
-def test_what_is_no_record_of_this_version_is_refused_by_name(
-    tmp_path: Path, damage: Callable[[str], str], where: str
-) -> None:
+def test_what_is_no_record_of_this_version_is_refused_by_name(tmp_path: Path, damage: Callable[[str], str], where: str):
     FULL.write(tmp_path / "run.json")
     path = tmp_path / "run.json"
     path.write_text(damage(path.read_text()))
@@ -144,26 +148,14 @@ def test_what_is_no_record_of_this_version_is_refused_by_name(
     assert isinstance(raised.value, ValueError)
 
 
-def test_no_record_and_no_text_are_refused_by_name(tmp_path: Path) -> None:
+def test_no_record_and_no_text_are_refused_by_name_and_none_is_changed(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     said = {"no record": refusal(RecordError, lambda: read_run(tmp_path))}
     path.write_bytes(b"\xff\xfe\x00")
     said["no text"] = refusal(RecordError, lambda: read_run(tmp_path))
     assert_stored("record/problems: no text", said, run=tmp_path)
-
-
-def test_a_record_is_never_changed() -> None:
     with pytest.raises(ValidationError):
         MINIMAL.status = "ok"  # type: ignore[misc]
-
-
-def test_a_record_with_a_lone_surrogate_is_written_and_read(tmp_path: Path) -> None:
-    """As a command line has one whose words are no UTF-8."""
-    record = FULL.model_copy(update={"command": "fit --data.path=\udcff\U0001f600", "notes": ["\ud800 and µ"]})
-    record.write(tmp_path / "run.json")
-    assert read_run(tmp_path) == record.model_copy(
-        update={"command": "fit --data.path=?\U0001f600", "notes": ["? and µ"]}
-    )
 
 
 def test_levels_of_a_record_before_0_3_get_the_numbers_of_the_run() -> None:

@@ -42,7 +42,7 @@ def many(ranks: int = FEW_RANKS + 1) -> list[StepRow]:
     return [row(step, rank) for step in range(1, steps + 1) for rank in range(ranks)]
 
 
-def test_what_every_rank_wrote_so_far_is_read_together(tmp_path: Path) -> None:
+def test_what_every_rank_wrote_so_far_is_read_and_short_or_few_are_text(tmp_path: Path) -> None:
     for rank in (0, 1, 12):
         begin_rows(tmp_path / "run", rank)
         append_steps(rank_file(tmp_path / "run", rank), [row(1, rank), row(2, rank)])
@@ -50,6 +50,11 @@ def test_what_every_rank_wrote_so_far_is_read_together(tmp_path: Path) -> None:
         file.write("3,measure,0.0")  # killed amid a row
     rows = list(read_rows(tmp_path / "run", growing=True))
     assert rows == [row(step, rank) for step in (1, 2) for rank in (0, 1, 12)]
+    # A long run of few ranks and a short one of many are text.
+    for name, rows in (("few", many(FEW_RANKS)), ("short", [row(1, rank) for rank in range(100)])):
+        (tmp_path / name).mkdir()
+        write_rows(tmp_path / name, rows, all_ended=True)
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["steps.csv"]
 
 
 def test_one_file_of_all_ranks_takes_the_place_of_theirs_once_all_have_ended(tmp_path: Path) -> None:
@@ -64,13 +69,6 @@ def test_one_file_of_all_ranks_takes_the_place_of_theirs_once_all_have_ended(tmp
     write_rows(tmp_path, rows, all_ended=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.csv", "steps.rank2.csv"]
     assert list(read_rows(tmp_path)) == [*rows[:2], row(1, 2), *rows[2:]]
-
-
-def test_a_long_run_of_few_ranks_and_a_short_one_of_many_are_text(tmp_path: Path) -> None:
-    for name, rows in (("few", many(FEW_RANKS)), ("short", [row(1, rank) for rank in range(100)])):
-        (tmp_path / name).mkdir()
-        write_rows(tmp_path / name, rows, all_ended=True)
-        assert [path.name for path in (tmp_path / name).iterdir()] == ["steps.csv"]
 
 
 def test_of_many_rows_of_many_ranks_every_reader_of_parquet_finds_the_columns(tmp_path: Path) -> None:
@@ -98,9 +96,7 @@ def test_of_many_rows_of_many_ranks_every_reader_of_parquet_finds_the_columns(tm
         assert (read.seconds is None) is (written.seconds is None)
 
 
-def test_without_pyarrow_many_rows_are_text_and_a_line_says_what_would_be_faster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pyarrow_many_rows_are_text_and_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = many()
     (tmp_path / "columns").mkdir()
     write_rows(tmp_path / "columns", rows, all_ended=True)

@@ -28,7 +28,7 @@ ROWS = [
 ]
 
 
-def test_rows_come_back_to_the_nanosecond(tmp_path: Path) -> None:
+def test_rows_come_back_to_the_nanosecond_and_are_written_the_same_again(tmp_path: Path) -> None:
     write_steps(tmp_path / "steps.csv", ROWS)
     back = read_steps(tmp_path / "steps.csv")
     for written, read in zip(ROWS, back, strict=True):
@@ -44,12 +44,12 @@ def test_rows_come_back_to_the_nanosecond(tmp_path: Path) -> None:
             assert read.seconds is None
         else:
             assert read.seconds == pytest.approx(written.seconds, abs=0.5e-9)
-
-
-def test_writing_what_was_read_changes_nothing(tmp_path: Path) -> None:
     write_steps(tmp_path / "first.csv", ROWS)
     write_steps(tmp_path / "second.csv", read_steps(tmp_path / "first.csv"))
     assert (tmp_path / "first.csv").read_bytes() == (tmp_path / "second.csv").read_bytes()
+    write_steps(tmp_path / "steps.csv", [])
+    assert (tmp_path / "steps.csv").read_text() == ",".join(STEP_COLUMNS) + "\n"
+    assert len(read_steps(tmp_path / "steps.csv")) == 0
 
 
 def test_any_reader_of_csv_finds_the_columns_by_name(tmp_path: Path) -> None:
@@ -64,12 +64,6 @@ def test_any_reader_of_csv_finds_the_columns_by_name(tmp_path: Path) -> None:
     assert (first["tokens"], first["allocated_peak_bytes"], first["rank"]) == ("4096", str(1 << 40), "0")
     assert second["forward_s"] == second["tokens"] == second["allocated_peak_bytes"] == ""  # unknown is empty
     assert (second["resident_peak_bytes"], third["tokens"]) == ("5", "0")  # and zero is zero
-
-
-def test_no_rows_leave_the_header(tmp_path: Path) -> None:
-    write_steps(tmp_path / "steps.csv", [])
-    assert (tmp_path / "steps.csv").read_text() == ",".join(STEP_COLUMNS) + "\n"
-    assert len(read_steps(tmp_path / "steps.csv")) == 0
 
 
 DAMAGES = {
@@ -92,7 +86,7 @@ def test_what_is_no_steps_csv_is_refused_by_name(tmp_path: Path) -> None:
     assert_stored("record/problems: no steps.csv", said, run=tmp_path)
 
 
-def test_a_row_says_the_time_of_a_part_on_a_clock() -> None:
+def test_a_row_says_the_time_of_a_part_on_a_clock_and_peaks_are_the_largest_of_what_is_known() -> None:
     assert row(1).time("forward") == SECONDS[TIMED.index("forward")] == 0.003
     assert row(1).time("backward", "host") == pytest.approx(0.0005)
     assert row(1).time("forward_backward") == pytest.approx(0.003 + 0.005)
@@ -100,9 +94,6 @@ def test_a_row_says_the_time_of_a_part_on_a_clock() -> None:
     said = refusal(ValueError, lambda: row(2, seconds=None).time("forward"))
     assert_stored("record/problems: an unknown time", {"step 2": said})
     assert row(2, seconds=None).time("step", "host") == pytest.approx(0.0036)
-
-
-def test_the_largest_of_what_is_known() -> None:
     assert largest_peaks([(1, None, 5), (3, None, None), (2, None, 4)]) == (3, None, 5)
     assert largest_peaks([]) == UNKNOWN == (None, None, None)
     assert largest_peaks([(0, 0, 0)]) == (0, 0, 0)

@@ -37,14 +37,11 @@ def test_quantiles_are_right_to_two_percent_however_windows_are_merged() -> None
     assert (pieces.count, pieces.min, pieces.max) == (5000, DRAWS.min(), DRAWS.max())
     for share in (0.01, 0.5, 0.99):
         assert pieces.quantile(share) == pytest.approx(np.quantile(DRAWS, share, method="lower"), rel=0.021)
-
-
-def test_nothing_has_no_quantile() -> None:
     empty = Sketch.from_seconds(np.array([np.nan]))
     assert (empty.mean, empty.quantile(0.5), empty.count) == (None, None, 0)
 
 
-def test_the_last_steps_are_kept_in_bounded_files(tmp_path: Path) -> None:
+def test_the_last_steps_are_kept_in_bounded_files_and_an_event_is_told_once(tmp_path: Path) -> None:
     rows = np.zeros(100, STEP_ROW)
     for first in range(0, 5000, 100):
         rows["step"] = np.arange(first, first + 100)
@@ -53,6 +50,19 @@ def test_the_last_steps_are_kept_in_bounded_files(tmp_path: Path) -> None:
     assert kept.tolist() == list(range(kept[0], 5000))
     assert 500 <= len(kept) <= 1100
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1100 * STEP_ROW.itemsize
+    # An event is told once with its trace.
+    event = WatchEvent(at_s=5.0, step=40, kind="level", now=0.2, against=0.1)
+    other = WatchEvent(at_s=6.0, step=41, kind="slow step", now=0.9)
+    append_lines(tmp_path / EVENTS, [event, other, event.model_copy(update={"trace": "trace/rank0.step41"})])
+    assert [each.trace for each in read_events(tmp_path)] == ["trace/rank0.step41", None]
+    # Rows of other phases are refused.
+    told = {"rank": 0, "began_s": 0.0, "written_s": 0.0, "steps": 10, "phase": "", "ledger": {}, "wall_s": 0.0}
+    WatchStatus(**told, world_size=1, seconds=dict.fromkeys([*TIMED[:6], "ema", *TIMED[6:]], 0.0)).write(
+        tmp_path / STATUS
+    )
+    append_last_steps(tmp_path / LAST_STEPS, np.zeros(10, STEP_ROW), 1000)
+    said = refusal(RecordError, lambda: read_last_steps(tmp_path))
+    assert_stored("record/problems: rows of other phases", {"one more": said}, run=tmp_path)
 
 
 def test_what_a_full_disk_takes_in_part_is_not_kept(tmp_path: Path) -> None:
@@ -74,38 +84,18 @@ def test_what_a_full_disk_takes_in_part_is_not_kept(tmp_path: Path) -> None:
     assert len(read_last_steps(tmp_path)) == 10
 
 
-def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+def test_lines_that_are_being_written_or_damaged_are_left_out_or_told(tmp_path: Path) -> None:
     event = WatchEvent(step=3, kind="stall", now=61.0, at_s=2.0)
     append_lines(tmp_path / EVENTS, [event])
     append_lines(tmp_path / "events.rank1.jsonl", [event.model_copy(update={"rank": 1, "at_s": 1.0})])
     with (tmp_path / EVENTS).open("a") as file:
         file.write('{"step": 4, "ki')
     assert [each.rank for each in read_events(tmp_path)] == [1, 0]
-
-
-def test_a_damaged_line_and_a_missing_status_are_told(tmp_path: Path) -> None:
     (tmp_path / EVENTS).write_text("{}\n")
     with pytest.raises(RecordError, match="damaged"):
         read_events(tmp_path)
     with pytest.raises(RecordError):
         read_status(tmp_path)
-
-
-def test_an_event_is_told_once_with_its_trace(tmp_path: Path) -> None:
-    event = WatchEvent(at_s=5.0, step=40, kind="level", now=0.2, against=0.1)
-    other = WatchEvent(at_s=6.0, step=41, kind="slow step", now=0.9)
-    append_lines(tmp_path / EVENTS, [event, other, event.model_copy(update={"trace": "trace/rank0.step41"})])
-    assert [each.trace for each in read_events(tmp_path)] == ["trace/rank0.step41", None]
-
-
-def test_rows_of_other_phases_are_refused(tmp_path: Path) -> None:
-    told = {"rank": 0, "began_s": 0.0, "written_s": 0.0, "steps": 10, "phase": "", "ledger": {}, "wall_s": 0.0}
-    WatchStatus(**told, world_size=1, seconds=dict.fromkeys([*TIMED[:6], "ema", *TIMED[6:]], 0.0)).write(
-        tmp_path / STATUS
-    )
-    append_last_steps(tmp_path / LAST_STEPS, np.zeros(10, STEP_ROW), 1000)
-    said = refusal(RecordError, lambda: read_last_steps(tmp_path))
-    assert_stored("record/problems: rows of other phases", {"one more": said}, run=tmp_path)
 
 
 def test_a_slow_step_that_waits_names_the_rank_that_was_slow_in_the_same_step(tmp_path: Path) -> None:

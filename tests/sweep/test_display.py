@@ -59,7 +59,7 @@ def test_a_reason_is_no_order_to_the_terminal(terminal: bool) -> None:
     assert "\x1b]0;" not in file.getvalue()
 
 
-def test_time_left_is_told_from_the_cells_that_have_ended() -> None:
+def test_time_left_is_told_from_the_cells_that_have_ended_if_it_is_known() -> None:
     clock = Clock()
     display = display_of(CELLS, slots=2, console=Console(file=io.StringIO()), clock=clock)
     display.cell_begins(CELLS[0], "0")
@@ -72,18 +72,14 @@ def test_time_left_is_told_from_the_cells_that_have_ended() -> None:
     # Three are left, of 10 s each; b has spent all of its 10 s, c 4 s of them; two run side by side.
     said["one has ended, and two run side by side"] = display.progress()
     assert_stored("sweep/display: progress", said)
-
-
-def test_a_cell_that_takes_longer_than_the_others_leaves_no_time_that_is_known() -> None:
+    # A cell that takes longer than the others leaves no time that is known.
     clock = Clock()
     display = display_of(CELLS[:2], console=Console(file=io.StringIO()), clock=clock)
     display.cell_ends(CELLS[0], outcome("a[b]", "ok", 10.0))
     display.cell_begins(CELLS[1], None)
     clock.now = 30.0
     assert "left" not in display.progress()
-
-
-def test_refusals_say_nothing_of_the_time_that_is_left() -> None:
+    # Refusals say nothing of the time that is left.
     display = display_of(CELLS, console=Console(file=io.StringIO()), clock=Clock())
     display.cell_ends(CELLS[0], outcome("a[b]", "refused", 1.0))
     assert "left" not in display.progress()

@@ -47,7 +47,6 @@ class Processes:
             self.ends[cell] = (self.now + 0.5, -signal.SIGKILL if number == signal.SIGKILL else 130)
 
     def events(self, timeout_s: float | None) -> list[CellEnded]:
-        assert timeout_s is not None
         assert timeout_s >= 0
         self.now += max(timeout_s, 0.01)
         for when in [when for when in self.at if when <= self.now - 100.0]:
@@ -68,16 +67,14 @@ def schedule(
     return Schedule(processes.folder, cells, processes, told, devices, timeout_s, clock=lambda: processes.now), told
 
 
-def test_one_at_a_time_in_their_order(tmp_path: Path) -> None:
+def test_one_at_a_time_in_their_order_and_on_each_device(tmp_path: Path) -> None:
     processes = Processes(tmp_path, {"a": 3, "b": 1, "c": 2})
     work, told = schedule(processes)
     work.run()
     assert told.heard == ["+a", "-a ok", "+b", "-b ok", "+c", "-c ok"]
     assert processes.most == 1
     assert processes.environments == {"a": None, "b": None, "c": None}
-
-
-def test_one_at_a_time_on_each_device(tmp_path: Path) -> None:
+    # One at a time on each device.
     processes = Processes(tmp_path, {"a": 5, "b": 1, "c": 1, "d": 1})
     work, told = schedule(processes, ["0", "2,3"])
     work.run()
@@ -102,26 +99,21 @@ def test_a_cell_over_its_time_is_asked_to_end_then_killed_and_the_next_one_runs(
     assert_stored("sweep/reasons: over its time", reasons)
 
 
-def test_interrupted_it_lets_cells_end_and_begins_none(tmp_path: Path) -> None:
+def test_interrupted_it_begins_none_and_what_an_earlier_try_left_is_removed(tmp_path: Path) -> None:
     processes = Processes(tmp_path, {"a": 1, "b": 99, "deaf": 99, "c": 1}, deaf=["deaf"])
     work, told = schedule(processes, [None, None], timeout_s=50)
     processes.at[3.0] = lambda: setattr(work, "interrupted", True)
     work.run()
     assert told.heard == ["+a", "+b", "-a ok", "+deaf", "-b interrupted", "-deaf interrupted"]
     assert [number for _, _, number in processes.signals] == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
-
-
-def test_what_an_earlier_try_left_is_removed_before_the_next(tmp_path: Path) -> None:
-    leave_record(tmp_path, "interrupted", "a")
-    processes = Processes(tmp_path, {"a": 1})
+    # What an earlier try left is removed before the next.
+    processes = Processes(tmp_path, {"b": 1})  # which was interrupted
     work, _ = schedule(processes)
     work.run()
-    assert read_outcomes(tmp_path)["a"].status == "ok"
+    assert read_outcomes(tmp_path)["b"].status == "ok"
 
 
-def test_each_cell_compiles_into_a_folder_of_its_own_which_is_gone_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_cell_compiles_into_its_folder_unless_one_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     processes = Processes(tmp_path, {"a": 1.0, "b": 1.0})
@@ -129,9 +121,6 @@ def test_each_cell_compiles_into_a_folder_of_its_own_which_is_gone_afterwards(
     own = [tmp_path / cell / "compile_cache" for cell in ("a", "b")]
     assert processes.caches == [[str(folder), str(folder / "triton")] for folder in own]
     assert not list(tmp_path.glob("*/compile_cache"))
-
-
-def test_a_cache_that_somebody_named_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/shared")
     processes = Processes(tmp_path, {"a": 1.0})
     schedule(processes)[0].run()
@@ -185,24 +174,19 @@ def test_the_runs_own_word_then_what_stopped_it_then_what_it_said_as_stored(tmp_
     assert_stored("sweep/reasons: ended", said)
 
 
-def test_a_damaged_record_is_none(tmp_path: Path) -> None:
+def test_a_damaged_record_is_none_and_a_cell_without_a_run_shows_in_hparams(tmp_path: Path) -> None:
     (tmp_path / CELL.id / "version_0").mkdir(parents=True)
     (tmp_path / CELL.id / "version_0" / "run.json").write_text("{")
     outcome = record_outcome(tmp_path, CELL, ProcessEnd(1, 1.0))
     assert (outcome.status, outcome.reason, outcome.run) == ("failed", "exit code 1", None)
-
-
-def test_a_cell_without_a_run_shows_in_hparams(tmp_path: Path) -> None:
-    (tmp_path / CELL.id).mkdir()
-    record_outcome(tmp_path, CELL, ProcessEnd(2, 1.0))
-    events = EventAccumulator(str(tmp_path / CELL.id))
+    without_run = tmp_path / "without_run"
+    (without_run / CELL.id).mkdir(parents=True)
+    record_outcome(without_run, CELL, ProcessEnd(2, 1.0))
+    events = EventAccumulator(str(without_run / CELL.id))
     events.Reload()
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert b"a.x" in content
     assert any(
         b"failed: exit code 2" in text for event in events.Tensors("summary") for text in event.tensor_proto.string_val
     )
-
-
-def test_what_the_system_killed_is_counted_where_it_says_so() -> None:
     assert memory_kills() >= 0

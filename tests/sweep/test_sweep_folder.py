@@ -24,7 +24,7 @@ def missing(path: Path) -> set[str]:
         return {cell.id for cell in folder.missing()}
 
 
-def test_what_has_an_outcome_is_not_missing_unless_it_was_interrupted(tmp_path: Path) -> None:
+def test_what_has_an_outcome_is_not_missing_until_its_folder_is_removed(tmp_path: Path) -> None:
     cells = plan("a", "b", "c", "d")
     cells.write(tmp_path / PLAN_FILE)
     leave_record(tmp_path, "ok", "a")
@@ -33,21 +33,20 @@ def test_what_has_an_outcome_is_not_missing_unless_it_was_interrupted(tmp_path: 
     for cell in cells.cells[:2]:
         record_outcome(tmp_path, cell, ProcessEnd(0 if cell.id == "a" else 130, 1.0))
     assert missing(tmp_path) == {"b", "c", "d"}
-
-
-def test_a_cell_whose_folder_is_removed_is_missing_again(tmp_path: Path) -> None:
-    cells = plan("a", "b")
-    cells.write(tmp_path / PLAN_FILE)
+    # A cell whose folder is removed is missing again.
+    cells, failed = plan("a", "b"), tmp_path / "failed"
+    failed.mkdir()
+    cells.write(failed / PLAN_FILE)
     for cell in cells.cells:
-        leave_record(tmp_path, "failed", cell.id)
-        record_outcome(tmp_path, cell, ProcessEnd(1, 1.0))
-    with SweepFolder(tmp_path, cells) as folder:
+        leave_record(failed, "failed", cell.id)
+        record_outcome(failed, cell, ProcessEnd(1, 1.0))
+    with SweepFolder(failed, cells) as folder:
         assert folder.missing() == []
-        assert list(clear(tmp_path, cells.cells[0]).iterdir()) == []
+        assert list(clear(failed, cells.cells[0]).iterdir()) == []
         assert folder.missing() == [cells.cells[0]]
 
 
-def test_another_plan_is_refused(tmp_path: Path) -> None:
+def test_another_plan_or_something_else_is_refused(tmp_path: Path) -> None:
     plan("a", "b").write(tmp_path / PLAN_FILE)
     before = (tmp_path / "sweep.json").read_text()
     others = {
@@ -84,23 +83,33 @@ def test_of_two_sweeps_that_begin_at_once_the_second_sees_the_firsts_plan(tmp_pa
     assert_stored("sweep/refused: at once", {"the second": told}, here=tmp_path)
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "version_0").mkdir()
-    said = {"a run": refusal(UsageError, lambda: SweepFolder(tmp_path, plan("a")))}
-    (tmp_path / "sweep.json").write_text(json.dumps({"schema_version": 99}))
-    said["a damaged sweep"] = refusal(UsageError, lambda: SweepFolder(tmp_path, plan("a")))
-    assert_stored("sweep/refused: something else", said, here=tmp_path)
-
-
-def test_two_sweeps_do_not_share_a_folder(tmp_path: Path) -> None:
-    with SweepFolder(tmp_path / "s", plan("a")):
-        told = refusal(UsageError, lambda: open_part(tmp_path / "s", None, "a"))
-    assert_stored("sweep/refused: running", {"the whole": told}, here=tmp_path)
-    with SweepFolder(tmp_path / "s", plan("a")):
+def test_folders_of_something_else_are_refused_and_nothing_is_left_of_what_never_began(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "version_0").mkdir(parents=True)
+    said = {"a run": refusal(UsageError, lambda: SweepFolder(other, plan("a")))}
+    (other / "sweep.json").write_text(json.dumps({"schema_version": 99}))
+    said["a damaged sweep"] = refusal(UsageError, lambda: SweepFolder(other, plan("a")))
+    assert_stored("sweep/refused: something else", said, here=other)
+    # Nothing is left of a sweep that never began.
+    with SweepFolder(tmp_path / "logs" / "s", plan("a")):
         pass
+    assert list(tmp_path.iterdir()) == [other]
+    with SweepFolder(tmp_path / "logs" / "s", plan("a")) as folder:
+        assert folder.is_new
+        folder.begin()
+    assert (tmp_path / "logs" / "s" / "sweep.json").exists()
+    # A part that never began removes nothing while another is about to.
+    with open_part(tmp_path / "s", "1/2") as first:
+        with open_part(tmp_path / "s", "2/2"):
+            pass
+        first.begin()
+    assert (tmp_path / "s" / "sweep.json").exists()
+    with open_part(tmp_path / "t", "1/2"):
+        pass
+    assert not (tmp_path / "t").exists()
 
 
-def test_the_folder_is_taken_until_the_last_process_that_has_it_is_gone(tmp_path: Path) -> None:
+def test_two_sweeps_do_not_share_a_folder_until_the_last_process_that_has_it_is_gone(tmp_path: Path) -> None:
     with SweepFolder(tmp_path, plan("a")) as folder:
         folder.begin()
         kept = os.dup(folder.lock)
@@ -113,16 +122,11 @@ def test_the_folder_is_taken_until_the_last_process_that_has_it_is_gone(tmp_path
 
     with SweepFolder(tmp_path, plan("a"), sleep):
         assert len(waited) == 3
-
-
-def test_nothing_is_left_of_a_sweep_that_never_began(tmp_path: Path) -> None:
-    with SweepFolder(tmp_path / "logs" / "s", plan("a")):
+    with SweepFolder(tmp_path / "s", plan("a")):
+        told = refusal(UsageError, lambda: open_part(tmp_path / "s", None, "a"))
+    assert_stored("sweep/refused: running", {"the whole": told}, here=tmp_path)
+    with SweepFolder(tmp_path / "s", plan("a")):
         pass
-    assert list(tmp_path.iterdir()) == []
-    with SweepFolder(tmp_path / "logs" / "s", plan("a")) as folder:
-        assert folder.is_new
-        folder.begin()
-    assert (tmp_path / "logs" / "s" / "sweep.json").exists()
 
 
 def open_part(path: Path, text: str | None, cells: str = "abc") -> SweepFolder:
@@ -142,14 +146,3 @@ def test_parts_run_beside_each_other_and_beside_nothing_else(tmp_path: Path) -> 
     for again in ("1/3", None, "2/2"):
         with open_part(tmp_path / "s", again):
             pass
-
-
-def test_a_part_that_never_began_removes_nothing_while_another_is_about_to(tmp_path: Path) -> None:
-    with open_part(tmp_path / "s", "1/2") as first:
-        with open_part(tmp_path / "s", "2/2"):
-            pass
-        first.begin()
-    assert (tmp_path / "s" / "sweep.json").exists()
-    with open_part(tmp_path / "t", "1/2"):
-        pass
-    assert not (tmp_path / "t").exists()

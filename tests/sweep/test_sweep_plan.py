@@ -21,7 +21,7 @@ def ids(request: SweepRequest) -> list[str]:
     return [cell.id for cell in plan_of(request, {}).cells]
 
 
-def test_a_cell_is_a_call_of_the_trainers_verbs() -> None:
+def test_a_cell_is_a_call_of_the_trainers_verbs_which_may_be_swept() -> None:
     request = SweepRequest(
         name="s",
         log_dir="out",
@@ -38,9 +38,6 @@ def test_a_cell_is_a_call_of_the_trainers_verbs() -> None:
     ]
     assert (second.id, second.overrides) == ("size=xl", {"model.size": "xl"})
     assert shlex.split(shell_line(first)) == ["python", "-m", "lm_profiler", *first.arguments]
-
-
-def test_the_verb_may_be_swept() -> None:
     cells = plan_of(SweepRequest(name="s", list=[{"verb": "validate"}, {"verb": "fit", "a.x": "1"}]), {}).cells
     assert [cell.arguments for cell in cells] == [
         ["validate", "--log_dir=logs/s", "--name=verb=validate"],
@@ -48,16 +45,17 @@ def test_the_verb_may_be_swept() -> None:
     ]
     told = refusal(UsageError, lambda: SweepRequest(name="s", grid={"verb": ["fit", "plan"]}))
     assert_stored("sweep/refused: verb", {"plan": told})
+    request = SweepRequest(name="s", grid={"a.x": ["1"], "config": ["b.yaml"]}, dry_run=True)
+    (cell,) = plan_of(request, {"b.yaml": ""}).cells
+    assert cell.arguments[:3] == ["fit", "--config=b.yaml", "--a.x=1"]
+    request = SweepRequest(name="s", log_dir="out", grid={"config": ["a/x.yaml", "b/x.yaml", "b/y.yaml"]})
+    texts = {"a/x.yaml": "1", "b/x.yaml": "2", "b/y.yaml": "3"}
+    made = plan_of(request, texts)
+    assert made.configs == {"x-0.yaml": "1", "x-1.yaml": "2", "y.yaml": "3"}
+    assert [cell.arguments[1] for cell in made.cells] == [f"--config=out/s/configs/{name}" for name in made.configs]
 
 
-def test_a_size_of_a_source_makes_no_folder_of_its_own() -> None:
-    assert ids(SweepRequest(name="s", grid={"model.size": ["cs336-2026/xl", "xl"]})) == [
-        "size=cs336-2026-xl",
-        "size=xl",
-    ]
-
-
-def test_a_call_is_one_line_of_a_shell_whatever_its_values_are() -> None:
+def test_ids_fit_any_file_system_and_a_call_is_one_line_of_a_shell() -> None:
     values = ['it\'s $HOME `x` "y"; #z', "two\nlines\n", "ü"]
     for cell in plan_of(SweepRequest(name="s", grid={"a.x": values}), {}).cells:
         line = shell_line(cell)
@@ -66,31 +64,7 @@ def test_a_call_is_one_line_of_a_shell_whatever_its_values_are() -> None:
             ["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True
         ).stdout
         assert said.split("\0")[3:-1] == cell.arguments
-
-
-def test_the_list_is_crossed_with_the_grid_and_the_last_option_is_the_fastest() -> None:
-    grid = {"a.x": ["1", "2"], "a.y": ["3", "4"]}
-    assert ids(SweepRequest(name="s", grid=grid, list=[{"b.z": "0"}, {"b.w": "1"}])) == [
-        *("z=0,x=1,y=3", "z=0,x=1,y=4", "z=0,x=2,y=3", "z=0,x=2,y=4"),
-        *("w=1,x=1,y=3", "w=1,x=1,y=4", "w=1,x=2,y=3", "w=1,x=2,y=4"),
-    ]
-
-
-def test_labels_are_as_short_as_they_can_be() -> None:
-    assert ids(SweepRequest(name="s", grid={"model.size": ["a"], "data.size": ["b"], "x": ["c"]})) == [
-        "model.size=a,data.size=b,x=c"
-    ]
-
-
-def test_names_tell_what_differs() -> None:
-    grid = {"trainer.precision": ["bf16-mixed"], "model.compile": ["false", "true"]}
-    sizes = [{"model.size": "small", "data.batch_size": "4"}, {"model.size": "xl", "data.batch_size": "4"}]
-    assert ids(SweepRequest(name="s", list=sizes, grid=grid)) == [
-        *("size=small,compile=false", "size=small,compile=true", "size=xl,compile=false", "size=xl,compile=true")
-    ]
-
-
-def test_ids_are_unique_and_fit_any_file_system() -> None:
+    # Ids are unique and fit any file system.
     values = ["a/b", "a b", "../../etc", "[0.9, 0.95]", "x" * 300, "x" * 301, "", "B", "b", "é"]
     cells = ids(SweepRequest(name="s", grid={"model.v": values}, repeats=2))
     assert len({name.lower() for name in cells}) == 2 * len(values)
@@ -100,6 +74,26 @@ def test_ids_are_unique_and_fit_any_file_system() -> None:
     )
     assert cells == ids(SweepRequest(name="s", grid={"model.v": values}, repeats=2))
     assert cells[6:8] == ["v=0.9-0.95,r0", "v=0.9-0.95,r1"]
+
+
+def test_the_list_is_crossed_with_the_grid_and_names_tell_what_differs() -> None:
+    grid = {"a.x": ["1", "2"], "a.y": ["3", "4"]}
+    assert ids(SweepRequest(name="s", grid=grid, list=[{"b.z": "0"}, {"b.w": "1"}])) == [
+        *("z=0,x=1,y=3", "z=0,x=1,y=4", "z=0,x=2,y=3", "z=0,x=2,y=4"),
+        *("w=1,x=1,y=3", "w=1,x=1,y=4", "w=1,x=2,y=3", "w=1,x=2,y=4"),
+    ]
+    assert ids(SweepRequest(name="s", grid={"model.size": ["cs336-2026/xl", "xl"]})) == [
+        "size=cs336-2026-xl",
+        "size=xl",
+    ]
+    assert ids(SweepRequest(name="s", grid={"model.size": ["a"], "data.size": ["b"], "x": ["c"]})) == [
+        "model.size=a,data.size=b,x=c"
+    ]
+    grid = {"trainer.precision": ["bf16-mixed"], "model.compile": ["false", "true"]}
+    sizes = [{"model.size": "small", "data.batch_size": "4"}, {"model.size": "xl", "data.batch_size": "4"}]
+    assert ids(SweepRequest(name="s", list=sizes, grid=grid)) == [
+        *("size=small,compile=false", "size=small,compile=true", "size=xl,compile=false", "size=xl,compile=true")
+    ]
 
 
 def test_each_repeat_is_a_pass_over_all_cells_in_an_order_of_its_own() -> None:
@@ -115,13 +109,7 @@ def test_each_repeat_is_a_pass_over_all_cells_in_an_order_of_its_own() -> None:
     assert [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(other)] != order
 
 
-def test_a_swept_config_file_does_not_undo_what_else_is_swept() -> None:
-    request = SweepRequest(name="s", grid={"a.x": ["1"], "config": ["b.yaml"]}, dry_run=True)
-    (cell,) = plan_of(request, {"b.yaml": ""}).cells
-    assert cell.arguments[:3] == ["fit", "--config=b.yaml", "--a.x=1"]
-
-
-def test_more_cells_than_anybody_waits_for_are_refused_before_they_are_made() -> None:
+def test_too_many_cells_and_parts_that_are_none_are_refused() -> None:
     grid = {f"a.x{n}": list(map(str, range(100))) for n in range(5)}
     requests = {
         "values": SweepRequest(name="s", grid=grid),
@@ -129,19 +117,12 @@ def test_more_cells_than_anybody_waits_for_are_refused_before_they_are_made() ->
     }
     said = {what: refusal(UsageError, partial(plan_of, request, {})) for what, request in requests.items()}
     assert_stored("sweep/refused: too many", said)
-
-
-def test_cells_are_called_with_the_copies_of_the_configs() -> None:
-    request = SweepRequest(name="s", log_dir="out", grid={"config": ["a/x.yaml", "b/x.yaml", "b/y.yaml"]})
-    texts = {"a/x.yaml": "1", "b/x.yaml": "2", "b/y.yaml": "3"}
-    made = plan_of(request, texts)
-    assert made.configs == {"x-0.yaml": "1", "x-1.yaml": "2", "y.yaml": "3"}
-    assert [cell.arguments[1] for cell in made.cells] == [f"--config=out/s/configs/{name}" for name in made.configs]
-
-
-def test_a_cell_that_is_listed_twice_is_refused() -> None:
     request = SweepRequest(name="s", list=[{"a.x": "1"}, {"a.x": "1"}])
     assert_stored("sweep/refused: twice", {"in the list": refusal(UsageError, lambda: plan_of(request, {}))})
+    # What names no part is told in a line.
+    assert part_of("2/8") == SweepPart(2, 8)
+    texts = ("0/8", "9/8", "half", "/8", "1/0")
+    assert_stored("sweep/refused: no part", {text: refusal(UsageError, partial(part_of, text)) for text in texts})
 
 
 BEFORE, AFTER = {"base.yaml": "seed_everything: 1"}, {"base.yaml": "seed_everything: 2"}
@@ -152,17 +133,8 @@ def test_a_changed_config_file_makes_another_plan() -> None:
     before, after = plan_of(request, BEFORE), plan_of(request, AFTER)
     assert after.cells == before.cells
     assert after.config_sha256 != before.config_sha256
-
-
-def test_a_swept_config_file_that_changed_makes_another_plan() -> None:
     request = SweepRequest(name="s", list=[{"config": "base.yaml"}])
     assert plan_of(request, AFTER).config_sha256 != plan_of(request, BEFORE).config_sha256
-
-
-def test_what_names_no_part_is_told_in_a_line() -> None:
-    assert part_of("2/8") == SweepPart(2, 8)
-    texts = ("0/8", "9/8", "half", "/8", "1/0")
-    assert_stored("sweep/refused: no part", {text: refusal(UsageError, partial(part_of, text)) for text in texts})
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 9])
@@ -200,26 +172,19 @@ def test_a_file_and_the_command_line_say_the_same(tmp_path: Path) -> None:
     assert (from_file.repeats, from_file.seed, from_file.timeout_s, from_file.verb) == (3, 7, 60.0, "validate")
 
 
-def test_the_command_line_overrides_the_file_and_adds_to_its_grid(tmp_path: Path) -> None:
+def test_the_line_overrides_the_file_and_lists_keep_their_brackets(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("grid: {model.size: [small], data.batch_size: [1]}\nrepeats: 2\n")
     request = read_request([str(tmp_path / "a.yaml"), GRID, "--grid.model.d_ff=8", "--repeats=5"])
     assert request.grid == {"model.size": ["small", "medium"], "data.batch_size": ["1"], "model.d_ff": ["8"]}
     assert request.repeats == 5
-
-
-def test_nothing_is_null_as_in_any_yaml_and_in_quotes_it_is_text(tmp_path: Path) -> None:
+    # Nothing is null as in any yaml and in quotes it is text.
     (tmp_path / "a.yaml").write_text("list:\n- a.b:\n- a.b: ~\n- a.b: ''\n- a.b: '~'\n")
     assert [entry["a.b"] for entry in read_request([str(tmp_path / "a.yaml")]).list] == ["null", "null", "", "~"]
-
-
-def test_values_that_are_lists_keep_their_brackets() -> None:
+    # Lists keep their brackets and any other option goes to every cell.
     request = read_request(["--grid.model.betas=[0.9, 0.95],[0.8,0.9]", "--grid.model.note='a, b',c"])
     assert request.grid == {"model.betas": ["[0.9, 0.95]", "[0.8, 0.9]"], "model.note": ["a, b", "c"]}
     assert read_request([GRID, "--devices=0,1"]).devices == ["0", "1"]
     assert read_request([GRID, "--devices=[0,1],[2,3]"]).devices == ["0,1", "2,3"]
-
-
-def test_any_other_option_goes_to_every_cell() -> None:
     request = read_request([GRID, "--model.lr", "1e-3", "--check_memory=false", "--trainer.max_steps=-1"])
     assert request.options == ["--model.lr=1e-3", "--check_memory=false", "--trainer.max_steps=-1"]
 
@@ -254,24 +219,9 @@ REFUSED = [
 ]
 
 
-def test_a_wrong_call_is_told_as_stored() -> None:
+def test_a_wrong_call_or_file_is_told_as_stored(tmp_path: Path) -> None:
     said = {" ".join(call)[:100] or "nothing": refusal(UsageError, partial(read_request, call)) for call in REFUSED}
     assert_stored("sweep/refused: call", said)
-
-
-@pytest.mark.parametrize(
-    "option,told",
-    [
-        ("--repeats=" + "9" * 5000, "repeats: Exceeds the limit (4300"),
-        ("--grid.model.size=[a", "grid.model.size: expected YAML, given '[[a]'"),
-    ],
-    ids=["number", "list"],
-)
-def test_what_cannot_be_read_is_told_in_the_words_of_its_reader(option: str, told: str) -> None:
-    assert refusal(UsageError, lambda: read_request([GRID, option])).startswith(told)
-
-
-def test_a_wrong_file_is_told_as_stored(tmp_path: Path) -> None:
     contents = (
         "grids: {a.b: [1]}",
         "grid: {model: {size: [small]}}",
@@ -285,3 +235,15 @@ def test_a_wrong_file_is_told_as_stored(tmp_path: Path) -> None:
         (tmp_path / "x.yaml").write_text(content)
         said[content] = refusal(UsageError, lambda: read_request([str(tmp_path / "x.yaml")]))
     assert_stored("sweep/refused: file", said, here=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "option,told",
+    [
+        ("--repeats=" + "9" * 5000, "repeats: Exceeds the limit (4300"),
+        ("--grid.model.size=[a", "grid.model.size: expected YAML, given '[[a]'"),
+    ],
+    ids=["number", "list"],
+)
+def test_what_cannot_be_read_is_told_in_the_words_of_its_reader(option: str, told: str) -> None:
+    assert refusal(UsageError, lambda: read_request([GRID, option])).startswith(told)

@@ -94,9 +94,7 @@ def test_every_run_has_its_options_its_main_figures_and_how_it_ended(tmp_path: P
     assert metrics(second) == metrics(third) == {}
 
 
-def test_beside_the_scalars_of_its_steps_a_run_is_still_one_and_its_main_figures_come_first(
-    tmp_path: Path, ask: Ask
-) -> None:
+def test_beside_the_scalars_of_its_steps_a_run_is_still_one_and_its_main_figures_come_first(tmp_path: Path, ask: Ask):
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(tmp_path / "run")) as writer:
@@ -110,15 +108,7 @@ def test_beside_the_scalars_of_its_steps_a_run_is_still_one_and_its_main_figures
     assert list(sessions(ask)) == ["run"]
 
 
-def test_written_again_it_takes_the_place_of_the_first(tmp_path: Path, ask: Ask) -> None:
-    write_hparams(made_entry(tmp_path / "run", {"model.size": "small"}, status="failed"))
-    write_hparams(made_entry(tmp_path / "run", {"model.size": "large"}))
-    [session] = sessions(ask).values()
-    assert session["hparams"]["model.size"] == "large"
-    assert session["sessions"][0]["status"] == "STATUS_SUCCESS"
-
-
-def test_the_summary_is_what_the_terminal_prints_and_no_name_makes_markup(tmp_path: Path, ask: Ask) -> None:
+def test_the_summary_is_what_the_terminal_prints_and_no_word_of_it_is_broken(tmp_path: Path, ask: Ask) -> None:
     name = "x | <img src=//evil> ![y](//evil) `z` **"
     write_hparams(made_entry(tmp_path / "run", name=name))
     [text] = ask("text", "/text", run="run", tag="summary", markdown="true")
@@ -127,10 +117,7 @@ def test_the_summary_is_what_the_terminal_prints_and_no_name_makes_markup(tmp_pa
     assert f"{escape(name)}: 20 steps" in shown
     assert len(re.findall("<h2>(.*?)</h2>", shown)) >= 3
     assert "3.000" in shown
-
-
-def test_no_word_of_the_summary_can_be_broken(tmp_path: Path, ask: Ask) -> None:
-    """TensorBoard breaks words in the narrow columns of a table: all of it stands in blocks that keep their lines."""
+    # TensorBoard breaks words in the narrow columns of a table: all of it stands in blocks that keep their lines.
     write_hparams(made_entry(tmp_path / "run"))
     [text] = ask("text", "/text", run="run", tag="summary", markdown="true")
     blocks = re.findall("<pre>.*?</pre>", text["text"], re.DOTALL)
@@ -163,7 +150,7 @@ def test_settings_are_all_options_of_the_config_whoever_set_them(tmp_path: Path,
     }
 
 
-def test_the_command_is_shown_as_it_is(tmp_path: Path, ask: Ask) -> None:
+def test_the_command_is_shown_as_it_is_and_written_again_takes_the_place_of_the_first(tmp_path: Path, ask: Ask) -> None:
     command = "python -m lm_profiler fit --a='**b** <img src=//evil> ![y](//evil) ```'\n# heading\n- item \x1b[31m"
     write_hparams(made_entry(tmp_path / "run", command=command))
     [text] = ask("text", "/text", run="run", tag="summary", markdown="true")
@@ -171,17 +158,20 @@ def test_the_command_is_shown_as_it_is(tmp_path: Path, ask: Ask) -> None:
     assert not any(f"<{tag}" in shown for tag in ("img", "h1", "em", "a ")), shown
     assert escape(command, quote=False).replace("\x1b", "\\x1b") in shown
     assert "\x1b" not in shown
+    # Written again it takes the place of the first.
+    write_hparams(made_entry(tmp_path / "run", {"model.size": "small"}, status="failed"))
+    write_hparams(made_entry(tmp_path / "run", {"model.size": "large"}))
+    [session] = sessions(ask).values()
+    assert session["hparams"]["model.size"] == "large"
+    assert session["sessions"][0]["status"] == "STATUS_SUCCESS"
 
 
-def test_a_run_that_has_not_ended_is_a_running_session(tmp_path: Path, ask: Ask) -> None:
+def test_a_run_that_has_not_ended_or_has_no_text_is_a_session(tmp_path: Path, ask: Ask) -> None:
     entry = made_entry(tmp_path / "run")
     outcome = CellOutcome(cell="c", status="ok", reason=None, run=None, ended="", duration_s=0.0, exit_code=None)
     write_hparams(dataclasses.replace(entry, outcome=outcome.model_copy(update={"status": "unfinished"})))
     [session] = sessions(ask).values()
     assert session["sessions"][0]["status"] == "STATUS_UNKNOWN"
-
-
-def test_bytes_that_are_no_text_and_a_damaged_time_lose_no_session(tmp_path: Path, ask: Ask) -> None:
     write_hparams(Entry(tmp_path / "run", made_record({"model.size": "a\udcff"}, started="yesterday")))
     [session] = sessions(ask).values()
     assert session["hparams"]["model.size"] == "a\\udcff"

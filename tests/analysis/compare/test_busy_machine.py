@@ -37,8 +37,7 @@ def busy_runs(rng: np.random.Generator, name: str, runs: int, scale: float, most
     return entries
 
 
-@pytest.mark.parametrize("most_missed", [0.3, 0.8])
-@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("most_missed, runs", [(0.3, 3), (0.8, 1)])
 def test_runs_that_differ_in_load_alone_are_seldom_called_different(most_missed: float, runs: int) -> None:
     rng = np.random.default_rng(39)
     words = []
@@ -49,15 +48,13 @@ def test_runs_that_differ_in_load_alone_are_seldom_called_different(most_missed:
     assert sum(word in ("FASTER", "SLOWER") for word in words) <= 5
 
 
-def test_a_run_on_a_busy_machine_is_not_slower_than_one_on_a_calm_machine() -> None:
+def test_a_busy_machine_is_not_slower_and_one_more_layer_is_found_by_its_cpu_time() -> None:
     rng = np.random.default_rng(1)
     calm, busy = entry_of_steps("a", work_of(rng)), busy_entry("b", work_of(rng), 0.3)
     found = compare([calm], [busy])
     assert found.step.b_s / found.step.a_s > 1.35
     assert (found.verdict, found.step.verdict) == ("UNCLEAR", "UNCLEAR")
-
-
-def test_one_more_layer_is_found_by_its_cpu_time_in_five_runs_a_side() -> None:
+    # One more layer is found by its cpu time in five runs a side.
     rng = np.random.default_rng(2)
     found = 0
     for _ in range(40):
@@ -72,36 +69,27 @@ def both_ways(changes_b: dict[str, Any], work_b: float = 1.0) -> Comparison:
     return compare(a, b)
 
 
-def test_sleeping_more_is_slower_though_it_takes_no_cpu_time() -> None:
+def test_sleeping_more_is_slower_and_sleeping_in_place_of_computing_is_not_faster() -> None:
     found = both_ways({"asleep_s": 0.01})
     assert (found.verdict, found.decision.part) == ("SLOWER", WITHOUT_CPU_WAITS)
     assert [row.verdict for row in found.work if row.part == CPU_TIME] == ["SAME"]
-
-
-def test_sleeping_in_place_of_computing_is_not_faster() -> None:
     found = both_ways({"asleep_s": 0.008}, work_b=0.5)
     assert [row.verdict for row in found.work if row.part == CPU_TIME] == ["FASTER"]
     assert found.verdict != "FASTER"
 
 
-def test_cpu_time_is_not_compared_where_other_processes_share_the_work() -> None:
+def test_cpu_time_is_compared_of_equal_threads_and_nothing_where_others_used_the_gpu() -> None:
     entries = both_ways({}).work
     assert [row.part for row in entries] == [WITHOUT_CPU_WAITS, CPU_TIME]
     fewer_threads = busy_entry("b", [0.016] * STEPS, 0.4)
-    assert fewer_threads.record is not None
     environment = fewer_threads.record.environment
-    assert environment is not None
     record = fewer_threads.record.model_copy(update={"environment": environment.model_copy(update={"threads": 1})})
     other = replace(fewer_threads, record=record)
     other.__dict__["rows"] = fewer_threads.rows
     assert [row.part for row in compare([busy_entry("a", [0.016] * STEPS, 0.4)], [other]).work] == [WITHOUT_CPU_WAITS]
-
-
-def test_nothing_is_decided_where_others_used_the_gpu() -> None:
+    # Nothing is decided where others used the gpu.
     a, b = busy_entry("a", [0.016] * STEPS, 0.4), busy_entry("b", [0.032] * STEPS, 0.4)
     assert compare([a], [b]).verdict == "SLOWER"
-    assert b.record is not None
-    assert b.record.contention is not None
     gpu = GpuSharing(processes=1, utilisation=0.5, memory_bytes=None)
     contention = b.record.contention.model_copy(update={"gpu": gpu})
     b = replace(b, record=b.record.model_copy(update={"contention": contention}))
@@ -130,16 +118,11 @@ def test_counters_of_single_steps_count_after_the_warm_up_only(tmp_path: Path) -
     assert by_part[WITHOUT_CPU_WAITS].a_s == pytest.approx(0.01)
 
 
-def test_the_step_that_a_search_compares_has_no_waits_for_a_cpu_but_those_for_data() -> None:
+def test_what_is_compared_has_no_waits_for_a_cpu_but_those_for_data_and_of_own_threads() -> None:
     assert comparable_step_s(busy_entry("a", [0.016] * STEPS, 0.5, asleep_s=0.03)) == pytest.approx(0.046)
     assert comparable_step_s(entry_of_steps("a", [0.016] * STEPS)) == pytest.approx(0.016)
-
-
-def test_threads_of_the_run_that_wait_for_each_other_are_no_load_of_others() -> None:
-    """Others used a tenth of the CPU time for which the run's own threads, such as a loader's workers, waited."""
+    # Others used a tenth of the CPU time for which the run's own threads, such as a loader's workers, waited.
     made = busy_entry("a", [0.01] * STEPS, 0.5)
-    assert made.record is not None
-    assert made.record.contention is not None
     contention = made.record.contention.model_copy(update={"waited_s": 10.0, "others_s": 1.0})
     own = replace(made, record=made.record.model_copy(update={"contention": contention}))
     own.__dict__["rows"] = made.rows

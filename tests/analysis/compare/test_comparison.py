@@ -45,16 +45,6 @@ def one_against_one(changes_a: dict[str, Any], changes_b: dict[str, Any]) -> Com
 # --- what is measured
 
 
-def test_only_steady_measured_steps_count_and_ranks_are_averaged() -> None:
-    of_rank = [
-        rows({"forward": [9.0, 9.0, *(scale * s for s in 2 * TEN_MS)]}, warmup_s=[99.0], rank=rank)
-        for rank, scale in enumerate((1.0, 3.0))
-    ]
-    found = compare([entry("a", [*of_rank[0], *of_rank[1]])], [one("b")])
-    assert found.step.a_s == pytest.approx(0.0200)
-    assert found.step.b_s == pytest.approx(0.0100)
-
-
 def test_differences_are_by_hand_and_ranked_by_what_they_do_to_the_step() -> None:
     def run(folder: str, forward: float, backward: float, transfer: float) -> Entry:
         parts = {"forward": forward, "backward": backward, "transfer": transfer}
@@ -68,14 +58,19 @@ def test_differences_are_by_hand_and_ranked_by_what_they_do_to_the_step() -> Non
     assert backward.of_step == pytest.approx(-30 / 100.1)
     assert transfer.verdict == "SLOWER"  # twice as long
     assert transfer.of_step == pytest.approx(0.1 / 100.1)  # and yet nothing
-
-
-def test_a_phase_that_one_side_does_not_have_is_said_to_be_the_others() -> None:
     clipped = entry("b", rows({"forward": TEN_MS, "clip": [0.001] * 9}))
     found = compare([one("a")], [clipped])
     (clip,) = [row for row in found.phases if row.part == "clip"]
     assert (clip.verdict, clip.interval, clip.difference_s) == ("ONLY B", None, pytest.approx(0.001))
     assert {row.part for row in found.phases} == {"forward", "clip"}
+    # Only steady measured steps count and ranks are averaged.
+    of_rank = [
+        rows({"forward": [9.0, 9.0, *(scale * s for s in 2 * TEN_MS)]}, warmup_s=[99.0], rank=rank)
+        for rank, scale in enumerate((1.0, 3.0))
+    ]
+    found = compare([entry("a", [*of_rank[0], *of_rank[1]])], [one("b")])
+    assert found.step.a_s == pytest.approx(0.0200)
+    assert found.step.b_s == pytest.approx(0.0100)
 
 
 def test_repeats_give_the_ratio_of_geometric_means() -> None:
@@ -118,11 +113,6 @@ def test_memory_has_its_own_words(reading: str, gib_a: float, gib_b: float, word
     assert (found.reading, found.verdict) == (reading, word)
 
 
-def test_a_peak_that_a_run_does_not_know_is_not_compared() -> None:
-    found = one_against_one({}, {"memory": None})
-    assert found.memory == []
-
-
 # --- may they be compared?
 
 
@@ -145,7 +135,7 @@ def test_other_work_or_another_device_is_unlike(change: dict[str, Any], path: st
     assert [difference.path for difference in one_against_one({}, change).unlike] == [path]
 
 
-def test_what_people_compare_is_no_unlikeness() -> None:
+def test_what_people_compare_is_no_unlikeness_but_told() -> None:
     newer = ENVIRONMENT.model_copy(update={"versions": {"torch": "2.14.0"}, "driver": "560", "git_commit": "def"})
     bf16 = MODEL.model_copy(update={"precision": "bf16-mixed"})
     found = one_against_one({}, {"environment": newer, "model": bf16, "config": with_options(attention="math")})
@@ -156,32 +146,23 @@ def test_what_people_compare_is_no_unlikeness() -> None:
         ("driver", "550"),
         ("git_commit", "abc"),
     ]
-
-
-def test_surroundings_that_a_killed_run_did_not_tell_are_unknown_and_no_difference() -> None:
     found = one_against_one({}, {"environment": None})
     assert found.environment is None
+    (found,) = one_against_one({}, {"config": with_options(fused=True)}).config
+    assert (found.path, found.a, found.b) == ("model.fused", None, True)
 
 
-def test_without_a_config_the_module_tells_what_differs() -> None:
+def test_without_a_config_the_module_and_the_words_of_the_program_tell_what_differs() -> None:
     bf16 = MODEL.model_copy(update={"precision": "bf16-mixed"})
     found = one_against_one({}, {"config": None, "model": bf16})
     assert [(d.path, d.b) for d in found.config] == [("module.precision", "bf16-mixed")]
-
-
-def test_without_a_config_the_words_of_the_program_tell_what_differs() -> None:
     programs = ["python train.py", "python train.py --fault sleep"]
     commands = [f"python -m lm_profiler run --name={name} -- {of}" for name, of in zip("ab", programs, strict=True)]
     found = one_against_one(*({"config": None, "command": command} for command in commands))
     assert [(d.path, d.a, d.b) for d in found.config] == [("program", *programs)]
 
 
-def test_an_option_that_one_config_lacks_differs() -> None:
-    (found,) = one_against_one({}, {"config": with_options(fused=True)}).config
-    assert (found.path, found.a, found.b) == ("model.fused", None, True)
-
-
-def test_the_runs_of_a_side_must_be_repeats() -> None:
+def test_the_runs_of_a_side_must_be_repeats_and_none_of_the_other() -> None:
     other_seed = {**CONFIG, "seed_everything": 1, "name": "b"}
     compare([one("a0"), one("a1", config=other_seed)], [one("b")])
     more = Throughput(tokens_per_step=1024, tokens_per_s=None, samples_per_step=4)
@@ -191,9 +172,6 @@ def test_the_runs_of_a_side_must_be_repeats() -> None:
         for case, of in others.items()
     }
     assert_stored("compare/refused: no repeats", said)
-
-
-def test_a_run_is_not_compared_with_itself() -> None:
     with pytest.raises(UsageError, match="on both"):
         compare([one("x/../a")], [one("a"), one("b")])
 
@@ -201,7 +179,7 @@ def test_a_run_is_not_compared_with_itself() -> None:
 # --- what a reader must know
 
 
-def test_doubts_about_a_run_are_said() -> None:
+def test_doubts_and_how_far_so_many_runs_carry_are_said() -> None:
     slowing = Steadiness(word="slowing", cut=0, lag1=0, bias_of_mean=0)
     oom = Failure(phase="backward", step=12, type="OutOfMemoryError", message="CUDA out of memory")
     moved = ENVIRONMENT.model_copy(update={"git_commit": "def"})
@@ -210,30 +188,24 @@ def test_doubts_about_a_run_are_said() -> None:
         [one("b", status="oom", failure=oom)],
     )
     assert_stored("compare/notes: doubts", {"of two sides": found.notes})
+    said = {
+        f"{a} against {b}": compare([one(f"a{i}") for i in range(a)], [one(f"b{i}") for i in range(b)]).notes
+        for a, b in ((1, 3), (2, 3), (3, 3))
+    }
+    assert_stored("compare/notes: so many runs", said)
 
 
-def test_a_run_that_measured_nothing_is_left_out_and_named() -> None:
+def test_a_run_that_measured_nothing_is_left_out_and_named(tmp_path: Path) -> None:
     empty = entry("a1", rows({}, warmup_s=[0.01]), status="failed")
     found = compare([one("a0"), empty, Entry(one("a2").folder, None)], [one("b")])
     assert found.a == ["a0"]
     assert_stored("compare/notes: left out", {"two of three runs": found.notes})
     alone = refusal(UsageError, lambda: compare([empty], [one("b")]))
     assert_stored("compare/refused: nothing measured", {"all of a side": alone})
-
-
-def test_a_run_that_ended_before_its_first_step_is_one_that_measured_nothing(tmp_path: Path) -> None:
     why = Failure(phase="setup", step=None, type="Refused", message="it cannot fit\nwould fit: less")
     refused = Entry(tmp_path, record(status="refused", failure=why))  # there is no steps.csv
     said = refusal(UsageError, lambda: compare([one("a")], [refused]))
     assert_stored("compare/refused: ended before its first step", {"a run that was refused": said}, run=tmp_path)
-
-
-def test_how_far_so_many_runs_carry_is_said_as_stored() -> None:
-    said = {
-        f"{a} against {b}": compare([one(f"a{i}") for i in range(a)], [one(f"b{i}") for i in range(b)]).notes
-        for a, b in ((1, 3), (2, 3), (3, 3))
-    }
-    assert_stored("compare/notes: so many runs", said)
 
 
 def test_twenty_two_runs_a_side_have_one_note_of_each_kind() -> None:
@@ -270,9 +242,6 @@ def test_repeats_that_tell_nothing_are_called_that() -> None:
     said = terminal(comparison_table(found))
     assert_stored("compare/tells_nothing", {"two runs a side that differ a hundredfold": said})
     assert not re.search(r"e[+]\d|inf|nan", said)
-
-
-def test_repeats_beyond_what_a_number_holds_are_told_nothing_of() -> None:
     assert repeats_interval([1e-300, 1e300], [1e-300, 1e300]) is None
 
 
@@ -297,7 +266,7 @@ def test_what_a_selftest_has_shown_takes_the_place_of_what_is_assumed() -> None:
 # --- what is printed
 
 
-def test_what_is_printed_of_two_sides_is_as_stored() -> None:
+def test_what_is_printed_of_two_sides_is_as_stored_and_names_their_order() -> None:
     cases = {
         "surroundings that a killed run did not tell": ([one("a")], [one("b", environment=None)]),
         "other options": ([one("a")], [one("b", config=with_options(attention="math"))]),
@@ -305,8 +274,7 @@ def test_what_is_printed_of_two_sides_is_as_stored() -> None:
     said = {case: terminal(comparison_table(compare(*sides)), io.StringIO()) for case, sides in cases.items()}
     assert_stored("compare/printed", said)
 
-
-def test_sides_that_ran_one_after_the_other_are_said_to_have() -> None:
+    # Sides that ran one after the other are said to have.
     def runs(side: str, *minutes: int) -> list[Entry]:
         return [one(f"{side}{m}", 1 + m / 100, started=f"2026-01-01T00:0{m}:00+00:00") for m in minutes]
 

@@ -14,6 +14,7 @@ from lm_profiler.analysis.compare.ratio import (
     RatioInterval,
     change_word,
     detectable,
+    minimum_detectable_effect,
     repeats_interval,
     single_interval,
 )
@@ -44,14 +45,11 @@ def of_a_level(steps: Times) -> Interval:
     return found
 
 
-def test_ratio_is_that_of_the_means_and_b_is_on_top() -> None:
+def test_the_ratio_is_that_of_the_means_and_its_interval_near_students() -> None:
     a, b = np.linspace(1.0, 1.1, 9), np.linspace(2.0, 2.2, 9)
     found = of_one_run(a, b)
     assert found.ratio == pytest.approx(2.0)
     assert found.low < 2.0 < found.high
-
-
-def test_of_processes_that_do_not_differ_the_interval_is_near_students() -> None:
     rng = np.random.default_rng(5)
     a, b = level(rng, 60).times_s, 1.1 * level(rng, 60).times_s
     known = [mean_interval(x) for x in (a, b)]
@@ -59,7 +57,6 @@ def test_of_processes_that_do_not_differ_the_interval_is_near_students() -> None
     assert known[1] is not None
     found = single_interval(known[0], known[1], 0.95, ALIKE)
     theirs = stats.ttest_ind(np.log(b), np.log(a)).confidence_interval(0.95)
-    assert found is not None
     assert (found.low, found.high) == pytest.approx((math.exp(theirs.low), math.exp(theirs.high)), abs=0.003)
 
 
@@ -67,7 +64,6 @@ def test_of_processes_that_do_not_differ_the_interval_is_near_students() -> None
 def test_what_few_processes_have_shown_is_believed_as_students_t_has_it(freedom: int) -> None:
     exact = Interval(1.0, 1.0, 1.0)
     found = single_interval(exact, exact, 0.9, ProcessSpread(0.01, freedom))
-    assert found is not None
     assert math.log(found.high) == pytest.approx(stats.t.ppf(0.95, freedom) * math.sqrt(2.0) * 0.01)
 
 
@@ -93,9 +89,7 @@ def process(rng: np.random.Generator, spread: float, scale: float = 1.0) -> Time
 
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("spread", [0.01, 0.03])
-def test_one_run_against_an_equal_one_is_called_different_in_less_than_one_in_twenty(
-    spread: float, learned: bool
-) -> None:
+def test_one_run_against_an_equal_one_is_called_different_in_less_than_one_in_twenty(spread: float, learned: bool):
     rng, words = np.random.default_rng(14), []
     for _ in range(300):
         selftest = [float(process(rng, spread).mean()) for _ in range(5)] if learned else []
@@ -150,39 +144,39 @@ def test_the_change_that_is_promised_to_be_told_is_told_in_four_of_five_tries(ru
     assert "FASTER" not in words
 
 
-def test_repeats_are_judged_by_students_test_on_the_logarithms_of_their_means() -> None:
+def test_repeats_are_judged_by_students_test_and_a_single_run_is_taken_to_scatter_as_they_do() -> None:
     rng = np.random.default_rng(13)
     a, b = ([scale * spiky(rng, 9).times_s.mean() for scale in of] for of in ((1.0, 1.05, 0.95), (1.2, 1.3)))
     theirs = stats.ttest_ind(np.log(b), np.log(a), equal_var=True).confidence_interval(0.9)
     found = repeats_interval(a, b, confidence=0.9)
-    assert found is not None
     assert (found.low, found.high) == pytest.approx((np.exp(theirs.low), np.exp(theirs.high)))
     assert found.ratio == pytest.approx(np.exp(np.mean(np.log(b)) - np.mean(np.log(a))))
-
-
-def test_a_single_run_is_taken_to_scatter_as_the_others_do() -> None:
     others, one = [0.10, 0.11, 0.105, 0.1], [0.12]
     s = np.std(np.log(others), ddof=1)
     reach = stats.t.ppf(0.985, 3) * s * np.sqrt(1 + 1 / 4)  # the prediction interval of one more value
     ratio = 0.12 / stats.gmean(others)
     found, turned = repeats_interval(others, one), repeats_interval(one, others)
-    assert found is not None
-    assert turned is not None
     assert (found.low, found.high) == pytest.approx((ratio * np.exp(-reach), ratio * np.exp(reach)))
     assert (turned.low, turned.high) == pytest.approx((1 / found.high, 1 / found.low))
 
 
-def test_repeats_without_any_scatter_leave_no_doubt() -> None:
+def test_repeats_without_scatter_leave_no_doubt_and_too_little_claims_nothing() -> None:
     assert repeats_interval([8, 8], [10, 10, 10]) == RatioInterval(*[pytest.approx(1.25)] * 3)
-
-
-def test_nothing_is_claimed_of_too_little() -> None:
     assert single_interval(Interval(0.0, 0.0, 0.0), Interval(1.0, 1.0, 1.0)) is None
     assert single_interval(Interval(1.0, -math.inf, math.inf), Interval(1.0, 1.0, 1.0)) is None
     assert repeats_interval([0.0, 1.0], [1.0]) is None
     assert repeats_interval([1.0], [1.0]) is None
-
-
-def test_missing_readings_are_refused() -> None:
     with pytest.raises(ValueError, match="NaN"):
         repeats_interval([1.0, np.nan], [1.0] * 10)
+
+
+@pytest.mark.parametrize(
+    "interval,effect",
+    [
+        (RatioInterval(1.0, 0.98, 1.02, 0.95), 0.02 * 2.801585 / 1.959964),
+        (RatioInterval(1.0, 0.9999, 1.0001), 0.01),
+        (RatioInterval(0.93, 0.92, 0.94), 0.07),
+    ],
+)
+def test_it_is_the_largest_of_power_margin_and_what_was_seen(interval: RatioInterval, effect: float) -> None:
+    assert minimum_detectable_effect(interval) == pytest.approx(effect, rel=1e-5)

@@ -27,46 +27,34 @@ def test_the_longer_of_the_two_is_the_floor() -> None:
     assert known(floor_of(Work({"float32": 2 * 10**9}, 10**8), RATES, 8e-3)) == pytest.approx((2e-3, "compute", 4.0))
     assert known(floor_of(Work({"float32": 10**8}, 4 * 10**8), RATES, 8e-3)) == pytest.approx((4e-3, "memory", 2.0))
     assert known(floor_of(Work({}, 4 * 10**8), RATES, 8e-3)) == pytest.approx((4e-3, "memory", 2.0))
-
-
-def test_products_of_several_dtypes_take_their_times_together() -> None:
+    # Products of several dtypes take their times together.
     work = Work({"float32": 10**9, "bfloat16": 10**10}, 0)
     assert known(floor_of(work, RATES, 6e-3)) == pytest.approx((2e-3, "compute", 3.0))
+    # Flops alone are a floor but do not tell what binds.
+    assert known(floor_of(Work({"float32": 10**9}, None), RATES, 2e-3)) == pytest.approx((1e-3, None, 2.0))
+    # No work is no time and has no ratio.
+    assert known(floor_of(Work({}, 0), RATES, 1e-3)) == (0.0, None, None)
+    # Before the phase was measured its floor is known.
+    assert known(floor_of(Work({"float32": 10**9}, 0), RATES, None)) == (1e-3, "compute", None)
+    # A floor of next to nothing has no ratio.
+    assert known(floor_of(Work({}, 264), RATES, 58e-6)) == pytest.approx((2.64e-9, "memory", None))
 
 
-def test_what_is_unknown_makes_the_floor_unknown() -> None:
+def test_what_is_unknown_beaten_or_on_the_bus_makes_the_floor_unknown() -> None:
     assert known(floor_of(Work({"float64": 10**9}, 10**9), RATES, 1.0)) == (None, None, None)  # no rate
     assert known(floor_of(Work(None, 10**9), RATES, 1.0)) == (None, None, None)
     assert known(floor_of(Work({}, None), RATES, 1.0)) == (None, None, None)
     assert known(floor_of(Work({}, 10**9), Rates(), 1.0)) == (None, None, None)
-
-
-def test_flops_alone_are_a_floor_but_do_not_tell_what_binds() -> None:
-    assert known(floor_of(Work({"float32": 10**9}, None), RATES, 2e-3)) == pytest.approx((1e-3, None, 2.0))
-
-
-def test_bytes_on_the_bus_have_no_floor() -> None:
+    # Bytes on the bus have no floor.
     floor = floor_of(Work({}, 10**9, on_the_bus=True), RATES, 1.0)
     assert (floor.bytes, *known(floor)) == (10**9, None, None, None)
-
-
-def test_no_work_is_no_time_and_has_no_ratio() -> None:
-    assert known(floor_of(Work({}, 0), RATES, 1e-3)) == (0.0, None, None)
-
-
-def test_bytes_that_stay_in_caches_are_no_floor() -> None:
+    # Bytes that stay in caches are no floor.
     assert known(floor_of(Work({}, 10**8), RATES, 0.5e-3)) == (None, None, None)
     both = Work({"float32": 10**8}, 10**8)
     assert known(floor_of(both, RATES, 0.5e-3)) == pytest.approx((0.1e-3, "compute", 5.0))
     assert known(floor_of(both, RATES, 0.97e-3))[1] == "memory"  # noise
-
-
-def test_a_peak_that_the_phase_beats_is_not_the_devices() -> None:
+    # A peak that the phase beats is not the devices.
     assert known(floor_of(Work({"float32": 10**9}, 0), RATES, 0.5e-3)) == (None, None, None)
-
-
-def test_before_the_phase_was_measured_its_floor_is_known() -> None:
-    assert known(floor_of(Work({"float32": 10**9}, 0), RATES, None)) == (1e-3, "compute", None)
 
 
 def test_a_floor_that_was_beaten_is_told_with_the_rate_that_it_is_of() -> None:
@@ -81,9 +69,7 @@ def test_a_floor_that_was_beaten_is_told_with_the_rate_that_it_is_of() -> None:
 @pytest.mark.parametrize("took_s", [None, 0.0, 0.5e-3, 0.97e-3, 2.0])
 @pytest.mark.parametrize("flops", [None, {}, {"float32": 10**8}, {"float32": 10**9}, {"float64": 1}])
 @pytest.mark.parametrize("moved", [None, 0, 10**8])
-def test_what_is_told_is_unknown_and_what_is_unknown_for_another_reason_is_not_told(
-    took_s: float | None, flops: dict[str, int] | None, moved: int | None
-) -> None:
+def test_only_what_is_unknown_for_that_is_told(took_s: float | None, flops: dict[str, int] | None, moved: int | None):
     work = Work(flops, moved)
     told = beaten_floors({"forward": work}, RATES, {"forward": took_s})
     known_before = floor_of(work, RATES, None).seconds is not None
@@ -94,9 +80,7 @@ def test_what_is_told_is_unknown_and_what_is_unknown_for_another_reason_is_not_t
 @pytest.mark.parametrize(
     "device, bytes_per_s", [("NVIDIA H100 80GB HBM3", 3.35e12), ("NVIDIA A100-SXM4-80GB", 2.039e12)]
 )
-def test_of_each_shipped_size_the_optimizer_is_a_bandwidth_and_forward_a_flop_figure(
-    size: str, device: str, bytes_per_s: float
-) -> None:
+def test_of_each_size_the_optimizer_is_a_bandwidth_and_forward_a_flop_one(size: str, device: str, bytes_per_s: float):
     """On a GPU with 8 x 512 tokens in bfloat16: 2 N FLOPs a token forward, 28 bytes a parameter in AdamW."""
     config, tokens = PRESETS[size], 8 * 512
     rates = rates_of(device, {"bfloat16": None}, None)
@@ -107,7 +91,3 @@ def test_of_each_shipped_size_the_optimizer_is_a_bandwidth_and_forward_a_flop_fi
     found = floor_of(optimizer, rates, 1.0)
     assert found.bound == "memory"
     assert found.seconds == pytest.approx(28 * config.num_parameters() / bytes_per_s)
-
-
-def test_a_floor_of_next_to_nothing_has_no_ratio() -> None:
-    assert known(floor_of(Work({}, 264), RATES, 58e-6)) == pytest.approx((2.64e-9, "memory", None))

@@ -71,21 +71,18 @@ def test_a_name_of_several_gpus_is_asked_back(given: str, candidates: set[str]) 
     assert {name for name in candidates if name not in str(error.value)} == set()
 
 
-def test_a_word_of_many_gpus_names_some_of_them_in_a_line() -> None:
+def test_what_is_asked_back_or_unknown_is_a_line_with_near_names() -> None:
     with pytest.raises(UsageError, match="others") as error:
         capacity("PCIe")
     assert "\n" not in str(error.value)
+    with pytest.raises(UsageError, match="did you mean H100"):
+        capacity("H1000")
 
 
 @pytest.mark.parametrize("given", ["", "NVIDIA", "potato", "RTX 4070", "RTX 2080"])  # the table has a Ti of two
 def test_what_names_no_gpu_is_refused_with_another_way(given: str) -> None:
     with pytest.raises(UsageError, match="--memory"):
         capacity(given)
-
-
-def test_an_unknown_name_has_near_ones() -> None:
-    with pytest.raises(UsageError, match="did you mean H100"):
-        capacity("H1000")
 
 
 def search(needs, begin: int, room: float) -> tuple[int, list[int]]:

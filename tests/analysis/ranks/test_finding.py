@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_environment import made_contention
 from simulated_ranks import ACCUMULATED, BASE_S, DDP, SHARDED, simulate, usual
 
 from lm_profiler.analysis.ranks.rank_timeline import RankTimeline
@@ -16,10 +17,7 @@ from lm_profiler.record.run_record import Contention, RankFinding, Ranks, StepCo
 
 
 def contention(not_had: float) -> Contention:
-    return Contention(
-        wall_s=9.0, cpus=2, had_s=9.0, waited_s=1.0, others_s=1.0, stolen_s=0.0, throttled_s=None, pressure=None,
-        involuntary_switches=1, not_had=not_had,
-    )  # fmt: skip
+    return made_contention(not_had, wall_s=9.0, had_s=9.0, waited_s=1.0, others_s=1.0)
 
 
 def said(not_had: float, lost_s: tuple[float, float], asleep_s: float, threads_s: float = 0.0) -> RankFinding:
@@ -42,50 +40,37 @@ def said(not_had: float, lost_s: tuple[float, float], asleep_s: float, threads_s
     ]
     timelines = simulate(work_s).timelines
     found = ranks_of(timelines, 2, overlap=True, contention=contention(not_had), counters=counters)
-    assert found is not None
     return found.finding
 
 
-def test_a_rank_that_sleeps_is_named_however_busy_the_machine_is() -> None:
+def test_on_a_busy_machine_a_rank_is_named_for_what_others_cannot_have_made() -> None:
     finding = said(0.79, lost_s=(0.03, 0.03), asleep_s=0.026)
     assert (finding.kind, finding.rank, finding.phase, finding.slow[0].certain) == ("straggler", 1, "data", True)
     assert finding.saves_s == pytest.approx(0.026, rel=0.02)
-
-
-def test_a_rank_that_stood_ready_without_a_cpu_is_not() -> None:
+    # A rank that stood ready without a cpu is not.
     finding = said(0.79, lost_s=(0.03, 0.056), asleep_s=0.0)
     assert (finding.kind, finding.doubt, finding.saves_s) == ("unsure", "shared machine", None)
     (slow,) = finding.slow
     assert (slow.rank, slow.phase, slow.certain) == (1, "data", False)
-
-
-def test_nor_one_that_ran_longer_where_others_had_most_of_the_cores() -> None:
-    """Caches and cores that are shared make a rank run longer, too: by so much as others had of them at most."""
+    # Caches and cores that are shared make a rank run longer, too: by so much as others had of them at most.
     assert said(0.79, lost_s=(0.01, 0.01), asleep_s=0.0).doubt == "shared machine"
     assert said(0.06, lost_s=(0.01, 0.01), asleep_s=0.0).kind == "straggler"
-
-
-def test_nor_one_that_slept_while_its_own_threads_wanted_a_cpu() -> None:
+    # Nor one that slept while its own threads wanted a cpu.
     assert said(0.5, lost_s=(0.0, 0.0), asleep_s=0.026, threads_s=0.05).doubt == "shared machine"
 
 
-def test_where_nobody_counts_nobody_is_named() -> None:
+def test_where_nobody_counts_or_ranks_are_stopped_in_turns_nobody_is_named() -> None:
     work_s = usual(2, 20, 0.02)
     work_s["data"][1] += 0.026
     found = ranks_of(simulate(work_s).timelines, 2, overlap=True, contention=contention(0.3))
-    assert found is not None
     assert found.finding.doubt == "shared machine"
     idle = ranks_of(simulate(work_s).timelines, 2, overlap=True, contention=contention(0.01))
-    assert idle is not None
     assert idle.finding.kind == "straggler"
-
-
-def test_ranks_that_are_stopped_in_turns_may_be_other_programs_doing() -> None:
+    # Ranks that are stopped in turns may be other programs doing.
     work_s = usual(2, 20, 0.02)
     work_s["forward"][0, ::2] += 0.03
     work_s["forward"][1, 1::2] += 0.03
     found = ranks_of(simulate(work_s).timelines, 2, overlap=True, contention=contention(0.3))
-    assert found is not None
     assert (found.finding.kind, found.finding.doubt, found.finding.phase) == ("unsure", "shared machine", "forward")
 
 
@@ -113,9 +98,6 @@ def found(
 
 
 def within(finding: RankFinding, truth_s: float) -> None:
-    assert finding.saves_s is not None
-    assert finding.low_s is not None
-    assert finding.high_s is not None
     assert finding.saves_s == pytest.approx(truth_s, rel=0.02)
     assert finding.low_s - 2e-4 <= truth_s <= finding.high_s + 2e-4
 
@@ -127,7 +109,6 @@ def test_the_rank_the_phase_and_what_mending_it_saves(part: str, ranks: int, pro
     said, truth_s = found(ranks, [(1, part, 0.03)], program)
     finding = said.finding
     assert (finding.kind, finding.rank, finding.phase, finding.host) == ("straggler", 1, part, "here")
-    assert finding.last_in is not None
     assert finding.last_in >= 19  # the last step's optimizer nobody waits for
     assert finding.excess_s == pytest.approx(0.03, rel=0.05)
     assert finding.others_wait_s == pytest.approx(0.03, rel=0.1)
@@ -180,24 +161,19 @@ def test_a_rank_that_is_slow_in_a_stretch_of_the_steps(first: int, last: int, ra
     within(said.finding, truth_s)
 
 
-def test_figures_are_of_the_steps_that_count_and_the_finding_of_all() -> None:
+def test_figures_are_of_the_steps_that_count_and_the_finding_of_all_batches_and_steps() -> None:
     """The last ten are a level of their own: in them nobody sees that rank 1 was slow before."""
     work_s = usual(2, 20, 0.02)
     work_s["forward"][1, :10] += 0.02
     said = ranks_of(simulate(work_s).timelines, 2, overlap=True, steps=range(11, 21))
-    assert said is not None
     assert (said.steps, said.finding.steps) == (10, 20)
     assert said.own["forward"].largest_s == pytest.approx(0.02, rel=0.05)
     assert slow_in(said.finding) == pytest.approx({(1, "forward"): 10.0}, rel=0.05)
-
-
-def test_every_batch_of_an_accumulated_step() -> None:
+    # Every batch of an accumulated step.
     said, truth_s = found(2, [(1, "forward", 0.12)], ACCUMULATED)
     assert (said.finding.rank, said.finding.phase) == (1, "forward")
     within(said.finding, truth_s)
-
-
-def test_what_happens_every_fifth_step_counts_though_medians_do_not_show_it() -> None:
+    # What happens every fifth step counts though medians do not show it.
     now_and_then = np.where(np.arange(60) % 5 == 0, 0.1, 0.0)
     said, truth_s = found(2, [(1, "data", now_and_then)], steps=60)
     assert (said.finding.kind, said.finding.rank) == ("straggler", 1)
@@ -215,7 +191,7 @@ def test_ranks_that_are_slow_in_turns(ranks: int) -> None:
     assert finding.saves_s == pytest.approx(0.03, rel=0.05)
 
 
-def test_a_host_whose_ranks_are_all_slower() -> None:
+def test_a_host_whose_ranks_are_all_slower_is_waited_for_by_the_others_alone() -> None:
     hosts = ["a", "a", "b", "b"]
     said, _ = found(4, [(2, "forward", 0.03), (3, "forward", 0.03)], hosts=hosts)
     finding = said.finding
@@ -223,23 +199,22 @@ def test_a_host_whose_ranks_are_all_slower() -> None:
     assert finding.saves_s == pytest.approx(0.0295, rel=0.03)
     one, _ = found(4, [(2, "forward", 0.03)], hosts=hosts)
     assert (one.finding.kind, one.finding.rank, one.finding.host) == ("straggler", 2, "b")
+    # The ranks of a host are waited for by the others alone.
+    said, _ = found(4, [(2, "forward", 0.03), (3, "forward", 0.03)], hosts=["a", "a", "b", "b"])
+    assert said.finding.others_wait_s == pytest.approx(0.03, rel=0.1)
 
 
-def test_a_rank_that_is_slower_in_everything() -> None:
+def test_a_rank_that_is_slower_in_everything_but_what_adds_a_millisecond() -> None:
     delays: Delays = [(2, "forward", 0.01), (2, "backward", 0.02), (2, "optimizer", 0.004)]
     finding = found(4, delays)[0].finding
     assert (finding.kind, finding.rank, finding.phase) == ("straggler", 2, None)
     assert finding.saves_s == pytest.approx(0.033, rel=0.05)
     expected = {(2, "forward"): 10.0, (2, "backward"): 20.0, (2, "optimizer"): 4.0}
     assert slow_in(finding) == pytest.approx(expected, rel=0.05)
-
-
-def test_a_phase_that_adds_a_millisecond_is_not_named() -> None:
+    # A phase that adds a millisecond is not named.
     delays: Delays = [(2, "forward", 0.01), (2, "backward", 0.02), (2, "optimizer", 0.001)]
     assert set(slow_in(found(4, delays)[0].finding)) == {(2, "forward"), (2, "backward")}
-
-
-def test_two_steps_say_nothing() -> None:
+    # Two steps say nothing.
     finding = found(2, [(1, "data", 0.03)], steps=2)[0].finding
     assert (finding.kind, finding.doubt, finding.slow) == ("unsure", "few steps", [])
 
@@ -254,7 +229,7 @@ def test_equal_ranks_raise_no_alarm(ranks: int, steps: int) -> None:
     assert kinds["unsure"] <= 6
 
 
-def test_ranks_that_are_slow_together_are_found_though_mending_one_of_them_saves_nothing() -> None:
+def test_several_slow_ranks_are_found_though_mending_one_saves_nothing() -> None:
     said, _ = found(4, [(1, "forward", 0.03), (3, "forward", 0.028)])
     finding = said.finding
     assert (finding.kind, finding.rank, finding.host, finding.phase) == ("several", None, "here", "forward")
@@ -262,28 +237,18 @@ def test_ranks_that_are_slow_together_are_found_though_mending_one_of_them_saves
     assert finding.others_wait_s == pytest.approx(0.029, rel=0.1)  # those two, not the mean of three
     assert finding.saves_s == pytest.approx(0.03, rel=0.05)
     assert finding.excess_s == pytest.approx(0.029, rel=0.02)
-
-
-def test_ranks_that_are_slow_together_in_two_phases_and_of_two_hosts() -> None:
+    # Ranks that are slow together in two phases and of two hosts.
     delays: Delays = [(rank, part, 0.02) for rank in (0, 5) for part in ("forward", "backward")]
     finding = found(8, delays, SHARDED, hosts=["a"] * 4 + ["b"] * 4)[0].finding
     assert (finding.kind, finding.host, finding.phase) == ("several", None, None)
     assert set(slow_in(finding)) == {(rank, part) for rank in (0, 5) for part in ("forward", "backward")}
     assert finding.saves_s == pytest.approx(0.04, rel=0.05)
-
-
-def test_half_of_many_ranks() -> None:
+    # Half of many ranks.
     work_s = usual(64, 12, 0.02)
     work_s["data"][::2] += 0.03
     said = ranks_of(simulate(work_s).timelines, 64, overlap=True)
-    assert said is not None
     assert {one.rank for one in said.finding.slow} == set(range(0, 64, 2))
     assert said.finding.slow_ranks == 32
-
-
-def test_the_ranks_of_a_host_are_waited_for_by_the_others_alone() -> None:
-    said, _ = found(4, [(2, "forward", 0.03), (3, "forward", 0.03)], hosts=["a", "a", "b", "b"])
-    assert said.finding.others_wait_s == pytest.approx(0.03, rel=0.1)
 
 
 def late_between(between_s: Any) -> Ranks:
@@ -304,9 +269,7 @@ def test_a_rank_that_is_late_from_between_the_steps() -> None:
     assert finding.saves_s == pytest.approx(0.0475, rel=0.02)
     assert sum(said.by_rank[0].waiting_s.values()) == pytest.approx(0.0475, rel=0.1)
     assert late_between(np.full((4, 20), 0.05)).finding.kind == "equal"
-
-
-def test_a_rank_that_is_late_from_between_a_few_steps() -> None:
+    # A rank that is late from between a few steps.
     finding = late_between(np.where(np.arange(20) % 5 == 0, [[0.0], [0.0], [0.0], [0.25]], 0.0)).finding
     assert (finding.kind, finding.rank, finding.phase, finding.doubt) == ("unsure", 3, "between steps", "chance")
 

@@ -19,7 +19,7 @@ def timeline(rank: int, calls: list[Collective], took_ns: list[int] | None) -> R
     return RankTimeline(rank, "host", nothing, nothing, codes, nothing, nothing, calls, str(rank), waited)
 
 
-def test_a_rank_waits_from_when_it_comes_until_the_last_does() -> None:
+def test_a_rank_waits_in_its_group_until_the_last_one_comes() -> None:
     draw = np.random.default_rng(5)
     came = draw.integers(0, 10**7, (30, 4))
     ends = came.max(axis=1) + draw.integers(10**4, 10**5, 30)
@@ -27,26 +27,18 @@ def test_a_rank_waits_from_when_it_comes_until_the_last_does() -> None:
     waiting = with_waits([timeline(rank, calls, (ends - came[:, rank]).tolist()) for rank in range(4)])
     for rank in range(4):
         assert waiting[rank].waited_ns == pytest.approx(came.max(axis=1) - came[:, rank])
-
-
-def test_groups_of_some_ranks_are_compared_with_their_own() -> None:
+    # Groups of some ranks are compared with their own.
     calls = {0: ("a", 1), 1: ("a", 1), 2: ("b", 1), 3: ("b", 1)}
     took = {0: 5, 1: 9, 2: 100, 3: 90}
     ranks = [timeline(r, [Collective(*calls[r], "nccl:all_gather")], [took[r]]) for r in range(4)]
     waits = [0 if each.waited_ns is None else int(each.waited_ns[0]) for each in with_waits(ranks)]
     assert waits == [0, 4, 10, 0]
-
-
-def test_what_one_rank_has_not_timed_is_unknown_on_all() -> None:
+    # What one rank has not timed is unknown on all.
     calls = [Collective("0", number, "nccl:all_reduce") for number in range(2)]
     first, second = with_waits([timeline(0, calls, [7, 7]), timeline(1, calls, [-1, 5])])
-    assert first.waited_ns is not None
-    assert second.waited_ns is not None
     assert first.waited_ns.tolist() == [-1, 2]
     assert second.waited_ns.tolist() == [-1, 0]
-
-
-def test_arrivals_on_compared_clocks_stay_as_they_are() -> None:
+    # Arrivals on compared clocks stay as they are.
     alone = timeline(0, [], None)
     assert with_waits([alone]) == [alone]
 
@@ -83,7 +75,6 @@ def test_the_rank_that_streams_wait_for_is_named() -> None:
         for rank in (0, 1)
     ]
     concluded = ranks_of(with_waits(ranks), 2, overlap=True)
-    assert concluded is not None
     assert concluded.by_rank[0].waiting_s["backward"] == pytest.approx(30e-3, rel=0.05)
     assert concluded.by_rank[0].own_s["backward"] == pytest.approx(41e-3, rel=0.05)
     finding = concluded.finding
@@ -117,16 +108,12 @@ def test_of_reductions_behind_a_backward_each_stands_where_its_gradients_are_rea
     assert put(shares, took, ends, behind=True) == pytest.approx(ready, abs=2)
 
 
-def test_the_last_reduction_ends_backward_however_far_the_host_had_come_when_it_called() -> None:
+def test_the_last_reduction_ends_backward_and_calls_that_are_waited_for_stand_in_their_place() -> None:
     assert put([0.8], [20_000], 35_000, behind=True) == [15_000]
     assert put([0.1], [20_000], 35_000, behind=True) == [15_000]
-
-
-def test_a_stream_stands_in_calls_that_it_waits_for_in_their_place() -> None:
+    # A stream stands in calls that it waits for in their place.
     own, took = 40_000, [5000, 15_000]
     assert put([0.25, 0.5], took, own + sum(took), behind=False) == [10_000, 20_000 + 5000]
-
-
-def test_what_takes_longer_than_its_part_begins_with_it_at_the_earliest() -> None:
+    # What takes longer than its part begins with it at the earliest.
     assert put([0.5], [9000], 4000, behind=True) == [0]
     assert put([0.5], [9000], 4000, behind=False) == [0]

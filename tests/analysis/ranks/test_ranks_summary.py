@@ -26,7 +26,6 @@ def said(ranks: int, steps: int = 6, world: int | None = None) -> Ranks:
 def test_each_rank_has_its_means_which_add_up_to_the_step() -> None:
     truth = simulate(usual(2, 6, noise=0.05))
     of = ranks_of(truth.timelines, 2, overlap=True)
-    assert of is not None
     for rank, times in enumerate(of.by_rank):
         assert times.own_s["forward"] == pytest.approx(truth.own_s[rank, :, 2].mean(), abs=1e-7)
         assert times.all_waiting_s == pytest.approx(truth.waiting_s[rank].sum(axis=1).mean(), abs=1e-7)
@@ -40,48 +39,32 @@ def test_each_rank_has_its_means_which_add_up_to_the_step() -> None:
     assert of.waiting_share == pytest.approx(waited / of.step_s)
 
 
-def test_of_many_ranks_the_first_the_busiest_and_the_idlest() -> None:
+def test_of_many_ranks_or_a_long_run_the_busiest_the_idlest_and_the_last_steps_are_kept() -> None:
     work_s = usual(70, 3)
     work_s["forward"][3:11] += 0.03
     work_s["forward"][20:28] -= 0.01
     of = ranks_of(simulate(work_s).timelines, 70, overlap=True)
-    assert of is not None
     assert [times.rank for times in of.by_rank] == [0, *range(3, 11), *range(20, 28)]
     assert of.hosts == {"here": list(range(70))}
-
-
-def test_of_a_long_run_the_heat_map_has_the_last_steps() -> None:
     truth = simulate(usual(2, 600))
     of = ranks_of(truth.timelines, 2, overlap=True)
-    assert of is not None
     assert of.columns == list(range(345, 601))
     for rank in (0, 1):
         assert of.by_rank[rank].own_by_column_s == pytest.approx(truth.own_s[rank, 344:].sum(axis=1), abs=1e-6)
-
-
-def test_the_steps_that_count() -> None:
     truth = simulate(usual(2, 6))
     of = ranks_of(truth.timelines, 2, overlap=True, steps=[3, 4, 5])
-    assert of is not None
     assert (of.steps, of.columns) == (3, [3, 4, 5])
 
 
-def test_ranks_that_did_not_say_are_named() -> None:
+def test_ranks_that_did_not_say_or_have_another_clock_are_not_compared() -> None:
     of = said(2, world=4)
     assert_stored("analysis/notes: silent ranks", {"two of four": of.notes})
     assert of.world == 4
-
-
-def test_one_rank_alone_and_no_common_step_say_nothing() -> None:
     truth = simulate(usual(2, 3))
     assert ranks_of(truth.timelines[:1], 2, overlap=True) is None
     assert ranks_of(truth.timelines, 2, overlap=True, steps=[99]) is None
-
-
-def test_ranks_of_another_clock_are_not_compared() -> None:
     first, second, third = simulate(usual(3, 3)).timelines
     of = ranks_of([first, second, replace(third, clock="there")], 3, overlap=True)
-    assert of is not None
     assert (of.heard, len(of.notes)) == (2, 1)
     assert ranks_of([first, replace(second, clock="there")], 2, overlap=True) is None
 
@@ -99,8 +82,5 @@ def test_exposed_is_what_no_other_kernel_runs_beside_less_what_the_traced_rank_w
         assert of["exposed_s"] == pytest.approx({"backward": exposed_s}, abs=1e-12)
         assert of["exposed_source"].startswith("rank 0's")
         assert ("included" in of["exposed_source"]) is (waiting_s is None)
-
-
-def test_the_trace_of_the_host_does_not_tell_what_is_exposed() -> None:
     assert communication_figures(Traced([], [], 2, on_device=False)) == {}
     assert communication_figures(None) == {}

@@ -58,7 +58,7 @@ def test_a_rank_that_is_slower_in_some_steps(where: str, ranks: int) -> None:
             assert (found[0].begin, found[0].end) == STRETCHES[where].indices(20)[:2]
 
 
-def test_the_interval_holds_what_is_longer() -> None:
+def test_the_interval_holds_what_is_longer_and_what_happened_once_is_not_certain() -> None:
     rng, held = np.random.default_rng(3), 0
     for _ in range(60):
         own_s = own_work(rng, 3, 20, phi=0.4, noise=0.05)
@@ -66,23 +66,15 @@ def test_the_interval_holds_what_is_longer() -> None:
         (slow,) = (one for one in slow_ranks(own_s, STEP_S) if (one.rank, one.part) == (2, 1))
         held += abs(slow.seconds - 0.01) <= slow.half_s
     assert held >= 54  # 95 % of 60 are 57
-
-
-def test_what_happened_once_is_not_certain() -> None:
+    # What happened once is not certain and steps that are long for all do no harm.
     own_s = own_work(np.random.default_rng(0), 2, 20)
     own_s[1, 7, 0] += 0.5
     assert not slow_ranks(own_s, STEP_S)[0].certain
-
-
-def test_steps_that_are_long_for_all_ranks_do_no_harm() -> None:
     rng = np.random.default_rng(0)
     own_s = rng.uniform(0.01, 0.1, (1, 20, 1)) * (1.0 + 0.01 * rng.standard_normal((2, 20, 1)))
     own_s[1] += 0.003
     assert slow_ranks(own_s, STEP_S)[0].certain
-
-
-def test_who_is_fast() -> None:
-    """A clear gap divides them, even where the fewer are fast; without one nobody is set apart."""
+    # A clear gap divides them, even where the fewer are fast; without one nobody is set apart.
     assert fast_ranks(np.array([0.045, 0.005, 0.046, 0.044])) == (1,)
     assert fast_ranks(np.array([0.005, 0.045, 0.006])) == (0, 2)
     assert fast_ranks(np.array([0.01, 0.02, 0.03, 0.04])) == (0, 1, 2, 3)
@@ -102,7 +94,7 @@ def validations(rng: Any, ranks: int, steps: int, every: int) -> Any:
     return own_s
 
 
-def test_a_rank_whose_validation_takes_longer_is_certain_after_five_of_them() -> None:
+def test_validations_that_take_longer_on_one_rank_are_certain_and_equal_ones_name_nobody() -> None:
     rng = np.random.default_rng(3)
     for _ in range(20):
         own_s = validations(rng, ranks=2, steps=25, every=5)
@@ -110,17 +102,11 @@ def test_a_rank_whose_validation_takes_longer_is_certain_after_five_of_them() ->
         certain = [slow for slow in slow_ranks(own_s, STEP_S) if slow.certain]
         assert [(slow.rank, slow.part) for slow in certain] == [(1, 3)]
         assert certain[0].seconds == pytest.approx(0.012, rel=0.1)
-
-
-def test_equal_validations_name_nobody() -> None:
     rng = np.random.default_rng(4)
     wrong = 0
     for _ in range(100):
         wrong += any(slow.certain for slow in slow_ranks(validations(rng, ranks=2, steps=25, every=5), STEP_S))
     assert wrong <= 3
-
-
-def test_a_rank_that_is_slow_only_where_the_others_do_little_is_found() -> None:
     rng = np.random.default_rng(6)
     own_s = validations(rng, ranks=2, steps=25, every=5)
     own_s[1, :, 3] += 0.004

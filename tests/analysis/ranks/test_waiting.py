@@ -38,7 +38,7 @@ def test_own_work_and_waiting_are_what_they_are(program: list[Any], ranks: int, 
     np.testing.assert_allclose(work.waiting_s, truth.waiting_s, atol=off_s)
 
 
-def test_a_validation_that_takes_longer_on_one_rank_is_its_own_work_outside_of_steps() -> None:
+def test_what_not_all_ranks_have_is_left_out_and_validation_is_own_work() -> None:
     """The other rank waits for it in a barrier, which is no part of a step either."""
     work_s = usual(2, 12, noise=0.05)
     work_s["validation"] = np.full((2, 12), 0.02)
@@ -48,35 +48,11 @@ def test_a_validation_that_takes_longer_on_one_rank_is_its_own_work_outside_of_s
     np.testing.assert_allclose(own_s(work), truth.own_s, atol=NANOSECONDS)
     np.testing.assert_allclose(work.own_s[:, :, OUTSIDE], truth.validation_s, atol=NANOSECONDS)
     assert work.waiting_outside_s[0] == pytest.approx(0.03, rel=0.2)
-
-
-def test_calls_of_groups_hold_their_own_ranks_alone() -> None:
-    """Each pair of four ranks is sharded among itself."""
-    work_s = usual(4, 12, noise=0.05)
-    work_s["forward"][2] += 0.03
-    truth = simulate(work_s, SHARDED, groups=2)
-    work = work_of(truth.timelines, truth.timelines[0].steps, overlap=False)
-    np.testing.assert_allclose(own_s(work), truth.own_s, atol=OF_A_TREE)
-    np.testing.assert_allclose(work.waiting_s, truth.waiting_s, atol=OF_A_TREE)
-
-
-def test_a_call_that_nobody_waits_for_is_found_without_being_told() -> None:
-    """Ranks go on before the last one came, under whatever name."""
-    asynchronous = [("call", "gloo:all_reduce", "nobody") if op[0] == "call" else op for op in DDP]
-    work_s = usual(2, 12)
-    work_s["forward"][1] += 0.03
-    truth = simulate(work_s, asynchronous)
-    assert work_of(truth.timelines, truth.timelines[0].steps, overlap=False).waiting_s.max() == 0.0
-
-
-def test_steps_that_not_all_ranks_have_are_left_out() -> None:
+    # Steps and calls that not all ranks have are left out.
     truth = simulate(usual(2, 12, noise=0.05))
     some = np.array([3, 4, 7], dtype=np.int64)
     work = work_of(truth.timelines, some, overlap=True)
     np.testing.assert_allclose(own_s(work), truth.own_s[:, [2, 3, 6]], atol=NANOSECONDS)
-
-
-def test_a_call_that_a_rank_of_its_group_does_not_know_of_is_left_out() -> None:
     truth = simulate(usual(2, 3))
     first, second = truth.timelines
     shorter = replace(second, collectives=second.collectives[:-1], arrivals_ns=second.arrivals_ns[:-1])
@@ -84,8 +60,21 @@ def test_a_call_that_a_rank_of_its_group_does_not_know_of_is_left_out() -> None:
     np.testing.assert_allclose(own_s(work)[:, :2], truth.own_s[:, :2], atol=NANOSECONDS)
 
 
-def test_who_comes_late_because_it_was_held_is_not_to_blame() -> None:
-    """Of four, rank 2 loads longer: rank 0 waits for it in the broadcast, the others for rank 0 at the gradients."""
+def test_calls_hold_the_ranks_of_their_group_and_nobody_where_ranks_go_on() -> None:
+    """Each pair of four ranks is sharded among itself."""
+    work_s = usual(4, 12, noise=0.05)
+    work_s["forward"][2] += 0.03
+    truth = simulate(work_s, SHARDED, groups=2)
+    work = work_of(truth.timelines, truth.timelines[0].steps, overlap=False)
+    np.testing.assert_allclose(own_s(work), truth.own_s, atol=OF_A_TREE)
+    np.testing.assert_allclose(work.waiting_s, truth.waiting_s, atol=OF_A_TREE)
+    # Ranks go on before the last one came, under whatever name.
+    asynchronous = [("call", "gloo:all_reduce", "nobody") if op[0] == "call" else op for op in DDP]
+    work_s = usual(2, 12)
+    work_s["forward"][1] += 0.03
+    truth = simulate(work_s, asynchronous)
+    assert work_of(truth.timelines, truth.timelines[0].steps, overlap=False).waiting_s.max() == 0.0
+    # Of four, rank 2 loads longer: rank 0 waits for it in the broadcast, the others for rank 0 at the gradients.
     work_s = usual(4, 12, noise=0.02)
     work_s["data"][2] += 0.03
     truth = simulate(work_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+import pytest
 from tests.support.made_runs import made_record
 
 from lm_profiler.analysis.plan.planned import Planned
@@ -49,9 +50,6 @@ def test_what_is_already_so_is_no_remedy() -> None:
     }
     assert remedies(planned(largest=0, **sparse), largest_context=0) == []
     assert remedies(planned(**{"trainer.precision": "64-true"})) == []  # whoever asks for that needs it
-
-
-def test_a_run_with_checkpoints_of_blocks_is_not_offered_checkpointing() -> None:
     ways = [way.options for way in remedies(planned(**OURS, **{"model.checkpoint_every": 4}))]
     assert {"model.attention": "sdpa"} in ways
     assert not any("model.activation_checkpointing" in way for way in ways)
@@ -89,9 +87,30 @@ def test_every_finding_has_an_entry_and_each_entry_does_something() -> None:
         says = bool(remedy.sentence) or remedy.name == "ranks"
         assert says == (remedy.name in get_args(FindingName))
         assert says or remedy.candidates or remedy.smaller_settings
-
-
-def test_a_finding_of_a_later_version_is_told_by_its_name() -> None:
     later = Finding.model_construct(name="cold_cache", saves_s=0.1, share=0.2)
     assert "cold cache" in remedy_of(later, made_record())
     assert likely_share(later) == 1.0
+
+
+CHUNKED = {"model.loss": "chunked"}
+
+
+def with_loss(loss: str | None, batch: int, context: int) -> Planned:
+    settings = {} if loss is None else {"model.loss": loss}
+    return Planned(peaks={}, causes={}, batch=batch, context=context, settings=settings)
+
+
+@pytest.mark.parametrize(
+    "loss, batch, context, is_offered",
+    [
+        ("plain", 4, 512, True),
+        ("plain", 2, 512, False),  # a single chunk has all logits
+        ("chunked", 4, 512, False),
+        (None, 4, 512, False),  # a module of the user's
+    ],
+)
+def test_it_is_offered_for_more_than_a_chunk_of_tokens(loss: str | None, batch: int, context: int, is_offered: bool):
+    settings = [dict(setting.options) for setting in remedies(with_loss(loss, batch, context))]
+    assert (CHUNKED in settings) == is_offered
+    combined = [setting.options for setting in combined_remedies(with_loss(loss, batch, context))]
+    assert all((options.get("model.loss") == "chunked") == is_offered for options in combined)

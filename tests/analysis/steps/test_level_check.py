@@ -51,23 +51,21 @@ def test_later_steps_that_differ_are_noted_with_their_size(factor: float, word: 
     assert found >= 38
 
 
-def test_a_pattern_goes_on_after_the_measured_steps() -> None:
+def test_a_pattern_goes_on_after_the_measured_steps_and_two_later_steps_are_too_few() -> None:
     """Every fourth step takes twice as long; two of the three later steps are such."""
     times_s = noise(np.random.default_rng(3), 0.01)
     times_s[3::4] *= 2.0
     assert not noted(times_s)
     times_s[MEASURED:] *= 1.2
     assert noted(times_s)
-
-
-def test_two_later_steps_are_too_few() -> None:
+    # Two later steps are too few.
     times_s = noise(np.random.default_rng(4), 0.01)
     times_s[MEASURED:] *= 1.5
     assert noted(times_s)
     assert not noted(times_s[:-1])
 
 
-def test_the_cost_of_timing_actions_is_no_difference() -> None:
+def test_the_cost_of_timing_actions_or_a_hold_up_of_half_a_second_is_no_difference() -> None:
     """A thousand later steps of 2 ms: 0.2 ms more are ours, 1 ms more is not."""
     noise_logs = 0.01 * np.random.default_rng(5).standard_normal(MEASURED + 1000)
     times_s = np.asarray(0.002 * np.exp(noise_logs))
@@ -75,10 +73,7 @@ def test_the_cost_of_timing_actions_is_no_difference() -> None:
     assert not noted(times_s)
     times_s[MEASURED:] += 8e-4
     assert noted(times_s)
-
-
-def test_a_hold_up_of_half_a_second_leaves_no_note() -> None:
-    """Steps of 50 ms: the machine holds the process up after the measured steps, and the later steps lie in that."""
+    # Steps of 50 ms: the machine holds the process up after the measured steps, and the later steps lie in that.
     times_s = noise(np.random.default_rng(6), 0.01) / 10.0
     times_s[MEASURED:] += 0.16
     assert not noted(times_s)

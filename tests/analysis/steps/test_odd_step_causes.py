@@ -72,18 +72,22 @@ def test_less_than_half_is_no_cause(counter: str, share: float, named: bool) -> 
     assert (told.beside is None) == named
 
 
-def test_what_every_step_has_explains_none() -> None:
+def test_a_cause_explains_no_more_than_there_is_and_not_what_every_step_has() -> None:
     """Each step waits a second for a CPU, and one took a second longer."""
     rows = [step(n, "forward", 1.0 if n == SLOW else 0.0) for n in range(1, 21)]
     counters = [StepCounters(step=n, **{**USUAL, "cpu_wait_s": 1.0, "gc_s": 1.0}) for n in range(1, 21)]
     (told,), _ = with_causes(odd_steps(rows, model_of(rows)), rows, counters, 0)
     assert (told.cause, told.beside) == (None, "")
-
-
-def test_what_may_have_happened_between_steps_explains_none() -> None:
-    """A validation before the step took 0.8 s, in which the thread may have waited as well."""
+    # A validation before the step took 0.8 s, in which the thread may have waited as well.
     told, _ = explained(cpu_wait_s=0.9, between_s=0.8)
     assert told.cause is None
+    told, _ = explained(fault_s=3.0)
+    assert told.cause_s == pytest.approx(1.0)
+    # The counters are read where steps end: those of a step after a validation are of both.
+    told, _ = explained(between_s=0.5, asleep_s=0.4, major_faults=900)
+    assert (told.cause, told.beside) == (None, "")
+    told, _ = explained(between_s=0.5, asleep_s=0.7)
+    assert told.beside == "200 ms more asleep"
 
 
 CAUSES: dict[str, dict[str, Any]] = {
@@ -101,18 +105,11 @@ CAUSES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def test_causes_are_told_as_stored() -> None:
+def test_causes_are_told_as_stored_and_are_of_the_rank_that_all_waited_for() -> None:
     told = {case: explained(**of)[0] for case, of in CAUSES.items()}
     said = {case: f"cause: {of.cause}, {of.cause_s or 0.0:.3f} s\nbeside: {of.beside}" for case, of in told.items()}
     assert_stored("analysis/causes", said)
-
-
-def test_a_cause_explains_no_more_than_there_is() -> None:
-    told, _ = explained(fault_s=3.0)
-    assert told.cause_s == pytest.approx(1.0)
-
-
-def test_retries_of_the_allocator_are_told_and_no_cause_for_their_time_is_unknown() -> None:
+    # Retries of the allocator are told and no cause for their time is unknown.
     rows = [step(n, "forward", 1.0 if n == SLOW else 0.0) for n in range(1, 21)]
     none, some = {"alloc_retries": 0, "new_segments": 0}, {"alloc_retries": 2, "new_segments": 1}
     counters = [StepCounters(step=n, **USUAL, **(some if n == SLOW else none)) for n in range(1, 21)]
@@ -120,12 +117,16 @@ def test_retries_of_the_allocator_are_told_and_no_cause_for_their_time_is_unknow
     assert told.cause is None
     assert "2 retries" in told.beside
     assert "1 new" in told.beside
+    # The cause is that of the rank which all waited for and waiting is none.
+    told = both_ranks({"gc_s": 0.9, "gc_generation": 2})
+    assert told.rank == 1
+    assert "garbage collection" in told.cause
+    told = both_ranks({})
+    assert (told.cause, told.rank) == (None, 1)
 
 
 @pytest.mark.parametrize("clock_hz, named", [(0.5e9, True), (1.2e9, False)])
-def test_a_clock_is_the_cause_where_the_median_step_at_that_clock_takes_half_as_much_longer(
-    clock_hz: float, named: bool
-) -> None:
+def test_a_clock_is_the_cause_where_steps_at_that_clock_take_half_as_much_longer(clock_hz: float, named: bool) -> None:
     """Steps of 0.1 s at 1.5 GHz: at 0.5 GHz 0.3 s, at 1.2 GHz 0.125 s."""
     rows = [step(n, "forward", 0.25 if n == SLOW else 0.0) for n in range(1, 21)]
     held = {SLOW: {"sm_clock_hz": clock_hz, "throttled": ["power cap"]}, 4: {}}  # one has no sample
@@ -137,22 +138,18 @@ def test_a_clock_is_the_cause_where_the_median_step_at_that_clock_takes_half_as_
         assert_stored("analysis/notes: a low clock", {"cause": told.cause or ""})
 
 
-def test_nothing_is_said_of_a_step_that_was_passed_over() -> None:
+def test_what_was_not_read_or_is_not_counted_is_no_cause() -> None:
     rows = [step(n) for n in range(1, 21)]
     rows[4] = replace(rows[4], seconds=(1e-3,) * 9, host_seconds=(1e-3,) * 9)
     counters = [StepCounters(step=n, **USUAL) for n in range(1, 21)]
     (told,), shown = with_causes(odd_steps(rows, model_of(rows)), rows, counters, 0)
     assert told.ratio < 1
     assert (told.cause, told.beside, told.rank, shown) == (None, None, None, [])
-
-
-def test_where_nothing_was_read_nothing_is_said() -> None:
+    # Where nothing was read nothing is said.
     rows = [step(n, "data", 1.0 if n == SLOW else 0.0) for n in range(1, 21)]
     (told,), shown = with_causes(odd_steps(rows, model_of(rows)), rows, [], 0)
     assert (told.cause, told.beside, told.rank, shown) == (None, None, None, [])
-
-
-def test_what_this_machine_does_not_count_is_no_cause() -> None:
+    # What this machine does not count is no cause.
     told, _ = explained(cpu_wait_s=None, asleep_s=None, fault_s=None)
     assert (told.cause, told.beside) == (None, "")
 
@@ -173,22 +170,3 @@ def both_ranks(of_one: dict[str, Any]) -> OddStep:
     ]
     (told,), _ = with_causes(odd_steps(mean, model_of(mean)), rows, counters, 0)
     return told
-
-
-def test_the_cause_is_that_of_the_rank_which_all_waited_for() -> None:
-    told = both_ranks({"gc_s": 0.9, "gc_generation": 2})
-    assert told.rank == 1
-    assert "garbage collection" in told.cause
-
-
-def test_waiting_for_another_rank_is_no_cause() -> None:
-    told = both_ranks({})
-    assert (told.cause, told.rank) == (None, 1)
-
-
-def test_what_passed_between_two_steps_is_not_told_of_the_one_after_it() -> None:
-    """The counters are read where steps end: those of a step after a validation are of both."""
-    told, _ = explained(between_s=0.5, asleep_s=0.4, major_faults=900)
-    assert (told.cause, told.beside) == (None, "")
-    told, _ = explained(between_s=0.5, asleep_s=0.7)
-    assert told.beside == "200 ms more asleep"

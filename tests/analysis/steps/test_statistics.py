@@ -11,7 +11,7 @@ from stored_texts import assert_stored
 from lm_profiler.analysis.steps.statistics import Interval, mean_interval, median_interval, summarise_times
 
 
-def test_summary_agrees_with_numpy_and_scipy():
+def test_summary_agrees_with_numpy_scipy_and_a_worked_example():
     x = np.random.default_rng(0).lognormal(size=37)
     s = summarise_times(x)
     assert (s.n, s.min, s.max) == (37, x.min(), x.max())
@@ -20,9 +20,6 @@ def test_summary_agrees_with_numpy_and_scipy():
     assert s.cv == pytest.approx(stats.variation(x, ddof=1))
     assert s.median == pytest.approx(np.median(x))
     assert (s.p5, s.p95) == pytest.approx(tuple(stats.scoreatpercentile(x, [5, 95])))
-
-
-def test_summary_of_a_worked_example():
     s = summarise_times([2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0])  # squared deviations from 5 add up to 32
     assert (s.mean, s.median) == (5.0, 4.5)
     assert s.std == pytest.approx(math.sqrt(32 / 7))
@@ -31,22 +28,23 @@ def test_summary_of_a_worked_example():
     assert (known.mean_low, known.mean_high) == (1.0, 2.5)
 
 
-def test_nothing_is_said_of_no_values():
+def test_few_values_have_no_spread_or_interval_and_missing_readings_are_refused():
     s = summarise_times([])
     assert s.n == 0
     assert {s.mean, s.std, s.cv, s.median, s.mean_low, s.mean_high, s.p5, s.p95, s.min, s.max} == {None}
-
-
-def test_one_value_has_no_spread():
     s = summarise_times([0.25])
     assert (s.n, s.mean, s.median, s.min, s.max) == (1, 0.25, 0.25, 0.25, 0.25)
     assert (s.std, s.cv, s.mean_low, s.mean_high) == (None, None, None, None)
-
-
-def test_missing_readings_are_refused():
     bads = (math.nan, math.inf, -math.inf)
     said = {f"{bad}": refusal(ValueError, lambda bad=bad: summarise_times([1.0, bad, 2.0])) for bad in bads}
     assert_stored("analysis/refused: missing readings", said)
+    # Fewer than three values have no interval and differences may be negative.
+    assert mean_interval([1.0, 2.0]) is None
+    found = mean_interval([-1.0, 1.0, -1.5, 1.5, 0.1, -0.1])
+    assert found.low < 0.0 < found.high
+    assert found.relative_half_width is None
+    found = mean_interval(np.full(20, 3.0))
+    assert 0.0 < found.relative_half_width < 0.001
 
 
 @pytest.mark.parametrize("steps", [3, 10, 50])
@@ -61,18 +59,6 @@ def test_of_independent_values_the_interval_is_near_students(steps):
         assert found.high - found.mean == pytest.approx(found.mean - found.low)
         widths.append((found.high - found.low) / (student[1] - student[0]))
     assert 0.9 < np.median(widths) < {3: 5.0, 10: 4.0, 50: 1.3}[steps]
-
-
-def test_fewer_than_three_values_have_no_interval_and_differences_may_be_negative():
-    assert mean_interval([1.0, 2.0]) is None
-    found = mean_interval([-1.0, 1.0, -1.5, 1.5, 0.1, -0.1])
-    assert found.low < 0.0 < found.high
-    assert found.relative_half_width is None
-
-
-def test_values_that_are_equal_are_known_to_what_a_clock_can_tell():
-    found = mean_interval(np.full(20, 3.0))
-    assert 0.0 < found.relative_half_width < 0.001
 
 
 @pytest.mark.parametrize("n, ends", [(5, None), (6, (1, 6)), (8, (1, 8)), (9, (2, 8)), (20, (6, 15)), (100, (40, 61))])

@@ -28,7 +28,7 @@ from scipy import stats
 from lm_profiler.analysis.steps.statistics import mean_interval
 from lm_profiler.analysis.steps.step_model import StepModel, fit, level_half_width, plain, steadiness, word_of
 
-RUNS = 30
+RUNS = 20
 
 
 def fewest(share: float, runs: int) -> int:
@@ -80,7 +80,7 @@ PLACES = {
     [
         *[(20, 7.0, place) for place in PLACES],
         *[(40, 5.0, place) for place in PLACES],
-        *[(100, 5.0, place) for place in ("half", "last three", "three in the middle")],
+        (100, 5.0, "three in the middle"),
     ],
 )
 def test_a_jump_is_told_wherever_it_is(steps: int, sigma: float, place: str) -> None:
@@ -109,7 +109,7 @@ def test_a_level_is_seldom_called_a_change_or_a_pattern(steps: int, name: str, c
 
 def test_neighbours_that_are_alike_are_no_change_however_loud_they_are() -> None:
     """At noise of 4 % no change is too small for a word: 5 % of such runs were told one, and the aim is 3."""
-    found = models(partial(level, noise=0.04, rho=0.6), 40, 1000, seed=8)
+    found = models(partial(level, noise=0.04, rho=0.6), 40, 600, seed=8)
     assert sum(is_told(model) or model.pattern is not None for model in found) <= most(0.03, len(found))
 
 
@@ -152,7 +152,7 @@ def test_parts_add_up_to_the_mean_of_any_series() -> None:
     assert parts.odd == pytest.approx((x[17] + x[40] - 0.2) / 60, rel=0.1)
 
 
-def test_a_change_is_told_with_its_size_and_the_figures_are_of_the_longest_stretch() -> None:
+def test_changes_are_told_with_their_sizes_and_the_figures_are_of_the_longest_stretch() -> None:
     sizes = []
     for model in models(partial(jump, at=0.7, by=0.25, noise=0.003), 40):
         assert len(model.edges) == 3
@@ -161,22 +161,13 @@ def test_a_change_is_told_with_its_size_and_the_figures_are_of_the_longest_stret
         sizes.append(model.levels[1] / model.levels[0] - 1.0)
         assert model.parts_of(model.seconds).level == pytest.approx(0.1, rel=0.01)
     assert np.mean(sizes) == pytest.approx(0.25, rel=0.03)
-
-
-def test_a_pattern_and_a_jump_are_both_found() -> None:
     found = models(both, 40)
     assert share(model.pattern is not None and model.pattern.period == 4 for model in found) >= 0.95
     assert share(word_of(model) == "slowing" for model in found) >= 0.9
-
-
-def test_a_trend_is_one_stretch_whose_rise_is_told() -> None:
     found = [model for model in models(creeping, 100) if np.any(model.trend)]
     assert len(found) >= 0.9 * RUNS
     assert np.mean([model.rise for model in found]) == pytest.approx(0.15, rel=0.1)
     assert all((model.begin, model.end) == (model.cut, 100) for model in found)
-
-
-def test_levels_that_rise_and_fall_are_no_slowing() -> None:
     assert share(word_of(model) == "unsettled" for model in models(cycle, 100)) >= 0.95
 
 
@@ -189,16 +180,19 @@ def test_warm_up_is_cut_and_what_follows_is_steady(name: str) -> None:
     assert share(word_of(model) == "steady" for model in found) >= 0.95
 
 
-def test_a_decay_that_takes_more_than_half_of_the_steps_is_unsettled() -> None:
+def test_a_decay_is_unsettled_and_what_is_odd_or_ticks_is_steady() -> None:
     assert share(word_of(model) == "unsettled" for model in models(decaying, 20)) >= 0.8
     assert share(word_of(model) == "steady" for model in models(decaying, 100)) >= 0.95
-
-
-def test_one_step_that_compiles_again_is_odd_and_no_change() -> None:
     for model in models(late_recompile, 40):
         assert model.odd.sum() >= 1
         assert word_of(model) == "steady"
         assert model.expected[model.odd.nonzero()[0][0]] == pytest.approx(0.1, rel=0.05)
+    # A clock that ticks and one that is perfect.
+    assert share(word_of(model) == "steady" for model in models(ticks, 100)) >= 0.97
+    model = fit(constant(np.random.default_rng(0), 40).times_s)
+    assert word_of(model) == "steady"
+    assert model.level.low <= 0.1 <= model.level.high
+    assert not model.odd.any()
 
 
 def test_odd_steps_widen_the_interval_of_the_mean_not_that_of_the_level() -> None:
@@ -209,14 +203,17 @@ def test_odd_steps_widen_the_interval_of_the_mean_not_that_of_the_level() -> Non
     model = fit(x)
     assert model.level.relative_half_width == pytest.approx(calm.level.relative_half_width, rel=0.1)
     assert model.interval_of(x).relative_half_width > 0.03  # one event in 100: its cost is known to twice itself
-
-
-def test_a_clock_that_ticks_and_one_that_is_perfect() -> None:
-    assert share(word_of(model) == "steady" for model in models(ticks, 100)) >= 0.97
-    model = fit(constant(np.random.default_rng(0), 40).times_s)
-    assert word_of(model) == "steady"
-    assert model.level.low <= 0.1 <= model.level.high
-    assert not model.odd.any()
+    # One of 40 steps takes 2 s instead of 30 ms: the mean was 79 ms [23, 272], below the level.
+    x = 0.3 * level(np.random.default_rng(9), 40).times_s
+    x[20] = 2.0
+    model = fit(x)
+    interval = model.interval_of(x)
+    assert model.level.mean == pytest.approx(0.03, rel=0.02)
+    assert interval.mean == pytest.approx(x.mean())
+    assert interval.low > model.level.high
+    assert interval.high > 0.03 + 5 * (x.mean() - 0.03)  # one event of a kind may come five times as often
+    said = steadiness(model)
+    assert said.odd_s == pytest.approx(x.mean() - 0.03, rel=0.02)
 
 
 @pytest.mark.parametrize("steps", range(10))
@@ -228,21 +225,16 @@ def test_few_steps_have_no_course(steps: int) -> None:
         assert steadiness(model).word == ("noisy" if steps < 3 else None)
 
 
-def test_times_that_are_missing_are_refused_and_steps_of_no_time_have_no_course() -> None:
+def test_missing_times_are_refused_and_what_is_not_known_to_five_percent_is_noisy() -> None:
     with pytest.raises(ValueError, match="NaN"):
         fit([0.1, float("nan")])
     assert word_of(fit(np.append(np.full(20, 0.1), 0.0))) == "steady"
-
-
-def test_as_they_are_no_step_is_left_out() -> None:
     x = np.append([9.0], np.full(19, 1.0))
     model = plain(x)
     assert (model.begin, model.end, model.cut) == (0, 20, 0)
     assert model.parts_of(x).level == pytest.approx(1.0)
     assert model.parts_of(x).odd == pytest.approx(8.0 / 20)
-
-
-def test_what_is_not_known_to_five_percent_is_noisy() -> None:
+    # What is not known to five percent is noisy.
     rng = np.random.default_rng(4)
     model = fit(level(rng, 20, noise=0.3).times_s)
     said = steadiness(model)
@@ -251,7 +243,7 @@ def test_what_is_not_known_to_five_percent_is_noisy() -> None:
     assert level_half_width(model.seconds) == said.known_to
 
 
-def test_the_record_of_a_change_adds_up() -> None:
+def test_the_record_of_a_change_adds_up_with_the_steps_numbers_of_the_run() -> None:
     rng = np.random.default_rng(6)
     model = fit(jump(rng, 40, 0.25, 0.5).times_s)
     said = steadiness(model, recompilations=2)
@@ -262,6 +254,11 @@ def test_the_record_of_a_change_adds_up() -> None:
     assert said.level_s + said.pattern_s + said.odd_s == pytest.approx(model.seconds[10:].mean())
     assert said.level_low_s < said.level_s < said.level_high_s
     assert said.recompilations == 2
+    model = fit(jump(np.random.default_rng(6), 40, 0.25, 0.5).times_s)
+    said = steadiness(model, first_step=6)
+    assert [(of.first, of.last) for of in said.levels] == [(6, 15), (16, 45)]
+    assert (said.first, said.last) == (16, 45)
+    assert said.took_s == pytest.approx(model.seconds[10:].sum())
 
 
 def test_neighbours_that_resemble_each_other_widen_the_interval() -> None:
@@ -284,8 +281,7 @@ def two_kinds(rng: np.random.Generator, steps: int, share: float = 0.1, ratio: f
     return Simulated(made.times_s * np.where(is_rare, ratio, 1.0), 0, made.level_s, "steady")
 
 
-@pytest.mark.parametrize("share_of_steps, ratio", [(0.1, 3.0), (0.1, 1.4), (0.25, 1.5)])
-@pytest.mark.parametrize("steps", [40, 100])
+@pytest.mark.parametrize("share_of_steps, ratio, steps", [(0.1, 3.0, 100), (0.1, 1.4, 40), (0.25, 1.5, 40)])
 def test_two_kinds_of_steps_by_chance_are_no_change_no_warm_up_and_no_pattern(share_of_steps, ratio, steps) -> None:
     """They were a change, a cut or a pattern in 20 % of runs of 40 steps, and in 34 % and more of 100."""
     kind = partial(two_kinds, share=share_of_steps, ratio=ratio)
@@ -323,20 +319,6 @@ def test_a_window_without_whole_periods_has_the_mean_of_whole_ones(steps: int) -
         assert parts.level + parts.pattern + parts.odd == pytest.approx(interval.mean)
 
 
-def test_one_odd_step_does_not_pull_the_interval_below_the_level() -> None:
-    """One of 40 steps takes 2 s instead of 30 ms: the mean was 79 ms [23, 272], below the level."""
-    x = 0.3 * level(np.random.default_rng(9), 40).times_s
-    x[20] = 2.0
-    model = fit(x)
-    interval = model.interval_of(x)
-    assert model.level.mean == pytest.approx(0.03, rel=0.02)
-    assert interval.mean == pytest.approx(x.mean())
-    assert interval.low > model.level.high
-    assert interval.high > 0.03 + 5 * (x.mean() - 0.03)  # one event of a kind may come five times as often
-    said = steadiness(model)
-    assert said.odd_s == pytest.approx(x.mean() - 0.03, rel=0.02)
-
-
 @pytest.mark.parametrize("events", [3.0, 10.0])
 def test_the_mean_with_rare_steps_is_held_by_its_interval(events: float) -> None:
     """Over 100 steps on average so many are ten times as long."""
@@ -359,11 +341,3 @@ def test_a_slow_warm_up_is_not_called_steady(steps: int) -> None:
         rng = np.random.default_rng(2)
         words = [steadiness(fit(level(rng, steps).times_s * (1.0 + shape))).word for _ in range(40)]
         assert words.count("steady") <= 0.3 * len(words)
-
-
-def test_steps_have_the_numbers_of_the_run() -> None:
-    model = fit(jump(np.random.default_rng(6), 40, 0.25, 0.5).times_s)
-    said = steadiness(model, first_step=6)
-    assert [(of.first, of.last) for of in said.levels] == [(6, 15), (16, 45)]
-    assert (said.first, said.last) == (16, 45)
-    assert said.took_s == pytest.approx(model.seconds[10:].sum())

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from stored_texts import assert_stored
+from tabled import run, step_rows
 
 from lm_profiler.analysis.steps.step_model import plain
 from lm_profiler.analysis.steps.summaries import (
+    BatchCount,
+    changed_batches_note,
+    cut_anew,
+    lasting_step_s,
+    mean_counts,
     mean_over_ranks,
     model_of,
     rank_medians,
+    readable,
     scalars,
     step_figures,
+    steps_after,
     summaries,
     throughput,
 )
 from lm_profiler.record.quantities import PARTS, TIMED
-from lm_profiler.record.run_record import TimeSummary
-from lm_profiler.record.steps import UNKNOWN, StepRow
+from lm_profiler.record.run_record import LoaderFacts, Steadiness, Throughput, TimeSummary
+from lm_profiler.record.steps import UNKNOWN, StepRow, StepTable
 
 
 def row(step: int, forward_ms: float = 3.0, backward_ms: float = 5.0, **options: object) -> StepRow:
@@ -35,7 +45,7 @@ def times_of(rows: list[StepRow]) -> dict[str, TimeSummary]:
     return summaries(rows, "device", model_of(rows, keeps_all_steps=True))
 
 
-def test_means_over_ranks_are_those_of_brute_force_and_a_rank_that_is_missing_leaves_tokens_unknown():
+def test_means_over_ranks_are_those_of_brute_force_and_what_one_lacks_is_unknown() -> None:
     rng = np.random.default_rng(0)
     rows = [
         row(step, float(rng.uniform(1, 9)), rank=rank, tokens=10 + rank) for rank in (2, 0, 1) for step in (1, 2, 3)
@@ -47,6 +57,24 @@ def test_means_over_ranks_are_those_of_brute_force_and_a_rank_that_is_missing_le
         assert mean.time("step", "host") == pytest.approx(sum(each.time("step", "host") for each in own) / len(own))
         assert mean.tokens == (33 if mean.step < 3 else None)
     assert [mean.tokens for mean in mean_over_ranks(rows, world=4)] == [None] * 3
+    rows = [
+        row(2, 3.0, tokens=10, memory=(5, None, 1), rank=0),
+        row(1, 1.0, tokens=10, rank=1),
+        row(2, 7.0, tokens=30, memory=(4, None, 2), rank=1),
+        row(1, 2.0, tokens=None, rank=0),
+    ]
+    first, second = mean_over_ranks(rows)
+    assert (first.step, second.step) == (1, 2)
+    assert second.time("forward") == pytest.approx(5e-3)
+    assert sum(second.time(part) for part in PARTS) == pytest.approx(second.time("step"), abs=1e-12)
+    assert (second.tokens, first.tokens) == (40, None)  # unknown on one rank is unknown
+    assert second.memory == (5, None, 2)
+    (step,) = mean_over_ranks([row(1), row(1, seconds=None, rank=1)])
+    assert step.seconds is None
+    assert step.time("step", "host") == pytest.approx(1e-3)
+    rows = [row(n, forward, rank=rank) for rank, forward in ((1, 13.0), (0, 3.0)) for n in (1, 2, 3)]
+    assert rank_medians(rows) == pytest.approx([1e-3, 2e-3])
+    assert rank_medians([]) == []
 
 
 def test_a_summary_is_that_of_the_parts_values() -> None:
@@ -61,39 +89,13 @@ def test_a_summary_is_that_of_the_parts_values() -> None:
     assert device["forward_backward"].median == pytest.approx(8.5e-3)
     assert device["step"].max == pytest.approx(15e-3)
     assert host["forward"].median == pytest.approx(0.35e-3)
-
-
-def test_both_clocks_tell_of_the_same_steps() -> None:
-    """A device that died has no time for the last steps: their rows are left out before."""
+    # A device that died has no time for the last steps: their rows are left out before.
     rows = [row(1), row(2)]
     assert summaries(rows, "device", model_of(rows))["step"].n == summaries(rows, "host", model_of(rows))["step"].n == 2
-
-
-def test_ranks_are_averaged_so_that_the_parts_still_add_up() -> None:
-    rows = [
-        row(2, 3.0, tokens=10, memory=(5, None, 1), rank=0),
-        row(1, 1.0, tokens=10, rank=1),
-        row(2, 7.0, tokens=30, memory=(4, None, 2), rank=1),
-        row(1, 2.0, tokens=None, rank=0),
-    ]
-    first, second = mean_over_ranks(rows)
-    assert (first.step, second.step) == (1, 2)
-    assert second.time("forward") == pytest.approx(5e-3)
-    assert sum(second.time(part) for part in PARTS) == pytest.approx(second.time("step"), abs=1e-12)
-    assert (second.tokens, first.tokens) == (40, None)  # unknown on one rank is unknown
-    assert second.memory == (5, None, 2)
-
-
-def test_a_rank_whose_device_died_makes_the_steps_time_unknown() -> None:
-    (step,) = mean_over_ranks([row(1), row(1, seconds=None, rank=1)])
-    assert step.seconds is None
-    assert step.time("step", "host") == pytest.approx(1e-3)
-
-
-def test_each_rank_has_its_median() -> None:
-    rows = [row(n, forward, rank=rank) for rank, forward in ((1, 13.0), (0, 3.0)) for n in (1, 2, 3)]
-    assert rank_medians(rows) == pytest.approx([1e-3, 2e-3])
-    assert rank_medians([]) == []
+    rows = [row(step, forward) for step, forward in ((1, 0.5), (2, 30.0), (3, 3.0))]
+    summary = step_figures(rows, model_of(rows))["time"]["forward"]
+    assert summary.mean == pytest.approx(33.5e-3 / 3)
+    assert (summary.mean_low, summary.mean_high) == (None, None)
 
 
 def test_scalars_are_in_the_units_of_their_tags() -> None:
@@ -105,19 +107,27 @@ def test_scalars_are_in_the_units_of_their_tags() -> None:
     assert values["memory_gib/resident_peak"] == 0.5
     assert "memory_gib/reserved_peak" not in values
     assert values["throughput/tokens_per_s"] == pytest.approx(5000)
-
-
-def test_what_is_unknown_is_no_scalar() -> None:
     values = scalars(row(1, seconds=None, tokens=50, memory=UNKNOWN))
     assert all(tag.startswith("host_time_ms/") for tag in values)
     assert "throughput/tokens_per_s" not in scalars(row(1))
 
 
-def test_throughput_is_all_tokens_over_all_time() -> None:
+def test_throughput_is_all_tokens_over_all_time_and_steps_are_those_of_the_run() -> None:
     rows = [row(1, tokens=100), row(2, 43.0, tokens=130), row(3, tokens=100)]
     found = throughput(rows, times_of(rows)["step"].mean)
     assert found.tokens_per_step == 110
     assert found.tokens_per_s == pytest.approx(330 / 70e-3)
+    rows = [row(1), row(2)]
+    found = throughput(rows, times_of(rows)["step"].mean)
+    assert found.tokens_per_step is None
+    assert found.tokens_per_s is None
+    # Without a setting the steps are those of the runs own figures.
+    entry = run("a", MEASURED_S, WARMUP_S)
+    cut = Steadiness(word="steady", cut=3, drift=0.0, lag1=0.0, bias_of_mean=None, evidence="", recompilations=0)
+    rows = entry.rows
+    entry = replace(entry, record=entry.record.model_copy(update={"steadiness": cut}))
+    entry.__dict__["rows"] = StepTable.from_rows(rows)
+    assert [row.time("forward") for row in steps_after(entry).rows] == pytest.approx(FORWARD[5:])
 
 
 def test_a_pattern_is_in_the_throughput_and_its_parts_are_told() -> None:
@@ -134,7 +144,7 @@ def test_a_pattern_is_in_the_throughput_and_its_parts_are_told() -> None:
     assert figures["odd_steps"] == []
 
 
-def test_odd_steps_are_told_with_the_part_that_differs_most_the_farthest_first() -> None:
+def test_odd_steps_are_told_with_the_part_that_differs_most_and_their_own_excess() -> None:
     rng = np.random.default_rng(0)
     forwards = 3.0 + rng.normal(0, 0.02, 40)
     rows = [row(at, float(forwards[at - 1]), 25.0 if at == 9 else 5.0, tokens=100) for at in range(1, 41)]
@@ -143,17 +153,7 @@ def test_odd_steps_are_told_with_the_part_that_differs_most_the_farthest_first()
     assert [(odd.step, odd.part) for odd in found] == [(9, "backward"), (20, "forward")]
     assert found[0].ratio == pytest.approx(3.0, rel=0.02)
     assert found[0].excess_s == pytest.approx(20e-3, rel=0.02)
-
-
-def test_unknown_tokens_have_no_throughput() -> None:
-    rows = [row(1), row(2)]
-    found = throughput(rows, times_of(rows)["step"].mean)
-    assert found.tokens_per_step is None
-    assert found.tokens_per_s is None
-
-
-def test_an_odd_step_of_a_fast_level_names_its_own_excess_and_not_that_over_another_level() -> None:
-    """Of 50 steps the first 30 take 40 ms and the rest 10; one of the rest takes 30, by backward."""
+    # Of 50 steps the first 30 take 40 ms and the rest 10; one of the rest takes 30, by backward.
     rng = np.random.default_rng(1)
     forwards = np.where(np.arange(50) < 30, 33.0, 3.0) + rng.normal(0, 0.02, 50)
     rows = [row(step, float(forwards[step - 1]), 25.0 if step == 44 else 5.0) for step in range(1, 51)]
@@ -164,8 +164,122 @@ def test_an_odd_step_of_a_fast_level_names_its_own_excess_and_not_that_over_anot
     assert odd.excess_s == pytest.approx(20e-3, rel=0.02)
 
 
-def test_an_interval_wider_than_its_mean_is_not_in_the_record() -> None:
-    rows = [row(step, forward) for step, forward in ((1, 0.5), (2, 30.0), (3, 3.0))]
-    summary = step_figures(rows, model_of(rows))["time"]["forward"]
-    assert summary.mean == pytest.approx(33.5e-3 / 3)
-    assert (summary.mean_low, summary.mean_high) == (None, None)
+GROWING = [BatchCount(1, 1, 2), BatchCount(5, 4, 8)]
+
+
+def test_the_mean_is_over_the_steps_asked_for_and_all_ranks_unless_nobody_counted() -> None:
+    assert mean_counts([GROWING], [3, 4, 5, 6])[:2] == (2.5, 5.0)
+    assert mean_counts([GROWING, [BatchCount(1, 1, 3)]], [1, 2])[:2] == (2.0, 5.0)
+    for ranks, steps in (([], [1]), ([GROWING], []), ([GROWING, []], [1])):
+        assert mean_counts(ranks, steps)[:2] == (None, None)
+    assert mean_counts([[BatchCount(1, 0, None)]], [1])[:2] == (None, None)
+    assert mean_counts([[BatchCount(1, 2, None)]], [1])[:2] == (2.0, None)
+    assert mean_counts([[BatchCount(1, 2, 4), BatchCount(3, 2, None)]], [1, 2, 3])[:2] == (2.0, None)
+    lengths = [BatchCount(1, 1, 2, 20), BatchCount(2, 1, 2, 40), BatchCount(3, 1, 2, 60)]
+    assert mean_counts([lengths, lengths], [1, 2, 3, 4]).elements == 2 * 45.0  # the last lasts
+    assert mean_counts([lengths, [BatchCount(1, 1, 2)]], [1]).elements is None
+    assert_stored("analysis/notes: changed batches", {"of 6 steps": changed_batches_note(GROWING, 6, 2.5)})
+    assert changed_batches_note(GROWING, 4, 1.0) == []
+    assert changed_batches_note([BatchCount(1, 2, 4), BatchCount(3, 2, 1)], 9, 2.0) == []
+
+
+PREFETCH = 2
+
+
+def simulated(work_s: float, fetch_s: float, workers: int, first_s: float, steps: int) -> tuple[list[float], list[int]]:
+    """When each step of the loop ended, and how many batches were ready then.
+
+    A worker has at most ``PREFETCH`` batches asked of it that were not taken; batches go to workers in turns.
+    """
+    made, taken, ready = list[float](), list[float](), list[int]()
+    for batch in range(steps + workers * PREFETCH):
+        asked_s = taken[batch - workers * PREFETCH] if batch >= workers * PREFETCH else 0.0
+        before_s = made[batch - workers] if batch >= workers else 0.0
+        made.append(max(asked_s, before_s) + fetch_s)
+        if len(taken) < steps and len(made) > len(taken):
+            at = len(taken)
+            begun_s = taken[-1] + (first_s if at == 1 else work_s) if taken else 0.0
+            taken.append(max(begun_s, made[at]))
+    ends = [taken[at] + (first_s if at == 0 else work_s) for at in range(steps)]
+    for at, end_s in enumerate(ends):
+        ready.append(sum(when <= end_s for when in made) - at - 1)
+    return ends, ready
+
+
+@pytest.mark.parametrize(
+    "work_s,fetch_s,workers",
+    [
+        (0.010, 0.060, 4),  # the workers make one in 15 ms, and the queue is not empty when the steps end
+        (0.010, 0.045, 4),
+        (0.001, 0.100, 3),
+        (0.010, 0.019, 2),  # the loop is the slower one
+        (0.010, 0.004, 1),
+    ],
+)
+def test_a_queue_that_shrinks_tells_the_rate_of_the_workers(work_s: float, fetch_s: float, workers: int) -> None:
+    ends, ready = simulated(work_s, fetch_s, workers, first_s=2.0, steps=26)
+    warm, last = 5, 25
+    mean_s = (ends[last] - ends[warm]) / (last - warm)
+    facts = LoaderFacts(workers=workers, ahead=workers * PREFETCH, ready_before=ready[warm], ready_after=ready[last])
+    told = lasting_step_s(mean_s, last - warm, 1, facts) or 0.0
+    truth = max(work_s, fetch_s / workers)
+    if truth == work_s:
+        assert told == pytest.approx(truth)
+        return
+    made = last - warm - (facts.used_up or 0)
+    assert told == pytest.approx(truth, rel=workers / 2 / made)
+
+
+RNG = np.random.default_rng(0)
+WARMUP_S = [(3.0, 1.0), (0.5, 0.6)]
+MEASURED_S = [tuple(pair) for pair in RNG.uniform(0.1, 0.2, size=(10, 2))]
+FORWARD = np.array([*WARMUP_S, *MEASURED_S])[:, 0]
+
+
+def test_ranks_are_averaged_and_runs_without_steps_are_named():
+    entry = run("a", MEASURED_S, WARMUP_S)
+    first = step_rows(MEASURED_S, WARMUP_S)
+    second = [replace(row, rank=1, seconds=tuple(3 * s for s in row.seconds or ())) for row in first]
+    entry.__dict__["rows"] = StepTable.from_rows([*first, *second, replace(first[0], step=13, stage="memory")])
+    assert [row.time("forward") for row in steps_after(entry, 1).rows] == pytest.approx(2 * FORWARD[1:])
+    died = run("died", failed=("oom", "no memory left"))
+    good, problems = readable([run("a", MEASURED_S), died])
+    assert [str(entry.folder) for entry in good] == ["a"]
+    assert_stored("analysis/notes: no steps to cut", {"one that died": problems})
+
+
+def test_all_that_is_said_of_the_steps_is_of_the_cut_which_keeps_their_causes():
+    own = run("a", [(0.1, 0.3)] * 11, [(9.0, 1.0)])
+    [entry], problems = cut_anew([own], [0], 10)
+    assert problems == []
+    assert entry.record.throughput is not None
+    assert [step.step for step in entry.record.odd_steps] == [1]
+    assert entry.record.shares["forward"] == pytest.approx((9.0 + 9 * 0.1) / (10.0 + 9 * 0.4))  # time is a sum
+    [entry], _ = cut_anew([own], [1], 10)
+    assert entry.record.odd_steps == []
+    own = run("a", [*[(0.1, 0.3)] * 14, (0.1, 1.3)])
+    [(odd,)] = [entry.record.odd_steps for entry in cut_anew([own], [0], None)[0]]
+    told = odd.model_copy(update={"cause": "waiting for a CPU", "cause_s": 0.9, "rank": 0})
+    entry = replace(own, record=own.record.model_copy(update={"odd_steps": [told]}))
+    entry.__dict__["rows"] = own.rows
+    [cut], _ = cut_anew([entry], [2], None)
+    (again,) = cut.record.odd_steps
+    assert (again.cause, again.cause_s, again.beside) == ("waiting for a CPU", 0.9, None)
+
+
+def test_samples_of_a_cut_are_those_of_its_own_steps_or_of_the_run() -> None:
+    """Warm-up steps have 2 samples, measured ones 5 and 6 in turn: 5.5 in each mean step of 0.4 s, whatever the cut."""
+    own = run("a", [(0.1, 0.3)] * 10, [(0.1, 0.3)] * 2)
+    counts = [[BatchCount(1, 1, 2), *(BatchCount(step, 1, 5 + step % 2) for step in range(3, 13))]]
+    cuts, problems = cut_anew([own], [0, 2, 4], None, lambda folder: counts)
+    assert problems == []
+    found = [entry.record.throughput.samples_per_s for entry in cuts]
+    assert found == pytest.approx([(2 * 2 + 10 * 5.5) / 12 / 0.4, 5.5 / 0.4, 5.5 / 0.4])
+    # 5.5 samples in a mean step, which the record has as 6; the warm-up steps took twice as long.
+    own = run("a", [(0.1, 0.3)] * 10, [(0.2, 0.6)] * 2)
+    rate = Throughput(tokens_per_step=None, tokens_per_s=None, samples_per_step=6, samples_per_s=5.5 / 0.4)
+    entry = replace(own, record=own.record.model_copy(update={"throughput": rate}))
+    entry.__dict__["rows"] = own.rows
+    cuts, _ = cut_anew([entry], [0, 2], None)
+    found = [cut.record.throughput.samples_per_s for cut in cuts]
+    assert found == pytest.approx([5.5 / ((2 * 0.8 + 10 * 0.4) / 12), 5.5 / 0.4])

@@ -43,7 +43,7 @@ def names_us(trace: AnyTrace) -> dict[str, float]:
     return sums
 
 
-def test_a_trace_may_be_compressed_or_plain_or_only_the_list_of_events(tmp_path: Path) -> None:
+def test_a_trace_may_be_compressed_and_its_header_has_device_and_rank(tmp_path: Path) -> None:
     events = cuda_step()
     text = json.dumps({"schemaVersion": 1, "traceEvents": events, "traceName": "x"}, indent=2)
     (tmp_path / "plain.json").write_text(text)
@@ -52,9 +52,7 @@ def test_a_trace_may_be_compressed_or_plain_or_only_the_list_of_events(tmp_path:
     traces = [read_any_trace(tmp_path / name) for name in ("plain.json", "packed.json.gz", "list.json")]
     assert names_us(traces[0])[GEMM] == 20 + 20 + 20
     assert [kernel_table(trace.work) for trace in traces[1:]] == [kernel_table(traces[0].work)] * 2
-
-
-def test_the_device_and_the_rank_are_those_of_the_header(tmp_path: Path) -> None:
+    # The device and the rank are those of the header.
     header = {
         "deviceProperties": [{"id": 0, "name": "NVIDIA B200"}, {"id": 1, "name": "another"}],
         "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8},
@@ -66,14 +64,7 @@ def test_the_device_and_the_rank_are_those_of_the_header(tmp_path: Path) -> None
     assert (trace.device_name, trace.rank, trace.world_size) == (None, None, None)
 
 
-def test_without_steps_the_whole_trace_is_one(tmp_path: Path) -> None:
-    trace = read(tmp_path, without_ranges(cuda_step()))
-    assert (trace.step_source, len(trace.work.packed.steps)) == ("whole", 1)
-    # From the copy's operator, the first event, to the end of the last kernel.
-    assert trace.work.done - trace.work.begin == (162 - 11) * 1000
-
-
-def test_steps_are_the_outermost_ranges_of_a_name_and_the_time_between_them_is_none(tmp_path: Path) -> None:
+def test_steps_are_the_outermost_ranges_of_a_name_or_the_whole_trace(tmp_path: Path) -> None:
     trace = Trace()
     for number, start in enumerate((0, 100)):
         trace.range(f"train step {number}", start, start + 50)
@@ -88,9 +79,11 @@ def test_steps_are_the_outermost_ranges_of_a_name_and_the_time_between_them_is_n
     answer = kernel_table(read(tmp_path, trace.events, "train step").work)
     assert {row.name: round(row.total_s * 1e6) for row in answer.rows} == {GEMM: 80}
     assert round(answer.window_s * 1e6) == 60 + 60
-
-
-def test_a_range_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    # Without steps the whole trace is one.
+    trace = read(tmp_path, without_ranges(cuda_step()))
+    assert (trace.step_source, len(trace.work.packed.steps)) == ("whole", 1)
+    # From the copy's operator, the first event, to the end of the last kernel.
+    assert trace.work.done - trace.work.begin == (162 - 11) * 1000
     with pytest.raises(ValueError, match=r"no range 'training'.*'phase: forward'"):
         read(tmp_path, cuda_step(), "training")
 
@@ -111,21 +104,19 @@ def test_a_phase_is_only_what_a_range_names(phase: str | None) -> None:
     assert {name: phase_named(name) for name in PHASES[phase]} == dict.fromkeys(PHASES[phase], phase)
 
 
-def test_ranges_of_a_program_that_look_like_ours_take_nothing_away(tmp_path: Path) -> None:
+def test_only_marked_ranges_are_ours(tmp_path: Path) -> None:
     trace = Trace()
     trace.range("phase: rollout", 21, 99)
     trace.range("phase: between steps", 100, 109)
     trace.range("module: model (Model)", 20, 60)
     plain = kernel_table(read(tmp_path, without_ranges(cuda_step())).work)
     assert kernel_table(read(tmp_path, [*without_ranges(cuda_step()), *trace.events]).work) == plain
-
-
-def test_marked_ranges_are_ours_and_count_as_in_our_own_runs(tmp_path: Path) -> None:
+    # Marked ranges are ours and count as in our own runs.
     events = cuda_step()
     for event in events:
         if event["cat"] == "user_annotation" and event["name"].startswith(("phase: ", "module: ")):
             event["name"] = f"lm_profiler {event['name']}"
-    table = kernel_table(read(tmp_path, events).work)
+    table = kernel_table(read(tmp_path, [*events, *trace.events]).work)
     assert {row.module for row in table.rows} == {None, "model.blocks.*.attention"}
     assert set(table.phases) == {"transfer", "forward", "backward", "optimizer", "other"}
 
@@ -174,9 +165,7 @@ MERGED = [
 
 @pytest.mark.parametrize("late_us", [7.3, 0.0, -3.1, 4_000.0])
 @pytest.mark.parametrize("rank_0, rank_1", MERGED)
-def test_the_processes_of_a_merged_trace_are_told_apart(
-    tmp_path: Path, rank_0: Any, rank_1: Any, late_us: float
-) -> None:
+def test_the_processes_of_a_merged_trace_are_told_apart(tmp_path: Path, rank_0: Any, rank_1: Any, late_us: float):
     sides = [
         of_process([*cuda_step(), *cuda_step(number=2, origin=180)], *rank_0, 0.0),
         of_process([*cuda_step(adam_us=31), *cuda_step(20.0, 33, 2, origin=190)], *rank_1, late_us),
@@ -189,7 +178,6 @@ def test_the_processes_of_a_merged_trace_are_told_apart(
         trace = read_any_trace(merged, process_name=str(host))
         alone = read(tmp_path / "alone", side)
         assert kernel_table(trace.work) == kernel_table(alone.work)
-        assert trace.process is not None
         assert (trace.process.name, trace.process.steps, len(trace.processes)) == (str(host), 2, 2)
         assert trace.rank is None  # the header's is that of one of them
     notes = trace_answer(read_any_trace(merged)).notes
@@ -197,9 +185,7 @@ def test_the_processes_of_a_merged_trace_are_told_apart(
     assert str(rank_1[0]) in notes[0]
 
 
-def test_kernels_that_could_be_of_either_process_are_taken_in_the_order_of_devices_and_this_is_said(
-    tmp_path: Path,
-) -> None:
+def test_a_merged_trace_says_what_is_guessed_and_is_read_in_part(tmp_path: Path) -> None:
     late = []  # each kernel begins after both processes launched it: no time tells them apart
     for event in cuda_step():
         shift = 1000.0 if event["cat"] in DEVICE_CATEGORIES else 0.0
@@ -208,18 +194,23 @@ def test_kernels_that_could_be_of_either_process_are_taken_in_the_order_of_devic
     trace = read_any_trace(written(tmp_path, events), process_name="101")
     assert trace.work.packed.devices == ["1"]
     assert any("taken in their order" in note for note in trace_answer(trace).notes)
+    # Of a merged trace that is too large one process has its first steps.
+    events = steps_in_a_row(6)
+    merged = written(tmp_path, [*of_process(events, 100, 0, 0, 0.0), *of_process(events, 101, 1, 1, 9.0)])
+    kept = len([event for event in cuda_step() if event["cat"] not in ("ac2g", "gpu_user_annotation")])
+    trace = read_any_trace(merged, most_events=2 * kept + 5, process_name="101")
+    assert "first 2 of 6 steps" in trace.part_words
+    (tmp_path / "alone").mkdir()
+    assert kernel_table(trace.work) == kernel_table(read(tmp_path / "alone", steps_in_a_row(2)).work)
 
 
-def test_two_processes_on_one_device_are_refused_by_name(tmp_path: Path) -> None:
+def test_two_processes_on_one_device_are_refused_and_without_a_device_told_apart(tmp_path: Path) -> None:
     events = [*of_process(cuda_step(), 100, 0, 0, 0.0), *of_process(cuda_step(), 101, 0, 0, 0.0)]
     with pytest.raises(ValueError, match=r"2 processes: 100 .* 101 .*one trace for each rank") as refused:
         read(tmp_path, events)
     assert "\n" not in str(refused.value)
     with pytest.raises(ValueError, match="no process '7'"):
         read_any_trace(tmp_path / "trace.json", process_name="7")
-
-
-def test_two_processes_without_a_device_are_told_apart(tmp_path: Path) -> None:
     events = [event for event in cuda_step() if event["cat"] not in DEVICE_CATEGORIES]
     events = without_ranges(events)
     merged = written(tmp_path, [*of_process(events, 100, 0, 0, 0.0), *of_process(events[::2], 101, 0, 0, 50.0)])
@@ -227,17 +218,6 @@ def test_two_processes_without_a_device_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "alone").mkdir()
     assert kernel_table(trace.work) == kernel_table(read(tmp_path / "alone", events).work)
     assert [process.name for process in trace.processes] == ["100", "101"]
-
-
-def test_of_a_merged_trace_that_is_too_large_one_process_has_its_first_steps(tmp_path: Path) -> None:
-    events = steps_in_a_row(6)
-    merged = written(tmp_path, [*of_process(events, 100, 0, 0, 0.0), *of_process(events, 101, 1, 1, 9.0)])
-    kept = len([event for event in cuda_step() if event["cat"] not in ("ac2g", "gpu_user_annotation")])
-    trace = read_any_trace(merged, most_events=2 * kept + 5, process_name="101")
-    assert trace.part_words is not None
-    assert "first 2 of 6 steps" in trace.part_words
-    (tmp_path / "alone").mkdir()
-    assert kernel_table(trace.work) == kernel_table(read(tmp_path / "alone", steps_in_a_row(2)).work)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"traceEvents": []}', "hello", '{"traceEvents": [{}, {"ph"'])
@@ -289,9 +269,7 @@ def test_a_damaged_trace_ends_with_an_answer_that_adds_up_or_with_one_line(tmp_p
         assert all(row.total_s >= 0 for row in answer.kernels.rows)
         assert all(idle.total_s >= 0 for idle in answer.idle)
     assert answers > 70  # most damages leave most of a trace as it was
-
-
-def test_a_text_that_is_cut_or_overwritten_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
+    # A text that is cut or overwritten is read or refused in one line.
     draw = random.Random(44)
     text = json.dumps({"traceEvents": cuda_step(), "traceName": "x"}).encode()
     for index in range(150):
@@ -308,12 +286,6 @@ def test_a_text_that_is_cut_or_overwritten_is_read_or_refused_in_one_line(tmp_pa
         assert answer.busy_s + answer.idle_s == pytest.approx(answer.kernels.window_s)
 
 
-def test_a_trace_that_is_too_large_and_has_no_start_is_refused(tmp_path: Path) -> None:
-    events = [{**event, "ts": None} for event in cuda_step()]
-    with pytest.raises(ValueError, match="no event has a possible start"):
-        read_any_trace(written(tmp_path, events), most_events=10)
-
-
 def steps_in_a_row(count: int) -> list[Event]:
     events: list[Event] = []
     for number in range(count):
@@ -322,30 +294,33 @@ def steps_in_a_row(count: int) -> list[Event]:
     return events
 
 
-def test_of_a_trace_that_is_too_large_the_first_steps_are_read(tmp_path: Path) -> None:
+def test_of_a_trace_that_is_too_large_the_first_steps_or_a_later_one_or_the_beginning_are_read(tmp_path: Path) -> None:
     events = steps_in_a_row(10)
     random.Random(3).shuffle(events)  # files are not in the order of time
     header = {"deviceProperties": [{"id": 0, "name": "NVIDIA B200"}]}
     path = written(tmp_path, events, header)
     each = len([event for event in cuda_step() if event["cat"] not in ("ac2g", "gpu_user_annotation")])
     part = read_any_trace(path, most_events=3 * each + 5)
-    assert part.part_words is not None
     assert "first 3 of 10 steps" in part.part_words
     assert part.device_name == "NVIDIA B200"
     alone = read(tmp_path, steps_in_a_row(3))
     assert kernel_table(part.work) == kernel_table(alone.work)
-
-
-def test_of_a_trace_that_is_too_large_a_later_step_can_be_asked_for(tmp_path: Path) -> None:
-    events = steps_in_a_row(10)
     part = read_any_trace(written(tmp_path, events), step_name="ProfilerStep#7", most_events=len(cuda_step()) + 5)
     assert [step.name for step in part.work.packed.steps] == ["ProfilerStep#7"]
     assert names_us(part)[GEMM] == 20 + 20 + 20
+    # Of a step that is too large the beginning is read.
+    path = written(tmp_path, cuda_step())
+    part = read_any_trace(path, most_events=20)
+    assert "only its beginning" in part.part_words
+    table = kernel_table(part.work)
+    assert 0 < table.window_s < 170e-6
+    assert sum(phase.busy_s + phase.idle_s for phase in table.phases.values()) == pytest.approx(table.window_s)
+    events = [{**event, "ts": None} for event in cuda_step()]
+    with pytest.raises(ValueError, match="no event has a possible start"):
+        read_any_trace(written(tmp_path, events), most_events=10)
 
 
-def test_the_moments_of_many_events_are_counted_in_few_stretches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_moments_of_many_events_are_counted_in_few_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The memory of the first reading does not grow with the file, and the steps are the same."""
     monkeypatch.setattr(large_trace, "_MOST_STRETCHES", 40)
     monkeypatch.setattr(large_trace, "_MOST_NEW_MOMENTS", 50)
@@ -362,15 +337,4 @@ def test_the_moments_of_many_events_are_counted_in_few_stretches(
     events = steps_in_a_row(10)
     kept = len([event for event in cuda_step() if event["cat"] not in ("ac2g", "gpu_user_annotation")])
     part = read_any_trace(written(tmp_path, events), most_events=3 * kept + 5)
-    assert part.part_words is not None
     assert "first 3 of 10 steps" in part.part_words
-
-
-def test_of_a_step_that_is_too_large_the_beginning_is_read(tmp_path: Path) -> None:
-    path = written(tmp_path, cuda_step())
-    part = read_any_trace(path, most_events=20)
-    assert part.part_words is not None
-    assert "only its beginning" in part.part_words
-    table = kernel_table(part.work)
-    assert 0 < table.window_s < 170e-6
-    assert sum(phase.busy_s + phase.idle_s for phase in table.phases.values()) == pytest.approx(table.window_s)

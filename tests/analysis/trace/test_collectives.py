@@ -39,9 +39,17 @@ def test_what_compute_covers_is_hidden_and_calls_that_overlap_count_once_togethe
         event("gloo:broadcast", "user_annotation", 950, 960, thread=2),
     )
     known = communication_of(work)
-    assert known is not None
     assert (known.steps, known.ns, known.exposed_ns) == (1, 510_000, 310_000)
     assert list(known.by_name) == [("all_reduce", 2, 550_000, 350_000), ("broadcast", 1, 10_000, 10_000)]
+    # Kernels of a device hide each other whatever the host does.
+    work = of(
+        event("cudaLaunchKernel", "cuda_runtime", 100, 101, args={"correlation": 1}),
+        event("cudaLaunchKernel", "cuda_runtime", 102, 103, args={"correlation": 2}),
+        event("ampere_sgemm_128x64_nn", "kernel", 200, 400, thread=7, args={"correlation": 1}),
+        event("ncclDevKernel_AllGather_RING_LL", "kernel", 300, 700, thread=8, args={"correlation": 2}),
+    )
+    known = communication_of(work)
+    assert list(known.by_name) == [("all_gather", 1, 400_000, 300_000)]
 
 
 def test_an_all_gather_has_the_name_of_the_module_that_fsdp2_gathers() -> None:
@@ -55,18 +63,6 @@ def test_an_all_gather_has_the_name_of_the_module_that_fsdp2_gathers() -> None:
     )
     of_modules = [call.name.removeprefix("all_gather") for call in collective_calls(work)]
     assert of_modules == [" of the root", " of blocks.0", ""]
-
-
-def test_kernels_of_a_device_hide_each_other_whatever_the_host_does() -> None:
-    work = of(
-        event("cudaLaunchKernel", "cuda_runtime", 100, 101, args={"correlation": 1}),
-        event("cudaLaunchKernel", "cuda_runtime", 102, 103, args={"correlation": 2}),
-        event("ampere_sgemm_128x64_nn", "kernel", 200, 400, thread=7, args={"correlation": 1}),
-        event("ncclDevKernel_AllGather_RING_LL", "kernel", 300, 700, thread=8, args={"correlation": 2}),
-    )
-    known = communication_of(work)
-    assert known is not None
-    assert list(known.by_name) == [("all_gather", 1, 400_000, 300_000)]
 
 
 def test_the_record_has_seconds_of_a_step_and_nothing_without_collectives() -> None:

@@ -33,7 +33,7 @@ def step() -> KernelTable:
     return kernel_table(cuda_step())
 
 
-def test_busy_and_idle_of_the_phases_are_the_window(step: KernelTable) -> None:
+def test_work_belongs_to_the_phase_that_launched_it_and_phases_make_the_window(step: KernelTable) -> None:
     assert (step.source, step.steps, us(step.window_s)) == ("kernels", 1, 170)
     parts = {name: (us(phase.busy_s), us(phase.idle_s)) for name, phase in step.phases.items()}
     # A gap belongs to the work that ended it: 0-14, 18-30, 80-90, 130-140; 162-170 to none.
@@ -44,17 +44,13 @@ def test_busy_and_idle_of_the_phases_are_the_window(step: KernelTable) -> None:
         "optimizer": (22, 10),
         "other": (0, 8),
     }
-
-
-def test_work_belongs_to_the_phase_that_launched_it_from_whatever_thread(step: KernelTable) -> None:
     assert kinds(step, "transfer") == {"host_copies": (1, 4)}
     assert kinds(step, "forward") == {"matmul": (2, 40), "attention": (1, 10)}  # though 60-80 ran in backward's time
     assert kinds(step, "backward") == {"communication": (1, 30), "matmul": (1, 20)}
     assert kinds(step, "optimizer") == {"elementwise": (1, 20), "copies": (1, 2)}
-
-
-def test_what_runs_at_the_same_time_is_said(step: KernelTable) -> None:
     assert {name: us(phase.overlap_s) for name, phase in step.phases.items() if phase.overlap_s} == {"backward": 10}
+    assert step.memory_bound_share == pytest.approx(22 / 170)  # the optimizer and its memset, not the batch's copy
+    assert step.communication_share == pytest.approx(20 / 170)  # 110-130
 
 
 def test_equal_layers_are_one_row_and_the_backward_pass_knows_its_module(step: KernelTable) -> None:
@@ -72,12 +68,7 @@ def test_equal_layers_are_one_row_and_the_backward_pass_knows_its_module(step: K
     assert [row.total_s for row in step.rows] == sorted((row.total_s for row in step.rows), reverse=True)
 
 
-def test_shares_count_only_what_nothing_else_overlaps(step: KernelTable) -> None:
-    assert step.memory_bound_share == pytest.approx(22 / 170)  # the optimizer and its memset, not the batch's copy
-    assert step.communication_share == pytest.approx(20 / 170)  # 110-130
-
-
-def test_figures_are_of_all_steps_together(step: KernelTable) -> None:
+def test_figures_are_of_all_steps_together_and_the_smallest_rows_are_added_up(step: KernelTable) -> None:
     two = kernel_table(cuda_step() + cuda_step(number=2, origin=170))
     assert (two.steps, us(two.window_s)) == (2, 340)
     for name, phase in step.phases.items():
@@ -86,18 +77,35 @@ def test_figures_are_of_all_steps_together(step: KernelTable) -> None:
             assert us(two.phases[name].idle_s) == us(2 * phase.idle_s)
     assert us(two.phases["transfer"].idle_s) == 14 + 8 + 14
     assert us(two.phases["other"].idle_s) == 8
+    # The smallest rows are added up.
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 10_000)
+    for n in range(LARGEST_ROWS + 3):
+        trace.operator(f"custom::{n}", 20 * n, 20 * n + 5 + 0.01 * n)
+    table = kernel_table(trace.events)
+    assert len(table.rows) == LARGEST_ROWS
+    assert (table.rest.rows, table.rest.count, us(table.rest.total_s)) == (3, 3, 15.03)
 
 
-def test_the_order_of_events_does_not_matter(step: KernelTable) -> None:
+def test_what_is_no_work_of_the_steps_changes_nothing(step: KernelTable) -> None:
     events = cuda_step()
     random.Random(0).shuffle(events)
     assert kernel_table(events) == step
-
-
-def test_work_of_the_step_before_is_left_out(step: KernelTable) -> None:
+    # Work of the step before is left out.
     before = Trace(-50)
     before.work("ampere_sgemm_128x64_tn", 0, 10, 40, 1)
     assert kernel_table(before.events + cuda_step()) == step
+    # What came after the last marked step is no step.
+    after = Trace()
+    after.range("ProfilerStep#2", 170, 400)
+    assert kernel_table(cuda_step() + after.events) == step
+    # A trace of another project may lack categories and arguments.
+    odd = [
+        {"ph": "X", "cat": None, "name": "process_name", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaGetDevice", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0},
+        {"ph": "t", "cat": "fwdbwd", "name": "fwdbwd", "pid": 1, "tid": 1, "ts": 1.0, "id": 7},
+    ]
+    assert kernel_table(odd + cuda_step()) == step
 
 
 @pytest.mark.parametrize("begins_before", [False, True])
@@ -118,25 +126,19 @@ def test_what_ran_between_steps_leaves_the_table_as_it_is(begins_before: bool) -
     assert broken_down(pieces.traced_work(PackedTrace(events))) == broken_down(pieces.traced_work(PackedTrace(alone)))
 
 
-def test_what_came_after_the_last_marked_step_is_no_step(step: KernelTable) -> None:
-    after = Trace()
-    after.range("ProfilerStep#2", 170, 400)
-    assert kernel_table(cuda_step() + after.events) == step
-
-
-def test_work_whose_launch_is_missing_is_not_hidden() -> None:
+def test_missing_launches_and_work_that_outlasts_the_loop_are_not_hidden_and_no_step_is_refused() -> None:
     events = [event for event in cuda_step() if event["name"] != "cudaMemcpyAsync"]
     # By when it ran (14-18) it was wanted in the transfer all the same.
     assert kinds(kernel_table(events), "transfer") == {"host_copies": (1, 4)}
-
-
-def test_work_that_outlasts_the_loop_is_inside_the_window() -> None:
     events = [event for event in cuda_step() if not event["name"].startswith("ProfilerStep")]
     short = Trace()
     short.range("ProfilerStep#1", 0, 125)
     table = kernel_table(events + short.events)
     assert us(table.window_s) == 162
     assert "other" not in table.phases
+    # A trace without a step is refused.
+    with pytest.raises(ValueError, match="no whole step"):
+        kernel_table([event for event in cuda_step() if not event["name"].startswith("ProfilerStep")])
 
 
 def test_a_phase_all_of_whose_work_ran_beside_that_of_another_stream_has_no_time_of_its_own() -> None:
@@ -151,21 +153,6 @@ def test_a_phase_all_of_whose_work_ran_beside_that_of_another_stream_has_no_time
     assert (us(optimizer.busy_s), us(optimizer.idle_s), us(optimizer.overlap_s)) == (0, 0, 30)
     assert sum(us(phase.busy_s + phase.idle_s) for phase in table.phases.values()) == us(table.window_s) == 100
     assert kernel_answers(table)
-
-
-def test_a_trace_without_a_step_is_refused() -> None:
-    with pytest.raises(ValueError, match="no whole step"):
-        kernel_table([event for event in cuda_step() if not event["name"].startswith("ProfilerStep")])
-
-
-def test_the_smallest_rows_are_added_up() -> None:
-    trace = Trace()
-    trace.range("ProfilerStep#1", 0, 10_000)
-    for n in range(LARGEST_ROWS + 3):
-        trace.operator(f"custom::{n}", 20 * n, 20 * n + 5 + 0.01 * n)
-    table = kernel_table(trace.events)
-    assert len(table.rows) == LARGEST_ROWS
-    assert (table.rest.rows, table.rest.count, us(table.rest.total_s)) == (3, 3, 15.03)
 
 
 # -- without a device: operators ----------------------------------------------------------------------------------
@@ -195,7 +182,7 @@ def recomputed() -> list[dict[str, object]]:
     return inside.events
 
 
-def test_without_a_device_operators_count_less_their_children() -> None:
+def test_without_a_device_operators_count_less_their_children_and_the_rest_is_idle() -> None:
     table = cpu_step()
     assert (table.source, table.memory_bound_share, table.communication_share) == ("operators", None, None)
     rows = {(row.phase, row.name): row for row in table.rows}
@@ -209,9 +196,9 @@ def test_without_a_device_operators_count_less_their_children() -> None:
         "aten::mul": (24, "MmBackward0", "norm"),
         "aten::fill_": (10, None, None),
     }
-
-
-def test_an_operator_that_calls_another_overload_of_itself_is_called_once() -> None:
+    parts = {name: (us(p.busy_s), us(p.idle_s), us(p.overlap_s)) for name, p in table.phases.items()}
+    assert parts == {"forward": (26, 14, 0), "backward": (36, 4, 10), "other": (0, 20, 0)}
+    # An operator that calls another overload of itself is called once.
     trace = Trace()
     trace.range("ProfilerStep#1", 0, 100)
     trace.operator("aten::mean", 10, 50)
@@ -219,21 +206,6 @@ def test_an_operator_that_calls_another_overload_of_itself_is_called_once() -> N
     trace.operator("aten::sum", 20, 40)
     rows = {row.name: (row.count, us(row.total_s), row.operator) for row in kernel_table(trace.events).rows}
     assert rows == {"aten::sum": (1, 36, "aten::mean"), "aten::mean": (1, 4, None)}
-
-
-def test_without_a_device_idle_is_what_no_operator_covers() -> None:
-    table = cpu_step()
-    parts = {name: (us(p.busy_s), us(p.idle_s), us(p.overlap_s)) for name, p in table.phases.items()}
-    assert parts == {"forward": (26, 14, 0), "backward": (36, 4, 10), "other": (0, 20, 0)}
-
-
-def test_a_trace_of_another_project_may_lack_categories_and_arguments(step: KernelTable) -> None:
-    odd = [
-        {"ph": "X", "cat": None, "name": "process_name", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0},
-        {"ph": "X", "cat": "cuda_runtime", "name": "cudaGetDevice", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0},
-        {"ph": "t", "cat": "fwdbwd", "name": "fwdbwd", "pid": 1, "tid": 1, "ts": 1.0, "id": 7},
-    ]
-    assert kernel_table(odd + cuda_step()) == step
 
 
 @pytest.mark.parametrize("on_device", [True, False])

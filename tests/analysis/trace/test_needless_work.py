@@ -73,9 +73,35 @@ def backward(loss: Tensor, retain_graph: bool = False) -> None:
         loss.backward(retain_graph=retain_graph)
 
 
-def test_a_step_that_does_all_once_has_nothing_repeated(tmp_path: Path) -> None:
+def test_nothing_is_repeated_where_all_is_done_once_or_needed(tmp_path: Path) -> None:
     def step(model: nn.Module, x: Tensor) -> None:
         backward(forward(model, x).sum())
+
+    assert needless_in(step, tmp_path) == []
+
+    # A gradient penalty: tanh's own result is part of its derivative, so that its node must run again.
+    def step(model: nn.Module, x: Tensor) -> None:
+        result = forward(model, x)
+        with record_function(phase_range_name("backward")):
+            (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+        backward(result.sum() + gradient.square().sum())
+
+    assert needless_in(step, tmp_path) == []
+
+    # Passes on other inputs or for a checkpoint are not repeated.
+    def step(model: nn.Module, x: Tensor) -> None:
+        with record_function(phase_range_name("forward")):
+            result = checkpoint(model, x, use_reentrant=False) + model(x + 1)
+        backward(result.sum())
+
+    assert needless_in(step, tmp_path) == []
+    # A small table of pairs is no finding.
+    column, row = torch.ones(64, 1), torch.ones(64)
+
+    def step(model: nn.Module, x: Tensor) -> None:
+        backward(forward(model, x).sum())
+        with record_function(phase_range_name("forward")):
+            (column - row).sum()
 
     assert needless_in(step, tmp_path) == []
 
@@ -94,18 +120,6 @@ def test_the_shared_part_of_two_backward_passes_is_repeated(tmp_path: Path) -> N
     assert repeated.seconds > 0
 
 
-def test_a_higher_derivative_repeats_nothing(tmp_path: Path) -> None:
-    """A gradient penalty: tanh's own result is part of its derivative, so that its node must run again."""
-
-    def step(model: nn.Module, x: Tensor) -> None:
-        result = forward(model, x)
-        with record_function(phase_range_name("backward")):
-            (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
-        backward(result.sum() + gradient.square().sum())
-
-    assert needless_in(step, tmp_path) == []
-
-
 @pytest.mark.parametrize("with_gradient", [False, True])
 def test_a_second_pass_on_the_same_batch_is_repeated_with_its_own_backward(with_gradient: bool, tmp_path: Path) -> None:
     def step(model: nn.Module, x: Tensor) -> None:
@@ -120,15 +134,6 @@ def test_a_second_pass_on_the_same_batch_is_repeated_with_its_own_backward(with_
     assert repeated["forward"].count == 1
 
 
-def test_passes_on_other_inputs_or_for_a_checkpoint_are_not_repeated(tmp_path: Path) -> None:
-    def step(model: nn.Module, x: Tensor) -> None:
-        with record_function(phase_range_name("forward")):
-            result = checkpoint(model, x, use_reentrant=False) + model(x + 1)
-        backward(result.sum())
-
-    assert needless_in(step, tmp_path) == []
-
-
 def test_a_broadcast_to_a_far_larger_tensor_is_found_with_what_is_done_to_it(tmp_path: Path) -> None:
     column, row = torch.ones(640, 1), torch.ones(640)
 
@@ -141,14 +146,3 @@ def test_a_broadcast_to_a_far_larger_tensor_is_found_with_what_is_done_to_it(tmp
 
     works = [work for work in needless_in(step, tmp_path) if work.kind == "broadcast"]
     assert {(work.phase, work.what) for work in works} == {("forward", "aten::sub of 640 × 1 and 640 makes 640 × 640")}
-
-
-def test_a_small_table_of_pairs_is_no_finding(tmp_path: Path) -> None:
-    column, row = torch.ones(64, 1), torch.ones(64)
-
-    def step(model: nn.Module, x: Tensor) -> None:
-        backward(forward(model, x).sum())
-        with record_function(phase_range_name("forward")):
-            (column - row).sum()
-
-    assert needless_in(step, tmp_path) == []

@@ -35,34 +35,21 @@ def test_torchs_own_kernels_are_explained(name: str) -> None:
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::linear", "aten::matmul")
 
 
-def test_products_of_an_autograd_function_are_named() -> None:
+def test_products_of_an_autograd_function_are_named_once() -> None:
     table = renamed(WITH_PRODUCTS, dict.fromkeys(PRODUCTS, "FusedLinear"))
     names = unexplained_kernels(table, [], [])
     assert names
     assert all(name.endswith(" in FusedLinear") for name in names)
     rows = [row for row in table.rows if row.operator == "FusedLinear" and row.kind == "matmul"]
     assert len(names) == len({row.name for row in rows})
-
-
-def test_products_that_a_formula_counts_or_that_were_found_are_not_named_again() -> None:
-    table = renamed(WITH_PRODUCTS, dict.fromkeys(PRODUCTS, "FusedLinear"))
     assert unexplained_kernels(table, ["FusedLinear"], []) == []
     assert unexplained_kernels(table, [], ["FusedLinear.backward (model.py:12)"]) == []
     assert unexplained_kernels(table, [], ["my::operator"])
-
-
-def test_products_without_any_operator_are_named() -> None:
     names = unexplained_kernels(renamed(WITH_PRODUCTS, dict.fromkeys(PRODUCTS)), [], [])
     assert names
     assert not any(" in " in name for name in names)
-
-
-def test_compiled_code_was_counted_as_its_operators() -> None:
     compiled = renamed(WITH_PRODUCTS, dict.fromkeys(PRODUCTS, "Torch-Compiled Region: 0/0"))
     assert unexplained_kernels(compiled, [], []) == []
-
-
-def test_a_trace_of_the_host_has_no_kernels() -> None:
     table = kernel_table(trace("hta_alexnet")).model_copy(update={"source": "operators"})
     assert unexplained_kernels(table, [], []) == []
 

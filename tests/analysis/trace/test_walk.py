@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cuda_trace import Trace, cuda_step, kernel_table
+from cuda_trace import cuda_step, kernel_table
 from raised import refusal
 from stored_texts import assert_stored
 
@@ -33,13 +33,10 @@ def refused(path: Path) -> str:
     return refusal(ValueError, lambda: list(trace_events(path)))
 
 
-def test_every_event_comes_as_it_was_written(tmp_path: Path) -> None:
+def test_every_event_comes_as_it_was_written_also_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
     events = [event(n) for n in range(3)]
     whole = {"schemaVersion": 1, "deviceProperties": [{"id": 0}], "traceEvents": events, "traceName": "x"}
     assert list(trace_events(written(tmp_path / "t.json.gz", json.dumps(whole)))) == events
-
-
-def test_events_longer_than_what_is_read_at_once_come_whole(tmp_path: Path) -> None:
     events = [{**event(n), "name": 'a "traceEvents": [' + "x" * n} for n in (0, 70_000, 1, 300_000)]
     whole = {"distributedInfo": {"note": '"traceEvents": ['}, "traceEvents": events, "traceName": "x"}
     assert list(trace_events(written(tmp_path / "t.json.gz", json.dumps(whole, indent=1)))) == events
@@ -49,6 +46,12 @@ def test_what_is_no_whole_trace_is_refused(tmp_path: Path) -> None:
     texts = ("", "{}", '{"traceEvents": [{}', '{"traceEvents": [{}, nonsense]}', '{"traceEvents": []')
     said = {text or "nothing": refused(written(tmp_path / "t.json.gz", text)) for text in texts}
     assert_stored("analysis/refused: no whole trace", said, folder=tmp_path)
+    text = json.dumps({"traceEvents": [event(n) for n in range(1000)]})
+    said = {"JSON": refused(written(tmp_path / "t.json.gz", text[:-100]))}
+    path = written(tmp_path / "t.json.gz", text)
+    path.write_bytes(path.read_bytes()[:-100])
+    said["gzip"] = refused(path)
+    assert_stored("analysis/refused: half a trace", said, folder=tmp_path)
 
 
 def test_a_large_trace_takes_little_memory(tmp_path: Path) -> None:
@@ -63,15 +66,6 @@ def test_a_large_trace_takes_little_memory(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
-
-
-def test_half_a_trace_is_refused(tmp_path: Path) -> None:
-    text = json.dumps({"traceEvents": [event(n) for n in range(1000)]})
-    said = {"JSON": refused(written(tmp_path / "t.json.gz", text[:-100]))}
-    path = written(tmp_path / "t.json.gz", text)
-    path.write_bytes(path.read_bytes()[:-100])
-    said["gzip"] = refused(path)
-    assert_stored("analysis/refused: half a trace", said, folder=tmp_path)
 
 
 def meant(packed: PackedTrace) -> tuple[Any, ...]:
@@ -104,9 +98,7 @@ def test_an_operator_that_is_matched_says_what_it_says_decoded(path: Path) -> No
 @pytest.mark.parametrize(
     "given", ["", '"Concrete Inputs": ["True", "\\"Input Dims\\": [1]"], "Input Dims": [[8], []], ', '"a": {}, ']
 )
-def test_what_stands_in_an_operators_event_does_not_change_what_it_is(
-    tmp_path: Path, name: str, given: str, start: str
-) -> None:
+def test_what_is_in_an_operators_event_does_not_change_what_it_is(tmp_path: Path, name: str, given: str, start: str):
     one = f"""
   {{
     "ph": "X",
@@ -144,7 +136,7 @@ def test_lengths_that_add_up_to_more_than_64_bits_leave_no_time_to_their_caller(
     caller = {**event(0), "pid": 1, "tid": 1, "ts": 0, "dur": 9e11}
     children = [{**event(1), "pid": 1, "tid": 1, "ts": 1 + number, "dur": 9e11} for number in range(10_300)]
     calls, _ = walk(PackedTrace([caller, *children]))
-    assert calls.own[calls.start == 0].tolist() == [0]
+    assert calls.own_ns[calls.start == 0].tolist() == [0]
 
 
 def rows_of(events: list[dict[str, Any]]) -> list[Any]:
@@ -195,35 +187,13 @@ def test_correlations_may_be_text_or_use_all_of_64_bits(change: Any) -> None:
     assert rows_of(events) == rows_of(cuda_step())
 
 
-def test_what_is_no_event_is_left_out() -> None:
+def test_what_is_no_event_is_left_out_and_two_processes_are_refused() -> None:
     events: list[Any] = [None, *cuda_step(), "text", []]
     assert PackedTrace(events).damaged_events.total() == 3
     assert rows_of(events) == rows_of(cuda_step())
-
-
-def test_steps_of_two_processes_are_refused() -> None:
     other_process = [{**one, "pid": 99} if one["pid"] != 0 else one for one in cuda_step()]
     with pytest.raises(ValueError, match="2 processes"):
         PackedTrace([*cuda_step(), *other_process])
-
-
-def marked(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same trace as the instruments write it since version 0.3."""
-    for one in events:
-        name = one.get("name", "")
-        if one.get("cat") == "user_annotation" and name.startswith(("phase: ", "module: ")):
-            one["name"] = f"lm_profiler {name}"
-    return events
-
-
-def test_ranges_of_the_program_that_look_like_phases_or_modules_are_the_programs_own() -> None:
-    events = marked(cuda_step())
-    own_ranges = Trace()
-    own_ranges.range("phase: rollout", 21, 59)
-    own_ranges.range("phase: forward", 63, 99)
-    own_ranges.range("phase: between steps", 100, 109)
-    own_ranges.range("module: none of ours (Policy)", 23, 39)
-    assert rows_of([*events, *own_ranges.events]) == rows_of(marked(cuda_step())) == rows_of(cuda_step())
 
 
 @pytest.mark.parametrize("path", ["blocks.schicht ä", "blocks.名", "a%20b", "plain.0.x (y)"])

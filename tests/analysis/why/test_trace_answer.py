@@ -27,21 +27,17 @@ def read(folder: Path, events: Sequence[Any], name: str = "trace", **header: Any
     return read_any_trace(path)
 
 
-def test_a_step_reckoned_by_hand(tmp_path: Path) -> None:
+def test_a_step_reckoned_by_hand_and_bytes_of_copies_unless_one_has_none(tmp_path: Path) -> None:
     answer = trace_answer(read(tmp_path, cuda_step()))
     assert answer.busy_s == pytest.approx((4 + 50 + 40 + 22) * US)
     assert answer.idle_s == pytest.approx((170 - 116) * US)
     assert sum(idle.total_s for idle in answer.idle) == pytest.approx(answer.idle_s)
-    assert answer.communication is not None
     assert answer.communication.total_s == pytest.approx(30 * US)
     assert answer.communication.exposed_s == pytest.approx(20 * US)  # the first 10 are beside a matrix product
     assert {copy.name: round(copy.total_s / US, 3) for copy in answer.copies} == {
         "Memcpy HtoD (Pinned -> Device)": 4,
         "Memset (Device)": 2,
     }
-
-
-def test_bytes_of_copies_are_added_up_unless_one_has_none(tmp_path: Path) -> None:
     trace = Trace()
     trace.range("ProfilerStep#1", 0, 100)
     for number in (1, 2):
@@ -75,7 +71,6 @@ def test_launch_bound_is_what_waits_for_launches(tmp_path: Path) -> None:
         launch_us, kernel_us = draw.uniform(3, 40), draw.uniform(1, 80)
         events, share = queued(launch_us, kernel_us)
         launches = trace_answer(read(tmp_path, events)).launches
-        assert launches is not None
         assert launches.launching_s / kernel_table(read(tmp_path, events).work).window_s == pytest.approx(
             share, abs=1e-3
         )
@@ -93,7 +88,6 @@ def test_waiting_for_the_device_is_not_launching(tmp_path: Path) -> None:
         # The host asks for the result, and goes on 40 microseconds after it is there.
         trace.complete("cuda_runtime", "cudaStreamSynchronize", begin + 4, begin + 243, MAIN, correlation=90 + number)
     launches = trace_answer(read(tmp_path, trace.events)).launches
-    assert launches is not None
     assert launches.verdict == "not launch-bound"
     assert launches.waiting_s > 100 * US
 
@@ -109,14 +103,11 @@ def test_the_floor_is_that_of_the_device_that_is_asked_for(tmp_path: Path) -> No
     trace.work("vectorized_elementwise_kernel", 13, 420, 520, 2)
     header = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
     answer = trace_answer(read(tmp_path, trace.events, **header))
-    assert answer.floor is not None
     assert answer.floor.products_s == pytest.approx(2 * 4096**3 / 989.4e12)
     assert answer.floor.memory_s == pytest.approx(3 * 4 * 10**7 / 3.35e12)
-    assert answer.waterfall is not None
     assert sum(term.seconds for term in answer.waterfall.terms) == pytest.approx(1000 * US)
 
     other = trace_answer(read(tmp_path, trace.events, **header), "NVIDIA B200")
-    assert other.floor is not None
     assert other.floor.products_s == pytest.approx(2 * 4096**3 / 2250e12)
     assert other.waterfall is None  # the step was not traced on it
     unknown = trace_answer(read(tmp_path, trace.events, **header), "my own")
@@ -128,7 +119,7 @@ def difference_s(differences: Sequence[TimeDifference]) -> float:
     return sum(difference.b_s - difference.a_s for difference in differences)
 
 
-def test_the_differences_of_two_traces_add_up(tmp_path: Path) -> None:
+def test_the_differences_of_two_traces_add_up_and_kernels_come_go_and_get_slower(tmp_path: Path) -> None:
     draw = random.Random(6)
     for _ in range(20):
         a = cuda_step(all_reduce_us=draw.uniform(5, 60), adam_us=draw.uniform(5, 60))
@@ -142,9 +133,6 @@ def test_the_differences_of_two_traces_add_up(tmp_path: Path) -> None:
             work_s.append(sum(piece.own_ns for piece in trace.work.pieces) * 1e-9 / len(trace.work.packed.steps))
         for differences in (comparison.kernels, comparison.operators):
             assert difference_s(differences) == pytest.approx(work_s[1] - work_s[0])
-
-
-def test_kernels_come_go_and_get_slower(tmp_path: Path) -> None:
     a, b = Trace(), Trace()
     for trace, kernels in ((a, {"gemm_old": 50, "relu_kernel": 10, "gelu": 30}), (b, {"gemm_new": 40, "relu_kernel": 20,
                                                                                     "gelu": 30.1})):  # fmt: skip
@@ -211,11 +199,10 @@ def test_a_kernel_whose_name_says_nothing_is_the_collective_that_the_profiler_na
         trace.work("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", start - 5, start, start + 5, number + 1)
         trace.events[-2]["args"]["Collective name"] = name
     communication = trace_answer(read(tmp_path, trace.events)).communication
-    assert communication is not None
     assert {row.name for row in communication.by_name} == {"all_reduce", "all_gather", "reduce_scatter", "my_own"}
 
 
-def test_broadcasts_whose_source_does_not_wait_are_not_compared(tmp_path: Path) -> None:
+def test_collectives_that_cannot_be_compared_are_counted(tmp_path: Path) -> None:
     traces = []
     for rank, length in enumerate((5, 50)):
         trace = Trace()
@@ -225,9 +212,7 @@ def test_broadcasts_whose_source_does_not_wait_are_not_compared(tmp_path: Path) 
     answer = compare_ranks(traces)
     assert (answer.matched, answer.waits) == (0, [])
     assert answer.ranks[1].communication_s == pytest.approx(50 * US)
-
-
-def test_calls_that_other_ranks_lack_are_counted_and_not_compared(tmp_path: Path) -> None:
+    # Calls that other ranks lack are counted and not compared.
     events = rank_events([100, 100], [200, 400], clock_us=0)
     shorter = rank_events([150], [200], clock_us=5)
     answer = compare_ranks([read(tmp_path, events, "a"), read(tmp_path, shorter, "b")])

@@ -50,17 +50,14 @@ class Runs:
         return collect([folder]).entries[0]
 
 
-def test_sides_take_turns_and_end_when_it_is_clear(tmp_path: Path) -> None:
+def test_sides_take_turns_until_it_is_clear_or_the_budget_ends(tmp_path: Path) -> None:
     runs = Runs(tmp_path, ratio=1.5, spread=0.01)
     pairs = ab.run_in_turns(runs, 600.0, lambda: runs.now_s)
     assert runs.order == "baabbaab"
     interval = pairs.decision().interval
-    assert interval is not None
     assert interval.low < 1.5 < interval.high
     assert change_word(interval) == "SLOWER"
-
-
-def test_budget_ends_it_but_for_the_first_two_pairs(tmp_path: Path) -> None:
+    # Budget ends it but for the first two pairs.
     for budget_s, pairs in ((1.0, 2), (105.0, 5)):
         runs = Runs(tmp_path / f"{budget_s}", ratio=1.02, spread=0.05)
         found = ab.run_in_turns(runs, budget_s, lambda: runs.now_s)  # noqa: B023
@@ -69,15 +66,12 @@ def test_budget_ends_it_but_for_the_first_two_pairs(tmp_path: Path) -> None:
         decision = found.decision(is_final=True)
         assert decision.interval is not None  # of all pairs: the figures beside it are of the same runs
         assert decision.interval.ratio == pytest.approx(decision.b_s / decision.a_s)
-
-
-def test_what_it_prints_agrees_and_advises_nothing_that_it_does_already(tmp_path: Path) -> None:
-    runs = Runs(tmp_path, ratio=1.02, spread=0.05)
+    # What it prints agrees and advises nothing that it does already.
+    runs = Runs(tmp_path / "printed", ratio=1.02, spread=0.05)
     comparison = ab._compare_pairs(ab.run_in_turns(runs, 105.0, lambda: runs.now_s), MARGIN)
     assert comparison.verdict == "UNCLEAR"
     assert not any("alternate" in line for line in closing(comparison))
     interval = comparison.step.interval
-    assert interval is not None
     assert comparison.step.of_step == pytest.approx(interval.ratio - 1.0)
 
 
@@ -126,9 +120,7 @@ def test_state_of_the_repository_is_seen_in_a_tree_that_goes_again(
         ["--a", "git:main", "--", "run", "--", "not_there_at_all"],
     ],
 )
-def test_wrong_call_is_refused_in_a_line(
-    words: list[str], repository: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_in_a_line(words: list[str], repository: Callable[..., str], capsys: pytest.CaptureFixture[str]):
     assert main(["ab", *words]) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if "not committed" not in line]
     assert len(said) == 1
@@ -146,6 +138,15 @@ def test_run_that_fails_ends_it_with_its_last_line(
     assert "first; no train.py\n" in capsys.readouterr().err
 
 
+def test_without_a_run_the_one_before_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "logs/a/version_0", rows({"forward": [0.01] * 10}))
+    left_none = subprocess.CompletedProcess([], 1, "", "no disk\nno run\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: left_none)
+    call = ["run", "--", "python", "train.py"]
+    told = refusal(ab._RunFailed, lambda: ab._run(call, [], tmp_path, tmp_path / "logs/a"))
+    assert_stored("cli/ab", {"no run is left": told}, here=tmp_path)
+
+
 def test_what_is_not_clear_says_how_many_pairs_would_make_it_so() -> None:
     apart, alike = RatioInterval(1.03, 1.03 / 1.06, 1.03 * 1.06), RatioInterval(1.001, 1.001 / 1.02, 1.001 * 1.02)
     assert ab.pairs_needed(apart, 4) == 16  # the half width, 5.8 %, has to become 3 %
@@ -153,20 +154,7 @@ def test_what_is_not_clear_says_how_many_pairs_would_make_it_so() -> None:
     assert ab.pairs_needed(RatioInterval(1.02, 1.02 / 1.021, 1.02 * 1.021), 8) == 9
 
 
-def test_a_program_that_leaves_no_run_does_not_count_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "logs/a/version_0", rows({"forward": [0.01] * 10}))
-    fails = subprocess.CompletedProcess([], 1, "", "no disk\nno run\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: fails)
-    call = ["run", "--", "python", "train.py"]
-    told = refusal(ab._RunFailed, lambda: ab._run(call, [], tmp_path, tmp_path / "logs/a"))
-    assert_stored("cli/ab", {"no run is left": told}, here=tmp_path)
-
-
-def test_what_is_imported_from_the_repository_comes_from_the_tree(
-    repository: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_imports_come_from_the_tree(repository: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """By PYTHONPATH, by a path file of an editable install, and by the finder of one."""
     seen: dict[str, list[str]] = {}
 
@@ -237,11 +225,8 @@ def said_of_busy_pairs(scale: float, tries: int) -> list[str]:
     return words
 
 
-def test_one_more_layer_is_found_on_a_machine_whose_cores_are_all_taken() -> None:
+def test_on_a_machine_whose_cores_are_taken_one_more_layer_is_found_and_equal_trees_are_seldom_called_different():
     assert said_of_busy_pairs(1.12, 25).count("SLOWER") >= 20
-
-
-def test_equal_trees_are_called_different_in_few_calls_on_such_a_machine() -> None:
     words = said_of_busy_pairs(1.0, 20)
     assert words.count("FASTER") + words.count("SLOWER") <= 1
 

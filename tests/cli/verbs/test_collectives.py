@@ -45,9 +45,7 @@ def test_a_wrong_call_is_refused_in_a_line(options: list[str], subject: str, cap
     assert capfd.readouterr().err.startswith(f"lm_profiler: {subject}: ")
 
 
-def test_a_port_that_is_taken_is_refused_in_a_line(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_that_is_taken_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     with socket.create_server(("localhost", 0)) as taken:
         port, said = str(taken.getsockname()[1]), {}
         monkeypatch.setenv("MASTER_PORT", port)

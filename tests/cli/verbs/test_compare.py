@@ -49,9 +49,7 @@ def test_only_slower_fails_and_only_where_asked(
     assert ("SLOWER:" in said) == bool(code)
 
 
-def test_what_differs_comes_first_then_the_table_then_the_verdict(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_differs_comes_first_then_the_table_then_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     math = {**CONFIG, "model": {"class_path": "LM", "init_args": {"attention": "math"}}}
     run([write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.2, config=math)])
     lines = capsys.readouterr().out.splitlines()
@@ -73,9 +71,7 @@ def test_what_differs_comes_first_then_the_table_then_the_verdict(
     assert "forward +20.0%; one run per side: equal processes differ by 5.0% (std)" in lines[places[-1]]
 
 
-def test_where_it_is_unclear_it_says_what_could_be_told_and_how(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_it_is_unclear_it_says_what_could_be_told_and_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rough = [0.010, 0.0112, 0.0114, 0.0109, 0.0111, 0.0113, 0.0105]
     sides = [str(write(tmp_path / side, rows({"forward": rough}))) for side in "ab"]
     assert run([*sides, "--fail_on", "slower"]) == 0
@@ -92,28 +88,21 @@ def _printed(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_several_runs_a_side_by_folder_or_by_name_are_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_go_by_folder_or_name_and_unlike_ones_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     a = [write_run(tmp_path / "a" / f"version_{i}", scale) for i, scale in enumerate((1.0, 1.02))]
     b = [write_run(tmp_path / "b" / f"version_{i}", scale) for i, scale in enumerate((1.1, 1.12))]
     by_folder = _printed(capsys, [str(tmp_path / "a"), str(tmp_path / "b")])
     assert by_folder == _printed(capsys, ["--a", *a, "--b", *b])
     assert f"A: 2 runs: {a[0]}, {a[1]}" in by_folder
-
-
-def test_unlike_runs_are_refused_unless_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a = write_run(tmp_path / "a")
-    b = write_run(tmp_path / "b", model=MODEL.model_copy(update={"parameters": 2000}))
+    # Unlike runs are refused unless asked for.
+    larger = write_run(tmp_path / "larger", model=MODEL.model_copy(update={"parameters": 2000}))
     with pytest.raises(UsageError, match=r"given parameters 1000 and 2000\n.*--unlike"):
-        run([a, b])
-    assert run([a, b, "--unlike"]) == 0
+        run([a[0], larger])
+    assert run([a[0], larger, "--unlike"]) == 0
     assert "  parameters: 1000 → 2000" in capsys.readouterr().out
 
 
-def test_a_wrong_call_is_told_as_stored(
-    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_call_is_told_as_stored(pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     a, b = pair
     (tmp_path / "empty").mkdir()
     calls = [
@@ -128,6 +117,9 @@ def test_a_wrong_call_is_told_as_stored(
         [a, a],
     ]
     assert_refused_as_stored("cli/compare", [["compare", *call] for call in calls], capsys, here=tmp_path)
+    alone = tmp_path / "alone"
+    made_search(alone / "search", made_improve())
+    assert_refused_as_stored("cli/refused: a search alone", [["compare", str(alone), str(alone)]], capsys, here=alone)
 
 
 @pytest.mark.parametrize("file,content", [("run.json", "{"), ("steps.csv", "step\n1\n"), ("steps.csv", None)])
@@ -153,9 +145,7 @@ def test_markdown_takes_nothing_for_markup(tmp_path: Path, capsys: pytest.Captur
     assert "[bold]\\x1b[31m next" in _printed(capsys, [a, b])
 
 
-def test_a_file_gets_what_the_terminal_would(
-    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_gets_what_the_terminal_would(pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for form in ("terminal", "markdown", "json"):
         printed = _printed(capsys, [*pair, "--format", form])
         assert _printed(capsys, [*pair, "--format", form, "--output", str(tmp_path / form)]) == ""
@@ -165,8 +155,8 @@ def test_a_file_gets_what_the_terminal_would(
     assert [row["verdict"] for row in found["memory"]] == ["SAME", "UNCLEAR"]
 
 
-def test_what_selftest_has_shown_of_the_machine_decides(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_what_selftest_has_shown_of_the_machine_decides_and_the_verdict_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pair: tuple[str, str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sides = [write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.1), "--format", "json"]
@@ -174,35 +164,22 @@ def test_what_selftest_has_shown_of_the_machine_decides(
     save_spread(ENVIRONMENT, ProcessSpread(0.005, 16))
     assert json.loads(_printed(capsys, sides))["step"]["verdict"] == "SLOWER"
     assert json.loads(_printed(capsys, [*sides, "--spread=0.05"]))["step"]["verdict"] == "UNCLEAR"
-
-
-def test_the_verdict_names_what_it_takes_for_granted(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assumed = _printed(capsys, list(pair))
-    assert "5.0% (std), by assumption" in assumed
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    assert "5.0% (std), by assumption" in _printed(capsys, list(pair))
     assert "3.0% (std), set with --spread" in _printed(capsys, [*pair, "--spread=0.03"])
 
 
-def test_unclear_fails_only_where_asked(tmp_path: Path) -> None:
+def test_the_exit_code_is_what_is_asked_for_and_bounds_reach_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     sides = [write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.05)]
     assert main(["compare", *sides, "--fail_on", "slower"]) == 0
     assert main(["compare", *sides, "--fail_on", "unclear"]) == 1
     assert main(["compare", *sides, "--fail_on", "unclear", "--spread=0.001"]) == 1  # slower
     assert main(["compare", sides[1], sides[0], "--fail_on", "unclear", "--spread=0.001"]) == 0  # faster
-
-
-def test_same_is_reached_with_a_bound_and_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sides = [write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.001), "--spread=0.01"]
+    # Same is reached with a bound and says it.
+    sides = [sides[0], write_run(tmp_path / "c", 1.001), "--spread=0.01"]
     assert "SAME: step time" in _printed(capsys, sides)
     assert "any difference is below" in _printed(capsys, sides)
     assert "UNCLEAR" in _printed(capsys, [*sides, "--same_within=0.01"])
-
-
-def test_a_folder_with_a_search_and_no_run_is_refused_in_a_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made_search(tmp_path / "search", made_improve())
-    call = ["compare", str(tmp_path), str(tmp_path)]
-    assert_refused_as_stored("cli/refused: a search alone", [call], capsys, here=tmp_path)
 
 
 def test_the_machine_is_that_of_the_first_run_that_knows_its_own(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from made_improve import made_improve, made_search
+from made_parts import made_kernel, made_kernels, made_phase
 from made_runs import made_entry
 from stored_texts import assert_stored
 
 from lm_profiler.cli.main import main
-from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest
+from lm_profiler.record.kernels import KernelTable
 
 pytestmark = pytest.mark.usefixtures("no_preflight")
 
@@ -46,22 +47,8 @@ VALUES: tuple[Any, ...] = (
 
 
 def kernels() -> KernelTable:
-    times = PhaseKernels(busy_s=0.6, idle_s=0.4, overlap_s=0.0, kinds={"matmul": KindTime(count=8, total_s=0.6)})
-    row = KernelRow(
-        phase="forward",
-        kind="matmul",
-        name="mm",
-        operator="aten::mm",
-        module="a",
-        module_type="Attention",
-        count=8,
-        total_s=0.6,
-    )
-    rest = Rest(rows=0, count=0, total_s=0.0)
-    shares = {"memory_bound_share": None, "communication_share": None}
-    return KernelTable(
-        source="kernels", steps=2, window_s=1.0, phases={"forward": times}, rows=[row], rest=rest, **shares
-    )
+    row = made_kernel("mm", 8, 0.6, operator="aten::mm", module="a", module_type="Attention")
+    return made_kernels([row], {"forward": made_phase(0.6, 0.4, matmul=(8, 0.6))}, 1.0)
 
 
 @pytest.fixture
@@ -151,9 +138,7 @@ def test_a_damaged_run_hides_no_other(logs: Path, round_: int, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("kind", PICTURES)
-def test_a_damaged_run_is_no_picture_less(
-    logs: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_run_is_no_picture_less(logs: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]):
     what = damage(logs, random.Random(SEED + PICTURES.index(kind)))
     output = tmp_path / ("a.html" if kind == "html" else "a.svg")
     shown(logs, ["--output", str(output), *(["--plot", kind] if kind != "html" else [])], capsys)
@@ -184,9 +169,7 @@ def test_a_damaged_search_hides_no_run(logs: Path, tmp_path: Path, capsys: pytes
         (("steps", "measure"), 0),
     ],
 )
-def test_values_that_ended_a_report(
-    logs: Path, way: tuple[str, ...], value: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_values_that_ended_a_report(logs: Path, way: tuple[str, ...], value: Any, capsys: pytest.CaptureFixture[str]):
     path = logs / "middle" / "run.json"
     found = at = json.loads(path.read_bytes())
     for key in way[:-1]:
@@ -198,20 +181,24 @@ def test_values_that_ended_a_report(
         assert "Traceback" not in capsys.readouterr().err
 
 
-def test_counts_of_no_steps_are_told(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_counts_and_lines_are_told(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = logs / "middle" / "trace" / "rank0.kernels.json"
     path.write_text(path.read_text().replace('"steps": 2', '"steps": 0'))
     assert main(["report", str(logs), "--kernels"]) == 0
     assert_stored("record/problems: kernels of no steps", {"stderr": capsys.readouterr().err}, logs=logs)
+    path = logs / "middle" / "steps.csv"
+    lines = path.read_text().splitlines()
+    lines[3] = lines[3].replace("0.", "\x1b.", 1)
+    path.write_text("\n".join(lines))
+    assert main(["report", str(logs), "--warmup", "0"]) == 0
+    assert_stored("record/problems: damaged line", {"stderr": capsys.readouterr().err}, logs=logs)
 
 
 @pytest.mark.parametrize(
     "whole, damaged",
     [('"forward": {', '"fosward": {'), ('"busy_s": 0.6,\n   "idle_s": 0.4', '"busy_s": 0,\n   "idle_s": 0')],
 )
-def test_kernels_of_a_phase_that_took_no_time_are_told(
-    logs: Path, whole: str, damaged: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kernels_without_phase_time_are_told(logs: Path, whole: str, damaged: str, capsys: pytest.CaptureFixture[str]):
     path = logs / "middle" / "trace" / "rank0.kernels.json"
     assert whole in path.read_text()
     path.write_text(path.read_text().replace(whole, damaged))
@@ -221,18 +208,7 @@ def test_kernels_of_a_phase_that_took_no_time_are_told(
     assert_stored("record/problems: kernels of no time", {"stderr": err}, logs=logs)
 
 
-def test_a_damaged_line_of_steps_is_told_by_its_number(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = logs / "middle" / "steps.csv"
-    lines = path.read_text().splitlines()
-    lines[3] = lines[3].replace("0.", "\x1b.", 1)
-    path.write_text("\n".join(lines))
-    assert main(["report", str(logs), "--warmup", "0"]) == 0
-    assert_stored("record/problems: damaged line", {"stderr": capsys.readouterr().err}, logs=logs)
-
-
-def test_no_order_of_a_record_reaches_a_terminal(
-    logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_escape_reaches_a_terminal(logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     path = logs / "middle" / "run.json"
     found = json.loads(path.read_bytes())
     found |= {"name": EVIL, "status": "failed", "notes": [EVIL]}

@@ -86,9 +86,7 @@ def test_the_setting_that_is_written_down_is_the_first_one_with_its_changes(tmp_
     assert Call(["fit", f"--config={tmp_path}/improved.yaml"]).content == yaml.safe_load(text)
 
 
-def test_what_is_printed_ends_with_the_folder_whose_config_is_of_the_last_call(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_printed_ends_with_the_folder_of_the_last_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with SweepFolder(tmp_path / "it", made_plan("it", "", [], {}, [])) as folder:
         for record, is_better in ((made_improve(), True), (nothing_helped(), False)):
             assert improve._print_end(folder, record, ["fit"]) == 0

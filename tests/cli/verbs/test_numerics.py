@@ -15,34 +15,22 @@ from lm_profiler.cli.verbs.selftest import sums
 pytestmark = pytest.mark.usefixtures("no_preflight")
 
 
-def test_a_thousand_additions_come_to_what_is_known() -> None:
+def test_a_thousand_additions_are_printed_with_their_errors(capsys: Any, tmp_path: Path) -> None:
     assert [f"{value:.4f}" for _, value, _ in sums()] == ["10.0001", "9.9531", "4.0000", "10.0021", "10.0021"]
-
-
-def test_it_prints_each_with_its_error(capsys: Any) -> None:
-    assert main(["numerics"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 7
-    assert lines[3].split()[:5] == ["float16", "+=", "float16", "9.9531", "-0.469%"]
-
-
-def test_the_sum_in_bfloat16_is_torchs() -> None:
     total = torch.zeros((), dtype=torch.bfloat16)
     for _ in range(1000):
         total += torch.tensor(0.01, dtype=torch.bfloat16)
     assert [value for how, value, _ in sums() if how.startswith("bfloat16")] == [total.item()]
-
-
-def test_it_is_a_table_in_the_formats_of_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["numerics"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7
+    assert lines[3].split()[:5] == ["float16", "+=", "float16", "9.9531", "-0.469%"]
     assert main(["numerics", "--format", "latex"]) == 0
     assert r"\toprule" in capsys.readouterr().out
     assert main(["numerics", "--output", str(tmp_path / "sums.typ")]) == 0
     written = " ".join((tmp_path / "sums.typ").read_text().split())
     assert '"bfloat16 += bfloat16" , "4.0000"' in written
     assert_refused_as_stored("cli/refused: formats", [["numerics", "--format", "csv"]], capsys)
-
-
-def test_it_takes_no_arguments(capsys: Any) -> None:
     assert main(["numerics", "--help"]) == 0
     assert "fit --numerics.audit=true" in capsys.readouterr().out
     assert main(["numerics", "0.1"]) == 2

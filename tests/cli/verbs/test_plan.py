@@ -19,9 +19,7 @@ from lm_profiler.models.config import preset
 from lm_profiler.usage_error import UsageError
 
 
-def test_what_does_not_fit_is_told_with_remedies_of_which_each_was_rehearsed(
-    formula: Formula, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_told_with_rehearsed_remedies(formula: Formula, capsys: pytest.CaptureFixture[str]):
     assert plan.run(plan.Options(device="A30", options=["--data.batch_size=8"])) == 1
     lines = capsys.readouterr().out.splitlines()
     assert any("42.0 GiB" in line and "46.7 GiB" in line and "23.5 GiB" in line for line in lines)
@@ -38,44 +36,41 @@ def test_what_does_not_fit_is_told_with_remedies_of_which_each_was_rehearsed(
     assert ([*["--data.batch_size=8"], "--trainer.precision=bf16-mixed"], (8, 0), "nothing") in formula.asked
 
 
-def test_a_module_of_the_current_folder_is_found_as_by_fit(
-    formula: Formula, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_modules_are_found_as_by_fit_and_what_nobody_can_tell_is_called_so(
+    formula: Formula, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A script's path has not the folder in which it is called."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
     plan.run(plan.Options(device="A30", options=["--data.batch_size=1"]))
     assert str(tmp_path) in sys.path
-
-
-def test_what_nobody_can_tell_is_called_so_and_fit_would_run_it(
-    formula: Formula, capsys: pytest.CaptureFixture[str]
-) -> None:
+    # What nobody can tell is called so and fit would run it.
     for size, code, word in (("46.7GiB", 0, "fits"), ("46.6GiB", 0, "may not fit"), ("41.9GiB", 1, "does not fit")):
         assert plan.run(plan.Options(memory=size)) == code
         said = capsys.readouterr().out
         assert f"46.7 GiB, {word}" in said
         assert ("need less" in said) == (word != "fits")
+    # Why a run cannot be planned is said once.
+    formula.refused = Unplanned("values (mine.py, line 3)")
+    assert plan.run(plan.Options(device="H200")) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.endswith("(mine.py, line 3)")
+    formula.refused = Unplanned("model.size: expected xl", is_wrong_call=True)
+    with pytest.raises(UsageError, match="expected xl"):
+        plan.run(plan.Options(device="H200"))
 
 
-def test_what_fits_has_no_remedies(formula: Formula, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fits_has_no_remedies_and_else_all_is_tried_at_once(formula: Formula, capsys: pytest.CaptureFixture[str]):
     assert plan.run(plan.Options(device="H200", memory="60GiB")) == 0
     assert [what for *_, what in formula.asked] == ["batch", "context"]
     assert "with" not in capsys.readouterr().out.splitlines()[-1].split()
-
-
-def test_where_nothing_helps_alone_all_is_tried_at_once(formula: Formula, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.run(plan.Options(memory="16GiB")) == 1
     assert "none of" in capsys.readouterr().out
     assert formula.asked[-1][0] == [
         *("--trainer.precision=bf16-true", "--data.batch_size=1", "--trainer.accumulate_grad_batches=8")
     ]
-
-
-def test_a_wrong_device_gives_one_line_with_near_names() -> None:
-    with pytest.raises(UsageError, match="did you mean H100") as error:
-        plan.run(plan.Options(device="H10O"))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -89,27 +84,16 @@ def test_a_size_is_read_with_its_unit(text: str, size: int) -> None:
 NO_SIZES = ["0GiB", "8GX", "-8GiB", "GiB", "1e400GiB", "80", "inf", "nan", "99999999TB", "9" * 400 + "GiB", "0.0001kB"]
 
 
-def test_what_is_no_size_is_refused_as_stored() -> None:
+def test_what_is_no_size_or_device_is_refused() -> None:
     options = [plan.Options(memory=text) for text in NO_SIZES]
     said = {of.memory[:20]: refusal(UsageError, partial(plan.run, of)) for of in options if of.memory}
     assert_stored("cli/plan: no size", said)
+    with pytest.raises(UsageError, match="did you mean H100") as error:
+        plan.run(plan.Options(device="H10O"))
+    assert "\n" not in str(error.value)
 
 
-def test_why_a_run_cannot_be_planned_is_said_once(formula: Formula, capsys: pytest.CaptureFixture[str]) -> None:
-    formula.refused = Unplanned("values (mine.py, line 3)")
-    assert plan.run(plan.Options(device="H200")) == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    (line,) = said.err.splitlines()
-    assert line.endswith("(mine.py, line 3)")
-    formula.refused = Unplanned("model.size: expected xl", is_wrong_call=True)
-    with pytest.raises(UsageError, match="expected xl"):
-        plan.run(plan.Options(device="H200"))
-
-
-def test_weights_that_are_too_large_get_the_table_the_alternatives_and_the_smallest_gpu(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_too_large_weights_get_the_table_the_alternatives_and_the_smallest_gpu(capsys: pytest.CaptureFixture[str]):
     """A model of 2 million parameters on a device that holds half of its weights."""
     model = [
         "--model.size=small",
@@ -135,7 +119,7 @@ def test_the_smallest_gpu_of_the_table_is_found(needs_gib: float, name: str | No
     assert (gpu and gpu.name) == name
 
 
-def test_the_timeline_is_drawn_and_listed_where_it_is_asked_for(
+def test_tables_and_the_timeline_are_printed_drawn_or_written_where_they_are_asked_for(
     formula: Formula, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn = tmp_path / "memory.svg"
@@ -146,11 +130,6 @@ def test_the_timeline_is_drawn_and_listed_where_it_is_asked_for(
     assert "mm, head, model.py:7" in told
     assert plan.run(plan.Options(device="A30", options=["--data.batch_size=1"])) == 0
     assert "model.py:7" not in capsys.readouterr().out
-
-
-def test_its_tables_are_printed_or_written_in_each_format(
-    formula: Formula, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     given = {"device": "A30", "allocations": True, "options": ["--data.batch_size=8"]}
     assert plan.run(plan.Options(format="latex", **given)) == 1
     assert capsys.readouterr().out.count(r"\begin{tabular}") == 5  # phases, the largest, saved, moments, remedies

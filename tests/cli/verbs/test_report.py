@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from made_improve import made_improve, made_search, nothing_helped
+from made_parts import made_kernel, made_kernels, made_phase
 from made_timeline import made_timeline
 from page_reader import Page
 from refused import assert_refused_as_stored
@@ -18,14 +19,7 @@ from stored_texts import assert_stored
 from tabled import write, write_sweep
 
 from lm_profiler.cli.main import main
-from lm_profiler.record.kernels import (
-    KernelRow,
-    KernelTable,
-    KindTime,
-    PhaseKernels,
-    Rest,
-    kernels_file,
-)
+from lm_profiler.record.kernels import kernels_file
 from lm_profiler.record.memory_timeline import timeline_file, write_timeline
 from lm_profiler.record.run_record import read_run
 
@@ -57,7 +51,7 @@ def report(*arguments: object) -> int:
     return main(["report", *map(str, arguments)])
 
 
-def test_runs_and_sweeps_share_a_table(logs: Path, capsys: pytest.CaptureFixture[str]):
+def test_runs_and_sweeps_share_a_table_and_options_may_stand_anywhere(logs: Path, capsys: pytest.CaptureFixture[str]):
     assert report(logs) == 0
     out, err = capsys.readouterr()
     rows = [line.split() for line in out.splitlines()]
@@ -65,11 +59,11 @@ def test_runs_and_sweeps_share_a_table(logs: Path, capsys: pytest.CaptureFixture
     assert ["cell0,", "cell2", "small", "32-true", "30.00", "[30.00,", "30.00]", "10.00", "20.00", "ok", "2"] in rows
     assert ["cell1,", "cell3", "small", "bf16-mixed", "1", "OOM,", "1", "not", "run", "0"] in rows
     assert err == ""
+    assert report(logs / "alone", "--columns", "name,status", logs / "sweep" / "cell0", "--format", "csv") == 0
+    assert capsys.readouterr().out == "name,status\nalone,ok\ncell0,ok\n"
 
 
-def test_a_single_run_is_a_page_of_its_figures_unless_a_table_is_asked_for(
-    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_single_run_is_a_page_unless_a_table_is_asked(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     alone = logs / "alone"
     assert report(alone) == 0
     page = capsys.readouterr().out
@@ -87,7 +81,7 @@ def test_a_single_run_is_a_page_of_its_figures_unless_a_table_is_asked_for(
         assert capsys.readouterr().out != page
 
 
-def test_runs_are_chosen_by_their_facts(logs: Path, capsys: pytest.CaptureFixture[str]):
+def test_runs_are_chosen_grouped_and_pivoted_by_their_facts(logs: Path, capsys: pytest.CaptureFixture[str]):
     def folders(*conditions: str) -> list[str]:
         assert report(logs, "--where", ",".join(conditions), *["--format", "csv", "--group_by", "folder"]) == 0
         rows = csv.DictReader(capsys.readouterr().out.splitlines())
@@ -96,9 +90,6 @@ def test_runs_are_chosen_by_their_facts(logs: Path, capsys: pytest.CaptureFixtur
     assert folders("size=medium") == ["alone"]
     assert folders("size=small", "size=medium", "precision!=bf16-mixed") == ["alone", "cell0", "cell2"]
     assert folders("verb=fit", "trainer.precision=bf16-mixed") == ["cell1", "cell3"]
-
-
-def test_rows_can_be_grouped_and_pivoted(logs: Path, capsys: pytest.CaptureFixture[str]):
     assert report(logs, "--group_by", "size", "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [(row["size"], float(row["step_s"]), row["n"]) for row in rows] == [
@@ -136,9 +127,7 @@ def test_layouts_go_with_formats(logs: Path, layout: str, kind: str, capsys: pyt
 
 
 @pytest.mark.parametrize("layout", ["blocks", "wide", "devices", "warmups"])
-def test_every_layout_goes_with_any_warm_ups_and_equal_numbers_of_steps(
-    logs: Path, layout: str, capsys: pytest.CaptureFixture[str]
-):
+def test_every_layout_goes_with_warm_ups_and_equal_steps(logs: Path, layout: str, capsys: pytest.CaptureFixture[str]):
     assert report(logs, "--layout", layout, "--warmup", 0, 2, "--steps", 4, "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     if layout in ("wide", "warmups"):
@@ -147,9 +136,7 @@ def test_every_layout_goes_with_any_warm_ups_and_equal_numbers_of_steps(
     assert len(rows) >= 4
 
 
-def test_columns_are_listed_by_what_they_are_about_and_each_can_be_shown(
-    logs: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_columns_are_listed_by_subject_and_each_can_be_shown(logs: Path, capsys: pytest.CaptureFixture[str]):
     assert report("--columns", "help") == 0
     blocks = [block.splitlines() for block in capsys.readouterr().out.split("\n\n")]
     groups = {title: [line.split()[0] for line in lines] for title, _, *lines in blocks}
@@ -161,11 +148,7 @@ def test_columns_are_listed_by_what_they_are_about_and_each_can_be_shown(
     assert report(logs, "--columns", ",".join(names), "--format", "csv") == 0
     header = next(csv.reader(io.StringIO(capsys.readouterr().out)))
     assert [name for name in header if not name.endswith(("_low", "_high"))] == [*names, "n"]
-
-
-def test_the_spread_of_the_steps_can_be_shown_and_is_in_files_for_programs(
-    logs: Path, capsys: pytest.CaptureFixture[str]
-):
+    # The spread of the steps can be shown and is in files for programs.
     names = "forward_median_s,step_cv,backward_over_forward"
     assert report(logs / "alone", "--columns", names, "--format", "markdown") == 0
     line = capsys.readouterr().out.splitlines()[-1]
@@ -190,20 +173,19 @@ def test_an_unfinished_run_is_shown_as_that(logs: Path, options: list[str], caps
         assert "unfinished" in out or options == ["--warmup", "0"]
 
 
-def test_not_run_missing_and_refused_are_told_apart(logs: Path, capsys: pytest.CaptureFixture[str]):
-    (logs / "sweep" / "cell0" / "version_0" / "run.json").unlink()
-    assert report(logs / "sweep", "--group_by", "folder", "--columns", "folder,status", "--format", "csv") == 0
-    rows = dict(csv.reader(io.StringIO(capsys.readouterr().out)))
-    said = {Path(folder).relative_to(logs / "sweep").parts[0]: word for folder, word in rows.items() if "/" in folder}
-    assert said == {"cell0": "missing", "cell1": "oom", "cell2": "ok", "cell3": "not run"}
-
-
-def test_options_may_stand_between_the_runs(logs: Path, capsys: pytest.CaptureFixture[str]):
-    assert report(logs / "alone", "--columns", "name,status", logs / "sweep" / "cell0", "--format", "csv") == 0
-    assert capsys.readouterr().out == "name,status\nalone,ok\ncell0,ok\n"
-
-
-def test_damaged_folders_are_warnings_and_the_rest_is_shown(logs: Path, capsys: pytest.CaptureFixture[str]):
+def test_damage_is_a_warning_and_the_rest_is_shown(logs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    damaged = logs / "alone" / "version_0" / "steps.csv"
+    damaged.write_bytes(b"\xff")
+    assert report(logs, "--warmup", 0, 1) == 0
+    out, err = capsys.readouterr()
+    assert str(damaged) in err
+    assert "alone" not in out
+    assert report(logs / "alone", "--warmup", 0) == 1
+    # A picture without a run's steps says so.
+    assert report(logs, "--output", tmp_path / "page.html") == 0
+    assert str(damaged) in capsys.readouterr().err
+    assert str(damaged) in json.dumps(held(tmp_path / "page.html"))
+    # Damaged folders are warnings and the rest is shown.
     damaged = logs / "alone" / "version_0" / "run.json"
     damaged.write_text("{")
     assert report(logs) == 0
@@ -212,20 +194,8 @@ def test_damaged_folders_are_warnings_and_the_rest_is_shown(logs: Path, capsys: 
     assert report(logs / "alone") == 1
 
 
-def test_damaged_steps_are_a_warning_where_steps_are_needed(logs: Path, capsys: pytest.CaptureFixture[str]):
-    damaged = logs / "alone" / "version_0" / "steps.csv"
-    damaged.write_bytes(b"\xff")
-    assert report(logs, "--warmup", 0, 1) == 0
-    out, err = capsys.readouterr()
-    assert str(damaged) in err
-    assert "alone" not in out
-    assert report(logs / "alone", "--warmup", 0) == 1
-
-
 @pytest.mark.parametrize("layout", [[], ["--layout", "warmups"], ["--layout", "wide"]])
-def test_a_run_with_fewer_steps_than_asked_for_is_left_out_and_told(
-    layout: list[str], logs: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_run_of_too_few_steps_is_left_out_and_told(layout: list[str], logs: Path, capsys: pytest.CaptureFixture[str]):
     alone = logs / "alone" / "version_0"  # six steps
     assert report(logs / "alone", *layout, "--warmup", 0, 99, "--format", "csv") == 0
     out, err = capsys.readouterr()
@@ -240,14 +210,6 @@ def test_a_run_with_fewer_steps_than_asked_for_is_left_out_and_told(
     assert report(logs / "alone", *layout, "--warmup", 99) == 1
     out, err = capsys.readouterr()
     assert out == ""
-
-
-def test_a_picture_without_a_runs_steps_says_so(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    damaged = logs / "alone" / "version_0" / "steps.csv"
-    damaged.write_bytes(b"\xff")
-    assert report(logs, "--output", tmp_path / "page.html") == 0
-    assert str(damaged) in capsys.readouterr().err
-    assert str(damaged) in json.dumps(held(tmp_path / "page.html"))
 
 
 REFUSED = [
@@ -282,35 +244,33 @@ REFUSED = [
 ]
 
 
-def test_a_wrong_call_is_told_as_stored(logs: Path, capsys: pytest.CaptureFixture[str]):
+def test_wrong_calls(logs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     calls = [[word.format(logs=logs) for word in call] for call in REFUSED]
     assert_refused_as_stored("cli/report", calls, capsys, logs=logs)
-
-
-def test_an_empty_folder_is_a_wrong_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert report(tmp_path) == 2
-    assert_stored("cli/report_problems: empty", {"an empty folder": capsys.readouterr().err}, here=tmp_path)
-
-
-def test_parquet_without_pyarrow_names_the_extra(
-    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert report(logs, "--output", tmp_path / "t.parquet") == 2
     assert "lm_profiler[parquet]" in capsys.readouterr().err
     assert not (tmp_path / "t.parquet").exists()
 
 
-def test_plots_and_pages_are_written_where_they_are_asked_for(logs: Path, tmp_path: Path):
+def test_plots_and_pages_are_written_or_told_missing(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert report(logs, "--plot", "phases", "--output", tmp_path / "phases.svg") == 0
     assert report(logs, "--pivot", "size", "precision", "--output", tmp_path / "page.html") == 0
     assert "<svg" in (tmp_path / "phases.svg").read_text()
     assert "32-true" in json.dumps(held(tmp_path / "page.html"))
+    # Not run missing and refused are told apart.
+    (logs / "sweep" / "cell0" / "version_0" / "run.json").unlink()
+    assert report(logs / "sweep", "--group_by", "folder", "--columns", "folder,status", "--format", "csv") == 0
+    rows = dict(csv.reader(io.StringIO(capsys.readouterr().out)))
+    said = {Path(folder).relative_to(logs / "sweep").parts[0]: word for folder, word in rows.items() if "/" in folder}
+    assert said == {"cell0": "missing", "cell1": "oom", "cell2": "ok", "cell3": "not run"}
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert report(empty) == 2
+    assert_stored("cli/report_problems: empty", {"an empty folder": capsys.readouterr().err}, here=empty)
 
 
-def test_a_search_has_its_own_table_which_speaks_for_its_runs(
-    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_search_has_a_table_which_speaks_for_its_runs(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     search = logs / "search"
     made_search(search, made_improve())
     write(search / "first,r0" / "version_0", FAST, name="first,r0")
@@ -322,24 +282,15 @@ def test_a_search_has_its_own_table_which_speaks_for_its_runs(
     assert "first,r0" in capsys.readouterr().out
     assert report(search, "--output", tmp_path / "page.html") == 0
     assert "4 pairs" in json.dumps(held(tmp_path / "page.html"))
-
-
-def test_an_empty_record_of_a_search_is_told(logs: Path, capsys: pytest.CaptureFixture[str]):
     made_search(logs / "search", nothing_helped())
     (logs / "search" / "improve.json").write_text("{}")
     assert report(logs) == 0
     assert_stored("cli/report_problems: no way", {"an empty record": capsys.readouterr().err}, logs=logs)
 
 
-def test_kernels_are_printed_or_written_and_a_run_without_a_trace_is_named(
-    logs: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_kernels_are_printed_or_written_and_no_trace_is_told(logs: Path, capsys: pytest.CaptureFixture[str]):
     traced = logs / "alone" / "version_0"
-    times = PhaseKernels(busy_s=0.6, idle_s=0.4, overlap_s=0.0, kinds={"matmul": KindTime(count=8, total_s=0.6)})
-    unknown = dict.fromkeys(("operator", "module", "module_type"))
-    row = KernelRow(phase="forward", kind="matmul", name="mm", count=8, total_s=0.6, **unknown)
-    facts = {"memory_bound_share": None, "communication_share": None, "rest": Rest(rows=0, count=0, total_s=0.0)}
-    table = KernelTable(source="kernels", steps=2, window_s=1.0, phases={"forward": times}, rows=[row], **facts)
+    table = made_kernels([made_kernel("mm", 8, 0.6)], {"forward": made_phase(0.6, 0.4, matmul=(8, 0.6))}, 1.0)
     (traced / "trace").mkdir()
     table.write(kernels_file(traced / "trace" / "rank0.pt.trace.json.gz"))
     assert report(logs / "alone", "--kernels") == 0

@@ -50,14 +50,12 @@ def test_program_is_recorded_and_trains_as_without(tmp_path: Path) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_program_without_a_trainer_ends_as_it_would_and_is_told(tmp_path: Path) -> None:
+def test_program_without_a_trainer_or_that_is_not_there_ends_as_it_would(tmp_path: Path) -> None:
     done = call("-m", "lm_profiler", "run", "--", "sh", "-c", "echo mine; exit 3", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "mine\n")
     assert done.stderr.count("\n") == 1
     assert "no Lightning Trainer" in done.stderr
-
-
-def test_program_that_is_not_there_answers_as_a_shell_does(tmp_path: Path) -> None:
+    # Program that is not there answers as a shell does.
     (tmp_path / "no_program").touch()
     assert call("-m", "lm_profiler", "run", "--", "not_there_at_all", cwd=tmp_path).returncode == 127
     (tmp_path / "no_binary").write_bytes(b"\x01")
@@ -65,6 +63,10 @@ def test_program_that_is_not_there_answers_as_a_shell_does(tmp_path: Path) -> No
     for program in ("./no_program", "./no_binary"):
         done = call("-m", "lm_profiler", "run", "--", program, cwd=tmp_path)
         assert (done.returncode, done.stderr.count("\n")) == (126, 1)
+    # What torch, Fabric and Lightning call is one small file outside of the package.
+    done = call("-c", WITHOUT_THE_VARIABLE, cwd=tmp_path)
+    ours, answers = "lm_profiler_autoload", ["None", "[]", "[]", "[]"]
+    assert done.stdout.splitlines() == [ours, *answers, *answers, ours], done.stderr
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_wrong_call_is_refused_before_the_program_starts(words: list[str], capsy
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_help_is_not_taken_from_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_options_and_wrong_variables_are_not_taken_from_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
     def start(*given: Any) -> None:
@@ -96,6 +98,10 @@ def test_help_is_not_taken_from_the_program(monkeypatch: pytest.MonkeyPatch) -> 
         signal.signal(number, handler)
     assert seen == [("not_there_at_all", ["not_there_at_all", "--help", "--name", "y", "--"])]
     assert json.loads(os.environ[VARIABLE])["options"]["name"] == "x"
+    # Options of the variable are those of the callback.
+    [made] = admitted_callbacks('{"options": {"name": "night", "log_dir": "/x", "verb": "test"}, "trainer": 3}')
+    assert isinstance(made, TrainingProfiler)
+    assert (made.admits.wanted_number, made.admits.verb) == (3, "test")
 
 
 WITHOUT_THE_VARIABLE = """
@@ -113,13 +119,6 @@ print(*(name for name in sys.modules if name.startswith(("lm_profiler", "torch")
 """
 
 
-def test_nothing_is_imported_without_the_variable(tmp_path: Path) -> None:
-    """What torch, Fabric and Lightning call is one small file outside of the package."""
-    done = call("-c", WITHOUT_THE_VARIABLE, cwd=tmp_path)
-    ours, answers = "lm_profiler_autoload", ["None", "[]", "[]", "[]"]
-    assert done.stdout.splitlines() == [ours, *answers, *answers, ours], done.stderr
-
-
 @pytest.mark.parametrize(
     "asked",
     [
@@ -131,9 +130,7 @@ def test_nothing_is_imported_without_the_variable(tmp_path: Path) -> None:
         '{"options": {"name": "../x"}}',
     ],
 )
-def test_variable_that_is_wrong_raises_nothing(
-    asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_variable_raises_nothing(asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv(VARIABLE, asked)
     assert external_callbacks() == []
     assert "not profiled" in capsys.readouterr().err
@@ -157,13 +154,18 @@ def of(verb: str = "fit", barebones: bool = False, callbacks: Sequence[object] =
     return SimpleNamespace(state=state, barebones=barebones, callbacks=list(callbacks), is_global_zero=True)
 
 
-def test_first_trainer_that_runs_the_verb_is_admitted_once(tmp_path: Path) -> None:
+def test_the_first_trainer_that_runs_the_verb_or_has_the_number_is_admitted_once(tmp_path: Path) -> None:
     first, second, third = (Admission(number, None, "fit", tmp_path) for number in (1, 2, 3))
     assert not first(of("validate"))
     assert second(of())
     assert not second(of())
     assert not first(of())
     assert not third(of())
+    ranks = [Admission(2, None, "fit", tmp_path) for _ in range(3)]
+    assert all(rank(of()) for rank in ranks)
+    assert [Admission(number, 2, "fit", tmp_path)(of()) for number in (1, 2, 3)] == [False, True, False]
+    assert not Admission(1, None, "fit", tmp_path)(of(barebones=True))
+    assert not Admission(1, None, "fit", tmp_path)(of(callbacks=profiling_callbacks()))
 
 
 def test_a_line_reports_once_that_further_fits_are_not_profiled(
@@ -182,20 +184,6 @@ def test_a_line_reports_once_that_further_fits_are_not_profiled(
     assert capsys.readouterr().err == ""
 
 
-def test_ranks_of_one_trainer_agree(tmp_path: Path) -> None:
-    ranks = [Admission(2, None, "fit", tmp_path) for _ in range(3)]
-    assert all(rank(of()) for rank in ranks)
-
-
-def test_trainer_can_be_chosen_by_number(tmp_path: Path) -> None:
-    assert [Admission(number, 2, "fit", tmp_path)(of()) for number in (1, 2, 3)] == [False, True, False]
-
-
-def test_own_profiler_and_barebones_go_first(tmp_path: Path) -> None:
-    assert not Admission(1, None, "fit", tmp_path)(of(barebones=True))
-    assert not Admission(1, None, "fit", tmp_path)(of(callbacks=profiling_callbacks()))
-
-
 def test_without_a_folder_the_process_decides_for_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(import_module("lm_profiler.callbacks.shortcut"), "_admitted_number", None)
     first, second = (Admission(number, None, "fit", tmp_path / "gone") for number in (4, 5))
@@ -208,10 +196,3 @@ def test_a_number_of_steps_that_is_none_is_refused_where_it_is_given(given: Any)
     for option in ("warmup_steps", "measure_steps", "trace_steps", "memory_steps", "action_steps"):
         with pytest.raises(UsageError, match=f"^{option}: expected "):
             profiling_callbacks(**{option: given})
-
-
-def test_options_of_the_variable_are_those_of_the_callback() -> None:
-    [made] = admitted_callbacks('{"options": {"name": "night", "log_dir": "/x", "verb": "test"}, "trainer": 3}')
-    assert isinstance(made, TrainingProfiler)
-    assert made.admits is not None
-    assert (made.admits.wanted_number, made.admits.verb) == (3, "test")

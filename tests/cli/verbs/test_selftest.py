@@ -42,24 +42,19 @@ def lines(kept: ProcessSpread | None = SEEN) -> list[str]:
     return selftest.report_lines(selftest.conclude_test(runs, kept and SEEN, kept))
 
 
-def test_what_is_printed_is_as_stored() -> None:
+def test_what_is_printed_is_as_stored_with_a_shared_machine_and_its_processes() -> None:
     said = {
         "five runs": lines(),
         "with earlier self-tests": lines(kept=ProcessSpread(0.02, 8)),
         "too few steps": lines(kept=None),
     }
     assert_stored("cli/selftest", said)
-
-
-def test_a_machine_that_was_shared_is_told_beside_the_word() -> None:
+    # A machine that was shared and how far processes differ are told.
     shared = cell(10.0).model_copy(update={"contention": made_contention(0.41)})
     said = selftest.report_lines(selftest.conclude_test([shared, cell(10.0)], SEEN, SEEN))
     assert ", steady, shared; " in said[1]
     assert "41%" in said[1]
     assert said[2].endswith(", steady")
-
-
-def test_how_far_processes_differ_is_told_and_what_could_be_detected() -> None:
     said = "\n".join(lines(kept=ProcessSpread(0.02, 8)))
     root = math.sqrt(2.0) * 0.02
     one = math.expm1(root * (stats.t.ppf(0.985, 8) + stats.norm.ppf(0.8)))
@@ -68,12 +63,16 @@ def test_how_far_processes_differ_is_told_and_what_could_be_detected() -> None:
     assert re.findall(r"[\d.]+%", told) == [f"{one:.1%}", f"{three:.1%}"]
 
 
-def test_a_failing_run_says_why(tmp_path: Path) -> None:
+def test_a_wrong_call_is_told_in_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     told = warm.run("-m", "lm_profiler", "selftest", "--stages.warmup=3", folder=tmp_path)
     assert told.returncode == 2
     assert "--stages.warmup_steps" in told.stderr
     assert len(told.stderr.splitlines()) == 1
     assert told.stdout == ""
+    assert main(["selftest", "--config=nowhere.yaml"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("lm_profiler: config:")
+    assert "nowhere.yaml" in line
 
 
 def test_a_real_self_test(tmp_path: Path) -> None:
@@ -96,19 +95,10 @@ def test_a_real_self_test(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missed, files", [(0.0, 1), (0.41, 0)])
-def test_what_a_busy_machine_shows_is_not_kept(
-    missed: float, files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_machine_is_not_kept(missed: float, files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise later comparisons on the quiet machine would take its load for granted."""
     contention = made_contention(missed)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(selftest, "_fit", lambda *_: cell(10.0).model_copy(update={"contention": contention}))
     assert selftest.run(selftest.Options()) == 0
     assert len(list((tmp_path / "lm_profiler").glob("processes-*.json"))) == files
-
-
-def test_a_wrong_call_is_one_of_fit_too(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["selftest", "--config=nowhere.yaml"]) == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("lm_profiler: config:")
-    assert "nowhere.yaml" in line

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compared import rows, write
+from made_parts import made_kernels
 from stored_texts import assert_stored
 
 from lm_profiler.cli.main import main
@@ -18,7 +19,6 @@ from lm_profiler.cli.verbs import watch
 from lm_profiler.cli.verbs.watch import watched_folder
 from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.record.files import read_part
-from lm_profiler.record.kernels import KernelTable, Rest
 from lm_profiler.record.watch_files import (
     EVENTS,
     STATUS,
@@ -53,21 +53,22 @@ def left(folder: Path, **known: object) -> Path:
     return folder
 
 
-def test_what_is_there_is_shown_once_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_latest_version_is_shown_once_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["watch", str(left(tmp_path))]) == OK
     shown = capsys.readouterr().out
     for words in ("90.0%", "validation", "12.900", "4,200", "data", "2.0% slower since step 4,000", "silent since"):
         assert words in shown
     events = [line for line in shown.splitlines() if "once late in" in line or "no report:" in line]
     assert_stored("cli/watch", {"events of rank 1": events})
-
-
-def test_the_latest_version_below_a_folder_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = tmp_path / "logs"
     for age, version in ((2, "version_10"), (1, "version_9")):
-        (tmp_path / version).mkdir()
-        status = left(tmp_path / version, steps=age) / STATUS
+        (logs / version).mkdir(parents=True)
+        status = left(logs / version, steps=age) / STATUS
         os.utime(status, (1e9 - age, 1e9 - age))
-    assert watched_folder(tmp_path) == tmp_path / "version_9"
+    assert watched_folder(logs) == logs / "version_9"
+    elsewhere = f"another-machine {os.getpid()} 0"
+    for name in (process_name(), elsewhere, ""):
+        assert main(["watch", str(left(tmp_path, process=name))]) == OK
 
 
 GONE = f"{process_name().rsplit(' ', 2)[0]} 99999999 0"  # the name of a process that does not run on this machine
@@ -86,21 +87,23 @@ def test_a_run_that_does_not_go_on(
     assert not request_file(tmp_path, 0).exists()
 
 
-def test_a_rank_that_was_killed_is_told_beside_those_that_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_killed_ranks_are_told_and_requests_wait_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     left(tmp_path, silent={}, ended=True)
     read_status(tmp_path, 1).model_copy(update={"ended": False, "process": GONE}).write(tmp_path / "watch.rank1.json")
     main(["watch", str(tmp_path)])
     shown = capsys.readouterr().out.splitlines()
     ranks = [line.split()[2:] for line in shown if line.endswith(("ended", "backward"))]
     assert ranks == [["ended"], ["killed,", "last", "in", "backward"]]
-
-
-def test_a_run_of_this_process_goes_on(tmp_path: Path) -> None:
-    elsewhere = f"another-machine {os.getpid()} 0"
-    for name in (process_name(), elsewhere, ""):
-        assert main(["watch", str(left(tmp_path, process=name))]) == OK
+    # A second request waits for the first and nobody takes it.
+    asked = tmp_path / "asked"
+    asked.mkdir()
+    TraceRequest(steps=3).write(request_file(left(asked), 0))
+    assert main(["trace", str(asked)]) == WRONG_CALL
+    assert "pending trace request" in capsys.readouterr().err
+    assert read_part(request_file(asked, 0), TraceRequest, "a request").steps == 3
+    request_file(asked, 0).unlink()
+    assert main(["trace", str(asked), "--patience_s", "0.2"]) == FAILED
+    assert not request_file(asked, 0).exists()
 
 
 @pytest.mark.parametrize("verb", ["watch", "trace"])
@@ -115,13 +118,6 @@ def test_a_folder_of_another_user(verb: str, tmp_path: Path, capsys: pytest.Capt
     finally:
         os.seteuid(user)
     assert "ermission denied" in capsys.readouterr().err
-
-
-def test_a_second_request_waits_for_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    TraceRequest(steps=3).write(request_file(left(tmp_path), 0))
-    assert main(["trace", str(tmp_path)]) == WRONG_CALL
-    assert "pending trace request" in capsys.readouterr().err
-    assert read_part(request_file(tmp_path, 0), TraceRequest, "a request").steps == 3
 
 
 @pytest.mark.parametrize("verb", ["watch", "trace"])
@@ -159,9 +155,7 @@ def test_a_training_that_reports_no_more_is_not_watched_for_ever(
     assert "no report" in capsys.readouterr().err
 
 
-def test_two_watch_a_run_whose_clock_is_hours_off_until_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_watch_a_run_whose_clock_is_hours_off_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     left(tmp_path)
     status, files = read_status(tmp_path), {path.name for path in tmp_path.iterdir()}
@@ -185,24 +179,13 @@ def test_two_watch_a_run_whose_clock_is_hours_off_until_it_ends(
 def test_a_trace_of_another_rank_is_no_answer(rank: int, code: int, tmp_path: Path) -> None:
     def rank_1_is_traced(_: float) -> None:
         (tmp_path / "trace").mkdir(exist_ok=True)
-        table = KernelTable(
-            source="operators", steps=1, window_s=1.0, phases={}, rows=[], rest=Rest(rows=0, count=0, total_s=0.0),
-            memory_bound_share=None, communication_share=None,
-        )  # fmt: skip
-        table.write(tmp_path / "trace" / "rank1.step9.kernels.json")
+        made_kernels([], {}, 1.0).write(tmp_path / "trace" / "rank1.step9.kernels.json")
 
     options = watch.TraceOptions(run=left(tmp_path), rank=rank, patience_s=0.2)
     assert watch.run_trace(options, rank_1_is_traced) == code
 
 
-def test_nobody_takes_the_request(tmp_path: Path) -> None:
-    assert main(["trace", str(left(tmp_path)), "--patience_s", "0.2"]) == FAILED
-    assert not request_file(tmp_path, 0).exists()
-
-
-def test_a_damaged_file_of_the_watch_takes_no_figure_from_the_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_takes_no_figure_from_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write(tmp_path / "logs/version_0", rows({"forward": [0.01] * 10}))
     append_lines(left(run) / EVENTS, [WatchEvent(at_s=1.0, step=1, kind="level", now=1.0)])
     with (run / EVENTS).open("a") as file:

@@ -22,7 +22,7 @@ def written(path: Path, events: Sequence[Any], **header: Any) -> str:
     return str(path)
 
 
-def test_one_trace_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_trace_for_people_and_for_programs_also_from_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     trace = written(tmp_path / "a.json", cuda_step())
     assert main(["why", trace]) == 0
     text = capsys.readouterr().out
@@ -33,11 +33,19 @@ def test_one_trace_for_people_and_for_programs(tmp_path: Path, capsys: pytest.Ca
     assert main(["why", trace, "--format", "json"]) == 0
     answer = TraceAnswer.model_validate_json(capsys.readouterr().out)
     assert answer.kernels.window_s == pytest.approx(170e-6)
+    (tmp_path / "trace").mkdir()
+    written(tmp_path / "trace" / "rank0.pt.trace.json.gz", cuda_step())
+    assert main(["why", str(tmp_path), "--format", "json"]) == 0
+    assert TraceAnswer.model_validate_json(capsys.readouterr().out).steps == 1
+    trace = Trace()
+    trace.range("schritt ä 名", 0, 100)
+    trace.work("kernel_名_ä", 2, 10, 60, 1)
+    path = written(tmp_path / "spur ä.json", trace.events)
+    assert main(["why", path, "--step", "schritt ä 名"]) == 0
+    assert "kernel_名_ä" in capsys.readouterr().out
 
 
-def test_two_traces_are_compared_and_those_of_ranks_are_matched(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_traces_are_compared_and_those_of_ranks_are_matched(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     ranks = []
     for rank in (0, 1):
         info = {"rank": rank, "world_size": 2}
@@ -54,9 +62,7 @@ def test_two_traces_are_compared_and_those_of_ranks_are_matched(
         assert "ms" in capsys.readouterr().out
 
 
-def test_the_processes_of_one_file_are_shown_one_by_one_or_as_ranks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_processes_of_one_file_are_shown_one_by_one_or_as_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     events = cuda_step()
     for event in cuda_step(all_reduce_us=50):  # as sglang merges the traces of ranks
         process = "[TP01] 0" if event["pid"] == 0 else "[TP01] 42"
@@ -71,22 +77,6 @@ def test_the_processes_of_one_file_are_shown_one_by_one_or_as_ranks(
     assert main(["why", merged, "--ranks", "--format", "json"]) == 0
     ranks = TraceRanks.model_validate_json(capsys.readouterr().out)
     assert ranks.ranks[1].waited_s == pytest.approx(20e-6)
-
-
-def test_the_folder_of_a_run_has_traces_of_its_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "trace").mkdir()
-    written(tmp_path / "trace" / "rank0.pt.trace.json.gz", cuda_step())
-    assert main(["why", str(tmp_path), "--format", "json"]) == 0
-    assert TraceAnswer.model_validate_json(capsys.readouterr().out).steps == 1
-
-
-def test_names_that_are_not_ascii_survive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = Trace()
-    trace.range("schritt ä 名", 0, 100)
-    trace.work("kernel_名_ä", 2, 10, 60, 1)
-    path = written(tmp_path / "spur ä.json", trace.events)
-    assert main(["why", path, "--step", "schritt ä 名"]) == 0
-    assert "kernel_名_ä" in capsys.readouterr().out
 
 
 class Cells(HTMLParser):
@@ -118,9 +108,7 @@ def test_the_page_has_the_cells_of_the_tables_and_no_script(tmp_path: Path) -> N
     assert "script" not in shown.tags
 
 
-def test_a_trace_that_takes_long_is_announced_beside_the_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_trace_is_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     path = Path(written(tmp_path / "trace.json", cuda_step()))
     assert main(["why", str(path), "--format", "json"]) == 0
     answer, announced = capsys.readouterr()

@@ -44,12 +44,9 @@ def step(timeline: Timeline, clock: Clock) -> StepMarks:
     return end(timeline)
 
 
-def test_time_belongs_to_the_innermost_part(clock: Clock) -> None:
+def test_time_belongs_to_the_innermost_part_and_each_clock_adds_up_by_itself(clock: Clock) -> None:
     marks = step(Timeline(clock), clock)
     assert in_ms(marks.host_seconds()) == {"data": 1, "forward": 10, "backward": 4, "other": 16, "step": 31}
-
-
-def test_each_clock_adds_up_by_itself(clock: Clock) -> None:
     stream = FakeStream(clock, slowness=3)
     marks = step(Timeline(clock, stream), clock)
     assert in_ms(marks.host_seconds())["step"] == 31
@@ -58,16 +55,13 @@ def test_each_clock_adds_up_by_itself(clock: Clock) -> None:
         assert sum(seconds[: len(PARTS)]) == pytest.approx(seconds[-1], abs=1e-15)
 
 
-def test_two_marks_do_what_a_span_does(clock: Clock) -> None:
+def test_two_marks_do_what_a_span_does_and_the_same_part_twice_adds_up(clock: Clock) -> None:
     timeline = Timeline(clock)
     timeline.mark(at.DATA)
     clock.pass_ms(5)
     timeline.mark(at.LEAVE)
     clock.pass_ms(1)
     assert in_ms(end(timeline).host_seconds()) == {"data": 5, "other": 1, "step": 6}
-
-
-def test_the_same_part_twice_adds_up(clock: Clock) -> None:
     timeline = Timeline(clock)
     span = Span(timeline, at.FORWARD)
     for ms in (1, 2):
@@ -76,7 +70,7 @@ def test_the_same_part_twice_adds_up(clock: Clock) -> None:
     assert in_ms(end(timeline).host_seconds()) == {"forward": 3, "step": 3}
 
 
-def test_outside_of_a_step_nothing_is_marked(clock: Clock) -> None:
+def test_outside_of_a_step_nothing_is_marked_nor_in_a_gap_amid_one(clock: Clock) -> None:
     timeline = Timeline(clock)
     with Span(timeline, at.TRANSFER):
         clock.pass_ms(1)
@@ -86,10 +80,7 @@ def test_outside_of_a_step_nothing_is_marked(clock: Clock) -> None:
     second = step(timeline, clock)
     assert first.host_seconds() == second.host_seconds()
     assert first.host_ns[-1] + 100_000_000 == second.host_ns[0]
-
-
-def test_a_gap_amid_a_step_is_no_part_of_it(clock: Clock) -> None:
-    """Validation between two batches of one step: whatever is opened in it, and left open, counts for nothing."""
+    # Validation between two batches of one step: whatever is opened in it, and left open, counts for nothing.
     timeline = Timeline(clock)
     with Span(timeline, at.FORWARD):
         clock.pass_ms(2)
@@ -109,9 +100,7 @@ def test_a_gap_amid_a_step_is_no_part_of_it(clock: Clock) -> None:
     assert in_ms(marks.host_seconds()) == {"data": 4, "forward": 2, "other": 9, "step": 15}
     assert OUTSIDE in marks.codes
     assert timeline.stack == [at.OTHER]
-
-
-def test_a_step_that_ends_outside_of_itself_ends_all_the_same(clock: Clock) -> None:
+    # A step that ends outside of itself ends all the same.
     timeline = Timeline(clock)
     with Span(timeline, at.FORWARD):
         clock.pass_ms(2)
@@ -120,7 +109,7 @@ def test_a_step_that_ends_outside_of_itself_ends_all_the_same(clock: Clock) -> N
     assert in_ms(end(timeline).host_seconds()) == {"forward": 2, "step": 2}
 
 
-def test_leaving_more_than_was_entered_is_harmless(clock: Clock) -> None:
+def test_leaving_more_than_was_entered_is_harmless_and_so_are_marks_after_the_end(clock: Clock) -> None:
     timeline = Timeline(clock)
     timeline.mark(at.DATA)
     for _ in range(3):
@@ -128,9 +117,13 @@ def test_leaving_more_than_was_entered_is_harmless(clock: Clock) -> None:
     clock.pass_ms(1)
     assert timeline.stack == [at.OTHER]
     assert in_ms(end(timeline).host_seconds()) == {"other": 1, "step": 1}
-
-
-def test_the_optimizer_ends_however_often_it_began(clock: Clock) -> None:
+    timeline = Timeline(clock)
+    timeline.stop()
+    timeline.go_outside()
+    with Span(timeline, at.FORWARD):
+        timeline.mark(at.END)
+    assert not timeline.reading().finished
+    # The optimizer ends however often it began.
     timeline = Timeline(clock)
     timeline.mark(at.DATA)
     timeline.mark(at.LEAVE)
@@ -147,16 +140,13 @@ def test_the_optimizer_ends_however_often_it_began(clock: Clock) -> None:
     assert in_ms(end(timeline).host_seconds()) == {"clip": 1, "optimizer": 6, "other": 24, "step": 31}
 
 
-def test_the_innermost_part_that_raises_is_the_one_that_failed(clock: Clock) -> None:
+def test_the_innermost_part_that_raises_is_the_one_that_failed_until_the_next_step(clock: Clock) -> None:
     timeline = Timeline(clock)
     with pytest.raises(ValueError, match="wrong"), Span(timeline, at.FORWARD):  # noqa: SIM117
         with Span(timeline, at.BACKWARD):
             raise ValueError("wrong")
     assert timeline.reading().failed_in == at.BACKWARD
     assert timeline.stack == [at.OTHER]
-
-
-def test_a_new_step_has_not_failed(clock: Clock) -> None:
     timeline = Timeline(clock)
     timeline.mark(at.DATA)
     timeline.mark(at.LEAVE)
@@ -193,15 +183,6 @@ def test_a_part_that_began_before_the_step_is_in_it_from_its_start(clock: Clock)
         clock.pass_ms(4)
     assert in_ms(first.host_seconds()) == {"forward": 8, "step": 8}
     assert in_ms(end(timeline).host_seconds()) == {"data": 2, "forward": 4, "step": 6}
-
-
-def test_nothing_is_marked_any_more(clock: Clock) -> None:
-    timeline = Timeline(clock)
-    timeline.stop()
-    timeline.go_outside()
-    with Span(timeline, at.FORWARD):
-        timeline.mark(at.END)
-    assert not timeline.reading().finished
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -41,16 +41,13 @@ def test_pairs_of_a_mask_are_those_of_its_closed_form(name: str, block: int, siz
     assert flops_of_mask(QUERY, QUERY, QUERY, mask.as_tuple()) == 4 * WIDTH * HEADS * BATCH * pairs
 
 
-def test_blocks_that_a_mask_leaves_out_do_not_count_and_no_mask_counts_all() -> None:
+def test_blocks_that_a_mask_leaves_out_do_not_count_and_values_that_nobody_knows_are_unknown() -> None:
     blocks = torch.ones(1, 1, 4, dtype=torch.int32)
     diagonal = torch.arange(4, dtype=torch.int32).view(1, 1, 4, 1).expand(1, 1, 4, 4)  # of which the first counts
     mask = BlockMask.from_kv_blocks(blocks, diagonal, BLOCK_SIZE=64, seq_lengths=(256, 256))
     square = torch.empty(1, 1, 256, WIDTH)
     assert flops_of_mask(square, square, square, mask.as_tuple()) == 4 * WIDTH * 4 * 64 * 64
     assert flops_of_mask(square, square, square, None) == 4 * WIDTH * 256 * 256
-
-
-def test_a_mask_of_values_that_nobody_knows_is_unknown() -> None:
     with FakeTensorMode():
         documents = torch.empty(LENGTH)
     mask = create_block_mask(MASKS["causal"][0], None, None, LENGTH, LENGTH, device="cpu")

@@ -84,9 +84,7 @@ class Launched(torch.autograd.Function):
         (torch.zeros_like, False),  # zeros are written, and a kernel that adds to them does not show
     ],
 )
-def test_planted_kernels_are_found_by_their_uninitialized_results(
-    allocate: Any, is_found: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_found_by_uninitialized_results(allocate: Any, is_found: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Launched, "allocate", staticmethod(allocate))
     for on_shapes in (False, True):
         names = uncounted(lambda: (Launched.apply(random(3, 4)) * 2).sum(), on_shapes)

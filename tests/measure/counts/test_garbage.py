@@ -44,7 +44,7 @@ def started() -> GarbageLog:
     return log
 
 
-def test_each_collection_has_its_generation_and_its_time() -> None:
+def test_each_collection_has_its_generation_and_its_time_from_start_to_stop() -> None:
     log = started()
     try:
         Slow()
@@ -56,9 +56,7 @@ def test_each_collection_has_its_generation_and_its_time() -> None:
     finally:
         log.stop()
     assert log.collections == [(0, 3, 0, 0.0), (100, 106, 2, 0.0)]
-
-
-def test_after_stop_it_hears_nothing_and_leaves_nothing_behind() -> None:
+    # After stop it hears nothing and leaves nothing behind.
     before = list(gc.callbacks)
     log = started()
     log.stop()
@@ -66,9 +64,7 @@ def test_after_stop_it_hears_nothing_and_leaves_nothing_behind() -> None:
     gc.collect()
     assert log.collections == []
     assert gc.callbacks == before
-
-
-def test_a_second_start_begins_anew() -> None:
+    # A second start begins anew.
     log = started()
     gc.collect(1)
     log.start()
@@ -77,7 +73,7 @@ def test_a_second_start_begins_anew() -> None:
     assert [one.generation for one in log.collections] == [0]
 
 
-def test_a_collection_that_our_objects_brought_about_is_ours() -> None:
+def test_a_collection_is_the_profilers_as_far_as_its_objects_brought_it_about() -> None:
     """Python collects once 700 objects were made: 560 of them are the profiler's, so are four fifths of its time."""
     threshold = gc.get_threshold()[0]
     gc.collect()
@@ -98,9 +94,7 @@ def test_a_collection_that_our_objects_brought_about_is_ours() -> None:
         log.stop()
     assert len(kept) <= threshold + 10
     assert log.collections[0].own_share == pytest.approx(0.8, abs=0.05)
-
-
-def test_a_collection_that_the_program_calls_for_is_the_programs() -> None:
+    # A collection that the program calls for is the programs.
     gc.collect()
     log = started()
     try:
@@ -114,7 +108,7 @@ def test_a_collection_that_the_program_calls_for_is_the_programs() -> None:
     assert [(one.generation, one.own_share) for one in log.collections] == [(2, 0.0)]
 
 
-def test_logs_that_overlap_in_time_leave_pythons_hook_as_it_was() -> None:
+def test_pythons_hook_is_left_as_it_was() -> None:
     """As two runs do, the second of which begins before the first is over."""
     plain = sys.unraisablehook
     first, second = GarbageLog(lambda: 0), GarbageLog(lambda: 0)
@@ -126,9 +120,7 @@ def test_logs_that_overlap_in_time_leave_pythons_hook_as_it_was() -> None:
         assert sys.unraisablehook is plain
     finally:
         sys.unraisablehook = plain
-
-
-def test_a_hook_that_somebody_kept_holds_nothing_once_the_log_is_over() -> None:
+    # A hook that somebody kept holds nothing once the log is over.
     plain = sys.unraisablehook
     passed_on: list[object] = []
     log = GarbageLog(lambda: 0)

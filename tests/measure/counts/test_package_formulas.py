@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -30,192 +30,93 @@ def counted(work: Callable[[], Any]) -> Flops:
     return counter.flops()
 
 
-def results_of_attention(q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return torch.zeros_like(q), torch.zeros(1), torch.zeros(1), torch.zeros(1)
-
-
-def defined(name: str, mutates_args: Iterable[str] = ()) -> Callable[[Any], Any]:
-    """Return a decorator that makes a function the operator ``name``, on the CPU and on shapes."""
-    namespace, _, base = name.partition("::")
-
-    def define(function: Any) -> Any:
-        library = torch.library.Library(namespace, "FRAGMENT")
-        LIBRARIES.append(library)
-        library.define(base + torch.library.infer_schema(function, mutates_args=mutates_args))
-        library.impl(base, function, "CompositeExplicitAutograd")
-        return getattr(getattr(torch.ops, namespace), base)
-
-    return define
-
-
 LIBRARIES: list[Any] = []  # an operator lives as long as its library
 
 
-# -- flash-attn 2.8.4, flash_attn/flash_attn_interface.py --------------------------------------------------------------
+def defined(name: str, arguments: str, results: int, writes_first: str = "") -> Any:
+    """Make the operator ``name`` with these arguments, which returns ``results`` tensors, the first like its first.
+
+    One without results sets the argument ``writes_first`` to zeros, as the convolutions do.
+    """
+    namespace, _, base = name.partition("::")
+    library = torch.library.Library(namespace, "FRAGMENT")
+    LIBRARIES.append(library)
+    returned = ", ".join(["Tensor"] * results)
+    library.define(f"{base}({arguments}) -> ({returned})")
+    operator = getattr(getattr(torch.ops, namespace), base)
+    place = [argument.name for argument in operator.default._schema.arguments].index(writes_first or "q")
+
+    def compute(*given: Any) -> Any:
+        if not results:
+            given[place].zero_()
+            return None
+        others = [torch.zeros(1) for _ in range(results - 1)]
+        return (torch.zeros_like(given[place]), *others) if others else torch.zeros(1)
+
+    library.impl(base, compute, "CompositeExplicitAutograd")
+    return operator
 
 
-@defined("flash_attn::_flash_attn_forward")
-def flash_2(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    return_softmax: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return results_of_attention(q)
+# flash-attn 2.8.4, flash_attn/flash_attn_interface.py
+flash_2 = defined(
+    "flash_attn::_flash_attn_forward",
+    "Tensor q, Tensor k, Tensor v, float dropout_p, float softmax_scale, bool causal, int window_size_left, "
+    "int window_size_right, float softcap, Tensor? alibi_slopes, bool return_softmax",
+    results=4,
+)
+flash_2_varlen = defined(
+    "flash_attn::_flash_attn_varlen_forward",
+    "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, int max_seqlen_q, int max_seqlen_k, "
+    "float dropout_p, float softmax_scale, bool causal, int window_size_left=-1, int window_size_right=-1, "
+    "float softcap=0.0, Tensor? alibi_slopes=None, bool return_softmax=False, Tensor? block_table=None, "
+    "Tensor? leftpad_k=None, Tensor? seqused_k=None, bool zero_tensors=False, int num_splits=0",
+    results=4,
+)
+flash_2_backward = defined(
+    "flash_attn::_flash_attn_backward",
+    "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, Tensor(a!)? dq, Tensor(b!)? dk, "
+    "Tensor(c!)? dv, float dropout_p, float softmax_scale, bool causal, int window_size_left, int window_size_right, "
+    "float softcap, Tensor? alibi_slopes, bool deterministic, Tensor? rng_state=None",
+    results=1,
+)
 
+# flash-attn 3, hopper/flash_attn_interface.py: the arguments that training passes
+flash_3 = defined(
+    "flash_attn_3::_flash_attn_forward",
+    "Tensor q, Tensor k, Tensor v, Tensor? k_new=None, Tensor? v_new=None, Tensor? qv=None, Tensor? out_=None, "
+    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, Tensor? cu_seqlens_k_new=None, Tensor? seqused_q=None, "
+    "Tensor? seqused_k=None, int? max_seqlen_q=None, int? max_seqlen_k=None, Tensor? page_table=None, "
+    "Tensor? kv_batch_idx=None, Tensor? leftpad_k=None, Tensor? rotary_cos=None, Tensor? rotary_sin=None, "
+    "Tensor? seqlens_rotary=None, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, "
+    "float? softmax_scale=None, bool causal=False, int window_size_left=-1, int window_size_right=-1, "
+    "int attention_chunk=0",
+    results=4,
+)
+flash_3_backward = defined(
+    "flash_attn_3::_flash_attn_backward",
+    "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, Tensor? cu_seqlens_q=None, "
+    "Tensor? cu_seqlens_k=None, Tensor? sequed_q=None, Tensor? sequed_k=None, int? max_seqlen_q=None, "
+    "int? max_seqlen_k=None, Tensor(a!)? dq=None, Tensor(b!)? dk=None, Tensor(c!)? dv=None, "
+    "float? softmax_scale=None, bool is_causal=False, int window_size_left=-1, int window_size_right=-1",
+    results=1,
+)
 
-@defined("flash_attn::_flash_attn_varlen_forward")
-def flash_2_varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    return_softmax: bool = False,
-    block_table: Tensor | None = None,
-    leftpad_k: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    zero_tensors: bool = False,
-    num_splits: int = 0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return results_of_attention(q)
-
-
-@defined("flash_attn::_flash_attn_backward", mutates_args=("dq", "dk", "dv"))
-def flash_2_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    dropout_p: float,
-    softmax_scale: float,
-    causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    deterministic: bool,
-    rng_state: Tensor | None = None,
-) -> Tensor:
-    return torch.zeros(1)
-
-
-# -- flash-attn 3, hopper/flash_attn_interface.py: the arguments that training passes ----------------------------------
-
-
-@defined("flash_attn_3::_flash_attn_forward")
-def flash_3(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_new: Tensor | None = None,
-    v_new: Tensor | None = None,
-    qv: Tensor | None = None,
-    out_: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    cu_seqlens_k_new: Tensor | None = None,
-    seqused_q: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    page_table: Tensor | None = None,
-    kv_batch_idx: Tensor | None = None,
-    leftpad_k: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    seqlens_rotary: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-    attention_chunk: int = 0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return results_of_attention(q)
-
-
-@defined("flash_attn_3::_flash_attn_backward", mutates_args=("dq", "dk", "dv"))
-def flash_3_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    sequed_q: Tensor | None = None,
-    sequed_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    dq: Tensor | None = None,
-    dk: Tensor | None = None,
-    dv: Tensor | None = None,
-    softmax_scale: float | None = None,
-    is_causal: bool = False,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-) -> Tensor:
-    return torch.zeros(1)
-
-
-# -- causal-conv1d 1.6.1, causal_conv1d/cpp_functions.py ---------------------------------------------------------------
-
-
-@defined("DaoAILab::_causal_conv1d_fwd_cpp", mutates_args={"out", "final_states_out"})
-def convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    seq_idx: Tensor | None,
-    initial_states: Tensor | None,
-    out: Tensor,
-    final_states_out: Tensor | None,
-    silu_activation: bool,
-) -> None:
-    out.zero_()
-
-
-@defined("DaoAILab::_causal_conv1d_bwd_cpp", mutates_args={"dx", "dweight"})
-def convolution_backward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    dout: Tensor,
-    seq_idx: Tensor | None,
-    initial_states: Tensor | None,
-    dfinal_states: Tensor | None,
-    dx: Tensor,
-    dweight: Tensor,
-    dbias: Tensor | None,
-    dinitial_states: Tensor,
-    silu_activation: bool,
-) -> None:
-    dx.zero_()
+# causal-conv1d 1.6.1, causal_conv1d/cpp_functions.py
+convolution = defined(
+    "DaoAILab::_causal_conv1d_fwd_cpp",
+    "Tensor x, Tensor weight, Tensor? bias, Tensor? seq_idx, Tensor? initial_states, Tensor(a!) out, "
+    "Tensor(b!)? final_states_out, bool silu_activation",
+    results=0,
+    writes_first="out",
+)
+convolution_backward = defined(
+    "DaoAILab::_causal_conv1d_bwd_cpp",
+    "Tensor x, Tensor weight, Tensor? bias, Tensor dout, Tensor? seq_idx, Tensor? initial_states, "
+    "Tensor? dfinal_states, Tensor(a!) dx, Tensor(b!) dweight, Tensor? dbias, Tensor dinitial_states, "
+    "bool silu_activation",
+    results=0,
+    writes_first="dx",
+)
 
 
 def queries(heads: int = HEADS) -> Tensor:
@@ -248,9 +149,7 @@ def test_flash_attention_counts_the_pairs_of_its_window(causal: bool, left: int,
 @pytest.mark.parametrize("left", [None, 0, 2, 9])
 @pytest.mark.parametrize("right", [None, 1, 3])
 @pytest.mark.parametrize("query_count, key_count", [(5, 5), (3, 8), (8, 3)])
-def test_a_window_allows_the_pairs_of_flash_attns_documentation(
-    query_count: int, key_count: int, left: int | None, right: int | None
-) -> None:
+def test_a_window_allows_the_documented_pairs(query_count: int, key_count: int, left: int | None, right: int | None):
     """Query i meets keys from i + Tk - Tq - left to i + Tk - Tq + right, both inclusive."""
     position = torch.arange(query_count)[:, None] + key_count - query_count
     key = torch.arange(key_count)[None]
@@ -262,23 +161,19 @@ def test_a_window_allows_the_pairs_of_flash_attns_documentation(
     assert pairs_of_window(query_count, key_count, left, right) == int(allowed.sum())
 
 
-def test_sequences_of_a_packed_batch_count_by_their_lengths() -> None:
+def test_packed_lengths_count_and_unknown_or_used_ones_are_a_lower_bound() -> None:
     q = torch.zeros(60, HEADS, WIDTH)
     ends = torch.tensor([0, 10, 25, 60], dtype=torch.int32)
     truth = 4 * HEADS * WIDTH * (10**2 + 15**2 + 35**2)
     flops = counted(lambda: flash_2_varlen(q, q, q, ends, ends, 35, 35, 0.0, 1.0, True))
     assert (flops.forward, flops.attention, flops.uncounted) == (truth, truth, [])
-
-
-def test_packed_lengths_without_values_are_a_lower_bound() -> None:
+    # Packed lengths without values are a lower bound.
     q: Any = torch.zeros(60, HEADS, WIDTH)
     unknown: Any = SimpleNamespace(fake_mode="any", constant=None)  # as a fake tensor that no value is known of
     forward = PACKAGE_FORMULAS["flash_attn::_flash_attn_varlen_forward"]
     with pytest.raises(NoFormulaError, match="_varlen_forward of sequences whose lengths are unknown"):
         forward(q, q, q, unknown, unknown, 35, 35, 0.0, 1.0, True)
-
-
-def test_used_lengths_of_a_cache_are_a_lower_bound() -> None:
+    # Used lengths of a cache are a lower bound.
     q, used = queries(), torch.full((BATCH,), 3, dtype=torch.int32)
     flops = counted(lambda: flash_3(q, q, q, seqused_k=used))
     assert flops.uncounted == ["flash_attn_3::_flash_attn_forward with seqused_k"]

@@ -88,15 +88,13 @@ def inputs() -> tuple[Tensor, Tensor]:
     return torch.rand(ROWS, WIDTH, requires_grad=True), torch.rand(WIDTH, WIDTH, requires_grad=True)
 
 
-def test_a_kernel_past_the_dispatcher_makes_the_count_a_lower_bound() -> None:
+def test_a_kernel_past_the_dispatcher_is_a_lower_bound_until_its_function_is_registered() -> None:
     flops = marked_step(*inputs()).flops()
     assert (flops.forward, flops.backward) == (0, 0)
     names = " ".join(flops.uncounted)
     assert "Kernel" in names or "forward" in names
     assert "test_registered.py" in names
 
-
-def test_a_registered_function_counts_exactly_and_the_class_stays_as_it_was() -> None:
     def product(x: Tensor, weight: Tensor) -> int:
         return 2 * x.shape[0] * weight.numel()
 
@@ -131,7 +129,7 @@ def own_product(left: Tensor, right: Tensor) -> Tensor:
     return left @ right
 
 
-def test_an_unknown_operator_is_named_and_a_registered_one_counts() -> None:
+def test_a_registered_operator_counts_and_a_formula_that_breaks_makes_it_unknown() -> None:
     left, right = torch.rand(3, 4), torch.rand(4, 5)
 
     def counted() -> Any:
@@ -145,15 +143,10 @@ def test_an_unknown_operator_is_named_and_a_registered_one_counts() -> None:
     lm_profiler.register_flops("lm_profiler_registered::product", lambda a, b: 2 * a.numel() * b.shape[1])
     known = counted()
     assert (known.forward, known.uncounted) == (2 * 3 * 16 + 2 * 3 * 4 * 5, [])
-
-
-def test_a_formula_that_raises_makes_the_count_unknown_and_names_itself() -> None:
+    # A formula that raises or returns no number makes the count unknown.
     lm_profiler.register_flops(Kernel, lambda x, weight: 1 // 0)
     with pytest.raises(BrokenFormulaError, match=r"formula of Kernel\.forward.*ZeroDivisionError"):
         marked_step(*inputs()).flops()
-
-
-def test_a_formula_that_returns_no_number_makes_the_count_unknown() -> None:
     lm_profiler.register_flops(Kernel, lambda x, weight: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(BrokenFormulaError, match=r"formula of Kernel\.forward has to return a number.*None"):
         marked_step(*inputs()).flops()

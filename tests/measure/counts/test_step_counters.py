@@ -53,27 +53,32 @@ def test_each_step_has_what_happened_since_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("faults, system_s, fault_s", [(0, 0.1, 0.0), (100_000, 0.03, 0.03), (100, 0.09, 0.05)])
-def test_faults_take_what_the_kernel_took_and_no_longer_than_they_can(
-    faults: int, system_s: float, fault_s: float
-) -> None:
+def test_faults_take_what_the_kernel_took_and_no_longer_than_they_can(faults: int, system_s: float, fault_s: float):
     raw = [reading(0, 0, 0), reading(1, 0, 100, (0.0, system_s, faults, 0, 0, 0))]
     (counters,) = step_counters(raw)
     assert counters.fault_s == pytest.approx(fault_s)
 
 
-def test_faults_of_threads_that_run_at_once_take_the_step_less() -> None:
+def test_faults_of_threads_take_less_and_the_clock_of_the_gpu_is_that_of_the_step() -> None:
     raw = [reading(0, 0, 0), reading(1, 0, 100, (0.3, 0.1, 100_000, 0, 0, 0))]
     (counters,) = step_counters(raw)
     assert counters.fault_s == pytest.approx(0.1 / 4)
-
-
-def test_what_is_not_counted_here_is_unknown() -> None:
     (counters,) = step_counters([reading(0, 0, 0), reading(1, 0, 10)], compilations=None)
     for name in ("cpu_wait_s", "asleep_s", "compile_s", "alloc_retries", "new_segments", "sm_clock_hz"):
         assert getattr(counters, name) is None
+    # The gpus clock is that of the step.
+    asked: list[tuple[float, float]] = []
+
+    def gpu(began_s: float, ended_s: float) -> tuple[float, list[str]]:
+        asked.append((began_s, ended_s))
+        return 1e9, ["power cap"]
+
+    (counters,) = step_counters([reading(0, 0, 0), reading(1, 5, 10)], gpu=gpu)
+    assert asked == [(pytest.approx(0.005), pytest.approx(0.010))]
+    assert counters == StepCounters(**{**counters.model_dump(), "sm_clock_hz": 1e9, "throttled": ["power cap"]})
 
 
-def test_collections_and_compilations_count_where_they_lie_within_the_step() -> None:
+def test_collections_compilations_and_checkpoints_count_where_they_lie_within_the_step() -> None:
     collections = [
         GarbageCollection(2 * MS, 4 * MS, 0),
         GarbageCollection(8 * MS, 13 * MS, 2),  # 2 ms of it between the steps
@@ -90,10 +95,6 @@ def test_collections_and_compilations_count_where_they_lie_within_the_step() -> 
     assert (two.gc_s, two.gc_generation) == (pytest.approx(2e-3), 2)
     assert (one.compile_s, one.compiled) == (0.0, None)
     assert (two.compile_s, two.compiled) == (pytest.approx(5e-3), "f")
-
-
-def test_a_checkpoint_counts_where_it_lies_within_the_step() -> None:
-    raw = [reading(0, 0, 0), reading(1, 0, 10), reading(2, 12, 20)]
     checkpoint_instants_ns = [ns * MS for ns in (2, 5, 9, 14, 25, 30, 40)]  # the last one goes on
     one, two = step_counters(raw, checkpoint_instants_ns=checkpoint_instants_ns)
     assert (one.checkpoint_s, two.checkpoint_s) == (pytest.approx(4e-3), pytest.approx(2e-3))
@@ -110,15 +111,3 @@ def test_overlaps_are_what_brute_force_counts() -> None:
     raw = [reading(0, 0, 0)] + [reading(n, a, b) for n, (a, b) in enumerate(itertools.pairwise(ends), 1)]
     seen = [counters.gc_s for counters in step_counters(raw, collections)]
     assert seen == pytest.approx([busy[a:b].sum() * 1e-3 for a, b in itertools.pairwise(ends)])
-
-
-def test_the_gpus_clock_is_that_of_the_step() -> None:
-    asked: list[tuple[float, float]] = []
-
-    def gpu(began_s: float, ended_s: float) -> tuple[float, list[str]]:
-        asked.append((began_s, ended_s))
-        return 1e9, ["power cap"]
-
-    (counters,) = step_counters([reading(0, 0, 0), reading(1, 5, 10)], gpu=gpu)
-    assert asked == [(pytest.approx(0.005), pytest.approx(0.010))]
-    assert counters == StepCounters(**{**counters.model_dump(), "sm_clock_hz": 1e9, "throttled": ["power cap"]})

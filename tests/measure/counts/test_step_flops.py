@@ -66,9 +66,7 @@ def test_fused_attention_on_the_cpu(causal: bool, masked: bool) -> None:
         ((3, 2), 3, 2),
     ],
 )
-def test_a_transformer_on_real_tensors_is_the_closed_form(
-    attention: Any, every: tuple[int, ...], whole: int, stopped: int
-) -> None:
+def test_a_real_transformer_is_the_closed_form(attention: Any, every: tuple[int, ...], whole: int, stopped: int):
     """Blocks are computed once more as a whole, or but for their last product, behind which nothing is saved."""
     c = TransformerConfig(16, 48, 3, 2, 31, attention=attention, checkpoint_every=every)
     ids = torch.randint(31, (2, 8))
@@ -184,15 +182,9 @@ def test_an_operator_of_somebodys_own_keeps_the_autocast_of_its_caller(enabled: 
 
 
 @pytest.mark.filterwarnings("ignore:Sparse BSR tensor support is in beta")
-@pytest.mark.parametrize(
-    "work",
-    [
-        lambda: torch.eye(16).to_sparse_bsr((4, 4)) @ torch.ones(16, 16),
-    ],
-)
-def test_a_layout_without_a_formula_makes_the_count_unknown(work: Callable[[], Any]) -> None:
+def test_a_layout_without_a_formula_makes_the_count_unknown() -> None:
     with pytest.raises(UncountableError):
-        counted(work)
+        counted(lambda: torch.eye(16).to_sparse_bsr((4, 4)) @ torch.ones(16, 16))
 
 
 # -- threads of autograd's own -------------------------------------------------------------------------------------
@@ -228,14 +220,11 @@ class Deep(torch.autograd.Function):
         return grad, None, None
 
 
-def test_backward_in_a_thread_of_autograds_own_is_counted_as_backward() -> None:
+def test_backward_in_a_thread_of_autograds_own_is_counted_and_recomputation_told_apart() -> None:
     Deep.threads.clear()
     found = counted(lambda: Deep.apply(leaf(2, 8), 100, False).sum().backward())
     assert len(Deep.threads) > 1
     assert found == (0, PRODUCT, 0)
-
-
-def test_recomputation_there_is_told_apart() -> None:
     Deep.threads.clear()
     _, backward, again = counted(lambda: Deep.apply(leaf(2, 8), 100, True).sum().backward())
     assert len(Deep.threads) > 1

@@ -5,18 +5,27 @@ from __future__ import annotations
 import gc
 import itertools
 import mmap
+import multiprocessing
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from lm_profiler.measure.boundary import comes_from_outside
 from lm_profiler.measure.counts import step_reader
 from lm_profiler.measure.counts.recompiles import TimedCompilation
-from lm_profiler.measure.counts.step_reader import StepReader, seconds_compiling, step_counters
+from lm_profiler.measure.counts.step_reader import (
+    StepReader,
+    ready_batches,
+    seconds_compiling,
+    step_counters,
+    thread_times,
+)
 
 pytestmark = pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts")
 
@@ -53,8 +62,6 @@ def test_running_waiting_and_sleeping_add_up_to_the_time_between_two_readings() 
     assert max(asleep_s[1::2]) > 0.0499
     for counters, (before, raw) in zip(steps, itertools.pairwise(reader.raw), strict=True):
         ran_s = (int(raw[4].split()[0]) - int(before[4].split()[0])) * 1e-9
-        assert counters.cpu_wait_s is not None
-        assert counters.asleep_s is not None
         known_s, wall_s = ran_s + counters.cpu_wait_s + counters.asleep_s, (raw[2] - before[2]) * 1e-9
         # The thread's times are read just after the instant: what it ran or waited since can be more than all of it.
         assert known_s == pytest.approx(wall_s) if counters.asleep_s else known_s >= wall_s
@@ -78,14 +85,17 @@ def test_the_threads_time_is_not_as_old_as_the_last_tick() -> None:
     assert min(ran_ns) > least_ns / 2  # and of most steps nothing where only ticks are told
 
 
-def test_pages_of_new_memory_are_counted() -> None:
+def test_pages_of_new_memory_are_counted_and_after_stop_no_file_is_open() -> None:
     def touch() -> None:
         with mmap.mmap(-1, 32 * 2**20) as fresh:  # torch may hand out memory that was touched before
             fresh[::4096] = bytes(32 * 2**8)
 
     (counters,) = step_counters(read_of(touch).raw)
-    assert counters.minor_faults is not None
     assert counters.minor_faults >= 16  # of huge pages
+    before = list(Path("/proc/self/fd").iterdir())
+    reader = read_of(int)
+    reader.stop()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= len(before)
 
 
 def test_compilations_are_told_on_the_clock_of_the_steps() -> None:
@@ -103,21 +113,23 @@ def test_compilations_are_told_on_the_clock_of_the_steps() -> None:
     reader = read_of(lambda: doubled(torch.ones(2)), lambda: doubled(torch.ones(3)), lambda: doubled(torch.ones(3)))
     none, one, again = step_counters(reader.raw, compilations=reader.compilations)
     assert (none.compile_s, none.compiled, again.compile_s) == (0.0, None, 0.0)
-    assert one.compile_s is not None
-    assert one.wall_s is not None
     assert 0.1 < one.compile_s < one.wall_s
-    assert one.compiled is not None
     assert one.compiled.partition(":")[0] == f"doubled ({Path(__file__).name}"
     assert "expected 2, actual 3" in one.compiled
 
 
-def test_where_the_time_of_day_goes_another_way_compilations_are_unknown() -> None:
+def test_compilations_count_once_and_are_unknown_where_the_clock_goes_another_way(monkeypatch: pytest.MonkeyPatch):
     reader = StepReader(lambda: 0)  # a clock that stands
     reader.start()
     torch.compile(torch.neg, backend="eager")(torch.ones(2))
     time.sleep(2e-3)
     reader.stop()
     assert reader.compilations is None
+    # A nested compilation counts once.
+    spans = [TimedCompilation(began_s, ended_s, None) for began_s, ended_s in ((1.0, 4.0), (2.0, 3.0), (6.0, 6.5))]
+    monkeypatch.setattr(step_reader, "compilations", lambda since_s: spans if since_s else None)
+    assert seconds_compiling(1.0) == 3.5
+    assert seconds_compiling(0.0) is None
 
 
 def test_what_was_raised_amid_a_collection_is_raised_by_the_next_reading() -> None:
@@ -149,15 +161,68 @@ def test_what_was_raised_amid_a_collection_is_raised_by_the_next_reading() -> No
         del kept
 
 
-def test_after_stop_no_file_is_open() -> None:
-    before = list(Path("/proc/self/fd").iterdir())
-    reader = read_of(int)
-    reader.stop()
-    assert len(list(Path("/proc/self/fd").iterdir())) <= len(before)
+def spans(work: Callable[[], None], times: int = 20) -> list[tuple[int, int]]:
+    """Nanoseconds of the wall and of running, for each of several short spans."""
+    seen = []
+    for _ in range(times):
+        began_ns, before = time.perf_counter_ns(), thread_times()
+        work()
+        after = thread_times()
+        seen.append((time.perf_counter_ns() - began_ns, after.ran_ns - before.ran_ns))
+    return seen
 
 
-def test_a_nested_compilation_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    spans = [TimedCompilation(began_s, ended_s, None) for began_s, ended_s in ((1.0, 4.0), (2.0, 3.0), (6.0, 6.5))]
-    monkeypatch.setattr(step_reader, "compilations", lambda since_s: spans if since_s else None)
-    assert seconds_compiling(1.0) == 3.5
-    assert seconds_compiling(0.0) is None
+def spin_briefly() -> None:
+    until_ns = time.perf_counter_ns() + 300_000
+    while time.perf_counter_ns() < until_ns:
+        pass
+
+
+def test_a_thread_is_seen_to_run_or_to_sleep() -> None:
+    # Counters that are as old as the last tick stand still in most spans of 0.3 ms.
+    assert all(0 < ran_ns <= wall_ns for wall_ns, ran_ns in spans(spin_briefly))
+    # Thread that sleeps is not seen to run.
+    wall_ns, ran_ns = map(sum, zip(*spans(lambda: time.sleep(0.003)), strict=True))
+    assert ran_ns < 0.5 * wall_ns
+
+
+MAY_GO_ON = 3
+
+
+class Gated(Dataset[torch.Tensor]):
+    """Items from ``MAY_GO_ON`` on wait until they are let go."""
+
+    def __init__(self, gate: Any) -> None:
+        self.gate = gate
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        if at >= MAY_GO_ON:
+            self.gate.wait(30)
+        return torch.tensor(at)
+
+
+def _settled(iterator: Any, count: int) -> int | None:
+    until = time.monotonic() + 20
+    while ready_batches(iterator, 1) != count and time.monotonic() < until:
+        time.sleep(0.005)
+    return ready_batches(iterator, 1)
+
+
+def test_what_is_made_and_not_taken_is_counted() -> None:
+    context = multiprocessing.get_context("fork")
+    gate = context.Event()
+    loader = DataLoader(Gated(gate), 1, num_workers=1, prefetch_factor=5, multiprocessing_context=context)
+    iterator = iter(loader)
+    assert _settled(iterator, MAY_GO_ON) == 3
+    next(iterator)
+    assert ready_batches(iterator, 1) == 2
+    gate.set()
+    assert _settled(iterator, 5) == 5
+
+
+@pytest.mark.parametrize("iterator,ready", [(iter(DataLoader([1, 2])), 0), (iter([1]), None)])
+def test_without_workers_none_are_ready_and_of_a_stranger_nothing_is_known(iterator: Any, ready: int | None) -> None:
+    assert ready_batches(iterator, 0) == ready

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,8 +77,6 @@ class Loop:
     @property
     def bytes(self) -> dict[str, int]:
         traffic = self.reader.traffic
-        assert traffic is not None
-        assert traffic.forward_read is not None
         return {**traffic.by_phase, "forward": traffic.by_phase["forward"] + traffic.forward_read}
 
 
@@ -98,13 +97,21 @@ def test_forward_and_backward_of_two_layers(dtype: torch.dtype) -> None:
     assert found["backward"] == (saved + WEIGHTS) * dtype.itemsize
 
 
-def test_under_autocast_weights_are_read_as_stored_and_their_copies_not_written() -> None:
+def test_autocasts_copies_are_not_written_and_sparse_gradients_are_unknown() -> None:
     model = two_layers()
     with torch.autocast("cpu", torch.bfloat16):
         found = Loop(model).step(ROWS).bytes
     assert found["forward"] == (WEIGHTS + ROWS.numel()) * 4 + ACTIVATION * 2
     saved = (ROWS.numel() + ACTIVATION + 8 * 4) * 2  # input and second weight as copies in bfloat16
     assert found["backward"] == saved + WEIGHTS * 4
+    # Of a sparse gradient nobody knows which rows an optimizer moves.
+    table = nn.Embedding(100, 4, sparse=True)
+    loop = Loop(table, SGD(table.parameters(), 0.1))
+    loop.part(FORWARD, lambda: None)
+    loop.part(BACKWARD, table(torch.tensor([1, 2])).sum().backward)
+    loop.part(OPTIMIZER, loop.optimizer.step)  # type: ignore[union-attr]
+    loop.end()
+    assert loop.reader.traffic.by_phase["optimizer"] is None
 
 
 @pytest.mark.parametrize(
@@ -117,9 +124,7 @@ def test_under_autocast_weights_are_read_as_stored_and_their_copies_not_written(
         (lambda p: AdamW(p, 0.1, amsgrad=True), 3),
     ],
 )
-def test_an_optimizer_reads_gradients_and_reads_and_writes_parameters_and_states(
-    make: Callable[[Any], Optimizer], states: int
-) -> None:
+def test_an_optimizer_reads_gradients_and_updates_parameters_and_states(make: Callable[[Any], Optimizer], states: int):
     model = two_layers()
     optimizer = make(model.parameters())
     found = Loop(model, optimizer).step(ROWS).bytes
@@ -128,18 +133,7 @@ def test_an_optimizer_reads_gradients_and_reads_and_writes_parameters_and_states
     assert (found["clip"], found["zero_grad"]) == (WEIGHTS * F32, 0)
 
 
-def test_of_a_sparse_gradient_nobody_knows_which_rows_an_optimizer_moves() -> None:
-    table = nn.Embedding(100, 4, sparse=True)
-    loop = Loop(table, SGD(table.parameters(), 0.1))
-    loop.part(FORWARD, lambda: None)
-    loop.part(BACKWARD, table(torch.tensor([1, 2])).sum().backward)
-    loop.part(OPTIMIZER, loop.optimizer.step)  # type: ignore[union-attr]
-    loop.end()
-    assert loop.reader.traffic is not None
-    assert loop.reader.traffic.by_phase["optimizer"] is None
-
-
-def test_gradients_that_are_kept_are_written_as_zeros_and_added_to() -> None:
+def test_gradients_that_are_kept_or_accumulated_are_added_to() -> None:
     model = two_layers()
     loop = Loop(model, SGD(model.parameters(), 0.1), set_to_none=False).step(ROWS)
     assert loop.bytes["zero_grad"] == 0  # there were none
@@ -147,9 +141,7 @@ def test_gradients_that_are_kept_are_written_as_zeros_and_added_to() -> None:
     loop.step(ROWS)
     assert loop.bytes["zero_grad"] == WEIGHTS * F32
     assert loop.bytes["backward"] == first + WEIGHTS * F32
-
-
-def test_under_accumulation_each_batch_reads_the_weights_and_later_ones_the_gradients() -> None:
+    # Under accumulation each batch reads the weights and later ones the gradients.
     model = two_layers()
     loop = Loop(model, SGD(model.parameters(), 0.1)).step(ROWS)
     one = loop.bytes
@@ -161,7 +153,7 @@ def test_under_accumulation_each_batch_reads_the_weights_and_later_ones_the_grad
     }
 
 
-def test_frozen_parameters_have_no_gradient_and_no_step() -> None:
+def test_frozen_parameters_have_no_gradient_and_tied_weights_count_once() -> None:
     model = two_layers()
     model[0].requires_grad_(False)
     found = Loop(model, AdamW(model.parameters(), 0.1, fused=True)).step(ROWS).bytes
@@ -170,8 +162,6 @@ def test_frozen_parameters_have_no_gradient_and_no_step() -> None:
     assert found["backward"] == (ACTIVATION + last) * F32  # no weight is needed: nothing before it learns
     assert found["optimizer"] == 7 * last * F32 + 2 * F32
 
-
-def test_tied_weights_count_once() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -190,32 +180,26 @@ def test_tied_weights_count_once() -> None:
     assert found["optimizer"] == 3 * weight
 
 
-def test_what_checkpointing_does_not_keep_is_not_written() -> None:
+def test_what_is_not_kept_for_backward_is_not_written() -> None:
     model = two_layers()
     plain = Loop(model).step(ROWS).bytes
     again = Loop(model).step(ROWS, loss=lambda m, b: checkpoint(m, b, use_reentrant=False).sum()).bytes  # type: ignore[no-any-return]
     assert again["forward"] == plain["forward"] - ACTIVATION * F32
-
-
-def test_without_a_backward_pass_nothing_is_written() -> None:
+    # Without a backward pass nothing is written.
     with torch.no_grad():
         found = Loop(two_layers()).step(ROWS).bytes
     assert found == {"forward": (WEIGHTS + ROWS.numel()) * F32}
-
-
-def test_where_operators_are_not_seen_what_was_saved_and_nobody_holds_is_written() -> None:
-    """A compiled step: its reads are unknown, and the saved input cannot be told from an activation."""
+    # A compiled step: its reads are unknown, and the saved input cannot be told from an activation.
     model = two_layers()
     traffic = Loop(model, counting=False).step(ROWS).reader.traffic
-    assert traffic is not None
     assert traffic.forward_read is None
     assert traffic.by_phase["forward"] == (ACTIVATION + ROWS.numel()) * F32
 
 
-@pytest.mark.parametrize("size", ["small", "cs336-2026/small", "llama-2/7B"])
+@pytest.mark.parametrize("size", ["cs336-2026/small", "llama-2/7B"])
 def test_of_a_shipped_size_adamw_moves_28_bytes_a_parameter(size: str) -> None:
     """Float32: 4 of the gradient, twice 4 of parameter and of each of two moments. On shapes alone."""
-    config, meta = PRESETS[size], torch.device("meta")
+    config, meta = replace(PRESETS[size], num_layers=2), torch.device("meta")
     with meta:
         model, tokens = Transformer(config), torch.zeros(1, 8, dtype=torch.int64)
     optimizer = AdamW(model.parameters(), 0.1, foreach=False)

@@ -73,19 +73,13 @@ def test_lines_are_named_and_counted_most_frequent_first(tmp_path: Path, wait: C
     assert once.call == "wait()  # loss.item()"
 
 
-def test_frames_of_torch_of_lightning_and_of_the_instruments_are_passed_over(
-    tmp_path: Path, wait: Callable[[], None]
-) -> None:
+def test_the_users_line_is_named_and_a_frameworks_own_wait_is_not_theirs(tmp_path: Path, wait: Callable[[], None]):
     inner: Callable[[], None] = wait
     for name in ("torch.nn.modules.module", "lightning.pytorch.core.module", "lm_profiler.callbacks.marks.phases"):
         inner = _user(tmp_path, "def call():\n    inner()\n", name, inner=inner)["call"]
     user = _user(tmp_path, "def training_step():\n    log()\n", "torch_user", log=inner)
     assert [(point.function, point.line) for point in points_of(user["training_step"])] == [("training_step", 2)]
-
-
-def test_what_applies_a_function_to_anything_is_passed_over_even_where_a_framework_waits_by_itself(
-    tmp_path: Path, wait: Callable[[], None]
-) -> None:
+    # What applies a function to anything is passed over even where a framework waits by itself.
     inner: Callable[[], None] = wait
     for name in ("lightning.fabric.utilities.apply_func", "lightning_utilities.core.apply_func"):
         inner = _user(tmp_path, "def apply():\n    inner()\n", name, inner=inner)["apply"]
@@ -95,16 +89,10 @@ def test_what_applies_a_function_to_anything_is_passed_over_even_where_a_framewo
     log = _user(tmp_path, "def log():\n    inner()\n", "lightning.pytorch.core.module", inner=inner)
     user = _user(tmp_path, "def training_step():\n    log()\n", log=log["log"])
     assert [point.function for point in points_of(user["training_step"])] == ["training_step"]
-
-
-def test_lm_profilers_own_model_is_code_like_anyones(tmp_path: Path, wait: Callable[[], None]) -> None:
+    # Lm profilers own model is code like anyones.
     model = _user(tmp_path, "def forward():\n    wait()\n", "lm_profiler.models.transformer", wait=wait)
     assert [point.function for point in points_of(model["forward"])] == ["forward"]
-
-
-def test_a_loop_that_waits_by_itself_is_not_billed_to_whoever_called_fit(
-    tmp_path: Path, wait: Callable[[], None]
-) -> None:
+    # A loop that waits by itself is not billed to whoever called fit.
     callback = _user(tmp_path, "def on_batch_end():\n    wait()\n", "lightning.pytorch.callbacks.bar", wait=wait)
     loop = _user(
         tmp_path, "def run():\n    hook()\n", "lightning.pytorch.loops.fit_loop", hook=callback["on_batch_end"]
@@ -129,12 +117,10 @@ def test_begin_and_end_restore_the_mode_and_the_warnings(wait: Callable[[], None
     assert point.function == "test_begin_and_end_restore_the_mode_and_the_warnings"
 
 
-def test_other_warnings_go_where_they_went() -> None:
+def test_other_warnings_go_where_they_went_and_a_device_that_refuses_leaves_them_alone() -> None:
     with pytest.warns(DeprecationWarning, match="old"):
         assert points_of(lambda: warnings.warn("old", DeprecationWarning, stacklevel=1)) == []
 
-
-def test_a_device_that_refuses_leaves_the_warnings_alone() -> None:
     class Refusing(FakeCuda):
         def set_sync_debug_mode(self, mode: int) -> None:
             raise RuntimeError("no device")
@@ -143,16 +129,12 @@ def test_a_device_that_refuses_leaves_the_warnings_alone() -> None:
     with pytest.raises(RuntimeError, match="no device"):
         SyncDetector(Refusing()).begin()
     assert (warnings.showwarning, list(warnings.filters)) == before
-
-
-def test_a_cpu_has_no_detector() -> None:
     assert sync_detector_of(torch.device("cpu")) is None
 
 
 @pytest.mark.gpu
 def test_item_and_a_blocking_copy_are_found_on_a_gpu() -> None:
     detector = sync_detector_of(torch.device("cuda"))
-    assert detector is not None
     x = torch.ones(8, device="cuda")
     detector.begin()
     x.sum().item()

@@ -39,41 +39,28 @@ def test_weights_and_inputs_are_read_in_the_dtype_that_they_have(dtype: torch.dt
     assert read(lambda: layer(rows)) == (8 * 4 + 4 + 3 * 8) * dtype.itemsize
 
 
-def test_a_weight_that_is_used_often_is_read_once_a_pass() -> None:
+def test_each_element_and_row_that_is_looked_up_is_read_once_a_pass() -> None:
     layer = nn.Linear(8, 8, bias=False)
     assert read(lambda: layer(layer(ROWS))) == WEIGHT + INPUT
     assert read(lambda: layer(ROWS), lambda: layer(ROWS)) == 2 * (WEIGHT + INPUT)
-
-
-def test_what_a_pass_made_is_not_read_from_outside() -> None:
     assert read(lambda: (torch.zeros(100) + 1).sum()) == 0
-
-
-def test_of_a_table_the_rows_that_are_looked_up_are_read() -> None:
+    table, tokens = nn.Embedding(10, 8), torch.arange(3)
+    assert read(lambda: F.linear(table(tokens), table.weight)) == 10 * 8 * 4 + 3 * 8
+    norm = nn.BatchNorm1d(8).eval()
+    assert read(lambda: norm(ROWS)) == INPUT + 4 * 8 * 4  # weight, bias, mean and variance
+    assert read(lambda: layer(ROWS).sum().backward()) == WEIGHT + INPUT
+    # Of a table the rows that are looked up are read and of a shape nothing.
     table, tokens = nn.Embedding(1000, 8), torch.arange(3)
     assert read(lambda: table(tokens)) == 3 * 8 * 4 + 3 * 8
     assert read(lambda: table.weight[tokens]) == 3 * 8 * 4 + 3 * 8
     assert read(lambda: table.weight[:5] + 1) == 5 * 8 * 4
     few = nn.Embedding(2, 8)
     assert read(lambda: few(torch.zeros(50, dtype=torch.int64))) == 2 * 8 * 4  # its indices are made in the pass
-
-
-def test_tied_weights_are_read_once_and_whole() -> None:
-    table, tokens = nn.Embedding(10, 8), torch.arange(3)
-    assert read(lambda: F.linear(table(tokens), table.weight)) == 10 * 8 * 4 + 3 * 8
-
-
-def test_what_looks_at_a_shape_alone_reads_nothing() -> None:
     weight = torch.ones(8, 8)
     assert read(lambda: (torch.empty_like(weight), weight.new_zeros(3), weight.t(), weight.view(64), weight[2])) == 0
 
 
-def test_buffers_are_read_too() -> None:
-    norm = nn.BatchNorm1d(8).eval()
-    assert read(lambda: norm(ROWS)) == INPUT + 4 * 8 * 4  # weight, bias, mean and variance
-
-
-def test_autocasts_copies_of_weights_are_told_from_activations() -> None:
+def test_autocasts_copies_are_told_from_activations_and_without_a_pass_nothing_is_known() -> None:
     layer, traffic = nn.Linear(8, 8, bias=False), ForwardTraffic()
     with FlopCounter(traffic), torch.autocast("cpu", torch.bfloat16):
         traffic.begin()
@@ -82,14 +69,13 @@ def test_autocasts_copies_of_weights_are_told_from_activations() -> None:
     assert traffic.take() == WEIGHT + INPUT  # as they are stored, in float32
     assert id(out.untyped_storage()) in made - copies
     assert len(copies) == 2  # of weight and input
-
-
-def test_backward_is_not_told() -> None:
-    layer = nn.Linear(8, 8, bias=False)
-    assert read(lambda: layer(ROWS).sum().backward()) == WEIGHT + INPUT
-
-
-def test_nothing_is_known_where_no_pass_was_seen_or_seeing_failed() -> None:
+    # An allocator gives the same place again.
+    traffic, result = ForwardTraffic(), torch.ones(3, 8)
+    place = id(result.untyped_storage())
+    traffic.copied_storages.add(place)
+    traffic.note_call(torch.ops.aten.tanh.default, (ROWS,), {}, result)
+    assert (traffic.made_storages, traffic.copied_storages) == ({place}, set())
+    # Nothing is known where no pass was seen or seeing failed.
     assert ForwardTraffic().take() is None
     layer, before = nn.Linear(8, 8), torch.zeros(3, 8)
     with breaks(ForwardTraffic.note_call):
@@ -134,7 +120,7 @@ def test_flops_are_told_by_the_dtype_of_the_factors(dtype: torch.dtype) -> None:
     }
 
 
-def test_of_a_mixed_module_each_product_is_told_in_its_own_dtype() -> None:
+def test_each_product_is_told_in_its_own_dtype() -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -147,9 +133,6 @@ def test_of_a_mixed_module_each_product_is_told_in_its_own_dtype() -> None:
     counted = count_work(Mixed(), lambda m, b: m(b).sum(), ROWS)
     assert counted.by_dtype["forward"] == {"bfloat16": product, "float32": product}
     assert counted.by_dtype["backward"] == {"float32": 2 * product, "bfloat16": product}  # the input needs none
-
-
-def test_autocast_counts_its_products_in_its_dtype() -> None:
     counter, layer = FlopCounter(), nn.Linear(8, 8)
     with counter, torch.autocast("cpu", torch.bfloat16):
         layer(ROWS).sum().backward()
@@ -162,12 +145,3 @@ def transformer_work(config: TransformerConfig, dtype: torch.dtype, batch: int, 
         tokens = torch.zeros(batch, context, dtype=torch.int64)
     loss = lambda m, b: F.cross_entropy(m(b).flatten(0, 1).float(), b.flatten())  # noqa: E731
     return count_work(model, loss, tokens)
-
-
-def test_what_stands_where_a_copy_was_is_made() -> None:
-    """An allocator gives the same place again."""
-    traffic, result = ForwardTraffic(), torch.ones(3, 8)
-    place = id(result.untyped_storage())
-    traffic.copied_storages.add(place)
-    traffic.note_call(torch.ops.aten.tanh.default, (ROWS,), {}, result)
-    assert (traffic.made_storages, traffic.copied_storages) == ({place}, set())

@@ -7,12 +7,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import warm
 from faults import breaks
 
 from lm_profiler.measure.clocks.stream import Stopwatch
+from lm_profiler.measure.device import ceilings as module
 from lm_profiler.measure.device.ceilings import (
     LARGEST,
     SMALLEST,
+    copy_rate,
     fastest,
     largest_size,
     matmul_ceiling,
@@ -58,32 +61,26 @@ def test_known_rate_is_found_within_the_budget(flops_per_s: float) -> None:
     assert machine.now_s <= 0.6
 
 
-def test_grows_until_launching_is_hidden_and_no_further() -> None:
+def test_the_search_grows_until_launching_is_hidden_and_ends_with_the_budget_or_a_cliff() -> None:
     machine = Machine(at_rate(1e12, overhead_s=1e-4))
     machine.best()
     # 2048 takes 17 ms, of which 0.6 % are overhead, but raised the rate by 4 %: settled.
     assert max(machine.sizes) == 2048
-
-
-def test_stalls_of_a_busy_cpu_do_not_end_the_search() -> None:
+    # Stalls of a busy cpu do not end the search.
     size, _ = Machine(at_rate(1e11, overhead_s=0.016)).best() or pytest.fail("nothing found")
     assert size >= 1024  # though a product of the smallest size already takes longer than LONG_ENOUGH_S
-
-
-def test_slow_product_ends_with_the_budget() -> None:
+    # Slow product ends with the budget.
     machine = Machine(at_rate(2 * SMALLEST**3 / 0.7))
     assert machine.best() == (SMALLEST, pytest.approx(0.7))
     assert machine.sizes == {SMALLEST: 1}
-
-
-def test_size_that_falls_off_a_cliff_is_not_chosen() -> None:
+    # Size that falls off a cliff is not chosen.
     machine = Machine(lambda size: at_rate(1e11 if size < 1024 else 3e10)(size))
     size, seconds = machine.best() or pytest.fail("nothing found")
     assert (size, seconds) == (512, at_rate(1e11)(512)) or size < 512
     assert machine.now_s <= 0.6
 
 
-def test_best_of_repeated_products_counts_and_the_first_of_a_size_is_warm_up() -> None:
+def test_the_best_of_repeated_products_counts_and_a_coarse_clock_tells_nothing() -> None:
     machine = Machine(lambda size: 0.0)
 
     def seconds(size: int) -> float:
@@ -93,12 +90,32 @@ def test_best_of_repeated_products_counts_and_the_first_of_a_size_is_warm_up() -
     machine.seconds = seconds
     size, best = machine.best() or pytest.fail("nothing found")
     assert best == at_rate(1e13)(size)
+    # A clock that is too coarse or a dtype without a product tells nothing.
+    machine = Machine(at_rate(1e15))
+
+    def product(size: int) -> float:
+        machine.product(size)
+        machine.now_s += 0.01
+        return 0.0
+
+    assert fastest(product, LARGEST, machine.left_s) is None
+    assert matmul_ceiling(CPU, torch.bool, budget_s=0.05) is None
 
 
-def test_memory_limits_the_size() -> None:
+def test_memory_limits_the_size(free: Callable[[int], None]) -> None:
     machine = Machine(at_rate(1e15))
     machine.best(largest=1000)
     assert max(machine.sizes) == 512
+    assert largest_size(2 * 4 * 4096**2 * 2, torch.bfloat16) == 4096
+    assert largest_size(2**50, torch.float32) == LARGEST
+    size = largest_size(10**8, torch.float64)
+    halvings = [size >> k for k in range(20)]
+    assert sum(3 * 8 * n**2 for n in halvings) <= 10**8 / 2
+    free(2**20)
+    ticks = iter(range(0, 10**12, 1_000_000))
+    result = matmul_ceiling(CPU, torch.float32, budget_s=0.03, clock=lambda: next(ticks))
+    assert result is not None
+    assert 3 * 4 * _size(result) ** 2 <= 2**20 / 2
 
 
 @pytest.mark.parametrize("fitting, expected", [(512, {SMALLEST, 256, 512}), (0, {None})])
@@ -160,36 +177,9 @@ def test_several_probes_share_the_budget_and_the_best_counts() -> None:
     assert now_ns[0] < 1e9
 
 
-def test_clock_that_is_too_coarse_tells_nothing() -> None:
-    machine = Machine(at_rate(1e15))
-
-    def product(size: int) -> float:
-        machine.product(size)
-        machine.now_s += 0.01
-        return 0.0
-
-    assert fastest(product, LARGEST, machine.left_s) is None
-
-
-def test_matrices_fit_into_half_of_the_free_memory() -> None:
-    assert largest_size(2 * 4 * 4096**2 * 2, torch.bfloat16) == 4096
-    assert largest_size(2**50, torch.float32) == LARGEST
-    size = largest_size(10**8, torch.float64)
-    halvings = [size >> k for k in range(20)]
-    assert sum(3 * 8 * n**2 for n in halvings) <= 10**8 / 2
-
-
 def _size(rate: float) -> float:
     """The side of the matrices whose product takes a millisecond."""
     return (rate * 1e-3 / 2) ** (1 / 3)
-
-
-def test_a_control_groups_limit_is_kept(free: Callable[[int], None]) -> None:
-    free(2**20)
-    ticks = iter(range(0, 10**12, 1_000_000))
-    result = matmul_ceiling(CPU, torch.float32, budget_s=0.03, clock=lambda: next(ticks))
-    assert result is not None
-    assert 3 * 4 * _size(result) ** 2 <= 2**20 / 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -197,13 +187,8 @@ def test_real_product_on_the_cpu(dtype: torch.dtype) -> None:
     random_state = torch.get_rng_state()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = matmul_ceiling(CPU, dtype, budget_s=0.2)
-    assert result is not None
     assert 1e7 < result < 1e14
     assert torch.equal(torch.get_rng_state(), random_state)
-
-
-def test_dtype_without_a_product_gives_none() -> None:
-    assert matmul_ceiling(CPU, torch.bool, budget_s=0.05) is None
 
 
 @pytest.mark.gpu
@@ -212,5 +197,59 @@ def test_cuda_is_timed_by_its_events(dtype: torch.dtype) -> None:
     with breaks(Stopwatch._synchronize) as timed_by_host:
         result = matmul_ceiling(torch.device("cuda", 0), dtype)
     assert timed_by_host == []
-    assert result is not None
     assert 1e11 < result < 1e16
+
+
+MIB = 1 << 20
+
+
+def test_bytes_count_over_the_best_copy_in_64_mib_at_most() -> None:
+    """Copies take 1 ms by this clock but for the fourth, which takes half of it."""
+    pauses: list[float] = []
+    seconds = iter([1e-3, 1e-3, 1e-3, 0.5e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3])
+    now, starts = [0.0], iter([True, False] * 9)
+
+    def clock() -> int:
+        if not next(starts):
+            now[0] += next(seconds)
+        return round(now[0] * 1e9)
+
+    rate = copy_rate(CPU, clock, pauses.append, buffer_bytes=MIB)
+    assert rate == pytest.approx(2 * MIB / 0.5e-3)
+    assert len(pauses) == 2
+    # The process grows by 64 mib at most.
+    code = """
+from resource import RUSAGE_SELF, getrusage
+import torch
+from lm_profiler.measure.device.ceilings import copy_rate
+copy_rate(torch.device("cpu"), buffer_bytes=4096)
+before = getrusage(RUSAGE_SELF).ru_maxrss
+assert copy_rate(torch.device("cpu")) > 0
+print((getrusage(RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+    done = warm.run("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 66
+    # A real copy on the cpu.
+    state = torch.get_rng_state()
+    rate = copy_rate(CPU, buffer_bytes=16 * MIB)
+    assert 1e8 < rate < 1e13
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_without_a_fine_clock_or_memory_the_rate_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert copy_rate(CPU, lambda: 0, lambda _: None, buffer_bytes=MIB) is None
+    made: list[int] = []
+    monkeypatch.setattr(torch, "ones", lambda *size, **_: made.append(1))
+    assert copy_rate(CPU, buffer_bytes=module.usable_bytes(CPU) // 2) is None
+    assert not made
+
+
+@pytest.mark.gpu
+def test_a_real_copy_on_a_gpu_stays_below_its_datasheet() -> None:
+    from lm_profiler.analysis.hardware.roofline import bandwidth
+
+    device = torch.device("cuda", 0)
+    rate, sheet = copy_rate(device), bandwidth(torch.cuda.get_device_name(device))
+    assert rate > 1e10
+    assert sheet is None or 0.5 * sheet.per_s < rate < 1.05 * sheet.per_s

@@ -51,11 +51,8 @@ def ten_seconds(own: float, others: float, waited: float | None, start: CpuReadi
         (10.0, 0.1, 0.2, 0.0),  # an idle machine
     ],
 )
-def test_what_was_not_had_is_what_others_had_while_we_waited(
-    own: float, others: float, waited: float, not_had: float
-) -> None:
+def test_what_was_not_had_is_what_others_had_while_we_waited(own: float, others: float, waited: float, not_had: float):
     found = contention([ten_seconds(own, others, waited)])
-    assert found is not None
     assert found.not_had == pytest.approx(not_had, abs=0.01)
     assert (found.wall_s, found.cpus, found.involuntary_switches) == (10.0, 2, 100)
     assert found.had_s == pytest.approx(own)
@@ -63,32 +60,22 @@ def test_what_was_not_had_is_what_others_had_while_we_waited(
     assert found.shared == (not_had > 0.05)
 
 
-def test_time_that_the_hypervisor_took_is_not_had() -> None:
+def test_what_a_hypervisor_took_is_not_had_and_what_a_limit_withheld_is() -> None:
     found = contention([ten_seconds(15.0, 0.0, 0.0, stolen_s=6.0)])
-    assert found is not None
     assert found.not_had == pytest.approx(5 / 20)
-
-
-def test_waiting_for_ones_own_limit_is_not_waiting_for_others() -> None:
+    # Waiting for ones own limit is not waiting for others.
     limited = ten_seconds(10.0, 500.0, 8.0, replace(START, throttled_s=2.0), throttled_s=10.0)
     found = contention([limited])
-    assert found is not None
     assert (found.throttled_s, found.not_had) == (8.0, pytest.approx(0.0))
-
-
-def test_without_counts_of_threads_the_pressure_is_the_least() -> None:
+    # Without counts of threads the pressure is the least.
     found = contention([ten_seconds(10.0, 10.0, None, pressure_s=24.0)])
-    assert found is not None
     assert (found.waited_s, found.pressure) == (None, pytest.approx(0.4))
     assert found.not_had == pytest.approx(4 / 14)
-
-
-def test_what_nobody_counts_is_unknown() -> None:
+    # What nobody counts is unknown.
     unknown = ten_seconds(10.0, 10.0, None, replace(START, pressure_s=None), pressure_s=None)
     unseen = ten_seconds(10.0, -9.9, 10.0)  # sums that do not hold what we used ourselves
     for use in (unknown, unseen):
         found = contention([use])
-        assert found is not None
         assert found.not_had is None
         assert not found.shared
     assert contention([]) is None
@@ -96,31 +83,24 @@ def test_what_nobody_counts_is_unknown() -> None:
     assert contention([short]) is None
 
 
-def test_ranks_on_one_machine_are_no_strangers() -> None:
+def test_ranks_and_workers_are_no_strangers_and_the_machine_that_was_shared_the_most_is_told() -> None:
     other = replace(START, own_s={9: 50.0})
     busy = {"busy_s": 1020.0}  # both ranks run for ten seconds, and nothing else
     uses = [ten_seconds(10.0, 0.0, 5.0, **busy), ten_seconds(10.0, 0.0, 5.0, other, **busy)]
     found = contention(uses)
-    assert found is not None
     assert (found.had_s, found.not_had) == (pytest.approx(20.0), pytest.approx(0.0))
     alone = contention(uses[:1])
-    assert alone is not None
     assert alone.not_had == pytest.approx(5 / 15)
-
-
-def test_the_machine_that_was_shared_the_most_is_told() -> None:
-    uses = [ten_seconds(10.0, 0.0, 0.0), ten_seconds(10.0, 10.0, 10.0, replace(START, machine="b"))]
-    assert contention(uses) == contention(uses[::-1]) == contention(uses[1:])
-
-
-def test_a_worker_that_ends_or_begins_is_ours_all_the_same() -> None:
+    # A worker that ends or begins is ours all the same.
     begin = replace(START, own_s={7: 50.0, 8: 4.0})
     # 8 ended after 6 more seconds, which 7's count now holds with all before; 9 began.
     end = replace(START, at_s=110.0, busy_s=1020.0, own_s={7: 50.0 + 5.0 + 10.0, 9: 9.0})
     found = contention([CpuUse(begin, end)])
-    assert found is not None
     assert found.had_s == pytest.approx(5.0 + 6.0 + 9.0)
     assert found.others_s == pytest.approx(0.0)
+    # The machine that was shared the most is told.
+    uses = [ten_seconds(10.0, 0.0, 0.0), ten_seconds(10.0, 10.0, 10.0, replace(START, machine="b"))]
+    assert contention(uses) == contention(uses[::-1]) == contention(uses[1:])
 
 
 @pytest.mark.parametrize(
@@ -133,7 +113,6 @@ def test_a_worker_that_ends_or_begins_is_ours_all_the_same() -> None:
 )
 def test_a_shared_gpu_is_in_the_words(gpu: GpuSharing, shared: bool, name: str) -> None:
     found = contention([replace(ten_seconds(10.0, 0.0, 0.0, START), gpu=gpu)])
-    assert found is not None
     assert found.gpu == gpu
     assert found.shared == shared
     assert_stored(name, {"lines": contention_lines(found)})
@@ -172,14 +151,16 @@ def _cpu_lines(tick: int) -> str:
     return ours + f"cpu9999 {50 * tick} 0 0 0 0 0 0 0 0 0\n"
 
 
-def test_a_reading_is_of_our_cpus_and_of_what_we_started(tmp_path: Path) -> None:
+def test_a_reading_is_of_our_cpus_and_of_what_we_started_or_unknown(tmp_path: Path) -> None:
     found = cpu_reading(_proc(tmp_path), tmp_path / "none")
-    assert found is not None
     ours = len(os.sched_getaffinity(0))
     assert (found.busy_s, found.stolen_s, found.machine) == (13.0 * ours, 1.0 * ours, "here\n")
     assert found.own_s == {os.getpid(): 6.0, 70: 4.0}
     assert found.waited_s == {os.getpid(): 2.5, 71: 0.5, 70: 0.25}
     assert (found.pressure_s, found.throttled_s) == (1.5, None)
+    # Where there is no proc nothing is known.
+    assert cpu_reading(tmp_path / "none") is None
+    assert cpu_reading(_proc(tmp_path, stat="of another kind\ncpu0 x\n")) is None
 
 
 @pytest.mark.parametrize(
@@ -196,13 +177,7 @@ def test_limits_and_pressure_are_of_our_control_group(tmp_path: Path, cgroup: st
     (groups / file).write_text(text)
     (groups / file).with_name("cpu.pressure").write_text("some avg10=0 total=3000000\n")
     found = cpu_reading(_proc(tmp_path, **{"self/cgroup": cgroup}), groups)
-    assert found is not None
     assert (found.throttled_s, found.pressure_s) == (2.5, 3.0)
-
-
-def test_where_there_is_no_proc_nothing_is_known(tmp_path: Path) -> None:
-    assert cpu_reading(tmp_path / "proc") is None
-    assert cpu_reading(_proc(tmp_path, stat="of another kind\ncpu0 x\n")) is None
 
 
 # -- for real ---------------------------------------------------------------------------------------------------------
@@ -218,7 +193,6 @@ def test_a_hog_on_every_cpu_is_seen() -> None:
             for _ in os.sched_getaffinity(0)]  # fmt: skip
     try:
         for hog in hogs:
-            assert hog.stdout is not None
             hog.stdout.readline()
         # Hogs that we started ourselves are ours, so they are left out by hand.
         strangers = {hog.pid for hog in hogs}
@@ -229,16 +203,12 @@ def test_a_hog_on_every_cpu_is_seen() -> None:
         for hog in hogs:
             hog.kill()
             hog.communicate()
-    assert found is not None
-    assert found.not_had is not None
     assert found.not_had > 0.2  # half, by the scheduler's fairness
     assert found.shared
 
 
 def _without(strangers: set[int]) -> CpuReading:
     found = cpu_reading()
-    assert found is not None
-    assert found.waited_s is not None
     assert strangers <= set(found.own_s)
     own = {pid: seconds for pid, seconds in found.own_s.items() if pid not in strangers}
     waited = {thread: seconds for thread, seconds in found.waited_s.items() if thread not in strangers}
@@ -257,5 +227,4 @@ def test_what_we_start_ourselves_is_had_and_not_lost() -> None:
     assert begin is not None
     assert end is not None
     found = contention([CpuUse(begin, end)])
-    assert found is not None
     assert found.had_s >= 0.5

@@ -18,7 +18,7 @@ from lm_profiler.measure.device.environment import device_name, environment, git
 CPU = torch.device("cpu")
 
 
-def test_versions_and_machine() -> None:
+def test_versions_machine_and_flags_are_those_of_now() -> None:
     found = environment(CPU, 2)
     assert found.versions["torch"] == torch.__version__
     assert found.versions["lightning"] == lightning.__version__
@@ -29,17 +29,6 @@ def test_versions_and_machine() -> None:
     assert found.world_size == 2
     assert found.driver is None
     assert 1 <= found.cpu_count <= (psutil.cpu_count() or 1)
-
-
-def test_an_apple_gpu_says_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the table of peaks has it; torch.mps, unlike the other devices' modules, has no get_device_name."""
-    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M1 Max")
-    found = peak(device_name(torch.device("mps")), "float32")
-    assert found is not None
-    assert found.per_s == pytest.approx(10.4e12)
-
-
-def test_flags_are_those_of_now() -> None:
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
@@ -47,6 +36,13 @@ def test_flags_are_those_of_now() -> None:
     finally:
         torch.set_float32_matmul_precision(before)
     assert environment(CPU, 1).flags["float32_matmul_precision"] == before
+
+
+def test_an_apple_gpu_says_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the table of peaks has it; torch.mps, unlike the other devices' modules, has no get_device_name."""
+    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M1 Max")
+    found = peak(device_name(torch.device("mps")), "float32")
+    assert found.per_s == pytest.approx(10.4e12)
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

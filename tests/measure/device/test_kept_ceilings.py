@@ -36,10 +36,36 @@ def read(
     return None if found is None else round(found / 1e9, 3), said
 
 
-def test_the_best_of_readings_that_agree_counts(tmp_path: Path) -> None:
+def test_readings_that_agree_are_kept_for_a_while_and_a_shared_machine_is_found_out(tmp_path: Path) -> None:
     assert read(tmp_path, 190) == (190, [])
     assert read(tmp_path, 198) == (198, [])
     assert read(tmp_path, 170) == (198, [])
+
+    def copied(gb: float) -> float | None:
+        return known_copy_rate(CPU, tmp_path, lambda _: gb * 1e9, lambda: next(CLOCK))
+
+    assert read(tmp_path, 198) == (198, [])
+    assert (copied(16.0), copied(8.0), copied(32.0), copied(31.0)) == (16e9, 16e9, 32e9, 32e9)
+    assert read(tmp_path, 190) == (198, [])
+    assert known_copy_rate(CPU, tmp_path, lambda _: None) is None
+    # Nothing is read anew soon after two readings agreed.
+    fresh, shared = tmp_path / "fresh", tmp_path / "shared"
+    assert read(fresh, 190, now_s=1000.0) == (190, [])
+    assert read(fresh, 198, now_s=1001.0) == (198, [])  # one alone has agreed with none
+    assert read(fresh, 100, now_s=1001.0 + module.FRESH_S - 1.0) == (198, [])
+    assert read(fresh, 100, now_s=1001.0 + module.FRESH_S)[0] is None
+    assert read(fresh, 100, now_s=999.0)[0] is None  # the clock was set back
+    rates = iter([16e9, 8e9, 17e9])
+    now_s = iter([0.0, 1.0, 2.0, 3.0, 4.0])
+    told = [known_copy_rate(CPU, fresh, lambda _: next(rates), lambda: next(now_s)) for _ in range(5)]
+    assert told == [16e9, 16e9, 17e9, 17e9, 17e9]
+    # A first reading of a shared machine is found out by the next.
+    assert read(shared, 20) == (20, [])
+    ceiling, (said,) = read(shared, 198)
+    assert ceiling is None
+    assert "198 GFLOP/s" in said
+    assert "20 GFLOP/s" in said
+    assert read(shared, 190) == (198, [])
 
 
 @pytest.mark.parametrize("now", [0.005, 100.0, 157.0])
@@ -54,33 +80,7 @@ def test_a_reading_that_is_far_below_judges_nothing_and_is_not_kept(now: float, 
     assert read(tmp_path, 195) == (198, [])
 
 
-def test_nothing_is_read_anew_soon_after_two_readings_agreed(tmp_path: Path) -> None:
-    assert read(tmp_path, 190, now_s=1000.0) == (190, [])
-    assert read(tmp_path, 198, now_s=1001.0) == (198, [])  # one alone has agreed with none
-    assert read(tmp_path, 100, now_s=1001.0 + module.FRESH_S - 1.0) == (198, [])
-    assert read(tmp_path, 100, now_s=1001.0 + module.FRESH_S)[0] is None
-    assert read(tmp_path, 100, now_s=999.0)[0] is None  # the clock was set back
-
-
-def test_copies_are_not_made_anew_soon_after_two_readings_agreed(tmp_path: Path) -> None:
-    rates = iter([16e9, 8e9, 17e9])
-    now_s = iter([0.0, 1.0, 2.0, 3.0, 4.0])
-    told = [known_copy_rate(CPU, tmp_path, lambda _: next(rates), lambda: next(now_s)) for _ in range(5)]
-    assert told == [16e9, 16e9, 17e9, 17e9, 17e9]
-
-
-def test_a_first_reading_of_a_shared_machine_is_found_out_by_the_next(tmp_path: Path) -> None:
-    assert read(tmp_path, 20) == (20, [])
-    ceiling, (said,) = read(tmp_path, 198)
-    assert ceiling is None
-    assert "198 GFLOP/s" in said
-    assert "20 GFLOP/s" in said
-    assert read(tmp_path, 190) == (198, [])
-
-
-def test_each_dtype_precision_and_number_of_threads_has_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_dtype_precision_and_number_of_threads_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert read(tmp_path, 198) == (198, [])
     assert read(tmp_path, 20, torch.bfloat16) == (20, [])
     read_text = Path.read_text
@@ -103,9 +103,24 @@ def test_each_dtype_precision_and_number_of_threads_has_its_own(
     assert read(tmp_path, 198) == (198, [])
 
 
-def test_no_reading_is_none_and_keeps_nothing(tmp_path: Path) -> None:
+def test_no_reading_keeps_nothing_and_the_cache_is_where_users_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert known_ceiling(CPU, torch.float32, pytest.fail, tmp_path, lambda *_: None) is None
     assert not list(tmp_path.iterdir())
+    taken = tmp_path / "taken"
+    taken.touch()
+    assert read(taken, 198) == (198, [])
+    assert read(taken, 20) == (20, [])
+    assert read(taken / "below", 20) == (20, [])
+    assert read(tmp_path / ("x" * 300), 20) == (20, [])  # not even to be asked for; as a folder without search rights
+    # The users cache folder is where they say.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert cache_folder() == tmp_path / "cache" / "lm_profiler"
+    assert read(None, 198) == (198, [])
+    assert len(list(cache_folder().iterdir())) == 1
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for unset in ("", "relative/is/ignored"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unset)
+        assert cache_folder() == tmp_path / ".cache" / "lm_profiler"
 
 
 @pytest.mark.parametrize(
@@ -121,26 +136,6 @@ def test_a_damaged_file_is_as_none(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     assert read(tmp_path, 20) == (20, [])
     assert json.loads(file.read_text()) == {"flops_per_s": 20e9}
-
-
-def test_a_place_that_cannot_be_written_fails_no_run(tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
-    taken.touch()
-    assert read(taken, 198) == (198, [])
-    assert read(taken, 20) == (20, [])
-    assert read(taken / "below", 20) == (20, [])
-    assert read(tmp_path / ("x" * 300), 20) == (20, [])  # not even to be asked for; as a folder without search rights
-
-
-def test_the_users_cache_folder_is_where_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert cache_folder() == tmp_path / "cache" / "lm_profiler"
-    assert read(None, 198) == (198, [])
-    assert len(list(cache_folder().iterdir())) == 1
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for unset in ("", "relative/is/ignored"):
-        monkeypatch.setenv("XDG_CACHE_HOME", unset)
-        assert cache_folder() == tmp_path / ".cache" / "lm_profiler"
 
 
 def _many(folder: Path, first: int, results: Any) -> None:
@@ -159,13 +154,3 @@ def test_many_processes_at_once_leave_one_whole_reading(tmp_path: Path) -> None:
     assert all(said == [] and 190 <= ceiling <= 199 for each in found for ceiling, said in each)
     (file,) = tmp_path.iterdir()
     assert 190e9 <= json.loads(file.read_text())["flops_per_s"] <= 199e9
-
-
-def test_of_copies_the_best_reading_of_this_machine_counts(tmp_path: Path) -> None:
-    def copied(gb: float) -> float | None:
-        return known_copy_rate(CPU, tmp_path, lambda _: gb * 1e9, lambda: next(CLOCK))
-
-    assert read(tmp_path, 198) == (198, [])
-    assert (copied(16.0), copied(8.0), copied(32.0), copied(31.0)) == (16e9, 16e9, 32e9, 32e9)
-    assert read(tmp_path, 190) == (198, [])
-    assert known_copy_rate(CPU, tmp_path, lambda _: None) is None

@@ -37,20 +37,14 @@ def test_the_newer_switch_is_read_where_the_older_refuses(word: str, read: str) 
     assert matmul_dtype("32-true", float32_matmul_precision()) == ("tf32" if word == "tf32" else "float32")
 
 
-def test_each_device_has_its_own() -> None:
+def test_each_device_has_its_own_switch_which_is_put_back() -> None:
     BACKENDS.mkldnn.matmul.fp32_precision = "bf16"
     assert (float32_matmul_precision("cuda"), float32_matmul_precision("cpu")) == ("highest", "medium")
-
-
-def test_an_unknown_precision_has_no_dtype() -> None:
-    assert matmul_dtype("32-true", "unknown") is None
-    assert matmul_dtype("bf16-mixed", "unknown") == "bfloat16"
-
-
-def test_what_was_set_by_either_switch_is_put_back() -> None:
     BACKENDS.cuda.matmul.fp32_precision = "tf32"
     BACKENDS.mkldnn.matmul.fp32_precision = "bf16"
     with exact_float32():
         assert (float32_matmul_precision("cuda"), float32_matmul_precision("cpu")) == ("highest", "highest")
     assert BACKENDS.cuda.matmul.fp32_precision == "tf32"
     assert BACKENDS.mkldnn.matmul.fp32_precision == "bf16"
+    assert matmul_dtype("32-true", "unknown") is None
+    assert matmul_dtype("bf16-mixed", "unknown") == "bfloat16"

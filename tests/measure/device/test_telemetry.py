@@ -106,7 +106,7 @@ def _read(nvml: FakeNvml) -> Telemetry:
     return reading
 
 
-def test_a_reading_says_it_all_in_si_units() -> None:
+def test_a_reading_says_it_all_in_si_units_and_only_its_own_thread_asks() -> None:
     nvml = FakeNvml()
     reading = _read(nvml)
     assert reading.samples == nvml.samples >= 40
@@ -120,11 +120,14 @@ def test_a_reading_says_it_all_in_si_units() -> None:
     assert reading.energy_source == "counter"
     assert reading.throttle_reasons == []
     share = reading.clock_share
-    assert share is not None
     assert 0.7 < share < 0.75
+    nvml = FakeNvml()
+    _read(nvml)
+    assert nvml.threads == {"lm_profiler telemetry"}
+    assert "lm_profiler telemetry" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_of_a_step_there_are_the_samples_within_it() -> None:
+def test_it_starts_anew_and_finds_the_samples_of_a_step() -> None:
     """Samples of 1410 and 1440 MHz in turns, one each 0.1 s; from the fourth on the power is capped."""
     nvml = FakeNvml(reasons=lambda sample: 0x4 if sample >= 3 else 0)
     telemetry = TelemetrySampler(Gpu("handle", nvml, "GPU-0"), period_s=1e-4, clock=Seconds())
@@ -135,22 +138,21 @@ def test_of_a_step_there_are_the_samples_within_it() -> None:
     assert telemetry.readings_between(0.15, 0.35) == (pytest.approx(1.425e9), [])
     assert telemetry.readings_between(0.35, 0.75) == (pytest.approx(1.425e9), ["power cap"])
     assert telemetry.readings_between(0.12, 0.18) == (None, None)
-
-
-def test_only_its_own_thread_asks_and_that_ends_with_stop() -> None:
+    # It starts anew and stops without a start.
     nvml = FakeNvml()
-    _read(nvml)
-    assert nvml.threads == {"lm_profiler telemetry"}
-    assert "lm_profiler telemetry" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_without_an_energy_counter_the_energy_is_unknown() -> None:
-    reading = _read(FakeNvml("nvmlDeviceGetTotalEnergyConsumption"))
-    assert (reading.energy_source, reading.energy_j) == (None, None)
-    assert reading.median_power_w == pytest.approx(500)
+    telemetry = TelemetrySampler(Gpu("handle", nvml, "GPU-0"), period_s=60)
+    assert telemetry.stop() is None
+    for _ in range(2):
+        telemetry.start()
+        reading = telemetry.stop()
+        assert reading.samples == 2  # the last one when it stops: it does not sit out its period
+    assert telemetry.stop() is None
 
 
 def test_what_a_gpu_does_not_support_is_unknown_and_nothing_else() -> None:
+    reading = _read(FakeNvml("nvmlDeviceGetTotalEnergyConsumption"))
+    assert (reading.energy_source, reading.energy_j) == (None, None)
+    assert reading.median_power_w == pytest.approx(500)
     everything = (
         *("ClockInfo", "MaxClockInfo", "Temperature", "PowerUsage", "EnforcedPowerLimit", "TotalEnergyConsumption"),
         *("CurrentClocksEventReasons", "CurrentClocksThrottleReasons"),
@@ -159,7 +161,6 @@ def test_what_a_gpu_does_not_support_is_unknown_and_nothing_else() -> None:
     telemetry = TelemetrySampler(Gpu("handle", nvml, "GPU-0"), period_s=1e-4)
     telemetry.start()
     reading = telemetry.stop()
-    assert reading is not None
     assert reading.samples >= 2
     assert {value for name, value in vars(reading).items() if name not in ("samples", "duration_s", "gpus")} == {None}
     assert reading.clock_share is None
@@ -169,13 +170,14 @@ def test_what_a_gpu_does_not_support_is_unknown_and_nothing_else() -> None:
     assert reading.median_power_w is not None
 
 
-def test_reasons_are_named_if_they_hold_in_a_twentieth_of_the_samples() -> None:
+def test_reasons_are_named_if_they_hold_in_a_twentieth_of_the_samples_also_by_an_older_driver() -> None:
     def reasons(sample: int) -> int:
         idle_and_set_clocks = 0x3
         rare = 0x10 if sample == 0 else 0
         return idle_and_set_clocks | rare | (0x4 if sample % 4 == 0 else 0)
 
     assert _read(FakeNvml(reasons=reasons)).throttle_reasons == ["power cap"]
+    assert _read(FakeNvml("nvmlDeviceGetCurrentClocksEventReasons")).throttle_reasons == ["power cap"]
 
 
 @pytest.mark.parametrize(
@@ -192,22 +194,6 @@ def test_the_bits_of_nvml_are_named(mask: int, names: tuple[str, ...]) -> None:
     assert _read(FakeNvml(reasons=lambda sample: mask)).throttle_reasons == list(names)
 
 
-def test_an_older_driver_is_asked_by_the_older_name() -> None:
-    assert _read(FakeNvml("nvmlDeviceGetCurrentClocksEventReasons")).throttle_reasons == ["power cap"]
-
-
-def test_it_starts_anew_and_stops_without_a_start() -> None:
-    nvml = FakeNvml()
-    telemetry = TelemetrySampler(Gpu("handle", nvml, "GPU-0"), period_s=60)
-    assert telemetry.stop() is None
-    for _ in range(2):
-        telemetry.start()
-        reading = telemetry.stop()
-        assert reading is not None
-        assert reading.samples == 2  # the last one when it stops: it does not sit out its period
-    assert telemetry.stop() is None
-
-
 @pytest.mark.parametrize("uuid", ["0a1b2c3d-0000-1111-2222-333344445555", "GPU-0a1b2c3d-0000-1111-2222-333344445555"])
 def test_the_device_is_found_by_its_uuid(uuid: str) -> None:
     nvml = FakeNvml()
@@ -218,13 +204,6 @@ def test_the_device_is_found_by_its_uuid(uuid: str) -> None:
 @pytest.mark.parametrize("lacks", ["nvmlInit", "nvmlDeviceGetHandleByUUID"])
 def test_without_nvml_or_a_handle_there_is_none(lacks: str) -> None:
     assert gpu_of(CUDA, FakeNvml(lacks), SimpleNamespace(uuid="x")) is None
-
-
-def test_a_slice_of_a_card_has_none_and_a_card_that_cannot_be_sliced_has() -> None:
-    sliced = FakeNvml()
-    sliced.mig = 1
-    assert gpu_of(CUDA, sliced, SimpleNamespace(uuid="x")) is None
-    assert gpu_of(CUDA, FakeNvml("nvmlDeviceGetMigMode"), SimpleNamespace(uuid="x")) is not None
 
 
 class OldNvml:
@@ -252,26 +231,11 @@ def test_with_an_old_pynvml_what_it_lacks_is_unknown(monkeypatch: pytest.MonkeyP
     telemetry.start()
     reading = telemetry.stop()
     assert died == []
-    assert reading is not None
     assert reading.samples >= 2
     assert reading.median_power_w == pytest.approx(250)
     assert reading.median_temperature_c is None  # another signature
     assert (reading.median_sm_clock_hz, reading.max_sm_clock_hz, reading.throttle_reasons) == (None, None, None)
     assert reading.gpus == ["GPU-0a1b"]
-
-
-def test_a_pynvml_that_cannot_find_the_card_is_none() -> None:
-    assert gpu_of(CUDA, SimpleNamespace(nvmlInit=list), SimpleNamespace(uuid="x")) is None
-
-
-def test_the_drivers_version_is_unknown_where_pynvml_cannot_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pynvml
-
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "570.86.10")
-    assert environment._driver(CUDA) == "570.86.10"
-    monkeypatch.delattr(pynvml, "nvmlSystemGetDriverVersion")
-    assert environment._driver(CUDA) is None
 
 
 def card(number: int, **changes: Any) -> Telemetry:
@@ -293,46 +257,47 @@ def card(number: int, **changes: Any) -> Telemetry:
     return Telemetry(**{**facts, **changes})
 
 
-def test_energy_of_eight_cards_is_eight_times_ones() -> None:
+def test_of_several_cards_energy_adds_up_and_the_slowest_and_hottest_count() -> None:
     found = combine_telemetry([card(n) for n in range(8)])
-    assert found is not None
     assert (found.energy_j, found.energy_source) == (40_000.0, "counter")
     assert (found.median_power_w, found.power_limit_w) == (4000.0, 5600.0)
     assert found.duration_s == 10.0
     assert len(found.gpus) == 8
-
-
-def test_the_slowest_card_the_hottest_and_anyones_reasons_count() -> None:
     slow = {"clock_share": 0.5, "median_sm_clock_hz": 0.99e9}
     found = combine_telemetry(
         [card(0), card(1, throttle_reasons=["power cap"]), card(2, **slow, median_temperature_c=88.0), card(3)]
     )
-    assert found is not None
     assert (found.clock_share, found.median_sm_clock_hz, found.median_temperature_c) == (0.5, 0.99e9, 88.0)
     assert found.throttle_reasons == ["power cap"]
     assert found.samples == 100
-
-
-def test_ranks_that_share_a_card_count_it_once() -> None:
+    # Ranks that share a card count it once.
     assert combine_telemetry([card(0), card(0)]) == card(0)
     found = combine_telemetry([card(0), card(0), card(1)])
-    assert found is not None
     assert found.energy_j == 10_000.0
 
 
-def test_what_one_card_does_not_say_is_unknown_of_the_sum() -> None:
+def test_what_a_card_or_its_driver_does_not_say_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     found = combine_telemetry([card(0), card(1, energy_j=None, energy_source=None, throttle_reasons=None)])
-    assert found is not None
     assert (found.energy_j, found.energy_source) == (None, None)
     assert (found.median_power_w, found.throttle_reasons) == (1000.0, [])
     found = combine_telemetry([card(0), None])
-    assert found is not None
     assert (found.energy_j, found.median_power_w, found.clock_share) == (None, None, 0.75)
     assert combine_telemetry([None, None]) is None
     assert combine_telemetry([card(0)]) == card(0)
+    # The drivers version is unknown where pynvml cannot tell it.
+    import pynvml
 
-
-def test_a_cpu_has_none() -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "570.86.10")
+    assert environment._driver(CUDA) == "570.86.10"
+    monkeypatch.delattr(pynvml, "nvmlSystemGetDriverVersion")
+    assert environment._driver(CUDA) is None
+    # A slice a card that is not found and a cpu have none.
+    sliced = FakeNvml()
+    sliced.mig = 1
+    assert gpu_of(CUDA, sliced, SimpleNamespace(uuid="x")) is None
+    assert gpu_of(CUDA, FakeNvml("nvmlDeviceGetMigMode"), SimpleNamespace(uuid="x")) is not None
+    assert gpu_of(CUDA, SimpleNamespace(nvmlInit=list), SimpleNamespace(uuid="x")) is None
     assert gpu_of(torch.device("cpu")) is None
 
 
@@ -350,10 +315,8 @@ def test_a_gpu_at_work_is_read() -> None:
         x @ x
         torch.cuda.synchronize()
     reading = telemetry.stop()
-    assert reading is not None
     assert reading.samples >= 10
     share = reading.clock_share
-    assert share is not None
     assert 0 < share <= 1.01
     if reading.energy_j is not None and reading.median_power_w is not None:
         assert reading.energy_j == pytest.approx(reading.median_power_w * reading.duration_s, rel=0.75)

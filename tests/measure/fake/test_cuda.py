@@ -52,13 +52,19 @@ def test_a_norm_by_mean_squares_keeps_its_input_and_a_number_a_row(dtype: torch.
     assert normed(False) >= 2 * each  # the CPU's is made of others
 
 
-def test_what_is_dropped_is_a_byte_for_each_number() -> None:
+def test_dropout_keeps_a_byte_a_number_and_backward_gives_equal_shapes() -> None:
     narrow, wide = partial(given, ROWS, WIDTH, dtype=torch.bfloat16), partial(given, ROWS, WIDTH)
     assert added(narrow, nn.Dropout(0.1)) == NARROW + ROWS * WIDTH
     assert added(narrow, nn.Dropout(0.1), gpu=False) == 2 * NARROW
     assert added(wide, lambda x: torch.dropout(x, 0.1, train=True)) == WIDE + ROWS * WIDTH
     for nothing in (nn.Dropout(0.0), nn.Dropout(0.1).eval(), partial(torch.dropout, p=0.1, train=False)):
         assert added(wide, nothing) == added(wide, nothing, gpu=False)
+    # Backward gives gradients of the same shapes.
+    world = FakeWorld(HOPPER)
+    with world.inside():
+        norm, x = nn.RMSNorm(WIDTH), given(ROWS, WIDTH)
+        F.dropout(norm(x), 0.1).sum().backward()
+        assert (x.grad.shape, norm.weight.grad.shape) == (x.shape, norm.weight.shape)
 
 
 @pytest.mark.parametrize("dropped", [0.0, 0.1])
@@ -85,9 +91,7 @@ def test_fused_attention_keeps_no_scores_whatever_it_drops(dropped: float) -> No
         (TURING, torch.float32, False, "Efficient"),
     ],
 )
-def test_attention_has_the_kernel_of_its_gpu(
-    gpu: tuple[int, int], dtype: torch.dtype, masked: bool, kernel: str | None
-) -> None:
+def test_attention_has_its_gpus_kernel(gpu: tuple[int, int], dtype: torch.dtype, masked: bool, kernel: str | None):
     """As torch 2.11 chose on simulated ones (benchmarks/simulated_gpu)."""
     with FakeWorld(gpu).inside():
         x = given(B, H, T, E, dtype=dtype)
@@ -159,16 +163,6 @@ def test_a_workspace_is_as_large_as_on_its_gpu(gpu: tuple[int, int], cublas: int
         before = _held(world)
         y = x @ x
         assert _held(world) == before + y.nbytes + cublas
-
-
-def test_backward_gives_gradients_of_the_same_shapes() -> None:
-    world = FakeWorld(HOPPER)
-    with world.inside():
-        norm, x = nn.RMSNorm(WIDTH), given(ROWS, WIDTH)
-        F.dropout(norm(x), 0.1).sum().backward()
-        assert x.grad is not None
-        assert norm.weight.grad is not None
-        assert (x.grad.shape, norm.weight.grad.shape) == (x.shape, norm.weight.shape)
 
 
 def test_what_is_done_in_float32_has_a_kernel_for_it_or_is_made_of_others_that_have() -> None:

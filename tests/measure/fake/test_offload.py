@@ -41,7 +41,6 @@ def peaks(context: Any) -> tuple[int, int]:
         world.live.reset()
         loss.backward()
         peak, *_ = world.live.peaks()
-    assert peak is not None
     return after_forward, peak - before
 
 
@@ -102,13 +101,14 @@ def test_states_on_the_host_cannot_be_planned(make_state: Any) -> None:
         held_by_step(lambda weights: Adam(weights, make_state))
 
 
-def test_states_on_the_weights_device_are_planned() -> None:
+def test_states_on_the_weights_device_are_planned_with_the_bytes_that_they_hold() -> None:
     """As torchao and bitsandbytes make them: the device of a fake weight is the host by name alone."""
     held = held_by_step(lambda weights: Adam(weights, lambda weight: torch.zeros_like(weight).to(weight.device)))
     assert held == 4 * WIDTH * WIDTH + 512  # and the count of steps, in the allocator's smallest block
-
-
-def test_what_the_program_moves_by_itself_is_no_state() -> None:
+    # States of eight bits are held as such.
+    assert held_by_step(AdamW8bit) == 2 * BYTES_OF_STATE
+    assert held_by_step(lambda weights: Adam(weights, quantized)) == BYTES_OF_STATE + 512
+    # What the program moves by itself is no state.
     with FakeWorld((9, 0)).inside():
         torch.empty(WIDTH, WIDTH).cpu()
 
@@ -185,8 +185,3 @@ def quantized(weight: Tensor) -> Tensor:
 
 
 BYTES_OF_STATE = WIDTH * WIDTH + 4 * WIDTH * WIDTH // 256
-
-
-def test_states_of_eight_bits_are_held_as_such() -> None:
-    assert held_by_step(AdamW8bit) == 2 * BYTES_OF_STATE
-    assert held_by_step(lambda weights: Adam(weights, quantized)) == BYTES_OF_STATE + 512

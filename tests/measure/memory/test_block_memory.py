@@ -14,7 +14,7 @@ def gradient(name: str, size: int) -> Allocation:
     return Allocation(bytes=size, cause="gradients", name=f"gradient of {name}")
 
 
-def test_the_middle_block_stands_for_all_and_equal_tensors_share_a_row() -> None:
+def test_the_middle_block_of_the_largest_list_stands_for_all() -> None:
     tensors = [saved("embedding", 5000), saved(None, 7000)]
     for index in range(4):
         size = 1000 if index == 0 else 10  # the first one differs
@@ -23,20 +23,13 @@ def test_the_middle_block_stands_for_all_and_equal_tensors_share_a_row() -> None
     gradients = [gradient(f"model.blocks.{index}.w", 3) for index in range(4)]
     gradients += [gradient("model.blocks.2.w", 3), gradient("model.blocks.2.b", 1), gradient("head.weight", 99)]
     block = block_memory(tensors, gradients)
-    assert block is not None
     assert (block.module, block.count, block.saved_bytes, block.gradients_bytes) == ("model.blocks.*", 4, 25, 4)
     assert [(row.bytes, row.count) for row in block.saved] == [(10, 2), (5, 1)]
-
-
-def test_the_largest_list_of_blocks_counts_and_only_the_largest_tensors_are_kept() -> None:
+    # The largest list of blocks counts and a module without blocks has none.
     tensors = [saved(f"small.{index}", 1) for index in range(9)]
     tensors += [saved(f"h.{index}.mlp.{part}", 10 + part) for index in range(2) for part in range(8)]
     block = block_memory(tensors, [])
-    assert block is not None
     assert (block.module, block.count) == ("h.*", 2)
     assert [row.bytes for row in block.saved] == [17, 16, 15, 14, 13][:LARGEST]
-
-
-def test_a_module_without_blocks_has_none() -> None:
     assert block_memory([saved("first", 5), saved(None, 3), saved("h.0.mlp", 4)], []) is None
     assert block_memory([], []) is None

@@ -44,29 +44,23 @@ def test_each_cause_is_counted_as_it_comes_to_be() -> None:
     assert holdings(module, [optimizer], CPU) == Holdings(size, 0, states, buffers)
 
 
-def test_tied_weights_views_and_buffers_that_share_a_storage_count_once() -> None:
+def test_each_storage_counts_once_in_full_and_on_its_device() -> None:
     module = nn.Sequential(_linear(), _linear())
     module[1].weight = module[0].weight
     module.register_buffer("view", module[0].weight.detach()[2:])
     assert holdings(module, [], CPU) == Holdings(100 * FLOAT, 0, 0, 0)
     assert holdings(module, [torch.optim.SGD(module.parameters())], CPU) == Holdings(100 * FLOAT, 0, 0, 0)
-
-
-def test_a_storage_counts_in_full_even_if_a_view_of_it_is_what_is_held() -> None:
+    # A storage counts in full even if a view of it is what is held.
     module = _linear()
     module.weight = nn.Parameter(torch.zeros(50, 10)[:10])
     assert holdings(module, [], CPU).parameters == 500 * FLOAT
-
-
-def test_master_weights_that_only_the_optimizer_knows_are_its_states() -> None:
+    # Master weights that only the optimizer knows are its states.
     module = _linear().bfloat16()
     master = nn.Parameter(module.weight.detach().float())
     master.grad = torch.zeros_like(master)
     held = holdings(module, [torch.optim.SGD([master])], CPU)
     assert held == Holdings(200, 100 * FLOAT, 100 * FLOAT, 0)
-
-
-def test_what_lies_on_another_device_does_not_count() -> None:
+    # What lies on another device does not count.
     module = nn.Sequential(_linear(), _linear().to("meta"))
     assert holdings(module, [], CPU).parameters == 100 * FLOAT
     assert holdings(module, [], torch.device("meta")).parameters == 100 * FLOAT
@@ -151,7 +145,7 @@ def loop() -> Iterator[Loop]:
     loop.reader.stop()  # else hooks of autograd are left
 
 
-def test_each_part_has_what_was_held_during_it(loop: Loop) -> None:
+def test_each_part_has_what_was_held_during_it_where_its_peak_was_highest(loop: Loop) -> None:
     size = 200 * FLOAT
     loop.step((2000, 3000, 4000, 5000))
     assert loop.reader.by_part() == {
@@ -160,11 +154,6 @@ def test_each_part_has_what_was_held_during_it(loop: Loop) -> None:
         "optimizer": split_by_cause(4000, Holdings(size, size, size, 0)),
         "zero_grad": split_by_cause(5000, Holdings(size, size, size, 0)),  # cleared only at its end
     }
-
-
-def test_the_occurrence_with_the_highest_peak_counts(loop: Loop) -> None:
-    size = 200 * FLOAT
-    loop.step((2000, 3000, 4000, 5000))
     loop.step((6000, 2900, 4000, 5000))
     held = loop.reader.by_part()
     assert held["forward"] == split_by_cause(
@@ -207,9 +196,7 @@ def test_a_device_that_knows_no_peak_still_says_what_was_held(loop: Loop) -> Non
         ((2000, 2500, 3000), 2),  # it rose once more after the last one
     ],
 )
-def test_gradients_count_as_far_as_they_had_come_when_the_peak_arose(
-    loop: Loop, peaks: tuple[int, int, int], arrived: int
-) -> None:
+def test_gradients_count_as_far_as_they_had_come_at_the_peak(loop: Loop, peaks: tuple[int, int, int], arrived: int):
     later = iter(peaks)
     # These hooks run before the reader's own: they move the allocator's peak as a backward would.
     for layer in loop.module:
@@ -223,7 +210,7 @@ def test_gradients_count_as_far_as_they_had_come_when_the_peak_arose(
     assert loop.reader.by_part()["backward"] == split_by_cause(3000, Holdings(200 * FLOAT, arrived * 100 * FLOAT, 0, 0))
 
 
-def test_accumulated_gradients_are_there_from_the_start_of_the_next_backward(loop: Loop) -> None:
+def test_accumulated_gradients_are_there_at_once_and_no_hook_is_left(loop: Loop) -> None:
     loop.reader.start()
     for peak in (1000, 3000):
         loss = loop.module(torch.ones(2, 10)).sum()
@@ -231,9 +218,7 @@ def test_accumulated_gradients_are_there_from_the_start_of_the_next_backward(loo
         loss.backward()
         loop.reader(OTHER)
     assert loop.reader.by_part()["backward"].gradients == 200 * FLOAT
-
-
-def test_after_stop_no_hook_is_left(loop: Loop) -> None:
+    # After stop no hook is left.
     loop.reader.start()
     loop.reader.stop()
     assert all(not parameter._post_accumulate_grad_hooks for parameter in loop.module.parameters())

@@ -90,7 +90,7 @@ def test_what_attention_saves_for_backward_is_what_the_formula_says(name: str, s
     assert levels == levels_of(inputs, inputs + saved, 2 * inputs, "counted")
 
 
-def test_gradients_and_optimizer_states_are_in_the_levels_of_the_next_step() -> None:
+def test_levels_have_gradients_and_states_and_not_what_checkpointing_does_not_save() -> None:
     module = nn.Linear(10, 10, bias=False)
     optimizer = torch.optim.SGD(module.parameters(), momentum=0.9)
     reader = reader_of(module, [optimizer])
@@ -100,9 +100,19 @@ def test_gradients_and_optimizer_states_are_in_the_levels_of_the_next_step() -> 
     assert first == levels_of(size, size + batch, 2 * size, "counted")
     second = step(reader, lambda: module(x).sum())
     assert second == levels_of(3 * size, 3 * size + batch, 3 * size, "counted")
+    # What checkpointing does not save is not counted.
+    first, second = nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False)
+    module = nn.Sequential(first, nn.ReLU(), second)
+    x = torch.ones(2, 10)
+    plain = step(reader_of(module), lambda: module(x).sum())
+    module.zero_grad()
+    kept = step(reader_of(module), lambda: checkpoint(module, x, use_reentrant=False).sum())
+    assert (plain.forward or 0) - (plain.start or 0) == 2 * 2 * 10 * FLOAT  # x; the ReLU's output, its own and second's
+    assert (kept.forward or 0) - (kept.start or 0) == 2 * 10 * FLOAT  # x alone
+    assert kept.backward == plain.backward
 
 
-def test_of_several_batches_the_most_counts() -> None:
+def test_levels_are_of_the_batch_that_holds_the_most_and_of_no_backward_where_there_is_none() -> None:
     module = nn.Linear(10, 10, bias=False)
     reader = reader_of(module)
     for rows in (2, 3, 1):
@@ -114,9 +124,7 @@ def test_of_several_batches_the_most_counts() -> None:
     reader.step_ended()
     size = 100 * FLOAT
     assert reader.levels == levels_of(size, 2 * size + 3 * 10 * FLOAT, 2 * size, "counted")
-
-
-def test_a_step_without_backward_has_no_such_level() -> None:
+    # A step without backward has no such level.
     module = nn.Linear(10, 10, bias=False)
     reader = reader_of(module)
     reader(FORWARD)
@@ -125,25 +133,11 @@ def test_a_step_without_backward_has_no_such_level() -> None:
     reader(OTHER)
     reader.step_ended()
     assert reader.levels == levels_of(100 * FLOAT, 100 * FLOAT, None, "counted")
-
-
-def test_where_the_allocator_says_it_is_believed() -> None:
+    # Where the allocator says it is believed.
     says = iter((0, 100, 700, 300))  # the first is asked for whether it does
     module = nn.Linear(10, 10)
     levels = step(reader_of(module, held=lambda: next(says)), lambda: module(torch.ones(2, 10)).sum())
     assert levels == levels_of(100, 700, 300, "allocator")
-
-
-def test_what_checkpointing_does_not_save_is_not_counted() -> None:
-    first, second = nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False)
-    module = nn.Sequential(first, nn.ReLU(), second)
-    x = torch.ones(2, 10)
-    plain = step(reader_of(module), lambda: module(x).sum())
-    module.zero_grad()
-    kept = step(reader_of(module), lambda: checkpoint(module, x, use_reentrant=False).sum())
-    assert (plain.forward or 0) - (plain.start or 0) == 2 * 2 * 10 * FLOAT  # x; the ReLU's output, its own and second's
-    assert (kept.forward or 0) - (kept.start or 0) == 2 * 10 * FLOAT  # x alone
-    assert kept.backward == plain.backward
 
 
 def _gradients(module: nn.Module) -> list[Tensor]:
@@ -184,7 +178,7 @@ def test_watching_changes_nothing_of_the_step(use: str) -> None:
     assert torch.func.grad(energy)(x).shape == x.shape  # no hooks are left
 
 
-def test_after_a_step_that_died_nothing_watches() -> None:
+def test_after_a_step_that_died_nothing_watches_and_what_the_graph_let_go_of_is_not_saved() -> None:
     module = nn.Linear(4, 4)
     reader = reader_of(module)
     reader(FORWARD)
@@ -195,9 +189,6 @@ def test_after_a_step_that_died_nothing_watches() -> None:
         pass
     loss.backward()
     assert reader.levels is None
-
-
-def test_what_the_graph_let_go_of_is_no_longer_saved() -> None:
     saved = SavedTensors()
     saved.watch()
     y = torch.ones(5, requires_grad=True).exp()
@@ -241,8 +232,6 @@ def test_on_a_gpu_the_allocator_says_what_math_attention_saves() -> None:
     levels = step(reader_of(module, held=lambda: torch.cuda.memory_allocated(device), device=device), module)
     assert levels.source == "allocator"
     assert levels.start == before
-    assert levels.forward is not None
     saved = FLOAT * b * t * d + t * t + FLOAT * b * t * t
     assert saved <= levels.forward - before <= saved + FLOAT * b * t * d + 2**20  # the output may be kept; the loss is
-    assert levels.backward is not None
     assert inputs <= levels.backward - before <= inputs + 2**20

@@ -44,16 +44,13 @@ def test_the_least_of_all_groups_counts_and_pages_of_files_are_given_back(groups
     assert left(groups) == 700 * MB
 
 
-def test_a_container_sees_its_own_group_where_the_root_is(groups: Path) -> None:
-    (groups / "own").write_text("0::/docker/4711\n")
-    group(groups, 2, "", str(1000 * MB), 1200 * MB, 0)
-    assert left(groups) == 0
-
-
-def test_without_limits_nothing_is_said(groups: Path) -> None:
+def test_a_container_sees_its_own_group_where_the_root_is_and_without_limits_nothing_is_said(groups: Path) -> None:
     assert left(groups) is None
     (groups / "own").write_text("0::/\n")
     assert left(groups) is None
+    (groups / "own").write_text("0::/docker/4711\n")
+    group(groups, 2, "", str(1000 * MB), 1200 * MB, 0)
+    assert left(groups) == 0
 
 
 def test_addresses_are_limited_too(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def one_step(parts: PartPeaks, probe: FakeProbe, scale: int) -> Peaks:
     return parts.take_step()
 
 
-def test_a_peak_belongs_to_the_part_in_which_it_rose() -> None:
+def test_a_peak_belongs_to_the_part_in_which_it_rose_and_the_largest_counts() -> None:
     probe = FakeProbe()
     parts = PartPeaks(probe)
     assert one_step(parts, probe, 1) == (70, None, None)  # what lies outside of the step is no peak of it
@@ -67,9 +67,6 @@ def test_a_peak_belongs_to_the_part_in_which_it_rose() -> None:
         "backward": (50, None, None),  # held when it began
         "optimizer": (60, None, None),
     }
-
-
-def test_over_several_steps_the_largest_peak_of_a_part_counts() -> None:
     probe = FakeProbe()
     parts = PartPeaks(probe)
     one_step(parts, probe, 10)
@@ -79,15 +76,12 @@ def test_over_several_steps_the_largest_peak_of_a_part_counts() -> None:
     assert parts.by_part()["forward"] == (700, None, None)
 
 
-def test_the_cpu_has_the_processs_memory() -> None:
+def test_the_cpu_has_the_processs_memory_of_which_some_is_available() -> None:
     assert isinstance(probe_of(torch.device("cpu")), ProcessProbe)
+    import psutil
 
-
-def resident(probe: ProcessProbe) -> int:
-    allocated, reserved, peak = probe.peaks()
-    assert allocated is reserved is None
-    assert peak is not None
-    return peak
+    available = available_bytes(torch.device("cpu"))
+    assert 0 < available <= psutil.virtual_memory().total
 
 
 @linux
@@ -162,14 +156,6 @@ def test_cudas_allocator_is_asked_for_its_nested_statistics(monkeypatch: pytest.
     assert resets == [device]
     assert (probe.held(), *probe.peaks()) == (7, 8, 9, None)
     assert probe.counts == (2, 5)
-
-
-def test_available_memory_is_some_of_the_machines() -> None:
-    import psutil
-
-    available = available_bytes(torch.device("cpu"))
-    assert available is not None
-    assert 0 < available <= psutil.virtual_memory().total
 
 
 @pytest.mark.gpu

@@ -88,7 +88,7 @@ def test_a_history_is_told_by_cause_with_the_lines_that_asked(mark_log: MarkLog)
     assert moments["before_optimizer"].gradients == 1024
 
 
-def test_what_counts_operators_is_not_what_made_a_tensor(mark_log: MarkLog) -> None:
+def test_what_counts_operators_is_not_what_made_a_tensor_and_without_a_step_there_is_none(mark_log: MarkLog) -> None:
     counting = [("/site-packages/torch/_ops.py", "__call__"), (flops.__file__, "__torch_dispatch__")] * 2
     ours = [{"filename": file, "line": 1, "name": name} for file, name in counting]
     snapshot = made_snapshot()
@@ -97,9 +97,6 @@ def test_what_counts_operators_is_not_what_made_a_tensor(mark_log: MarkLog) -> N
     scratch, *others = timeline_from_snapshot(snapshot, 0, mark_log).largest
     hidden = next(of for of in others if of.cause == "activations")
     assert (hidden.line, hidden.name, scratch.name) == ("model.py:42", "linear", None)
-
-
-def test_without_a_step_or_a_history_there_is_none(mark_log: MarkLog) -> None:
     snapshot = made_snapshot()
     with pytest.raises(ValueError, match="given none"):
         timeline_from_snapshot(snapshot, 0, MarkLog())

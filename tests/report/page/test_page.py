@@ -51,7 +51,7 @@ def page(logs: Path) -> Page:
     return Page(logs / "page.html")
 
 
-def test_nothing_of_a_run_becomes_markup(page: Page, logs: Path) -> None:
+def test_nothing_of_a_run_becomes_markup_and_only_known_scripts_run_without_network(page: Page, logs: Path) -> None:
     names = {name for name, _ in page.tags}
     assert not names & {"img", "a", "link", "iframe", "object", "base", "form"}
     assert not [attr for _, attrs in page.tags for attr in attrs if attr.startswith("on")]
@@ -60,17 +60,12 @@ def test_nothing_of_a_run_becomes_markup(page: Page, logs: Path) -> None:
     assert page.answers["runs", None]["problems"] == [f"{HOSTILE}: damaged"]
     [command] = of_kind(page.answers["run", f"{logs.name}/a"], "command")
     assert command["text"] == f"python {HOSTILE}"
-
-
-def test_it_needs_no_network(page: Page) -> None:
     assert not [attrs for _, attrs in page.tags if {"src", "href", "srcset", "action", "data"} & set(attrs)]
     style = page.policy.partition("style-src")[0]
     assert page.policy.startswith("default-src 'none'; ")
     assert "http" not in page.policy
     assert "unsafe" not in style
 
-
-def test_only_the_scripts_whose_digests_the_policy_names_may_run(page: Page) -> None:
     def digest(script: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
@@ -98,7 +93,7 @@ def test_it_answers_what_the_tab_would_be_answered(tmp_path: Path) -> None:
         assert of_page == nearly({**of_tab, "run": f"logs/{of_tab['run']}"})
 
 
-def test_a_given_table_stands_there_with_values_to_sort_by(tmp_path: Path) -> None:
+def test_a_given_table_stands_there_with_values_to_sort_by_and_problems_alone_make_a_page(tmp_path: Path) -> None:
     table = Table(
         [Heading("size", "size"), Heading("step_s", "step (ms)", figures=True)],
         [
@@ -115,9 +110,6 @@ def test_a_given_table_stands_there_with_values_to_sort_by(tmp_path: Path) -> No
     assert long_table["titles"] == ["size", "step (ms)"]
     assert long_table["values"] == {"1": [0.01, None]}
     assert text_of(given) == "two <b>rows</b>"
-
-
-def test_a_page_of_problems_alone_can_be_written(tmp_path: Path) -> None:
     write_page(Collection([], ["x: no run.json"]), tmp_path / "page.html", Table([], []))
     listing = Page(tmp_path / "page.html").answers["runs", None]
     assert listing["runs"] == []

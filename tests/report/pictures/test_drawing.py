@@ -62,10 +62,11 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_the_measures_know_their_extremes() -> None:
+def test_the_measures_know_their_extremes_and_no_line_wears_a_phases_colour() -> None:
     assert contrast("#FFFFFF", "#000000") == pytest.approx(21)
     assert difference("#FFFFFF", "#000000", "normal") == pytest.approx(100, abs=0.01)
     assert difference("#FF0000", "#6B6B00", "protanopia") < 20 < difference("#FF0000", "#6B6B00", "normal")
+    assert not set(SERIES_COLOURS) & set(PART_COLOURS.values())
 
 
 @pytest.mark.parametrize("sight", SIGHTS)
@@ -84,7 +85,3 @@ def test_parts_that_touch_in_a_stack_can_be_told_apart(sight: str) -> None:
 def test_colours_stand_out_from_the_page(page: str) -> None:
     for colour in (*PART_COLOURS.values(), *SERIES_COLOURS):
         assert contrast(colour, page) > 2, colour
-
-
-def test_no_line_wears_a_phases_colour() -> None:
-    assert not set(SERIES_COLOURS) & set(PART_COLOURS.values())

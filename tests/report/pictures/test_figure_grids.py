@@ -31,15 +31,12 @@ def swept(tmp_path: Path) -> list[Entry]:
     return entries
 
 
-def test_a_heat_map_has_a_cell_for_each_pair_and_says_where_there_is_no_figure(swept: list[Entry]) -> None:
+def test_a_heat_map_has_a_cell_for_each_pair_and_bars_are_as_long_as_the_figure(swept: list[Entry]) -> None:
     axes = draw("heat", swept, by="context_length").axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["64", "256"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["math", "sdpa"]
     shown = {text.get_position(): text.get_text() for text in axes.texts}
     assert shown == {(0, 0): "30.00", (1, 0): "10.00", (0, 1): "OOM", (1, 1): "20.00"}
-
-
-def test_bars_are_as_long_as_the_figure(swept: list[Entry]) -> None:
     axes = draw("bars", swept, by="context_length", value="forward_s").axes[0]
     widths = {round(bar.get_y() + bar.get_height() / 2): bar.get_width() for bar in axes.patches}
     labels = [label.get_text() for label in axes.get_yticklabels()]
@@ -48,14 +45,12 @@ def test_bars_are_as_long_as_the_figure(swept: list[Entry]) -> None:
     assert "context 256, math: OOM" in labels
 
 
-def test_a_figure_without_an_interval_has_no_error_bar() -> None:
+def test_without_an_interval_there_is_no_error_bar_and_options_have_short_names(tmp_path: Path) -> None:
     estimates = [(0.0, Estimate(value=2.0, n=1)), (1.0, Estimate(value=2.0, n=1, low=1.5, high=3.0))]
     bars = error_bars(estimates, scale=10.0)
     assert (bars.below[1], bars.above[1]) == (5.0, 10.0)
     assert all(math.isnan(length) for length in (bars.below[0], bars.above[0]))
-
-
-def test_an_option_without_a_title_is_named_by_its_last_word(tmp_path: Path) -> None:
+    # An option without a title is named by its last word.
     entries = []
     for size, warps in ((32, 4), (32, 8), (64, 4), (64, 8)):
         overrides = {"model.BLOCK_M": str(size), "model.num_warps": str(warps)}
@@ -79,11 +74,8 @@ def test_logarithmic_axes_are_asked_for(swept: list[Entry]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["heat", "bars", "line"])
-def test_a_fact_is_no_figure(swept: list[Entry], kind: str) -> None:
-    with pytest.raises(UsageError, match="expected a figure such as step_s, given 'attention'"):
-        draw(kind, swept, by="context_length", value="attention")
-
-
-def test_a_heat_map_of_one_fact_is_refused(swept: list[Entry]) -> None:
+def test_a_fact_is_no_figure_and_one_fact_is_no_heat_map(swept: list[Entry], kind: str) -> None:
     with pytest.raises(UsageError, match="differ in two facts"):
         draw("heat", swept[:2])
+    with pytest.raises(UsageError, match="expected a figure such as step_s, given 'attention'"):
+        draw(kind, swept, by="context_length", value="attention")

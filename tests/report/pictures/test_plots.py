@@ -68,13 +68,17 @@ def test_a_step_is_stacked_from_its_parts_in_their_colours(swept: list[Entry]) -
     assert axes.get_ylabel() == "context"
 
 
-def test_the_bar_of_error_is_the_means_interval(tmp_path: Path) -> None:
+def test_bars_of_error_are_the_means_interval_and_for_mfu_turned_over(tmp_path: Path) -> None:
     entry = made_entry(tmp_path / "run")
     ms = np.array([row.time("step") * 1e3 for row in made_rows() if row.stage == "measure"])
     [bar] = draw("phases", [entry]).axes[0].containers[-1].lines[2][0].get_segments()
     student = 2.093 * ms.std(ddof=1) / ms.size**0.5  # of independent steps
     assert bar[:, 0].mean() == pytest.approx(ms.mean(), rel=1e-4)
     assert student * 0.9 < (bar[1, 0] - bar[0, 0]) / 2 < student * 1.6
+    step = entry.record.time["step"]
+    [bar] = draw("mfu", [entry]).axes[0].containers[0].lines[2][0].get_segments()
+    ideal_s = 0.4 * 10e-3
+    assert bar[:, 1] == pytest.approx([100 * ideal_s / step.mean_high, 100 * ideal_s / step.mean_low])
 
 
 def test_memory_stands_against_the_context_length_and_oom_is_said(swept: list[Entry]) -> None:
@@ -106,17 +110,6 @@ def test_lines_are_drawn_for_what_else_varies(tmp_path: Path) -> None:
     assert [text.get_text() for text in by_size.legends[0].get_texts()] == ["128", "256"]
 
 
-def test_mfu_has_the_steps_interval_turned_over(tmp_path: Path) -> None:
-    entry = made_entry(tmp_path / "run")
-    assert entry.record is not None
-    step = entry.record.time["step"]
-    assert step.mean_low is not None
-    assert step.mean_high is not None
-    [bar] = draw("mfu", [entry]).axes[0].containers[0].lines[2][0].get_segments()
-    ideal_s = 0.4 * 10e-3
-    assert bar[:, 1] == pytest.approx([100 * ideal_s / step.mean_high, 100 * ideal_s / step.mean_low])
-
-
 def cells(top: Path) -> list[Entry]:
     """Precisions, compiled and not, at two lengths."""
     return [
@@ -130,7 +123,7 @@ def cells(top: Path) -> list[Entry]:
     ]
 
 
-def test_labels_say_what_differs_and_not_bare_values(tmp_path: Path) -> None:
+def test_labels_say_what_differs_and_a_long_name_keeps_its_ends(tmp_path: Path) -> None:
     axes = draw("phases", cells(tmp_path)).axes[0]
     names = [tick.get_text().replace("\n", " ") for tick in axes.get_yticklabels()]
     assert names[0].split(", ") == ["32-true", "eager", "context 64"]
@@ -140,6 +133,10 @@ def test_labels_say_what_differs_and_not_bare_values(tmp_path: Path) -> None:
     # all have the same share: one line, which names them all
     [text] = [text.get_text() for text in legend.get_texts()]
     assert text.split(" =\n")[-1] == "bf16-mixed, compiled"
+    figure = draw("phases", [made_entry(tmp_path / n, name=f"first{'x' * 200}{n}") for n in "ab"], "name")
+    names = [tick.get_text().replace("\n", "") for tick in figure.axes[0].get_yticklabels()]
+    assert [len(name) for name in names] == [64, 64]
+    assert [(name[:5], name[-1]) for name in names] == [("first", "a"), ("first", "b")]
 
 
 def test_stacked_phases_end_at_the_mean_step_that_is_printed(tmp_path: Path) -> None:
@@ -263,13 +260,6 @@ def test_equal_figures_make_equal_files(tmp_path: Path, swept: list[Entry], suff
     )
 
 
-def test_a_long_name_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
-    figure = draw("phases", [made_entry(tmp_path / n, name=f"first{'x' * 200}{n}") for n in "ab"], "name")
-    names = [tick.get_text().replace("\n", "") for tick in figure.axes[0].get_yticklabels()]
-    assert [len(name) for name in names] == [64, 64]
-    assert [(name[:5], name[-1]) for name in names] == [("first", "a"), ("first", "b")]
-
-
 # Overlap needs traces and a heat map two facts: they have tests of their own.
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("overlap", "heat")])
 def test_any_name_can_be_drawn(tmp_path: Path, kind: str) -> None:
@@ -301,7 +291,6 @@ def test_a_wrong_call_says_what_was_expected(tmp_path: Path) -> None:
 
 def test_runs_of_unlike_configs_do_not_pass_for_repeats(tmp_path: Path) -> None:
     clipped = made_entry(tmp_path / "clipped")
-    assert clipped.record is not None
     assert clipped.record.config is not None
     config = {**clipped.record.config, "trainer": {"gradient_clip_val": 1.0}, "name": "clipped"}
     free = {**config, "trainer": {"gradient_clip_val": None}, "name": "free"}

@@ -27,16 +27,13 @@ def written(verb: str, kind: str, runs: tuple[str, str], capsys: pytest.CaptureF
     return capsys.readouterr().out
 
 
-def test_junit_fails_where_b_is_slower(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_junit_fails_where_b_is_slower_and_names_each_run(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]):
     suite = ElementTree.fromstring(written("compare", "junit", pair, capsys).encode())
     failed = {case.get("name"): case[0].get("message") for case in suite if len(case)}
     assert all("50.0%" in (failed[name] or "") for name in ("step", "forward"))  # what failed, and by how much
     assert (failed["forward"] or "").startswith("SLOWER: forward 10.000 ms in A, 15.000 ms in B, +50.0%")
     assert int(suite.get("tests", 0)) == len(suite)
     assert int(suite.get("failures", 0)) == len(failed)
-
-
-def test_report_names_each_run(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     suite = ElementTree.fromstring(written("report", "junit", pair, capsys).encode())
     assert {case.get("classname") for case in suite} == set(pair)
 
@@ -49,9 +46,9 @@ def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     return files
 
 
-def test_github_gets_summary_outputs_and_annotation(
+def test_github_gets_its_files_and_report_adds_to_the_summary(
     pair: tuple[str, str], github: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     github["GITHUB_STEP_SUMMARY"].write_text("of an earlier step\n", encoding="utf-8")
     assert main(["compare", *pair]) == 0
     outputs = dict(line.split("=") for line in github["GITHUB_OUTPUT"].read_text(encoding="utf-8").splitlines())
@@ -67,41 +64,8 @@ def test_github_gets_summary_outputs_and_annotation(
     assert annotation[0].startswith("::warning ")
     assert main(["compare", *pair, "--fail_on=slower"]) == 1
     assert "::error " in capsys.readouterr().out  # an error where the job fails for it
-
-
-def test_summary_fits_a_comment(github: dict[str, Path], tmp_path: Path) -> None:
-    many: dict[str, Any] = {f"option_{n}": "x" * 100 for n in range(900)}
-    a, b = (write(tmp_path / name, rows({"forward": TEN_MS}), config=of) for name, of in (("a", {}), ("b", many)))
-    assert main(["compare", str(a), str(b)]) == 0
-    assert len(github["GITHUB_STEP_SUMMARY"].read_bytes()) <= 64_000
-
-
-def test_unwritable_summary_changes_no_exit_code(
-    pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no" / "folder"))
-    assert main(["compare", *pair, "--fail_on=slower"]) == 1
-    assert main(["compare", *pair]) == 0
-    assert "cannot be written" in capsys.readouterr().err
-
-
-def test_github_can_be_switched_off(pair: tuple[str, str], github: dict[str, Path]) -> None:
-    assert main(["compare", *pair, "--github=false"]) == 0
-    assert not github["GITHUB_STEP_SUMMARY"].exists()
-
-
-def test_what_a_program_reads_stays_whole(
-    pair: tuple[str, str], github: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["compare", *pair, "--format=json"]) == 0
-    read = capsys.readouterr()
-    assert json.loads(read.out)["step"]["verdict"] == "SLOWER"
-    assert read.err.startswith("::warning ")
-
-
-def test_report_adds_its_table_to_the_summary(
-    pair: tuple[str, str], github: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+    # Report adds to the summary.
+    github["GITHUB_STEP_SUMMARY"].unlink()
     assert main(["report", *pair, "--format=json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
     summary = github["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8")
@@ -112,10 +76,37 @@ def test_report_adds_its_table_to_the_summary(
     assert github["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8") == summary
 
 
-def test_report_of_very_many_runs_fits_a_summary(github: dict[str, Path], tmp_path: Path) -> None:
+def test_a_summary_fits_a_comment(github: dict[str, Path], tmp_path: Path) -> None:
+    many: dict[str, Any] = {f"option_{n}": "x" * 100 for n in range(900)}
+    a, b = (write(tmp_path / name, rows({"forward": TEN_MS}), config=of) for name, of in (("a", {}), ("b", many)))
+    assert main(["compare", str(a), str(b)]) == 0
+    assert len(github["GITHUB_STEP_SUMMARY"].read_bytes()) <= 64_000
+    github["GITHUB_STEP_SUMMARY"].unlink()
     for n in range(400):
         write(tmp_path / f"a run whose name is long {'x' * 80} {n}", rows({"forward": TEN_MS}))
     assert main(["report", str(tmp_path)]) == 0
     summary = github["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8")
     assert len(summary.encode()) <= 64_000
     assert summary.endswith("|\n\n(cut: too long)\n")
+
+
+def test_github_can_be_off_or_its_summary_unwritable(
+    pair: tuple[str, str],
+    github: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    assert main(["compare", *pair, "--github=false"]) == 0
+    assert not github["GITHUB_STEP_SUMMARY"].exists()
+    capsys.readouterr()
+    assert main(["compare", *pair, "--format=json"]) == 0
+    read = capsys.readouterr()
+    assert json.loads(read.out)["step"]["verdict"] == "SLOWER"
+    assert read.err.startswith("::warning ")
+    # Unwritable summary changes no exit code.
+    monkeypatch.delenv("GITHUB_OUTPUT")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no" / "folder"))
+    assert main(["compare", *pair, "--fail_on=slower"]) == 1
+    assert main(["compare", *pair]) == 0
+    assert "cannot be written" in capsys.readouterr().err

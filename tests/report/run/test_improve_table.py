@@ -14,7 +14,7 @@ from lm_profiler.report.run.improve_table import improve_table, numerics_text, w
 from lm_profiler.report.tables.formats import lines
 
 
-def test_each_change_has_its_row_and_the_total_stands_below() -> None:
+def test_each_change_has_its_row_and_the_way_down_has_what_was_kept() -> None:
     table = improve_table(made_improve())
     texts = [[cell.text for cell in row] for row in table.rows]
     assert texts[0] == [
@@ -30,6 +30,8 @@ def test_each_change_has_its_row_and_the_total_stands_below() -> None:
     assert [row[-1] for row in texts] == ["FASTER, kept", "NUMERICS", "FASTER, kept", "SAME", "REFUSED"]
     assert {len(row) for row in texts} == {len(table.headings)}
     assert texts[4][1:-1] == [""] * 6  # nothing was run, so nothing is known
+    assert [of.name for of in made_improve().steps_after_changes] == ["first setting", TRIED[0].name, TRIED[2].name]
+    assert way_texts(made_improve()) == [("168.0", ""), ("120.0", "[118.5, 121.5]"), ("97.2", "[95.7, 98.7]")]
 
 
 FINAL = Final(pairs=4, first_s=0.168, final_s=0.0971, ratio=1.73, low=1.69, high=1.77, first_bytes=2**30)
@@ -54,16 +56,8 @@ CASES = {
 }
 
 
-def test_what_a_search_is_told_as_is_as_stored() -> None:
+def test_a_search_is_told_as_stored_and_its_setting_can_be_run(tmp_path: Path) -> None:
     assert_stored("report/improve", {case: lines(improve_table(of), 160) for case, of in CASES.items()})
-
-
-@pytest.mark.parametrize("case", FAILED)
-def test_where_nothing_helped_there_is_no_way(case: str) -> None:
-    assert FAILED[case].steps_after_changes == []
-
-
-def test_how_far_numbers_are_off_is_told_as_stored() -> None:
     cases = {
         "by nothing": Numerics(loss=0.0, gradients=0.0, within=True),
         "in the gradients": Numerics(loss=0.0, gradients=0.012, within=True),
@@ -72,9 +66,7 @@ def test_how_far_numbers_are_off_is_told_as_stored() -> None:
         "of the loss alone": Numerics(loss=1e-7, gradients=None, within=None),
     }
     assert_stored("report/improve_numerics", {case: numerics_text(of) for case, of in cases.items()})
-
-
-def test_the_setting_that_was_found_can_be_run(tmp_path: Path) -> None:
+    # The setting that was found can be run.
     before = improve_table(made_improve(), tmp_path).below
     tmp_path = tmp_path / "it s"  # a shell takes the line as it is
     tmp_path.mkdir()
@@ -84,6 +76,6 @@ def test_the_setting_that_was_found_can_be_run(tmp_path: Path) -> None:
     assert shlex.split(command)[-2:] == ["--config", f"{tmp_path}/improved.yaml"]
 
 
-def test_the_way_down_is_what_was_kept_to_as_many_digits_as_the_first_step() -> None:
-    assert [of.name for of in made_improve().steps_after_changes] == ["first setting", TRIED[0].name, TRIED[2].name]
-    assert way_texts(made_improve()) == [("168.0", ""), ("120.0", "[118.5, 121.5]"), ("97.2", "[95.7, 98.7]")]
+@pytest.mark.parametrize("case", FAILED)
+def test_where_nothing_helped_there_is_no_way(case: str) -> None:
+    assert FAILED[case].steps_after_changes == []

@@ -1,4 +1,3 @@
-import pytest
 from stored_texts import assert_stored
 
 from lm_profiler.analysis.plan.planned import Capacity, Planned, planned_floors
@@ -14,35 +13,28 @@ CASES = {
 }
 
 
-def test_what_is_planned_stands_beside_what_the_device_has_as_stored() -> None:
+def test_a_plan_stands_beside_the_device_and_an_unknown_allocation_has_its_phase() -> None:
     said = {}
     for case, (planned, is_free) in CASES.items():
         device = Capacity("NVIDIA H100", 80 << 30, is_free)
         said[case] = plan_table(planned, None, device, planned_floors(planned, device.name)).below[0]
     assert_stored("report/plan", said)
-
-
-def test_an_allocation_of_which_nothing_else_is_known_has_its_phase() -> None:
+    # An allocation of which nothing else is known has its phase.
     unknown = Allocation(bytes=1, cause="rest", phase="backward")
     assert made_by(unknown) == "unknown, in backward"
     assert made_by(unknown.model_copy(update={"name": "aten.mm.default", "line": "a.py:1"})) == "mm, a.py:1"
 
 
-@pytest.mark.parametrize(
-    "least_gib, expected",
-    [(2.4399, None), (2.4301, "steps differ: the table shows the largest of 2; the smallest needs 2.43 GiB")],
-)
-def test_steps_differ_only_if_their_figures_do(least_gib: float, expected: str | None) -> None:
-    steps = [round(2.4401 * 2**30), round(least_gib * 2**30)]
-    planned = Planned({"forward": steps[0]}, {}, steps=steps)
+def below(planned: Planned) -> str:
     device = Capacity("NVIDIA H100", 80 << 30, False)
-    below = plan_table(planned, None, device, planned_floors(planned, device.name)).below
-    assert [line for line in below if line.startswith("steps differ")] == ([] if expected is None else [expected])
+    return "\n".join(plan_table(planned, None, device, planned_floors(planned, device.name)).below)
 
 
-@pytest.mark.parametrize("uncounted, expected", [([], 0), (["mine::mm", "npdot (a.py:8)"], 1)])
-def test_what_the_floor_lacks_is_named(uncounted: list[str], expected: int) -> None:
-    planned = Planned({"forward": 1 << 30}, {}, uncounted=uncounted)
-    device = Capacity("NVIDIA H100", 80 << 30, False)
-    below = plan_table(planned, None, device, planned_floors(planned, device.name)).below
-    assert len([line for line in below if "mine::mm, npdot (a.py:8)" in line]) == expected
+def test_steps_differ_only_if_their_figures_do_and_what_the_floor_lacks_is_named() -> None:
+    largest, alike, least = (round(gib * 2**30) for gib in (2.4401, 2.4399, 2.4301))
+    told = "steps differ: the table shows the largest of 2; the smallest needs 2.43 GiB"
+    assert "steps differ" not in below(Planned({"forward": largest}, {}, steps=[largest, alike]))
+    assert told in below(Planned({"forward": largest}, {}, steps=[largest, least])).splitlines()
+    uncounted = ["mine::mm", "npdot (a.py:8)"]
+    assert "mine::mm" not in below(Planned({"forward": 1 << 30}, {}))
+    assert below(Planned({"forward": 1 << 30}, {}, uncounted=uncounted)).count("mine::mm, npdot (a.py:8)") == 1

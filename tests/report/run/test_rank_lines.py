@@ -23,7 +23,7 @@ def texts(**options: Any) -> list[list[str]]:
     return [[cell.text for cell in row] for row in time_table(made_record(**options)).rows]
 
 
-def test_the_table_has_own_work_and_a_row_for_waiting() -> None:
+def test_the_table_has_own_work_and_a_row_for_waiting_and_the_step_keeps_its_interval() -> None:
     assert texts(ranks=made_ranks(world=4, slow=2)) == [
         ["data", "5.000", "5.3%", "5.000", "35.00", "2"],
         ["forward", "20.00", "21.1%", "20.00", "20.00", ""],
@@ -32,9 +32,6 @@ def test_the_table_has_own_work_and_a_row_for_waiting() -> None:
         ["waiting", "30.00", "31.6%", "0.000", "30.00", "0"],
         ["step", "95.00", "", "", "", ""],
     ]
-
-
-def test_the_step_keeps_its_interval_and_a_floor_is_held_against_own_work() -> None:
     floors = {"forward": Floor(seconds=4e-3, bound="compute", times=99.0)}
     table = time_table(made_record(ranks=made_ranks(), floors=floors))
     assert [cell.text for cell in table.rows[1]][-2:] == ["4.000 FLOPs", "5.0"]
@@ -92,11 +89,8 @@ CASES = {
 }
 
 
-def test_for_whom_the_others_wait_is_told_as_stored() -> None:
+def test_for_whom_the_others_wait_is_told_as_stored_and_is_in_columns() -> None:
     assert_stored("report/ranks", {case: lines(ranks) for case, ranks in CASES.items()})
-
-
-def test_the_figures_are_columns_of_report() -> None:
     record = made_record(ranks=made_ranks(world=4))
     for name, value in {
         "waiting_s": 22.5e-3,

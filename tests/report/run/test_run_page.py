@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from made_environment import made_environment, made_run
+from made_parts import made_model
 from made_runs import made_record
 from stored_texts import assert_stored
 
@@ -18,7 +19,8 @@ from lm_profiler.record.run_record import (
     MemoryCauses,
     MemoryFacts,
     MemoryReading,
-    ModelFacts,
+    NumericsFacts,
+    NumericsKind,
     OddStep,
     OtherByOwner,
     OwnedTime,
@@ -29,7 +31,7 @@ from lm_profiler.record.run_record import (
 )
 from lm_profiler.report.run.run_page import end_tables, other_lines, summary_lines
 from lm_profiler.report.run.sections import floor_texts
-from lm_profiler.report.tables.formats import lines
+from lm_profiler.report.tables.formats import lines, render
 
 NEVER = TimeSummary(
     n=10, mean=0.0, mean_low=0.0, mean_high=0.0, std=0.0, cv=None, median=0.0, p5=0.0, p95=0.0, min=0.0, max=0.0,
@@ -89,10 +91,7 @@ def environment(**changes: Any) -> Environment:
     return made_environment(**{"device_type": "cuda", "device_name": "Big GPU", **changes})
 
 
-MODEL = ModelFacts(
-    class_path="a.B", parameters=1, parameters_without_embedding=1, trainable_parameters=1, bytes=4,
-    precision="bf16-mixed", optimizers=[], accumulate_grad_batches=1,
-)  # fmt: skip
+MODEL = made_model(class_path="a.B", parameters_without_embedding=1, precision="bf16-mixed")
 
 
 def numbers(words: list[str]) -> list[float]:
@@ -110,26 +109,20 @@ def test_a_row_shows_its_part(title: str, mean: float, share: float) -> None:
     assert cells == pytest.approx(expected, abs=0.051)
 
 
-def test_forward_and_backward_are_quoted_together() -> None:
+def test_forward_and_backward_are_quoted_together_and_only_phases_that_took_time_have_a_row() -> None:
     assert numbers(row(printed(record()), "forward + backward"))[0] == 160.0
     without = {**TIME, "backward": NEVER}
     assert "forward + backward" not in printed(record(time=without, host_time=without))
-
-
-def test_a_phase_that_took_the_host_alone_some_time_has_a_row() -> None:
     assert row(printed(record(time={**TIME, "forward": NEVER})), "forward")
+    quick = {part: summary(s.mean * 10) if s.mean else NEVER for part, s in TIME.items()}  # the step takes 2 ms
+    text = printed(record(time=quick, host_time=quick))
+    assert numbers(row(text, "forward"))[0] == 0.6
+    assert numbers(row(text, "data"))[3] == 0.01
 
 
 @pytest.mark.parametrize("part", ["transfer", "zero_grad", "clip", "optimizer"])
 def test_a_phase_that_never_occurred_has_no_row(part: str) -> None:
     assert part not in printed(record())
-
-
-def test_quick_steps_are_shown_more_finely() -> None:
-    quick = {part: summary(s.mean * 10) if s.mean else NEVER for part, s in TIME.items()}  # the step takes 2 ms
-    text = printed(record(time=quick, host_time=quick))
-    assert numbers(row(text, "forward"))[0] == 0.6
-    assert numbers(row(text, "data"))[3] == 0.01
 
 
 def ended(status: Any, message: str = "no", step: int | None = None, **changes: Any) -> RunRecord:
@@ -151,13 +144,20 @@ ENDS = {
 }
 
 
-def test_the_end_of_a_run_is_as_stored() -> None:
+def test_lines_of_a_run_are_as_stored(tmp_path: Path) -> None:
     assert_stored("report/end", {case: printed(of) for case, of in ENDS.items()})
-
-
-def test_the_end_of_a_run_with_all_that_is_known_is_as_stored() -> None:
     case, of = next(iter(ENDS.items()))
     assert_stored("report/end_verbose", {case: printed(of, verbose=True)})
+    assert_stored("report/summary", {case: summary_lines(of) for case, of in SUMMARIES.items()})
+    assert_stored("report/other", {case: other_lines(record) for case, record in OTHER.items()})
+    record = made_run(name="x", numerics=NUMERICS)
+    overflowed = record.model_copy(update={"numerics": NUMERICS.model_copy(update={"loss": None})})
+    cases = {"a figure that is unknown": record, "a loss that overflowed": overflowed}
+    assert_stored(
+        "report/numerics",
+        {case: render(end_tables(of, tmp_path), "terminal") for case, of in cases.items()},
+        here=tmp_path,
+    )
 
 
 def odd(*ratios: float) -> list[OddStep]:
@@ -184,7 +184,6 @@ def measured(**memory: Any) -> dict[str, Any]:
 
 def noisy(known_to: float) -> RunRecord:
     made = made_record()
-    assert made.steadiness is not None
     steadiness = made.steadiness.model_copy(update={"word": "noisy", "known_to": known_to})
     return made.model_copy(update={"steadiness": steadiness})
 
@@ -219,25 +218,12 @@ SUMMARIES = {
 }
 
 
-def test_the_lines_of_a_summary_are_as_stored() -> None:
-    assert_stored("report/summary", {case: summary_lines(of) for case, of in SUMMARIES.items()})
-
-
-def test_on_a_device_the_hosts_time_stands_beside() -> None:
+def test_on_a_device_the_hosts_time_stands_beside_and_one_step_has_no_spread() -> None:
     host = {part: summary(s.mean * 500) if s.mean else NEVER for part, s in TIME.items()}
     text = printed(record(environment=environment(), host_time=host))
     assert "host (ms)" in text
     assert numbers(row(text, "forward"))[-1] == pytest.approx(30.0, abs=0.051)
     assert "host (ms)" not in printed(record(environment=environment(device_type="cpu")))
-
-
-def test_the_lines_are_not_broken_on_a_narrow_terminal() -> None:
-    note = "x" * 300
-    text = printed(record(notes=[note]), width=40)
-    assert f"note: {note}\n" in text
-
-
-def test_one_measured_step_has_no_spread() -> None:
     one = summary(60, n=1, std=None, cv=None, mean_low=None, mean_high=None, p95=None)
     text = printed(record(time={**TIME, "forward": one}))
     words = row(text, "forward")
@@ -246,7 +232,7 @@ def test_one_measured_step_has_no_spread() -> None:
     assert " ".join(words[1:4]) == "[too few steps]"
 
 
-def test_80_columns_cut_no_digit_of_a_run():
+def test_80_columns_cut_no_digit_of_a_run_and_break_no_line() -> None:
     slow = summary(12_345_678.9)
     text = printed(record(time={**TIME, "forward": slow, "step": slow}), width=80)
     assert "…" not in text
@@ -254,6 +240,9 @@ def test_80_columns_cut_no_digit_of_a_run():
     table = text.partition("10,139 tokens/s")[0].splitlines()[1:]
     assert max(map(len, table)) <= 80
     assert sum(line.startswith("forward ") for line in table) >= 2  # in pieces, each with its names
+    note = "x" * 300
+    text = printed(record(notes=[note]), width=40)
+    assert f"note: {note}\n" in text
 
 
 def test_each_phase_stands_beside_the_least_that_it_could_take() -> None:
@@ -268,14 +257,8 @@ def test_each_phase_stands_beside_the_least_that_it_could_take() -> None:
     assert row(text, "backward")[-3:] == ["0.150", "bytes", "673"]
     assert row(text, "data")[-1] == "10.0%"
     assert "floor" not in printed(record())
-
-
-def test_a_floor_of_which_one_half_is_unknown_is_of_nothing() -> None:
     text = printed(record(floors={"forward": Floor(flops={"float32": 10}, seconds=0.02, times=3.0)}))
     assert row(text, "forward")[-2:] == ["20.00", "3.0"]
-
-
-def test_a_floor_of_next_to_nothing_is_not_shown() -> None:
     assert floor_texts(Floor(bytes=264, seconds=2.64e-9, bound="memory")) == ["", ""]
     assert floor_texts(Floor(bytes=264_000, seconds=2.64e-6, bound="memory", times=20.0)) == ["0.003 bytes", "20.0"]
 
@@ -307,5 +290,20 @@ OTHER = {
 }
 
 
-def test_the_line_of_other_is_as_stored() -> None:
-    assert_stored("report/other", {case: other_lines(record) for case, record in OTHER.items()})
+NUMERICS = NumericsFacts(
+    loss=6.4203345,
+    reference_loss=6.41873,
+    output_error=0.0057,
+    gradient_error=None,
+    kinds=[
+        NumericsKind(
+            kind="Linear",
+            modules=15,
+            parameters=["float32"],
+            outputs=["bfloat16", "float32"],
+            gradients=["float32"],
+            gradient_error=None,
+        ),
+        NumericsKind(kind="SwiGLU", modules=2, parameters=[], outputs=["bfloat16"], gradients=[], gradient_error=None),
+    ],
+)

@@ -115,34 +115,35 @@ def told(record: RunRecord, title: str) -> dict[str, str]:
     return {row[0].text: row[1].text for row in section.rows}
 
 
-def test_what_is_unknown_is_left_out_and_so_is_a_section_without_facts() -> None:
+def test_unknown_figures_are_left_out_and_older_records_lack_no_interval() -> None:
     titles = [table.title for table in sections(made_record(status="oom"))]
     assert titles == ["Steps"]
-
-
-def test_on_the_cpu_there_is_one_clock() -> None:
     made = made_record()
     on_cpu = made.model_copy(update={"environment": made.environment.model_copy(update={"device_type": "cpu"})})
     for record, expected in ((made, 1), (on_cpu, 0)):
         assert sum("host" in table.title for table in sections(record)) == expected
-
-
-def test_phases_that_did_not_occur_have_no_row() -> None:
     times = next(table for table in sections(made_record()) if table.title.startswith("Time of a step"))
     assert [row[0].text for row in times.rows] == ["forward", "backward", "other", "forward + backward", "step"]
     assert [row[1].text.split()[0] for row in times.rows] == ["3.000", "5.000", "2.000", "8.000", "10.00"]
+    # Version 0.2 wrote intervals of medians, under other names.
+    record = made_record()
+    content = record.model_dump()
+    for times in ("time", "host_time"):
+        for summary in content[times].values():
+            del summary["mean_low"], summary["mean_high"]
+    older = RunRecord.model_validate(content)
+    assert not TIMES["step"].lacks_interval(older)
+    assert not TOKENS_PER_S.lacks_interval(older)
+    assert TIMES["step"].lacks_interval(RunRecord.model_validate(content | {"time": _without_ends(content["time"])}))
 
 
-def test_lines_that_synchronize_are_listed_up_to_a_page() -> None:
+def test_lines_that_synchronize_are_listed_up_to_a_page_and_ranks_are_told_apart() -> None:
     syncs = [Sync(file="m.py", line=n, function="f", count=n, call="item") for n in range(1, 101)]
     record = made_record(syncs=syncs)
     [table] = [table for table in sections(record) if "call" in table.titles]
     assert len(table.rows) == 64
     assert table.below == ["and 36 more"]
     assert told(record, "Synchronization")["synchronizations"] == "5,050"
-
-
-def test_ranks_are_told_apart_and_by_how_much() -> None:
     record = made_record(rank_step_s=[0.010, 0.012])
     ranks = told(record, "Ranks")
     assert (ranks["slowest rank longer by"], ranks["slowest rank's step"]) == ("20.0 %", "12.000 ms")
@@ -166,9 +167,6 @@ def test_the_counters_of_odd_steps_stand_below_what_is_usual() -> None:
     assert [heading.title for heading in list_table(record, "odd_steps").headings][-3:] == [
         "cause", "explained (ms)", "rank",
     ]  # fmt: skip
-
-
-def test_of_an_earlier_record_without_causes_the_columns_are_as_they_were() -> None:
     record = made_record(odd_steps=[{"step": 9, "step_s": 1.1, "ratio": 11.0, "part": "other", "excess_s": 1.0}])
     assert len(list_table(record, "odd_steps").headings) == 5
     assert not list_table(record, "step_counters").rows
@@ -187,7 +185,6 @@ def test_of_an_earlier_record_without_causes_the_columns_are_as_they_were() -> N
 )
 def test_the_mean_step_as_a_sum_has_one_sign_before_each_term(odd_s: float, told: list[str]) -> None:
     steadiness = made_record().steadiness
-    assert steadiness is not None
     of = {"level_s": 0.1174, "pattern_s": None, "odd_s": odd_s, "levels": [], "first": 1, "last": 20, "cut": 0}
     record = made_record().model_copy(update={"steadiness": steadiness.model_copy(update=of)})
     assert step_lines(record) == told
@@ -198,7 +195,6 @@ def test_an_interval_that_would_say_nothing_is_replaced_by_its_reason() -> None:
     times = {part: summarise_times([0.0] * 3) for part in PARTS}
     seconds = [0.001, 0.001, 0.3]
     interval = mean_interval(seconds)
-    assert interval is not None
     assert not interval.is_informative
     times |= dict.fromkeys(("forward", "forward_backward", "step"), summarise_times(seconds, interval))
     rate = Throughput(tokens_per_step=64, tokens_per_s=64 / 0.1007)
@@ -213,19 +209,6 @@ def test_an_interval_that_would_say_nothing_is_replaced_by_its_reason() -> None:
         assert "[too few steps]" in render([runs_table([[entry]])], kind)
     # Nothing of it reaches files for programs.
     assert "too few" not in render([raw_runs_table([[entry]])], "json")
-
-
-def test_a_record_that_never_had_intervals_lacks_none() -> None:
-    """Version 0.2 wrote intervals of medians, under other names."""
-    record = made_record()
-    content = record.model_dump()
-    for times in ("time", "host_time"):
-        for summary in content[times].values():
-            del summary["mean_low"], summary["mean_high"]
-    older = RunRecord.model_validate(content)
-    assert not TIMES["step"].lacks_interval(older)
-    assert not TOKENS_PER_S.lacks_interval(older)
-    assert TIMES["step"].lacks_interval(RunRecord.model_validate(content | {"time": _without_ends(content["time"])}))
 
 
 def _without_ends(times: dict[str, Any]) -> dict[str, Any]:

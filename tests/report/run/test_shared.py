@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_environment import made_contention
 from made_runs import made_entry, made_record
 from made_waterfall import made_waterfall
 
@@ -24,10 +25,7 @@ from lm_profiler.report.run.waterfall_text import why_lines
 from lm_profiler.report.tables.formats import render
 from lm_profiler.report.tables.rows import raw_runs_table, runs_table
 
-SHARED = Contention(
-    wall_s=10.0, cpus=2, had_s=5.0, waited_s=5.0, others_s=5.0, stolen_s=0.0, throttled_s=None, pressure=None,
-    involuntary_switches=None, not_had=0.5,
-)  # fmt: skip
+SHARED = made_contention(0.5, wall_s=10.0, had_s=5.0, waited_s=5.0, others_s=5.0)
 
 
 def run(contention: Contention | None) -> RunRecord:
@@ -35,7 +33,7 @@ def run(contention: Contention | None) -> RunRecord:
     return made_record(contention=contention, floors=floors, waterfall=made_waterfall())
 
 
-def test_rates_floors_and_terms_are_left_out_of_a_shared_machines_run() -> None:
+def test_rates_floors_and_terms_are_left_out_of_a_shared_machines_run_and_its_throughput_is_a_lower_bound() -> None:
     shared, alone = run(SHARED), run(None)
     assert shared.contended
     assert any("floor" in title for title in time_table(alone).titles)
@@ -45,26 +43,18 @@ def test_rates_floors_and_terms_are_left_out_of_a_shared_machines_run() -> None:
     assert any(character.isdigit() for character in why_lines(alone)[0])
     assert [line.partition(":")[0] for line in why_lines(shared)] == ["why"]
     assert not any(character.isdigit() for line in why_lines(shared) for character in line)
-
-
-def test_its_throughput_is_said_as_a_lower_bound() -> None:
-    """Its times are upper bounds."""
+    # Its times are upper bounds.
     for lines, least in ((end_lines(run(SHARED)), True), (end_lines(run(None)), False)):
         assert [("at least " in line) for line in lines if "tokens/s" in line] == [least]
     for record, least in ((run(SHARED), True), (run(None), False)):
         (value,) = [row[1].text for table in sections(record) for row in table.rows if row[0].text == "tokens/s"]
         assert value.startswith("at least ") == least
-
-
-def test_its_times_are_there() -> None:
     assert [row[1].text for row in time_table(run(SHARED)).rows] == [row[1].text for row in time_table(run(None)).rows]
 
 
 def test_the_lower_bound_includes_what_passed_between_steps() -> None:
     """Known answer: 4 steps, and the same time again between them (not in validation), halve the rate."""
     record = run(SHARED)
-    assert record.throughput is not None
-    assert record.throughput.tokens_per_s is not None
     steps_s = record.steps["measure"] * (record.time["step"].mean or 0.0)
     between = [BetweenSteps(what="validation", seconds=7.0, times=1)]
     slowed = record.model_copy(update={"between_steps_s": steps_s + 7.0, "between": between})
@@ -80,8 +70,6 @@ def test_the_lower_bound_includes_what_passed_between_steps() -> None:
 def test_files_for_programs_mark_a_rate_that_is_a_lower_bound(contention: Contention | None, bound: str | None) -> None:
     """The table's rate is that of the run's page, which halves it for the time between steps."""
     record = run(contention)
-    assert record.throughput is not None
-    assert record.throughput.tokens_per_s is not None
     steps_s = record.steps["measure"] * (record.time["step"].mean or 0.0)
     entry = Entry(folder=Path("logs/run"), record=record.model_copy(update={"between_steps_s": steps_s}))
     (row,) = json.loads(render([raw_runs_table([[entry]])], "json"))
@@ -95,7 +83,6 @@ def test_files_for_programs_mark_a_rate_that_is_a_lower_bound(contention: Conten
 
 def test_a_comparison_marks_the_side_whose_rate_is_a_lower_bound(tmp_path: Path) -> None:
     a, b = made_entry(tmp_path / "a"), made_entry(tmp_path / "b")
-    assert b.record is not None
     shared_b = replace(b, record=b.record.model_copy(update={"contention": SHARED}))
     comparison = compare([a], [shared_b])
     content = json.loads(json_of(comparison))["tokens"]

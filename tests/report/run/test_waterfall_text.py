@@ -48,11 +48,15 @@ def test_figures_add_up_as_printed(seed: int) -> None:
         assert float(text) == pytest.approx(rung.term.seconds * 1e3, abs=1.001 * unit)
 
 
-def test_the_ideal_is_a_lower_bound_if_flops_are_missing() -> None:
+def test_the_ideal_is_a_lower_bound_if_flops_are_missing_and_an_unknown_term_is_not_nought() -> None:
     fall = made_waterfall(ideal_is_lower_bound=True)
     (line, *_) = lines_of(fall)
     assert "62.1 ideal (at least)" in line
     assert "at least" not in lines_of(made_waterfall())[0]
+    record = made_record(waterfall=UNKNOWN_CLOCK)
+    assert QUANTITIES["waterfall_clock_s"].get(record) is None
+    rows = {row[0].text: row[1].text for row in waterfall_tables(record)[0].rows}
+    assert rows["lower clock"] == "unknown"
 
 
 UNKNOWN_CLOCK = made_waterfall(
@@ -111,27 +115,25 @@ def test_no_ceiling_is_told_where_much_is_unexplained(rest_ms: float, is_told: b
     assert any(row[3].text for row in terms.rows) == is_told
 
 
-def test_a_term_that_nobody_can_tell_from_the_next_is_unknown_and_not_nought() -> None:
-    record = made_record(waterfall=UNKNOWN_CLOCK)
-    assert QUANTITIES["waterfall_clock_s"].get(record) is None
-    rows = {row[0].text: row[1].text for row in waterfall_tables(record)[0].rows}
-    assert rows["lower clock"] == "unknown"
+WORDS = ("verdict", "next", "why")
 
 
-def test_without_a_waterfall_there_is_no_line_and_no_table() -> None:
+def test_lines_stand_below_the_end_table_and_a_run_without_a_waterfall_is_told_why() -> None:
+    below = time_table(made_record(waterfall=made_waterfall())).below
+    first = [line.partition(":")[0] for line in below]
+    assert [name for name in first if name in WORDS] == list(WORDS)
     record = made_record()
     assert why_lines(record) == []
     assert waterfall_tables(record) == []
     assert not [line for line in time_table(record).below if line.startswith("why")]
-
-
-WORDS = ("verdict", "next", "why")
-
-
-def test_the_lines_stand_below_the_end_table() -> None:
-    below = time_table(made_record(waterfall=made_waterfall())).below
-    first = [line.partition(":")[0] for line in below]
-    assert [name for name in first if name in WORDS] == list(WORDS)
+    said = {}
+    for case, record in runs_without_one().items():
+        told = f"No waterfall: {missing(record)}"
+        lines = [line for line in time_table(record).below if line.startswith("why: unknown")]
+        asked_for = bool(record.steps_planned.get("trace"))  # nobody is told at a run's end who has asked for no trace
+        assert lines == ([f"why: unknown: {told.partition(': ')[2]}"] if asked_for else [])
+        said[case] = told
+    assert_stored("report/no_why", said)
 
 
 def test_the_table_has_ceilings_phases_and_the_step_that_the_terms_add_up_to() -> None:
@@ -176,7 +178,6 @@ def untraced(**changes: object) -> RunRecord:
 def runs_without_one() -> dict[str, RunRecord]:
     """By what is missing."""
     use = made_record().utilisation
-    assert use is not None
     unknown = use.model_copy(update={"peak_flops_per_s": None, "ceiling_flops_per_s": None})
     ended = {"steps": {"measure": 3}, "notes": ["the loop ended in stage measure, after 3 of its 20 steps"]}
     return {
@@ -197,14 +198,3 @@ def runs_without_one() -> dict[str, RunRecord]:
         "an earlier version ran it": untraced(),
         "the run died": made_record(status="oom"),
     }
-
-
-def test_a_run_without_one_is_told_why_and_what_to_do_as_stored() -> None:
-    said = {}
-    for case, record in runs_without_one().items():
-        told = f"No waterfall: {missing(record)}"
-        lines = [line for line in time_table(record).below if line.startswith("why: unknown")]
-        asked_for = bool(record.steps_planned.get("trace"))  # nobody is told at a run's end who has asked for no trace
-        assert lines == ([f"why: unknown: {told.partition(': ')[2]}"] if asked_for else [])
-        said[case] = told
-    assert_stored("report/no_why", said)

@@ -33,9 +33,14 @@ def nasty() -> Table:
     )
 
 
-def test_a_table_is_as_stored():
+def test_a_table_is_as_stored_and_any_name_comes_back():
     forms = {"terminal": terminal, "Markdown": markdown, "LaTeX": latex, "Typst": typst}
     assert_stored("report/formats", {name: form(TABLE) for name, form in forms.items()})
+    # Whatever is in a name comes back from csv json and parquet.
+    whole = NASTY.replace("\udcff", "\\udcff")  # UTF-8 has no lone surrogates
+    assert next(csv.DictReader(io.StringIO(csv_text(nasty()), newline="")))["name"] == whole
+    assert json.loads(json_text(nasty()))[0]["name"] == whole
+    assert pyarrow.parquet.read_table(io.BytesIO(parquet(nasty()))).column("name").to_pylist() == [whole]
 
 
 ROWS = [
@@ -49,32 +54,6 @@ def test_csv_json_and_parquet_carry_si_values_with_their_intervals():
     assert list(csv.DictReader(io.StringIO(csv_text(TABLE)))) == text
     assert json.loads(json_text(TABLE)) == ROWS
     assert pyarrow.parquet.read_table(io.BytesIO(parquet(TABLE))).to_pylist() == ROWS
-
-
-def test_text_that_a_spreadsheet_would_compute_has_an_apostrophe_before_it_and_numbers_have_none():
-    given = ["=1+1", "+a", "-a", "@a", "\t=1", "-1", "-1e-3", "a=1"]
-    table = Table([Heading("=x", "x"), Heading("y", "y")], [[TableCell(text), TableCell(-0.5)] for text in given])
-    header, *found = csv.reader(io.StringIO(csv_text(table), newline=""))
-    assert header == ["'=x", "y"]
-    assert [row[0] for row in found] == ["'=1+1", "'+a", "'-a", "'@a", "'\t=1", "-1", "-1e-3", "a=1"]
-    assert {row[1] for row in found} == {"-0.5"}
-
-
-def test_a_carriage_return_tears_no_row():
-    table = Table([Heading("x", "x"), Heading("y", "y")], [[TableCell("a\rb"), TableCell("c")]])
-    assert list(csv.reader(io.StringIO(csv_text(table), newline=""))) == [["x", "y"], ["a\rb", "c"]]
-    assert csv_text(table).splitlines()[0] == "x,y"
-    assert '"a\rb"' in csv_text(table)
-
-
-def test_json_hides_no_control_from_its_reader_and_gives_none_to_a_terminal():
-    given = "\x1b[31m\x9b\x7f\u202e ä"
-    text = json_text(Table([Heading("x", "x")], [[TableCell(given)]]))
-    assert json.loads(text) == [{"x": given}]
-    assert all(c.isprintable() or c == "\n" for c in text)
-
-
-def test_values_of_several_types_go_to_parquet_as_text():
     table = Table([Heading("x", "x")], [[TableCell(8)], [TableCell("auto")], [TableCell([1, 2])], [TableCell()]])
     assert pyarrow.parquet.read_table(io.BytesIO(parquet(table))).column("x").to_pylist() == [
         "8",
@@ -84,27 +63,41 @@ def test_values_of_several_types_go_to_parquet_as_text():
     ]
 
 
-def test_nothing_in_a_name_reaches_the_terminal_as_an_order():
+def test_csv_and_json_give_no_order_to_a_spreadsheet_or_a_terminal():
+    given = ["=1+1", "+a", "-a", "@a", "\t=1", "-1", "-1e-3", "a=1"]
+    table = Table([Heading("=x", "x"), Heading("y", "y")], [[TableCell(text), TableCell(-0.5)] for text in given])
+    header, *found = csv.reader(io.StringIO(csv_text(table), newline=""))
+    assert header == ["'=x", "y"]
+    assert [row[0] for row in found] == ["'=1+1", "'+a", "'-a", "'@a", "'\t=1", "-1", "-1e-3", "a=1"]
+    assert {row[1] for row in found} == {"-0.5"}
+    # A carriage return tears no row.
+    table = Table([Heading("x", "x"), Heading("y", "y")], [[TableCell("a\rb"), TableCell("c")]])
+    assert list(csv.reader(io.StringIO(csv_text(table), newline=""))) == [["x", "y"], ["a\rb", "c"]]
+    assert csv_text(table).splitlines()[0] == "x,y"
+    assert '"a\rb"' in csv_text(table)
+    # Json hides no control from its reader and gives none to a terminal.
+    given = "\x1b[31m\x9b\x7f\u202e ä"
+    text = json_text(Table([Heading("x", "x")], [[TableCell(given)]]))
+    assert json.loads(text) == [{"x": given}]
+    assert all(c.isprintable() or c == "\n" for c in text)
+
+
+def test_nothing_in_a_name_reaches_the_terminal_or_breaks_markdown():
     lines = terminal(nasty()).splitlines()
     assert len(lines) == 3
     assert "\x1b" not in lines[2]
     assert_stored("report/names: terminal", {"a name of marks": lines[2]})
-
-
-def test_nothing_in_a_name_breaks_a_markdown_table():
     row = markdown(nasty()).splitlines()[-1]
     assert row.count("|") - row.count("\\|") == 3
     assert_stored("report/names: markdown", {"a name of marks": row})
-
-
-def test_names_as_published_stay_as_they_are_in_markdown():
     table = Table(
         [Heading("x", "fwd & back avg (sec)"), Heading("y", "num_params")], [[TableCell("a", "a"), TableCell("b", "b")]]
     )
     assert "fwd & back" in markdown(table)
+    assert plain("  größe 模型 ± –") == "  größe 模型 ± –"
 
 
-def test_nothing_in_a_name_breaks_latex():
+def test_nothing_in_a_name_breaks_latex_or_typst():
     text = latex(nasty())
     assert text.splitlines()[0].startswith("% [bold]")
     assert len(text.splitlines()) == 8
@@ -112,26 +105,12 @@ def test_nothing_in_a_name_breaks_latex():
     assert row.startswith(" {[}bold]")  # a bracket there would be an argument of the rule above
     assert row.count("&") - row.count("\\&") == 1
     assert_stored("report/names: latex", {"a name of marks": row})
-
-
-def test_nothing_in_a_name_breaks_typst():
     text = typst(nasty())
     assert text.splitlines()[0].startswith("// [bold]")
     [row] = [line for line in text.splitlines() if line.startswith('  "')]
     # A string of Typst ends at the first quotation mark without a backslash, as one of JSON does; so do its escapes.
     assert json.loads(f"[{row.strip().removesuffix(',')}]") == [plain(NASTY), "x"]
     assert typst(Table([Heading("x", 'a"b\\')], [])).count(r'"a\"b\\"') == 1
-
-
-def test_whatever_is_in_a_name_comes_back_from_csv_json_and_parquet():
-    whole = NASTY.replace("\udcff", "\\udcff")  # UTF-8 has no lone surrogates
-    assert next(csv.DictReader(io.StringIO(csv_text(nasty()), newline="")))["name"] == whole
-    assert json.loads(json_text(nasty()))[0]["name"] == whole
-    assert pyarrow.parquet.read_table(io.BytesIO(parquet(nasty()))).column("name").to_pylist() == [whole]
-
-
-def test_plain_keeps_letters_of_all_scripts_and_indents():
-    assert plain("  größe 模型 ± –") == "  größe 模型 ± –"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +140,7 @@ def on_a_screen(table: Table, monkeypatch: pytest.MonkeyPatch) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", terminal(table, Screen()))
 
 
-def test_80_columns_cut_no_digit(monkeypatch: pytest.MonkeyPatch):
+def test_80_columns_cut_no_digit_and_fold_long_words(monkeypatch: pytest.MonkeyPatch):
     figures = [f"{n}1234567.89 [{n}1234567.01, {n}2345678.99]" for n in range(1, 6)]
     headings = [Heading("run", "run"), *(Heading(f"x{n}", f"figure {n} (ms)", figures=True) for n in range(5))]
     rows = [[TableCell(name, name), *(TableCell(0, text) for text in figures)] for name in ("first", "second")]
@@ -171,9 +150,6 @@ def test_80_columns_cut_no_digit(monkeypatch: pytest.MonkeyPatch):
         assert sum(text in line for line in lines) == 2
     assert "…" not in "".join(lines)
     assert [line.split()[0] for line in lines if line.startswith(("first", "second"))] == ["first", "second"] * 5
-
-
-def test_80_columns_fold_long_words_and_lose_none_of_their_letters(monkeypatch: pytest.MonkeyPatch):
     reason = "".join(f"part{n}/" for n in range(30))
     headings = [Heading("run", "run"), Heading("reason", "reason"), Heading("x", "step (ms)", figures=True)]
     shown = on_a_screen(

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from stored_texts import assert_stored
 from tabled import run
 
 from lm_profiler.analysis.steps.summaries import cut_anew
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run_record import MemoryFacts, MemoryLevels, MemoryReading, Steadiness
+from lm_profiler.record.run_record import MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.sweep_files import Cell
 from lm_profiler.report.tables.formats import markdown, terminal
-from lm_profiler.report.tables.layouts import blocks, devices, laid_out, modes, names, warmups, wide
-from lm_profiler.report.tables.table_columns import COLUMNS
+from lm_profiler.report.tables.layouts import blocks, devices, laid_out, modes, warmups, wide
+from lm_profiler.report.tables.rows import raw_runs_table
+from lm_profiler.report.tables.run_groups import repeats_together
 
 # mean 2 and 4, sample standard deviation sqrt(2) times the half distance of the pair
 STEPS = [(0.1, 0.3), (0.3, 0.5)]
@@ -46,13 +48,26 @@ def test_the_layouts_are_as_stored():
     assert_stored("report/layouts", said)
 
 
-def test_wide_has_a_row_for_each_warm_up_of_equally_many_steps_also_where_the_run_had_none():
+def test_wide_has_a_row_for_each_warm_up_and_a_column_for_what_tells_rows_apart():
     none = run("a", [(9.0, 9.0), *STEPS, *STEPS])
     some = run("b", [*STEPS, *STEPS], warmup=[(9.0, 9.0)], size="medium")
     found = wide(cut_anew([none, some], [0, 1], 4)[0]).records()
     facts = [(row["model"], row["warmup_steps"], row["benchmark_steps"]) for row in found]
     assert facts == [("small", 0, 4), ("small", 1, 4), ("medium", 0, 4), ("medium", 1, 4)]
     assert [row["fwd avg (sec)"] for row in found] == pytest.approx([(9 + 0.5) / 4, 0.2, (9 + 0.5) / 4, 0.2])
+    # Wide has a column for all that tells its rows apart.
+    both, full = of_mode("b", 2.0, 3.0, optimizer="none"), of_mode("c", 4.0, 6.0, attention="math")
+    table = wide([both, full])
+    facts = [(row["optimizer"], row["attention"]) for row in table.records()]
+    assert facts == [("none", "sdpa"), ("adamw", "math")]
+    assert [of.figures for of in table.headings if of.name in ("optimizer", "attention")] == [False, False]
+    cells = [Cell(id=f"r{repeat}", overrides={}, repeat=repeat, arguments=["fit"]) for repeat in range(2)]
+    rows = wide([replace(run(cell.id, STEPS), cell=cell) for cell in cells]).records()
+    assert [row["repeat"] for row in rows] == [0, 1]
+    # Two devices of a type go by their names.
+    entries = [run("a", STEPS, device=("cuda", "H100")), run("b", STEPS, device=("cuda", "A100"))]
+    titles = [heading.title for heading in devices(entries).headings][-4:]
+    assert titles == ["A100 forward", "A100 forward+backward", "H100 forward", "H100 forward+backward"]
 
 
 def test_the_forward_pass_alone_stands_beside_training_and_is_not_mixed_with_it():
@@ -80,14 +95,6 @@ def test_wide():
     assert lines[3] == ["cuda", "4", "True", "xl", "512", "float32", *[""] * 6, "OOM"]
 
 
-def test_wide_has_a_column_for_all_that_tells_its_rows_apart():
-    both, full = of_mode("b", 2.0, 3.0, optimizer="none"), of_mode("c", 4.0, 6.0, attention="math")
-    table = wide([both, full])
-    facts = [(row["optimizer"], row["attention"]) for row in table.records()]
-    assert facts == [("none", "sdpa"), ("adamw", "math")]
-    assert [of.figures for of in table.headings if of.name in ("optimizer", "attention")] == [False, False]
-
-
 @pytest.mark.parametrize(
     "precision, shown", [("bf16-true", "bfloat16"), ("16-true", "float16"), ("bf16-mixed", "bf16-mixed")]
 )
@@ -95,24 +102,9 @@ def test_wide_names_the_dtype_and_says_where_it_is_mixed(precision: str, shown: 
     assert wide([run("a", STEPS, precision=precision)]).records()[0]["dtype"] == shown
 
 
-def test_how_steady_a_run_was_is_no_part_of_its_name():
-    steady, noisy = run("a", STEPS), run("b", STEPS, size="xl")
-    found = Steadiness(word="noisy", lag1=None, cut=0, bias_of_mean=None)
-    noisy = replace(noisy, record=noisy.record.model_copy(update={"steadiness": found}))
-    assert COLUMNS["steadiness"].get(noisy) == "noisy"
-    assert names([steady, noisy]) == ["small", "xl"]
-
-
-def test_wide_tells_repeats_apart():
-    cells = [Cell(id=f"r{repeat}", overrides={}, repeat=repeat, arguments=["fit"]) for repeat in range(2)]
-    rows = wide([replace(run(cell.id, STEPS), cell=cell) for cell in cells]).records()
-    assert [row["repeat"] for row in rows] == [0, 1]
-
-
 def attention_alone() -> Entry:
     held = MemoryLevels(start=2**20, forward=5 * 2**20, backward=3 * 2**20, source="allocator")
     entry = run("a", STEPS)
-    assert entry.record is not None
     config = {"model": {"d_model": 64, "attention": "math"}, "data": {"batch_size": 8, "context_length": 256}}
     memory = MemoryFacts(measured=MemoryReading(), parts={}, held=held)
     return Entry(entry.folder, entry.record.model_copy(update={"config": config, "memory": memory}))
@@ -129,12 +121,6 @@ def test_wide_of_attention_alone_has_its_width_and_what_it_holds():
     assert (row["model"], row["d_model"]) == ("math", 64)
     memory = ("model mem", "model+fwd mem", "model+fwd+back mem", "fwd mem", "back mem")
     assert [row[name] / 2**20 for name in memory] == [1, 5, 3, 4, -2]
-
-
-def test_two_devices_of_a_type_go_by_their_names():
-    entries = [run("a", STEPS, device=("cuda", "H100")), run("b", STEPS, device=("cuda", "A100"))]
-    titles = [heading.title for heading in devices(entries).headings][-4:]
-    assert titles == ["A100 forward", "A100 forward+backward", "H100 forward", "H100 forward+backward"]
 
 
 def of_mode(folder: str, forward_s: float, backward_s: float, verb: str = "fit", **options):
@@ -158,12 +144,7 @@ def test_each_mode_is_timed_by_the_runs_that_do_no_more_and_else_by_a_part_of_a_
     assert means(both) == [[pytest.approx(2.0), pytest.approx(5.0), None]]
     text = modes([full, both, alone]).rows[0]
     assert [cell.text for cell in text[-3:]] == ["1,000.00 ± 141.42", "5,000.00 ± 282.84", "10,000.00 ± 282.84"]
-
-
-def test_both_passes_are_timed_by_runs_with_the_same_end_of_the_step():
-    """The mean of a run without an optimizer and of one with it is the time of neither."""
-    alone = of_mode("a", 1.0, 0.1, verb="validate")
-    both, full = of_mode("b", 2.0, 3.0, optimizer="none"), of_mode("c", 4.0, 6.0)
+    # The mean of a run without an optimizer and of one with it is the time of neither.
 
     def times(*entries):
         [row] = devices(entries).rows
@@ -205,3 +186,39 @@ def test_a_run_of_which_nothing_is_known_is_shown(layout):
     entry = run("a", failed=("failed", "it broke"))
     record = entry.record.model_copy(update={"config": None, "model": None, "environment": None})
     assert len(layout([Entry(entry.folder, record)]).rows) == 1
+
+
+RNG = np.random.default_rng(0)
+WARMUP_S = [(3.0, 1.0), (0.5, 0.6)]
+MEASURED_S = [tuple(pair) for pair in RNG.uniform(0.1, 0.2, size=(10, 2))]
+FORWARD, BACKWARD = np.array([*WARMUP_S, *MEASURED_S]).T
+
+
+@pytest.mark.parametrize("setting", [0, 1, 2, 5])
+def test_each_setting_leaves_out_that_many_recorded_steps(setting: int):
+    cuts, problems = cut_anew([run("a", MEASURED_S, WARMUP_S)], [0, 1, 2, 5], None)
+    assert problems == []
+    [row] = [row for row in raw_runs_table(repeats_together(cuts)).records() if row["warmup_steps"] == setting]
+    assert row["steps_measure"] == 12 - setting
+    seconds = {
+        "forward": FORWARD,
+        "backward": BACKWARD,
+        "forward_backward": FORWARD + BACKWARD,
+        "step": FORWARD + BACKWARD,
+    }
+    for part, of in seconds.items():
+        kept = of[setting:]
+        assert row[f"{part}_s"] == pytest.approx(kept.mean())
+        assert row[f"{part}_std_s"] == pytest.approx(kept.std(ddof=1))
+        assert row[f"{part}_cv"] == pytest.approx(kept.std(ddof=1) / kept.mean())
+        assert row[f"{part}_median_s"] == pytest.approx(np.median(kept))
+
+
+def test_settings_of_a_pass_stand_one_below_the_other():
+    table = warmups(cut_anew([run("a", MEASURED_S, WARMUP_S)], [0, 2], None)[0])
+    assert [(row["forward_only"], row["warmup_steps"]) for row in table.records()] == [
+        *((True, 0), (True, 2), (False, 0), (False, 2))
+    ]
+    assert [row["avg"] for row in table.records()][2:] == pytest.approx(
+        [(FORWARD + BACKWARD).mean(), (FORWARD + BACKWARD)[2:].mean()]
+    )

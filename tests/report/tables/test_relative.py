@@ -47,18 +47,11 @@ def test_each_row_is_over_the_row_with_the_same_other_facts(tmp_path: Path) -> N
     assert [row[3].text.partition(" ")[0] for row in table.rows] == ["1", "2", "1", "1.5"]
     for row in (table.rows[1], table.rows[3]):
         low, high = row[3].low, row[3].high
-        assert low is not None
-        assert high is not None
         assert low < row[3].value < high
     records: list[dict[str, Any]] = with_relative(raw_runs_table(groups, columns), groups, baseline).records()
     assert [record["step_s_relative"] for record in records] == pytest.approx(ratios)
-
-
-def test_what_came_out_of_a_run_does_not_part_it_from_its_baseline(tmp_path: Path) -> None:
-    entries = swept(tmp_path, FORWARD_S)
+    # What came out of a run does not part it from its baseline.
     record = entries[1].record
-    assert record is not None
-    assert record.steadiness is not None
     steadiness = record.steadiness.model_copy(update={"word": "noisy"})
     entries[1] = replace(entries[1], record=record.model_copy(update={"steadiness": steadiness}))
     groups = repeats_together(entries)
@@ -84,16 +77,12 @@ def test_parameters_part_rows_only_where_no_option_explains_them(tmp_path: Path,
     assert [ratio is not None for ratio in ratios] == [True, has_options]
 
 
-def test_repeats_give_the_interval(tmp_path: Path) -> None:
+def test_repeats_give_the_interval_and_rows_without_a_baseline_stay_empty(tmp_path: Path) -> None:
     groups = repeats_together(swept(tmp_path, FORWARD_S, repeats=3))
     columns = columns_named(["step_s"], groups[0])
     table = with_relative(runs_table(groups, columns), groups, baseline_named("attention=sdpa", groups))
     cell = table.rows[1][1]
-    assert cell.low is not None
     assert cell.low < 20.13 / 10.03 < (cell.high or 0)
-
-
-def test_rows_without_a_baseline_of_their_own_stay_empty(tmp_path: Path) -> None:
     some = {key: seconds for key, seconds in FORWARD_S.items() if key != ("sdpa", "256")}
     groups = repeats_together(swept(tmp_path, some))
     columns = columns_named(["step_s"], groups[0])
@@ -132,12 +121,8 @@ def test_a_pivot_ends_with_how_many_times_faster_each_column_is(tmp_path: Path) 
     assert [row[3].text.partition(" ")[0] for row in table.rows] == ["4.33x", "1.77x", "—", "—"]
     faster = table.rows[0][3]
     assert faster.value == pytest.approx(13 / 3, rel=1e-3)
-    assert faster.low is not None
     assert faster.low < 13 / 3 < (faster.high or 0)
     rates = pivoted(swept(tmp_path / "rates", FORWARD_S), ["attention"], "attention=math", "tokens_per_s")
     assert rates.rows[0][3].value == pytest.approx(20 / 10, rel=1e-3)  # more tokens, not fewer
-
-
-def test_a_pivot_needs_the_baselines_fact_across(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="across"):
         pivoted(swept(tmp_path, FORWARD_S), ["d_model"], "attention=math")

@@ -26,7 +26,7 @@ def failed(status: str, options: Sequence[str] = ()) -> Entry:
     return replace(entry, record=entry.record.model_copy(update={"command": COMMAND, "failure": failure}))
 
 
-def test_what_would_fit_is_offered_as_stored() -> None:
+def test_what_would_fit_is_offered_as_stored_and_to_no_other_run() -> None:
     arguments = ["fit", "--config=a b.yaml", "--log_dir=logs/sweep", "--name=cell"]
     cells = [Cell(id=f"cell,r{repeat}", overrides={}, repeat=repeat, arguments=arguments) for repeat in range(2)]
     found = failed("refused", ["--model.size=large"])
@@ -38,9 +38,6 @@ def test_what_would_fit_is_offered_as_stored() -> None:
         ),
     }
     assert_stored("report/remedies", said)
-
-
-def test_no_other_run_is_offered_anything() -> None:
     assert remedies([failed("failed"), failed("interrupted")]) == []
 
 
@@ -53,7 +50,6 @@ def checkpointed(every: str, peak_gib: float, measured: bool, status: str = "ok"
     entry = run(every, [(step_s / 2, step_s / 2)] * 12)
     name, peak = "model.checkpoint_every", int(peak_gib * 2**30)
     cell = Cell(id=every, overrides={name: every, **other}, repeat=0, arguments=["fit"])
-    assert entry.record is not None
     config = dict(entry.record.config)
     config["model"] = {"init_args": {"checkpoint_every": yaml.safe_load(every)}}
     memory = MemoryFacts(measured=MemoryReading(allocated_peak=peak), parts={})
@@ -76,7 +72,7 @@ def test_the_smallest_peak_of_checkpoints_is_named_with_its_neighbours_and_its_c
     assert low < ratio == 1.25 < high
 
 
-def test_cells_that_differ_in_more_are_told_apart_and_equal_peaks_are_no_gain() -> None:
+def test_cells_that_differ_in_more_are_told_apart_and_each_sweep_has_its_best() -> None:
     alike = [checkpointed(every, 3.0, True, **{"data.batch_size": "4"}) for every in ("2", "null")]
     others = [checkpointed(every, peak, True, **{"data.batch_size": "8"}) for every, peak in PEAKS.items()]
     none, two = best_checkpoints([*alike, *others])
@@ -86,9 +82,7 @@ def test_cells_that_differ_in_more_are_told_apart_and_equal_peaks_are_no_gain() 
     refused = checkpointed("null", 1.0, True, status="refused")
     (line,) = best_checkpoints([replace(refused, record=None), *others[1:]])
     assert line.count("; ") == 1  # nothing to hold its time against
-
-
-def test_each_of_two_sweeps_has_its_best_checkpoints() -> None:
+    # Each of two sweeps has its best checkpoints.
     entries = []
     for sweep, best in (("a", "1"), ("b", "2")):
         for every in ("null", "1", "2"):

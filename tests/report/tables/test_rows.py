@@ -47,12 +47,6 @@ def test_facts_that_differ_are_columns_and_the_others_are_said_once_as_stored():
     assert_stored("report/rows", {case: terminal(table) for case, table in said.items()})
 
 
-def test_dimensions_are_shown_where_they_are_not_the_sizes_own():
-    shown = runs_table(repeats_together([run("a", FAST, name="a"), run("b", FAST, name="b", num_layers=3)]))
-    assert "num_layers" in titles(shown)
-    assert "d_model 768" in shown.above[0]
-
-
 def test_repeats_of_a_cell_share_a_row_of_the_median_of_their_medians():
     steps_s = (0.030, 0.032, 0.050)
     entries = [
@@ -66,32 +60,40 @@ def test_repeats_of_a_cell_share_a_row_of_the_median_of_their_medians():
     assert_stored("report/tables: repeats", {"three repeats, and one that failed": shown})
 
 
-def test_runs_without_a_sweep_are_a_row_each_though_their_names_are_the_same():
+def test_runs_are_rows_and_cells_stand_in_their_order_with_a_missing_one_beside():
     table = runs_table(repeats_together([run("logs/a/version_0", FAST), run("logs/a/version_1", FAST)]))
     assert [row[0].value for row in table.rows] == ["logs/a/version_0", "logs/a/version_1"]
-
-
-def test_cells_stand_in_the_order_of_their_plan_without_names():
     cells = [of_sweep(run(size, FAST, size=size), 0, **{"model.size": size}) for size in ("xl", "small")]
     table = runs_table(repeats_together(cells))
     assert titles(table)[0] == "size"
     assert [row[0].text for row in table.rows] == ["xl", "small"]
+    # A cell without a run stands beside those that have one.
+    ran = of_sweep(run("a", FAST, batch_size=8), 0, **{"data.batch_size": "8", "trainer.precision": "32"})
+    cell = Cell(id="b", overrides={"data.batch_size": "16", "trainer.precision": "32"}, repeat=0, arguments=["fit"])
+    killed = replace(ran, record=None, cell=cell, sibling=ran, folder=Path("b"))
+    table = pivot([killed, ran], [column("batch_size")], [column("precision"), column("device")], column("step_s"))
+    assert [[cell.text for cell in row] for row in table.rows] == [["8", "30.00 [29.98, 30.02]"], ["16", "not run"]]
+    assert titles(table) == ["batch", "32-true H100"]
 
 
-def test_chosen_columns_are_shown_as_chosen_with_options_by_their_path():
+def test_chosen_columns_are_shown_as_chosen_and_a_phase_that_never_ran_has_no_time():
     chosen = columns_named(["data.batch_size", "backward_s", "verb"], [run("a", FAST)])
     table = runs_table([[run("a", FAST)]], chosen)
     assert titles(table) == ["batch", "backward (ms)", "verb"]
     assert [cell.text for cell in table.rows[0]] == ["4", "20.00 [19.99, 20.01]", "fit"]
-
-
-def test_a_phase_that_never_ran_has_no_time_rather_than_none_at_all():
     forward_only = run("b", [(0.010, 0.0)] * 6, name="b")
     table = raw_runs_table(repeats_together([run("a", FAST, name="a"), forward_only]))
     assert [row["backward_s"] for row in table.records()] == [0.020, None]
+    shown = runs_table(repeats_together([run("a", FAST, name="a"), run("b", FAST, name="b", num_layers=3)]))
+    assert "num_layers" in titles(shown)
+    assert "d_model 768" in shown.above[0]
+    refused = run("a", failed=("refused", "too large"), size="xl")
+    refused = Entry(refused.folder, refused.record.model_copy(update={"model": None}))
+    [row] = runs_table([[refused]], [column("parameters")]).rows
+    assert (row[0].value, row[0].text) == (1_998_235_200, "1,998,235,200")
 
 
-def test_a_pivot_says_in_a_word_why_a_cell_has_no_figure_and_leaves_empty_what_nobody_ran():
+def test_a_pivot_says_why_a_cell_has_no_figure_and_of_how_many_runs_it_is():
     entries = [
         run("a", FAST),
         run("b", SLOW, precision="bf16-mixed"),
@@ -111,18 +113,6 @@ def test_a_pivot_says_in_a_word_why_a_cell_has_no_figure_and_leaves_empty_what_n
         "bf16-mixed_high": None,
         "bf16-mixed_status": None,
     }
-
-
-def test_a_cell_without_a_run_stands_beside_those_that_have_one():
-    ran = of_sweep(run("a", FAST, batch_size=8), 0, **{"data.batch_size": "8", "trainer.precision": "32"})
-    cell = Cell(id="b", overrides={"data.batch_size": "16", "trainer.precision": "32"}, repeat=0, arguments=["fit"])
-    killed = replace(ran, record=None, cell=cell, sibling=ran, folder=Path("b"))
-    table = pivot([killed, ran], [column("batch_size")], [column("precision"), column("device")], column("step_s"))
-    assert [[cell.text for cell in row] for row in table.rows] == [["8", "30.00 [29.98, 30.02]"], ["16", "not run"]]
-    assert titles(table) == ["batch", "32-true H100"]
-
-
-def test_a_pivot_tells_how_many_runs_a_figure_is_of():
     entries = [run("a", FAST), run("b", SLOW)]
     entries += [run(status, failed=(status, "no memory left")) for status in ("oom", "refused")]
     [[_, cell]] = pivot(entries, [column("size")], [column("device")], column("step_s")).rows
@@ -161,13 +151,6 @@ def test_an_option_that_one_run_leaves_open_is_not_in_all_rows():
     said = {"one that knows nothing": terminal(table), "the others, in one row": terminal(runs_table([entries[:2]]))}
     assert_stored("report/tables: left open", said)
     assert [group.values for group in bar_groups(entries[:2])] == [(1.0,), (None,)]
-
-
-def test_the_parameters_of_our_own_model_are_known_where_it_was_never_built():
-    refused = run("a", failed=("refused", "too large"), size="xl")
-    refused = Entry(refused.folder, refused.record.model_copy(update={"model": None}))
-    [row] = runs_table([[refused]], [column("parameters")]).rows
-    assert (row[0].value, row[0].text) == (1_998_235_200, "1,998,235,200")
 
 
 def test_a_plan_that_is_unknown_has_its_reason_below_the_table():

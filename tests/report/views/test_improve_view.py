@@ -27,7 +27,4 @@ def test_bars_go_down_with_each_change_that_was_kept() -> None:
     nothing = titled(blocks, "nothing")
     assert "nothing helped" in text_of([nothing])
     assert of_kind([nothing], "bars") == []
-
-
-def test_without_a_search_it_says_how_to_make_one() -> None:
     assert "lm_profiler improve" in text_of(improve_blocks({}))

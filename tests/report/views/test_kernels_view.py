@@ -7,32 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_parts import made_kernel, made_kernels, made_phase
 from made_runs import made_entry
 from served import write_trace
 from shown import of_kind, rows_of, series_of, shown, text_of, titled
 
-from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest
+from lm_profiler.record.kernels import KernelTable, Rest
 from lm_profiler.report.views.registry import VIEWS
 from lm_profiler.report.views.view import Limits
 
-GEMM = {"phase": "forward", "kind": "matmul", "operator": "aten::mm", "module": None, "module_type": None}
-TABLE = KernelTable(
-    source="kernels",
-    steps=2,
-    window_s=0.5,
-    phases={
-        "forward": PhaseKernels(
-            busy_s=0.4, idle_s=0.1, overlap_s=0.02, kinds={"matmul": KindTime(count=4, total_s=0.42)}
-        )
-    },
-    rows=[
-        KernelRow(name="void at::native::gemm", count=4, total_s=0.40, **GEMM),
-        KernelRow(name="small", count=2, total_s=0.02, **GEMM),
-    ],
-    rest=Rest(rows=1, count=1, total_s=0.01),
-    memory_bound_share=0.25,
-    communication_share=0.0,
-)
+ROWS = [made_kernel(*of, operator="aten::mm") for of in (("void at::native::gemm", 4, 0.40), ("small", 2, 0.02))]
+PHASES = {"forward": made_phase(0.4, 0.1, 0.02, matmul=(4, 0.42))}
+SHARES = {"memory_bound_share": 0.25, "communication_share": 0.0}
+TABLE = made_kernels(ROWS, PHASES, 0.5, rest=Rest(rows=1, count=1, total_s=0.01), **SHARES)
 
 
 def made(folder: Path, *tables: KernelTable, **options: Any) -> Any:
@@ -43,17 +30,17 @@ def made(folder: Path, *tables: KernelTable, **options: Any) -> Any:
     return entry
 
 
-def test_bars_say_where_the_time_of_one_step_went_by_phase_and_kind(tmp_path: Path) -> None:
+def test_bars_answers_and_the_largest_rows_say_where_the_time_went(tmp_path: Path) -> None:
     blocks = shown("kernels", made(tmp_path, TABLE))
     series = series_of(titled(blocks, "Time by phase and kind"))
     assert {name: drawn["x"] for name, drawn in series.items()} == {"matmul": [210, 210], "idle": [50, 50]}
     assert series["matmul"]["y"] == ["forward", "step"]
     assert "84.0% of forward" in series["matmul"]["customdata"][0]
     assert "10.000 ms of a step ran at the same time as other work" in text_of(blocks)
-
-
-def test_the_largest_are_listed_and_can_be_sorted_by_their_figures(tmp_path: Path) -> None:
-    largest = titled(shown("kernels", made(tmp_path, TABLE)), "Largest kernels")
+    answers = dict(rows_of(titled(blocks, "Answers"))[1:])
+    assert "80.0% of it" in answers["largest in forward"]
+    assert answers["bound by memory"].startswith("25.0%")
+    largest = titled(blocks, "Largest kernels")
     titles, first, _ = rows_of(largest)
     row = dict(zip(titles, first, strict=True))
     assert row["kernel"] == "gemm"
@@ -71,12 +58,6 @@ def test_a_page_of_many_runs_has_the_first_rows_and_the_time_of_the_others(tmp_p
     largest = titled(blocks, "Largest kernels")
     assert len(rows_of(largest)) == 1 + 1
     assert "2 smaller rows are not shown, 15.000 ms" in text_of([largest])
-
-
-def test_common_questions_are_answered(tmp_path: Path) -> None:
-    answers = dict(rows_of(titled(shown("kernels", made(tmp_path, TABLE)), "Answers"))[1:])
-    assert "80.0% of it" in answers["largest in forward"]
-    assert answers["bound by memory"].startswith("25.0%")
 
 
 def test_ranks_are_in_order_and_a_damaged_table_hides_no_other(tmp_path: Path) -> None:

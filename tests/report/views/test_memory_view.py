@@ -45,10 +45,12 @@ def test_the_stack_reaches_the_peak_and_names_phases(tmp_path: Path) -> None:
     assert rows_of(titled(blocks, "Peak 0.68 KiB"))[1][:3] == ["300 B", "1", "activations"]
 
 
-def test_a_plan_and_a_history_are_drawn_on_one_scale(tmp_path: Path) -> None:
+def test_plan_and_history_have_one_scale_and_unknown_memory_says_why(tmp_path: Path) -> None:
     charts = of_kind(with_timelines(tmp_path, "planned", "measured"), "chart")
     assert len(charts) == 2
     assert charts[0]["layout"]["yaxis"]["range"] == charts[1]["layout"]["yaxis"]["range"]
+    # A run whose memory is unknown says why.
+    assert "--check_memory=true" in text_of(with_timelines(tmp_path / "none"))
 
 
 def test_causes_have_one_colour_in_all_pictures_and_one_bar_for_all_phases(tmp_path: Path) -> None:
@@ -68,7 +70,3 @@ def test_causes_have_one_colour_in_all_pictures_and_one_bar_for_all_phases(tmp_p
 def test_causes_without_activations_are_not_shown_beside_a_timeline_that_has_them(tmp_path: Path) -> None:
     blocks = with_timelines(tmp_path, "planned", memory=memory(parameters=100))
     assert of_kind(blocks, "bars") == []
-
-
-def test_a_run_whose_memory_is_unknown_says_why(tmp_path: Path) -> None:
-    assert "--check_memory=true" in text_of(with_timelines(tmp_path))

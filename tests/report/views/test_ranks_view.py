@@ -30,7 +30,7 @@ def shaded(blocks: list[Any]) -> dict[tuple[int, int], float]:
     }
 
 
-def test_each_rank_is_held_against_the_fast_ones() -> None:
+def test_each_rank_is_held_against_the_fast_ones_and_the_chart_has_each_step() -> None:
     ranks = made_ranks(world=2, slow=1)
     assert excess_over_fast(ranks, ranks.by_rank, "data") == pytest.approx([0, 30e-3])
     assert excess_over_fast(ranks, ranks.by_rank, "forward") == pytest.approx([0, 0])
@@ -39,30 +39,27 @@ def test_each_rank_is_held_against_the_fast_ones() -> None:
     assert titles == ["rank", "data", "forward", "backward", "optimizer", "waiting"]
     assert (fast[-1], slow[1], slow[-1]) == ("30.0", "35.0", "0.0")
     assert shaded(blocks) == {(0, 5): 70.0, (1, 1): 70.0}  # the other's waiting, its data
-
-
-def test_the_chart_has_each_step_of_the_slow_rank() -> None:
     heat = series_of(titled(view_of(ranks=made_ranks(world=2, slow=1)), "Own work, step by step"))["own work"]
     assert [sum(more > 20 for more in row) for row in heat["z"]] == [0, STEPS]
     assert sum(heat["z"][1]) / STEPS == pytest.approx(30, abs=1)
     assert heat["zmax"] >= 30
+    ranks = made_ranks()
+    rows = [row.model_copy(update={"own_by_column_s": []}) for row in ranks.by_rank]
+    assert of_kind(view_of(ranks=ranks.model_copy(update={"by_rank": rows, "columns": []})), "chart") == []
 
 
-def test_of_three_ranks_two_slow_ones_do_not_hide_each_other() -> None:
+def test_several_slow_ranks_do_not_hide_each_other() -> None:
     ranks = made_ranks(world=3, slow=1)
     also = ranks.by_rank[2].model_copy(update={"own_s": {**ranks.by_rank[2].own_s, "forward": 40e-3}})
     rows = [*ranks.by_rank[:2], also]
     assert excess_over_fast(ranks, rows, "forward") == pytest.approx([0, 0, 20e-3])
-
-
-def test_more_slow_ranks_than_fast_ones_have_a_colour() -> None:
     fast, *others = made_ranks(world=4, slow=0).by_rank[::-1]
     rows = [fast, *(row.model_copy(update={"own_s": {**row.own_s, "data": 45e-3}}) for row in others)]
     ranks = made_ranks(world=4).model_copy(update={"by_rank": rows})
     assert excess_over_fast(ranks, ranks.by_rank, "data") == pytest.approx([0, 40e-3, 40e-3, 40e-3])
 
 
-def test_where_not_all_ranks_are_known_the_slowest_come_first_and_it_is_said() -> None:
+def test_what_is_left_out_is_said() -> None:
     ranks = made_ranks(world=100, slow=70)
     kept = [row for row in ranks.by_rank if row.rank in (0, 1, 70)]
     blocks = view_of(ranks=ranks.model_copy(update={"by_rank": kept}))
@@ -70,10 +67,7 @@ def test_where_not_all_ranks_are_known_the_slowest_come_first_and_it_is_said() -
     assert titles[:2] == ["host", "rank"]
     assert [row[1] for row in rows] == ["70", "0", "1"]
     assert "3 of 100 ranks" in text_of(blocks)
-
-
-def test_a_rank_that_did_not_say_is_none_of_those_left_out() -> None:
-    """Of three, the last one's clock is unknown, say."""
+    # Of three, the last one's clock is unknown, say.
     ranks = made_ranks(world=2).model_copy(update={"world": 3})
     blocks = view_of(ranks=ranks)
     assert "2 of 3 ranks" in blocks[0]["title"]
@@ -84,17 +78,9 @@ def test_a_rank_that_did_not_say_is_none_of_those_left_out() -> None:
     assert ["ranks heard", "2"] in rows_of(titled(blocks, "What this is known from"))
 
 
-def test_a_record_without_steps_has_no_chart() -> None:
-    ranks = made_ranks()
-    rows = [row.model_copy(update={"own_by_column_s": []}) for row in ranks.by_rank]
-    assert of_kind(view_of(ranks=ranks.model_copy(update={"by_rank": rows, "columns": []})), "chart") == []
-
-
 def test_a_run_without_ranks_says_why(tmp_path: Path) -> None:
     entry = made_entry(tmp_path / "a")
     said = {"one rank": text_of(shown("ranks", entry))}
-    assert entry.record is not None
-    assert entry.record.environment is not None
     several = entry.record.environment.model_copy(update={"world_size": 2})
     assert "2 ranks" in text_of(shown("ranks", Entry(tmp_path, made_record(environment=several))))
     said["no run"] = text_of(shown("ranks", Entry(tmp_path, None)))

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_environment import made_contention
 from made_runs import made_entry, made_record, made_rows
 from shown import bars_of, of_kind, rows_of, series_of, shown, text_of, titled
 from whole_record import WHOLE
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS, QUANTITIES
-from lm_profiler.record.run_record import Contention, OddStep, OtherByOwner, OwnedTime, RunRecord
+from lm_profiler.record.run_record import OddStep, OtherByOwner, OwnedTime, RunRecord
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.pictures.drawing import PART_COLOURS
 from lm_profiler.report.run.sections import sections
@@ -58,12 +59,18 @@ def test_steps_are_bars_of_their_phases_with_the_warmup_shaded(tmp_path: Path) -
     assert layout["yaxis"]["range"] == pytest.approx([0, 12.036])
 
 
-def test_of_many_thousand_steps_some_are_drawn(tmp_path: Path) -> None:
+def test_of_many_thousand_steps_some_are_drawn_and_one_clock_needs_no_choice(tmp_path: Path) -> None:
     entry = made_entry(tmp_path / "long")
     write_steps(entry.folder / "steps.csv", made_rows(steps=20_000))
     blocks = shown("run", entry)
     assert charts_of(blocks)["Device clock"]["data"][0]["x"] == list(range(1, 20_001, 5))
     assert "The picture shows 1 of 5 steps; the run has 20,000." in text_of(blocks)
+    # The chart of one clock needs no choice.
+    environment = made_record().environment
+    on_cpu = environment.model_copy(update={"device_type": "cpu"})
+    card = titled(shown("run", made_entry(tmp_path / "cpu", environment=on_cpu)), "Time of each step")
+    assert of_kind([card], "choice") == []
+    assert series_of(card)["backward"]["y"] == [2.5] * 25
 
 
 def test_odd_steps_are_marked_with_their_cause(tmp_path: Path) -> None:
@@ -106,52 +113,31 @@ def test_every_figure_of_the_printed_page_is_there_with_its_meaning() -> None:
     assert MEANINGS[tips["energy per token"]] == QUANTITIES["energy_per_token_j"].meaning
 
 
-def test_what_takes_a_runs_figures_back_stands_beside_its_name(tmp_path: Path) -> None:
+def test_what_takes_a_runs_figures_back_and_its_notes_are_shown(tmp_path: Path) -> None:
     """Noisy steps, and a machine that something else used."""
     steadiness = made_record().steadiness
-    assert steadiness is not None
-    contention = Contention(
-        wall_s=2.0, cpus=2, had_s=1.5, waited_s=1.0, others_s=1.25, stolen_s=0.0, throttled_s=None, pressure=0.4,
-        involuntary_switches=9, not_had=0.41,
-    )  # fmt: skip
+    contention = made_contention(0.41, wall_s=2.0, had_s=1.5, waited_s=1.0, others_s=1.25, pressure=0.4)
     noisy = steadiness.model_copy(update={"word": "noisy", "known_to": 0.25})
     head, *_ = shown("run", made_entry(tmp_path / "noisy", steadiness=noisy, contention=contention))
     assert head["words"] == ["ok", "noisy", "shared"]
     assert "the level is only known to within ±25%" in text_of([head])
     assert "other processes took 41%" in text_of([head])
-
-
-def test_notes_stand_behind_a_fold_that_counts_them(tmp_path: Path) -> None:
     blocks = shown("run", made_entry(tmp_path / "run", notes=["one", "two"]))
     fold = titled(blocks, "2 notes")
     assert [block["text"] for block in fold["blocks"] if block.get("look") == "note"] == ["note: one", "note: two"]
 
 
-def test_a_run_that_died_before_its_first_step_shows_its_error_and_no_chart(tmp_path: Path) -> None:
+def test_a_run_that_died_or_has_damaged_steps_shows_the_rest(tmp_path: Path) -> None:
     blocks = shown("run", made_entry(tmp_path / "died", status="oom"))
     [error] = [block["text"] for block in of_kind(blocks, "line") if block.get("look") == "error"]
     assert error == "oom in setup: OutOfMemoryError: no memory left"
     assert of_kind(blocks, "chart") == []
     assert "Time by phase" not in [block["title"] for block in blocks]
-
-
-def test_a_damaged_file_of_steps_hides_no_other_part(tmp_path: Path) -> None:
+    # A damaged file of steps hides no other part.
     entry = made_entry(tmp_path / "a", started="yesterday")
     (entry.folder / "steps.csv").write_text("no steps")
     blocks = shown("run", entry)
     assert "a/steps.csv" in text_of([titled(blocks, "Time of each step")])
     assert rows_of(titled(blocks, "Time by phase"))
     assert "Started yesterday" in text_of(blocks)
-
-
-def test_a_cell_without_a_run_says_so() -> None:
     assert "left no run" in text_of(shown("run", Entry(Path("a"), None)))
-
-
-def test_the_chart_of_one_clock_needs_no_choice(tmp_path: Path) -> None:
-    environment = made_record().environment
-    assert environment is not None
-    on_cpu = environment.model_copy(update={"device_type": "cpu"})
-    card = titled(shown("run", made_entry(tmp_path / "cpu", environment=on_cpu)), "Time of each step")
-    assert of_kind([card], "choice") == []
-    assert series_of(card)["backward"]["y"] == [2.5] * 25

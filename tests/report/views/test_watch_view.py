@@ -43,7 +43,7 @@ def test_a_watched_run_shows_its_steps_events_and_ledger(tmp_path: Path) -> None
     assert len(series_of(titled(shown("watch", entry), "Step time"))["mean"]["x"]) == 40
 
 
-def test_a_stall_does_not_flatten_the_curves(tmp_path: Path) -> None:
+def test_a_stall_does_not_flatten_the_curves_and_a_run_that_was_not_watched_says_how_to(tmp_path: Path) -> None:
     entry = made_entry(tmp_path / "stalled")
     seconds = [np.full(1000, 0.005) for _ in range(40)]
     seconds[20][500] = 90.0
@@ -62,7 +62,4 @@ def test_a_stall_does_not_flatten_the_curves(tmp_path: Path) -> None:
     lowest_ms, highest_ms = drawn["layout"]["yaxis"]["range"]
     assert lowest_ms == 0
     assert 5.0 < highest_ms < 30.0
-
-
-def test_a_run_that_was_not_watched_says_how_to(tmp_path: Path) -> None:
     assert "--watch=true" in text_of(shown("watch", made_entry(tmp_path / "a")))

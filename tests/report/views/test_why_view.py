@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_environment import made_contention
 from made_runs import made_entry, made_record
 from made_waterfall import STEP_MS, TERMS_MS, made_waterfall
 from shown import bars_of, rows_of, shown, text_of, titled
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import TERMS
-from lm_profiler.record.run_record import Contention
 
 SHARES = {"data": 0.1, "forward": 0.3, "backward": 0.5, "optimizer": 0.1}
 
@@ -27,7 +27,7 @@ def ends(row: Any) -> tuple[float, float]:
     return min(piece["left"] for piece in pieces), max(piece["left"] + piece["width"] for piece in pieces)
 
 
-def test_each_bar_begins_where_the_one_before_it_ends() -> None:
+def test_bars_begin_where_the_last_ends_and_their_figures_add_up() -> None:
     card = blocks_of()[0]
     rows = bars_of(card)
     taking = {name: ms for name, ms in TERMS_MS.items() if ms}
@@ -38,19 +38,12 @@ def test_each_bar_begins_where_the_one_before_it_ends() -> None:
     for name, ms in taking.items():
         assert ends(rows[TERMS[name][0]]) == pytest.approx((start_ms * per_ms, (start_ms + ms) * per_ms), abs=1e-6)
         start_ms += ms
-
-
-def test_the_figures_beside_the_bars_add_up() -> None:
-    card = blocks_of()[0]
     *terms, step = bars_of(card).values()
     assert round(sum(float(row["cells"][0]) for row in terms), 1) == STEP_MS
     assert step["cells"][:2] == ["168.3", "100.0%"]
     assert bars_of(card)["gaps"]["cells"] == ["+9.0", "5.3%", "9.0"]
     assert "168.3 ms [167.3, 170.3]" in card["title"]
     assert "62.1 ms (36.9%) would be ideal. Most is added by: 41.0 ms slow matmuls, 30.2 ms" in text_of([card])
-
-
-def test_a_bar_opens_what_it_consists_of() -> None:
     rows = bars_of(blocks_of()[0])
     slow = rows["slow matmuls"]
     [table] = [block for block in slow["inside"] if block["kind"] == "table"]
@@ -81,37 +74,27 @@ def test_convolutions_are_not_called_matmuls(operators: list[str], title: str) -
     assert title in bars_of(blocks_of(waterfall=fall.model_copy(update={"terms": terms}))[0])
 
 
-def test_a_sum_that_the_run_page_refuses_is_not_drawn() -> None:
+def test_what_cannot_be_drawn_says_why(tmp_path: Path) -> None:
     """On a machine that others use the terms are upper bounds, which add up to nothing."""
-    contention = Contention(
-        wall_s=2.0, cpus=2, had_s=1.5, waited_s=1.0, others_s=1.25, stolen_s=0.0, throttled_s=None, pressure=0.4,
-        involuntary_switches=9, not_had=0.41,
-    )  # fmt: skip
-    blocks = blocks_of(contention=contention)
+    blocks = blocks_of(contention=made_contention(0.41, wall_s=2.0, had_s=1.5, waited_s=1.0, others_s=1.25))
     assert [block["kind"] for block in blocks] == ["line"]
     assert "upper bounds" in text_of(blocks)
+    use = made_record().utilisation
+    unknown = use.model_copy(update={"peak_flops_per_s": None, "ceiling_flops_per_s": None})
+    traced = {"utilisation": unknown, "steps": {"measure": 20, "trace": 2}}
+    assert "Run it again with --trace.steps=2." in text_of(shown("why", made_entry(tmp_path / "a")))
+    assert "Run it again with --peak_tflops" in text_of(blocks_of(waterfall=None, **traced))
 
 
-def test_what_it_is_measured_against_stands_behind_a_fold() -> None:
-    blocks = blocks_of(waterfall=made_waterfall(notes=["<b>note</b>"]))
-    facts = dict(rows_of(titled(blocks, "What it is measured against"))[1:])
-    assert facts["bandwidth"] == "2,039.0 GB/s"
-    assert "Note: <b>note</b>" in text_of(blocks)
-
-
-def test_a_term_of_a_later_version_and_a_negative_rest_are_drawn() -> None:
+def test_later_terms_and_a_negative_rest_are_drawn_and_rates_stand_behind_a_fold() -> None:
     fall = made_waterfall({"ideal": 8.0, "power_cap": 4.0, "unexplained": -2.0}, 10.0)
     rows = bars_of(blocks_of(waterfall=fall, shares={})[0])
     cap, rest = ends(rows["power cap"]), ends(rows["unexplained"])
     assert (rows["power cap"]["cells"][0], rows["unexplained"]["cells"][0]) == ("+4.00", "-2.00")
     assert rest == pytest.approx((sum(cap) / 2, cap[1]))
     assert "colour" not in rows["measured step"]["pieces"][0]  # hatched: of no known phase
-
-
-def test_a_run_without_one_says_why_and_what_to_do(tmp_path: Path) -> None:
-    use = made_record().utilisation
-    assert use is not None
-    unknown = use.model_copy(update={"peak_flops_per_s": None, "ceiling_flops_per_s": None})
-    traced = {"utilisation": unknown, "steps": {"measure": 20, "trace": 2}}
-    assert "Run it again with --trace.steps=2." in text_of(shown("why", made_entry(tmp_path / "a")))
-    assert "Run it again with --peak_tflops" in text_of(blocks_of(waterfall=None, **traced))
+    # What it is measured against stands behind a fold.
+    blocks = blocks_of(waterfall=made_waterfall(notes=["<b>note</b>"]))
+    facts = dict(rows_of(titled(blocks, "What it is measured against"))[1:])
+    assert facts["bandwidth"] == "2,039.0 GB/s"
+    assert "Note: <b>note</b>" in text_of(blocks)

@@ -17,19 +17,23 @@ from shown import of_kind, text_of, titled
 from tensorboard.plugins.base_plugin import TBContext
 
 from lm_profiler.cli.main import main
+from lm_profiler.record.sweep_files import PLAN_FILE, Cell, SweepPlan
+from lm_profiler.report.tables.table_columns import COLUMNS
 from lm_profiler.tensorboard.tab.plugin import LMProfilerPlugin
 
 
-def test_tensorboard_finds_the_plugin_by_itself() -> None:
+def test_the_tab_is_found_as_soon_as_a_run_is_there_and_says_what_it_needs(logdir: Path) -> None:
     [found] = entry_points(group="tensorboard_plugins", name="lm_profiler")
     assert found.load() is LMProfilerPlugin
-
-
-def test_the_tab_is_there_as_soon_as_a_run_is(logdir: Path) -> None:
     plugin = LMProfilerPlugin(TBContext(logdir=str(logdir)))
     assert not plugin.is_active()
     made_entry(logdir / "demo" / "version_0")
     assert plugin.is_active()
+    # Without a folder of this machine it says what it needs.
+    for elsewhere in ("", "s3://bucket/logs", str(logdir / "missing")):
+        refused = get_from(elsewhere)("runs")
+        assert refused.status_code == 400
+        assert "--logdir" in refused.text
 
 
 def test_runs_are_listed_with_the_figures_of_their_records(get: Get, logdir: Path) -> None:
@@ -41,15 +45,12 @@ def test_runs_are_listed_with_the_figures_of_their_records(get: Get, logdir: Pat
     assert run["values"]["allocated_peak_bytes"] == 2**31
     low, high = run["intervals"]["backward_s"]
     assert low <= 5e-3 <= high
-
-
-def test_columns_say_how_their_figures_are_shown(get: Get) -> None:
     columns = {column["name"]: column for column in get("runs").json["columns"]}
     assert columns["step_s"]["shown"] == {"unit": "ms", "scale": 1e3, "digits": 3}
     assert columns["status"]["shown"] is None
 
 
-def test_a_reload_shows_new_runs_and_new_contents(get: Get, logdir: Path) -> None:
+def test_the_list_reads_records_alone_and_shows_new_runs_and_contents(get: Get, logdir: Path) -> None:
     entry = made_entry(logdir / "a")
     [before] = get("runs").json["runs"]
     time.sleep(0.01)  # the coarsest clock of files that Linux has
@@ -58,6 +59,11 @@ def test_a_reload_shows_new_runs_and_new_contents(get: Get, logdir: Path) -> Non
     after, new = get("runs").json["runs"]
     assert (after["run"], after["values"]["status"], new["run"]) == ("a", "interrupted", "b")
     assert after["stamp"] != before["stamp"]
+    # The list reads the records of runs that ended and not their steps.
+    (entry.folder / "steps.csv").write_text("no steps")
+    listed = get("runs").json
+    assert ([run["run"] for run in listed["runs"]], listed["problems"]) == (["a", "b"], [])
+    assert "a/steps.csv:" in get("run", run="a").text
 
 
 def test_damaged_and_foreign_folders_are_named_with_their_error(get: Get, logdir: Path) -> None:
@@ -75,14 +81,6 @@ def test_damaged_and_foreign_folders_are_named_with_their_error(get: Get, logdir
     assert "damaged/run.json" in refused.text
 
 
-def test_the_list_reads_the_records_of_runs_that_ended_and_not_their_steps(get: Get, logdir: Path) -> None:
-    folder = made_entry(logdir / "a").folder
-    (folder / "steps.csv").write_text("no steps")
-    listed = get("runs").json
-    assert ([run["run"] for run in listed["runs"]], listed["problems"]) == (["a"], [])
-    assert "a/steps.csv:" in get("run", run="a").text
-
-
 def test_a_folder_whose_name_is_no_text_is_listed_and_hides_no_other(get: Get, logdir: Path) -> None:
     made_entry(logdir / "good")
     made_entry(Path(os.fsdecode(os.fsencode(logdir) + b"/bad\xff")))
@@ -92,9 +90,7 @@ def test_a_folder_whose_name_is_no_text_is_listed_and_hides_no_other(get: Get, l
     assert get("run", run="bad\ufffd").status_code == 404  # what a browser makes of the name
 
 
-def test_two_runs_are_compared_as_the_command_prints_it(
-    get: Get, logdir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_runs_are_compared_as_the_command_prints_it(get: Get, logdir: Path, capsys: pytest.CaptureFixture[str]):
     made_entry(logdir / "a")
     made_entry(logdir / "b", forward_s=6e-3)
     blocks = get("compare", a="a", b="b").json["blocks"]
@@ -140,6 +136,16 @@ def test_runs_are_called_by_what_tells_them_apart(get: Get, logdir: Path) -> Non
     assert labels["sweep/twice/version_1"] == "twice/version_1"
 
 
+def test_options_that_were_given_are_columns_that_every_run_fills(get: Get, logdir: Path) -> None:
+    made_entry(logdir / "a", {"data.context_length": "256", "trainer.benchmark": "true", "name": "x"})
+    made_entry(logdir / "b")
+    answer = get("runs").json
+    assert answer["options"][:2] == ["context_length", "trainer.benchmark"]
+    assert set(answer["options"][2:]) < COLUMNS.keys()  # what runs are compared by where nobody gave an option
+    assert {column["name"] for column in answer["columns"]} - COLUMNS.keys() == {"trainer.benchmark"}
+    assert [run["values"]["context_length"] for run in answer["runs"]] == [256, 128]
+
+
 def test_traces_are_listed_by_rank_and_sent_as_they_lie(get: Get, logdir: Path) -> None:
     run = made_entry(logdir / "a").folder
     assert get("traces", run="a").json["traces"] == []
@@ -151,13 +157,6 @@ def test_traces_are_listed_by_rank_and_sent_as_they_lie(get: Get, logdir: Path) 
     assert response.data == sent["rank2.pt.trace.json.gz"]
     assert response.mimetype == "application/gzip"
     assert "Content-Encoding" not in response.headers
-
-
-def test_without_a_folder_of_this_machine_it_says_what_it_needs(logdir: Path) -> None:
-    for elsewhere in ("", "s3://bucket/logs", str(logdir / "missing")):
-        refused = get_from(elsewhere)("runs")
-        assert refused.status_code == 400
-        assert "--logdir" in refused.text
 
 
 def test_the_folders_of_logdir_spec_are_named_as_tensorboard_names_them(logdir: Path) -> None:
@@ -193,3 +192,18 @@ def test_a_folder_of_links_shows_what_they_lead_to_once(logdir: Path) -> None:
     assert len(get("traces", run="first/version_0").json["traces"]) == 1
     assert get("trace", run="first/version_0", file="rank0.pt.trace.json.gz").status_code == 200
     assert LMProfilerPlugin(TBContext(logdir=str(links))).is_active()
+
+
+def test_repeats_of_a_cell_share_a_point(get: Get, logdir: Path) -> None:
+    cells = [
+        Cell(id=f"{size},r{repeat}", overrides={"model.size": size}, repeat=repeat, arguments=["fit"])
+        for size in ("small", "large")
+        for repeat in range(2)
+    ]
+    (logdir / "sweep").mkdir()
+    SweepPlan(name="sweep", command="", verb="fit", seed=0, cells=cells).write(logdir / "sweep" / PLAN_FILE)
+    made_entry(logdir / "alone")
+    points = {run["run"]: run["point"] for run in get("runs").json["runs"]}
+    assert points.pop("alone") is None
+    assert points["sweep/small,r0"] == points["sweep/small,r1"] != points["sweep/large,r0"]
+    assert len(set(points.values())) == 2

@@ -1,0 +1,94 @@
+"""The picture of a memory timeline, as what it draws."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from xml.etree import ElementTree
+
+import pytest
+from made_timeline import made_timeline
+from matplotlib.colors import to_hex
+from raised import refusal
+from stored_texts import assert_stored
+
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.memory_timeline import CAUSE_TITLES
+from lm_profiler.report.pictures.drawing import CAUSE_COLOURS
+from lm_profiler.report.pictures.over_time import memory_timelines, overlap, titled_timelines
+from lm_profiler.report.pictures.plots import save_figure
+from lm_profiler.usage_error import UsageError
+
+
+def test_causes_phases_the_peak_and_what_is_alive_there_are_drawn() -> None:
+    figure = memory_timelines(titled_timelines([made_timeline()]))
+    above, below = figure.axes
+    stack = {to_hex(area.get_facecolor()[0]).upper(): area.get_paths()[0].get_extents() for area in above.collections}
+    assert stack[CAUSE_COLOURS["activations"]].y1 == 700 / 1024  # on top of the gradients
+    texts = [text.get_text() for text in above.texts]
+    assert texts == ["forward", "backward", "peak 0.68 KiB"]
+    assert above.get_ylim()[1] > 700 / 1024
+    (mark,) = [line for line in above.lines if line.get_marker() == "v"]
+    assert (mark.get_xdata()[0], mark.get_ydata()[0]) == (4, 700 / 1024)
+    cells = [text.get_text() for text in below.texts]
+    assert cells[4:] == ["300 B", "activations", "3 × 25, float32", "mm, head, model.py:7"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["parameters", "gradients", "activations"]
+
+
+def test_two_stand_side_by_side_to_one_scale_and_too_many_are_refused() -> None:
+    half = made_timeline(source="measured", start=[50, *[0] * (len(CAUSE_TITLES) - 1)])
+    figure = memory_timelines(titled_timelines([made_timeline(), half], "logs/a"))
+    left, right = figure.axes[:2]
+    assert left.get_ylim() == right.get_ylim()
+    assert {axes.get_title(loc="left").split(":")[0] for axes in (left, right)} == {"logs/a"}
+    with pytest.raises(UsageError, match="given none"):
+        memory_timelines({})
+    with pytest.raises(UsageError, match="given 5; name fewer"):
+        memory_timelines({str(number): made_timeline() for number in range(5)})
+
+
+def group_of(folder: Path, hosts: int = 1) -> Any:
+    record = SimpleNamespace(ranks=SimpleNamespace(host_count=hosts))
+    return SimpleNamespace(entries=[cast(Entry, SimpleNamespace(folder=folder, record=record))], full_label="naive")
+
+
+def write(folder: Path, rank: int, begin_us: float) -> None:
+    events = [
+        ("ProfilerStep#1", "user_annotation", 0, 1000, 1),
+        ("phase: backward", "user_annotation", 100, 900, 1),
+        ("aten::mm", "cpu_op", 100, 500, 1),
+        ("gloo:all_reduce", "user_annotation", 400, 600, 2),
+    ]
+    (folder / "trace").mkdir(exist_ok=True)
+    rows = [
+        {"ph": "X", "name": name, "cat": kind, "ts": begin_us + start, "dur": end - start, "pid": 1, "tid": thread}
+        for name, kind, start, end, thread in events
+    ]
+    with gzip.open(folder / "trace" / f"rank{rank}.pt.trace.json.gz", "wt") as file:
+        json.dump({"traceEvents": rows}, file)
+
+
+def lanes(folder: Path, hosts: int = 1) -> list[list[tuple[float, float]]]:
+    [axes] = overlap([group_of(folder, hosts)]).axes
+    spans = [[path.get_extents() for path in lane.get_paths()] for lane in axes.collections]
+    return [[(round(box.x0, 6), round(box.x1, 6)) for box in lane] for lane in spans]
+
+
+def test_each_rank_has_its_bars_any_name_can_be_drawn_and_no_trace_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    write(tmp_path, 0, 5000)
+    write(tmp_path, 1, 5300)
+    first = [[(0.1, 0.501)], [(0.4, 0.6)], [(0.5, 0.6)]]
+    assert lanes(tmp_path) == [*first, [(0.4, 0.801)], [(0.7, 0.9)], [(0.8, 0.9)]]
+    assert lanes(tmp_path, hosts=2) == first * 2  # their clocks have nothing in common
+    # Any name can be drawn and runs without traces are refused.
+    told = refusal(UsageError, lambda: overlap([group_of(tmp_path / "none")]))
+    assert_stored("report/notes: overlap", {"no traces": told})
+    group = group_of(tmp_path)
+    group.full_label = name = "</text><script>$x^{_$ & \\frac"
+    save_figure(lambda: overlap([group]), tmp_path / "a.svg")
+    drawn = ElementTree.parse(tmp_path / "a.svg")  # it is XML still
+    assert name in "".join(element.text or "" for element in drawn.iter())

@@ -1,0 +1,87 @@
+"""FLOP/s of attention alone, as FlashAttention's tables count them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cuda_trace import cuda_step, kernel_table
+from made_runs import made_entry, made_rows
+
+from lm_profiler.record.kernels import kernels_file
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.steps import StepRow, write_steps
+from lm_profiler.report.tables.rows import runs_table
+from lm_profiler.report.tables.run_groups import repeats_together, single_run_groups
+from lm_profiler.report.tables.table_columns import COLUMNS, columns_named
+
+TABLED = [  # B, T, D, causal, and the FLOPs of a forward pass by hand
+    (2, 128, 64, "true", 4 * 2 * 128**2 * 64 / 2),
+    (1, 256, 16, "false", 4 * 256**2 * 16),
+]
+
+
+@pytest.mark.parametrize("sequences, tokens, width, causal, flops", TABLED)
+def test_flops_are_four_per_pair(tmp_path: Path, sequences: int, tokens: int, width: int, causal: str, flops: float):
+    model = {"d_model": width, "attention": "sdpa", "is_causal": causal == "true"}
+    config = {"model": model, "data": {"batch_size": sequences, "context_length": tokens}}
+    entry = made_entry(tmp_path / "run", config=config)
+    forward_s, backward_s = COLUMNS["forward_s"].get(entry), COLUMNS["backward_s"].get(entry)
+    assert COLUMNS["attention_forward_flops_per_s"].get(entry) == pytest.approx(flops / forward_s)
+    assert COLUMNS["attention_backward_flops_per_s"].get(entry) == pytest.approx(2.5 * flops / backward_s)
+    # The peak of these runs is 1e12 FLOP/s.
+    assert COLUMNS["attention_forward_of_peak"].get(entry) == pytest.approx(flops / forward_s / 1e12)
+
+
+def test_another_module_has_none(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "run")
+    assert COLUMNS["attention_forward_flops_per_s"].get(entry) is None
+
+
+def test_shares_are_of_the_step_or_of_a_pass_and_the_largest_kernels_are_named(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "run", name="run")
+    (tmp_path / "run" / "trace").mkdir()
+    kernel_table(cuda_step()).write(kernels_file(tmp_path / "run" / "trace" / "rank0.pt.trace.json.gz"))
+    untraced = made_entry(tmp_path / "untraced", name="untraced")
+    names = ["share_matmul", "share_matmul_forward", "share_communication", "top_kernel", "top_other_kernel"]
+    columns = columns_named(names, [entry, untraced])
+    table = runs_table(repeats_together([entry, untraced]), columns)
+    values = [cell.value for cell in table.rows[0]]
+    # Matrix products take 60 of 170 microseconds; in forward 40 of the 50 busy and 12 idle ones.
+    assert values[:3] == pytest.approx([60 / 170, 40 / 62, 30 / 170])
+    assert values[3] == "nvjet_tst_192x192_64x3_2x1_v_bz_coopB_NTN 35.3%"
+    assert values[4].endswith("17.6%")
+    assert [cell.text for cell in table.rows[0][:2]] == ["35.3", "64.5"]
+    assert [cell.value for cell in table.rows[1]] == [None] * 5
+
+
+def slower_first(rows: list[StepRow], forward_s: float) -> list[StepRow]:
+    """The first forward pass takes ``forward_s`` longer, as one that tries tiles."""
+    seconds = list(rows[0].seconds)
+    seconds[PARTS.index("forward")] += forward_s
+    return [replace(rows[0], seconds=tuple(seconds)), *rows[1:]]
+
+
+@pytest.mark.parametrize("compile_s, tuning_s", [(0.25, 0.5), (0.0, 0.75), (2.0, 0.0), (None, None)])
+def test_autotuning_is_what_the_first_passes_take_beyond_later_ones_and_the_compiler(
+    tmp_path: Path, compile_s: float | None, tuning_s: float | None
+) -> None:
+    tuned = made_entry(tmp_path / "tuned", warmup_compile_s=compile_s)
+    write_steps(tmp_path / "tuned" / "steps.csv", slower_first(made_rows(), 0.75))
+    [column] = columns_named(["autotuning_s"], [tuned])
+    found_s = column.get(tuned)
+    assert found_s == (None if tuning_s is None else pytest.approx(tuning_s, abs=1e-4))
+
+
+def test_the_first_pass_is_compared_with_the_mean_of_the_measured_ones(tmp_path: Path) -> None:
+    tuned, plain, gone = (made_entry(tmp_path / name, name=name) for name in ("tuned", "plain", "gone"))
+    write_steps(tmp_path / "tuned" / "steps.csv", slower_first(made_rows(), 0.75))
+    (tmp_path / "gone" / "steps.csv").unlink()
+    entries = [tuned, plain, gone, made_entry(tmp_path / "oom", status="oom")]
+    columns = columns_named(["first_forward_extra_s", "first_backward_extra_s"], entries)
+    table = runs_table(single_run_groups(entries), columns)
+    values = [[cell.value for cell in row[-2:]] for row in table.rows]
+    assert values[0] == pytest.approx([0.75, 0.0], abs=1e-4)
+    assert values[1] == pytest.approx([0.0, 0.0], abs=1e-4)
+    assert values[2:] == [[None, None], [None, None]]
