@@ -65,6 +65,7 @@ class TraceRequests:
             self.steps = _STEPS_OF_EVENT
 
     def _budget_allows(self, now_ns: int) -> bool:
+        """Return whether a trace of our own may be taken now: few per day, with pauses, and few bytes in all."""
         taken_ns = self._automatic_ns
         while taken_ns and now_ns - taken_ns[0] > _DAY_NS:
             taken_ns.popleft()

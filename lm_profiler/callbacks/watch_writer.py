@@ -192,6 +192,7 @@ class WatchWriter:
         self._write_status(now_ns, has_ended=True)
 
     def _loop(self) -> None:
+        """Take what training hands over until None comes; in between, look for stalls, requests and slow ranks."""
         while True:
             asleep_since_ns = self.clock()
             cpu_s = self.cpu_clock()
@@ -345,6 +346,7 @@ class WatchWriter:
             self.unsent.append((window_figures(window), self._newest.global_step))
 
     def _add_to_live_row(self, timed: TimedSteps, hand_over: HandOver) -> None:
+        """Add what was handed over to the row of live figures, and write the row if it is due."""
         if self.live_rows is None:
             return
         sums = self.live_rows.sums
@@ -430,6 +432,7 @@ class WatchWriter:
         return try_or_note("flight recorder", lambda: oldest_pending_call(dump()), [])
 
     def _report_stall(self, place: str, seconds: float, cause: str | None) -> None:
+        """Write the event that this rank has been in ``place`` for ``seconds``, longer than usual."""
         event = WatchEvent(
             at_s=self._seconds_since_1970(self.clock()),
             rank=self.rank,
@@ -463,6 +466,7 @@ class WatchWriter:
         self._stalled_in = ""
 
     def _book_stall(self, timed: TimedSteps) -> None:
+        """Move the excess of the longest part of ``timed`` in the ledger from its phase to the stalled time."""
         step = int(timed.host_s[:, -1].argmax())
         code = int(timed.host_s[step, :-1].argmax())
         part_s = float(timed.host_s[step, code])

@@ -243,6 +243,7 @@ class Watching:
         batch: Any,
         batch_idx: int,
     ) -> None:
+        """Count the batch of the step, as a hook of Lightning; it is not in the time of the step."""
         if self._counts is None:
             return
         try:
@@ -387,6 +388,7 @@ class Watching:
         return _ENDLESS
 
     def _hand_over(self, now_ns: int, traced: Tracer | None = None) -> None:
+        """Pass what came since the last time to the writer; begin a trace if one was requested."""
         writer = self._writer
         assert writer is not None
         self._next_hand_over_ns = now_ns + _HAND_OVER_NS
@@ -457,6 +459,7 @@ class Watching:
         return None
 
     def _peak_bytes(self, held_bytes: int | None) -> int | None:
+        """Return the allocator's peak, else the process's, at least ``held_bytes``; None if it is unknown."""
         allocated_bytes, _, resident_bytes = self._probe.peaks()
         self._probe.usage()  # discards the reading that belongs to the process's peak: steps read their own
         peak_bytes = resident_bytes if allocated_bytes is None else allocated_bytes

@@ -56,7 +56,7 @@ from lm_profiler.rehearse.loop import (
     reason_of,
 )
 from lm_profiler.rehearse.strategies import (
-    AS_WIDE,
+    REPLACED_PRECISIONS,
     SHARDED,
     FakeDevice,
     FakeStrategy,
@@ -395,7 +395,7 @@ def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
                 trains=cli.verb == "fit",
             ),
             num_nodes=options["num_nodes"],
-            precision=AS_WIDE.get(precision, precision),  # type: ignore[arg-type]
+            precision=REPLACED_PRECISIONS.get(precision, precision),  # type: ignore[arg-type]
             max_epochs=options["max_epochs"],
             max_steps=max_steps,
             logger=False if options["logger"] is False else SilentLogger(),
@@ -484,7 +484,9 @@ def _scaled_flops(
     """Scale the FLOPs by dtype. Precisions of float16 are rehearsed in bfloat16."""
     if not flops:
         return flops
-    is_float16 = full_name(cli.config[cli.verb].trainer.precision) in AS_WIDE
+    is_float16 = (
+        full_name(cli.config[cli.verb].trainer.precision) in REPLACED_PRECISIONS
+    )
     factor = _unrehearsed_factor(cli)
     scaled: dict[str, int] = {}
     for dtype, count in flops.items():

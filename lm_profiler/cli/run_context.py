@@ -122,10 +122,9 @@ class RunContext:
         if self.folder is None or _has_final_record(self.folder):
             return
         # The folder was claimed as a new one, so it holds only what this call has written.
-        shutil.rmtree(
-            self.folder
-        )  # then the parents that this call made, if they are empty
+        shutil.rmtree(self.folder)
         self.folder = None
+        # the parents that this call made, if they are empty
         self._remove_new_folders()
 
     def _remove_new_folders(self) -> None:

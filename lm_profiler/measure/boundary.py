@@ -42,9 +42,8 @@ class Guard:
     # undoes what the instrument did to training's objects
     leave: Callable[[], object] = lambda: None
     outcome: str = _TAKEN_OUT  # what the message says happened
-    is_disabled: bool = field(
-        default=False, init=False
-    )  # whether it failed, or was left out
+    # whether it failed, or was left out
+    is_disabled: bool = field(default=False, init=False)
     error: BaseException | None = field(default=None, init=False)
 
     def handle(self, error: BaseException) -> None:

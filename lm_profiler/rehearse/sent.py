@@ -30,7 +30,7 @@ from lm_profiler.measure.fake.flex import imitate_flex_attention
 from lm_profiler.measure.fake.values import LINES_THAT_GOT_ONE
 from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.rehearse.loop import Rehearsal, SilentLogger, StepObservers, reason_of
-from lm_profiler.rehearse.strategies import AS_WIDE, CPU, FakeDevice
+from lm_profiler.rehearse.strategies import CPU, REPLACED_PRECISIONS, FakeDevice
 from lm_profiler.torch_names import tree_leaves
 
 # precisions that are rehearsed as such; with others the dtypes of weights and batch decide everything
@@ -88,7 +88,7 @@ def _rehearse(step: SentStep) -> StepWork:
     )
 
     dtypes: dict[str, str] = {}
-    if step.precision in AS_WIDE:
+    if step.precision in REPLACED_PRECISIONS:
         dtypes["bfloat16"] = "float16"  # bfloat16 was rehearsed instead
     rehearsal = _StepCounter(
         world=world, batch_factor=max(step.batches / _MAX_BATCHES, 1.0), dtypes=dtypes
@@ -197,8 +197,8 @@ def _make_trainer(step: SentStep, rehearsal: Rehearsal, batch: Any) -> Any:
 
 def _rehearsed_precision(precision: str) -> str:
     """Return the precision to rehearse with: the run's own, a wider one, or the dtypes that the tensors have."""
-    if precision in AS_WIDE:
-        return AS_WIDE[precision]
+    if precision in REPLACED_PRECISIONS:
+        return REPLACED_PRECISIONS[precision]
     if precision in _REHEARSED_PRECISIONS:
         return precision
     return "32-true"

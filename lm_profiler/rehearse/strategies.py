@@ -50,7 +50,7 @@ from lm_profiler.usage_error import UsageError
 CPU = torch.device("cpu")
 
 # precisions that Lightning refuses on the CPU (float16 needs a gradient scaler), and what is rehearsed instead
-AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
+REPLACED_PRECISIONS = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
 
 # strategies that split the module over devices
 SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)

@@ -175,8 +175,10 @@ def compare(
     for part in PARTS:
         if side_a.occurs(part) or side_b.occurs(part):
             parts.append(part)
-    together = 1.0 - (1.0 - CONFIDENCE) / len(parts)  # Dunn 1961, JASA 56:52
-    forward_backward, *phases = [pair.part_change(part, together) for part in parts]
+    confidence_of_each = 1.0 - (1.0 - CONFIDENCE) / len(parts)  # Dunn 1961, JASA 56:52
+    forward_backward, *phases = [
+        pair.part_change(part, confidence_of_each) for part in parts
+    ]
     work = pair.work_changes(CONFIDENCE) if pair.is_busy else []
     decision = decide(work) if work else step
     detectable = None
@@ -307,13 +309,13 @@ class SidePair:
         has_several_threads = _threads(self.a.runs[0]) != 1
         if has_several_threads and _same_parallelism(self.a.runs[0], self.b.runs[0]):
             names.append(CPU_TIME)
-        together = 1.0 - (1.0 - confidence) / len(names)
+        confidence_of_each = 1.0 - (1.0 - confidence) / len(names)
         rows = []
         for name in names:
             means_a, means_b = self.a.figures(name), self.b.figures(name)
             if means_a is not None and means_b is not None:
                 bias = math.hypot(self.load_bias, self.bias_of_waits)
-                rows.append(self._row(name, means_a, means_b, together, bias))
+                rows.append(self._row(name, means_a, means_b, confidence_of_each, bias))
         return rows
 
     def work_phases(self) -> list[PartChange]:

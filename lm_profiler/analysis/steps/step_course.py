@@ -266,14 +266,12 @@ class _SegmentWeights:
     log_weights: Series
     weights_around: Series  # the same of everything before the segment and after it
     is_long_enough: NDArray[np.bool_]
-    may_be_burst: NDArray[
-        np.bool_
-    ]  # long enough, and so is what lies before it and after it
+    # long enough, and so is what lies before it and after it
+    may_be_burst: NDArray[np.bool_]
 
 
-@lru_cache(
-    maxsize=1
-)  # each order that is tried needs the same; of many values it takes megabytes
+# Each order that is tried needs the same weights; of many values they take megabytes.
+@lru_cache(maxsize=1)
 def _segment_weights(count: int, coefficient: float) -> _SegmentWeights:
     """Return what all segments of ``count`` values weigh under AR(1) noise of ``coefficient``."""
     first_weight = 1.0 - coefficient**2

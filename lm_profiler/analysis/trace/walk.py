@@ -68,9 +68,8 @@ def walk(packed: PackedTrace) -> tuple[OperatorCalls, list[DriverCall]]:
     What runs in the backward pass belongs to the module in whose forward pass its node of the graph was made: the
     profiler links the two (``fwdbwd``). What is recomputed there is in its module's own range again.
     """
-    no_event = np.full(
-        6, NONE
-    )  # the last row, to which all refer that have no range around them, or no operator
+    # the last row, to which all refer that have no range around them, or no operator
+    no_event = np.full(6, NONE)
     rows = np.vstack((packed.host_rows(), no_event))
     nesting = _nesting_of(rows)
     return _operator_calls(rows, nesting), _driver_calls(rows, nesting)

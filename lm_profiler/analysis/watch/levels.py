@@ -705,6 +705,9 @@ class LevelFollower:
         return bool(low_s / margin <= level_s[-1] <= high_s * margin)
 
     def _count_wandering(self, wandering: LevelChange, change: LevelChange) -> None:
+        """Count once more the change ``wandering``, whose level ``change`` has left again; report the first few, then
+        each doubling.
+        """
         wandering.times += 1
         older_changes = []
         for open_change in self.open_changes:

@@ -29,9 +29,8 @@ from lm_profiler.record.parts import PARTS, TIMED
 # -- how slow the machine is
 _LEAST_SHARE_OF_STEP = 0.02  # of a part that shows it
 _FEWEST_PARTS = 3
-_SHARE_OF_PARTS = (
-    0.6  # the machine is as slow as this share of the parts shows at least
-)
+# the machine is as slow as this share of the parts shows at least
+_SHARE_OF_PARTS = 0.6
 _LEAST_PART_S = 1e-9  # the logarithm of nothing is unknown
 
 # -- the usual time of a part

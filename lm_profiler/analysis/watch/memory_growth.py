@@ -112,6 +112,7 @@ class MemoryWatch:
         return changed
 
     def _look_for_growth(self, window: _Window, step: int) -> MemoryGrowth | None:
+        """Return the growth that ``window`` shows, as of ``step``; None if memory does not grow in it."""
         slope = window.slope()
         if slope is None:
             return None

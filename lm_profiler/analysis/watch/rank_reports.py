@@ -154,6 +154,7 @@ class RankReports:
     def _times_since_last_comparison(
         self, reports: Mapping[int, WatchStatus]
     ) -> _StepTimes:
+        """Return the number of steps of each rank since it was last compared, and its seconds per step and part."""
         steps = []
         seconds = []
         for rank, report in reports.items():

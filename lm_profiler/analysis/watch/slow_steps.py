@@ -215,6 +215,7 @@ class SlowStepGroup:
         return self.step_s - self.usual_s
 
     def add(self, occurrence: Occurrence) -> None:
+        """Add a slow step to the sums of this group."""
         slow = occurrence.slow
         self._last_occurrence = occurrence
         self.times += 1

@@ -228,6 +228,7 @@ class WatchedRun:
                 self._spans.append(span)
 
     def _events(self, slow: Sequence[SlowStep], run_is_over: bool) -> list[WatchEvent]:
+        """Return the events of the ``slow`` steps, and of changes of level and of the machine's speed."""
         self._group(slow)
         now_s = self.epoch_s
         if self._ends_ns:
@@ -315,6 +316,7 @@ class WatchedRun:
         return longest
 
     def _slow_step_event(self, group: SlowStepGroup) -> WatchEvent:
+        """Return the event of a group of slow steps, with the means over the group."""
         interval = group.interval()
         starts_epochs = group.starts_epochs()
         is_regular = interval is not None or starts_epochs
@@ -361,6 +363,7 @@ class WatchedRun:
         return event.model_copy(update={"in_all_parts": True})
 
     def _change_event(self, change: LevelChange, scale: float) -> WatchEvent:
+        """Return the event of a change of level; its relative levels times ``scale`` are seconds."""
         name = self._name(change, change.found_step, self._end_of(change.found_step))
         if change.course != "drift":
             scale = self._scales.setdefault(id(change), scale)
@@ -447,6 +450,7 @@ class WatchedRun:
         return events
 
     def _duration_event(self, term: str, durations: LongDurations) -> WatchEvent:
+        """Return the event of long durations of ``term``, such as validations or checkpoints."""
         # A course and a long one that it stands for may begin with the same one; the step tells them apart.
         is_course = durations.is_course
         return WatchEvent(

@@ -184,9 +184,8 @@ def _call_in_gap(
     return None
 
 
-Weighed = tuple[
-    Piece, float
-]  # a piece, and its own nanoseconds: those in which no piece of lower rank runs
+# a piece, and its own nanoseconds: those in which no piece of lower rank runs
+Weighed = tuple[Piece, float]
 # returns nanoseconds of the whole call of an operator; None means unknown
 Floor = Callable[[Piece], float | None]
 
@@ -248,9 +247,8 @@ def broken_down(work: TracedWork) -> Traced:
             weighed.append((piece, own_ns))
 
     step_begins = tuple(step.start for step in work.packed.steps)
-    boundaries = (
-        () if work.on_device else step_begins
-    )  # on the CPU a gap ends with its step
+    # on the CPU a gap ends with its step
+    boundaries = () if work.on_device else step_begins
     idle_starts, idle_ends = gaps_between(
         [*starts, *boundaries], [*ends, *boundaries], begin, end
     )

@@ -196,6 +196,7 @@ def loader_watch(trainer: Any) -> Watch:
     """Return the watch that counts how many batches the loader's workers have prefetched; unknown for several."""
 
     def count_ready() -> int | None:
+        """Return how many batches the loader holds ready; None if that is unknown."""
         iterators = _loader_iterators(trainer)
         if len(iterators) != 1:
             return None

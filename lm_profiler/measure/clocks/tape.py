@@ -253,12 +253,10 @@ class ChunkReader:
 
     # the device's clock of the timeline; None if there is only the host's
     stream: EventStream | None = None
-    _stack: tuple[int, ...] = tuple(
-        TapeReading().stack
-    )  # the parts open at the end of the last step
-    _unfinished_marks: list[Any] = field(
-        default_factory=list
-    )  # codes and instants of the step that has not ended
+    # the parts open at the end of the last step
+    _stack: tuple[int, ...] = tuple(TapeReading().stack)
+    # codes and instants of the step that has not ended
+    _unfinished_marks: list[Any] = field(default_factory=list)
     _layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], _Layout | None] = field(
         default_factory=dict
     )

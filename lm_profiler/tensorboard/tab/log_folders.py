@@ -26,9 +26,8 @@ class RunsFolder:
 
     name: str  # with which the names of its runs begin
     folder: Path
-    allowed_roots: tuple[
-        Path, ...
-    ]  # the real folders in which its files may lie; others are never read
+    # the real folders in which its files may lie; others are never read
+    allowed_roots: tuple[Path, ...]
 
     def file(self, name: str) -> Path:
         """Return the real path of the file or folder ``name`` below this folder."""
