@@ -83,7 +83,7 @@ def test_what_belongs_to_one_process_has_a_stand_in_on_which_no_step_may_depend(
     trainer.strategy._lightning_module = module
     trainer.strategy.optimizers = [module.configure_optimizers()]
     batch = without_data(next(iter(module.train_dataloader())))
-    sent: SentStep = pickle.loads(SentStep.of(TrainerLoop(trainer), "fit", batch).pickled())
+    sent: SentStep = pickle.loads(SentStep.from_loop(TrainerLoop(trainer), "fit", batch).pickled())
     lock: Any = sent.module.lock
     with lock:
         assert lock.acquire(timeout=1).name is lock

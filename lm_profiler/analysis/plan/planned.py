@@ -144,7 +144,7 @@ class PlannedFloors:
     # seconds for which a phase's collectives keep a rank's link busy; empty if its rate is not stated
     sent_s: Mapping[str, float] = field(default_factory=dict)
 
-    def of(self, phase: str) -> float | None:
+    def floor_of(self, phase: str) -> float | None:
         """Return the least seconds of ``phase``: at best the link is busy while the device computes."""
         floor = self.by_phase.get(phase)
         work_s = None if floor is None else floor.seconds
@@ -157,13 +157,15 @@ class PlannedFloors:
     @property
     def seconds(self) -> float | None:
         """Seconds of the step: the sum of the floors that are known; None if none is."""
-        floors_s = [self.of(phase) or 0.0 for phase in {*self.by_phase, *self.sent_s}]
+        floors_s = [
+            self.floor_of(phase) or 0.0 for phase in {*self.by_phase, *self.sent_s}
+        ]
         return sum(floors_s) if any(floors_s) else None
 
     @property
     def unknown(self) -> list[str]:
         """Phases whose floor is missing in the step's."""
-        return [phase for phase in self.by_phase if self.of(phase) is None]
+        return [phase for phase in self.by_phase if self.floor_of(phase) is None]
 
 
 @dataclass(frozen=True)

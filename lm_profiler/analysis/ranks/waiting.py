@@ -62,7 +62,10 @@ class Calls:
         order = order[is_in_time]
         names = [self.names[call] for call in order.tolist()]
         return Calls(
-            names, self.came_ns[order], self.members[order], self.measured_ns[order]
+            names=names,
+            came_ns=self.came_ns[order],
+            members=self.members[order],
+            measured_ns=self.measured_ns[order],
         )
 
 

@@ -45,7 +45,9 @@ class SentOptimizer:
     states: list[list[Tensor]]
 
     @classmethod
-    def of(cls, optimizer: Optimizer, device: torch.device) -> SentOptimizer:
+    def from_optimizer(
+        cls, optimizer: Optimizer, device: torch.device
+    ) -> SentOptimizer:
         """Return the groups of ``optimizer``; raises UncountableError if it may run the step several times."""
         if "max_eval" in optimizer.defaults:  # LBFGS
             raise UncountableError(
@@ -100,7 +102,7 @@ class SentStep:
     )
 
     @classmethod
-    def of(cls, loop: Loop, verb: Verb, batch: Any) -> SentStep:
+    def from_loop(cls, loop: Loop, verb: Verb, batch: Any) -> SentStep:
         """Return the step of ``verb`` that ``loop`` runs on ``batch``.
 
         Raises:
@@ -121,7 +123,8 @@ class SentStep:
                 optimizer for optimizer in loop.optimizers if optimizer.param_groups
             ]
             optimizers = [
-                SentOptimizer.of(optimizer, device) for optimizer in used_optimizers
+                SentOptimizer.from_optimizer(optimizer, device)
+                for optimizer in used_optimizers
             ]
         module, batch, optimizers = _copy_to_meta((module, batch, optimizers))
         _undo_lightnings_compilation(module)

@@ -204,7 +204,7 @@ def count_elsewhere(
         UncountableError: the step cannot be sent, run or counted there.
     """
     try:
-        pickled_step = SentStep.of(loop, verb, batch).pickled()
+        pickled_step = SentStep.from_loop(loop, verb, batch).pickled()
     except UncopyableError as error:
         raise UncountableError(str(error)) from None
     # By name, because `rehearse` is a layer above, and this process need not load it.

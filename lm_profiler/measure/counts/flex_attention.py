@@ -51,7 +51,9 @@ class _Mask:
     buffers: tuple[Any, ...]  # further arguments of ``allows``
 
     @classmethod
-    def of(cls, block_mask: tuple[Any, ...], buffers: tuple[Any, ...]) -> _Mask:
+    def from_block_mask(
+        cls, block_mask: tuple[Any, ...], buffers: tuple[Any, ...]
+    ) -> _Mask:
         """Return the mask that ``BlockMask.as_tuple`` describes; it begins with two lengths."""
         _, _, partial_counts, partial_indices, full_counts, full_indices, *_ = (
             block_mask
@@ -101,7 +103,7 @@ def flops_of_mask(
     if block_mask is None:
         pairs = batch * heads * queries * keys
     else:
-        mask = _Mask.of(block_mask, buffers)
+        mask = _Mask.from_block_mask(block_mask, buffers)
         with NO_MODES.find()(), torch.no_grad():
             pairs = allowed_pairs(mask, batch, heads, queries, keys)
     return 2 * pairs * (width + value.shape[-1])

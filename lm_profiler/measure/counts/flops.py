@@ -801,6 +801,7 @@ class _CountedFunction:
         return result
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the backward of an autograd Function, and add its FLOPs: by its own formula, or from the forward."""
         is_counted, result = self._run(self._backward_method, args, kwargs)
         if is_counted:
             name = f"{self._name}.backward"

@@ -206,7 +206,7 @@ def _convolution_backward(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
     return 2 * _convolution(x, weight)
 
 
-def _nothing(*_: Any, **__: Any) -> int:
+def _no_flops(*_: Any, **__: Any) -> int:
     """Count an operator that multiplies no matrices."""
     return 0
 
@@ -233,8 +233,8 @@ def _operator_formulas() -> dict[str, Formula]:
     formulas: dict[str, Formula] = {
         "DaoAILab::_causal_conv1d_fwd_cpp": _convolution,
         "DaoAILab::_causal_conv1d_bwd_cpp": _convolution_backward,
-        "flash_attn::layer_norm_fwd_impl": _nothing,
-        "flash_attn::layer_norm_bwd_impl": _nothing,
+        "flash_attn::layer_norm_fwd_impl": _no_flops,
+        "flash_attn::layer_norm_bwd_impl": _no_flops,
     }
     for name, names in _FORWARD_ARGUMENTS.items():
         formulas[name] = AttentionFormula(name, names)
