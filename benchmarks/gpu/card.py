@@ -52,9 +52,9 @@ def _write(nvml: Any, path: Path, over: threading.Event, period_s: float) -> Non
         while True:
             at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
             for index, card in enumerate(cards):
-                memory = card.ask("nvmlDeviceGetMemoryInfo")
+                memory = card.call("nvmlDeviceGetMemoryInfo")
                 told = [
-                    *(card.ask(*asked) for asked in _ASKED.values()),
+                    *(card.call(*asked) for asked in _ASKED.values()),
                     None if memory is None else memory.used,
                 ]
                 print(
