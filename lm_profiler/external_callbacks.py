@@ -18,7 +18,7 @@ CLAIMED = "claimed"
 
 
 def external_callbacks() -> list[Any]:
-    """Return the profiler in a list, or an empty list if it is not asked for or cannot be made."""
+    """Return the profiler in a list, or an empty list if it is not requested or cannot be made."""
     try:
         request = os.environ.get(VARIABLE, "").strip()
         if request in ("", "0"):

@@ -12,7 +12,7 @@ VARIABLE = "LM_PROFILER"
 
 
 def begin_search() -> None:
-    """Have the loop of the first optimizer that steps profiled, if it is asked for."""
+    """Have the loop of the first optimizer that steps profiled, if it is requested."""
     if os.environ.get(VARIABLE, "").strip() in ("", "0"):
         return
     try:

@@ -198,7 +198,7 @@ class RunSteps:
         """The size of a mean measured step over that of the step whose work was counted; 1 if it is unknown.
 
         The size is the number of elements of the batches, or else of batches: work is proportional to the number of
-        samples, and but for attention to the length of sequences.
+        samples, and, except for attention, to the length of sequences.
         """
         evidence = self.evidence
         counts = self.counts

@@ -514,7 +514,7 @@ def _action_s(action: OwnedTime, contended: bool) -> float:
 
 
 def _belongs_to_loop(action: OwnedTime) -> bool:
-    """Return whether ``action`` is Lightning's own, and not the logging that the program asked for."""
+    """Return whether ``action`` is Lightning's own, and not the logging that the program requested."""
     return action.owner == LIGHTNING and action.action != "logged metrics"
 
 
@@ -857,7 +857,7 @@ def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
     """Find an optimizer whose step could be fused into few kernels, and slow clipping.
 
     The optimizer is found if it could be fused and is not, or if it updates one weight after another on a device. That
-    many kernels are launched is a fact (``may`` is False) if the user asked for it with ``foreach=False``. A fused
+    many kernels are launched is a fact (``may`` is False) if the user requested it with ``foreach=False``. A fused
     optimizer still has to move its bytes: it saves what is beyond their time, or all of the optimizer's time if that of
     the bytes is unknown. On a busy machine the rate of the memory is not known well enough.
 

@@ -4,7 +4,7 @@
 
 May use Lightning, ``measure``, ``analysis``, ``processes`` and ``record``, and for a run's end ``report`` and
 ``tensorboard``. Never ``models`` or ``training``. What profiles other loops than the Trainer's does not import
-Lightning, and neither does this module until a name of the callback is asked for.
+Lightning, and neither does this module until a name of the callback is requested.
 """
 
 import sys

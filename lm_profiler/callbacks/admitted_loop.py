@@ -1,4 +1,4 @@
-"""Profiles the loop of a program that has not asked for it, from its first optimizer step on."""
+"""Profiles the loop of a program that has not requested it, from its first optimizer step on."""
 
 from __future__ import annotations
 

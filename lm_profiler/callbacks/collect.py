@@ -82,7 +82,7 @@ class Collector:
     _copy: Future[Any] = field(default_factory=Future)
 
     def remember_batch(self, batch: Any) -> None:
-        """Remember ``batch``, which may be of any type: an error is raised where the batch is asked for."""
+        """Remember ``batch``, which may be of any type: an error is raised where the batch is requested."""
         self.has_batch = True
         _set_result(self._shapes, without_data, batch)
         if self.options.numerics.audit:

@@ -114,7 +114,7 @@ class RunMetrics:
             self._add_tokens(counted)
 
     def _add_tokens(self, counted: CountedBatches | None) -> None:
-        """Add the tokens of the counted batches; from the first that are unknown on their sum is unknown too."""
+        """Add the tokens of the counted batches; once those of a batch are unknown, the sum stays unknown."""
         if counted is None or counted.tokens is None:
             has_unknown_batches = counted is None or counted.steps > 0
             if has_unknown_batches:
@@ -236,7 +236,7 @@ def publish(
     local_rank: int,
     undo: ExitStack,
 ) -> Callable[[], object] | None:
-    """Publish ``metrics`` as ``options`` ask for it, until ``undo`` is closed.
+    """Publish ``metrics`` as ``options`` request it, until ``undo`` is closed.
 
     Returns what writes the file again, if there is a file.
     """

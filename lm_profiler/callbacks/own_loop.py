@@ -69,7 +69,7 @@ class ProfiledLoop:
         return None if run is None else run.folder
 
     def data(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Iterate over ``batches``, of any kind. A step begins where one is asked for."""
+        """Iterate over ``batches``, of any kind. A step begins where one is requested."""
         run = self._get_run()
         if run is not None and run.loop.loader is None:
             run.loop.loader = batches

@@ -157,7 +157,7 @@ class RunFinisher:
         """Write the record twice: at once with what was measured, and again with what is determined afterwards.
 
         So no error or signal after the first write can lose what was measured. ``collect_afterwards`` takes some
-        seconds: FLOPs, the machine's rates, kernels, and numerics if they were asked for.
+        seconds: FLOPs, the machine's rates, kernels, and numerics if they were requested.
         """
         status: Status = "ok" if failure is None else "failed"
         evidence = self.collector.evidence(measured, status, failure)

@@ -1,4 +1,4 @@
-"""Shows a run that is recorded: TensorBoard's HPARAMS and TEXT, the trackers that were asked for, and the table."""
+"""Shows a run that is recorded: TensorBoard's HPARAMS and TEXT, the trackers that were requested, and the table."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RecordedRun:
         write_text(stream, render(tables, "terminal", stream))
 
     def send_to_trackers(self, loop: Loop, trace: Path) -> Sequence[Tracker]:
-        """Send figures, facts and files, such as ``trace``, to the loop's loggers if asked for; return those."""
+        """Send figures, facts and files, such as ``trace``, to the loop's loggers if requested; return those."""
         if not self.options.export.trackers:
             return ()
         return Guard("the trackers", self.report).run(

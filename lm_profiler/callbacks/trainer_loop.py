@@ -40,7 +40,7 @@ _NO_STEP_CAUSES = "the loader is empty or exhausted, every batch was skipped, or
 
 @dataclass(eq=False)
 class TrainerLoop:
-    """The loop of ``verb``. A Trainer changes until its loop begins, so each fact is asked for when it is needed."""
+    """The loop of ``verb``. A Trainer changes until its loop begins, so each fact is read when it is needed."""
 
     trainer: Any  # of either namespace
     callback: Callback | None = None  # the profiler whose run it is

@@ -167,7 +167,7 @@ class Watching:
         export: ExportOptions,
         epoch_s: float,
     ) -> WatchWriter:
-        """Return the writer of this rank's watch files, with live rows for loggers, and metrics if asked for."""
+        """Return the writer of this rank's watch files, with live rows for loggers, and metrics if requested."""
         trainer = self.trainer
         device = trainer.strategy.root_device
         run = WatchedRun(
@@ -298,7 +298,7 @@ class Watching:
         return self._phases
 
     def take_over(self, stages_phases: PhaseProfiler) -> None:
-        """Get the end of the epoch that runs now, which the marker of the stages has entered."""
+        """Have the end of the running epoch reported here, though the marker of the stages saw its begin."""
         stages_phases.leave_epoch = self.leave_epoch  # type: ignore[method-assign]
 
     def leave_epoch(self) -> None:

@@ -29,7 +29,7 @@ _MAX_SMALLER = 3  # options that a refusal names besides those that fit; these c
 
 
 def plan_ahead(cli: ProfilerCLI) -> None:
-    """Estimate what the run holds, or rehearse it if that was asked for, on rank 0 for all ranks.
+    """Estimate what the run holds, or rehearse it if that was requested, on rank 0 for all ranks.
 
     A rehearsal takes place in a child process, and its result is recorded. A run that cannot be planned in time is not
     stopped. Formulas that the program registered are tried in a rehearsal too.

@@ -30,7 +30,7 @@ _LEVELS = {
     "lightning.fabric": logging.ERROR,
     "lightning_utilities": logging.ERROR,
     "torch.multiprocessing.spawn": logging.ERROR,  # names the ranks that it ends after one failed
-    "lightning.pytorch.profilers": logging.INFO,  # the report of a profiler that the user asked for
+    "lightning.pytorch.profilers": logging.INFO,  # the report of a profiler that the user requested
 }
 _ADVICE = (
     r"GPU available but not used",

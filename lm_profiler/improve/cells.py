@@ -1,6 +1,6 @@
-"""Run the cells that a search asks for, each in its own process, and read what they measured.
+"""Run the cells that a search requests, each in its own process, and read what they measured.
 
-A cell is identified by a setting and a number, not by who asked for it. So a search that was killed asks for the same
+A cell is identified by a setting and a number, not by who requested it. So a search that was killed asks for the same
 cells again, and those that have run are read from their folders.
 """
 
@@ -199,7 +199,7 @@ class Interrupted(Exception):
 
 
 class Cells:
-    """All runs of one improvement; the plan of their ``folder`` grows by each cell that is asked for.
+    """All runs of one improvement; the plan of their ``folder`` grows by each cell that is requested.
 
     ``run`` runs a cell within a limit in seconds; if the cell has no outcome afterwards, it was interrupted.
     """
@@ -216,7 +216,7 @@ class Cells:
         self._latest_end_s = clock()  # when the latest cell ended
         self.left_s = math.inf  # the rest of the budget
         self.limit_s = math.inf  # of a cell
-        self.requested: set[str] = set()  # ids of cells that were asked for
+        self.requested: set[str] = set()  # ids of cells that were requested
         # ids of cells during which something else used the machine
         self.shared: set[str] = set()
         self.fitted: set[str] = set()  # settings that fitted into memory
@@ -235,7 +235,7 @@ class Cells:
         if finished.outcome.status == "ok":
             self.fitted.add(setting_of(cell))
         if was_requested:
-            # A cell that is asked for twice has been paid for: its time must not leave the budget again.
+            # A cell that is requested twice has been paid for: its time must not leave the budget again.
             return replace(finished, took_s=0.0)
         return finished
 

@@ -39,7 +39,7 @@ class TimedRun:
 
 @dataclass(frozen=True)
 class NumericsCheck:
-    """Whether a winner still computes the same."""
+    """Whether a winner still computes the same numbers."""
 
     # whether all errors are within the tolerance; None if that is unknown
     is_tolerated: bool | None
@@ -71,7 +71,7 @@ class PairedComparison:
     # verdict on the step's time, or why there is none; None while it runs
     verdict: TriedVerdict | None = None
     accepted: bool = False  # whether the rest is tried on top of B
-    numerics: NumericsCheck | None = None  # check of the numbers; None if not asked for
+    numerics: NumericsCheck | None = None  # check of the numbers; None if not requested
     reason: str | None = None  # why the verdict, in a few words, if it is not obvious
 
     @property

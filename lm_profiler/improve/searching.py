@@ -136,7 +136,7 @@ def _tried(comparison: PairedComparison) -> Tried:
 
 
 def _numerics(check: NumericsCheck | None) -> Numerics | None:
-    """Return the record's row of a check of the numbers; an infinite error is unknown."""
+    """Return the record's row of a check of the numbers; an infinite error becomes None."""
     if check is None:
         return None
     loss_error = check.loss_error

@@ -73,7 +73,7 @@ class Place(IntEnum):
     HEADLINE = 1  # shown beside a run's name: at a sweep's end, and in the columns of the tab that stay in place
     TABLE = 2  # shown in the usual table of runs, and among TensorBoard's HPARAMS
     FILE = 3  # written to files for programs
-    ASKED = 4  # shown when asked for by name, and on the page of its run
+    ASKED = 4  # shown when requested by name, and on the page of its run
 
 
 @dataclass(frozen=True, eq=False)

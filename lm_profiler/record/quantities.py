@@ -266,7 +266,7 @@ _CARDS = "cards of the run: energy and power are their sums, clocks the slowest'
 
 
 def _computed_figures() -> Iterator[Figure]:
-    """Yield the figures that no field of the record holds: each is computed from others when it is asked for."""
+    """Yield the figures that no field of the record holds: each is computed from others when it is requested."""
     for name, (title, meaning) in TERMS.items():
         yield Figure(
             title, "ms", meaning, f"waterfall_{name}_s",

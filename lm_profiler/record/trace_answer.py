@@ -19,7 +19,7 @@ IdleCause = Literal[
 
 LaunchVerdict = Literal["launch-bound", "partly launch-bound", "not launch-bound"]
 
-# Where the steps come from: ranges that the profiler names ``ProfilerStep#``, ranges of a name that was asked for, or
+# Where the steps come from: ranges that the profiler names ``ProfilerStep#``, ranges of a name that was requested, or
 # nothing, so that the whole trace is one step.
 StepSource = Literal["ProfilerStep", "range", "whole"]
 

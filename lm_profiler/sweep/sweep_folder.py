@@ -30,7 +30,7 @@ _LOCK_PAUSE_S = 0.1
 
 
 class SweepFolder:
-    """The folder at ``path``, locked until it is closed for ``plan``, or for a ``part`` of it next to other parts.
+    """The folder at ``path`` of ``plan``, or of a ``part`` of it next to other parts; locked until it is closed.
 
     ``lock`` is a file descriptor: the folder is locked as long as any process has it open. The server that starts cells
     holds it until they have ended; processes that a cell leaves behind must not hold it. ``cells`` are this process's

@@ -288,7 +288,7 @@ class LanguageModel(LightningModule):
         return (self.trainer.gradient_clip_val or 0) > 0
 
     def configure_model(self) -> None:
-        """Make the Transformer, sharded and compiled as the options ask for."""
+        """Make the Transformer, sharded and compiled as the options request."""
         # In this hook the strategy decides device, dtype and sharding. Lightning calls it once for each verb.
         if hasattr(self, "model"):
             return
@@ -299,7 +299,7 @@ class LanguageModel(LightningModule):
             self.model.compile(mode=self.compile_mode)
 
     def configure_optimizers(self) -> Optimizer | None:
-        """Return the chosen optimizer, fused if that is possible, with its states shared out if asked for.
+        """Return the chosen optimizer, fused if that is possible, with its states shared out if requested.
 
         None without an optimizer.
         """

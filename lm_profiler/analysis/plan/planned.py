@@ -328,7 +328,8 @@ _USUAL_GROWTH = 64  # where no size is known that does not fit, it is not looked
 def largest_that_fits(
     begin: int, needed_bytes: int, room: float
 ) -> Generator[int, int, int]:
-    """Ask for the bytes that sizes need, besides ``begin``, which needs ``needed_bytes``; return the largest that fits.
+    """Yield sizes, each answered with the bytes that it needs; return the largest that fits. ``begin`` needs
+    ``needed_bytes``.
 
     What a step needs is a convex function of its batch, and of its context: the maximum of several sums, whose terms
     grow linearly or quadratically. So a line through two sizes that fit meets ``room`` too late, and one through a

@@ -339,7 +339,7 @@ def chunked_loss(planned: Planned, largest_context: int | None) -> Iterator[Smal
 
 
 def smaller_batches(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
-    """Yield divisors of the batch that was asked for, for equally many samples per step; then the largest that fits."""
+    """Yield divisors of the batch that was requested, for equally many samples per step; then the largest that fits."""
     batch = planned.batch or 0
     divisors: list[int] = []
     largest_size = min(planned.largest or 0, batch - 1)

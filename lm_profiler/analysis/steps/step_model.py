@@ -1,4 +1,4 @@
-"""One model of a run's step times: warm-up, then levels, a pattern, kinds, odd steps and noise; and its word.
+"""One model of a run's step times: warm-up, then levels, a pattern, kinds, odd steps and noise; and the word for it.
 
     log seconds = course (levels, a line, or a decay) + pattern (every p-th step) + kinds + odd steps + AR(1) noise
 

@@ -358,7 +358,8 @@ def lower_bound_share(quantity: Quantity, record: RunRecord) -> float | None:
 def changed_batches_note(
     counts: Sequence[BatchCount], last_step: int, mean: float | None
 ) -> list[str]:
-    """Return the note on a rank whose steps up to ``last_step`` vary in batches; figures are of ``mean`` per step."""
+    """Return the note on a rank whose steps up to ``last_step`` have different numbers of batches, ``mean`` on
+    average."""
     known_counts = []
     for count in counts:
         if count.batches and count.step <= last_step:
@@ -465,7 +466,7 @@ def cut_anew(
 ) -> tuple[list[Entry], list[str]]:
     """Return each of ``entries`` once for each warm-up, with figures of ``count`` (all) steps after it; and problems.
 
-    Those that died before their steps stay as they are. A run with fewer steps than were asked for is left out:
+    Those that died before their steps stay as they are. A run with fewer steps than were requested is left out:
     figures of unlike numbers of steps would stand side by side.
     """
     problems: list[str] = []

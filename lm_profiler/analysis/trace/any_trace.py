@@ -70,7 +70,7 @@ class AnyTrace:
     path: Path
     work: TracedWork
     step_source: StepSource
-    step_name: str | None  # the name of the range that was asked for
+    step_name: str | None  # the name of the range that was requested
     # as the driver reports it; None if the trace has none, or several kinds
     device_name: str | None
     rank: int | None

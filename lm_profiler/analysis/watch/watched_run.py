@@ -141,7 +141,7 @@ class WatchedRun:
         return self._events(slow, run_is_over=False)
 
     def finish(self) -> list[WatchEvent]:
-        """Judge the last steps, and return all events that are known better than they were returned."""
+        """Judge the last steps, and return all events that have changed since they were last returned."""
         no_steps = np.empty(0, np.int64)
         no_ns = np.empty((0, 2), np.int64)
         no_seconds = np.empty((0, len(TIMED)))

@@ -1,7 +1,7 @@
 """What the instruments read from the loop that they profile: its facts, and who takes its marks.
 
-A Lightning Trainer answers by ``trainer_loop``; Fabric, transformers' Trainer and a program's own loop by
-``hooked_loop``. Nothing here is called within a measured step.
+``trainer_loop`` reads them from a Lightning Trainer; ``hooked_loop`` from Fabric, transformers' Trainer and a program's
+own loop. Nothing here is called within a measured step.
 """
 
 from __future__ import annotations

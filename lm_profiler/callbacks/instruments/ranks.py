@@ -1,7 +1,7 @@
 """Keeps each rank's phases and collectives, which show who waits for whom.
 
-On the host's clock they are from the measured steps. On GPUs, where the host only enqueues, they are from a stage after
-timing, with NCCL's own durations on the stream's clock.
+Where the host's clock times them, they come from the measured steps. On GPUs, where the host only enqueues, they come
+from a stage after timing, with NCCL's own durations on the stream's clock.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def clock_name() -> str:
 
 
 class _StreamWait(NamedTuple):
-    """A wait of the computing stream: when the host asked for it, its span, and the call that it counts as."""
+    """A wait of the computing stream: when the host requested it, its span, and the call that it counts as."""
 
     asked_ns: int
     begin_ns: int

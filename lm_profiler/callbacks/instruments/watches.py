@@ -45,7 +45,7 @@ class StepWatch(Instrument):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The counters; computed when they are asked for, which is after everything that is timed."""
+        """The counters; computed when they are requested, which is after everything that is timed."""
         return self.guard.run(self._facts, otherwise={})
 
     def _facts(self) -> dict[str, Any]:

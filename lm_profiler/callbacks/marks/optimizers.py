@@ -71,7 +71,7 @@ class OptimizerMarks:
 
 
 class OnThisThread(AbstractContextManager[None]):
-    """``span`` in the thread that made it: other threads may call the same function, and have no phases."""
+    """Enters ``span`` only in the thread that made it: other threads may call the same function, and have no phases."""
 
     def __init__(self, span: Span) -> None:
         self._span = span

@@ -31,7 +31,7 @@ from lm_profiler.report.run.comparison_table import (
 from lm_profiler.report.tables.formats import render
 from lm_profiler.usage_error import UsageError, expect
 
-# the verdicts for which a call fails, by what the user asked for
+# the verdicts for which a call fails, by what the user requested
 _FAILING = {None: (), "slower": ("SLOWER",), "unclear": ("SLOWER", "UNCLEAR")}
 
 

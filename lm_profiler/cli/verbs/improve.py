@@ -76,7 +76,7 @@ def run(request: ImproveRequest) -> int:
 
 
 def _plan(request: ImproveRequest) -> tuple[SweepPlan, CellCalls]:
-    """Return the plan, which grows by each cell that is asked for, and the calls of its cells."""
+    """Return the plan, which grows by each cell that is requested, and the calls of its cells."""
     configs: dict[str, str] = {}
     call = ["fit"]
     if request.config is not None:

@@ -297,7 +297,7 @@ def _rehearsed(
 def _show_timeline(
     timeline: MemoryTimeline, options: Options, show_table: Callable[[Table], object]
 ) -> None:
-    """Print the allocations of ``timeline`` and draw it, as far as the options ask for it."""
+    """Print the allocations of ``timeline`` and draw it, as far as the options request it."""
     if options.allocations:
         for table in allocation_tables(timeline):
             has_heading = bool(table.above[0])
@@ -313,7 +313,7 @@ def _show_timeline(
 
 
 def _device(options: Options) -> Capacity:
-    """Return the name and the memory of the device that the options ask for; without any, of this machine's."""
+    """Return the name and the memory of the device that the options request; without any, of this machine's."""
     memory_bytes = None
     if options.memory is not None:
         memory_bytes = size_bytes(options.memory, "memory", "80GiB")

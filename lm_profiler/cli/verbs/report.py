@@ -241,7 +241,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print or write what is asked for and return the exit code: 1 if none of the runs can be shown."""
+    """Print or write what is requested and return the exit code: 1 if none of the runs can be shown."""
     if options.columns == ["help"]:
         write(Collection(), column_tables(), "terminal", None)
         return OK
@@ -325,7 +325,7 @@ def _is_in_search(folder: Path, searches: Mapping[Path, object]) -> bool:
 def _draw(
     entries: Sequence[Entry], options: Options, output: Path, problems: list[str]
 ) -> bool:
-    """Draw the plot that ``options`` ask for into ``output``; return whether there was anything to draw."""
+    """Draw the plot that ``options`` request into ``output``; return whether there was anything to draw."""
     if options.plot == TIMELINE:
         _draw_timelines(entries, output, problems)
         return True
@@ -461,7 +461,7 @@ def _with_steps_or_dead(entries: Sequence[Entry], problems: list[str]) -> list[E
 def _grouped_table(
     entries: Sequence[Entry], options: Options, format_name: str
 ) -> Table:
-    """Return the table that the options ask for: a layout, a pivot, or a row for each group of runs."""
+    """Return the table that the options request: a layout, a pivot, or a row for each group of runs."""
     if options.layout is not None:
         return laid_out(entries, options.layout)
     if options.pivot is not None:

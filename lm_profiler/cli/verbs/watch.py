@@ -257,7 +257,7 @@ def run_trace(
 
 
 def _show(kernels: KernelTable, format_name: AnswerFormat) -> None:
-    """Print the kernels of a trace in the format that was asked for."""
+    """Print the kernels of a trace in the format that was requested."""
     if format_name == "json":
         write_json(kernels)
         return

@@ -67,7 +67,7 @@ def cpu_use_since(
 def contention(uses: Sequence[CpuUse]) -> Contention | None:
     """Return the contention for the CPUs and the GPU that were shared the most; None if it is unknown.
 
-    ``uses`` has one entry of each rank. Our threads also wait for each other: OpenMP's, or a loader's workers where
+    ``uses`` has one entry for each rank. Our threads also wait for each other: OpenMP's, or a loader's workers where
     there are more than CPUs. So the missing CPU time is the lesser of two, the time that our threads waited
     for a CPU and the time that others ran there, plus our share of what the hypervisor took.
     """

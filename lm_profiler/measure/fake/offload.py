@@ -1,6 +1,7 @@
 """Imitates activations that leave the GPU (``save_on_cpu``), and refuses other tensors that leave it.
 
-These are what hooks of a program move when autograd saves it, and the states of optimizers on the host. Fake tensors
+The other tensors are those that hooks of a program move when autograd saves them, and optimizers' states on the host.
+Fake tensors
 are CPU tensors, for which such a move does nothing, so that they would seem to stay on the GPU.
 Only for a separate process: this replaces code of torch.
 """

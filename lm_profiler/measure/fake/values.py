@@ -37,7 +37,7 @@ _OVERLOAD = type(torch.ops.aten.add.Tensor)
 
 
 class DependsOnValues(Exception):
-    """Raised if a step asks for a value that cannot be known without running it."""
+    """Raised if a step needs a value that cannot be known without running it."""
 
 
 class Unknown:

@@ -353,7 +353,7 @@ def _group_bytes(group: Allocation) -> int:
     return group.bytes * group.count
 
 
-# bytes to which the allocator rounds up (``kMinBlockSize``); the history has the sizes that were asked for
+# bytes to which the allocator rounds up (``kMinBlockSize``); the history has the sizes that were requested
 _BLOCK = 512
 
 

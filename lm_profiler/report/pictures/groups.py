@@ -95,7 +95,7 @@ def axis_title(fact: Column) -> str:
 
 
 def _fact_word(fact: Column, entry: Entry, with_title: bool) -> str:
-    """Return a fact of ``entry`` in a name: words go without their title, numbers ``with_title`` if asked for."""
+    """Return a fact of ``entry`` in a name: words go without their title, numbers ``with_title`` if requested."""
     value = fact.get(entry)
     title = axis_title(fact)
     if value is None:

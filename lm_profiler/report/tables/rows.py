@@ -288,7 +288,7 @@ def _all_know(group: RunGroup, fact: Column) -> bool:
 def _unknown_figures_line(groups: Sequence[RunGroup]) -> list[str]:
     """Return a line of the main figures that no row has.
 
-    A time that no row has is of a phase that did not occur, and a plan that no row has was not asked for. Useful
+    A time that no row has is of a phase that did not occur, and a plan that no row has was not requested. Useful
     tokens are known only where batches have padding.
     """
     entries = chain.from_iterable(groups)
@@ -372,7 +372,7 @@ def _unplanned_reasons(
 ) -> list[str]:
     """Return why rows that ran have no planned memory: each reason, with the rows.
 
-    That nobody asked for a plan is a reason only if a column shows planned memory.
+    That nobody requested a plan is a reason only if a column shows planned memory.
     """
     labels_by_reason: dict[str, list[str]] = {}
     for group in groups:
