@@ -464,6 +464,7 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
     has_checkpoint_finding = costs.outside_s(CHECKPOINT) > 0.0
 
     def belongs_to_program(action: OwnedTime) -> bool:
+        """Return whether the time of ``action`` is neither ours nor the loop's, nor in another finding."""
         if action.owner == OURS or _belongs_to_loop(action):
             return False
         is_checkpoint = (

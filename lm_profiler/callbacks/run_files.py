@@ -136,6 +136,7 @@ def run_folder(
     """
 
     def folder_of_rank_0() -> str:
+        """Return the claimed folder, else a new one, else a temporary one if none can be made."""
         if claimed is not None and not (claimed / "run.json").exists():
             return str(claimed.absolute())
         making = Guard("the run's folder", report, outcome="cannot be made")

@@ -137,6 +137,7 @@ class Admission:
     _is_used: bool = False
 
     def __call__(self, trainer: Trainer) -> bool:
+        """Return whether the callback profiles the run of ``trainer``: the first that its options mean."""
         if OPTIMIZER_HOOKS.is_provisional and verb_of(trainer) == "fit":
             OPTIMIZER_HOOKS.detach()  # whoever waits for another loop would take this one for it
         is_wanted_number = (

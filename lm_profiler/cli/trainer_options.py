@@ -94,6 +94,7 @@ class _Help(Action):
     def __call__(
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
+        """Print the first options, or all of them for ``--help all``, and end the process."""
         if values is None:
             print(FIRST_OPTIONS.format(verb=parser.usage.split()[1]), end="")
         else:

@@ -322,6 +322,7 @@ class Runner:
         shutil.rmtree(self._caches, ignore_errors=True)
 
     def __call__(self, cell: Cell, limit_s: float) -> None:
+        """Run ``cell`` for at most ``limit_s`` seconds, with a compile cache for its setting."""
         self._raise_if_interrupted()
         cache = self._caches / setting_of(cell)
         self._schedule = Schedule(

@@ -233,6 +233,7 @@ class StepTable(Sequence[StepRow]):
         return len(self.step)
 
     def __iter__(self) -> Iterator[StepRow]:
+        """Yield the rows one after the other."""
         columns = [getattr(self, field.name).tolist() for field in fields(self)]
         for step, stage, seconds, host_seconds, tokens, memory, rank in zip(
             *columns, strict=True

@@ -92,6 +92,7 @@ class CallSites:
         self._next_node_number = NEXT_NODE_NUMBER.find_or(lambda: 0)
 
     def __call__(self, func: Any) -> Site:
+        """Return where the operator ``func`` runs: its module and line, in a backward those of its forward."""
         backward_node = self._backward_node()
         is_in_backward = backward_node is not None
         if is_in_backward and not self._running_modules:

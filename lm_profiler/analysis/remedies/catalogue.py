@@ -288,6 +288,7 @@ def switch_option(
     """Return the function that yields ``option`` set to ``to_value``, for runs where it is ``from_value``."""
 
     def candidates(run: FirstRun) -> Iterator[Candidate]:
+        """Yield the change of the option, if the run has the other value."""
         if run.option(option) is from_value:
             ceiling_s = run.phases_s(*phases)
             yield faster_candidate(

@@ -84,6 +84,7 @@ class PhaseRanges:
         self._thread = get_ident()
 
     def __call__(self, code: int) -> None:
+        """Close the range of the phase that ended, and open the range of the part with this ``code``."""
         self._close_those_opened_in(self._depth)
         has_outer_range = len(self._open) > 0
         if has_outer_range and self._open[-1].code == code:

@@ -40,6 +40,7 @@ class TokenUse(NamedTuple):
     unused: int | None = None  # positions beyond the longest sequence of their batch
 
     def __add__(self, other: Any) -> TokenUse:
+        """Return the sums of both counts; a sum is unknown if one of its terms is."""
         sums = []
         for count, other_count in zip(self, other, strict=True):
             total = None

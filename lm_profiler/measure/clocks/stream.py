@@ -100,6 +100,7 @@ class Stopwatch:
         self._stream = stream_of(device)
 
     def __call__(self, work: Callable[[], object]) -> float:
+        """Return the seconds that ``work`` takes on the device, until it has ended there."""
         if self._stream is None:
             self._synchronize()
             start_ns = self._clock()

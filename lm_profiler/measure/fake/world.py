@@ -288,6 +288,7 @@ def forbid_writing() -> None:
             writable.add(Path(folder).resolve())
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        """Check each file that Python is about to change (an audit hook)."""
         if event in _TEMPORARY:
             # a new name, so a file of this process
             writable.add(Path(arguments[0]).resolve())

@@ -31,6 +31,7 @@ def write_tables_page(tables: Sequence[Table], title: str, path: Path) -> None:
 
 
 def _document(tables: Sequence[Table], title: str) -> Iterator[str]:
+    """Yield the HTML document of ``tables``, piece by piece."""
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     yield '<meta name="viewport" content="width=device-width">'

@@ -114,6 +114,7 @@ def _text_colour(image: Any, height: float) -> str:
 def _name_cells(
     axes: Axes, row_values: Sequence[Any], column_values: Sequence[Any]
 ) -> None:
+    """Name the rows and columns of the heat map after their values."""
     axes.set_yticks(range(len(row_values)), [_fact_name(value) for value in row_values])
     axes.set_xticks(
         range(len(column_values)), [_fact_name(value) for value in column_values]

@@ -148,6 +148,7 @@ def _is_number_of_all(fact: Column, entries: Sequence[Entry]) -> bool:
 def _groups_along(
     axis: Column, facts: Sequence[Column], entries: Sequence[Entry]
 ) -> list[Group]:
+    """Return the groups of ``entries`` that share their values of ``axis`` and of the other ``facts``."""
     columns = [axis]
     for fact in facts:
         if fact.name != axis.name:
@@ -205,6 +206,7 @@ class Axis:
 
 
 def axis_of(groups: Sequence[Group]) -> Axis:
+    """Return where the first value of each group lies: numbers at themselves, words side by side."""
     values = list(dict.fromkeys(group.values[0] for group in groups))
     are_numbers = all(is_number(value) for value in values)
     if are_numbers:

@@ -96,6 +96,7 @@ def memory_timelines(timelines: Mapping[str, MemoryTimeline]) -> Figure:
 
 
 def _check_count(count: int) -> None:
+    """Raise UsageError unless the number of timelines can be drawn."""
     expected = f"plot: expected 1 to {_MOST_TIMELINES} memory timelines"
     if count == 0:
         raise UsageError(

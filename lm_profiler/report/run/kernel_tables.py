@@ -111,6 +111,7 @@ class _KernelSum(NamedTuple):
 
 
 def _by_name(rows: Iterable[KernelRow]) -> dict[str, _KernelSum]:
+    """Return the calls and the time of each kernel name over all ``rows``."""
     sums: dict[str, _KernelSum] = {}
     for row in rows:
         earlier = sums.get(row.name, _KernelSum())

@@ -226,6 +226,7 @@ def _slow_ranks_text(ranks: Ranks) -> str:
 
 
 def _slow_rank_of_0_2(ranks: Ranks) -> str:
+    """Return the line on the slow rank in a record of version 0.2, which has no interval of it."""
     finding = ranks.finding
     subject = f"host {finding.host}" if finding.rank is None else f"rank {finding.rank}"
     text = f"{subject}: {_ms(finding.excess_s or 0.0)} slower"

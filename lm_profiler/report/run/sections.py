@@ -364,6 +364,7 @@ def _known_columns(path: str, items: Sequence[Any]) -> list[Quantity]:
 
 
 def _list_cell(figure: Quantity, item: Any, path: str) -> TableCell:
+    """Return the cell of a figure of ``item``, which is in the list at ``path``; empty if it is usually unknown."""
     value = figure.get(item)
     if value is not None or path not in _SPARSE:
         return TableCell(value, figure.show(value, unit=False))

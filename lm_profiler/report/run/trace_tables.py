@@ -98,6 +98,7 @@ def _steps_text(answer: TraceAnswer) -> str:
 
 
 def _launches_text(answer: TraceAnswer, launches: LaunchFacts) -> str:
+    """Return a line on whether launches bound the trace: shares of its time, kernels, and their delay."""
     window_s = answer.kernels.window_s
     return (
         f"{launches.verdict}: {launches.launching_s / window_s:.1%} of the time the device waits for a launch, "
@@ -194,6 +195,7 @@ def _collective_tables(answer: TraceAnswer) -> list[Table]:
 
 
 def _copy_tables(answer: TraceAnswer) -> list[Table]:
+    """Return a table of copies and memsets; none if there were none."""
     if not answer.copies:
         return []
     rows = [_copy_row(answer, copy) for copy in answer.copies]
@@ -205,6 +207,7 @@ def _copy_tables(answer: TraceAnswer) -> list[Table]:
 
 
 def _copy_row(answer: TraceAnswer, copy: CopyTime) -> list[str]:
+    """Return the name of a copy, and its calls, time and bytes per step, and its rate."""
     size, rate = "unknown", "unknown"
     if copy.bytes is not None:
         size = with_prefix(copy.bytes / answer.steps, "B")

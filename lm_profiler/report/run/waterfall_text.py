@@ -335,6 +335,7 @@ def _terms_table(fall: Waterfall) -> Table:
 
 
 def _step_row(fall: Waterfall, columns: int) -> list[TableCell]:
+    """Return the row of the whole step, in bold, filled up to ``columns`` cells."""
     share = _share(fall.step_s, fall.step_s)
     cells = [
         TableCell(None, "step", style="bold"),

@@ -48,6 +48,7 @@ def entries_where(entries: Sequence[Entry], conditions: Sequence[str]) -> list[E
 
 
 def _meets(entry: Entry, conditions: Sequence[Condition]) -> bool:
+    """Return whether ``entry`` meets one condition of each column, and none that excludes it."""
     wanted: dict[str, list[Condition]] = {}
     for condition in conditions:
         if not condition.excludes:

@@ -35,7 +35,7 @@ def first_step_columns() -> list[Column]:
 def _autotuning_s(entry: Entry) -> float | None:
     """Return how much longer the passes took in the first step, without compilation; None if a part is unknown.
 
-    Compilation is known of the warm-up, so the first step has to be one of it.
+    The time of compilation is known for the warm-up only, so the first step has to belong to it.
     """
     if entry.record is None or entry.record.warmup_compile_s is None:
         return None

@@ -622,6 +622,7 @@ def warmups(entries: Sequence[Entry]) -> Table:
 
 
 def _warmup_row(entry: Entry, name: str, part: str) -> list[TableCell]:
+    """Return the row of one ``part`` of a run: its steps in both stages, mean and standard deviation."""
     is_forward_only = part == "forward"
     cells = [_word_cell(name), _word_cell(is_forward_only)]
     for fact in ("warmup_steps", "benchmark_steps"):

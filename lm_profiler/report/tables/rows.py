@@ -239,6 +239,7 @@ def cell(group: RunGroup, column: Column, interval: bool = True) -> TableCell:
 
 
 def fact_cell(group: RunGroup, column: Column) -> TableCell:
+    """Return the cell of a fact that the runs of ``group`` share; how they ended is shown in its style."""
     if column.name == "status":
         status = status_text(group)
         words = status_text(group, STATUS_WORDS)
@@ -391,6 +392,7 @@ def _unplanned_reasons(
 
 
 def _unplanned_reason(entry: Entry, shows_plan: bool) -> str | None:
+    """Return why a run has no planned memory; None if it has, or died before its record."""
     record = entry.record
     if record is None:
         return None

@@ -83,6 +83,7 @@ def parameters(entry: Entry, embedding: bool = True) -> int | None:
 
 
 def _precision(entry: Entry) -> str | None:
+    """Return the precision of the run: the record's, else its option's; None if neither is known."""
     if entry.record is not None and entry.record.model is not None:
         return entry.record.model.precision
     option = entry.option("trainer.precision")

@@ -86,6 +86,7 @@ def _head(record: RunRecord) -> Json:
 
 
 def _start_text(record: RunRecord) -> str:
+    """Return when the run started, in UTC, and how long it took if it has ended."""
     try:
         started = datetime.fromisoformat(record.started).astimezone(timezone.utc)
         text = f"Started {started:%Y-%m-%d %H:%M:%S} UTC"

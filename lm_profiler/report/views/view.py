@@ -42,6 +42,7 @@ class View:
             return [line(str(error), "error")]
 
     def described(self) -> dict[str, Any]:
+        """Return what the tab needs to list this view."""
         return {
             "name": self.name,
             "title": self.title,

@@ -136,6 +136,7 @@ def _term_bar(rung: Rung, fall: Waterfall, scale: float) -> Json:
 
 
 def _step_bar(record: RunRecord, fall: Waterfall, scale: float) -> Json:
+    """Return the bar of the measured step, in pieces by phase, with its interval."""
     phases = waterfall_text.of_the_step(record) or {"": fall.step_s}
     text, interval = _step_texts(fall)
     span = whisker(fall.ci_low, fall.ci_high, scale, f"95 % interval {interval}")
