@@ -285,7 +285,7 @@ class RunFinisher:
             if measured is None:
                 measured = self._measured()
             evidence = self.collector.evidence(
-                measured, "failed", failure_of(error, "instruments", None)
+                measured, "failed", failure_of(error, "instruments", step=None)
             )
             if self.record is not None:
                 # the run itself went well, and its record is there

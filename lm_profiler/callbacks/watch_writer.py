@@ -301,11 +301,11 @@ class WatchWriter:
                 raw.append(
                     Raw(
                         reading.step,
-                        begin_ns,
-                        end_ns,
-                        reading.usage,
-                        reading.thread,
-                        reading.allocator,
+                        began_ns=begin_ns,
+                        ended_ns=end_ns,
+                        usage=reading.usage,
+                        thread=reading.thread,
+                        allocator=reading.allocator,
                     )
                 )
         self._unread = [reading for reading in self._unread if reading.step >= end_step]

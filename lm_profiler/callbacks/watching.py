@@ -257,7 +257,7 @@ class Watching:
         if gpu is None:
             return None
         sampler = TelemetrySampler(
-            gpu, _SAMPLE_S, lambda: self.clock() * 1e-9, _SAMPLES
+            gpu, period_s=_SAMPLE_S, clock=lambda: self.clock() * 1e-9, kept=_SAMPLES
         )
         sampler.start()
         self._undo.callback(sampler.stop)
@@ -268,7 +268,11 @@ class Watching:
         trainer = self.trainer
         self._users_profiler = trainer.profiler  # type: ignore[attr-defined]
         self._phases = PhaseProfiler(
-            trainer, self._timeline, _ENDLESS, self._step_ended, self.callback
+            trainer,
+            self._timeline,
+            steps_left=_ENDLESS,
+            step_ended=self._step_ended,
+            callback=self.callback,
         )
         self._phases.install()
         self._phases.surround(
@@ -500,7 +504,11 @@ class Watching:
         tracer.guard.run(tracer.result)
         for step in self._timeline.reading().finished:
             self._traced_steps.append(
-                TracedStep(step.host_ns[0], step.host_ns[-1], step.host_seconds())
+                TracedStep(
+                    begin_ns=step.host_ns[0],
+                    end_ns=step.host_ns[-1],
+                    seconds=step.host_seconds(),
+                )
             )
         self._timeline.restart()  # no figure includes traced steps
         self._steps_passed_over += self._steps_of_trace

@@ -151,10 +151,10 @@ class StepObservers:
         self._memory_reader = MemoryReader(
             live,
             self._timeline,
-            META,
-            module_and_optimizers,
-            forward,
-            self.notes.note_part,
+            device=META,
+            parties=module_and_optimizers,
+            forward=forward,
+            note_tensors=self.notes.note_part,
         )
         self._memory_reader.begin("memory")
         self._flops = StepFlops(self._timeline, forward, on_shapes=True)
@@ -211,9 +211,9 @@ class Rehearsal(Callback):
         self._phases = PhaseProfiler(
             trainer,
             self.timeline,
-            self._steps_left,
-            self._step_ended,
-            self,
+            steps_left=self._steps_left,
+            step_ended=self._step_ended,
+            callback=self,
             ends_loop=True,
         )
         self._phases.install()

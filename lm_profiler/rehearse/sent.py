@@ -58,7 +58,7 @@ def count(pickled_step: bytes) -> StepWork | str:
     step: SentStep = pickle.loads(pickled_step)
     registered.operator_formulas.update(step.operator_formulas)
     registered.function_formulas.update(step.function_formulas)
-    prepare(None)
+    prepare(gpu=None)
     if not step.on_cpu:
         # otherwise torch's unfused attention would compute half precision in float32
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)

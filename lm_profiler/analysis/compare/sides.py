@@ -121,7 +121,7 @@ class Run:
         if not means:
             return None
         mean = fmean(means)
-        return mean_interval(means) or Interval(mean, low=-math.inf, high=math.inf)
+        return mean_interval(means) or Interval(mean=mean, low=-math.inf, high=math.inf)
 
     def _as_uncertain_as_the_step(self, mean_s: float) -> Interval:
         """Return an interval around ``mean_s``: a step's time scatters more than what waiting does not stretch."""
@@ -129,7 +129,9 @@ class Run:
         if step.mean <= 0.0:
             return Interval(mean=mean_s, low=-math.inf, high=math.inf)
         scale = mean_s / step.mean
-        return Interval(mean_s, scale * step.low, scale * step.high, step.lag1)
+        return Interval(
+            mean=mean_s, low=scale * step.low, high=scale * step.high, lag1=step.lag1
+        )
 
     @property
     def waited_share(self) -> float:

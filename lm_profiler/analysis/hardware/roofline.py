@@ -333,7 +333,7 @@ def beaten_floors(
     beaten_phases = []
     for phase, phase_work in work.items():
         phase_s = took_s.get(phase)
-        has_floor = floor_of(phase_work, rates, None).seconds is not None
+        has_floor = floor_of(phase_work, rates, took_s=None).seconds is not None
         if (
             phase_s
             and has_floor

@@ -144,7 +144,7 @@ class PlannedFloors:
     # seconds for which a phase's collectives keep a rank's link busy; empty if its rate is not stated
     sent_s: Mapping[str, float] = field(default_factory=dict)
 
-    def floor_of(self, phase: str) -> float | None:
+    def least_s(self, phase: str) -> float | None:
         """Return the least seconds of ``phase``: at best the link is busy while the device computes."""
         floor = self.by_phase.get(phase)
         work_s = None if floor is None else floor.seconds
@@ -158,14 +158,14 @@ class PlannedFloors:
     def seconds(self) -> float | None:
         """Seconds of the step: the sum of the floors that are known; None if none is."""
         floors_s = [
-            self.floor_of(phase) or 0.0 for phase in {*self.by_phase, *self.sent_s}
+            self.least_s(phase) or 0.0 for phase in {*self.by_phase, *self.sent_s}
         ]
         return sum(floors_s) if any(floors_s) else None
 
     @property
     def unknown(self) -> list[str]:
         """Phases whose floor is missing in the step's."""
-        return [phase for phase in self.by_phase if self.floor_of(phase) is None]
+        return [phase for phase in self.by_phase if self.least_s(phase) is None]
 
 
 @dataclass(frozen=True)
@@ -205,10 +205,14 @@ def planned_floors(
     for work in planned.work.values():
         dtypes.update(work.flops or {})
     rates = rates_of(
-        device, dict.fromkeys(sorted(dtypes)), None, matmul_dtype("32", planned.float32)
+        device,
+        dict.fromkeys(sorted(dtypes)),
+        copied_bytes_per_s=None,
+        float32_as=matmul_dtype("32", planned.float32),
     )
     floors = {
-        phase: floor_of(work, rates, None) for phase, work in planned.work.items()
+        phase: floor_of(work, rates, took_s=None)
+        for phase, work in planned.work.items()
     }
     sent_s: dict[str, float] = {}
     if link_bytes_per_s:

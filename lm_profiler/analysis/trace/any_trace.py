@@ -104,7 +104,12 @@ def read_any_trace(
     process = None
     try:
         packed, part = _read_packed(
-            path, is_step, metadata, most_events, None, report_position
+            path,
+            is_step,
+            metadata=metadata,
+            most_events=most_events,
+            process=None,
+            report_position=report_position,
         )
     except SeveralProcesses as error:
         processes = error.processes

@@ -96,19 +96,29 @@ def outside_steps(
             gap_events = events_in_order.beginning(*gap)
             by_kind = _seconds_by_kind(gap, gap_events, instruments_ns)
             for kind, seconds in by_kind.items():
-                kinds[kind].append(_Event(seconds, max(number, 1), is_timed))
+                kinds[kind].append(
+                    _Event(
+                        seconds=seconds, steps_before=max(number, 1), is_timed=is_timed
+                    )
+                )
         for span in events_in_order.beginning(step.begin_ns, step.end_ns):
             if span.what == CHECKPOINTS and _is_within_step(span, step):
                 seconds = _checkpoint_s(span, step, usual_other_s)
-                checkpoint = _Event(seconds, number + 1, is_timed)
+                checkpoint = _Event(
+                    seconds=seconds, steps_before=number + 1, is_timed=is_timed
+                )
                 kinds[_Kind(CHECKPOINT, in_step=True)].append(checkpoint)
         if number in first_steps:
             excess_s = max(step.data_s - usual_data_s, 0.0)
-            first_batch = _Event(excess_s, number, is_timed)
+            first_batch = _Event(
+                seconds=excess_s, steps_before=number, is_timed=is_timed
+            )
             kinds[_Kind(FIRST_BATCH, in_step=True)].append(first_batch)
             # such as the copies of memory that new workers share until one of the two writes to it
             excess_s = max(step.rest_s - usual_rest_s, 0.0)
-            first_step = _Event(excess_s, number, is_timed)
+            first_step = _Event(
+                seconds=excess_s, steps_before=number, is_timed=is_timed
+            )
             kinds[_Kind(FIRST_STEP, in_step=True)].append(first_step)
     costs = []
     for kind, kind_events in kinds.items():

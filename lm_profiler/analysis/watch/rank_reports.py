@@ -126,9 +126,9 @@ class RankReports:
             if costs_s[part_index] < _LATE_SHARE * own_s.sum():
                 continue
 
-            previous = lateness_before.get((rank, part), _Lateness(0, 0.0))
+            previous = lateness_before.get((rank, part), _Lateness(times=0, cost_s=0.0))
             cost_s = previous.cost_s + float(costs_s[part_index]) * times.steps[index]
-            lateness = _Lateness(previous.times + 1, cost_s)
+            lateness = _Lateness(times=previous.times + 1, cost_s=cost_s)
             self._lateness[rank, part] = lateness
             self._add_waiting(times, index, part_index)
             is_worth_an_event = (

@@ -151,7 +151,9 @@ def _rates(traced: Traced, device: str) -> Rates:
     float32_as: Dtype = "float32"
     if _uses_tf32(piece for piece, _ in traced.by_use["products"]):
         float32_as = "tf32"
-    return rates_of(device, dict.fromkeys(_DTYPES), None, float32_as)
+    return rates_of(
+        device, dict.fromkeys(_DTYPES), copied_bytes_per_s=None, float32_as=float32_as
+    )
 
 
 def _uses_tf32(products: Iterable[Piece]) -> bool:

@@ -133,6 +133,6 @@ class MemoryReader(Instrument):
         super().discard()
         causes = self._readers.causes
         causes.stop()
-        if not causes.saved_tensors.seeing:
+        if not causes.saved_tensors.is_watching:
             # only now: the next call tries again what could not be undone
             self._readers = None

@@ -186,9 +186,13 @@ def _record_failure(
             str(error).removeprefix(f"failed: exit code {WRONG_CALL}: ")
         ) from None
     if baseline.was_cut:
-        record = replace(account, notes=[_NO_TIME]).record(None, "budget", 1)
+        record = replace(account, notes=[_NO_TIME]).record(
+            searcher=None, end="budget", runs=1
+        )
     else:
-        record = replace(account, notes=[str(error)]).record(None, "failed", 1)
+        record = replace(account, notes=[str(error)]).record(
+            searcher=None, end="failed", runs=1
+        )
     record.write(cells.folder.path / IMPROVE_FILE)
     return record
 

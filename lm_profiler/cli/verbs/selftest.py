@@ -219,8 +219,8 @@ def run_numerics(options: SumsOptions) -> int:
     exact = _ADDEND * _TIMES
     headings = [
         Heading("sum", "sum"),
-        Heading("result", "result", True),
-        Heading("off_by", "off by", True),
+        Heading("result", "result", figures=True),
+        Heading("off_by", "off by", figures=True),
         Heading("why", "why"),
     ]
     rows = []

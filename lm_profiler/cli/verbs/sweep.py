@@ -168,7 +168,7 @@ def check_calls(
             ended = processes.events(timeout_s)
             if not ended:
                 processes.signal(cell.id, signal.SIGKILL)
-                processes.events(None)
+                processes.events(timeout_s=None)
                 return
             code = ended[0].code
             printed = file.read_text(encoding="utf-8", errors="replace")

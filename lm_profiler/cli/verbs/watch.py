@@ -131,7 +131,7 @@ def _picture(folder: Path, width: int) -> str:
     """Return the tables of a watched run as lines of at most ``width`` characters, an empty line after each table."""
     picture: list[str] = []
     for table in watch_tables(folder):
-        picture += lines(table, width, True)
+        picture += lines(table, width, is_coloured=True)
         picture.append("")
     return "\n".join(picture)
 

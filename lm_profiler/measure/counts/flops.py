@@ -704,7 +704,7 @@ class StepFlops:
         self._enter_or_leave(not _COUNTED_PARTS.isdisjoint(stack))
 
     def stop(self) -> None:
-        self._enter_or_leave(False)
+        self._enter_or_leave(is_wanted=False)
 
     def _enter_or_leave(self, is_wanted: bool) -> None:
         """Have the counter see operators while that ``is_wanted``."""

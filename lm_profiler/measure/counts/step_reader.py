@@ -120,7 +120,10 @@ class GarbageLog:
             ended_ns = self.clock()
             self.collections.append(
                 GarbageCollection(
-                    self._began_ns, ended_ns, info["generation"], self._own_share
+                    began_ns=self._began_ns,
+                    ended_ns=ended_ns,
+                    generation=info["generation"],
+                    own_share=self._own_share,
                 )
             )
 

@@ -77,7 +77,7 @@ def _forward_flops(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -
 
 
 def _unmasked_flops(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> int:
-    return flops_of_mask(query, key, value, None)
+    return flops_of_mask(query, key, value, block_mask=None)
 
 
 def _backward_flops(ctx: Any, gradient: Tensor, _: Any) -> int:

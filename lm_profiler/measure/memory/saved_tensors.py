@@ -38,7 +38,7 @@ class SavedTensors:
         hooks = graph.saved_tensors_hooks(pack, _unpack)
         self._enter: Callable[[], object] = hooks.__enter__
         self._exit: Callable[[], object] = hooks.__exit__
-        self.seeing = False
+        self.is_watching = False
         self._disable: Any = None
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -48,23 +48,23 @@ class SavedTensors:
         """Watch what is saved from here on, in this thread."""
         self._disable = graph.disable_saved_tensors_hooks
         graph.disable_saved_tensors_hooks = self._stepping_aside  # type: ignore[assignment]
-        self._set_watching(True)
+        self._set_watching(is_watching=True)
 
     def unwatch(self) -> None:
         """Stop watching. Does nothing during a backward pass, at whose end torch restores the hooks of its start."""
         if GRAPH_TASK.find()() != -1:
             return
-        self._set_watching(False)
+        self._set_watching(is_watching=False)
         if self._disable is not None:
             graph.disable_saved_tensors_hooks = self._disable
             self._disable = None
 
-    def _set_watching(self, seeing: bool) -> None:
+    def _set_watching(self, is_watching: bool) -> None:
         # One statement: an interrupt between entering and noting it would leave the hooks in, or remove them twice.
-        if seeing and not self.seeing:
-            _, self.seeing = self._enter(), True
-        elif self.seeing and not seeing:
-            _, self.seeing = self._exit(), False
+        if is_watching and not self.is_watching:
+            _, self.is_watching = self._enter(), True
+        elif self.is_watching and not is_watching:
+            _, self.is_watching = self._exit(), False
 
     def _pack(self, tensor: Tensor) -> Tensor | _SavedTensor:
         return self._guard.run(self._keep, tensor) or tensor
@@ -79,8 +79,8 @@ class SavedTensors:
     def _stepping_aside(self, message: str) -> Iterator[None]:
         """Leave our hooks while ``torch.func`` disables hooks: otherwise it would refuse to differentiate."""
         disabled: AbstractContextManager[None] = self._disable(message)
-        before = self.seeing
-        self._set_watching(False)
+        before = self.is_watching
+        self._set_watching(is_watching=False)
         try:
             with disabled:
                 yield

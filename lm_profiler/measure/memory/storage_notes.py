@@ -70,7 +70,12 @@ class TensorReporter:
             saved_tensors = []
             for tensor in self.saved:
                 saved_tensors.extend(
-                    seen_tensors("activations", None, tensor, self.storage)
+                    seen_tensors(
+                        cause="activations",
+                        name=None,
+                        tensor=tensor,
+                        storage=self.storage,
+                    )
                 )
         self.report(code, tensors, saved_tensors)
 

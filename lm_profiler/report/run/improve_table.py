@@ -143,7 +143,9 @@ def _row(change: Tried) -> list[TableCell]:
     return [
         TableCell(change.name, change.name),
         TableCell(change.b_s, step),
-        TableCell(change.saved_s, saved_text(change), change.low_s, change.high_s),
+        TableCell(
+            change.saved_s, saved_text(change), low=change.low_s, high=change.high_s
+        ),
         TableCell(change.ceiling_s, ceiling),
         TableCell(change.pairs, str(change.pairs or "")),
         TableCell(change.b_bytes, memory),

@@ -283,7 +283,9 @@ def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
         for kind, time in times.kinds.items():
             calls = time.count / table.steps
             rows.append(_kind_row(table, phase, kind, time.total_s, calls))
-        rows.append(_kind_row(table, phase, IDLE, times.idle_s, None))
+        rows.append(
+            _kind_row(table, phase, kind=IDLE, total_s=times.idle_s, calls=None)
+        )
     return rows
 
 

@@ -78,7 +78,7 @@ def _causes_without_workspaces(planned: Planned, phase: str) -> Any:
 
 def _phase_floor_cell(floors: PlannedFloors, phase: str) -> TableCell:
     """Return the least time of a phase: of its work, or of what it sends to other ranks if that takes longer."""
-    least_s = floors.floor_of(phase)
+    least_s = floors.least_s(phase)
     sent_s = floors.sent_s.get(phase)
     is_bound_by_link = bool(sent_s) and sent_s == least_s
     if is_bound_by_link:

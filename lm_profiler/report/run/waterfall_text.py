@@ -307,7 +307,7 @@ def _terms_table(fall: Waterfall) -> Table:
     for part, column in zip(PARTS, phases, strict=True):
         if any(term.phases.get(part) for term in fall.terms):
             phase_columns[part] = column
-    headings = [*headings_of((name, seconds)), Heading("share", "share", True)]
+    headings = [*headings_of((name, seconds)), Heading("share", "share", figures=True)]
     headings += headings_of((*ends, ceiling, *phase_columns.values()))
 
     digits = digits_of(fall.step_s)
