@@ -64,7 +64,7 @@ class RunFacts(StepCosts):
     def interval(self, share: float, parts: Sequence[str]) -> tuple[float, float]:
         """Return the 95 % interval of the ``share`` that ``parts`` have: that of parts - share x step, over the step.
 
-        A mean step is added to it, because the model's intervals are of times.
+        A mean step is added to it, because the model gives intervals of times only.
         """
         steps_s = np.array([row.time("step") for row in self.rows])
         parts_s = np.zeros(len(self.rows))

@@ -116,7 +116,7 @@ class Evidence:
     # the timeline of each rank that has noted when it came to its collectives
     timelines: Sequence[RankTimeline] = ()
     parts: Sequence[str] = PARTS  # what the codes in ``timelines`` stand for
-    ranks_heard: int = 1  # the number of ranks that the facts are of; ``rows`` may be of more, whose files were found
+    ranks_heard: int = 1  # the number of ranks that the facts cover; ``rows`` may cover more, whose files were found
 
     # What the Trainer, the module and the machine report.
     world_size: int = 1

@@ -1021,7 +1021,7 @@ def find_recomputation(costs: StepCosts) -> Iterator[Finding]:
 
 
 def _recomputation_s(costs: StepCosts) -> float:
-    """Return the seconds of recomputation: at least the share of forward that its FLOPs are of forward's.
+    """Return the seconds of recomputation: at least forward's time times its share of forward's FLOPs.
 
     The waterfall's term holds its matmuls at their peak; the rest of what is recomputed is in other terms.
     """

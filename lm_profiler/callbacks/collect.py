@@ -183,7 +183,7 @@ class Collector:
         work: StepWork | None,
         notes: list[str],
     ) -> Evidence:
-        """Return ``evidence`` with the ``work`` of a step, by phase too, and with the batches that it is of."""
+        """Return ``evidence`` with the ``work`` of a step, by phase too, and with the batches of that step."""
         by_phase = (
             try_or_note("floors", lambda: self._work_by_phase(measured, work), notes)
             or {}

@@ -35,7 +35,8 @@ class IdleTime(Part):
 
 
 class LaunchFacts(Part):
-    """Whether the device waits for the host to launch kernels; ``verdict`` is of the share of ``launching_s``."""
+    """Whether the device waits for the host to launch kernels; ``verdict`` follows from the share of
+    ``launching_s``."""
 
     kernels: int
     launching_s: float  # idle because the host had not launched the next kernel yet

@@ -224,7 +224,7 @@ class LanguageModel(LightningModule):
         if self.metrics is None:
             return
         for metric in self.metrics.values():
-            # Each logged value is of all ranks' batches.
+            # Each logged value covers all ranks' batches.
             metric.dist_sync_on_step = self.trainer.world_size > 1  # type: ignore[assignment]
 
     def cpu(self) -> LanguageModel:

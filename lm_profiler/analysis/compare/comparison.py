@@ -362,7 +362,7 @@ def _changed(
     interval: RatioInterval | None,
     same_within: float = SAME_WITHIN,
 ) -> PartChange:
-    """Return how the part ``name`` changed from ``a_s`` to ``b_s``; ``interval`` is of the ratio b over a."""
+    """Return how the part ``name`` changed from ``a_s`` to ``b_s``; ``interval`` is the interval of b over a."""
     step_s = a.typical_s("step")
     difference_s = b_s - a_s
     return PartChange(

@@ -177,7 +177,7 @@ def _convention(
     flops_per_token: float | None,
     missing: str = "",
 ) -> Convention:
-    """Return a convention with its MFU, over as many devices as the run's own MFU is of."""
+    """Return a convention with its MFU, over as many devices as the run's own MFU."""
     if flops_per_token is None:
         return Convention(
             name, formula, source, flops_per_token=None, mfu=None, missing=missing

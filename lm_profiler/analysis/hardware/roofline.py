@@ -195,7 +195,7 @@ def sheet_clock_hz(
     A multiprocessor's matrix units do a power of two of FLOPs a clock (NVIDIA from Volta on: 1024 in fp16 there, 2048
     on GA100, 4096 on GH100, half and less on consumer chips; AMD's CDNA alike), so that the clock follows from the
     peak, up to a factor of two. It is the one in the upper half of what the card can do: an H100 SXM's 989.4 TFLOP/s in
-    bf16 are of 1830 MHz, though it may run at 1980.
+    bf16 assume 1830 MHz, though it may run at 1980.
     """
     if not (peak_flops_per_s > 0 and multiprocessors > 0 and max_clock_hz > 0):
         return None
@@ -214,8 +214,8 @@ def share_of_peak(
 ) -> float | None:
     """Return MFU or HFU, by which FLOPs are counted (Chowdhery et al. 2022, "PaLM", appendix B).
 
-    FLOPs are of one step over all ``devices``: what the model needs (MFU), or with them what activation checkpointing
-    computes again (HFU). The peak is of one device. None if any figure is unknown.
+    FLOPs are those of one step over all ``devices``: what the model needs (MFU), or with them what activation
+    checkpointing computes again (HFU). The peak is that of one device. None if any figure is unknown.
     """
     if flops_per_step is None or step_s is None or peak_flops_per_s is None:
         return None
@@ -263,7 +263,7 @@ def with_uses_by_dtype(
 ) -> Utilisation:
     """Return ``use`` with the MFU of each dtype at its own peak, if the step multiplies in several.
 
-    ``flops_by_dtype`` are of one rank, recomputation included: they show how the model's FLOPs divide. The sum is
+    ``flops_by_dtype`` are those of one rank, recomputation included: they show how the model's FLOPs divide. The sum is
     unknown if a peak is.
     """
     total = sum(flops_by_dtype.values())

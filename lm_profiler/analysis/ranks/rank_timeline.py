@@ -32,7 +32,7 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """The measured steps of one rank. Instants are of its own monotonic clock, in nanoseconds."""
+    """The measured steps of one rank. Instants are read from its own monotonic clock, in nanoseconds."""
 
     rank: int  # in the whole group
     host: str  # name of its machine

@@ -133,7 +133,7 @@ def _test_rank(
         judged_steps = np.arange(compared_s.size)
     excess_s = all_excess_s[judged_steps]
 
-    # The model is of positive times: a mean step is added to the differences, which may be negative.
+    # The model needs positive times: a mean step is added to the differences, which may be negative.
     series_s = np.maximum(step_s + excess_s, _LOWEST * step_s)
     model = fit(series_s, warms_up=False)
     pattern_length = 1

@@ -348,7 +348,7 @@ def _waits(
 ) -> tuple[Instants, Flags]:
     """Return how long each rank waited in each call, and in which calls all of them wait for the last one.
 
-    ``marks`` and ``parts`` are of each call on each rank: the mark before it, and the part that it is in.
+    ``marks`` and ``parts`` have, for each call on each rank, the mark before it and the part that it is in.
     """
     came_ns = calls.came_ns
     released_ns = calls.released_ns[:, None]

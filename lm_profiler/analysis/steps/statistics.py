@@ -93,7 +93,7 @@ def mean_interval(values: ArrayLike) -> Interval | None:
     posterior = likelihoods / np.sqrt(1.0 - PHI**2)
     posterior /= posterior.sum()
 
-    # Each draw is of one coefficient, of as many draws as it is likely.
+    # Each draw takes one coefficient; the likelier a coefficient, the more draws take it.
     quantiles = (np.arange(_DRAWS) + 0.5) / _DRAWS
     coefficients = np.searchsorted(np.cumsum(posterior)[:-1], quantiles)
     errors = _draws_of_student(count - 1) * standard_errors[coefficients]

@@ -78,7 +78,7 @@ class Parts(NamedTuple):
 class StepModel:
     """The model of a run's step times, by index from 0.
 
-    Figures are of a stretch of the steps: the longest level, or all steps of a trend.
+    Figures describe a stretch of the steps: the longest level, or all steps of a trend.
     """
 
     seconds: Series  # (n,) the series
@@ -461,7 +461,7 @@ def is_level_known(step_s: ArrayLike, target: float) -> bool:
 
 
 def plain(step_s: ArrayLike) -> StepModel:
-    """The model in which all steps are of one level, none is left out and nothing repeats; odd ones are marked."""
+    """The model in which all steps belong to one level, none is left out and nothing repeats; odd ones are marked."""
     seconds = require_finite(step_s)
     count = seconds.size
     odd = np.zeros(count, bool)

@@ -226,7 +226,7 @@ def throughput(
 def with_token_use(
     rate: Throughput, counts: MeanCounts, step_s: float | None
 ) -> Throughput:
-    """Return ``rate`` with the useful tokens of ``counts``, which are of a mean step of ``step_s``."""
+    """Return ``rate`` with the useful tokens of ``counts``, which belong to a mean step of ``step_s``."""
     useful_tokens = counts.useful_tokens
     if useful_tokens is None:
         return rate

@@ -56,14 +56,14 @@ def repeated_range_name(path: str, type_name: str) -> str:
 
 
 def repeated_module_in(range_name: str) -> str | None:
-    """Return the module whose repeated forward pass ``range_name`` is of; None for another range."""
+    """Return the module whose repeated forward pass ``range_name`` names; None for another range."""
     if not range_name.startswith(_REPEATED):
         return None
     return unquote(range_name.removeprefix(_REPEATED))
 
 
 def phase_in(range_name: str, is_marked: bool) -> str | None:
-    """Return the phase that ``range_name`` is of; None for another range.
+    """Return the phase that ``range_name`` names; None for another range.
 
     ``is_marked``: whether the instruments of this trace mark their names.
     """
@@ -76,7 +76,7 @@ def phase_in(range_name: str, is_marked: bool) -> str | None:
 
 @lru_cache(maxsize=4096)
 def module_in(range_name: str, is_marked: bool) -> ModuleName | None:
-    """Return the module that ``range_name`` is of; None for another range."""
+    """Return the module that ``range_name`` names; None for another range."""
     prefix = _MODULE if is_marked else _UNMARKED_MODULE
     if not range_name.startswith(prefix):
         return None

@@ -172,7 +172,7 @@ def _importance(process: TraceProcess) -> tuple[bool, int]:
 def events_of_process(
     events: Iterable[Event], process: TraceProcess
 ) -> Iterator[Event]:
-    """Yield those of ``events`` that are of ``process`` or of its devices, and those that are too damaged to have a
+    """Yield those of ``events`` that belong to ``process`` or its devices, and those that are too damaged to have a
     process."""
     own_callers: dict[str, bool] = {}  # by the text of an operator's caller
     for event in events:

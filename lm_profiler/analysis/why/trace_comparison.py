@@ -103,7 +103,7 @@ def _launcher_of(row: KernelRow) -> tuple[str, str | None]:
 
 
 def _operator_of(row: KernelRow) -> tuple[str, str | None]:
-    """Return the operator that a row without a device is of, and the module."""
+    """Return the operator and the module of a row without a device."""
     return row.name, row.module
 
 

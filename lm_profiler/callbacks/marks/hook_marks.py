@@ -665,7 +665,8 @@ class HookMarks:
             return None
 
     def _is_unmarked(self) -> bool:
-        """Return whether a call is not marked: it is of a step whose beginning was not seen, or of another thread."""
+        """Return whether a call is not marked: it belongs to a step whose beginning was not seen, or to another
+        thread."""
         if not self._is_active or self._is_amid_step:
             return True
         if get_ident() == self._thread:

@@ -137,7 +137,7 @@ def _option_text(value: Any) -> str:
 def rows(comparison: Comparison) -> list[list[str]]:
     """Return the table's rows as texts, as ``HEADER`` has them.
 
-    They are of the step and what decides on a busy machine, each part, work and waiting of ranks, tokens/s, each peak.
+    They show the step and what decides on a busy machine, each part, work and waiting of ranks, tokens/s, each peak.
     """
     step = comparison.step
     texts = [_cells(TIMES["step"], step.a_s, step.b_s, step)]

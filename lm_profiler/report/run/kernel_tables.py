@@ -277,7 +277,8 @@ def modules_tables(kernels: KernelTable) -> list[Table]:
 
 
 def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
-    """Return a row for each phase and kind, and for each phase's idle time, per step; ``share`` is of the step."""
+    """Return a row for each phase and kind, and for each phase's idle time, per step; ``share`` is the share of the
+    step."""
     rows: list[dict[str, str | int | float | None]] = []
     for phase, times in table.phases.items():
         for kind, time in times.kinds.items():

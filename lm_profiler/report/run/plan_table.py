@@ -174,7 +174,7 @@ def _step_lines(planned: Planned) -> list[str]:
 
 
 def _rank_lines(planned: Planned) -> list[str]:
-    """Return lines on what the figures are of where several ranks train."""
+    """Return lines on what the figures cover where several ranks train."""
     lines = []
     if planned.buckets is not None:
         lines.append(

@@ -145,7 +145,7 @@ def _advice_text(finding: Finding, record: RunRecord) -> str:
 
 
 def _includes_time_between(finding: Finding, record: RunRecord) -> bool:
-    """Return whether the finding's share is of the step and of what passes between steps, such as validation."""
+    """Return whether the finding's share counts what passes between steps too, such as validation."""
     step = record.time.get("step")
     if step is None or not step.mean or not finding.share:
         return False

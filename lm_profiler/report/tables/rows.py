@@ -289,7 +289,7 @@ def _all_know(group: RunGroup, fact: Column) -> bool:
 def _unknown_figures_line(groups: Sequence[RunGroup]) -> list[str]:
     """Return a line of the main figures that no row has.
 
-    A time that no row has is of a phase that did not occur, and a plan that no row has was not requested. Useful
+    A time that no row has belongs to a phase that did not occur, and a plan that no row has was not requested. Useful
     tokens are known only where batches have padding.
     """
     entries = chain.from_iterable(groups)

@@ -175,7 +175,7 @@ def escaped(text: str) -> str:
 
 
 def bars(headings: Sequence[str], rows: Sequence[Json]) -> Json:
-    """Return rows of a title, a bar and cells; ``headings`` are of these columns."""
+    """Return rows of a title, a bar and cells; ``headings`` are those of these columns."""
     return {"kind": "bars", "headings": list(headings), "rows": list(rows)}
 
 

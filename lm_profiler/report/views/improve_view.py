@@ -1,4 +1,4 @@
-"""The Improve view, which is of all searches: the way down as bars, a bar after each change that was kept."""
+"""The Improve view, which shows all searches: the way down as bars, a bar after each change that was kept."""
 
 from __future__ import annotations
 
