@@ -48,7 +48,7 @@ _DTYPE_NAMES = {
 
 @dataclass(eq=False)
 class HookedLoop:
-    """The facts of such a loop. What nobody states is what its marks have seen."""
+    """The facts of such a loop. What is not stated is taken from what its marks have seen."""
 
     # the outermost modules; those of further optimizers are added
     modules: list[nn.Module]

@@ -206,7 +206,8 @@ class PythonTimes:
         return rows[:_MOST_LINES]
 
     def _corrections(self, untraced_s: Mapping[str, float]) -> dict[int, _Correction]:
-        """Return the corrections of the phases whose lines take longer together than the phase when nobody follows.
+        """Return the corrections of the phases whose lines take longer together than the phase does when no call is
+        followed.
 
         And of the phase in which following was cut off, whose lines take too little together.
         """

@@ -223,7 +223,7 @@ class StreamRanksWatch(RanksWatch):
     The marks of a step on the stream are placed so that the first one is at the host's first mark. A collective is
     placed on the stream as its call lies among the host's marks: in the same part, and as far into the rank's own work
     there (``stream_instants_ns``). The duration of each collective goes to rank 0 in the field for waiting, until
-    ``with_waits`` turns it into waiting. A call on another stream than the computing one (FSDP) makes nobody wait: the
+    ``with_waits`` turns it into waiting. A call on another stream than the computing one (FSDP) makes no rank wait: the
     waits of the computing stream take its place.
     """
 

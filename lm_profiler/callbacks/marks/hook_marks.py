@@ -1,4 +1,4 @@
-"""Marks the phases of a loop that nobody describes, at torch's own hooks and functions.
+"""Marks the phases of a loop of unknown code, at torch's own hooks and functions.
 
 A step begins where the loop asks a loader for a batch, and in a step without a loader where it calls its model. It is
 done once an optimizer has stepped, and ends where the next begins. The phases:

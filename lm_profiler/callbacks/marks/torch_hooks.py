@@ -48,7 +48,7 @@ class SharedOptimizerHooks:
         return self.step_begins is not None and not self.is_provisional
 
     def attach_provisionally(self, step_begins: OptimizerHook) -> None:
-        """Call ``step_begins`` if nobody has the hooks, and until somebody else wants them."""
+        """Call ``step_begins`` if no other loop has the hooks, until another one attaches them."""
         if self.step_begins is None:
             self.attach(step_begins)
             self.is_provisional = True

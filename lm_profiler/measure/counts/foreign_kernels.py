@@ -88,7 +88,7 @@ class ForeignKernels:
             self._unwritten.pop(id(storage), None)
 
     def _note_allocation(self, result: Any) -> None:
-        """Note that a function of the program has allocated memory that nobody has written yet."""
+        """Note that a function of the program has allocated memory to which nothing has been written yet."""
         function = _calling_function(sys._getframe(1))
         if function is None:
             return
