@@ -28,6 +28,7 @@ from stored_texts import assert_stored
 from torch.utils.data import DataLoader, IterableDataset
 
 from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks
+from lm_profiler.callbacks.instruments.owners import MOST_ADDED_STEPS
 from lm_profiler.callbacks.marks.optimizers import _MarkedStep, _Wrapper
 from lm_profiler.record.run_record import read_run
 from lm_profiler.record.steps import read_steps
@@ -265,15 +266,6 @@ def test_training_goes_on_as_if_nothing_had_been_there(tmp_path: Path, make: Cal
     assert all(torch.equal(a, b) for a, b in zip(instrumented, bare, strict=True))
 
 
-def test_training_stops_after_exactly_the_planned_steps(tmp_path: Path) -> None:
-    trainer, _ = weights_after(tmp_path, [short()], max_steps=1000, limit_train_batches=3)
-    assert trainer.global_step == sum(STEPS.values())
-    assert trainer.max_steps == 1000
-    trainer, _ = weights_after(tmp_path, [short()], max_epochs=50)
-    assert trainer.global_step == sum(STEPS.values())
-    assert trainer.max_steps == -1
-
-
 @pytest.mark.parametrize(
     "warmup, planned, max_steps, measured, noted",
     [(2, 10, 5, 3, "3 of"), (2, 3, 5, 3, None), (5, 3, 2, 0, "")],
@@ -333,10 +325,14 @@ class Endless(IterableDataset[torch.Tensor]):
 
 
 @pytest.mark.parametrize("data", [None, DataLoader(Endless(), batch_size=None)], ids=["with a length", "without"])
-def test_a_schedule_lasts_until_a_run_ends_with_its_stages(data: Any, tmp_path: Path) -> None:
+def test_training_stops_after_the_planned_steps_and_a_schedule_lasts_until_then(data: Any, tmp_path: Path) -> None:
+    limited = trainer_with([short()], tmp_path, max_steps=1000, limit_train_batches=3)
+    limited.fit(BoringModel())
+    assert (limited.global_step, limited.max_steps) == (sum(STEPS.values()), 1000)
     module = Scheduled()
     trainer = trainer_with([short()], tmp_path, max_epochs=-1)
     trainer.fit(module, data)  # beyond its last step the schedule raises
-    assert module.total == sum(STEPS.values()) + 1
-    assert trainer.global_step in (module.total - 1, module.total)
+    planned = sum(STEPS.values())
+    assert module.total == planned + 1 + MOST_ADDED_STEPS  # as many may stages become longer
+    assert trainer.global_step in (planned, planned + 1)
     assert trainer.max_steps == -1

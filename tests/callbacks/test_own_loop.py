@@ -208,12 +208,12 @@ def test_tokens_are_counted_by_the_program_and_models_found_by_their_optimizer()
 # -- the program feels nothing -------------------------------------------------------------------------------------
 
 
-def weights_of_training(run: ProfiledLoop | None) -> list[Tensor]:
+def weights_of_training(run: ProfiledLoop | None, steps: int = 30) -> list[Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
-    rows = DataLoader(TensorDataset(torch.randn(60, 4)), batch_size=2, shuffle=True)
+    rows = DataLoader(TensorDataset(torch.randn(2 * steps, 4)), batch_size=2, shuffle=True)
     average = deepcopy(model)
     for (batch,) in rows if run is None else run.data(rows):
         with nullcontext() if run is None else run.phase("transfer"):
@@ -257,12 +257,12 @@ def test_a_fault_in_a_hook_ends_the_profile_and_not_the_program(
         raise KeyError("planted")
 
     assert vars(HookMarks).keys() >= ENTRIES
-    bare, before = weights_of_training(None), what_torch_has()
+    bare, before = weights_of_training(None, steps=6), what_torch_has()
     untouched = []
     for name in HOOKS:
-        with monkeypatch.context() as broken, profile_with(options()) as run:
+        with monkeypatch.context() as broken, profile_with(options(measure=3, warmup=1)) as run:
             broken.setattr(HookMarks, name, fail)
-            weights = weights_of_training(run)
+            weights = weights_of_training(run, steps=6)
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(bare, weights, strict=True)), name
         assert what_torch_has() == before, name
         if "planted" not in capsys.readouterr().err:

@@ -14,8 +14,8 @@ from warm import run
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """By each rank. All in one pair of processes, which take long to start."""
-    # Torch's flight recorder holds few calls, so that its ring comes round while steps are measured.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "40"}
+    # Torch's flight recorder holds fewer calls than are made, so that its ring comes round.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "200"}
     program, folder = str(SUPPORT / "ranks_trained.py"), str(tmp_path_factory.mktemp("ranks"))
     done = run(program, folder, environment=environment)
     assert done.returncode == 0, done.stderr

@@ -74,6 +74,11 @@ def test_what_the_table_says_of_phases_and_modules(run: TrainingProfiler, table:
     assert sum(p.busy_s + p.idle_s for p in table.phases.values()) == pytest.approx(table.window_s)
     assert {"data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer"} <= set(table.phases)
     assert (table.memory_bound_share, table.communication_share) == (None, None)  # on the CPU
+    (note,) = without_kernels(torch.device("cuda", 0), table)  # of a device whose driver shows none
+    assert "no kernels" in note
+    assert "cuda device" in note
+    assert without_kernels(torch.device("cpu"), table) == without_kernels(torch.device("cuda", 0), None) == []
+    assert without_kernels(torch.device("cuda", 0), table.model_copy(update={"source": "kernels"})) == []
     assert not [note for note in run.record.notes if "kernels" in note]
     for linear in ("attention.query", "attention.output", "feed_forward.gate"):
         module = f"model.blocks.*.{linear}"
@@ -190,12 +195,3 @@ def test_on_a_device_each_phase_has_what_it_launched_on_any_stream_and_in_a_grap
     assert spinning == pytest.approx(launched, rel=0.05)  # their cycles were reckoned with the clock as it was before
     overlap_s = sum(phase.overlap_s for phase in table.phases.values()) / TRACED
     assert (overlap_s > 0.5 * TRUTH_S["forward"]) == bool(on_second_stream)
-
-
-def test_a_device_whose_driver_shows_no_kernel_is_told(table: KernelTable) -> None:
-    (note,) = without_kernels(torch.device("cuda", 0), table)
-    assert "no kernels" in note
-    assert "cuda device" in note
-    assert without_kernels(torch.device("cpu"), table) == []
-    assert without_kernels(torch.device("cuda", 0), None) == []
-    assert without_kernels(torch.device("cuda", 0), table.model_copy(update={"source": "kernels"})) == []
