@@ -161,7 +161,7 @@ class Session:
     _run_steps: list[RunStep] = field(default_factory=list)  # the steps of all stages
     # in which this session worked between steps
     _own_spans_ns: list[tuple[int, int]] = field(default_factory=list)
-    # phases at whose start the device was asked whether it was idle
+    # phases at whose start it was checked whether the device was idle
     _idle_checks: int = 0
     _idle_starts: int = 0  # phases at whose start it was
     _is_finished: bool = False

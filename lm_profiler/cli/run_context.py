@@ -66,7 +66,7 @@ from lm_profiler.usage_error import UsageError
 
 # seconds for ranks to end by themselves once this process's run is over
 _LEAVING_S = 5.0
-# seconds for ranks to write their progress once they were asked to end
+# seconds for ranks to write their progress after the signal to end
 _WRITING_S = 20.0
 
 

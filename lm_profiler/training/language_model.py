@@ -101,7 +101,7 @@ def expect_fp8(strategy: Strategy) -> None:
 class LanguageModel(LightningModule):
     """A decoder-only Transformer trained on next-token cross-entropy.
 
-    It logs nothing unless it is asked: one `self.log` costs about 200 µs a step.
+    It logs nothing by default: one `self.log` costs about 200 µs a step.
 
     Args:
         size: Preset that gives the dimensions: small, medium, large, xl or 2.7B; or by its source, as cs336-2026/xl,

@@ -208,9 +208,9 @@ def clock_name() -> str:
 
 
 class _StreamWait(NamedTuple):
-    """A wait of the computing stream: when the host requested it, its span, and the call that it counts as."""
+    """A wait of the computing stream: when the host launched it, its span, and the call that it counts as."""
 
-    asked_ns: int
+    launched_ns: int
     begin_ns: int
     end_ns: int
     call: CollectiveCall
@@ -319,7 +319,7 @@ class StreamRanksWatch(RanksWatch):
             ]
         if len(calls) == len(arrivals.calls):  # no call is on another stream
             self._stream_waits.clear()
-        calls += [(wait.asked_ns, wait.call) for wait in self._stream_waits]
+        calls += [(wait.launched_ns, wait.call) for wait in self._stream_waits]
         calls.sort(key=itemgetter(0))
         return replace(
             arrivals,
@@ -338,7 +338,7 @@ class StreamRanksWatch(RanksWatch):
         host_ns = [host.host_ns]
         stream_ns = [stream.host_ns]
         for wait in self._stream_waits:
-            host_ns.append(np.array([wait.asked_ns, wait.asked_ns + 1]))
+            host_ns.append(np.array([wait.launched_ns, wait.launched_ns + 1]))
             stream_ns.append(np.array([wait.begin_ns, wait.end_ns]))
         # Gradients that are reduced during backward have their own stream.
         works_beside_calls = np.zeros(

@@ -35,7 +35,7 @@ class StepMarks:
     codes: list[int]  # the part that begins at each mark
     host_ns: list[int]
     instants: list[Any]  # on the device's clock
-    # phases at whose start the device was asked whether it was idle
+    # phases at whose start it was checked whether the device was idle
     idle_checks: int = 0
     # phases at whose start it was idle: there it waits for the host
     idle_starts: int = 0

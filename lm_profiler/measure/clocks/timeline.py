@@ -85,7 +85,7 @@ class Timeline:
         """Write ``mark`` to the tape with an event of the device's stream.
 
         The tape is flat: after a reading, codes and instants in turns. The instant of a mark with an event is the
-        host's clock, the event, and whether the stream had reached the event before it (None if it was not asked).
+        host's clock, the event, and whether the stream had reached the event before it (None if that was not checked).
         """
         code, host_ns = mark
         last_event = self._last_event

@@ -19,7 +19,7 @@ from lm_profiler.torch_names import NO_MODES
 
 _NO_MASK = "noop_mask"  # torch's name of the function that allows all pairs
 _MOST_PAIRS_AT_ONCE = 1 << 22  # so that their memory stays small
-_MOST_PAIRS = 1 << 30  # that are asked one by one
+_MOST_PAIRS = 1 << 30  # that are evaluated one by one
 
 
 @dataclass(frozen=True)
