@@ -98,9 +98,11 @@ def contended(
     added_s: list[float | None] = []
     threads_s: list[float] = []
     for rank in ranks:
-        by_thread_s, by_others_s = _lost_s(counters_by_rank, rank, taken_share)
-        added_s.append(by_thread_s)
-        threads_s.append(by_others_s)
+        thread_lost_s, other_threads_lost_s = _lost_s(
+            counters_by_rank, rank, taken_share
+        )
+        added_s.append(thread_lost_s)
+        threads_s.append(other_threads_lost_s)
     return Contended(added_s, threads_s, taken_share)
 
 
