@@ -239,14 +239,24 @@ class StepCosts:
         return [action for action in owned.actions if is_wanted(action)]
 
     def main_line(self, phase: str, seconds: float) -> dict[str, Any]:
-        """Return the fields of a finding for the line of the program that took most of ``seconds`` of ``phase``.
+        """Return the fields of a finding for the function of the program that took most of ``seconds`` of ``phase``.
 
-        Empty if no line did.
+        The line is its longest. Empty if no function took that much.
         """
-        rows = [row for row in self.record.python_times if row.phase == phase]
-        longest = max(rows, key=lambda row: row.seconds, default=None)
-        if longest is None or longest.seconds < 0.5 * seconds:
+        rows_by_function = defaultdict[tuple[str, str], list[PythonTime]](list)
+        for row in self.record.python_times:
+            if row.phase == phase:
+                rows_by_function[row.file, row.function].append(row)
+        costliest: list[PythonTime] = []
+        most_s = 0.0
+        for rows in rows_by_function.values():
+            function_s = sum(row.seconds for row in rows)
+            if function_s > most_s:
+                costliest = rows
+                most_s = function_s
+        if not costliest or most_s < 0.5 * seconds:
             return {}
+        longest = max(costliest, key=lambda row: row.seconds)
         return {
             "owner": longest.function,
             "file": longest.file,
@@ -502,6 +512,8 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
         # Which owner a line belongs to is not known: the longest line is that of the costliest owner.
         if not is_logging and seconds == most_s:
             fields = costs.main_line("other", seconds)
+            if fields:
+                fields["what"] = fields["owner"]
         fields["phase"] = "other"
         fields["owner"] = longest_action[owner]
         yield costs.finding(name, seconds * scale, **fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from lm_profiler.callbacks.gather import Exchange
 from lm_profiler.callbacks.instruments.instrument import Instrument
 from lm_profiler.callbacks.instruments.loop import Loop, Marks
 from lm_profiler.callbacks.instruments.memory import MemoryReader
-from lm_profiler.callbacks.instruments.owners import MOST_ADDED_STEPS, ActionSteps
+from lm_profiler.callbacks.instruments.owners import ActionSteps
 from lm_profiler.callbacks.instruments.part_times import PartTimes
 from lm_profiler.callbacks.instruments.profiling_options import (
     ProfilingOptions,
@@ -99,9 +99,12 @@ class Attachment:
         if self.options.watch is not None:
             self._begin_ledger(self.options.watch, began_ns)
         self.finisher.exchange = Exchange.of_process_group()
+        self._limit_steps(self._steps)
+
+    def _limit_steps(self, steps_of_stages: Mapping[str, int]) -> None:
+        """Limit the loop to the steps of its stages; a loader without a length is fetched ahead: one more may run."""
         if self.options.stages.stop_when_done:
-            # A loader without a length is fetched ahead, so one step more may run; and stages may become longer.
-            self.loop.limit_steps(sum(self._steps.values()) + 1 + MOST_ADDED_STEPS)
+            self.loop.limit_steps(sum(steps_of_stages.values()) + 1)
 
     def _begin_ledger(self, watch: WatchOptions, began_ns: int) -> None:
         """Begin to watch the loop, if it can be watched: the ledger counts from the call of the program on."""
@@ -177,6 +180,7 @@ class Attachment:
             counts=loop.batch_counts(self.report),
             is_manual=loop.steps_by_itself,
             spare_steps=self._spare_steps(),
+            limit_steps=self._limit_steps,
         )
 
     def _spare_steps(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
@@ -135,6 +135,8 @@ class Session:
     counts: BatchCounts = field(default_factory=BatchCounts)
     # by how many steps the stages may become longer than planned
     spare_steps: float = 0
+    # limits the loop to the steps of the stages, once they are longer
+    limit_steps: Callable[[Mapping[str, int]], object] = lambda steps_of_stages: None
     is_manual: bool = False  # whether the module steps its optimizers by itself (``automatic_optimization = False``)
     notes: list[str] = field(default_factory=list)
     steps: int = 0
@@ -382,7 +384,9 @@ class Session:
         steps = owners.guard.run(
             owners.plan_steps, step_s, most_steps, otherwise=planned
         )
-        self.schedule.extend("actions", steps)
+        if steps > planned:
+            self.schedule.extend("actions", steps)
+            self.limit_steps(self.schedule.planned)
 
     def _draw_progress(self) -> None:
         """Draw the progress line, if there is one."""

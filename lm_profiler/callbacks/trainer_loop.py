@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -179,9 +180,12 @@ class TrainerLoop:
     def rehearsed_batch(self, get_batch: Callable[[], Any]) -> Any:
         return get_batch()
 
+    @property
+    def _has_no_limit(self) -> bool:
+        return self.trainer.max_epochs == -1 and self.max_steps == -1
+
     def limit_steps(self, steps: int) -> None:
-        has_no_limit = self.trainer.max_epochs == -1 and self.max_steps == -1
-        if has_no_limit:
+        if self._has_no_limit:
             # A learning-rate schedule may ask how many there will be (``Trainer.estimated_stepping_batches``).
             self.trainer.fit_loop.epoch_loop.max_steps = steps
 
@@ -190,6 +194,8 @@ class TrainerLoop:
         self.trainer.fit_loop.epoch_loop.max_steps = self.max_steps
 
     def fewest_steps_left(self) -> float | None:
+        if self.verb == "fit" and self._has_no_limit:
+            return math.inf  # whatever limit was set for the stages
         return fewest_steps_left(self.trainer, self.verb)
 
     def exit_codes(self) -> Mapping[int, int | None]:

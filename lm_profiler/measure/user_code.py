@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
@@ -35,14 +36,21 @@ _APPLIES = ("/lightning_utilities/", "/apply_func.py")
 
 @cache
 def package_of(file: str) -> str:
-    """Return the package or library of ``file``; empty for the profiled program."""
+    """Return the package or library of ``file``; empty for the profiled program.
+
+    An installed package that uses torch, such as one of models, counts as the program; one that does not, such as
+    Pillow, as a library.
+    """
     path = Path(file).as_posix()
     if any(folder in path for folder in _PROGRAMS):
         return ""
     if file.startswith("<"):
         return "Python"
     if installed := re.search(r"/(?:site|dist)-packages/([^/.]+)", path):
-        return _LIBRARIES.get(installed[1], "")
+        package = installed[1]
+        if package in _LIBRARIES:
+            return _LIBRARIES[package]
+        return "" if _uses_torch(package) else package
     if path.startswith(_OWN):
         return OURS
     if "torchinductor_" in path:  # made by torch.compile
@@ -52,6 +60,15 @@ def package_of(file: str) -> str:
         if path.startswith(_STANDARD)
         else ""
     )
+
+
+def _uses_torch(package: str) -> bool:
+    """Return whether a loaded module of ``package`` imports torch."""
+    for name, module in list(sys.modules.items()):
+        is_of_package = name == package or name.startswith(f"{package}.")
+        if is_of_package and "torch" in getattr(module, "__dict__", {}):
+            return True
+    return False
 
 
 def user_line(

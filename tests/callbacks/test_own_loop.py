@@ -96,6 +96,24 @@ NOTED = {
 """What a note says of a loop, mostly of one in which a phase has no marks."""
 
 
+@pytest.mark.parametrize("every, waits", [(1, 1), (4, 0)], ids=["before each step", "before each fourth"])
+def test_a_model_that_acts_before_each_step_does_so_in_the_step(every: int, waits: int) -> None:
+    """As in reinforcement learning. What comes more seldom is a validation, which is in no step."""
+
+    def run_loop() -> None:
+        model, optimizer = trained()
+        for number in range(STEPS):
+            if number % every == 0:
+                with torch.no_grad():
+                    model()
+            model(0).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    rows = rows_of(found(run_loop, warmup=5, measure=6).run)
+    assert [row.time("other") for row in rows] == pytest.approx([waits * own_loops.SECONDS["other"]] * 6, abs=5e-9)
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_steps_and_phases_of_a_loop_that_nobody_describes(name: str) -> None:
     """The first step, in which the hooks are added, and the last one, whose end nobody sees, are no rows."""

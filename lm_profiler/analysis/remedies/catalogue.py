@@ -477,11 +477,18 @@ def _reload_text(finding: Finding, settings: Settings) -> str:
 
 
 def _owner_text(finding: Finding, settings: Settings) -> str:
-    place = _place(finding)
-    is_gap = place.startswith((f"{BEFORE} ", f"{BETWEEN} ", f"{AFTER} "))
-    if not is_gap:
-        place = f"in {place}"
-    return f"Do less {place}, or do it less often."
+    """Return the advice about an action, or a gap between phases, with the function that takes most of it."""
+    owner = finding.owner or ""
+    is_gap = owner.startswith((f"{BEFORE} ", f"{BETWEEN} ", f"{AFTER} "))
+    action = owner if is_gap else f"in {owner}"
+    function = finding.what
+    if function and finding.file:
+        line = f"({Path(finding.file).name}:{finding.line})"
+        if owner.endswith(function):
+            action += f" {line}"
+        else:
+            action += f", most in {function} {line}"
+    return f"Do less {action}, or do it less often."
 
 
 def _logging_text(finding: Finding, settings: Settings) -> str:

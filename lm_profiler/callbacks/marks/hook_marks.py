@@ -59,6 +59,9 @@ _TRANSFERS = (
     ("accelerate.data_loader", "send_to_device"),
 )
 
+# steps with such a call before it counts as a part of the next one
+_FEWEST_ACTED_STEPS = 3
+
 NESTED_DATA = (
     "run.data runs within another run.data: the batches of both are in the same steps"
 )
@@ -126,6 +129,9 @@ class HookMarks:
         self._began_amid_step = False  # whether the hooks were added within a step
         self._is_amid_step = False  # whether that step has not ended since then
         self._has_begun = False  # whether a step began since then
+        # steps before which a model in training mode was called without gradients; whether the next is one
+        self._acted_steps = 0
+        self._has_acted = False
         self._has_trained = False  # whether a model was called in training mode
         # whether the next batch is the first of a loop, or of one that goes on after a loop within it
         self._checks_next_loop = True
@@ -238,6 +244,8 @@ class HookMarks:
         if has_unseen_calls and self._levels_left > 0:
             self._hook_parts()
         self._ended_steps += 1
+        self._acted_steps += self._has_acted
+        self._has_acted = False
         self._steps_with_loader += self._batches > 0
         self._steps_with_forward += self._calls > 0
         self.batches_per_step = max(self._batches or self._backwards, 1)
@@ -252,6 +260,18 @@ class HookMarks:
             return True
         is_between_steps = self.counter.is_step_done or not self._has_begun
         return is_between_steps and not torch.is_grad_enabled()
+
+    def _acts(self, module: nn.Module) -> bool:
+        """Return whether ``module``, called without gradients between steps, acts for the next one.
+
+        In reinforcement learning a model in training mode chooses the next actions. That comes before most steps, as no
+        validation does.
+        """
+        if not module.training:
+            return False
+        self._has_acted = True
+        acts_before_most = 2 * self._acted_steps >= self._ended_steps
+        return acts_before_most and self._acted_steps >= _FEWEST_ACTED_STEPS
 
     def _go_outside(self, reason: str) -> None:
         """Leave the step until the loop is back at one; what passes until then has the name ``reason``."""
@@ -389,7 +409,8 @@ class HookMarks:
         if self._forward_depth > 1 or is_recomputation or self._named_phases:
             return
         if self._is_validation([module]):
-            self._go_outside(VALIDATION)
+            if not self._acts(module):
+                self._go_outside(VALIDATION)
             return
         if not torch.is_grad_enabled():
             # within a step, for example to make the batch: no phase

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch
@@ -148,7 +149,7 @@ class Net(nn.Module):
         return self.layer(x)
 
 
-def test_operators_that_a_line_calls_itself_are_torch_and_packages_have_names() -> None:
+def test_operators_that_a_line_calls_itself_are_torch_and_packages_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = Net(), torch.zeros(2, 8)
     rows = followed(lambda: net(x))
     torch_rows = [row for row in rows if row.what == "torch"]
@@ -167,8 +168,10 @@ def test_operators_that_a_line_calls_itself_are_torch_and_packages_have_names() 
         threading.__file__: "threading",
         python_time.__file__: "lm_profiler",
         "<frozen importlib._bootstrap>": "Python",
-        "/x/lib/python3.11/site-packages/transformers/a.py": "",
+        "/x/lib/python3.11/site-packages/nets_of_others/a.py": "",
+        "/x/lib/python3.11/site-packages/pictures_of_others/a.py": "pictures_of_others",
     }
+    monkeypatch.setitem(sys.modules, "nets_of_others.layers", SimpleNamespace(torch=torch))
     assert {file: package_of(file) for file in packages} == packages
 
 
