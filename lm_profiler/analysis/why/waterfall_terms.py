@@ -170,15 +170,12 @@ def _terms(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
             for piece, own_ns in traced.pieces:
                 scaled.append((piece, own_ns * available_s / busy_s))
         traced = replace(traced, pieces=scaled, gaps=[])
-    elif step.phase_s:
-        traced = _fitted_to_phases(traced, step)
     if excess >= _NOTED:
         ceilings = "" if has_ceilings else ", and no ceilings are shown"
         notes.append(
             f"the work in the traced steps took {ms(busy_s - available_s)} ({excess:.0%} of the step) longer than in "
             f"the measured ones: terms are scaled down to these{ceilings}"
         )
-
     elif step.phase_s:
         traced = _fitted_to_phases(traced, step)
 
