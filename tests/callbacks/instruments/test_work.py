@@ -18,10 +18,12 @@ from torch.utils.data import DataLoader
 from zoo import Compiled, CompiledOutside, CompiledWithValues
 
 from lm_profiler.analysis.steps.summaries import lower_bound_share
+from lm_profiler.callbacks.instruments.work import batches_per_step
+from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.counts.flops import formula_of
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.record.quantities import QUANTITIES
-from lm_profiler.record.run_record import RunRecord, read_run
+from lm_profiler.record.run_record import RunRecord, Verb, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.report.run.sections import phase_table
 from lm_profiler.training import FakeTokens, LanguageModel
@@ -61,6 +63,11 @@ def on_paper(module: LanguageModel, backward: bool) -> float:
         2 * products + 4 * 2 * 16 * CONTEXT
     )  # 2 N + 4 L D T: PaLM, appendix B, of which 6 N + 12 L D T is the triple
     return BATCH * CONTEXT * forward * (3 if backward else 1)
+
+
+@pytest.mark.parametrize("verb, batches", [("fit", 4), ("validate", 1), ("predict", 1)])
+def test_only_training_accumulates(tmp_path: Path, verb: Verb, batches: int) -> None:
+    assert batches_per_step(TrainerLoop(trainer_with([], tmp_path, accumulate_grad_batches=4)), verb) == batches
 
 
 @pytest.mark.parametrize("verb, accumulate", [("fit", 3), ("validate", 1)])
