@@ -208,7 +208,18 @@ class LevelFollower:
         """Report what has not lasted for long, and correct what is still open, as the run is over."""
         if self._young and self._has_cost_enough():
             self._report_young()
+        drift = self._current_drift()
+        if drift is not None and self._goes_on(drift):
+            self._young = []  # they are pieces of it
         self._correct_current(run_is_over=True)
+
+    def _goes_on(self, drift: LevelChange) -> bool:
+        """Return whether all young changes may be pieces of ``drift``, in its direction."""
+        for young in self._young:
+            has_its_direction = young.change.direction == drift.direction
+            if not has_its_direction or not young.change.may_hide_in(drift):
+                return False
+        return True
 
     def _merge_old_blocks(self) -> None:
         """Merge the older half of the blocks in pairs if there are many."""

@@ -38,6 +38,7 @@ _FIRST_BLOCKS = 5  # from which it is estimated
 # It follows a part that the program changes by this share of the distance with each block, at first by more.
 _FOLLOWED_SHARE = 0.01
 _LARGEST_DISTANCE = 0.5  # a longer one counts as this
+_CHANGED_DISTANCE = 0.1  # of a part that the program has changed
 
 # -- how far the speed moves all the time
 _BLOCKS_REMEMBERED = 800
@@ -183,6 +184,9 @@ class _UsualParts:
         moves: NDArray[np.float64] = np.clip(
             distances, min(common_move, 0.0), max(common_move, 0.0)
         )
+        # A part that the program has changed moves with the machine from where it is now.
+        are_changed = np.abs(distances - moves) > _CHANGED_DISTANCE
+        moves[are_changed] = common_move
         # A part that the program changed becomes usual with time, so that it shows the machine's speed again.
         changes = np.clip(distances - moves, -_LARGEST_DISTANCE, _LARGEST_DISTANCE)
         followed_share = max(_FOLLOWED_SHARE, 1.0 / self._blocks)
@@ -195,9 +199,11 @@ class _UsualParts:
         are_large = usual_s >= _LEAST_SHARE_OF_STEP * usual_s.sum()
         if are_large.sum() < _FEWEST_PARTS:
             return 0.0
-        low, high = np.quantile(
-            distances[are_large], [1.0 - _SHARE_OF_PARTS, _SHARE_OF_PARTS]
-        )
+        distances = distances[are_large]
+        are_near = np.abs(distances - np.median(distances)) <= _CHANGED_DISTANCE
+        if are_near.sum() >= _FEWEST_PARTS:
+            distances = distances[are_near]
+        low, high = np.quantile(distances, [1.0 - _SHARE_OF_PARTS, _SHARE_OF_PARTS])
         if low > 0.0:
             return float(low)
         return min(float(high), 0.0)
