@@ -77,7 +77,9 @@ def unpacked(content: bytes, rank: int) -> Measured:
     Raises:
         ValueError: it was too large, or is not what our ranks send.
     """
-    if not 0 < len(content) <= MOST_BYTES:
+    if not content:
+        raise ValueError("they are empty")
+    if len(content) > MOST_BYTES:
         raise ValueError(f"they are larger than {MOST_BYTES:,} bytes")
     message = _Measurements.model_validate_json(content)
     rows, rest = message.rows, message.rest

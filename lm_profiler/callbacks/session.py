@@ -78,8 +78,9 @@ class Instruments:
         self.ranks = ranks
         self.part_times = part_times
         self.owners = owners  # one of ``others``
-        # Memory resets the peaks that the others may add to. The counters must not include what the others cost at both
-        # ends. Among the others, one that a reading would disturb comes before the one that reads.
+        # They begin in this order and end in the opposite one. Memory is first to begin and last to end: it resets the
+        # peaks, to which the others add. Among the others, one that a reading would disturb comes before the one that
+        # reads. The counters are last to begin and first to end, so that they do not include what the others cost.
         self._in_order: list[Instrument] = [memory, tracer, *others]
         if ranks is not None:
             self._in_order.append(ranks)
@@ -208,12 +209,16 @@ class Session:
             self._batch_counts.append(BatchCount(self.steps, *sizes))
 
     def _end_step(self, stage: str, tokens: int | None, now_ns: int) -> int:
-        """Keep the step that ended at ``now_ns``, and do all that is due then; return how many steps are left."""
-        objects_before = gc.get_count()[0]
+        """Keep the step that ended at ``now_ns``, and do all that is due then; return how many steps are left.
+
+        A step after which nothing is due does not come here.
+        """
+        young_objects_before = gc.get_count()[0]
         steps_done = self.schedule.steps_done + 1
-        is_checked = stage == "measure" and steps_done >= self.stopping.next_check
+        # whether the stopping rule is asked after this step
+        may_stop = stage == "measure" and steps_done >= self.stopping.next_check
         is_reading_due = (
-            is_checked or steps_done >= self._planned_steps or stage == "memory"
+            may_stop or steps_done >= self._planned_steps or stage == "memory"
         )
         try:
             if is_reading_due or now_ns - self._last_reading_ns >= _READ_EVERY_NS:
@@ -228,7 +233,7 @@ class Session:
         if is_write_due:
             self.write_rows()
         is_stage_over = self.schedule.advance() or (
-            is_checked and self._end_measuring_if_enough()
+            may_stop and self._end_measuring_if_enough()
         )
         if is_stage_over:
             self._end_stage(stage)
@@ -244,14 +249,21 @@ class Session:
             self._last_reading_ns + _READ_EVERY_NS,
             self._last_write_ns + _WRITE_EVERY_NS,
         )
-        if is_checked or self.stream is not None:
+        if may_stop or self.stream is not None:
             self._note_next_due_step()
+        self._note_own_objects(young_objects_before)
+        return self.schedule.steps_left
+
+    def _note_own_objects(self, young_objects_before: int) -> None:
+        """Count the objects that this session made, so that a collection that they bring about is not the program's.
+
+        They are those of this step, of whose begin ``young_objects_before`` is Python's count of young objects, and one
+        entry of ``_unread_steps`` for each step since the last one after which more was due.
+        """
         garbage = self.instruments.counters.reader.garbage
-        garbage.add_own_objects(objects_before)
-        # each step before this one has kept an entry of ``_unread_steps``
+        garbage.add_own_objects(young_objects_before)
         garbage.own_objects += self.steps - self._last_due_step - 1
         self._last_due_step = self.steps
-        return self.schedule.steps_left
 
     def _note_next_due_step(self) -> None:
         """Note in which step more is due than to keep it; in the stages that look closer it always is."""

@@ -76,7 +76,7 @@ def _class_in(file: Path) -> str:
 
 
 def _texts_in(node: yaml.Node, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the scalars below ``node`` as text, each after the name of its option."""
+    """Yield (name of the option, text) for each scalar below ``node``."""
     if isinstance(node, yaml.ScalarNode):
         yield name, str(node.value)
     elif isinstance(node, yaml.SequenceNode):

@@ -39,7 +39,7 @@ from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.counts.uncountable import BrokenFormulaError
 from lm_profiler.measure.device.environment import float32_matmul_precision
 from lm_profiler.measure.device.nvml import compute_capability
-from lm_profiler.measure.fake.values import LINES_THAT_GOT_ONE
+from lm_profiler.measure.fake.values import LINES_GIVEN_A_FAKE_FLOAT
 from lm_profiler.measure.fake.world import (
     COMPILED_FUNCTIONS_CALLED,
     FakeWorld,
@@ -184,7 +184,7 @@ def rehearse(
         largest_unknown=None if largest else failure,
         steps=[step.peak for step in rehearsal.observed_steps],
         reserved=rehearsal.observed_steps[-1].reserved,
-        taken_for_one=[*LINES_THAT_GOT_ONE],
+        taken_for_one=[*LINES_GIVEN_A_FAKE_FLOAT],
         buckets=rehearsal.bucket_bytes,
         ranks=strategy.ranks,
         sent=_scaled_bytes_sent(cli, strategy, step.sent),

@@ -170,8 +170,12 @@ class RunContext:
         )
 
     def on_exit(self, error: BaseException) -> int:
-        """Return the exit code of a run that a signal or ``sys.exit`` ended; an interrupt is recorded."""
+        """Return the exit code of a run that a signal or ``sys.exit`` ended.
+
+        An interrupt that came before there was a record of the run is recorded here.
+        """
         record = self.record
+        # Ctrl-C may come before there is a Trainer: the record then needs a folder
         self._begin_without_trainer()
         interrupt = interrupt_in(error)
         if interrupt is not None:

@@ -139,12 +139,17 @@ def _numerics(check: NumericsCheck | None) -> Numerics | None:
     """Return the record's row of a check of the numbers; an infinite error becomes None."""
     if check is None:
         return None
-    loss_error = check.loss_error
-    if loss_error is not None and not isfinite(loss_error):
-        loss_error = None
     return Numerics(
-        loss=loss_error, gradients=check.gradient_error, within=check.is_tolerated
+        loss=_finite_or_none(check.loss_error),
+        gradients=_finite_or_none(check.gradient_error),
+        within=check.is_tolerated,
     )
+
+
+def _finite_or_none(error: float | None) -> float | None:
+    if error is None or not isfinite(error):
+        return None
+    return error
 
 
 def _final(comparison: PairedComparison) -> Final | None:

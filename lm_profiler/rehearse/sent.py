@@ -27,7 +27,7 @@ from lm_profiler.measure.counts import registered
 from lm_profiler.measure.counts.traffic import StepTraffic
 from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.measure.fake.flex import imitate_flex_attention
-from lm_profiler.measure.fake.values import LINES_THAT_GOT_ONE
+from lm_profiler.measure.fake.values import LINES_GIVEN_A_FAKE_FLOAT
 from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.rehearse.loop import Rehearsal, SilentLogger, StepObservers, reason_of
 from lm_profiler.rehearse.strategies import CPU, REPLACED_PRECISIONS, FakeDevice
@@ -68,8 +68,8 @@ def count(pickled_step: bytes) -> StepWork | str:
         return str(error)
     except Exception as error:
         return f"on a copy without data the step fails: {reason_of(error)}"
-    if LINES_THAT_GOT_ONE:
-        first_line = next(iter(LINES_THAT_GOT_ONE))
+    if LINES_GIVEN_A_FAKE_FLOAT:
+        first_line = next(iter(LINES_GIVEN_A_FAKE_FLOAT))
         return f"on a copy without data its work may depend on a value ({first_line})"
     return work
 

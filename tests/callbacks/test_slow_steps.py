@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -143,34 +140,6 @@ def test_a_step_that_maps_a_large_block(tmp_path: Path) -> None:
     # Where other programs had its CPU meanwhile, that may have taken longer than the kernel's work, all of it faults.
     mostly = kernel_s[0] > 0.6 * odd.excess_s
     assert odd.cause in ((faults,) if mostly else (faults, "waiting for a CPU", None))
-
-
-def test_a_step_that_is_preempted(tmp_path: Path) -> None:
-    """For 0.1 s of CPU time it has a seventh of a CPU, where six programs never rest; with others it has even less."""
-    cpus = os.sched_getaffinity(0)
-    cpu = min(cpus)
-    hog = [sys.executable, "-S", "-c", "import signal; signal.alarm(100)\nwhile True: pass"]
-    hogs = [subprocess.Popen(hog) for _ in range(6)]
-
-    def crowded() -> None:
-        os.sched_setaffinity(0, {cpu})
-        until = time.thread_time() + 0.1
-        while time.thread_time() < until:
-            pass
-        os.sched_setaffinity(0, cpus)
-
-    try:
-        for process in hogs:
-            os.sched_setaffinity(process.pid, {cpu})
-        record = fitted(tmp_path, Slow(crowded))
-    finally:
-        os.sched_setaffinity(0, cpus)
-        for process in hogs:
-            process.kill()
-            process.wait()
-    odd = slow_step(record)
-    assert "CPU" in odd.cause
-    assert odd.cause_s > 0.3
 
 
 def test_a_step_that_sleeps_has_no_cause(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ class Row(NamedTuple):
     have the same figure. The bandwidth is of the same source, unless ``memory_source`` names another.
 
     The capability is of NVIDIA's page "CUDA GPU Compute Capability"; AMD's as torch gives its gfx number: there a run
-    is planned with the kernels that torch would choose on the NVIDIA GPU of that number, a Hopper. GiB are what the
-    driver tells a process that there is (``cudaMemGetInfo``), which torch prints where memory runs out ("GPU 0 has a
+    is planned with the kernels that torch would choose on the NVIDIA GPU of that number, a Hopper. The GiB are
+    what the driver reports to a process (``cudaMemGetInfo``). Torch prints them when memory runs out ("GPU 0 has a
     total capacity of 14.76 GiB"), as people quote it in public. Seen: B200 pytorch/ao#4002, H20
     Tencent-Hunyuan/Hunyuan3D-Part#9, MI355X ROCm/TheRock#2118, RTX 5090 Wan-Video/Wan2.1#465, RTX 6000 Ada
     DINGYANB/MTVCrafter#21, T4 Morizeyao/GPT2-Chinese#215, A30 google/RB-Modulation#5; GB200, GB300, B300, RTX PRO 6000,

@@ -458,7 +458,7 @@ def _recorded(entry: Entry) -> list[StepRow]:
 ReadBatchCounts = Callable[[Path], Sequence[Sequence[BatchCount]]]
 
 
-def cut_anew(
+def judged_after_warmups(
     entries: Sequence[Entry],
     warmups: Sequence[int | None],
     count: int | None,

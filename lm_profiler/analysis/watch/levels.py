@@ -644,7 +644,8 @@ class LevelFollower:
     def _jumps_among_last_changes(self) -> list[bool]:
         """Return for each of the last changes whether it is a jump: one or two that are far larger than all others.
 
-        A level that wanders by a few percent, as machines do, and once goes up by half and back, has an episode.
+        Example: a level wanders by a few percent, as machines do, and once goes up by half and back. That is an episode
+        of two jumps, and no wandering.
         """
         sizes = [change.log_size for change in self._last_changes]
         if len(sizes) <= _FEWEST_BESIDE_JUMP:

@@ -147,7 +147,10 @@ class MachineSpeed:
         return change.log_size >= max(least, _UNUSUAL_RATIO * self._usual_move())
 
     def _usual_move(self) -> float:
-        """Return how far the speed mostly moves within a thousand steps; infinity while too few steps are known."""
+        """Return how far the speed moves over 50 blocks, a thousand steps, or a sixth of a shorter run: the median.
+
+        It is infinite while too few steps are known.
+        """
         logs = np.array(self._slowness_logs)
         distance = min(_BLOCKS_APART, len(logs) // _DISTANCES_IN_RUN)
         if distance < _FEWEST_BLOCKS_APART:

@@ -500,6 +500,7 @@ class HookMarks:
         if self._optimizer_depth > 0:
             return
         if has_stepped:
+            # a step that began before the hooks were added does not count
             self.counter.is_step_done = self._has_begun
         timeline = self.timeline
         timeline.note((tape.OPTIMIZED, timeline.clock()))

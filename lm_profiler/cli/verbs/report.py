@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from lm_profiler.analysis.conclude import concluded_again
 from lm_profiler.analysis.evidence import read_batch_counts
-from lm_profiler.analysis.steps.summaries import WARMUPS, cut_anew, readable
+from lm_profiler.analysis.steps.summaries import WARMUPS, judged_after_warmups, readable
 from lm_profiler.cli.verbs.shared import (
     choose_format,
     runs_below,
@@ -437,11 +437,13 @@ def _table_of_runs(
     if not warmups and options.layout == "warmups":
         warmups = WARMUPS
     if warmups or options.steps is not None:
-        entries, cut_problems = cut_anew(
+        # Without a number of warm-up steps each run keeps its own.
+        entries, cut_problems = judged_after_warmups(
             entries, warmups or [None], options.steps, read_batch_counts
         )
         problems += cut_problems
     if options.layout == "blocks":
+        # It shows blocks of a run's steps; a run that died has a line all the same.
         entries = _with_steps_or_dead(entries, problems)
     if not entries:
         return None

@@ -31,7 +31,8 @@ else:
 MOST_ELEMENTS = 1 << 18  # of a tensor whose value is kept
 
 # lines that called ``float`` on an unknown number, in the order of their calls; the values are not used
-LINES_THAT_GOT_ONE: dict[str, None] = {}
+# filled by ``float(fake)``, which had to return 1.0
+LINES_GIVEN_A_FAKE_FLOAT: dict[str, None] = {}
 
 _OVERLOAD = type(torch.ops.aten.add.Tensor)
 
@@ -73,7 +74,7 @@ class Unknown:
         ):
             frame = frame.f_back
         file_name = os.path.basename(frame.f_code.co_filename)  # noqa: PTH119
-        LINES_THAT_GOT_ONE[f"{file_name}, line {frame.f_lineno}"] = None
+        LINES_GIVEN_A_FAKE_FLOAT[f"{file_name}, line {frame.f_lineno}"] = None
         return 1.0
 
     __bool__ = __int__ = __index__ = __complex__ = _refuse

@@ -178,7 +178,7 @@ def _rank_lines(planned: Planned) -> list[str]:
     lines = []
     if planned.buckets is not None:
         lines.append(
-            f"per device with DDP, whose buckets are part of the rest: {bytes_text(planned.buckets)}"
+            f"figures are per device; DDP's gradient buckets, {bytes_text(planned.buckets)}, are part of the rest"
         )
     if planned.split_by is not None:
         gathered = f"gathered weights are part of the rest: up to {bytes_text(planned.gathered)} at a time"

@@ -326,8 +326,10 @@ def _terms_table(fall: Waterfall) -> Table:
 
     lines_below = []
     if has_ends:
-        steps = f"each of the {fall.traced_steps} traced steps"
-        lines_below.append(f"from, to: by {steps} alone; this is not an interval")
+        steps = f"the {fall.traced_steps} traced steps"
+        lines_below.append(
+            f"from, to: smallest and largest of {steps}, no confidence interval"
+        )
     meaning = reason_without_ceilings(fall) or "a ceiling, never a gain"
     lines_below.append(f"could save at most: {meaning}")
     lines_below += [f"note: {note}" for note in fall.notes]

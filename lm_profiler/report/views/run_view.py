@@ -200,7 +200,7 @@ def _steps(entry: Entry, record: RunRecord, most_steps: int) -> list[Json]:
     notes = []
     if stride > 1:
         notes.append(
-            f"The picture shows 1 of {stride} steps; the run has {len(means):,}."
+            f"The picture shows one step in every {stride}, of {len(means):,}."
         )
     if len(record.rank_step_s) > 1:
         ranks = count_text(len(record.rank_step_s), "rank")

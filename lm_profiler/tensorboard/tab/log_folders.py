@@ -91,7 +91,10 @@ class LogFolders:
         return runs_folders
 
     def run(self, name: str) -> RunsFolder:
-        """Return the folder of the run called ``name``; raise NotFoundError if there is none of that name."""
+        """Return the folder of the run called ``name``; raise NotFoundError if there is none of that name.
+
+        A link above a run widens what may be read; a link within it does not.
+        """
         self.check()
         top, parts = self._split(name)
         folder = self._folders[top]
@@ -111,7 +114,7 @@ class LogFolders:
         except (OSError, ValueError):  # a name that no folder can have
             raise NotFoundError(f"{name!r}: no run of that name") from None
         runs_folder = RunsFolder(name, folder, tuple(allowed_roots))
-        runs_folder.file(RUN_FILE)
+        runs_folder.file(RUN_FILE)  # raises NotFoundError if it lies outside of them
         return runs_folder
 
     def _split(self, name: str) -> tuple[str, list[str]]:

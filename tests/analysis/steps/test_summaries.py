@@ -14,7 +14,7 @@ from lm_profiler.analysis.steps.step_model import plain
 from lm_profiler.analysis.steps.summaries import (
     BatchCount,
     changed_batches_note,
-    cut_anew,
+    judged_after_warmups,
     lasting_step_s,
     mean_counts,
     mean_over_ranks,
@@ -250,19 +250,19 @@ def test_ranks_are_averaged_and_runs_without_steps_are_named():
 
 def test_all_that_is_said_of_the_steps_is_of_the_cut_which_keeps_their_causes():
     own = run("a", [(0.1, 0.3)] * 11, [(9.0, 1.0)])
-    [entry], problems = cut_anew([own], [0], 10)
+    [entry], problems = judged_after_warmups([own], [0], 10)
     assert problems == []
     assert entry.record.throughput is not None
     assert [step.step for step in entry.record.odd_steps] == [1]
     assert entry.record.shares["forward"] == pytest.approx((9.0 + 9 * 0.1) / (10.0 + 9 * 0.4))  # time is a sum
-    [entry], _ = cut_anew([own], [1], 10)
+    [entry], _ = judged_after_warmups([own], [1], 10)
     assert entry.record.odd_steps == []
     own = run("a", [*[(0.1, 0.3)] * 14, (0.1, 1.3)])
-    [(odd,)] = [entry.record.odd_steps for entry in cut_anew([own], [0], None)[0]]
+    [(odd,)] = [entry.record.odd_steps for entry in judged_after_warmups([own], [0], None)[0]]
     told = odd.model_copy(update={"cause": "waiting for a CPU", "cause_s": 0.9, "rank": 0})
     entry = replace(own, record=own.record.model_copy(update={"odd_steps": [told]}))
     entry.__dict__["rows"] = own.rows
-    [cut], _ = cut_anew([entry], [2], None)
+    [cut], _ = judged_after_warmups([entry], [2], None)
     (again,) = cut.record.odd_steps
     assert (again.cause, again.cause_s, again.beside) == ("waiting for a CPU", 0.9, None)
 
@@ -271,7 +271,7 @@ def test_samples_of_a_cut_are_those_of_its_own_steps_or_of_the_run() -> None:
     """Warm-up steps have 2 samples, measured ones 5 and 6 in turn: 5.5 in each mean step of 0.4 s, whatever the cut."""
     own = run("a", [(0.1, 0.3)] * 10, [(0.1, 0.3)] * 2)
     counts = [[BatchCount(1, 1, 2), *(BatchCount(step, 1, 5 + step % 2) for step in range(3, 13))]]
-    cuts, problems = cut_anew([own], [0, 2, 4], None, lambda folder: counts)
+    cuts, problems = judged_after_warmups([own], [0, 2, 4], None, lambda folder: counts)
     assert problems == []
     found = [entry.record.throughput.samples_per_s for entry in cuts]
     assert found == pytest.approx([(2 * 2 + 10 * 5.5) / 12 / 0.4, 5.5 / 0.4, 5.5 / 0.4])
@@ -280,6 +280,6 @@ def test_samples_of_a_cut_are_those_of_its_own_steps_or_of_the_run() -> None:
     rate = Throughput(tokens_per_step=None, tokens_per_s=None, samples_per_step=6, samples_per_s=5.5 / 0.4)
     entry = replace(own, record=own.record.model_copy(update={"throughput": rate}))
     entry.__dict__["rows"] = own.rows
-    cuts, _ = cut_anew([entry], [0, 2], None)
+    cuts, _ = judged_after_warmups([entry], [0, 2], None)
     found = [cut.record.throughput.samples_per_s for cut in cuts]
     assert found == pytest.approx([5.5 / ((2 * 0.8 + 10 * 0.4) / 12), 5.5 / 0.4])

@@ -10,7 +10,7 @@ import pytest
 from stored_texts import assert_stored
 from tabled import run
 
-from lm_profiler.analysis.steps.summaries import cut_anew
+from lm_profiler.analysis.steps.summaries import judged_after_warmups
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.sweep_files import Cell
@@ -38,11 +38,11 @@ def test_the_layouts_are_as_stored():
         "blocks in Markdown: fenced, and the summary is a table": markdown(blocks([run("a", STEPS)])),
         "blocks of equal sizes say what tells them apart": terminal(blocks(unlike)),
         "blocks after other warm-ups: what was left out under a banner each": terminal(
-            blocks(cut_anew([warmed], [0, 1], 3)[0])
+            blocks(judged_after_warmups([warmed], [0, 1], 3)[0])
         ),
         "devices across, and sizes down": markdown(devices(across)),
         "a row for each pass and warm-up": markdown(
-            warmups(cut_anew([run("a", STEPS, warmup=[(0.5, 0.5)])], [0, 1], None)[0])
+            warmups(judged_after_warmups([run("a", STEPS, warmup=[(0.5, 0.5)])], [0, 1], None)[0])
         ),
     }
     assert_stored("report/layouts", said)
@@ -51,7 +51,7 @@ def test_the_layouts_are_as_stored():
 def test_wide_has_a_row_for_each_warm_up_and_a_column_for_what_tells_rows_apart():
     none = run("a", [(9.0, 9.0), *STEPS, *STEPS])
     some = run("b", [*STEPS, *STEPS], warmup=[(9.0, 9.0)], size="medium")
-    found = wide(cut_anew([none, some], [0, 1], 4)[0]).records()
+    found = wide(judged_after_warmups([none, some], [0, 1], 4)[0]).records()
     facts = [(row["model"], row["warmup_steps"], row["benchmark_steps"]) for row in found]
     assert facts == [("small", 0, 4), ("small", 1, 4), ("medium", 0, 4), ("medium", 1, 4)]
     assert [row["fwd avg (sec)"] for row in found] == pytest.approx([(9 + 0.5) / 4, 0.2, (9 + 0.5) / 4, 0.2])
@@ -196,7 +196,7 @@ FORWARD, BACKWARD = np.array([*WARMUP_S, *MEASURED_S]).T
 
 @pytest.mark.parametrize("setting", [0, 1, 2, 5])
 def test_each_setting_leaves_out_that_many_recorded_steps(setting: int):
-    cuts, problems = cut_anew([run("a", MEASURED_S, WARMUP_S)], [0, 1, 2, 5], None)
+    cuts, problems = judged_after_warmups([run("a", MEASURED_S, WARMUP_S)], [0, 1, 2, 5], None)
     assert problems == []
     [row] = [row for row in raw_runs_table(repeats_together(cuts)).records() if row["warmup_steps"] == setting]
     assert row["steps_measure"] == 12 - setting
@@ -215,7 +215,7 @@ def test_each_setting_leaves_out_that_many_recorded_steps(setting: int):
 
 
 def test_settings_of_a_pass_stand_one_below_the_other():
-    table = warmups(cut_anew([run("a", MEASURED_S, WARMUP_S)], [0, 2], None)[0])
+    table = warmups(judged_after_warmups([run("a", MEASURED_S, WARMUP_S)], [0, 2], None)[0])
     assert [(row["forward_only"], row["warmup_steps"]) for row in table.records()] == [
         *((True, 0), (True, 2), (False, 0), (False, 2))
     ]

@@ -64,7 +64,7 @@ def test_of_many_thousand_steps_some_are_drawn_and_one_clock_needs_no_choice(tmp
     write_steps(entry.folder / "steps.csv", made_rows(steps=20_000))
     blocks = shown("run", entry)
     assert charts_of(blocks)["Device clock"]["data"][0]["x"] == list(range(1, 20_001, 5))
-    assert "The picture shows 1 of 5 steps; the run has 20,000." in text_of(blocks)
+    assert "The picture shows one step in every 5, of 20,000." in text_of(blocks)
     # The chart of one clock needs no choice.
     environment = made_record().environment
     on_cpu = environment.model_copy(update={"device_type": "cpu"})
