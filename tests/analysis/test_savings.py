@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,7 +196,10 @@ def test_the_planted_cause_comes_first_with_what_it_could_save_and_advice(case: 
     assert found[0].name == name
     assert found[0].saves_s * 1e3 == pytest.approx(saves_ms, rel=0.05)
     assert 0.0 < found[0].share <= 1.0
-    assert remedy_of(found[0], record).endswith(".")
+    advice_of_first = remedy_of(found[0], record)
+    assert advice_of_first.endswith(".")
+    if found[0].file:
+        assert f"({Path(found[0].file).name}:{found[0].line})" in advice_of_first
     name, _, record = CASES[case]
     advice = [remedy_of(finding, record.model_copy(update={"loop": "own"})) for finding in findings_of(record)]
     assert all(text.endswith(".") for text in advice)

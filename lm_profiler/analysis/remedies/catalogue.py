@@ -389,11 +389,14 @@ def shorter_context(planned: Planned, largest_context: int | None) -> Iterator[S
 
 def _place(finding: Finding) -> str:
     """Return ``Model.forward (model.py:12)``; empty if the finding names no owner."""
-    owner = finding.owner or ""
+    return f"{finding.owner or ''} {_line_of(finding)}".strip()
+
+
+def _line_of(finding: Finding) -> str:
+    """Return ``(model.py:12)``; empty if the finding names no line."""
     if not finding.file:
-        return owner
-    line = f"({Path(finding.file).name}:{finding.line})"
-    return f"{owner} {line}".strip()
+        return ""
+    return f"({Path(finding.file).name}:{finding.line})"
 
 
 def _ranks_text(finding: RankFinding) -> str:
@@ -482,12 +485,9 @@ def _owner_text(finding: Finding, settings: Settings) -> str:
     is_gap = owner.startswith((f"{BEFORE} ", f"{BETWEEN} ", f"{AFTER} "))
     action = owner if is_gap else f"in {owner}"
     function = finding.what
-    if function and finding.file:
-        line = f"({Path(finding.file).name}:{finding.line})"
-        if owner.endswith(function):
-            action += f" {line}"
-        else:
-            action += f", most in {function} {line}"
+    if function and not owner.endswith(function):
+        action += f", most in {function}"
+    action = f"{action} {_line_of(finding)}".strip()
     return f"Do less {action}, or do it less often."
 
 
