@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -238,18 +238,22 @@ class StepCosts:
             return []
         return [action for action in owned.actions if is_wanted(action)]
 
+    def rows_of_functions(self, phases: Collection[str]) -> list[list[PythonTime]]:
+        """Return the rows of each function of the program, by phase, that was followed in one of ``phases``."""
+        by_function = defaultdict[tuple[str, str, str], list[PythonTime]](list)
+        for row in self.record.python_times:
+            if row.phase in phases:
+                by_function[row.phase, row.file, row.function].append(row)
+        return [*by_function.values()]
+
     def main_line(self, phase: str, seconds: float) -> dict[str, Any]:
         """Return the fields of a finding for the function of the program that took most of ``seconds`` of ``phase``.
 
         The line is its longest. Empty if no function took that much.
         """
-        rows_by_function = defaultdict[tuple[str, str], list[PythonTime]](list)
-        for row in self.record.python_times:
-            if row.phase == phase:
-                rows_by_function[row.file, row.function].append(row)
         costliest: list[PythonTime] = []
         most_s = 0.0
-        for rows in rows_by_function.values():
+        for rows in self.rows_of_functions([phase]):
             function_s = sum(row.seconds for row in rows)
             if function_s > most_s:
                 costliest = rows
@@ -536,11 +540,7 @@ def find_slow_python(costs: StepCosts) -> Iterator[Finding]:
     # With a device, it can matter only if the device is idle for a tenth of the step.
     if costs.on_device and costs.term_s("gaps") < 0.1 * costs.step_s:
         return
-    by_function: defaultdict[tuple[str, str, str], list[PythonTime]] = defaultdict(list)
-    for row in costs.record.python_times:
-        if row.phase in WORKING_PHASES:
-            by_function[row.phase, row.file, row.function].append(row)
-    for rows in by_function.values():
+    for rows in costs.rows_of_functions(WORKING_PHASES):
         is_anomaly_detection = any(row.what == _TRACEBACK for row in rows)
         if costs.settings.anomalies and is_anomaly_detection:
             # it notes the stack of each operator, and has a finding of its own
@@ -915,12 +915,11 @@ def find_costly_optimizer_code(costs: StepCosts) -> Iterator[Finding]:
 
     Matrix products of an optimizer have a finding of their own, with a remedy of their own.
     """
-    by_function: defaultdict[tuple[str, str], list[PythonTime]] = defaultdict(list)
-    for row in costs.record.python_times:
-        if row.phase == "optimizer" and row.what not in ("library", LIGHTNING):
-            by_function[row.file, row.function].append(row)
     products_s = sum(finding.saves_s for finding in find_optimizer_products(costs))
-    for rows in by_function.values():
+    for all_rows in costs.rows_of_functions(["optimizer"]):
+        rows = [row for row in all_rows if row.what not in ("library", LIGHTNING)]
+        if not rows:
+            continue
         seconds = sum(row.seconds for row in rows)
         longest = max(rows, key=lambda row: row.seconds)
         seconds = min(seconds, costs.mean_s("optimizer"))

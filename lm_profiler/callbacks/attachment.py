@@ -142,12 +142,18 @@ class Attachment:
         if self.options.trace.nvtx:
             ranges = PhaseRanges(nvtx.range_push, nvtx.range_pop)
             timeline.observers += (Guard("trace.nvtx", self.report).wrap(ranges),)
+        steps_of_loop = try_or_note(
+            "steps of the loop", self.loop.fewest_steps_left, self.notes
+        )
         self._stopping = StoppingRule(
             self.options.stages,
             lambda steps: exchange.from_rank_0("answer", lambda: steps),
-            steps_of_loop=self._most_measured_steps(),
+            steps_of_loop=self._most_measured_steps(steps_of_loop),
         )
-        session = self._make_session(timeline, stream, folder, self._stopping)
+        spare_steps = self._spare_steps(steps_of_loop)
+        session = self._make_session(
+            timeline, stream, folder, self._stopping, spare_steps
+        )
         self.finisher.session = session
         phases = self._install_marks(timeline, session)
         phases.mark_optimizers()
@@ -159,6 +165,7 @@ class Attachment:
         stream: EventStream | None,
         folder: Path,
         stopping: StoppingRule,
+        spare_steps: float,
     ) -> Session:
         """Return the session that drives the run, with its instruments, which have not begun."""
         loop = self.loop
@@ -179,31 +186,25 @@ class Attachment:
             append_rows=partial(append_steps, rank_file(folder, loop.rank)),
             counts=loop.batch_counts(self.report),
             is_manual=loop.steps_by_itself,
-            spare_steps=self._spare_steps(),
+            spare_steps=spare_steps,
             limit_steps=self._limit_steps,
         )
 
-    def _spare_steps(self) -> float:
+    def _spare_steps(self, steps_of_loop: float | None) -> float:
         """Return by how many steps the stages may become longer, so that the loop still comes to all of them.
 
         None with several ranks, which would have to agree on it. A loop that does not know its length may be any.
         """
         if self.loop.world_size > 1:
             return 0
-        steps_of_loop = try_or_note(
-            "steps of the loop", self.loop.fewest_steps_left, self.notes
-        )
         if steps_of_loop is None:
             return math.inf
         return steps_of_loop - sum(self._steps.values())
 
-    def _most_measured_steps(self) -> float:
+    def _most_measured_steps(self, steps_of_loop: float | None) -> float:
         """Return how many steps the loop has for measuring, so that it comes to all other stages; 0 if unknown."""
         if not self.options.stages.is_timed:
             return math.inf
-        steps_of_loop = try_or_note(
-            "steps of the loop", self.loop.fewest_steps_left, self.notes
-        )
         if steps_of_loop is None:
             return 0
         other_steps = sum(self._steps.values()) - self._steps["measure"]

@@ -62,6 +62,7 @@ def package_of(file: str) -> str:
     )
 
 
+@cache
 def _uses_torch(package: str) -> bool:
     """Return whether a loaded module of ``package`` imports torch."""
     for name, module in list(sys.modules.items()):

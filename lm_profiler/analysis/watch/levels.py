@@ -27,6 +27,7 @@ from lm_profiler.analysis.watch.step_blocks import (
     Seconds,
     StepBlock,
     StepNumbers,
+    UnfinishedBlock,
     are_two_levels,
     cut_into_blocks,
     end_of_line,
@@ -38,7 +39,7 @@ from lm_profiler.analysis.watch.step_blocks import (
     middle_half,
     winsorized_differences,
 )
-from lm_profiler.record.parts import PARTS, TIMED
+from lm_profiler.record.parts import PARTS
 
 # -- finding a change
 _REFERENCE = 25  # blocks that estimate the level, from where it began
@@ -128,9 +129,7 @@ class LevelFollower:
         self.open_changes: list[LevelChange] = []
         # the least change that is looked for, as a logarithm of the step
         self.smallest_change = SMALLEST_CHANGE
-        # steps that fill no block yet, and their (n, TIMED) seconds
-        self._left_steps: StepNumbers = np.empty(0, np.int64)
-        self._left_seconds: Seconds = np.empty((0, len(TIMED)))
+        self._unfinished = UnfinishedBlock()
         self._recent = RecentSteps()
         self._blocks: list[StepBlock] = []
         # index of the first block of the current level
@@ -157,23 +156,13 @@ class LevelFollower:
         last_blocks = self._blocks[-_REFERENCE:]
         return float(np.mean([block.seconds[-1] for block in last_blocks]))
 
-    @property
-    def blocks(self) -> Sequence[StepBlock]:
-        """The run's steps in blocks, without short bursts; old ones are merged."""
-        return self._blocks
-
     def add(self, steps: StepNumbers, seconds: Seconds) -> None:
         """Take the next steps: their numbers and (n, TIMED) seconds."""
-        steps = np.concatenate([self._left_steps, steps])
-        seconds = np.concatenate([self._left_seconds, seconds])
-        in_blocks = len(steps) // BLOCK * BLOCK
-        self._left_steps = steps[in_blocks:]
-        self._left_seconds = seconds[in_blocks:]
-        steps = steps[:in_blocks]
-        seconds = seconds[:in_blocks]
-        if in_blocks == 0:
+        steps, seconds = self._unfinished.fill(steps, seconds)
+        if len(steps) == 0:
             return
-        self._recent.add(steps, seconds, most_steps=(_RECENT + 4) * BLOCK + in_blocks)
+        most_steps = (_RECENT + 4) * BLOCK + len(steps)
+        self._recent.add(steps, seconds, most_steps)
         for block in cut_into_blocks(steps, seconds):
             previous_log = self._blocks[-1].log_s if self._blocks else math.nan
             self._squares.append((block.log_s - previous_log) ** 2)
@@ -184,8 +173,7 @@ class LevelFollower:
 
     def forget_unfinished(self) -> None:
         """Forget the steps that fill no block yet, because steps are left out after them."""
-        self._left_steps = self._left_steps[:0]
-        self._left_seconds = self._left_seconds[:0]
+        self._unfinished.forget()
 
     def take_changed(self) -> list[LevelChange]:
         """Return the changes that are new or differ from what was reported of them.
@@ -717,9 +705,7 @@ class LevelFollower:
         return bool(low_s / margin <= level_s[-1] <= high_s * margin)
 
     def _count_wandering(self, wandering: LevelChange, change: LevelChange) -> None:
-        """Count once more the change ``wandering``, whose level ``change`` has left again; report the first few, then
-        each doubling.
-        """
+        """Count ``change`` as one of ``wandering``, which is reported again while it is new, then at each doubling."""
         wandering.times += 1
         older_changes = []
         for open_change in self.open_changes:

@@ -21,10 +21,11 @@ from lm_profiler.analysis.watch.step_blocks import (
     Seconds,
     StepBlock,
     StepNumbers,
+    UnfinishedBlock,
     cut_into_blocks,
     logs_of,
 )
-from lm_profiler.record.parts import PARTS, TIMED
+from lm_profiler.record.parts import PARTS
 
 # -- how slow the machine is
 _LEAST_SHARE_OF_STEP = 0.02  # of a part that shows it
@@ -63,9 +64,7 @@ class MachineSpeed:
 
     def __init__(self) -> None:
         self.usual_step_s = 0.0  # 0 until it is known
-        # steps that fill no block yet, and their (n, TIMED) seconds
-        self._left_steps: StepNumbers = np.empty(0, np.int64)
-        self._left_seconds: Seconds = np.empty((0, len(TIMED)))
+        self._unfinished = UnfinishedBlock()
         self._usual_parts = _UsualParts()
         # by how much the machine was slower than usual in each of the last blocks
         self._slowness_logs: deque[float] = deque(maxlen=_BLOCKS_REMEMBERED)
@@ -95,21 +94,14 @@ class MachineSpeed:
         Returns:
             the numbers of the steps that fill blocks by now, and their (n, TIMED) seconds at the machine's usual speed.
         """
-        steps = np.concatenate([self._left_steps, steps])
-        seconds = np.concatenate([self._left_seconds, seconds])
-        count = len(steps) // BLOCK * BLOCK
-        is_too_early = not self._usual_parts.are_known
-        if is_too_early and count < _FIRST_BLOCKS * BLOCK:
-            count = 0
-        self._left_steps = steps[count:]
-        self._left_seconds = seconds[count:]
-        steps = steps[:count]
-        seconds = seconds[:count]
-        if count == 0:
+        is_known = self._usual_parts.are_known
+        fewest_blocks = 1 if is_known else _FIRST_BLOCKS
+        steps, seconds = self._unfinished.fill(steps, seconds, fewest_blocks)
+        if len(steps) == 0:
             return steps, seconds
 
         blocks = cut_into_blocks(steps, seconds)
-        if not self._usual_parts.are_known:
+        if not is_known:
             self._usual_parts.estimate(blocks[:_FIRST_BLOCKS])
             self.usual_step_s = float(np.median(seconds[:, -1]))
         moves = np.array([self._usual_parts.moves_in(block) for block in blocks])
@@ -128,8 +120,7 @@ class MachineSpeed:
 
     def forget_unfinished(self) -> None:
         """Forget the steps that fill no block yet, because steps are left out after them."""
-        self._left_steps = self._left_steps[:0]
-        self._left_seconds = self._left_seconds[:0]
+        self._unfinished.forget()
 
     def _follow(self, steps: StepNumbers, slowness_logs: NDArray[np.float64]) -> None:
         """Follow by how much the machine was slower than usual in the blocks of ``steps``."""

@@ -39,6 +39,35 @@ class StepBlock(NamedTuple):
         return self.last_step - self.first_step + 1
 
 
+class UnfinishedBlock:
+    """Keeps the last steps, which fill no block yet."""
+
+    def __init__(self) -> None:
+        self._steps: StepNumbers = np.empty(0, np.int64)
+        self._seconds: Seconds = np.empty((0, len(TIMED)))
+
+    def fill(
+        self, steps: StepNumbers, seconds: Seconds, fewest_blocks: int = 1
+    ) -> tuple[StepNumbers, Seconds]:
+        """Take the next steps with their (n, TIMED) seconds, and return those that fill whole blocks.
+
+        None are returned if they fill less than ``fewest_blocks``.
+        """
+        steps = np.concatenate([self._steps, steps])
+        seconds = np.concatenate([self._seconds, seconds])
+        count = len(steps) // BLOCK * BLOCK
+        if count < fewest_blocks * BLOCK:
+            count = 0
+        self._steps = steps[count:]
+        self._seconds = seconds[count:]
+        return steps[:count], seconds[:count]
+
+    def forget(self) -> None:
+        """Forget the steps, because others are left out after them."""
+        self._steps = self._steps[:0]
+        self._seconds = self._seconds[:0]
+
+
 class RecentSteps:
     """The last steps one by one: they show where a level changed more exactly than blocks do."""
 

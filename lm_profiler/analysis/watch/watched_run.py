@@ -132,12 +132,10 @@ class WatchedRun:
         numbers = numbers[is_timed]
         seconds = np.nan_to_num(seconds[is_timed])
         slow = self._slow.add(numbers, ns[is_timed], seconds)
-        if self.on_device:
-            self.levels.add(numbers, seconds)
-        else:
+        if not self.on_device:
             numbers, seconds = self._machine.remove(numbers, seconds)
             self.levels.smallest_change = self._machine.smallest_program_change
-            self.levels.add(numbers, seconds)
+        self.levels.add(numbers, seconds)
         return self._events(slow, run_is_over=False)
 
     def finish(self) -> list[WatchEvent]:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from lightning.pytorch import Callback
 
 from lm_profiler.callbacks.instruments.owners import Owner, Owners, OwnersInstrument
-from lm_profiler.callbacks.instruments.python_time import PythonTimes
 from lm_profiler.callbacks.marks.actions import (
     NOTHING,
     Epoch,
@@ -71,10 +70,7 @@ class OwnersWatch(OwnersInstrument):
         self._owners = owners
         if not is_compiled_in(self.trainer.lightning_module):
             # a compiled step runs hardly any Python
-            owners.python_times = PythonTimes(
-                lambda: owners.code, self.timeline.clock, guard=self.guard
-            )
-            self._undo.callback(owners.python_times.stop)
+            self._follow_lines(owners)
         self.observe(self.timeline, owners.observe)
         for call in self._calls_without_action(profiler):
             # Another version may lack a method, or an object refuse attributes: its time is then the loop's.

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lm_profiler.callbacks.instruments.owners import Owner, Owners, OwnersInstrument
-from lm_profiler.callbacks.instruments.python_time import PythonTimes
 from lm_profiler.measure.clocks import tape
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import AFTER, BEFORE, BETWEEN
@@ -54,8 +53,5 @@ class GapsWatch(OwnersInstrument):
         owners = GapOwners(self.timeline, self.steps, guard=self.guard)
         self._owners = owners
         if not self.is_compiled():  # a compiled step runs hardly any Python
-            owners.python_times = PythonTimes(
-                lambda: owners.code, self.timeline.clock, guard=self.guard
-            )
-            self._undo.callback(owners.python_times.stop)
+            self._follow_lines(owners)
         self.observe(self.timeline, owners.observe)

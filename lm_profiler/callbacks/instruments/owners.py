@@ -27,8 +27,6 @@ from lm_profiler.record.run_record import (
     ThreadUse,
 )
 
-MOST_ADDED_STEPS = 100  # to those of the ``actions`` stage, by a pattern
-
 
 class ActionSteps(NamedTuple):
     """The steps of the ``actions`` stage."""
@@ -260,13 +258,19 @@ class OwnersInstrument(Instrument):
         self.discard()
         return self._owners.facts()
 
+    def _follow_lines(self, owners: Owners) -> None:
+        """Have ``owners`` follow the program's Python in the last step of the stage."""
+        owners.python_times = PythonTimes(
+            lambda: owners.code, self.timeline.clock, guard=self.guard
+        )
+        self._undo.callback(owners.python_times.stop)
+
     def plan_steps(self, step_s: Sequence[float], most_steps: float) -> int:
         """Plan as many steps as show a pattern of the measured steps, of ``step_s``, and return their number.
 
         The plan stays as it is if that takes more than ``most_steps``.
         """
         steps = action_steps_of_pattern(self.steps.timed, step_s)
-        most_steps = min(most_steps, self.steps.planned + MOST_ADDED_STEPS)
         if steps.planned <= most_steps:
             self.steps = steps
         return self.steps.planned

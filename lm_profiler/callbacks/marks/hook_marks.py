@@ -261,15 +261,11 @@ class HookMarks:
         is_between_steps = self.counter.is_step_done or not self._has_begun
         return is_between_steps and not torch.is_grad_enabled()
 
-    def _acts(self, module: nn.Module) -> bool:
-        """Return whether ``module``, called without gradients between steps, acts for the next one.
+    def _acts_before_steps(self) -> bool:
+        """Return whether a model in training mode was called without gradients before most steps so far.
 
-        In reinforcement learning a model in training mode chooses the next actions. That comes before most steps, as no
-        validation does.
+        In reinforcement learning it chooses the next actions; no validation comes so often.
         """
-        if not module.training:
-            return False
-        self._has_acted = True
         acts_before_most = 2 * self._acted_steps >= self._ended_steps
         return acts_before_most and self._acted_steps >= _FEWEST_ACTED_STEPS
 
@@ -409,7 +405,9 @@ class HookMarks:
         if self._forward_depth > 1 or is_recomputation or self._named_phases:
             return
         if self._is_validation([module]):
-            if not self._acts(module):
+            if module.training:
+                self._has_acted = True
+            if not (module.training and self._acts_before_steps()):
                 self._go_outside(VALIDATION)
             return
         if not torch.is_grad_enabled():
