@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from lm_profiler.analysis.trace.kernel_sums import module_of
 from lm_profiler.analysis.trace.pieces import Piece
@@ -565,9 +565,8 @@ def contributors(
         return []
     seconds_per_ns = seconds / sum(sums_ns.values())
 
-    largest = sorted(sums_ns, key=lambda key: sums_ns[key], reverse=True)[:LARGEST]
     largest_contributors = []
-    for key in largest:
+    for key in _largest_first(sums_ns)[:LARGEST]:
         group = groups[key]
         largest_contributors.append(
             Contributor(
@@ -621,6 +620,17 @@ def _detail(
     return detail
 
 
+_Key = TypeVar("_Key")
+
+
+def _largest_first(sums_ns: Mapping[_Key, float]) -> list[_Key]:
+    """Return the keys by their sums; equal ones stay in their order.
+
+    Sums of the same nanoseconds differ in their last digits if what they are scaled by does.
+    """
+    return sorted(sums_ns, key=lambda key: round(sums_ns[key], 3), reverse=True)
+
+
 class _LargestSum(NamedTuple):
     """The name with the largest sum, that sum, and how many names there are."""
 
@@ -633,7 +643,7 @@ def _largest_sum(weighed: Iterable[tuple[str, float]]) -> _LargestSum:
     sums_ns: defaultdict[str, float] = defaultdict(float)
     for name, ns in weighed:
         sums_ns[name] += ns
-    largest = max(sums_ns, key=lambda name: sums_ns[name])
+    largest = _largest_first(sums_ns)[0]
     return _LargestSum(name=largest, ns=sums_ns[largest], names=len(sums_ns))
 
 

@@ -117,6 +117,20 @@ def test_what_is_not_in_every_step_is_counted_by_its_share(calls: int, told: str
     assert part.detail.startswith(told)
 
 
+def test_contributors_of_the_same_time_stay_in_their_order_however_they_are_scaled() -> None:
+    """Three times 1 us and once 3 us: their sums differ in the last digits with the factor."""
+    thrice = Piece(0, 1, 0, "memory", "elementwise", "add", "aten::add", None, "forward", 0, None)
+    once = thrice._replace(name="div", operator="aten::div")
+    rng = random.Random(5)
+    for _ in range(100):
+        factor = rng.random()
+        weighed = [(once, 3000 * factor), *[(thrice, 1000 * factor)] * 3]
+        assert [part.what for part in contributors(weighed, 1e-3, 2, "kernels")] == [
+            "forward: aten::div",
+            "forward: aten::add",
+        ]
+
+
 def test_steps_that_differ_from_the_traced_ones_are_unexplained_or_scaled_down(traced: Traced) -> None:
     seen = plant.BUSY + plant.STRETCHED * (plant.WAIT + plant.LATE)
     input_s = (plant.STRETCHED * plant.WAIT + plant.COPY) * US
