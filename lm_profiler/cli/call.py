@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from lm_profiler.cli.call_checks import check_config, check_option
+from lm_profiler.cli.call_checks import check_class_path, check_option
 from lm_profiler.cli.option_errors import check_dashes
 from lm_profiler.cli.options import Option, is_text, options_in, read_config
 from lm_profiler.record.calls import config_file, shipped_configs
@@ -60,8 +60,10 @@ class Call:
         for option in options_in(arguments[1:]):
             self._add(option)
         for config in self._configs:
-            class_paths = {key: config.class_path(key) for key in DEFAULT_CLASSES}
-            check_config(config.node, class_paths)
+            for key in DEFAULT_CLASSES:
+                path = config.class_path(key)
+                if path is not None:
+                    check_class_path(key, path)
 
     def _add(self, option: Option) -> None:
         """Add an option of the line, or read the config that it names. Raises UsageError for one that is wrong."""

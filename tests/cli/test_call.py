@@ -50,33 +50,6 @@ def test_a_config_that_is_none_or_cannot_be_read_is_named_as_stored(tmp_path: Pa
     assert_stored("cli/call: a word", {"tiny.yaml": told_of("tiny.yaml")})
 
 
-# -- files that nobody means -----------------------------------------------------------------------------------------
-
-LEVELS = [
-    f"{name}: &{name} [{', '.join(['*' + before] * 10)}]" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
-]
-LAUGHS = "\n".join(["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]", *LEVELS])
-
-
-MEANT_BY_NOBODY = {
-    "laughs": LAUGHS,
-    "cyclic": "model: &a {size: *a}",
-    "deep": "model: " + "[" * 500,
-    "deep mappings": "model: " + "{a: " * 500,
-    "long": "#" * (1 << 20) + "\n",
-    "tag": "model: !!python/object:os.abort {}",
-}
-
-
-def test_a_config_that_nobody_writes_is_refused_at_once_as_stored(tmp_path: Path) -> None:
-    said, path = {}, tmp_path / "x.yaml"
-    for case, content in MEANT_BY_NOBODY.items():
-        path.write_text(content)
-        said[case] = told_of(f"--config={path}")
-    said["without end"] = told_of("--config=/dev/zero")
-    assert_stored("cli/call: nobody writes", said, here=tmp_path)
-
-
 @pytest.mark.parametrize(
     "content,why",
     [("day: 2001-99-99", "month must be in"), ("seed_everything: " + "1" * 5000, "Exceeds the limit")],
@@ -196,18 +169,6 @@ def test_a_wrong_word_is_answered_with_the_right_one(tmp_path: Path, monkeypatch
 def test_a_dotted_option_without_a_value_is_named_in_full(option: str) -> None:
     assert told_of(f"--{option}", "--name=x").startswith(f"{option}: expected a value")
     assert Call(["fit", f"--{option}.help", "--name=x"])  # jsonargparse takes this one without a value
-
-
-@pytest.mark.parametrize("content", [LAUGHS, "&a [*a]", "[" * 5000], ids=["laughs", "cyclic", "deep"])
-def test_yaml_without_end_is_refused_everywhere(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "endless.yaml").write_text(content)
-    (tmp_path / "endless.txt").write_text(content)
-    (tmp_path / "config.yaml").write_text("trainer: {callbacks: [endless.txt]}\n")
-    assert told_of(f"--model.name={content}").startswith("model.name: expected a value")
-    assert told_of("--trainer.logger=endless.txt").startswith("trainer.logger: expected a value")
-    assert told_of("--model.encoder", "endless.yaml").startswith("model.encoder: expected a value")
-    assert told_of("--config=config.yaml").startswith("trainer.callbacks: expected a value")
 
 
 def test_text_that_is_no_yaml_is_a_value() -> None:
