@@ -59,6 +59,7 @@ from lm_profiler.report.tables.relative import (
 from lm_profiler.report.tables.remedies import best_checkpoints, remedies
 from lm_profiler.report.tables.rows import raw_runs_table, runs_table
 from lm_profiler.report.tables.run_groups import (
+    facts_named,
     group_by_facts,
     repeats_together,
     single_run_groups,
@@ -468,8 +469,8 @@ def _grouped_table(
         return laid_out(entries, options.layout)
     if options.pivot is not None:
         row_names, column_names = options.pivot
-        row_facts = _facts(row_names.split(","), entries)
-        column_facts = _facts(column_names.split(","), entries)
+        row_facts = facts_named(row_names.split(","), entries, "pivot")
+        column_facts = facts_named(column_names.split(","), entries, "pivot")
         [value] = columns_named([options.value or "step_s"], entries)
         table = pivot(entries, row_facts, column_facts, value)
         if options.relative is None:
@@ -478,7 +479,7 @@ def _grouped_table(
         return with_speedups(table, entries, row_facts, column_facts, value, baseline)
 
     columns = columns_named(options.columns, entries) if options.columns else None
-    facts = _facts(options.group_by, entries)
+    facts = facts_named(options.group_by, entries, "group_by")
     groups = _groups(entries, facts)
     if options.relative is not None:
         baseline = baseline_named(options.relative, groups)
@@ -501,17 +502,6 @@ def _groups(
     if not facts:
         return repeats_together(entries)
     return list(group_by_facts(entries, facts).values())
-
-
-def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
-    """Return the columns called ``names``; raise UsageError if one of them is a figure."""
-    columns = columns_named(names, entries)
-    for column in columns:
-        if column.quantity is not None:
-            raise UsageError(
-                f"{column.name}: expected a fact or an option that distinguishes runs, given a figure"
-            )
-    return columns
 
 
 # -- kernels and allocations -------------------------------------------------------------------------------------------

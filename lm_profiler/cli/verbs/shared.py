@@ -15,7 +15,6 @@ from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Collection, collect
 from lm_profiler.record.files import json_of, write_whole
 from lm_profiler.record.text import printable
-from lm_profiler.report.run.comparison_table import SUMMARY_BYTES
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError, expect_one_of
@@ -27,6 +26,8 @@ AnswerFormat = Literal["terminal", "json"]  # for a verb whose answer is not a t
 # the formats that need a file, each with the package that writes it
 _PACKAGES = {"html": "plotly", "parquet": "pyarrow"}
 _TRACE_SUFFIXES = (".json", ".json.gz")
+# longest summary: a comment of GitHub takes 65,536 characters (its REST API, "Create an issue comment")
+_SUMMARY_BYTES = 64_000
 _CUT_MARK = "\n\n(cut: too long)\n"
 
 
@@ -148,9 +149,9 @@ def write_for_github(
 def _cut_summary(text: str) -> str:
     """Return ``text`` as far as GitHub takes it, in whole lines."""
     content = text.encode()
-    if len(content) <= SUMMARY_BYTES:
+    if len(content) <= _SUMMARY_BYTES:
         return text
-    beginning = content[: SUMMARY_BYTES - 99].decode(errors="ignore")
+    beginning = content[: _SUMMARY_BYTES - 99].decode(errors="ignore")
     return beginning.rpartition("\n")[0] + _CUT_MARK
 
 

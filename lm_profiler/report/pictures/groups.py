@@ -15,6 +15,7 @@ from lm_profiler.report.tables.run_groups import (
     differing_options,
     distinct_values,
     estimate,
+    facts_named,
     follows_from_size,
     group_by_facts,
     groups_differ,
@@ -28,9 +29,7 @@ from lm_profiler.report.tables.table_columns import (
     COLUMNS,
     COMPARED,
     column,
-    columns_named,
 )
-from lm_profiler.usage_error import UsageError
 
 _COMPILE_WORDS = {True: "compiled", False: "eager"}
 
@@ -116,7 +115,7 @@ def bar_groups(entries: Sequence[Entry], by: str | None = None) -> list[Group]:
     """Group ``entries`` by the facts in which they differ, in the order of ``by`` or else of the first such fact."""
     facts = differing_facts(entries)
     if by is not None:
-        axis = _axis(by, entries)
+        [axis] = facts_named([by], entries, "by")
     elif facts:
         axis = facts[0]
     else:
@@ -168,21 +167,6 @@ def differing_facts(entries: Sequence[Entry]) -> list[Column]:
         if groups_differ(runs, fact) and not follows_from_size(runs, fact):
             facts[fact.name] = fact
     return list(facts.values())
-
-
-def _axis(name: str, entries: Sequence[Entry]) -> Column:
-    """Return the fact or option called ``name``; raise UsageError for any other name."""
-    try:
-        [axis] = columns_named([name], entries)
-    except UsageError:
-        raise UsageError(
-            f"by: expected a fact such as size, or an option that these runs have, given {name!r}"
-        ) from None
-    if axis.quantity is not None:
-        raise UsageError(
-            f"by: expected an option or a fact, given the figure {name!r}; give for example model.size"
-        )
-    return axis
 
 
 # -- lines -------------------------------------------------------------------------------------------------------------

@@ -274,9 +274,6 @@ def _number(ratio: float) -> str:
 
 # -- for CI services ---------------------------------------------------------------------------------------------------
 
-# longest summary: a comment of GitHub takes 65,536 characters (its REST API, "Create an issue comment")
-SUMMARY_BYTES = 64_000
-
 
 @dataclass(frozen=True)
 class CheckedFigure:
@@ -376,17 +373,14 @@ def junit_text(figures: Sequence[CheckedFigure]) -> str:
 
 
 def github_summary(comparison: Comparison) -> str:
-    """Return Markdown of at most ``SUMMARY_BYTES``: the verdict and the table; the rest is folded."""
+    """Return Markdown: the verdict and the table; the rest is folded."""
     table = text_table(HEADER, rows(comparison))
     details = [*opening(comparison), "", *closing(comparison)]
     folded = render([Table(above=details, verbatim=True)], "markdown")
     head = f"### Step time: {printable(verdict_line(comparison))}\n\n"
     body = render([table], "markdown")
-    end = "\n<details><summary>What was compared</summary>\n\n{}\n</details>\n"
-    summary = head + body + end.format(folded)
-    if len(summary.encode()) <= SUMMARY_BYTES:
-        return summary
-    return head + body + end.format("Left out: it is too long for a summary.")
+    end = f"\n<details><summary>What was compared</summary>\n\n{folded}\n</details>\n"
+    return head + body + end
 
 
 def github_outputs(comparison: Comparison) -> dict[str, Any]:

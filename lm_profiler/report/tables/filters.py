@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.report.tables.column import Column
-from lm_profiler.report.tables.run_groups import distinct_values
+from lm_profiler.report.tables.run_groups import facts_named, known_values_text
 from lm_profiler.report.tables.table import fact_text
-from lm_profiler.report.tables.table_columns import columns_named
 from lm_profiler.usage_error import UsageError
 
 _CONDITION = re.compile(r"([\w.]+)(!?=)(.*)")
-_MOST_VALUES = 10  # the most values of a fact that a message lists
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ def entries_where(entries: Sequence[Entry], conditions: Sequence[str]) -> list[E
     chosen = [entry for entry in entries if _meets(entry, parsed)]
     if not chosen:
         columns = {condition.column.name: condition.column for condition in parsed}
-        values = [_values_text(column, entries) for column in columns.values()]
+        values = [known_values_text(column, entries) for column in columns.values()]
         expected = f"expected runs with {', '.join(conditions)}"
         raise UsageError(f"where: {expected}, found none; {'; '.join(values)}")
     return chosen
@@ -70,15 +67,5 @@ def _condition(text: str, entries: Sequence[Entry]) -> Condition:
             f"where: expected a condition such as verb=fit, given {text!r}"
         )
     name, sign, value = match.groups()
-    [column] = columns_named([name], entries)
-    if column.quantity is not None:
-        raise UsageError(
-            f"where: expected a fact or an option that distinguishes runs, given the figure {name!r}"
-        )
+    [column] = facts_named([name], entries, "where")
     return Condition(column, value, excludes=sign == "!=")
-
-
-def _values_text(column: Column, entries: Sequence[Entry]) -> str:
-    values: list[Any] = distinct_values(column.get(entry) for entry in entries)
-    texts = [fact_text(value) for value in values[:_MOST_VALUES]]
-    return f"{column.name} is {', '.join(texts) or 'unknown'}"

@@ -18,18 +18,18 @@ from lm_profiler.report.tables.rows import distinguishing_settings
 from lm_profiler.report.tables.run_groups import (
     Estimate,
     RunGroup,
-    distinct_values,
     estimate,
     fact_value,
+    facts_named,
     group_by_facts,
     have_options,
+    known_values_text,
     runs_for_figures,
 )
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
-from lm_profiler.report.tables.table_columns import COLUMNS, columns_named
+from lm_profiler.report.tables.table_columns import COLUMNS
 from lm_profiler.usage_error import UsageError
 
-_MOST_VALUES = 10  # the most values of a fact that a message lists
 _FASTER_LEGEND = "x: the baseline's time over that of the column, with a 97 % interval"
 _TIMES_LEGEND = "x: the column's figure over the baseline's, with a 97 % interval"
 _LEGEND = "each figure over that of the row with {baseline} and the same other facts, with a 97 % interval"
@@ -59,17 +59,12 @@ def baseline_named(text: str, groups: Sequence[RunGroup]) -> Baseline:
             f"relative: expected a fact and its value such as attention=sdpa, given {text!r}"
         )
     entries = list(chain.from_iterable(groups))
-    [column] = columns_named([name], entries)
-    if column.quantity is not None:
-        raise UsageError(
-            f"relative: expected a fact or an option that distinguishes runs, given the figure {name!r}"
-        )
+    [column] = facts_named([name], entries, "relative")
     baseline = Baseline(column, value)
     if not any(_is_baseline(group, baseline) for group in groups):
-        values = distinct_values(fact_value(group, column) for group in groups)
-        shown = ", ".join(fact_text(known) for known in values[:_MOST_VALUES])
+        known_values = known_values_text(column, entries)
         raise UsageError(
-            f"relative: expected a run with {text}, found none; {column.name} is {shown or 'unknown'}"
+            f"relative: expected a run with {text}, found none; {known_values}"
         )
     return baseline
 

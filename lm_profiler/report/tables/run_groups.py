@@ -24,13 +24,16 @@ from lm_profiler.report.tables.table_columns import (
     COLUMNS,
     COMPARED,
     column,
+    columns_named,
     preset_of,
 )
+from lm_profiler.usage_error import UsageError
 
 RunGroup = Sequence[Entry]  # the runs of one row: at least one
 
 STATUS_WORDS = {"oom": "OOM", "refused": "OOM (planned)"}
 _LISTED_VALUES = 3  # the most values of a fact that a row lists
+_VALUES_OF_MESSAGE = 10  # the most values of a fact that a message lists
 _STATUSES = tuple(dict.fromkeys((*get_args(CellStatus), *get_args(Status))))
 
 
@@ -180,6 +183,26 @@ def distinct_values(values: Iterable[Any]) -> list[Any]:
             # options may be lists and mappings, which cannot be hashed
             by_text[repr(value)] = value
     return list(by_text.values())
+
+
+def facts_named(
+    names: Iterable[str], entries: Sequence[Entry], option: str
+) -> list[Column]:
+    """Return the columns called ``names``, which ``option`` takes; raise UsageError if one of them is a figure."""
+    facts = columns_named(names, entries)
+    for fact in facts:
+        if fact.quantity is not None:
+            raise UsageError(
+                f"{option}: expected a fact or an option that distinguishes runs, given the figure {fact.name!r}"
+            )
+    return facts
+
+
+def known_values_text(column: Column, entries: Iterable[Entry]) -> str:
+    """Return the values that ``entries`` have of a fact, for a message: ``verb is fit, validate``."""
+    values = distinct_values(column.get(entry) for entry in entries)
+    texts = [fact_text(value) for value in values[:_VALUES_OF_MESSAGE]]
+    return f"{column.name} is {', '.join(texts) or 'unknown'}"
 
 
 def fact_phrase(column: Column, value: Any) -> str:
