@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -60,6 +61,14 @@ class Rest(Part):
     total_s: float
 
 
+class KernelSum(NamedTuple):
+    """All calls of the kernels of one name."""
+
+    name: str
+    total_s: float
+    calls: int
+
+
 class KernelTable(Part):
     """The time of the traced steps, in seconds over all ``steps``: divide by them for one step."""
 
@@ -93,6 +102,39 @@ class KernelTable(Part):
                     f"phases: expected an entry with time for {row.phase!r}, which has rows"
                 )
         return self
+
+    def _parts(self, phases: Collection[str] | None) -> list[PhaseKernels]:
+        return [
+            part
+            for name, part in self.phases.items()
+            if phases is None or name in phases
+        ]
+
+    def phases_s(self, phases: Collection[str] | None = None) -> float:
+        """Return the seconds of ``phases``, or of all of them, idle time included."""
+        return sum(part.busy_s + part.idle_s for part in self._parts(phases))
+
+    def kind_s(self, kind: Kind, phases: Collection[str] | None = None) -> float:
+        """Return the seconds of a kind of kernel in ``phases``, or in all of them."""
+        parts = self._parts(phases)
+        return sum(part.kinds[kind].total_s for part in parts if kind in part.kinds)
+
+    def by_name(
+        self,
+        phases: Collection[str] | None = None,
+        kinds_left_out: Collection[str] = (),
+    ) -> list[KernelSum]:
+        """Return the sum of each name over the rows of ``phases``, or of all of them, the largest first."""
+        sums: dict[str, KernelSum] = {}
+        for row in self.rows:
+            is_in_phases = phases is None or row.phase in phases
+            if not is_in_phases or row.kind in kinds_left_out:
+                continue
+            _, total_s, calls = sums.get(row.name, KernelSum(row.name, 0.0, 0))
+            sums[row.name] = KernelSum(
+                row.name, total_s + row.total_s, calls + row.count
+            )
+        return sorted(sums.values(), key=lambda kernel: -kernel.total_s)
 
 
 def kernels_file(trace: Path) -> Path:

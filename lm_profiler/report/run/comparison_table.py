@@ -31,7 +31,12 @@ from lm_profiler.record.quantities import (
 )
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables.formats import render
-from lm_profiler.report.tables.table import Heading, Table, TableCell, text_table
+from lm_profiler.report.tables.table import (
+    Table,
+    TableCell,
+    text_table,
+    titled_headings,
+)
 
 _SURE = f"{CONFIDENCE * 100:.0f} %"
 HEADER = (
@@ -90,10 +95,7 @@ def comparison_table(comparison: Comparison) -> Table:
         word = texts[-1]
         cells.append(TableCell(word, word, style=_STYLES.get(word, style)))
         body.append(cells)
-    headings = []
-    for number, title in enumerate(HEADER):
-        is_figure = 0 < number < len(HEADER) - 1
-        headings.append(Heading(title, title, is_figure))
+    headings = titled_headings(HEADER, figures=HEADER[1:-1])
     return Table(headings, body, [*opening(comparison), ""], ["", *closing(comparison)])
 
 

@@ -6,18 +6,17 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from lm_profiler.record.figure import count_text
 from lm_profiler.record.kernels import KernelRow, KernelTable, Kind
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.text import shortened
 from lm_profiler.report.tables.table import (
-    Heading,
     Table,
     TableCell,
     text_cell,
     text_table,
+    titled_headings,
 )
 
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
@@ -41,7 +40,7 @@ def kernel_answers(
 ) -> list[tuple[str, str]]:
     """Return questions about the kernels and answers; ``forward_s`` is the forward pass as timed without a profiler."""
     # Names come from the table's rows, without the rows that were left out (``rest``).
-    nothing_was_traced = _phases_s(table, table.phases) == 0.0
+    nothing_was_traced = table.phases_s() == 0.0
     if nothing_was_traced:
         return []
     answers = _forward(table, forward_s)
@@ -65,7 +64,7 @@ def _forward(table: KernelTable, timed_s: float | None) -> list[tuple[str, str]]
     """Return the time of the forward pass in the trace and without a profiler; nothing if it was not traced."""
     if "forward" not in table.phases:
         return []
-    traced_s = _phases_s(table, ["forward"])
+    traced_s = table.phases_s(["forward"])
     if not traced_s:
         return []
     kind = "kernels" if table.source == "kernels" else "operators"
@@ -85,14 +84,13 @@ def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
     answers = []
     names: list[str] = []
     for part, phases in phases_of_part.items():
-        sums = _by_name(row for row in table.rows if row.phase in phases)
-        part_s = _phases_s(table, phases)
-        if not sums or not part_s:
+        kernels = table.by_name(phases)
+        part_s = table.phases_s(phases)
+        if not kernels or not part_s:
             continue
-        largest = max(sums, key=lambda name: sums[name].total_s)
-        kernel = sums[largest]
-        name = f"again {largest}" if largest in names else largest
-        names.append(largest)
+        kernel = kernels[0]
+        name = f"again {kernel.name}" if kernel.name in names else kernel.name
+        names.append(kernel.name)
         calls = kernel.calls / table.steps
         noun = "call" if calls == 1 else "calls"
         call_us = kernel.total_s / max(kernel.calls, 1) * 1e6
@@ -103,40 +101,15 @@ def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
     return answers
 
 
-class _KernelSum(NamedTuple):
-    """All calls of one kernel."""
-
-    total_s: float = 0.0
-    calls: int = 0
-
-
-def _by_name(rows: Iterable[KernelRow]) -> dict[str, _KernelSum]:
-    """Return the calls and the time of each kernel name over all ``rows``."""
-    sums: dict[str, _KernelSum] = {}
-    for row in rows:
-        earlier = sums.get(row.name, _KernelSum())
-        total_s = earlier.total_s + row.total_s
-        sums[row.name] = _KernelSum(total_s, earlier.calls + row.count)
-    return sums
-
-
 def _beside_matmuls(table: KernelTable) -> list[tuple[str, str]]:
     """Return the largest kernels of forward that are neither matrix products nor fused attention."""
-    rows = []
-    for row in table.rows:
-        if row.phase == "forward" and row.kind not in ("matmul", "attention"):
-            rows.append(row)
-    sums = _by_name(rows)
-    if not sums:
-        return []
-    forward_s = _phases_s(table, ["forward"])
-    by_size = sorted(sums, key=lambda name: sums[name].total_s, reverse=True)
+    kernels = table.by_name(["forward"], kinds_left_out=("matmul", "attention"))
+    forward_s = table.phases_s(["forward"])
     texts = []
-    for name in by_size[:_MOST_NAMES]:
-        total_s = sums[name].total_s
-        if total_s > _LEAST_SHARE * forward_s:
-            short_name = shortened(_NOISE.sub("", name))
-            texts.append(f"{short_name} {total_s / forward_s:.1%}")
+    for kernel in kernels[:_MOST_NAMES]:
+        if kernel.total_s > _LEAST_SHARE * forward_s:
+            short_name = shortened(_NOISE.sub("", kernel.name))
+            texts.append(f"{short_name} {kernel.total_s / forward_s:.1%}")
     if not texts:
         return []
     return [("beside matrix products in forward", ", ".join(texts))]
@@ -146,12 +119,12 @@ def _shares(table: KernelTable, kind: Kind) -> str:
     """Return the share of ``kind`` in each pass and in the step."""
     phases_of_part = {}
     for phase in _PASSES:
-        if phase in table.phases and _phases_s(table, [phase]):
+        if table.phases_s([phase]):
             phases_of_part[phase] = [phase]
     phases_of_part["the step"] = list(table.phases)
     texts = []
     for part, phases in phases_of_part.items():
-        share = kind_s(table, phases, kind) / _phases_s(table, phases)
+        share = table.kind_s(kind, phases) / table.phases_s(phases)
         texts.append(f"{share:.1%} of {part}")
     return ", ".join(texts)
 
@@ -201,23 +174,6 @@ def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | 
     if not answers:
         return None
     return "; ".join(answers)
-
-
-def kind_s(table: KernelTable, phases: Iterable[str], kind: Kind) -> float:
-    """Return the seconds of a kind of kernel in ``phases``, over all traced steps."""
-    seconds = 0.0
-    for phase in phases:
-        time = table.phases[phase].kinds.get(kind)
-        if time is not None:
-            seconds += time.total_s
-    return seconds
-
-
-def _phases_s(table: KernelTable, phases: Iterable[str]) -> float:
-    seconds = 0.0
-    for phase in phases:
-        seconds += table.phases[phase].busy_s + table.phases[phase].idle_s
-    return seconds
 
 
 def _total(rows: Iterable[KernelRow]) -> float:
@@ -321,7 +277,7 @@ def kinds_table(table: KernelTable) -> Table:
     sums: dict[Kind, float] = {}
     for phase in table.phases.values():
         for kind in phase.kinds:
-            sums[kind] = kind_s(table, table.phases, kind)
+            sums[kind] = table.kind_s(kind)
     kinds = sorted(sums, key=lambda kind: (-sums[kind], kind))
     source = "operators on the host"
     idle = "no operator"
@@ -330,7 +286,7 @@ def kinds_table(table: KernelTable) -> Table:
         idle = IDLE
     rows = []
     for name, phase in table.phases.items():
-        times_s = [kind_s(table, [name], kind) for kind in kinds]
+        times_s = [table.kind_s(kind, [name]) for kind in kinds]
         times_s.append(phase.idle_s)
         times_s.append(phase.busy_s + phase.idle_s)
         rows.append([name, *_ms_or_nothing(table, times_s)])
@@ -362,9 +318,7 @@ def kernels_table(
         "µs a call",
         "share",
     ]
-    headings = []
-    for index, title in enumerate(titles):
-        headings.append(Heading(title, title, figures=index >= _KERNEL_TEXTS))
+    headings = titled_headings(titles, figures=titles[_KERNEL_TEXTS:])
     rows = [_kernel_row(table, row, cuts_names) for row in table.rows[:most_rows]]
     return Table(headings, rows)
 

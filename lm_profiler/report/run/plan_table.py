@@ -39,6 +39,7 @@ from lm_profiler.report.tables.table import (
     headings_of,
     text_cell,
     text_table,
+    titled_headings,
 )
 
 _FITS = {True: "fits", None: "may not fit", False: "does not fit"}
@@ -322,15 +323,8 @@ def allocation_tables(timeline: MemoryTimeline) -> Iterator[Table]:
 
 def block_table(block: BlockMemory) -> Table:
     """Return what one block saves for backward, its largest tensors with their shares, and the net change."""
-    headings = [
-        Heading("rank", "rank", figures=True),
-        Heading("made by", "made by"),
-        Heading("bytes", "bytes", figures=True),
-        Heading("share", "share", figures=True),
-        Heading("count", "count", figures=True),
-        Heading("shape", "shape"),
-        Heading("dtype", "dtype"),
-    ]
+    titles = ("rank", "made by", "bytes", "share", "count", "shape", "dtype")
+    headings = titled_headings(titles, figures=("rank", "bytes", "share", "count"))
     rows = []
     shown_bytes = 0
     for rank, allocation in enumerate(block.saved, 1):
@@ -369,13 +363,8 @@ def _share_of_block(held_bytes: int, block: BlockMemory) -> str:
 
 def _allocation_table(allocations: Sequence[Allocation]) -> Table:
     """Return ``allocations`` as a table: bytes, count, cause, shape, dtype, and what made them."""
-    headings = [
-        Heading("bytes", "bytes", figures=True),
-        Heading("count", "count", figures=True),
-    ]
-    headings += [
-        Heading(title, title) for title in ("cause", "shape", "dtype", "made by")
-    ]
+    titles = ("bytes", "count", "cause", "shape", "dtype", "made by")
+    headings = titled_headings(titles, figures=("bytes", "count"))
     rows = []
     for allocation in allocations:
         texts = (

@@ -36,6 +36,7 @@ from lm_profiler.report.tables.table import (
     headings_of,
     text_cell,
     text_table,
+    titled_headings,
 )
 
 
@@ -99,7 +100,7 @@ def table_with_floors(
     floors: Mapping[str, Floor],
 ) -> Table:
     """Return a table of the texts of each part, the last row bold, with the floors of the parts if any is known."""
-    headings = [Heading(title, title, figures=title != "phase") for title in titles]
+    headings = titled_headings(titles, figures=titles[1:])
     has_floors = any((floor.seconds or 0.0) >= LEAST_S for floor in floors.values())
     if has_floors:
         for figure in (FLOOR, TIMES_FLOOR):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import get_args
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.kernels import (
-    KernelRow,
     KernelTable,
     Kind,
     kernel_files,
@@ -57,12 +56,11 @@ def _share(kind: Kind, phase: str | None, entry: Entry) -> float | None:
     table = first_kernels(entry)
     if table is None:
         return None
-    phases = [part for name, part in table.phases.items() if phase in (None, name)]
-    whole_s = sum(part.busy_s + part.idle_s for part in phases)
+    phases = None if phase is None else [phase]
+    whole_s = table.phases_s(phases)
     if not whole_s:
         return None
-    times = [part.kinds[kind].total_s for part in phases if kind in part.kinds]
-    return sum(times) / whole_s
+    return table.kind_s(kind, phases) / whole_s
 
 
 def _top_kernel(phase: str | None, without: Sequence[str], entry: Entry) -> str | None:
@@ -70,24 +68,13 @@ def _top_kernel(phase: str | None, without: Sequence[str], entry: Entry) -> str 
     table = first_kernels(entry)
     if table is None:
         return None
-    rows = []
-    for row in table.rows:
-        if phase in (None, row.phase) and row.kind not in without:
-            rows.append(row)
-    sums_s = _by_name(rows)
-    phases = [part for name, part in table.phases.items() if phase in (None, name)]
-    whole_s = sum(part.busy_s + part.idle_s for part in phases)
-    if not sums_s or not whole_s:
+    phases = None if phase is None else [phase]
+    kernels = table.by_name(phases, kinds_left_out=without)
+    whole_s = table.phases_s(phases)
+    if not kernels or not whole_s:
         return None
-    largest = max(sums_s, key=lambda name: sums_s[name])
-    return f"{shortened(largest)} {sums_s[largest] / whole_s:.1%}"
-
-
-def _by_name(rows: Iterable[KernelRow]) -> dict[str, float]:
-    sums_s: dict[str, float] = {}
-    for row in rows:
-        sums_s[row.name] = sums_s.get(row.name, 0.0) + row.total_s
-    return sums_s
+    largest = kernels[0]
+    return f"{shortened(largest.name)} {largest.total_s / whole_s:.1%}"
 
 
 def first_kernels(entry: Entry) -> KernelTable | None:

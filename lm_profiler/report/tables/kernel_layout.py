@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.kernels import KernelRow, KernelTable
+from lm_profiler.record.kernels import KernelSum, KernelTable
 from lm_profiler.record.text import shortened
 from lm_profiler.report.tables.kernel_columns import PRODUCTS, first_kernels
 from lm_profiler.report.tables.layouts import MODEL_FACTS, distinguishing, model_name
@@ -32,9 +32,7 @@ CellFunction = Callable[[Sequence[Entry]], list[TableCell]]
 class _Largest(NamedTuple):
     """The kernel that takes the most time of a pass, over all traced steps, and its share of the pass's kernels."""
 
-    name: str
-    total_s: float
-    calls: int
+    kernel: KernelSum
     share: float
 
 
@@ -122,7 +120,8 @@ def _largest_cells(runs: Sequence[Entry]) -> list[TableCell]:
         if largest is None:
             cells.append(_reason_cell(run))
         else:
-            cells.append(text_cell(f"{shortened(largest.name)} ({largest.share:.1%})"))
+            name = shortened(largest.kernel.name)
+            cells.append(text_cell(f"{name} ({largest.share:.1%})"))
     return cells
 
 
@@ -135,10 +134,10 @@ def _largest_other_cells(runs: Sequence[Entry]) -> list[TableCell]:
         largest = _largest(kernels, "forward", kinds_left_out=PRODUCTS)
     if kernels is None or largest is None:
         return [_reason_cell(run), *[TableCell()] * 3]
-    step_s = largest.total_s / kernels.steps
-    calls = largest.calls / kernels.steps
+    step_s = largest.kernel.total_s / kernels.steps
+    calls = largest.kernel.calls / kernels.steps
     return [
-        text_cell(shortened(largest.name)),
+        text_cell(shortened(largest.kernel.name)),
         TableCell(largest.share, f"{largest.share:.1%}"),
         TableCell(step_s * 1e3, f"{step_s * 1e3:.3g}"),
         TableCell(calls, f"{calls:,.5g}"),
@@ -174,34 +173,29 @@ def _reason_cell(run: Entry | None) -> TableCell:
     return TableCell(text=STATUS_WORDS.get(run.status, run.status), status=run.status)
 
 
+def _kernels_s(kernels: KernelTable, phase: str | None) -> float:
+    """Return the time of the kernels of ``phase``, or of all phases, without idle time."""
+    seconds = 0.0
+    for name, part in kernels.phases.items():
+        if phase in (None, name):
+            seconds += sum(time.total_s for time in part.kinds.values())
+    return seconds
+
+
 def _share_of_matmuls(kernels: KernelTable, phase: str | None) -> float | None:
     """Return the share of matmuls in the kernels' time of ``phase``, or of all phases; None without kernels."""
-    matmuls_s = 0.0
-    all_s = 0.0
-    for name, part in kernels.phases.items():
-        if phase not in (None, name):
-            continue
-        for kind, time in part.kinds.items():
-            all_s += time.total_s
-            if kind == "matmul":
-                matmuls_s += time.total_s
-    return matmuls_s / all_s if all_s else None
+    all_s = _kernels_s(kernels, phase)
+    if not all_s:
+        return None
+    return kernels.kind_s("matmul", None if phase is None else [phase]) / all_s
 
 
 def _largest(
     kernels: KernelTable, phase: str, kinds_left_out: Sequence[str] = ()
 ) -> _Largest | None:
     """Return the kernel of ``phase`` that takes the most time; None if none ran."""
-    part = kernels.phases.get(phase)
-    all_s = sum(time.total_s for time in part.kinds.values()) if part else 0.0
-    rows_by_name: dict[str, list[KernelRow]] = {}
-    for row in kernels.rows:
-        if row.phase == phase and row.kind not in kinds_left_out:
-            rows_by_name.setdefault(row.name, []).append(row)
-    kernels_of_pass = []
-    for name, rows in rows_by_name.items():
-        total_s = sum(row.total_s for row in rows)
-        calls = sum(row.count for row in rows)
-        if total_s and all_s:
-            kernels_of_pass.append(_Largest(name, total_s, calls, total_s / all_s))
-    return max(kernels_of_pass, key=lambda kernel: kernel.total_s, default=None)
+    all_s = _kernels_s(kernels, phase)
+    by_size = kernels.by_name([phase], kinds_left_out)
+    if not by_size or not by_size[0].total_s or not all_s:
+        return None
+    return _Largest(by_size[0], by_size[0].total_s / all_s)

@@ -38,7 +38,13 @@ from lm_profiler.report.tables.run_groups import (
     status_counts,
     status_text,
 )
-from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
+from lm_profiler.report.tables.table import (
+    Heading,
+    Table,
+    TableCell,
+    fact_text,
+    titled_headings,
+)
 from lm_profiler.report.tables.table_columns import (
     COLUMNS,
     column,
@@ -510,7 +516,7 @@ def blocks(entries: Sequence[Entry]) -> Table:
             steps = steps_after(entry) if entry.shows_steps else None
             lines_above += [*_block(entry, name, steps), ""]
             rows.append(_summary_row(entry, name, steps))
-    headings = [Heading(title, title, title == "Params") for title in _SUMMARY]
+    headings = titled_headings(_SUMMARY, figures=("Params",))
     return Table(headings, rows, lines_above, verbatim=True)
 
 

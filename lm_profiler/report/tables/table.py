@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import (
+    Container,
+    Iterable,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,6 +108,11 @@ def headings_of(columns: Iterable[Quantity]) -> list[Heading]:
         Heading(column.name, column.heading, figures=not column.is_text)
         for column in columns
     ]
+
+
+def titled_headings(titles: Iterable[str], figures: Container[str]) -> list[Heading]:
+    """Return headings whose titles are also their names; ``figures`` are the titles of columns of figures."""
+    return [Heading(title, title, figures=title in figures) for title in titles]
 
 
 def text_table(
