@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lm_profiler.record.run_record import Newer, Part, read_part
 
@@ -88,6 +88,20 @@ class KernelTable(Part):
     memory_bound_share: float | None
     # the share of the window in which only communication ran; None without a device
     communication_share: float | None
+
+    @model_validator(mode="after")
+    def _whole(self) -> KernelTable:
+        """Raise ValueError if a row has a phase that the table lacks, or one without any time."""
+        for row in self.rows:
+            # A phase may have 0 s idle and busy, if all of its kernels ran at the same time as those of others.
+            phase = self.phases.get(row.phase)
+            if phase is None or (
+                row.total_s and not phase.busy_s + phase.idle_s + phase.overlap_s > 0
+            ):
+                raise ValueError(
+                    f"phases: expected an entry with time for {row.phase!r}, which has rows"
+                )
+        return self
 
     def _parts(self, phases: Collection[str] | None) -> list[PhaseKernels]:
         return [
