@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,24 +119,3 @@ def test_pythons_hook_is_left_as_it_was() -> None:
         assert sys.unraisablehook is plain
     finally:
         sys.unraisablehook = plain
-    # A hook that somebody kept holds nothing once the log is over.
-    plain = sys.unraisablehook
-    passed_on: list[object] = []
-    log = GarbageLog(lambda: 0)
-    try:
-        sys.unraisablehook = passed_on.append
-        log.start()
-        kept_hook = sys.unraisablehook
-        log.stop()
-        kept_hook(dropped_in(log))  # type: ignore[arg-type]
-    finally:
-        sys.unraisablehook = plain
-    assert log.signal_error is None
-    assert len(passed_on) == 1
-
-
-def dropped_in(log: GarbageLog) -> SimpleNamespace:
-    """What Python gives to its hook of an error that passed the callback of ``log``."""
-    with pytest.raises(KeyError) as raised:
-        log._note_collection("stop", {})
-    return SimpleNamespace(exc_value=raised.value, exc_traceback=raised.value.__traceback__.tb_next)

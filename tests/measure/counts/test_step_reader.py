@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import mmap
-import multiprocessing
 import signal
 import time
 from collections.abc import Callable
@@ -14,15 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from lm_profiler.measure.boundary import comes_from_outside
-from lm_profiler.measure.counts import step_reader
-from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_reader import (
     StepReader,
     ready_batches,
-    seconds_compiling,
     step_counters,
     thread_times,
 )
@@ -67,24 +63,6 @@ def test_running_waiting_and_sleeping_add_up_to_the_time_between_two_readings() 
         assert known_s == pytest.approx(wall_s) if counters.asleep_s else known_s >= wall_s
 
 
-def test_the_threads_time_is_not_as_old_as_the_last_tick() -> None:
-    """Steps that take less than a tick; they look at no clock of the thread, which would bring its time up to date."""
-
-    def work() -> None:
-        sum(range(20_000))
-
-    def took_ns() -> int:
-        began_ns = time.thread_time_ns()
-        work()
-        return time.thread_time_ns() - began_ns
-
-    least_ns = min(took_ns() for _ in range(20))
-    reader = read_of(*[work] * 40)
-    assert None not in [step.cpu_wait_s for step in step_counters(reader.raw)]
-    ran_ns = [int(after[4].split()[0]) - int(before[4].split()[0]) for before, after in itertools.pairwise(reader.raw)]
-    assert min(ran_ns) > least_ns / 2  # and of most steps nothing where only ticks are told
-
-
 def test_pages_of_new_memory_are_counted_and_after_stop_no_file_is_open() -> None:
     def touch() -> None:
         with mmap.mmap(-1, 32 * 2**20) as fresh:  # torch may hand out memory that was touched before
@@ -116,20 +94,6 @@ def test_compilations_are_told_on_the_clock_of_the_steps() -> None:
     assert 0.1 < one.compile_s < one.wall_s
     assert one.compiled.partition(":")[0] == f"doubled ({Path(__file__).name}"
     assert "expected 2, actual 3" in one.compiled
-
-
-def test_compilations_count_once_and_are_unknown_where_the_clock_goes_another_way(monkeypatch: pytest.MonkeyPatch):
-    reader = StepReader(lambda: 0)  # a clock that stands
-    reader.start()
-    torch.compile(torch.neg, backend="eager")(torch.ones(2))
-    time.sleep(2e-3)
-    reader.stop()
-    assert reader.compilations is None
-    # A nested compilation counts once.
-    spans = [TimedCompilation(began_s, ended_s, None) for began_s, ended_s in ((1.0, 4.0), (2.0, 3.0), (6.0, 6.5))]
-    monkeypatch.setattr(step_reader, "compilations", lambda since_s: spans if since_s else None)
-    assert seconds_compiling(1.0) == 3.5
-    assert seconds_compiling(0.0) is None
 
 
 def test_what_was_raised_amid_a_collection_is_raised_by_the_next_reading() -> None:
@@ -184,43 +148,6 @@ def test_a_thread_is_seen_to_run_or_to_sleep() -> None:
     # Thread that sleeps is not seen to run.
     wall_ns, ran_ns = map(sum, zip(*spans(lambda: time.sleep(0.003)), strict=True))
     assert ran_ns < 0.5 * wall_ns
-
-
-MAY_GO_ON = 3
-
-
-class Gated(Dataset[torch.Tensor]):
-    """Items from ``MAY_GO_ON`` on wait until they are let go."""
-
-    def __init__(self, gate: Any) -> None:
-        self.gate = gate
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, at: int) -> torch.Tensor:
-        if at >= MAY_GO_ON:
-            self.gate.wait(30)
-        return torch.tensor(at)
-
-
-def _settled(iterator: Any, count: int) -> int | None:
-    until = time.monotonic() + 20
-    while ready_batches(iterator, 1) != count and time.monotonic() < until:
-        time.sleep(0.005)
-    return ready_batches(iterator, 1)
-
-
-def test_what_is_made_and_not_taken_is_counted() -> None:
-    context = multiprocessing.get_context("fork")
-    gate = context.Event()
-    loader = DataLoader(Gated(gate), 1, num_workers=1, prefetch_factor=5, multiprocessing_context=context)
-    iterator = iter(loader)
-    assert _settled(iterator, MAY_GO_ON) == 3
-    next(iterator)
-    assert ready_batches(iterator, 1) == 2
-    gate.set()
-    assert _settled(iterator, 5) == 5
 
 
 @pytest.mark.parametrize("iterator,ready", [(iter(DataLoader([1, 2])), 0), (iter([1]), None)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -136,21 +135,3 @@ def test_a_damaged_file_is_as_none(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     assert read(tmp_path, 20) == (20, [])
     assert json.loads(file.read_text()) == {"flops_per_s": 20e9}
-
-
-def _many(folder: Path, first: int, results: Any) -> None:
-    results.put([read(folder, 190 + (first + n) % 10) for n in range(50)])
-
-
-def test_many_processes_at_once_leave_one_whole_reading(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    workers = [context.Process(target=_many, args=(tmp_path, n, results)) for n in range(4)]
-    for worker in workers:
-        worker.start()
-    found = [results.get() for _ in workers]
-    for worker in workers:
-        worker.join()
-    assert all(said == [] and 190 <= ceiling <= 199 for each in found for ceiling, said in each)
-    (file,) = tmp_path.iterdir()
-    assert 190e9 <= json.loads(file.read_text())["flops_per_s"] <= 199e9

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from lm_profiler.measure.device import environment
 from lm_profiler.measure.device.nvml import Gpu, TelemetrySampler, combine_telemetry, gpu_of
 from lm_profiler.record.run_record import Telemetry
 
@@ -206,38 +205,6 @@ def test_without_nvml_or_a_handle_there_is_none(lacks: str) -> None:
     assert gpu_of(CUDA, FakeNvml(lacks), SimpleNamespace(uuid="x")) is None
 
 
-class OldNvml:
-    """An old pynvml where nvidia-ml-py is wanted: few functions, no constants, other signatures."""
-
-    def nvmlInit(self) -> None:
-        """There is a driver."""
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        return uuid
-
-    def nvmlDeviceGetTemperature(self, handle: str) -> int:
-        return 61
-
-    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
-        return 250_000
-
-
-def test_with_an_old_pynvml_what_it_lacks_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    died: list[Any] = []
-    monkeypatch.setattr(threading, "excepthook", died.append)
-    gpu = gpu_of(CUDA, OldNvml(), SimpleNamespace(uuid="0a1b"))
-    assert gpu is not None
-    telemetry = TelemetrySampler(gpu)
-    telemetry.start()
-    reading = telemetry.stop()
-    assert died == []
-    assert reading.samples >= 2
-    assert reading.median_power_w == pytest.approx(250)
-    assert reading.median_temperature_c is None  # another signature
-    assert (reading.median_sm_clock_hz, reading.max_sm_clock_hz, reading.throttle_reasons) == (None, None, None)
-    assert reading.gpus == ["GPU-0a1b"]
-
-
 def card(number: int, **changes: Any) -> Telemetry:
     facts: dict[str, Any] = {
         **dict.fromkeys(Telemetry.model_fields),
@@ -276,7 +243,7 @@ def test_of_several_cards_energy_adds_up_and_the_slowest_and_hottest_count() -> 
     assert found.energy_j == 10_000.0
 
 
-def test_what_a_card_or_its_driver_does_not_say_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_card_or_its_driver_does_not_say_is_unknown() -> None:
     found = combine_telemetry([card(0), card(1, energy_j=None, energy_source=None, throttle_reasons=None)])
     assert (found.energy_j, found.energy_source) == (None, None)
     assert (found.median_power_w, found.throttle_reasons) == (1000.0, [])
@@ -284,14 +251,6 @@ def test_what_a_card_or_its_driver_does_not_say_is_unknown(monkeypatch: pytest.M
     assert (found.energy_j, found.median_power_w, found.clock_share) == (None, None, 0.75)
     assert combine_telemetry([None, None]) is None
     assert combine_telemetry([card(0)]) == card(0)
-    # The drivers version is unknown where pynvml cannot tell it.
-    import pynvml
-
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "570.86.10")
-    assert environment._driver(CUDA) == "570.86.10"
-    monkeypatch.delattr(pynvml, "nvmlSystemGetDriverVersion")
-    assert environment._driver(CUDA) is None
     # A slice a card that is not found and a cpu have none.
     sliced = FakeNvml()
     sliced.mig = 1

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lm_profiler.measure.fake.cuda import _IN_FLOAT32
 from lm_profiler.measure.fake.live import MIN_BLOCK
 from lm_profiler.measure.fake.world import FakeWorld
 
@@ -163,14 +162,3 @@ def test_a_workspace_is_as_large_as_on_its_gpu(gpu: tuple[int, int], cublas: int
         before = _held(world)
         y = x @ x
         assert _held(world) == before + y.nbytes + cublas
-
-
-def test_what_is_done_in_float32_has_a_kernel_for_it_or_is_made_of_others_that_have() -> None:
-    def on_cuda(schema: Any) -> bool:
-        name = f"{schema.name}.{schema.overload_name}".removesuffix(".")
-        return torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA")
-
-    schemas = {name: torch._C._jit_get_schemas_for_operator(f"aten::{name}") for name in _IN_FLOAT32}
-    without = {name for name, each in schemas.items() if not any(on_cuda(schema) for schema in each)}
-    operators = {"__pow__", "__rdiv__", "__rpow__", "__rtruediv__"}
-    assert without == {"interpolate", "normalize", "softmin"} | operators

@@ -106,7 +106,6 @@ def test_states_on_the_weights_device_are_planned_with_the_bytes_that_they_hold(
     held = held_by_step(lambda weights: Adam(weights, lambda weight: torch.zeros_like(weight).to(weight.device)))
     assert held == 4 * WIDTH * WIDTH + 512  # and the count of steps, in the allocator's smallest block
     # States of eight bits are held as such.
-    assert held_by_step(AdamW8bit) == 2 * BYTES_OF_STATE
     assert held_by_step(lambda weights: Adam(weights, quantized)) == BYTES_OF_STATE + 512
     # What the program moves by itself is no state.
     with FakeWorld((9, 0)).inside():
@@ -129,34 +128,6 @@ def test_optimizers_that_are_known_to_offload_cannot_be_planned(kind: Any) -> No
     refuse_host_optimizers([torch.optim.SGD([weight])])
     with pytest.raises(Uncounted, match=kind.__name__):
         refuse_host_optimizers([kind([weight])])
-
-
-@torch.library.custom_op("lm_profiler_offload_tests::update", mutates_args=("weight", "codes"))
-def update(weight: Tensor, codes: Tensor, scales: Tensor) -> None:
-    raise AssertionError("its kernel is for a GPU")
-
-
-@update.register_fake
-def _(weight: Tensor, codes: Tensor, scales: Tensor) -> None:
-    pass
-
-
-class AdamW8bit(torch.optim.Optimizer):
-    """Two states of a byte per weight, and a scale for each 256, as in bitsandbytes 0.50 (``Optimizer2State``)."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for parameter in self.param_groups[0]["params"]:
-            state = self.state[parameter]
-            for number in (1, 2):
-                if f"state{number}" not in state:
-                    state[f"state{number}"] = torch.zeros_like(parameter, dtype=torch.uint8)
-                    blocks = parameter.numel() // 256
-                    state[f"absmax{number}"] = torch.zeros((blocks,), dtype=torch.float32, device=parameter.device)
-                update(parameter, state[f"state{number}"], state[f"absmax{number}"])
 
 
 class Quantized(Tensor):

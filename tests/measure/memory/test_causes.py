@@ -12,9 +12,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD, OPTIMIZER, OTHER, OUTSIDE, ZERO_GRAD
-from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.measure.memory.causes import Holdings, HoldingsReader, holdings, split_by_cause
-from lm_profiler.measure.memory.peaks import DeviceProbe, PartPeaks
 
 CPU = torch.device("cpu")
 FLOAT = 4
@@ -222,51 +220,3 @@ def test_accumulated_gradients_are_there_at_once_and_no_hook_is_left(loop: Loop)
     loop.reader.start()
     loop.reader.stop()
     assert all(not parameter._post_accumulate_grad_hooks for parameter in loop.module.parameters())
-
-
-def test_watching_a_compiled_module_does_not_compile_it_again() -> None:
-    torch._dynamo.reset()
-    module = nn.Sequential(_linear(), _linear())
-    compiled = torch.compile(module, backend="aot_eager")
-    compiled(torch.ones(2, 10)).sum().backward()
-    before = recompilations()
-    reader = HoldingsReader(compiled, [], lambda: 0, CPU, lambda: None)
-    reader.start()
-    compiled(torch.ones(2, 10)).sum().backward()
-    reader.stop()
-    assert recompilations() == before
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_the_causes_explain_the_peak() -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    probe = DeviceProbe(device)
-    module = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).to(device)
-    optimizer = torch.optim.AdamW(module.parameters())
-    reader = HoldingsReader(module, [optimizer], lambda: probe.peaks()[0], device, probe.held)
-    peaks = PartPeaks(probe)
-    reader.start()
-    batch = 65536
-    for _ in range(2):
-        for code in (FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD, OTHER):
-            reader(code)
-            peaks(code)
-            if code == FORWARD:
-                loss = module(torch.ones(batch, 1024, device=device)).sum()
-            elif code == BACKWARD:
-                loss.backward()
-            elif code == OPTIMIZER:
-                optimizer.step()
-            elif code == ZERO_GRAD:
-                optimizer.zero_grad()
-        peaks.take_step()
-        reader.step_ended()
-    reader.stop()
-    size = 4 * 1024 * 1024 * FLOAT
-    held = reader.by_part()
-    for part, (peak, _, _) in peaks.by_part().items():
-        if part in held:
-            assert sum(held[part].model_dump().values()) == peak
-    assert held["backward"].parameters == size
-    assert held["backward"].gradients < size  # the activations were largest at its start
-    assert held["optimizer"].optimizer_states == 2 * size

@@ -139,30 +139,6 @@ def test_a_history_is_recorded_and_a_dump_that_fails_leaves_what_was_there(tmp_p
     assert path.read_bytes() == b"before"
 
 
-def test_the_allocators_facts_come_from_its_statistics() -> None:
-    stats = {
-        "allocated_bytes.all.peak": 70,
-        "requested_bytes.all.peak": 68,
-        "active_bytes.all.peak": 75,
-        "reserved_bytes.all.peak": 100,
-        "inactive_split_bytes.all.peak": 9,
-        "num_alloc_retries": 2,
-        "num_ooms": 0,
-    }
-    assert facts_of(stats, 120).model_dump() == {
-        "allocated_peak": 70,
-        "requested_peak": 68,
-        "active_peak": 75,
-        "reserved_peak": 100,
-        "inactive_split_peak": 9,
-        "fragmentation": 30,
-        "driver_used": 120,
-        "alloc_retries": 2,
-        "ooms": 0,
-    }
-    assert set(facts_of({}, None).model_dump().values()) == {None}
-
-
 def test_what_an_allocator_does_not_count_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = {"allocated_bytes.all.peak": 70, "reserved_bytes.all.peak": 100, "active_bytes.all.peak": 70}
     nought = dict.fromkeys(("requested_bytes.all.peak", "inactive_split_bytes.all.peak", "num_alloc_retries"), 0)

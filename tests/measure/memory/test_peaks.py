@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from mmap import mmap
-from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 
 import pytest
 import torch
@@ -134,30 +131,6 @@ print(subprocess.run([sys.executable, "-c", {code!r}], capture_output=True, text
     assert int(done.stdout) < 700 * MEGABYTE
 
 
-def test_cudas_allocator_is_asked_for_its_nested_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, resets = torch.device("cuda", 0), []
-    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", resets.append)
-    monkeypatch.setattr(torch.accelerator, "memory_allocated", {device: 7}.get)
-    monkeypatch.setattr(
-        torch.cuda,
-        "memory_stats_as_nested_dict",
-        {
-            device: {
-                "allocated_bytes": {"all": {"peak": 8}},
-                "reserved_bytes": {"all": {"peak": 9}},
-                "num_alloc_retries": 2,
-                "num_device_alloc": 5,
-            }
-        }.get,
-    )
-    probe = probe_of(device)
-    assert isinstance(probe, DeviceProbe)
-    probe.reset()
-    assert resets == [device]
-    assert (probe.held(), *probe.peaks()) == (7, 8, 9, None)
-    assert probe.counts == (2, 5)
-
-
 @pytest.mark.gpu
 def test_a_devices_peak_is_that_of_its_allocator() -> None:
     device = torch.device("cuda", 0)
@@ -175,27 +148,3 @@ def test_a_devices_peak_is_that_of_its_allocator() -> None:
     probe.reset()
     assert probe.peaks()[0] == before
     del held
-
-
-class PlainProbe(ProcessProbe):
-    """One that takes no peak for its parent's."""
-
-    _STATUS = Path("nowhere")
-
-
-def test_the_usage_of_the_process_is_that_of_the_last_peaks_once_and_never_from_before_a_reset() -> None:
-    probe = PlainProbe()
-
-    def faults_later() -> int:
-        """The page faults that the probe tells, after some that came since it was last called."""
-        before = getrusage(RUSAGE_SELF).ru_minflt
-        mmap(-1, 2**20).write(bytes(2**20))
-        return int(probe.usage().ru_minflt) - before
-
-    assert faults_later() > 0
-    probe.peaks()
-    assert faults_later() <= 0
-    assert faults_later() > 0
-    probe.peaks()
-    probe.reset()
-    assert faults_later() > 0
