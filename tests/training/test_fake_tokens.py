@@ -66,15 +66,6 @@ def test_ids_follow_their_law_and_stay_within_range(distribution: Any, vocab_siz
     assert stats.chisquare(counts, shares * ids.size).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("distribution", ["uniform", "zipf"])
-def test_neighbours_are_independent(distribution: Any, stats: Any) -> None:
-    ids = TokenSequences(4, 50_000, distribution, seed=0).__getitems__([0, 1])[0].numpy()
-    for first, second in ((ids[0, :-1], ids[0, 1:]), (ids[0], ids[1])):
-        table = np.zeros((4, 4))
-        np.add.at(table, (first, second), 1)
-        assert stats.chi2_contingency(table).pvalue > 1e-3
-
-
 def test_the_vocabulary_is_the_modules(make_trainer: Callable[..., Trainer], tiny: dict[str, Any]) -> None:
     vocab_size = 123
     seen: set[int] = set()
@@ -141,17 +132,3 @@ def test_the_loader_of_a_rank_deals_out_that_ranks_sequences(ranks: int) -> None
 def test_wrong_options_are_refused(option: str, value: Any, expected: str) -> None:
     with pytest.raises(UsageError, match=f"^{option}: expected {expected}, given '?{value}'?"):
         FakeTokens(**{option: value})
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:You have overridden `transfer_batch_to_device` in `LightningModule`:UserWarning")
-def test_batches_are_pinned_on_cuda(make_trainer: Callable[..., Trainer], tiny: dict[str, Any]) -> None:
-    pinned = []
-
-    class Watching(LanguageModel):
-        def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-            pinned.append(batch[0].is_pinned())
-            return super().transfer_batch_to_device(batch, device, dataloader_idx)
-
-    make_trainer(2, accelerator="gpu").fit(Watching(**tiny), datamodule=FakeTokens())
-    assert pinned == [True, True]

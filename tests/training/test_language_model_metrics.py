@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from kept import Keeps, assert_true
-from known_loop import instruments
 from lightning.pytorch import Trainer
 
 from lm_profiler.training import FakeTokens, LanguageModel
@@ -65,17 +62,3 @@ def test_training_is_the_same_with_them_and_without(make_trainer: Make, tiny: di
     without, with_them = weights
     assert without.keys() == with_them.keys()
     assert all(torch.equal(without[name], with_them[name]) for name in without)
-
-
-def test_flops_and_parameters_are_those_of_the_model_alone(
-    make_trainer: Make, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the step is compiled, and so counted on a copy that has no Trainer to log to."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))  # its graphs, without kernels
-    records = []
-    for options in ({}, {"metrics": True, "compile": True}):
-        profiler = instruments(1, 1, memory=1, actions=1, log_dir=tmp_path)
-        make_trainer(max_steps=-1, callbacks=[profiler]).fit(LanguageModel(**tiny, **options), datamodule=data())
-        assert profiler.record.utilisation is not None, profiler.record.notes
-        records.append((profiler.record.utilisation.flops, profiler.record.model.parameters))
-    assert records[0] == records[1]
