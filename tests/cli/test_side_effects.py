@@ -23,23 +23,28 @@ pytestmark = pytest.mark.usefixtures("no_rates")
 OFF = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 TIMED = (f"--stages.measure_steps={side_effects.STEPS - 1}", "--stages.warmup_steps=1", "--trainer.accelerator=cpu")
 ALONE = ("--memory.steps=0", "--trace.steps=0", "--actions.steps=0", "--trainer.logger=false")
-THEIRS = ("--model=side_effects.DoesAll", "--data=null")
+THEIRS = ("--model=side_effects.NotesAll", "--data=null")
 
 
 def test_what_a_module_does_happens_once(tmp_path: Path) -> None:
     def without_us() -> None:
-        Trainer(accelerator="cpu", max_steps=side_effects.STEPS, limit_val_batches=0, **OFF).fit(side_effects.DoesAll())
+        Trainer(accelerator="cpu", max_steps=side_effects.STEPS, limit_val_batches=0, **OFF).fit(
+            side_effects.NotesAll()
+        )
 
     def with_us() -> None:
         assert main(["fit", *THEIRS, *TIMED, *ALONE, f"--log_dir={tmp_path / 'logs'}"]) == 0
 
-    folders = [tmp_path / "without", tmp_path / "with"]
-    for folder in folders:
-        folder.mkdir()
-    once = side_effects.left_by(folders[0], without_us)
-    assert side_effects.left_by(folders[1], with_us) == once
+    once = side_effects.lines_of(tmp_path / "without", without_us)
+    assert side_effects.lines_of(tmp_path / "with", with_us) == once
 
 
+@pytest.fixture
+def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(side_effects.VARIABLE, str(tmp_path / "notes"))
+
+
+@pytest.mark.usefixtures("own_file")
 @pytest.mark.parametrize("asked, rehearsals", [([], 0), (["--check_memory=true"], 1), (["--check_memory=false"], 0)])
 @pytest.mark.parametrize("module", [["--model.size=small"], list(THEIRS)], ids=["ours", "theirs"])
 def test_a_run_is_rehearsed_only_if_asked(

@@ -23,7 +23,7 @@ ROWS, WIDTH, LAYERS = 16, 32, 3
 LAYER = 2 * ROWS * WIDTH * WIDTH
 
 
-@pytest.mark.parametrize("way", ["submodule", "in_place", "loss", "module"])
+@pytest.mark.parametrize("way", ["submodule", "loss"])
 def test_a_script_that_compiles_counts_as_on_paper(way: str, tmp_path: Path) -> None:
     """``run`` sets the variable, and becomes the program: ``test_run.py``."""
     request = {"options": {"warmup_steps": 2, "measure_steps": 3, "trace_steps": 1, "action_steps": 0}}

@@ -195,10 +195,3 @@ def test_each_phase_of_two_gpus_holds_what_was_planned(tmp_path: Path, kind: typ
     assert memory is not None
     for phase, peak in plan.peaks.items():
         assert memory.parts[phase].allocated_peak == pytest.approx(peak, rel=0.02), phase
-
-
-def test_deepspeed_has_a_reason() -> None:
-    call = ["fit", "--model=sharded_plans.Plain", "--data=null", "--trainer.strategy=deepspeed", "--trainer.devices=2"]
-    answer = wait_for_plan(start_rehearsal(call, gpu=None, fresh=True))
-    assert isinstance(answer, Unplanned)
-    assert "DeepSpeedStrategy" in answer.reason

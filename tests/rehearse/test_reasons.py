@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lm_profiler.measure.fake import world
 from lm_profiler.measure.fake.world import FakeWorld
 from lm_profiler.rehearse.loop import reason_of
 
@@ -26,14 +25,3 @@ def test_weights_that_need_data_are_named() -> None:
         except RuntimeError as error:
             reason = reason_of(error)
     assert reason.startswith("tensors of class Weights cannot be made of tensors without data (test_reasons.py, line ")
-
-
-def test_a_compiled_function_is_noted_once_it_is_called() -> None:
-    def update(weight: float) -> float:
-        return weight * 0.5
-
-    noting = world._noting_calls(update)
-    assert "update" not in world.COMPILED_FUNCTIONS_CALLED
-    assert noting(2.0) == 1.0
-    assert "update" in world.COMPILED_FUNCTIONS_CALLED
-    world.COMPILED_FUNCTIONS_CALLED.clear()

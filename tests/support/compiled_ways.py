@@ -30,8 +30,6 @@ class Compiles(LightningModule):
         self.net: Any = Layers()
         if WAY == "submodule":
             self.net = torch.compile(self.net, backend="aot_eager")
-        elif WAY == "in_place":
-            self.net.compile(backend="aot_eager")
         self.scale = lambda x: 2 * x  # what no pickle of Python takes
         self.lock = threading.Lock()  # what belongs to this process alone
         self.file = open(__file__)  # noqa: PTH123, SIM115
@@ -44,9 +42,6 @@ class Compiles(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-6)
 
 
-module: Any = Compiles()
-if WAY == "module":
-    module = torch.compile(module, backend="aot_eager")
 off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
 trainer = Trainer(max_steps=15, accelerator="cpu", **dict.fromkeys(off, False))  # type: ignore[arg-type]
-trainer.fit(module, DataLoader([torch.randn(ROWS, WIDTH)] * 20, batch_size=None))  # type: ignore[arg-type]
+trainer.fit(Compiles(), DataLoader([torch.randn(ROWS, WIDTH)] * 20, batch_size=None))  # type: ignore[arg-type]

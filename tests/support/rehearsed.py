@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import sys
 from collections.abc import Iterator
 from itertools import repeat
@@ -38,24 +37,6 @@ class Plain(LightningModule):
         return torch.optim.AdamW(self.parameters())
 
 
-class LearnsRows(Plain):
-    """Gradients of a table have the rows that a batch asked for: how many, its values decide."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(IDS, WIDTH, sparse=True)
-        del self.head
-
-    def train_dataloader(self) -> Any:
-        return DataLoader([*range(IDS // 2)] * 8, batch_size=IDS // 2)  # type: ignore[arg-type]
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self.embedding(batch).sum() + self.embedding(batch + IDS // 2).square().sum()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SparseAdam(list(self.parameters()))
-
-
 class SaysFloat(Plain):
     """Of its loss, and of the largest so far; its optimizer asks what weights are worth."""
 
@@ -66,12 +47,6 @@ class SaysFloat(Plain):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.Adafactor(self.parameters())
-
-
-class DrawsAMask(Plain):
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        kept = torch.randperm(1 << 17).ge(1 << 16).nonzero()
-        return super().training_step(batch, batch_idx) + self.head.weight.view(-1)[kept].sum()
 
 
 class KeepsAll(Plain):
@@ -91,12 +66,6 @@ class Freezes(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         cast(Plain, pl_module).embedding.requires_grad_(False)
-
-
-class FindsItsExperts(Plain):
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        (first,) = torch.where(self.embedding(batch).argmax(1) == 0)
-        return self.embedding(batch[first]).sum()
 
 
 class HasNoBatches(Plain):
@@ -194,12 +163,6 @@ class Recurrent(Plain):
         return F.cross_entropy(self.head(self.lstm(self.embedding(batch))[0]), batch)
 
 
-class Convolves(Plain):
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        x = F.conv1d(self.embedding(batch)[:, None], self.head.weight[:, None, :3]).mean(2)
-        return F.cross_entropy(x, batch)
-
-
 class SaysCuda(Plain):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return super().training_step(batch.cuda(), batch_idx)
@@ -214,14 +177,6 @@ class LacksAFile(Plain):
 class Exits(Plain):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         sys.exit(3)
-
-
-class MakesAFolder(Plain):
-    """Which may not be there yet."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        os.mkdir("made")  # noqa: PTH102 - what is meant is this very call
 
 
 class WritesAtTheEnd(Plain):
@@ -255,13 +210,3 @@ class SparseBatches(Streams):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return torch.sparse.mm(batch, self.head.weight.new_zeros(1 << 20, 1)).sum() + self.head.weight.sum()
-
-
-class ExpandedBatches(Streams):
-    """The same, of a single number."""
-
-    def batch(self) -> Tensor:
-        return torch.zeros(1).expand(1 << 20, 1 << 20)
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return batch[0].sum() + self.head.weight.sum()
