@@ -164,9 +164,3 @@ def formula(monkeypatch: pytest.MonkeyPatch) -> Any:
     formula = Formula()
     monkeypatch.setattr("lm_profiler.cli.rehearse.start_rehearsal", formula.start_rehearsal)
     return formula
-
-
-@pytest.fixture
-def nvtx_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention puts its parts into NVTX ranges, as ``--trace.nvtx=true`` has it."""
-    monkeypatch.setattr("lm_profiler.models.transformer.nvtx_parts", True)

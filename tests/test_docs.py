@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
-import shlex
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from warm import run
 
-from lm_profiler.analysis.plan.planned import Planned, capacity, planned_floors
 from lm_profiler.cli.main import TRAINER_VERBS, VERBS
-from lm_profiler.cli.rehearse import start_rehearsal, wait_for_plan
-from lm_profiler.report.run.plan_table import plan_table
-from lm_profiler.report.tables.formats import terminal
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,15 +32,10 @@ TINY = {
 
 FEWER_CELLS = {
     "sweep timings": '--grid.model.size cs336-2026/small --list "[{verb: validate}, {verb: fit}]"',
-    "sweep peaks": "--grid.data.context_length 32 --grid.trainer.precision 32-true --grid.verb fit",
-    "sweep checkpointing": '--grid.model.checkpoint_every "null,[4,2]" --model.num_layers=4 --check_memory=false',
     # each pass flushes 256 MiB
     "sweep attention": "--grid.data.context_length 64 --stages.warmup_steps=1 --stages.measure_steps=3",
-    "sweep kernels": "--grid.data.context_length 32 --grid.verb fit",
     "sweep demo": "--grid.data.context_length 32,64",
     "--name ways": "--grid.trainer.strategy overlap_ddp",
-    "--name sharding": '--list "[{trainer.strategy: fsdp2}]" --trainer.devices=1',
-    "plan --config demo --model.num_layers=2": "--model.num_layers=1",
 }
 """Put at the line's end: cells of each kind that the page has, but not every size of them, nor every way over ranks:
 each takes two seconds, and has tests of its own (test_data_parallel.py, test_real_ranks.py)."""
@@ -149,20 +138,6 @@ def beginnings(output: str) -> list[str]:
     # A line that is too wide for the page goes on in the next, indented.
     told = [line.removeprefix("at least ") for line in end if line and not line.startswith(("note:", "  "))]
     return [re.split(r"[\d:]| {2}", line)[0] for line in told]
-
-
-def test_the_plan_that_its_page_shows_is_what_is_planned() -> None:
-    """Of the first table: the largest that fit, and the remedies, are more rehearsals of the same."""
-    page = (ROOT / "docs" / "plan.md").read_text("utf-8")
-    blocks = (block["text"] for block in BLOCK.finditer(page) if block["kind"] == "console")
-    command, *shown = next(text for text in blocks if "$ lm_profiler plan " in text).splitlines()
-    words = shlex.split(command.removeprefix("$ lm_profiler plan "))
-    device = capacity(words.pop(words.index("--device") + 1))
-    words.remove("--device")
-    planned = wait_for_plan(start_rehearsal(["fit", *words], device.gpu, "nothing", device.bytes, 300.0))
-    assert isinstance(planned, Planned)
-    printed = terminal(plan_table(planned, None, device, planned_floors(planned, device.name)), io.StringIO())
-    assert [line.rstrip() for line in printed.splitlines() if line.rstrip() not in shown] == []
 
 
 def test_no_page_hides_its_commands_from_the_test() -> None:

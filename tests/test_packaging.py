@@ -130,13 +130,6 @@ import lm_profiler.callbacks
     assert (unasked_import, asked_import, code) == ("False", "True", "2")
 
 
-def test_callbacks_imports_under_its_own_name_from_the_root() -> None:
-    """Beside a folder ``callbacks``; to find it takes none of what it imports."""
-    program = "from importlib.util import find_spec; print(find_spec('lm_profiler.callbacks').origin)"
-    done = python("-c", program, cwd=ROOT)
-    assert done.stdout.strip() == str(ROOT / "lm_profiler" / "callbacks" / "__init__.py"), done.stderr
-
-
 def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -150,44 +143,6 @@ def test_wheel_carries_licence_and_entry_point(wheel: Path) -> None:
         entry_points = ConfigParser()
         entry_points.read_string(archive.read(f"{information}/entry_points.txt").decode())
     assert entry_points["console_scripts"]["lm_profiler"] == "lm_profiler.cli.main:main"
-
-
-@pytest.fixture(scope="module")
-def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel installed in it."""
-    site = tmp_path_factory.mktemp("installed") / "site"
-    options = ("--quiet", "--no-index", "--no-deps", "--target", str(site))
-    done = python("-m", "pip", "install", *options, str(wheel), cwd=site.parent)
-    assert done.returncode == 0, done.stderr
-    return site
-
-
-def test_type_checker_of_a_user_reads_the_installed_types(site: Path, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "from lm_profiler.callbacks import StageOptions, profiling_callbacks\n"
-        "reveal_type(StageOptions().warmup_steps)\n"
-        "profiling_callbacks(warmup_steps='5')\n",
-        encoding="utf-8",
-    )
-    # What the user's checker makes of other libraries is not ours, and takes it a minute.
-    others = "torch.*,lightning.*,numpy.*,scipy.*,pydantic.*,psutil.*,yaml.*,rich.*"
-    skipped = "follow_imports = skip\nfollow_imports_for_stubs = True"
-    (tmp_path / "mypy.ini").write_text(f"[mypy]\n[mypy-{others}]\n{skipped}\n", encoding="utf-8")
-    done = python("-m", "mypy", "train.py", cwd=tmp_path, path=site)
-    lines = done.stdout.splitlines()
-    assert re.search(r'note: Revealed .*"(builtins\.)?int"$', lines[0]), done.stdout + done.stderr
-    assert '"warmup_steps"' in lines[1]
-    assert lines[1].endswith("[arg-type]")
-    assert lines[2].startswith("Found 1 error")
-
-
-def test_installed_wheel_leaves_a_foreign_callbacks_folder_alone(site: Path, tmp_path: Path) -> None:
-    foreign = tmp_path / "foreign"
-    (foreign / "callbacks").mkdir(parents=True)
-    (foreign / "callbacks" / "__init__.py").write_text("mine = True\n", encoding="utf-8")
-    code = "import callbacks, lm_profiler.callbacks as ours; print(callbacks.mine, ours.__file__)"
-    done = python("-c", code, cwd=foreign, path=site)
-    assert done.stdout.strip() == f"True {site / 'lm_profiler' / 'callbacks' / '__init__.py'}", done.stderr
 
 
 def test_each_extra_is_known_where_a_call_looks_for_it() -> None:

@@ -29,8 +29,7 @@ from lm_profiler.record.run_record import Newer, Part
 from lm_profiler.record.sweep_files import read_plan
 from lm_profiler.record.watch_files import EVENTS, STATUS, WatchEvent, WatchStatus, append_lines, request_file
 from lm_profiler.report.run.improve_table import improve_table
-from lm_profiler.report.tables.formats import lines, render
-from lm_profiler.report.tables.link_table import LinkFigures, link_table
+from lm_profiler.report.tables.formats import lines
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "docs"))  # where the documentation is made from
@@ -146,13 +145,6 @@ def test_wherever_a_word_stands_a_later_one_may(kind: str) -> None:
     assert {where for where in strict if not where.endswith(".schema_version")} == set()
 
 
-def test_what_a_later_version_may_add_is_valid() -> None:
-    record = json.loads((STORED / "0.2/tiny/version_0/run.json").read_text())
-    record["memory"]["added_later"] = record["added_later"] = 1
-    record["time"]["added_later"] = record["time"]["step"]
-    Draft202012Validator(SCHEMAS["run"]).validate(record)
-
-
 def test_fields_are_described() -> None:
     run = SCHEMAS["run"]
     assert "(FLOP/s)" in run["$defs"]["Utilisation"]["properties"]["ceiling_flops_per_s"]["description"]
@@ -247,26 +239,6 @@ def test_a_verb_that_prints_figures_prints_them_as_json(
     printed = json.loads(capsys.readouterr().out)  # and nothing else is on stdout
     assert printed
     Draft202012Validator(exact(ANSWERS[verb])).validate(printed)
-
-
-def test_a_row_of_what_could_not_be_measured_is_one_of_the_schema() -> None:
-    rows = [LinkFigures("gloo", 2, "broadcast", 10, [1e-3] * 9), LinkFigures("gloo", 2, "broadcast", 20, [], "no")]
-    printed = json.loads(render([link_table(rows)], "json"))
-    assert len(printed) == 2
-    Draft202012Validator(exact(ANSWERS["collectives"])).validate(printed)
-
-
-@pytest.mark.usefixtures("formula")
-def test_every_figure_of_a_plan_is_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", "--format=json", *asks_nothing("plan", tmp_path, monkeypatch)]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["fits"], told["device"]["bytes"], told["planned"]["largest"]) == (False, 16 << 30, 2)
-    assert told["planned"]["peaks"] == {"forward": 42 << 30}
-    assert told["needs_bytes"] > 42 << 30
-    assert told["planned"]["timeline"] is not None
-    assert all(each["options"][0].startswith("--") and each["needs_bytes"] for each in told["smaller"])
 
 
 def test_the_page_names_the_schema_of_each_verb() -> None:
