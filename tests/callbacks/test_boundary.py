@@ -122,13 +122,13 @@ def test_no_fault_in_any_function_reaches_the_training(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], make: Callable[[], Tiny]
 ) -> None:
     calls = places(lambda: train(tmp_path / "calls", [profiler()], make))
-    # Of what is called while the loop runs every seventh; of what is found out when it has ended, inside of one part,
-    # every sixty-fourth.
+    # Of what is called while the loop runs every eleventh; of what is found out when it has ended, inside of one part,
+    # every hundredth.
     ended = [code.co_name for code, _ in calls].index("_record_finished")
-    faults = [(place, 1) for number, place in enumerate(calls) if number % (7 if number <= ended else 64) == 0]
-    if make is Manual:  # every twentieth of what the automatic one has not been through
+    faults = [(place, 1) for number, place in enumerate(calls) if number % (11 if number <= ended else 100) == 0]
+    if make is Manual:  # every thirtieth of what the automatic one has not been through
         known = places(lambda: train(tmp_path / "automatic", [profiler()]))
-        faults = [(place, 1) for place in [place for place in calls if place not in known][::20]]
+        faults = [(place, 1) for place in [place for place in calls if place not in known][::30]]
         assert faults
     # A fit takes half as long without a trace: it has one only where the fault is in what nothing else calls.
     untraced = places(lambda: train(tmp_path / "untraced", [profiler(trace_steps=0)], make))

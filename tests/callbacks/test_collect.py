@@ -21,14 +21,10 @@ from torch import nn
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
 from lm_profiler.callbacks.collect import model_facts, switches
 from lm_profiler.callbacks.instruments.watches import history_watch
-from lm_profiler.callbacks.instruments.work import LIMIT_IN_TRAINING_S, LIMIT_S, StepWork
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.counts.recompiles import is_compiled
-from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.measure.device.contention import CpuReading
 from lm_profiler.measure.device.environment import MatrixUnits, cpu_cores, matrix_units
-from lm_profiler.measure.memory.history import MemoryHistory
-from lm_profiler.processes.child import PATIENCE
 from lm_profiler.record.run_record import read_run
 
 
@@ -93,24 +89,6 @@ def test_rates_of_the_machine_are_read_where_a_step_was_measured_alone(
     assert rates is None or is_read or not (rates.flops or rates.bytes_per_s)
 
 
-@pytest.mark.parametrize("stop_when_done, most_s", [(True, LIMIT_S), (False, LIMIT_IN_TRAINING_S)])
-def test_training_that_goes_on_does_not_wait_long_for_a_count_in_another_process(
-    stop_when_done: bool, most_s: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Where cores are busy, a program with a compiled part stood still for up to three minutes."""
-    limits_s: list[float] = []
-
-    def count(trainer: object, verb: str, batch: object, limit_s: float) -> StepWork:
-        limits_s.append(limit_s)
-        raise UncountableError("not counted here")
-
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_elsewhere", count)
-    profiler = instruments(1, 2, memory=0, trace=1, stop_when_done=stop_when_done)
-    trainer_with([profiler], tmp_path, max_steps=8).fit(BoringModel())
-    assert limits_s == [most_s]
-    assert most_s * PATIENCE <= (180.0 if stop_when_done else 60.0)
-
-
 @pytest.mark.parametrize(
     "capability, hip, expected, tf32",
     [
@@ -158,50 +136,6 @@ def test_modules_without_an_optimizer_are_named_if_they_get_gradients(tmp_path: 
     assert model_facts(TrainerLoop(trainer)).without_optimizer == ["backbone"]
 
 
-def test_a_recompilation_is_counted_and_named(tmp_path: Path) -> None:
-    torch._dynamo.reset()
-
-    class Layer(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) + 1
-
-    class Grows(BoringModel):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.compile(Layer(32, 2), backend="eager")
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return super().training_step(batch if batch_idx < 4 else batch.repeat(3, 1), batch_idx)
-
-    profiler = instruments(2, 6)
-    trainer_with([profiler], tmp_path).fit(Grows())
-    record = read_run(profiler.folder)
-    assert record.steadiness.recompilations == 1
-    (note,) = [note for note in record.notes if note.startswith("recompiled while measuring (step 5): ")]
-    assert "forward (test_collect.py:" in note
-    assert "size mismatch" in note
-
-
-def test_causes_on_the_cpu_are_the_bytes_of_the_real_tensors(tmp_path: Path) -> None:
-    class Adam(BoringModel):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.AdamW(self.parameters())
-
-    module, profiler = Adam(), instruments(1, 3, memory=1)
-    trainer = trainer_with([profiler], tmp_path)
-    trainer.fit(module)
-    weights = 4 * (32 * 2 + 2)
-    steps = 2 * 4  # a float32 count for each of the two parameters
-    record = read_run(profiler.folder)
-    for part in ("forward", "backward", "optimizer"):
-        causes = record.memory.causes[part]
-        assert causes.parameters == weights
-        assert causes.optimizer_states == 2 * weights + steps
-        assert causes.buffers == 0
-        assert causes.activations_and_rest is None
-        assert causes.gradients == (weights if part != "forward" else causes.gradients)
-
-
 def test_a_memory_history_of_a_run_on_the_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     said = refusal(ValueError, lambda: MemoryOptions(history=True))
@@ -223,19 +157,6 @@ def test_every_way_to_compile_is_seen(compile_it: Callable[[nn.Module], nn.Modul
     module = BoringModel()
     assert not is_compiled(module)
     assert is_compiled(compile_it(module))
-
-
-def test_a_history_that_cannot_be_written_is_recorded_no_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-    history = MemoryHistory(lambda enabled, **_: asked.append(enabled), dict)
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.watches.memory_history_of", lambda device: history)
-    watch = history_watch(torch.device("cuda"), tmp_path / "gone" / "memory_snapshot.pickle")
-    watch.begin("memory")
-    with pytest.raises(FileNotFoundError):
-        watch.end("memory")
-    assert asked == ["all", None]
 
 
 def test_a_run_reads_the_machine_around_its_measured_steps_only(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch import LightningModule
@@ -42,14 +42,13 @@ class Calls:
         """The fewest of a step: in others counters were read, which is due once in 5 ms."""
         return min(self.of_steps[8:])
 
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        before = sys.getprofile()
-        sys.setprofile(self)
-        try:
-            yield
-        finally:
-            sys.setprofile(before)
+
+@pytest.fixture
+def calls() -> Iterator[Calls]:
+    counting = Calls()
+    sys.setprofile(counting)
+    yield counting
+    sys.setprofile(None)
 
 
 class Module(LightningModule):
@@ -71,21 +70,17 @@ class Module(LightningModule):
         return DataLoader([{"x": torch.ones(8), "y": torch.ones(1)}] * STEPS)  # type: ignore[arg-type]
 
 
-def test_a_step_under_the_trainer_calls_few_functions(tmp_path: Path) -> None:
-    calls = Calls()
-    trainer = trainer_with([instruments(warmup=2, measure=1000)], tmp_path, max_epochs=1)
-    with calls.counting():
-        trainer.fit(Module(calls))
+def test_a_step_under_the_trainer_calls_few_functions(calls: Calls, tmp_path: Path) -> None:
+    trainer_with([instruments(warmup=2, measure=1000)], tmp_path, max_epochs=1).fit(Module(calls))
     assert 10 < calls.usual <= 22
 
 
-def test_a_step_of_a_loop_of_ones_own_calls_few_functions() -> None:
-    calls = Calls()
+def test_a_step_of_a_loop_of_ones_own_calls_few_functions(calls: Calls) -> None:
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     few = {"memory_steps": 0, "trace_steps": 0, "action_steps": 0}
     options = loop_options(warmup_steps=2, measure_steps=1000, quiet=True, **few)
-    with calls.counting(), profile_with(options, [model, optimizer]) as run:
+    with profile_with(options, [model, optimizer]) as run:
         for batch in run.data(torch.ones(STEPS, 1, 8)):
             calls.cut()
             model(batch).sum().backward()

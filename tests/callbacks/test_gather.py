@@ -11,7 +11,6 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from benchmarks.free_port import free_port
@@ -170,31 +169,6 @@ def test_a_rank_that_falls_silent_is_named_and_waited_for_no_longer() -> None:
     merged = first.gather(measured(0, 5))
     assert [row.rank for row in merged.rows] == [0, 1]
     assert "rank 2" in merged.notes[-1]
-
-
-def test_as_many_steps_as_are_sent_come_through_torchs_store_and_leave_it() -> None:
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    first, second = (Exchange(store, rank, 2, patience_s=60) for rank in (0, 1))
-    second._run = first._run
-    count = 20_000
-    times = np.random.default_rng(0).random((count, len(TIMED)))
-    unknown = np.full(count, np.nan)
-    rows = StepTable(
-        step=np.arange(count),
-        stage=np.full(count, "measure"),
-        seconds=times,
-        host_seconds=times,
-        tokens=unknown,
-        memory=np.column_stack([unknown] * 3),
-        rank=np.ones(count, np.int64),
-    )
-    second.gather(replace(measured(1, 5), rows=rows))
-    assert len(packed(replace(measured(1, 5), rows=rows))) > gather.MOST_BYTES / 2
-    keys = store.num_keys()
-    merged = first.gather(replace(measured(0, 5), rows=()))
-    assert merged.ranks_heard == 2
-    assert np.array_equal(StepTable.from_rows(merged.rows).seconds, times)
-    assert store.num_keys() < keys
 
 
 class Intruder:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lm_profiler.cli.main import main
-from lm_profiler.models.transformer import check_attention
 from lm_profiler.record.memory_timeline import read_timelines
 from lm_profiler.record.run_record import RunRecord, read_run
 
@@ -22,23 +21,6 @@ SMALL = (
     *("--config=demo", "--model.num_layers=1", "--model.vocab_size=100", "--data.context_length=64"),
     *("--stages.warmup_steps=2", "--stages.measure_steps=4", "--check_memory=false", "--actions.steps=0"),
 )
-TRITON = """
-import torch
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def _scale(x, out, n, by, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n) * by, mask=at < n)
-
-
-def attend(q, k, v, is_causal):
-    q, scaled = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
-    _scale[(triton.cdiv(q.numel(), 1024),)](q, scaled, q.numel(), q.shape[-1] ** -0.5, BLOCK=1024)
-    return torch.nn.functional.scaled_dot_product_attention(scaled, k, v, is_causal=is_causal, scale=1.0)
-"""
 
 
 def needs_numbers() -> None:
@@ -57,16 +39,6 @@ def test_the_snapshot_of_cudas_allocator_becomes_a_timeline_of_the_measured_peak
     peak = max(part.allocated_peak or 0 for part in record.memory.parts.values())
     assert measured.peak == pytest.approx(peak, rel=0.02)
     assert any(allocation.line for allocation in measured.largest)
-
-
-def test_a_triton_function_is_checked_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
-    needs_numbers()
-    (tmp_path / "kernels.py").write_text(TRITON)
-    monkeypatch.syspath_prepend(tmp_path)
-    check_attention("kernels:attend", 64, torch.float32, torch.device("cuda"), backward=False)
-    options = ("--config=attention", "--model.attention=kernels:attend", "--stages.measure_steps=3")
-    assert main(["validate", *options, f"--log_dir={tmp_path}", "--trace.steps=0"]) == 0
 
 
 @two_gpus

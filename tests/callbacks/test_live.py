@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from torch.utils.data import DataLoader
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.steps.summaries import BatchCount
 from lm_profiler.callbacks import ExportOptions
-from lm_profiler.callbacks.exports import RunMetrics
 from lm_profiler.callbacks.live import CountedBatches, LiveRows, LiveSums, StageFigures, live_figures
 from lm_profiler.measure.clocks.tape import TimedSteps
 from lm_profiler.record.parts import TIMED
@@ -103,21 +101,6 @@ def test_a_row_is_due_after_its_steps_or_after_ten_seconds() -> None:
     assert not by_time_alone.is_due(9 * S)
 
 
-def test_monitoring_gets_the_last_steps_and_the_sum_of_tokens() -> None:
-    metrics = RunMetrics({"rank": "0"}, StageFigures(mfu_seconds=0.5, tokens_per_step=100.0))
-    metrics.add(timed({"step": 9.0}), None, CountedBatches(1, tokens=100, samples=1))
-    metrics.add(timed({"data": 1.0, "step": 2.0}), None, CountedBatches(1, tokens=100, samples=4))
-    values = {sample.name: sample.value for family in metrics.collect() for sample in family.samples}
-    assert values["lm_profiler_tokens_total"] == 200
-    assert values["lm_profiler_tokens_per_second"] == 50.0
-    assert values["lm_profiler_samples_per_second"] == 2.0
-    assert values["lm_profiler_mfu_ratio"] == 0.25
-    assert values["lm_profiler_data_share_ratio"] == 0.5
-    metrics.add(timed({"step": 1.0}), None, CountedBatches(1, tokens=None, samples=None))
-    names = {sample.name for family in metrics.collect() for sample in family.samples}
-    assert not names & {"lm_profiler_tokens_total", "lm_profiler_tokens_per_second"}
-
-
 class Counting(Tiny):
     """Reports tokens, and how many it has seen."""
 
@@ -171,18 +154,3 @@ def test_a_watched_run_logs_its_throughput_under_accumulation(tmp_path: Path) ->
     families = text_string_to_metric_families((tmp_path / "lm.prom").read_text(encoding="utf-8"))
     [tokens] = [sample.value for family in families for sample in family.samples if "tokens_total" in sample.name]
     assert tokens == 28 * (steps - stages)
-
-
-def test_without_loggers_and_monitoring_no_batch_is_counted(tmp_path: Path) -> None:
-    profiler = instruments(1, 1, watch=True, log_dir=tmp_path)
-    hooks: list[Any] = []
-
-    class Looking(Counting):
-        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-            hooks.append(profiler.on_train_batch_end)
-            return super().training_step(batch, batch_idx)
-
-    trainer = trainer_with([profiler], tmp_path, max_steps=5)
-    trainer.fit(Looking(), DataLoader(torch.rand(10, 4), batch_size=2))  # type: ignore[arg-type]
-    assert hooks[0] is not None
-    assert hooks[-1] is None

@@ -207,20 +207,6 @@ class Manual(GivesUp):
         self.at("clip")
 
 
-@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_after_backward"])
-def test_a_users_hook_is_in_no_phase(tmp_path: Path, hook: str) -> None:
-    def raises(self: Callback, *args: Any) -> None:
-        if read_left(args[0]) == 3:
-            bug()
-
-    def read_left(trainer: Trainer) -> int:
-        return trainer.fit_loop.epoch_loop.batch_progress.current.ready - 1
-
-    users = type("Users", (Callback,), {hook: raises})()
-    profiler, _ = die(GivesUp("nowhere", bug), tmp_path, KeyError, (users,))
-    assert_recorded(profiler, "failed", "other", steps=3, step=4, kind="KeyError")
-
-
 @pytest.mark.parametrize("verb", ["validate", "test", "predict"])
 def test_the_other_verbs(tmp_path: Path, verb: Any) -> None:
     class Fails(BoringModel):

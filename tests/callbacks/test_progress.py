@@ -62,13 +62,3 @@ def test_elsewhere_there_is_a_line_a_stage() -> None:
             seconds.now += 10
     progress.clear()
     assert [line.partition(":")[0] for line in out.getvalue().splitlines()] == ["warm-up", "measuring"]
-
-
-def test_no_number_of_steps_is_promised_where_something_else_decides_it() -> None:
-    elsewhere, terminal = io.StringIO(), Terminal()
-    for out in (elsewhere, terminal):
-        Progress(StageOptions(), out, Seconds()).draw("measure", 6, 5000)
-    assert "5,000" not in elsewhere.getvalue()
-    assert terminal.getvalue().endswith("measuring step 7")
-    Progress(StageOptions(until_ci=0.01), elsewhere).draw("measure", 0, 5)
-    assert "at most" in elsewhere.getvalue().splitlines()[-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.callbacks.run_files import make_temporary_folder, with_rows_left_behind
-from lm_profiler.callbacks.run_finisher import collector_paused
 from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.steps import StepRow, append_steps, begin_rows, rank_file
 
@@ -49,14 +47,3 @@ def test_of_a_rank_that_sent_nothing_the_steps_count_that_it_left(tmp_path: Path
     assert record.rank_step_s == [0.1, 0.3]
     assert record.time["step"].median == pytest.approx(0.2)
     assert record.throughput.tokens_per_s is None
-
-
-def test_python_looks_for_cycles_afterwards_as_it_did_before() -> None:
-    try:
-        for before in (gc.disable, gc.enable):
-            before()
-            with pytest.raises(ZeroDivisionError), collector_paused():
-                _ = 1 / gc.isenabled()  # an error in between
-            assert gc.isenabled() == (before is gc.enable)
-    finally:
-        gc.enable()

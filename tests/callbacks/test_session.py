@@ -106,22 +106,6 @@ def test_of_a_device_that_died_the_host_time_is_left(tmp_path: Path) -> None:
     assert all(row.time("step", "host") == pytest.approx(STEP_MS * 1e-3) for row in rows)
 
 
-def test_time_between_the_measured_steps_is_told_apart(tmp_path: Path) -> None:
-    run, _ = loop(tmp_path, {"warmup": 1, "measure": 3})
-    run.run(1)
-    run.clock.pass_ms(1000)  # before the first measured step
-    for pause_ms in (7, 5, 1000):
-        run.run(1)
-        run.clock.pass_ms(pause_ms)
-    between = run.finish().between_steps_s
-    assert between == pytest.approx(12e-3)
-    early, _ = loop(tmp_path, {"warmup": 5, "measure": 3})
-    early.run(2)
-    measured = early.finish()
-    assert measured.between_steps_s is None  # nothing was measured
-    assert [row.stage for row in measured.rows] == ["warmup", "warmup"]
-
-
 def test_peaks_count_from_the_beginning_of_the_stage_and_at_marks_in_that_of_memory(tmp_path: Path) -> None:
     run, _ = loop(tmp_path, {"warmup": 2, "measure": 3, "memory": 2, "trace": 0})
     run.run(5)
@@ -144,16 +128,6 @@ def test_tokens_belong_to_the_step_in_which_they_were_counted(tmp_path: Path) ->
         run.session.counts.add(batch)
         run.run(1)
     assert [row.tokens for row in run.finish().rows] == [5, None, 7]
-
-
-def test_progress_is_told_once_a_second_and_cleared_at_the_end(tmp_path: Path) -> None:
-    run, _ = loop(tmp_path, {"warmup": 1, "measure": 4})
-    run.run(2)
-    run.clock.pass_ms(1000)
-    run.run(1)
-    run.finish()
-    assert run.session.progress.told == [("warmup", 0, 1), ("measure", 0, 4), ("measure", 2, 4)]
-    assert run.session.progress.cleared == 1
 
 
 def test_short_steps_share_a_reading(tmp_path: Path) -> None:

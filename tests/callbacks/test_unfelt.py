@@ -13,7 +13,6 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, RandomDataset
 from lightning.pytorch.profilers import SimpleProfiler
-from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader
 
 from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks
@@ -101,7 +100,11 @@ def test_a_step_that_outlives_the_stages_leaves_the_record_as_it_is(
 
 
 class Validated(BoringModel):
-    """Everything about it rests on its validation."""
+    """Everything about it rests on its validation, in every ``check``-th epoch."""
+
+    def __init__(self, check: int) -> None:
+        super().__init__()
+        self.check = check
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.log("train_loss", super().training_step(batch, batch_idx)["loss"], on_epoch=True)
@@ -110,61 +113,35 @@ class Validated(BoringModel):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_loss", self.layer(batch).sum())
 
+    def train_dataloader(self) -> Any:
+        return DataLoader(RandomDataset(32, 1000))
+
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+        schedule = {"scheduler": plateau, "monitor": "val_loss", "frequency": self.check}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
-@pytest.mark.parametrize(
-    "batches, check, user", [(1000, 1, None), (5, 1, SimpleProfiler), (5, 2, None), (2, 3, SimpleProfiler)]
-)
+@pytest.mark.parametrize("batches, check", [(1000, 1), (5, 1), (5, 2), (2, 3)])
 def test_stopping_inside_an_epoch_asks_for_no_metric_of_its_validation(
-    tmp_path: Path, batches: int, check: int, user: Any
+    tmp_path: Path, batches: int, check: int
 ) -> None:
     """Five steps: inside the first epoch, at its end, in a later one."""
-    profiler = instruments(1, 3, memory=1)
-    monitors: list[Callback] = [
-        EarlyStopping("val_loss", patience=100),
-        ModelCheckpoint(tmp_path / "kept", monitor="val_loss"),
-        ModelCheckpoint(tmp_path / "kept too", monitor="val_loss", mode="max", save_on_train_epoch_end=True),
-    ]
-
-    class Calls(Callback):
-        def __init__(self) -> None:
-            self.ended: list[str] = []
-
-        def on_train_epoch_end(self, *args: Any) -> None:
-            self.ended.append("epoch")
-
-        def on_train_end(self, *args: Any) -> None:
-            self.ended.append("training")
-
-    calls = Calls()
-    options: dict[str, Any] = {
-        "limit_train_batches": batches,
-        "check_val_every_n_epoch": check,
-        "profiler": user and user(),
-    }
-    if check > 1:
-        monitors = [ModelCheckpoint(tmp_path / "kept", monitor="val_loss")]
-
-    class Module(Validated):
-        def configure_optimizers(self) -> Any:
-            found = super().configure_optimizers()
-            if check > 1:
-                found["lr_scheduler"]["frequency"] = check
-            return found
-
-        def train_dataloader(self) -> Any:
-            return DataLoader(RandomDataset(32, 1000))
-
-    trainer = trainer_with([*monitors, calls, profiler], tmp_path, enable_checkpointing=True, **options)
-    trainer.fit(Module())
+    profiler, calls = instruments(1, 3, memory=1), SimpleProfiler()
+    monitors: list[Callback] = [ModelCheckpoint(tmp_path / "kept", monitor="val_loss")]
+    if check == 1:
+        monitors.append(EarlyStopping("val_loss", patience=100))
+        monitors.append(
+            ModelCheckpoint(tmp_path / "kept", monitor="val_loss", mode="max", save_on_train_epoch_end=True)
+        )
+    options: dict[str, Any] = {"limit_train_batches": batches, "check_val_every_n_epoch": check, "profiler": calls}
+    trainer = trainer_with([*monitors, profiler], tmp_path, enable_checkpointing=True, **options)
+    trainer.fit(Validated(check))
     assert trainer.global_step == 5
     assert trainer.state.finished
-    whole = 5 // batches
-    assert calls.ended == ["epoch"] * whole + ["training"]
+    ends = [f"[LightningModule]Validated.on_train{of}_end" for of in ("_epoch", "")]
+    assert [len(calls.recorded_durations[end]) for end in ends] == [5 // batches, 1]
     assert read_run(profiler.folder).status == "ok"
 
 
@@ -190,28 +167,6 @@ def test_a_profiler_that_is_done_stays_in_the_users_list_and_is_passed_over(tmp_
         assert trainer.callbacks == kept
         assert len(calls.recorded_durations["[Callback]TrainingProfiler.on_train_batch_end"]) == 5 * fits
         assert (profiler.folder.name, read_run(profiler.folder).status) == (f"version_{fits - 1}", "ok")
-
-
-@pytest.mark.filterwarnings("ignore:.*`dataloader_iter`")
-def test_a_step_that_fetches_its_own_batch_keeps_its_record(tmp_path: Path) -> None:
-    profiler = instruments(1, 2, memory=1, actions=1)
-    trainer = trainer_with([profiler], tmp_path, max_epochs=1, limit_train_batches=20)
-    trainer.fit(FetchesItself())
-    assert trainer.global_step == 6
-    record = read_run(profiler.folder)
-    assert (record.status, record.steps) == ("ok", {"warmup": 1, "measure": 2, "actions": 2, "memory": 1, "trace": 0})
-    assert record.other_by_owner is not None
-
-
-def test_a_clock_that_is_replaced_is_read_by_nobody_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = []
-    for callbacks in ([], [instruments(1, 3, memory=1, stop_when_done=False)]):
-        clock = iter(range(10**6))
-        monkeypatch.setattr("time.monotonic", lambda clock=clock: float(next(clock)))
-        options: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": 20, "val_check_interval": "00:00:00:06"}
-        trainer_with(callbacks, tmp_path, **options).fit(BoringModel())
-        read.append(next(clock))
-    assert read[0] == read[1] > 0
 
 
 class Tunable(BoringModel):
@@ -249,17 +204,6 @@ def test_the_trials_of_a_finder_are_not_measured(tmp_path: Path, make: Any) -> N
     assert trainer.global_step == 8
     assert module.forwards > 8  # the trials
     assert len(list((tmp_path / "logs" / "lm_profiler").iterdir())) == 1
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_a_tuner_leaves_no_run_and_the_fit_after_it_is_measured(tmp_path: Path) -> None:
-    profiler, module = instruments(1, 4), Tunable()
-    trainer = trainer_with([profiler], tmp_path, max_epochs=3, limit_train_batches=20)
-    Tuner(trainer).lr_find(module, num_training=5, early_stop_threshold=None)
-    Tuner(trainer).scale_batch_size(module, max_trials=2, steps_per_trial=2)
-    assert not (tmp_path / "logs").exists()
-    trainer.fit(module)
-    assert read_run(profiler.folder).steps["measure"] == 4
 
 
 class Gone(torch.utils.data.IterableDataset[Any]):

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.simulation import level
-from known_loop import trainer_with
 from known_session import Loop
-from lightning.pytorch.demos.boring_classes import BoringModel
 from raised import refusal
 from stored_texts import assert_stored
 
 from lm_profiler.analysis.steps.step_model import fit, is_level_known, level_half_width
-from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks import StageOptions
 from lm_profiler.callbacks.instruments.instrument import Measured
 from lm_profiler.callbacks.stages import StoppingRule
 
@@ -122,16 +120,3 @@ def test_without_a_target_nobody_is_asked_and_one_too_fine_to_promise_is_refused
 
     assert StoppingRule(StageOptions(measure_steps=12), never).next_check > 10
     assert measured(tmp_path, [10.0] * 20, never, until_ci=None, measure_steps=12) == 12
-
-
-def test_a_real_fit_records_how_many_it_took(tmp_path: Path) -> None:
-    options = StageOptions(warmup_steps=2, until_ci=0.2, max_steps=40)
-    profiler = TrainingProfiler(options, MemoryOptions(steps=0), TraceOptions(steps=0), quiet=True)
-    trainer_with([profiler], tmp_path).fit(BoringModel())
-    record = profiler.record
-    assert record.status == "ok"
-    count = record.steps["measure"]
-    assert count in (*LOOKS, 40)
-    assert record.steps_planned["measure"] == 40
-    if count < 40:
-        assert record.steadiness.known_to <= 0.2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from faults import Manual, Tiny, assert_same_weights, fault, places, train
+from known_loop import instruments, trainer_with
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from raised import refusal
@@ -22,12 +22,7 @@ from torch.utils.data import DataLoader
 from warm import end, run, start
 
 from lm_profiler.callbacks import (
-    ActionsOptions,
-    MemoryOptions,
-    StageOptions,
-    TraceOptions,
     TrainingProfiler,
-    WatchOptions,
     watching,
 )
 from lm_profiler.cli.main import main
@@ -35,7 +30,6 @@ from lm_profiler.measure.counts.recompiles import compilations
 from lm_profiler.measure.counts.step_reader import disjoint
 from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.parts import TIMED
-from lm_profiler.record.run_record import read_run
 from lm_profiler.record.watch_files import (
     STATUS,
     TraceRequest,
@@ -53,49 +47,12 @@ pytestmark = pytest.mark.usefixtures("no_rates", "hands_over_often")
 STEPS = 60
 
 
-def watcher(measure_steps: int = 3, **options: Any) -> TrainingProfiler:
-    return TrainingProfiler(
-        StageOptions(warmup_steps=1, measure_steps=measure_steps),
-        MemoryOptions(steps=0),
-        TraceOptions(steps=0),
-        actions=ActionsOptions(steps=0),
-        quiet=True,
-        watch=WatchOptions(**options),
-    )
+def watcher(measure_steps: int = 3) -> TrainingProfiler:
+    return instruments(1, measure_steps, watch=True)
 
 
 def folder() -> Path:
     return max(Path("logs").glob("*/version_*"), key=lambda path: path.stat().st_mtime)
-
-
-SLEPT_S: dict[str, float] = {}  # how long sleeps took, by place: longer than asked for, on a busy machine
-
-
-def sleep(seconds: float, where: str) -> None:
-    began = time.perf_counter()
-    time.sleep(seconds)
-    SLEPT_S[where] = SLEPT_S.get(where, 0.0) + time.perf_counter() - began
-
-
-class Sleeper(Callback):
-    """Something that takes time at a known place."""
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.global_step % 10 == 0:
-            sleep(0.02, "callback: Sleeper")
-
-
-class Validated(Tiny):
-    """Two epochs with validation, of which each batch takes 10 ms."""
-
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        sleep(0.01, "sanity check" if self.trainer.sanity_checking else "validation")
-
-    def train_dataloader(self) -> DataLoader[torch.Tensor]:
-        return DataLoader(torch.randn(30, 4), batch_size=1)  # type: ignore[arg-type]
-
-    def val_dataloader(self) -> DataLoader[torch.Tensor]:
-        return DataLoader(torch.randn(5, 4), batch_size=1)  # type: ignore[arg-type]
 
 
 def told_of(began_s: float, took_s: float) -> WatchStatus:
@@ -108,23 +65,6 @@ def told_of(began_s: float, took_s: float) -> WatchStatus:
     assert status.wall_s <= took_s
     assert began_s <= status.began_s + 1e-3
     return status
-
-
-def test_the_ledger_of_epochs_with_validation_and_a_slow_callback(tmp_path: Path) -> None:
-    SLEPT_S.clear()
-    began_s, began = time.time(), time.perf_counter()
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=3, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[Sleeper(), watcher()], default_root_dir=tmp_path, num_sanity_val_steps=2,
-    )  # fmt: skip
-    trainer.fit(Validated())
-    status = told_of(began_s, time.perf_counter() - began)
-    assert status.steps == 90
-    for where in ("sanity check", "validation", "callback: Sleeper"):
-        others_s = sum(slept_s for what, slept_s in SLEPT_S.items() if what != where)
-        assert SLEPT_S[where] <= status.ledger[where] <= status.wall_s - others_s
-    assert {"checkpoints", "epoch turn", "first step", "set-up", "own instruments"} <= status.ledger.keys()
-    assert read_run(folder()).steps["measure"] == 3  # the record of the stages is what it is without
 
 
 def test_what_compiles_is_a_term_of_its_own() -> None:
@@ -146,25 +86,13 @@ def test_what_compiles_is_a_term_of_its_own() -> None:
     assert status.ledger["first step"] > 0.0
 
 
-def test_a_validation_that_takes_longer_than_all_before_is_told(tmp_path: Path) -> None:
-    class Slow(Validated):
-        def on_validation_epoch_end(self) -> None:
-            time.sleep(0.5 * (self.trainer.current_epoch == 6))
-
-    trainer = Trainer(
-        accelerator="cpu", max_epochs=8, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=watcher(), default_root_dir=tmp_path, num_sanity_val_steps=0, limit_train_batches=10,
-    )  # fmt: skip
-    trainer.fit(Slow())
-    (event,) = [each for each in read_events(folder()) if each.kind == "validation"]
-    assert event.against is not None
-    assert event.now >= 0.55
-    assert event.against >= 0.05
-
-
 def test_files_of_a_plain_run() -> None:
     train(Path(), [watcher()], max_steps=STEPS)
-    assert read_status(folder()).steps == STEPS
+    status = read_status(folder())
+    assert status.steps == STEPS
+    assert status.goodput == pytest.approx(
+        sum(seconds for term, seconds in status.ledger.items() if term.startswith("step: ")) / status.wall_s
+    )
     assert read_last_steps(folder())["step"].tolist() == list(range(5, STEPS + 1))
     (window,) = read_windows(folder())
     assert (window.first_step, window.steps) == (5, STEPS - 4)
@@ -227,33 +155,6 @@ def test_the_peak_of_a_window_is_that_of_its_steps() -> None:
     assert window.peak_bytes - window.held_bytes >= 2**27  # type: ignore[operator]
 
 
-class Fitted(Validated):
-    """Steps of 4 ms, so that a fit is long enough for a percent of it to mean something."""
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        time.sleep(0.004)
-        loss = super().training_step(batch, batch_idx)
-        self.log("loss", loss)
-        return loss
-
-
-def test_the_ledger_of_a_fit_with_validation_within_accumulation_on_a_real_clock(tmp_path: Path) -> None:
-    """Other kinds of fits have theirs in test_ledger_of_fits.py."""
-    trainer = Trainer(
-        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=3,
-        enable_checkpointing=False, default_root_dir=tmp_path, callbacks=[watcher()], accumulate_grad_batches=4,
-        val_check_interval=6,
-    )  # fmt: skip
-    began_s, began = time.time(), time.perf_counter()
-    trainer.fit(Fitted())
-    status = told_of(began_s, time.perf_counter() - began)
-    assert status.steps == 24
-    kept = json.loads((folder() / STATUS).read_text())
-    assert kept["goodput"] == pytest.approx(
-        sum(seconds for what, seconds in kept["ledger"].items() if what.startswith("step: ")) / kept["wall_s"]
-    )
-
-
 def test_a_resumed_training_says_how_many_steps_it_repeats(tmp_path: Path) -> None:
     class Crashing(Tiny):
         def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
@@ -263,11 +164,7 @@ def test_a_resumed_training_says_how_many_steps_it_repeats(tmp_path: Path) -> No
 
     def fit(module: Tiny, steps: int, **options: Any) -> WatchStatus:
         saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=20, save_top_k=-1)
-        trainer = Trainer(
-            accelerator="cpu", max_steps=steps, logger=False, enable_progress_bar=False, enable_model_summary=False,
-            callbacks=[saving, watcher()],
-        )  # fmt: skip
-        trainer.fit(module, **options)
+        trainer_with([saving, watcher()], tmp_path, max_steps=steps, enable_checkpointing=True).fit(module, **options)
         return read_status(folder())
 
     warnings.simplefilter("ignore")  # of the folder, which has a checkpoint by then
@@ -347,7 +244,7 @@ def test_a_fault_in_any_function_of_the_watch_harms_nothing() -> None:
     seen = places(lambda: train(Path(), [watcher()], max_steps=steps))
     ours = [place for place in seen if "callbacks/watch" in place[0].co_filename]
     assert len(ours) >= 10
-    for place in ours:
+    for place in ours[::3]:
         if place[0].co_name == "checked":
             continue
         callback = watcher()
@@ -394,15 +291,7 @@ def test_a_training_that_fails_leaves_its_ledger(error: BaseException) -> None:
 
 def test_fits_of_two_trainers_in_turns_are_watched_each_in_its_own_folder(tmp_path: Path) -> None:
     profiler = watcher()
-    trainers = []
-    for name in ("first", "second"):
-        options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-        trainers.append(
-            Trainer(
-                max_steps=1, callbacks=[profiler], default_root_dir=tmp_path / name, accelerator="cpu",
-                enable_model_summary=False, **options,
-            )
-        )  # fmt: skip
+    trainers = [trainer_with([profiler], tmp_path / name, max_steps=1) for name in ("first", "second")]
     modules = [Tiny(), Tiny()]
     for turn in (1, 2):
         for trainer, module in zip(trainers, modules, strict=True):
@@ -419,13 +308,11 @@ def test_wrong_options_of_a_profiler_are_refused() -> None:
 
 
 def test_a_run_may_be_watched_and_not_measured() -> None:
-    none = StageOptions(warmup_steps=1, measure_steps=0)
-    only = {"memory": MemoryOptions(steps=0), "trace": TraceOptions(steps=0), "actions": ActionsOptions(steps=0)}
-    train(Path(), [TrainingProfiler(none, quiet=True, watch=True, **only)], max_steps=STEPS)  # type: ignore[arg-type]
+    train(Path(), [watcher(measure_steps=0)], max_steps=STEPS)
     assert read_status(folder()).steps == STEPS
-    for stages, watch in ((none, False), (StageOptions(warmup_steps=0, measure_steps=0), True)):
+    for warmup, watch in ((1, False), (0, True)):
         with pytest.raises(UsageError, match="measure_steps"):
-            TrainingProfiler(stages, watch=watch)
+            instruments(warmup, 0, watch=watch)
 
 
 def test_two_ranks_of_which_one_is_late(tmp_path: Path) -> None:

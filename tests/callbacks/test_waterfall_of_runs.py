@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 
 from lm_profiler.analysis.why.traced import broken_down
 from lm_profiler.callbacks.collect import lists_of
-from lm_profiler.measure.device.ceilings import copy_rate, matmul_ceiling
 from lm_profiler.record.run_record import RunRecord, TermName, read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
@@ -73,15 +72,6 @@ def test_the_terms_of_a_run_are_all_there_once_and_add_up_to_its_step(tmp_path: 
     assert lists_of([*parameters, torch.zeros(2, dtype=torch.bfloat16)]) == (19, None)
 
 
-def test_sleep_is_a_gap_of_the_phase_that_slept(tmp_path: Path) -> None:
-    fall = run(Sleeper(), tmp_path).waterfall
-    gaps = next(term for term in fall.terms if term.name == "gaps")
-    assert gaps.contributors[0].what == "forward: Python"
-    # What else runs takes a hundredth of it: a busy machine may make it fifty times as long.
-    assert gaps.phases["forward"] > 0.5 * SLEPT_S
-    assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s)
-
-
 class Validates(Sleeper):
     """After each step it validates, with products that take far longer than the step."""
 
@@ -129,28 +119,3 @@ def test_a_waterfall_that_fails_is_a_note(tmp_path: Path) -> None:
     assert any(note.startswith("waterfall unknown") and "Broken" in note for note in record.notes)
     assert looks_for_cycles == [False]
     assert gc.isenabled()
-
-
-@pytest.mark.gpu
-def test_the_waterfall_of_a_gpu_is_of_its_kernels(tmp_path: Path) -> None:
-    """Held against what the card is measured to do, where no sheet is known."""
-    card = torch.device("cuda", 0)
-    model = LanguageModel(d_model=512, d_ff=2048, num_layers=2, num_heads=8, vocab_size=10_000)
-    data = FakeTokens(context_length=512, batch_size=8, vocab_size=10_000)
-    profiler = instruments(3, 20, memory=1, trace=3)
-    with warm.with_rates(matmul_ceiling(card, torch.bfloat16), copy_rate(card)):
-        trainer_with([profiler], tmp_path, accelerator="gpu", precision="bf16-mixed").fit(model, data)
-    record = read_run(profiler.folder)
-    fall = record.waterfall
-    assert fall is not None, record.notes
-    assert fall.source == "kernels"
-    assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s)
-    seconds = {term.name: term.seconds for term in fall.terms}
-    assert all(each >= 0 for name, each in seconds.items() if name != "unexplained")
-    assert all(seconds[name] > 0 for name in ("ideal", "bandwidth", "beyond_bandwidth"))
-    assert abs(seconds["unexplained"]) < 0.1 * fall.step_s  # nothing else runs on the GPU
-    assert fall.clock_share is None or 0.1 < fall.clock_share < 1.2
-    told = {part.module for term in fall.terms for part in term.contributors}
-    assert "model.blocks.*.feed_forward.gate" in told
-    slow = next(term for term in fall.terms if term.name == "slow_products")
-    assert any("; m " in (part.detail or "") for part in slow.contributors)

@@ -185,7 +185,9 @@ def instruments(
     )
 
 
-def trainer_with(callbacks: Sequence[Callback], folder: Path, **options: Any) -> Trainer:
+def trainer_with(
+    callbacks: Sequence[Callback], folder: Path, make: Callable[..., Trainer] = Trainer, **options: Any
+) -> Trainer:
     """A Trainer that writes nothing of its own, for a loop that has not waited yet."""
     WAITED_S.clear()
     defaults: dict[str, Any] = {
@@ -199,7 +201,7 @@ def trainer_with(callbacks: Sequence[Callback], folder: Path, **options: Any) ->
         "num_sanity_val_steps": 0,
         "default_root_dir": folder,
     }
-    return Trainer(callbacks=list(callbacks), **{**defaults, **options})
+    return make(callbacks=list(callbacks), **{**defaults, **options})
 
 
 def profiled_fit(

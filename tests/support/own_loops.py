@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import queue
 import sys
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -312,50 +310,6 @@ def calls_forward_itself() -> None:
     model, optimizer = trained()
     for _, batch in zip(range(STEPS), loader(), strict=False):
         model.forward(batch).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-@shape(forward=1, backward=1, optimizer=1, zero_grad=1)
-def thread_fetches() -> None:
-    """The wait for a batch is in ``other``; here it takes no time."""
-    waiting: queue.Queue[Tensor] = queue.Queue(2)
-
-    def fill() -> None:
-        for _, batch in zip(range(STEPS), DataLoader(torch.ones(10**4, 3)), strict=False):
-            waiting.put(batch)
-
-    thread = threading.Thread(target=fill)
-    thread.start()
-    model, optimizer = trained()
-    for _ in range(STEPS):
-        model(waiting.get()).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    thread.join()
-
-
-@shape(data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
-def part_is_called() -> None:
-    """The whole module is never called, only one of its parts."""
-    model, _ = trained()
-    whole = torch.nn.ModuleDict({"net": model, "unused": torch.nn.Linear(1, 1)})
-    optimizer = SlowSGD(whole.parameters())
-    for _, batch in zip(range(STEPS), loader(), strict=False):
-        whole["net"](batch).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-@shape(data=1, forward=1, backward=1, optimizer=1, zero_grad=1, other=1)
-def teacher() -> None:
-    """A model that no optimizer has is called without gradients in each step."""
-    model, optimizer = trained()
-    untrained = SlowModel()
-    for _, batch in zip(range(STEPS), loader(), strict=False):
-        with torch.no_grad():
-            untrained(batch)
-        model(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 

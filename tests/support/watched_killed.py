@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 from faults import Tiny, train
-
-from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from known_loop import instruments
 
 
 class Slow(Tiny):
@@ -20,8 +19,4 @@ class Slow(Tiny):
 
 
 if __name__ == "__main__":
-    profiler = TrainingProfiler(
-        StageOptions(warmup_steps=1, measure_steps=3), MemoryOptions(steps=0), TraceOptions(steps=0),
-        actions=ActionsOptions(steps=0), quiet=True, watch=True, log_dir=Path(sys.argv[1]),
-    )  # fmt: skip
-    train(Path(sys.argv[1]), [profiler], Slow)
+    train(Path(sys.argv[1]), [instruments(1, 3, watch=True, log_dir=Path(sys.argv[1]))], Slow)

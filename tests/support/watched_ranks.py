@@ -10,23 +10,16 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from benchmarks.known_ranks.processes import on_ranks
 from faults import Tiny
-from lightning.pytorch import Callback, Trainer
+from known_loop import instruments, trainer_with
+from lightning.pytorch import Callback
 from torch.utils.data import DataLoader, IterableDataset
 
-from lm_profiler.callbacks import (
-    ActionsOptions,
-    MemoryOptions,
-    StageOptions,
-    TraceOptions,
-    TrainingProfiler,
-    WatchOptions,
-    watch_writer,
-    watching,
-)
+from lm_profiler.callbacks import watch_writer, watching
 
 STEPS, LATE_S = 60, 0.02
 
@@ -55,17 +48,10 @@ def fitted(rank: int) -> float:
     """Seconds that the fit took."""
     warnings.simplefilter("ignore")
     watching._HAND_OVER_NS, watch_writer._COMPARE_RANKS_NS = 1_000_000, 200_000_000
-    profiler = TrainingProfiler(
-        StageOptions(warmup_steps=1, measure_steps=3), MemoryOptions(steps=0), TraceOptions(steps=0),
-        actions=ActionsOptions(steps=0), quiet=True, watch=WatchOptions(), log_dir=Path(sys.argv[1]),
-    )  # fmt: skip
-    began = Began()
-    trainer = Trainer(
-        accelerator="cpu", strategy="ddp", devices=2, max_steps=STEPS, max_epochs=-1, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[began, profiler],
-        use_distributed_sampler=False,
-    )  # fmt: skip
-    trainer.fit(OfRank())
+    folder, began = Path(sys.argv[1]), Began()
+    profiler = instruments(1, 3, watch=True, log_dir=folder)
+    two: dict[str, Any] = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
+    trainer_with([began, profiler], folder, max_steps=STEPS, **two).fit(OfRank())
     return time.perf_counter() - began.at
 
 

@@ -8,10 +8,6 @@ where that needs a gradient.
 from __future__ import annotations
 
 import copy
-import itertools
-import random
-from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -91,32 +87,6 @@ class GAN(Kind):
         return generate + 3 * judge, 2 * judge + 2 * judge + generate, 0
 
 
-class Replay(Kind):
-    """Q-learning: steps in an environment, a buffer, a target network (Lightning's own DQN)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(WIDTH, 4)
-        self.target = copy.deepcopy(self.net)
-        self.buffer: deque[tuple[Tensor, int]] = deque(maxlen=5)
-        self.environment = itertools.count()
-
-    def loss(self, batch: Tensor) -> Tensor:
-        self.buffer.append((batch[0], next(self.environment)))
-        seen = torch.stack([state for state, _ in random.choices(self.buffer, k=3)])
-        with torch.no_grad():
-            wanted = self.target(seen).max(1).values
-            for old, new in zip(self.target.parameters(), self.net.parameters(), strict=True):
-                old.mul_(0.9).add_(new, alpha=0.1)
-        return (self.net(seen).max(1).values - wanted).square().mean()
-
-    def paper(self, step: int) -> Paper:
-        return 2 * mm(3, WIDTH, 4), mm(3, WIDTH, 4), 0
-
-    def state_of_its_own(self) -> Any:
-        return self.calls, [number for _, number in self.buffer], repr(self.environment), *self.target.parameters()
-
-
 class Contrastive(Kind):
     """Two views, a momentum encoder, every pair's similarity (lightly)."""
 
@@ -175,35 +145,6 @@ class Masked(Kind):
         mix, up, head = mm(rows, WIDTH, 3 * WIDTH), mm(rows, WIDTH, 4 * WIDTH), mm(rows, WIDTH, 11)
         forward = mix + attention + 2 * up + head
         return forward, 2 * forward, 2 * up
-
-
-class Alternating(Kind):
-    """An actor and a critic, each every other step, with a loader of their own that the step itself draws from."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.actor, self.critic = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.own: Iterator[Tensor] = iter([torch.full((1, WIDTH), float(n)) for n in range(99)])
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> None:  # type: ignore[override]
-        self.calls += 1
-        optimizer = self.optimizers()[batch_idx % 2]  # type: ignore[index]
-        batch = batch + next(self.own)
-        loss = self.critic(self.actor(batch)).square().mean() if batch_idx % 2 else self.actor(batch).square().mean()
-        optimizer.zero_grad()
-        loss.backward()  # not Lightning's own
-        torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)
-        optimizer.step()
-
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(net.parameters(), lr=1e-3) for net in (self.actor, self.critic)]
-
-    def paper(self, step: int) -> Paper:
-        return (mm(ROWS), mm(ROWS), 0) if step % 2 else (2 * mm(ROWS), 3 * mm(ROWS), 0)
-
-    def state_of_its_own(self) -> Any:
-        return self.calls, [row[0, 0].item() for row in copy.copy(self.own)]
 
 
 class Metric(Kind):
@@ -327,5 +268,5 @@ class CompiledWithValues(Compiled):
 
 
 KINDS: list[type[Kind]] = [
-    GAN, Replay, Contrastive, Masked, Alternating, Metric, Closures, Differentiated, Accumulating,
+    GAN, Contrastive, Masked, Metric, Closures, Differentiated, Accumulating,
 ]  # fmt: skip

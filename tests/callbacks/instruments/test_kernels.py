@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from sleepy_loop import CudaDevice, Device, Graphed, Sleepy, SleepyLoader, TwoSt
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-import lm_profiler
 from lm_profiler.analysis.trace.any_trace import read_any_trace
 from lm_profiler.analysis.trace.kernel_sums import kernel_table as sums_of_kernels
 from lm_profiler.analysis.trace.trace_file import trace_events
@@ -51,16 +49,6 @@ def test_any_traces_answer_is_the_runs_own(run: TrainingProfiler, table: KernelT
     answer = trace_answer(read_any_trace(run.folder / "trace" / "rank0.pt.trace.json.gz"))
     assert answer.kernels == table
     assert (answer.step_source, answer.steps, answer.left_out) == ("ProfilerStep", TRACED, {})
-
-
-def test_a_part_does_nothing_where_no_step_of_ours_is_traced() -> None:
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled, lm_profiler.part("loss"):
-        torch.ones(1).add(1)
-    names = {event.key for event in profiled.key_averages()}
-    assert "aten::add" in names
-    assert not [name for name in names if "loss" in name]
-    with pytest.raises(KeyError), lm_profiler.part("loss"):
-        raise KeyError
 
 
 def calls(table: KernelTable, phase: str, name: str, module: str | None) -> float:
@@ -128,20 +116,6 @@ def test_times_and_calls_are_those_that_the_profiler_itself_adds_up(tmp_path: Pa
     assert {name: average.count for name, average in theirs.items()} == ours
     for name, average in theirs.items():
         assert own_us[name] == pytest.approx(average.self_cpu_time_total, abs=0.1), name
-
-
-def test_the_module_has_hooks_in_traced_steps_alone(tmp_path: Path) -> None:
-    hooked: list[bool] = []
-
-    class Watched(BoringModel):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            hooked.append(bool(self.layer._forward_pre_hooks))
-            return super().training_step(batch, batch_idx)
-
-    module = Watched()
-    trainer_with([instruments(2, 3, memory=1, trace=1)], tmp_path).fit(module)
-    assert hooked[:8] == [False] * 6 + [True] * 2  # the trace's last two: the profiler's own and one
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
 
 
 def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path) -> None:

@@ -88,26 +88,6 @@ def test_every_module_that_is_called_has_a_range_inside_its_parents(fails: bool)
     assert not hooked(model)
 
 
-def test_a_range_that_an_interrupt_left_open_is_closed_with_its_parent() -> None:
-    class Interrupted(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise KeyboardInterrupt  # Module.__call__ runs no hook on it
-
-    class Goes(Block):
-        def forward(self, x: Tensor) -> Tensor:
-            with pytest.raises(KeyboardInterrupt):
-                self.inner(x)
-            return super().forward(x)
-
-    block = Goes()
-    block.inner = Interrupted()
-    ranges = traced(Model(block, Block()))
-    spans = {name: (begin, end) for name, begin, end in ranges}
-    assert (
-        spans["lm_profiler module: blocks.0.inner (Interrupted)"][1] <= spans["lm_profiler module: blocks.1 (Block)"][0]
-    )
-
-
 def test_what_is_recomputed_is_in_its_modules_range_again() -> None:
     model = Model(Block(), Block())
     model.recompute = True

@@ -24,7 +24,6 @@ from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.work import StepWork, bytes_of_batch, phase_work, step_work
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.counts.traffic import StepTraffic
-from lm_profiler.measure.device.ceilings import copy_rate, matmul_ceiling
 from lm_profiler.record.run_record import Flops, RunRecord
 from lm_profiler.training import LanguageModel
 
@@ -141,28 +140,6 @@ class ByHand(TwoLayers):
         optimizer.zero_grad()
 
 
-class InTurns(TwoLayers):
-    """Two optimizers, each with a layer of its own, of which the other needs no gradients meanwhile."""
-
-    automatic_optimization = False
-
-    def training_step(self, batch: Tensor, _: int) -> None:  # type: ignore[override]
-        first, last = self.optimizers()  # type: ignore[misc, union-attr]
-        with first.toggle_model():
-            self._turn(first, batch)
-        self.toggle_optimizer(last)
-        self._turn(last, batch)
-        self.untoggle_optimizer(last)
-
-    def _turn(self, optimizer: Any, batch: Tensor) -> None:
-        optimizer.zero_grad()
-        self.manual_backward(self.layers(batch).sum())
-        optimizer.step()
-
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(self.layers[at].parameters(), 1e-3) for at in (0, 2)]
-
-
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @pytest.mark.parametrize(
     "kind, options",
@@ -172,7 +149,6 @@ class InTurns(TwoLayers):
         (TwoLayers, {"precision": "bf16-true"}),
         (Deep, {}),
         (ByHand, {}),
-        (InTurns, {}),
         (partial(LanguageModel, activation_checkpointing=True, attention="math"), {"gradient_clip_val": 1.0}),
         (partial(LanguageModel, optimizer="sgd"), {"precision": "bf16-mixed", "accumulate_grad_batches": 2}),
     ],
@@ -194,27 +170,6 @@ def test_shapes_alone_find_what_a_real_step_does(kind: Any, options: dict[str, A
 
 def read_traced_work(record: RunRecord) -> dict[str, Any]:
     return {phase: (floor.flops, floor.bytes) for phase, floor in record.floors.items()}
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_no_phase_of_a_large_step_beats_its_floor(tmp_path: Path) -> None:
-    """Of 4096 columns, beyond its caches; held against what the card is measured to do, or its sheet."""
-    card = torch.device("cuda", 0)
-    width = 4096
-    layers = TwoLayers()
-    layers.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(8)))
-    profiler = instruments(3, 5, memory=1, trace=1, log_dir=tmp_path)
-    trainer = trainer_with([profiler], tmp_path, accelerator="gpu", devices=1)
-    with warm.with_rates(matmul_ceiling(card, torch.float32), copy_rate(card)):
-        trainer.fit(layers, DataLoader(torch.ones(4096, width), batch_size=256))  # type: ignore[arg-type]
-    floors, weights = profiler.record.floors, 8 * width * width
-    assert floors["optimizer"].bytes == pytest.approx(28 * weights, rel=1e-4)
-    assert floors["forward"].flops == {"float32": 8 * 2 * 256 * width * width}
-    assert floors["transfer"].bytes == 256 * width * 4
-    assert floors["transfer"].seconds is None
-    for phase in ("forward", "backward", "optimizer"):
-        times = floors[phase].times
-        assert times > 0.95
 
 
 # -- what a rank does not hold whole -------------------------------------------------------------------------------

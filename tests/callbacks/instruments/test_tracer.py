@@ -32,6 +32,8 @@ from lm_profiler.record.steps import read_steps
 
 TRACED = 3
 
+pytestmark = pytest.mark.usefixtures("counted_apart")
+
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> TrainingProfiler:
@@ -103,15 +105,6 @@ def test_the_phases_of_a_step_follow_each_other(events: list[dict[str, Any]]) ->
     in_time = sorted(span for phase in spans for span in phase)
     assert in_time == [phase[step] for step in range(TRACED) for phase in spans]
     assert all(before[1] <= after[0] for before, after in pairwise(in_time))
-
-
-def test_a_validation_is_traced_too(tmp_path: Path) -> None:
-    profiler = instruments(1, 2, trace=2, verb="validate")
-    trainer_with([profiler], tmp_path).validate(BoringModel(), verbose=False)
-    with gzip.open(profiler.folder / "trace" / "rank0.pt.trace.json.gz", "rt") as file:
-        traced = json.load(file)["traceEvents"]
-    assert len(ranges(traced, phase_range_name("forward"))) == 2
-    assert not ranges(traced, phase_range_name("backward"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the refusal is for machines without CUDA")
@@ -194,20 +187,6 @@ class Perturbs(torch.optim.SGD):
         return loss
 
 
-class HandsItsClosureOn(torch.optim.SGD):
-    """It works before another optimizer calls the closure, as Lookahead does."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.inner = torch.optim.SGD(*args, **kwargs)
-
-    def step(self, closure: Any = None) -> Any:
-        with torch.no_grad():
-            for weight in self.param_groups[0]["params"]:
-                weight.mul_(0.999)
-        return self.inner.step(closure)
-
-
 class Steps(BoringModel):
     """The same work under automatic optimization, and under manual optimization with a closure."""
 
@@ -259,7 +238,6 @@ def hooks_of_all_optimizers() -> tuple[int, int]:
     [
         (torch.optim.SGD, "manual with a closure"),
         (Perturbs, "automatic"),
-        (HandsItsClosureOn, "manual with a closure"),
     ],
 )
 def test_the_ranges_of_a_step_nest(tmp_path: Path, optimizer: type[torch.optim.Optimizer], way: str) -> None:
@@ -333,19 +311,6 @@ def test_a_session_that_the_user_began_keeps_going_also_after_a_trace_of_ours(tm
     assert linear_calls(theirs) == 4 * CALLS
     assert len(told) == 1
     assert "trace left out" in told[0]
-
-
-def test_a_schedule_that_warms_up_keeps_its_session(tmp_path: Path) -> None:
-    with of_the_user(schedule=torch.profiler.schedule(wait=0, warmup=2, active=2, repeat=1)) as theirs:
-        work()
-        theirs.step()
-        tracer, told = tracer_in(tmp_path)
-        traced_steps(tracer, steps=1)
-        for _ in range(3):
-            theirs.step()
-            work()
-    assert linear_calls(theirs) == 2 * CALLS
-    assert len(told) == 1
 
 
 def test_a_schedule_that_begins_amid_our_trace_gets_the_session(tmp_path: Path) -> None:

@@ -118,18 +118,3 @@ def test_tokens_that_become_unknown_amid_a_run_are_unknown_and_a_note_says_so(
     assert record.throughput.tokens_per_s is None
     assert sum(note.startswith("tokens_in failed") for note in record.notes) == 1
     assert capsys.readouterr().err.count("tokens_in failed") == 1
-
-
-@pytest.mark.parametrize(
-    "combined, batch, later",
-    [
-        (False, torch.zeros(4, 2), torch.zeros(3, 2)),
-        (False, [torch.zeros(4, 2), torch.zeros(4)], [torch.zeros(3, 2), torch.zeros(3)]),
-        (False, {"n": 1, "x": {"y": torch.zeros(4, 2)}}, {"n": 1, "x": {"y": torch.zeros(3, 2)}}),
-        (True, [torch.zeros(2, 2), {"x": torch.zeros(2)}], [torch.zeros(1, 2), {"x": torch.zeros(2)}]),
-        (True, [torch.zeros(1, 2), torch.zeros(3, 2)], [None, torch.zeros(3, 2)]),
-    ],
-)
-def test_samples_of_each_batch_are_counted(combined: bool, batch: Any, later: Any) -> None:
-    samples = Samples(combined)
-    assert [samples(each) for each in (batch, later, batch)] == [4, 3, 4]

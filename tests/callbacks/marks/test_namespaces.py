@@ -5,87 +5,48 @@ All other tests use ``lightning.pytorch``.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from known_loop import instruments
+import pytorch_lightning as pl
+from known_loop import instruments, trainer_with
+from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel, ManualOptimBoringModel
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lm_profiler.callbacks.failures import status_of
 from lm_profiler.callbacks.marks.namespaces import overrides
-from lm_profiler.record.run_record import read_run
+from lm_profiler.record.run_record import Verb, read_run
 
-NAME = "pytorch_lightning"
 STEPS = {"warmup": 1, "measure": 3, "actions": 4, "memory": 1, "trace": 2}
-
-
-@pytest.fixture(scope="module")
-def pl() -> Any:
-    """The package, with its demonstration modules."""
-    package = importlib.import_module(NAME)
-    demos = importlib.import_module(f"{NAME}.demos.boring_classes")
-    return SimpleNamespace(**{**vars(package), **vars(demos)})
-
-
-@pytest.fixture
-def trainer_of(pl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    monkeypatch.chdir(tmp_path)
-
-    def make(*callbacks: Any, **options: Any) -> Any:
-        usual: dict[str, Any] = {
-            "accelerator": "cpu",
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "max_epochs": -1 if "max_steps" not in options else None,
-        }
-        return pl.Trainer(callbacks=list(callbacks), **{**usual, **options})
-
-    return make
-
-
 EVALUATED = {"data", "transfer", "forward"}
-MARKED = {
-    "fit": EVALUATED | {"zero_grad", "backward", "clip", "optimizer"},
-    "manual": EVALUATED | {"zero_grad", "backward", "optimizer"},
-    **dict.fromkeys(("validate", "test", "predict"), EVALUATED),
-}
+MANUAL = EVALUATED | {"zero_grad", "backward", "optimizer"}
+AUTOMATIC = MANUAL | {"clip"}
 
 
-@pytest.mark.parametrize("what", list(MARKED))
-def test_every_verb_is_measured_phase_by_phase_and_ended(pl: Any, trainer_of: Callable[..., Any], what: str) -> None:
-    verb: Any = "fit" if what == "manual" else what
+@pytest.mark.parametrize(
+    "make, verb, marked",
+    [
+        (BoringModel, "fit", AUTOMATIC),
+        (ManualOptimBoringModel, "fit", MANUAL),
+        (BoringModel, "validate", EVALUATED),
+        (BoringModel, "predict", EVALUATED),
+    ],
+)
+def test_every_verb_is_measured_phase_by_phase_and_ended(
+    make: Any, verb: Verb, marked: set[str], tmp_path: Path
+) -> None:
     profiler = instruments(1, 3, memory=1, trace=1, actions=3, verb=verb)
-    trainer = trainer_of(profiler)
+    trainer: Any = trainer_with([profiler], tmp_path, make=pl.Trainer)
     before = trainer.profiler
-    module = pl.ManualOptimBoringModel() if what == "manual" else pl.BoringModel()
-    getattr(trainer, verb)(module, datamodule=pl.BoringDataModule())
+    getattr(trainer, verb)(make(), datamodule=BoringDataModule())
     record = read_run(profiler.folder)
     assert (record.status, record.verb, record.steps, record.notes) == ("ok", verb, STEPS, [])
-    assert {phase for phase in MARKED["fit"] if record.time[phase].min} == MARKED[what]
+    assert {phase for phase in AUTOMATIC if record.time[phase].min} == marked
     assert trainer.profiler is before
 
 
-def test_training_goes_on_to_its_own_end_with_the_same_weights(pl: Any, trainer_of: Callable[..., Any]) -> None:
-    ended = []
-    for callbacks in ([], [instruments(1, 3, memory=1, trace=1, actions=3, stop_when_done=False)]):
-        pl.seed_everything(1, verbose=False)
-        module = pl.BoringModel()
-        trainer = trainer_of(*callbacks, max_steps=20)
-        trainer.fit(module)
-        ended.append((trainer.global_step, [p.detach().clone() for p in module.parameters()]))
-    assert ended[0][0] == ended[1][0] == 20
-    assert all(torch.equal(a, b) for a, b in zip(ended[0][1], ended[1][1], strict=True))
-
-
-def test_a_hook_of_the_users_is_no_part_of_the_phase_around_it(
-    pl: Any, trainer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hook_of_the_users_is_no_part_of_the_phase_around_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0]
     monkeypatch.setattr("known_loop.CLOCK", lambda: now[0])
 
@@ -93,7 +54,7 @@ def test_a_hook_of_the_users_is_no_part_of_the_phase_around_it(
         def on_after_backward(self, *args: Any) -> None:
             now[0] += 5_000_000
 
-    class Module(pl.BoringModel):
+    class Module(BoringModel):
         def on_before_backward(self, loss: Any) -> None:
             now[0] += 3_000_000
 
@@ -102,16 +63,15 @@ def test_a_hook_of_the_users_is_no_part_of_the_phase_around_it(
             super().backward(loss)
 
     profiler = instruments(1, 3)
-    trainer_of(Hook(), profiler).fit(Module())
+    trainer_with([Hook(), profiler], tmp_path, make=pl.Trainer).fit(Module())
     record = read_run(profiler.folder)
     assert record.time["backward"].median == pytest.approx(2e-3)
     assert record.time["other"].median == pytest.approx(8e-3)
+
+
+def test_its_methods_and_its_signals_are_known() -> None:
     module = pl.LightningModule()
     assert not overrides(module, "train_dataloader")
     module.train_dataloader = list  # as many notebooks set it on the module itself
     assert overrides(module, "train_dataloader")
-
-
-def test_a_signal_is_an_interruption() -> None:
-    exceptions = importlib.import_module(f"{NAME}.utilities.exceptions")
-    assert status_of(exceptions.SIGTERMException()) == "interrupted"
+    assert status_of(SIGTERMException()) == "interrupted"
