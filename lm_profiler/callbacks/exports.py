@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,22 +52,6 @@ _GAUGES = {
         "Share of the last steps that waits for data.",
     ),
 }
-
-
-class _Totals(NamedTuple):
-    """The sums of the steps up to now, as one request gets them."""
-
-    counts: NDArray[np.int64]  # of the steps in each bucket
-    seconds: list[float]  # of each part
-    memory_bytes: dict[str, int]  # by kind: held now, and at most
-    last_ns: int | None  # when the last step ended
-    tokens: int | None  # of all steps; None means unknown
-    # of the last steps, by the names of ``live_figures``
-    recent_figures: Mapping[str, float]
-
-    @property
-    def steps(self) -> int:
-        return int(self.counts.sum())
 
 
 @dataclass(eq=False)
@@ -122,54 +106,45 @@ class RunMetrics:
         elif self._tokens is not None:
             self._tokens += counted.tokens
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics; ``prometheus_client`` calls this for each request."""
-        totals = self._totals()
-        yield self._step_metric(totals)
-        yield self._phase_metric(totals)
-        if totals.tokens is not None:
-            yield self._token_metric(totals.tokens)
-        yield self._memory_metric(totals.memory_bytes)
+    def collect(self) -> list[Metric]:
+        """Return the metrics; ``prometheus_client`` calls this for each request, in a thread of its own."""
+        with self._lock:
+            return list(self._metrics())
+
+    def _metrics(self) -> Iterator[Metric]:
+        yield self._step_metric()
+        yield self._phase_metric()
+        if self._tokens is not None:
+            yield self._token_metric(self._tokens)
+        yield self._memory_metric()
         for figure, (name, meaning) in _GAUGES.items():
-            yield self._gauge(name, meaning, totals.recent_figures.get(figure))
+            yield self._gauge(name, meaning, self._recent_figures.get(figure))
         last_s: float | None = None
-        if totals.last_ns is not None:
-            last_s = self.epoch_s + totals.last_ns * 1e-9
+        if self._last_ns is not None:
+            last_s = self.epoch_s + self._last_ns * 1e-9
         name = "lm_profiler_last_step_timestamp_seconds"
         yield self._gauge(name, "When the last step ended, since 1970.", last_s)
-
-    def _totals(self) -> _Totals:
-        """Return a copy of the totals so far: the server answers in a thread of its own."""
-        with self._lock:
-            return _Totals(
-                counts=self._counts.copy(),
-                seconds=self._sums_s.tolist(),
-                memory_bytes=dict(self._memory_bytes),
-                last_ns=self._last_ns,
-                tokens=self._tokens,
-                recent_figures=self._recent_figures,
-            )
 
     @property
     def _label_values(self) -> list[str]:
         return list(self.labels.values())
 
-    def _step_metric(self, totals: _Totals) -> Metric:
+    def _step_metric(self) -> Metric:
         """Return the histogram of the durations of steps."""
         from prometheus_client.core import HistogramMetricFamily
 
         edges = [f"{edge:.4g}" for edge in _EDGES_S]
-        counts_up_to_edge = np.cumsum(totals.counts).tolist()
+        counts_up_to_edge = np.cumsum(self._counts).tolist()
         buckets = list(zip([*edges, "+Inf"], counts_up_to_edge, strict=True))
         metric = HistogramMetricFamily(
             "lm_profiler_step_seconds",
             "Duration of a training step.",
             labels=list(self.labels),
         )
-        metric.add_metric(self._label_values, buckets, totals.seconds[-1])
+        metric.add_metric(self._label_values, buckets, float(self._sums_s[-1]))
         return metric
 
-    def _phase_metric(self, totals: _Totals) -> Metric:
+    def _phase_metric(self) -> Metric:
         """Return the summed seconds and the number of steps, for each phase."""
         from prometheus_client.metrics_core import SummaryMetricFamily
 
@@ -178,8 +153,9 @@ class RunMetrics:
             "Duration of a phase of a training step.",
             labels=[*self.labels, "phase"],
         )
-        for part, seconds in zip(PARTS, totals.seconds, strict=False):
-            metric.add_metric([*self._label_values, part], totals.steps, seconds)
+        steps = int(self._counts.sum())
+        for part, seconds in zip(PARTS, self._sums_s.tolist(), strict=False):
+            metric.add_metric([*self._label_values, part], steps, seconds)
         return metric
 
     def _token_metric(self, tokens: float) -> Metric:
@@ -194,7 +170,7 @@ class RunMetrics:
         metric.add_metric(self._label_values, tokens)
         return metric
 
-    def _memory_metric(self, memory_bytes: Mapping[str, int]) -> Metric:
+    def _memory_metric(self) -> Metric:
         """Return the gauges of bytes in use between steps: now, and at most so far."""
         from prometheus_client.core import GaugeMetricFamily
 
@@ -203,7 +179,7 @@ class RunMetrics:
             "Memory in use between two steps, now and at most.",
             labels=[*self.labels, "kind"],
         )
-        for kind, kind_bytes in memory_bytes.items():
+        for kind, kind_bytes in self._memory_bytes.items():
             metric.add_metric([*self._label_values, kind], kind_bytes)
         return metric
 
