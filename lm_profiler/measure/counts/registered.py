@@ -5,7 +5,6 @@ Imports no torch, so that ``lm_profiler.register_flops`` costs nothing where not
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -95,11 +94,6 @@ def register_flops(
             )
         operator_formulas[target] = ProgramFormula(target, formula)
     elif _is_autograd_function(target):
-        _expect_to_take(formula, target, "forward", _arguments_of_forward(target))
-        if backward is not None:
-            _expect_to_take(
-                backward, target, "backward", _parameters(target, "backward")
-            )
         checked_backward = None
         if backward is not None:
             checked_backward = ProgramFormula(f"{target.__name__}.backward", backward)
@@ -138,47 +132,6 @@ def has_context(function: Any) -> bool:
         if "setup_context" in vars(kind):
             return bool(kind.__module__ == "torch.autograd.function")
     return True
-
-
-def _parameters(function: type, method_name: str) -> list[inspect.Parameter]:
-    method = getattr(function, method_name)
-    return list(inspect.signature(method).parameters.values())
-
-
-def _arguments_of_forward(function: type) -> list[inspect.Parameter]:
-    """Return the parameters of a Function's ``forward``, without its context."""
-    parameters = _parameters(function, "forward")
-    if (
-        has_context(function)
-        and parameters
-        and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL
-    ):
-        return parameters[1:]
-    return parameters
-
-
-def _expect_to_take(
-    formula: Formula,
-    function: type,
-    method_name: str,
-    parameters: list[inspect.Parameter],
-) -> None:
-    """Raise UsageError if ``formula`` cannot take as many arguments as the method."""
-    if any(
-        parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters
-    ):
-        return  # it takes any number
-    try:
-        signature = inspect.signature(formula)
-    except ValueError:  # a function of C without a signature
-        return
-    try:
-        signature.bind(*parameters)
-    except TypeError as error:
-        names = ", ".join(parameter.name for parameter in parameters)
-        raise UsageError(
-            f"{_SUBJECT}: the formula of {function.__name__}.{method_name} has to take ({names}): {error}"
-        ) from None
 
 
 def has_program_formulas() -> bool:
