@@ -251,7 +251,6 @@ _WIDTH = 7.2
 _MOST_TICKS = 24
 _MARKERS = "osD^vPX"
 _DASHES = ("-", "--", ":", "-.")
-_SAME_SHARE = 1e-3  # lines whose points differ by less than this share of the largest value would hide each other
 
 
 def _figure_against_fact(
@@ -270,14 +269,13 @@ def _figure_against_fact(
     trouble_lines = _trouble_lines(groups, figures)
     drawn, axes = new_figure(_WIDTH, 4.0 + 0.17 * len(trouble_lines))
     axis = axis_of(groups)
-    all_lines = groups_by_line(groups)
-    lines = _distinct_lines(all_lines, column, _SAME_SHARE * max(values))
+    lines = groups_by_line(groups)
     for index, (name, groups_of_line) in enumerate(lines.items()):
         points = []
         for group in groups_of_line:
             place = axis.places[group.values[0]]
             points.append((place, estimate(group.entries, column)))
-        label = name if index < _MOST_LINES else "_"
+        label = shortened(name) if index < _MOST_LINES else "_"
         _draw_line(
             axes,
             points,
@@ -296,7 +294,7 @@ def _figure_against_fact(
     axes.set_xlabel("\n".join([wrapped(columns[0].title, _WIDTH), *trouble_lines]))
     label_lines = filter(None, (quantity.heading, error_bar_text(figures)))
     axes.set_ylabel("\n".join(label_lines))
-    if len(all_lines) > 1:
+    if len(lines) > 1:
         title = shortened(axis_title(columns[1]), 24) if len(columns) == 2 else ""
         if len(lines) > _MOST_LINES:
             title += f"\nand {len(lines) - _MOST_LINES} more"
@@ -326,54 +324,12 @@ def _draw_line(
         color=colour,
         capsize=3,
         fmt=style,
+        markerfacecolor="none",  # of lines that lie on each other all markers show
         label=label,
     )
     missing = [place for place, figure in points if figure.value is None]
     if missing:
         axes.plot(missing, [0.0] * len(missing), "x", color=colour, clip_on=False)
-
-
-ValuesByPlace = Mapping[Any, float | None]
-
-
-def _distinct_lines(
-    lines: Mapping[str, list[Group]], column: Column, least_difference: float
-) -> dict[str, list[Group]]:
-    """Return the lines to draw by their labels. Lines whose values differ by less than ``least_difference`` are one.
-
-    Otherwise the last one drawn would hide the others. Its label names all of them, each on a line of its own.
-    """
-    values_by_line: dict[str, ValuesByPlace] = {}
-    for name, groups in lines.items():
-        by_place = {}
-        for group in groups:
-            by_place[group.values[0]] = estimate(group.entries, column).value
-        values_by_line[name] = by_place
-    twins: dict[str, list[str]] = {}  # by the first of them
-    for name, values in values_by_line.items():
-        main_line = name
-        for drawn_line in twins:
-            if _hide_each_other(values, values_by_line[drawn_line], least_difference):
-                main_line = drawn_line
-                break
-        twins.setdefault(main_line, []).append(shortened(name))
-    return {" =\n".join(names): lines[name] for name, names in twins.items()}
-
-
-def _hide_each_other(
-    values_a: ValuesByPlace, values_b: ValuesByPlace, least_difference: float
-) -> bool:
-    """Return whether two lines lie on each other: all values differ by less than ``least_difference``."""
-    if values_a.keys() != values_b.keys():
-        return False
-    for place, value_a in values_a.items():
-        value_b = values_b[place]
-        if value_a is None or value_b is None:
-            if value_a is not value_b:
-                return False
-        elif abs(value_a - value_b) >= least_difference:
-            return False
-    return True
 
 
 def _trouble_lines(groups: Sequence[Group], figures: Sequence[Estimate]) -> list[str]:
