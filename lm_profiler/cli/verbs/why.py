@@ -24,10 +24,8 @@ from lm_profiler.cli.verbs.shared import (
     write,
     write_json,
 )
-from lm_profiler.measure.boundary import print_message
 from lm_profiler.record.calls import OK
 from lm_profiler.record.entry import Collection
-from lm_profiler.record.figure import bytes_text, count_text, duration_text
 from lm_profiler.record.files import Part
 from lm_profiler.report.page.tables_page import write_tables_page
 from lm_profiler.report.run.trace_pair_tables import comparison_tables, ranks_tables
@@ -47,9 +45,6 @@ for example:
   lm_profiler why logs/run/version_0                             the traces of a run of our own"""
 
 _MOST_TRACES = 64
-# So many bytes of a file are read in a second, over all readings of a large one, by one core of a slow machine.
-_BYTES_PER_S, _PACKED_BYTES_PER_S = 40e6, 2e6
-_LONG_S = 10.0  # a reading that takes longer is announced
 _PAGE = "html"
 _TRACES_OF_RUN = "trace/rank*.pt.trace.json.gz"
 
@@ -115,7 +110,6 @@ def run(options: Options) -> int:
         raise UsageError(
             f"TRACE: expected at most {_MOST_TRACES} traces, given {len(paths)}"
         )
-    _announce(paths)
     if options.ranks and len(paths) == 1:
         traces = _traces_of_processes(paths[0], options.step)
     else:
@@ -170,23 +164,6 @@ def _trace_files(paths: Sequence[Path]) -> list[Path]:
             )
         files += files_of_run
     return files
-
-
-def _announce(paths: Sequence[Path]) -> None:
-    """Print how long it takes to read ``paths`` if they are large; a file that cannot be read is refused later."""
-    file_bytes = 0
-    seconds = 0.0
-    files = [path for path in paths if path.is_file()]
-    for path in files:
-        bytes_per_s = _BYTES_PER_S
-        if path.suffix == ".gz":
-            bytes_per_s = _PACKED_BYTES_PER_S
-        size_bytes = path.stat().st_size
-        file_bytes += size_bytes
-        seconds += size_bytes / bytes_per_s
-    if seconds > _LONG_S:
-        traces_text = f"{count_text(len(files), 'trace')} ({bytes_text(file_bytes)})"
-        print_message(f"reading {traces_text} takes about {duration_text(seconds)}")
 
 
 def _traces_of_processes(path: Path, step_name: str | None) -> list[AnyTrace]:

@@ -13,7 +13,6 @@ from cuda_trace import Trace, cuda_step
 from refused import assert_refused_as_stored
 
 from lm_profiler.cli.main import main
-from lm_profiler.cli.verbs import why
 from lm_profiler.record.trace_answer import TraceAnswer, TraceComparison, TraceRanks
 
 
@@ -106,19 +105,6 @@ def test_the_page_has_the_cells_of_the_tables_and_no_script(tmp_path: Path) -> N
     assert "<script>alert(1)</script>&kernel" in shown.cells
     assert "0.050" in shown.cells
     assert "script" not in shown.tags
-
-
-def test_a_long_trace_is_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    path = Path(written(tmp_path / "trace.json", cuda_step()))
-    assert main(["why", str(path), "--format", "json"]) == 0
-    answer, announced = capsys.readouterr()
-    assert announced == ""
-    monkeypatch.setattr(why, "_BYTES_PER_S", path.stat().st_size / 130)
-    assert main(["why", str(path), "--format", "json"]) == 0
-    slow_answer, announced = capsys.readouterr()
-    assert slow_answer == answer
-    assert announced.startswith("lm_profiler: reading 1 trace (")
-    assert announced.endswith("takes about 2.17 min\n")
 
 
 def test_what_cannot_be_answered_is_refused_before_anything_is_printed(
