@@ -22,7 +22,6 @@ from lm_profiler.analysis.plan.planned import (
     SETTINGS,
     Planned,
     largest_that_fits,
-    smallest_gpu,
 )
 from lm_profiler.callbacks.collect import model_facts
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
@@ -139,16 +138,14 @@ def rehearse(
     cli.model = model
     check_together(model, data, trainer, cli.verb)
 
-    weights_fit = not device_bytes or refusal_by_weights(cli, device_bytes) is None
     strategy: Any = trainer.strategy
     context_length = None
     if isinstance(data, FakeTokens):
         context_length = data.context_length
         strategy.rows = data.batch_size
         data.batch_size = 1  # build one row only; the full batch may not fit
-    # If the weights do not fit, no batch does. The inputs of attention alone are parameters: another size needs another
-    # module.
-    can_be_resized = weights_fit and not isinstance(model, AttentionAlone)
+    # The inputs of attention alone are parameters: another size needs another module.
+    can_be_resized = not isinstance(model, AttentionAlone)
 
     def own_size() -> int | None:  # known after the first step
         sizes = {"batch": strategy.samples, "context": context_length}
@@ -171,7 +168,7 @@ def rehearse(
         step,
         batch=strategy.samples,
         context=context_length,
-        largest=_largest(largest, weights_fit),
+        largest=largest[0] if largest else None,
         compiled=is_compiled,
         work=_scaled_work(
             cli, step.work, bytes_are_unknown=gpu is not None or is_compiled
@@ -217,12 +214,6 @@ def _run(cli: ProfilerCLI, rehearsal: RehearsedSizes) -> str | None:
     if not rehearsal.observed_steps:
         raise UsageError("data: the loader has fewer batches than two steps need")
     return failure
-
-
-def _largest(sizes: list[int], weights_fit: bool) -> int | None:
-    if not weights_fit:
-        return 0
-    return sizes[0] if sizes else None
 
 
 # bytes of a parameter, its gradient and each of its optimizer's states by the Trainer's precision
@@ -273,24 +264,10 @@ def refusal_by_weights(cli: ProfilerCLI, device_bytes: int) -> str | None:
     parts = ", ".join(
         f"{part} {bytes_text(count)}" for part, count in bytes_by_part.items() if count
     )
-    needed_with = {
-        "--trainer.precision=bf16-true": needed_bytes * 2 // parameter_bytes,
-        "--model.optimizer=sgd": needed_bytes
-        - bytes_by_part.get("optimizer states", 0),
-    }
-    line = (
+    return (
         f"not enough memory: {bytes_text(needed_bytes)} without activations ({parts}), "
+        f"{bytes_text(device_bytes)} available"
     )
-    line += f"{bytes_text(device_bytes)} available"
-    for option, count in needed_with.items():
-        if count <= device_bytes:
-            line += f"; {bytes_text(count)} with {option}"
-    gpu = smallest_gpu(needed_bytes)
-    if gpu is not None:
-        line += (
-            f"; the smallest GPU that holds them: {gpu.name} ({bytes_text(gpu.bytes)})"
-        )
-    return line
 
 
 def _settings(cli: ProfilerCLI) -> dict[str, Any]:

@@ -30,7 +30,6 @@ pytestmark = pytest.mark.usefixtures("no_rates")
 
 
 CHECK = "--check_memory=true"
-HALF = "--trainer.precision=bf16-true"
 TINY = {
     "model": {"size": "small", "d_model": 16, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 50},
     "data": {"batch_size": 64, "context_length": 8},
@@ -124,7 +123,6 @@ def test_weights_gradients_and_states_that_do_not_fit_are_refused_without_a_rehe
     assert rehearsed == []
     line, _ = capsys.readouterr().err.splitlines()
     assert f"{bytes_text(needs)} without activations (parameters {bytes_text(4 * TINY_PARAMETERS)}, " in line
-    assert f"; {bytes_text(needs // 2)} with {HALF}" in line
     record = last_run()
     assert (record.status, record.planned and record.planned.available) == ("refused", needs - 1)
 
