@@ -11,10 +11,10 @@ from stored_texts import assert_stored
 from tabled import write, write_sweep
 
 from lm_profiler.analysis.conclude import with_unfinished
-from lm_profiler.record.entry import Entry, collect
+from lm_profiler.record.entry import collect
 from lm_profiler.record.improve_record import IMPROVE_FILE, ImproveRecord
 from lm_profiler.record.quantities import QUANTITIES
-from lm_profiler.record.run_record import Failure, RecordError, read_run
+from lm_profiler.record.run_record import RecordError, read_run
 from lm_profiler.report.tables.table_columns import column
 
 STEPS = [(0.001, 0.002)] * 6
@@ -45,26 +45,6 @@ def test_the_folder_of_a_search_is_walked_and_that_of_a_run_is_not(tmp_path: Pat
     assert list(found.searches) == [searched]
     assert [entry.folder for entry in found.entries] == [run]
     assert found.problems == []
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        pytest.param(b"", id="empty"),
-        pytest.param(b'{"schema_version": 1, "name"', id="truncated"),
-        pytest.param(b'{"nodes": [1, 2]}', id="foreign"),
-        pytest.param(b"[]", id="no object"),
-        pytest.param(b"\xff\xfe\x00{", id="not text"),
-    ],
-)
-def test_a_damaged_record_is_a_problem_that_names_its_file(tmp_path: Path, content: bytes):
-    good = write(tmp_path / "good", STEPS)
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "run.json").write_bytes(content)
-    found = collect([tmp_path])
-    assert [entry.folder for entry in found.entries] == [good]
-    [problem] = found.problems
-    assert str(tmp_path / "bad" / "run.json") in problem
 
 
 def test_a_record_of_a_later_version_or_none_is_a_problem_as_stored(tmp_path: Path):
@@ -132,22 +112,6 @@ def test_a_sweep_is_its_cells_in_the_order_of_its_plan_and_earlier_runs_are_thei
     assert (entry.folder, entry.cell) == (earlier, None)
 
 
-def test_cells_that_are_given_one_by_one_are_those_of_their_sweep_in_its_order(tmp_path: Path):
-    sweep = tmp_path / "sweep"
-    ran = [write(sweep / f"cell{at}" / "version_0", STEPS) for at in range(2)]
-    cells = [({"data.a": "9"}, 0, "ok", ran[0]), ({"data.a": "1"}, 0, "ok", ran[1])]
-    write_sweep(sweep, [*cells, ({"data.a": "5"}, 0, "timeout", None)])
-    (sweep / "cell2").mkdir(exist_ok=True)
-    alone = write(tmp_path / "alone" / "version_0", STEPS)
-    whole = collect([sweep]).entries
-    by_pattern = collect([sweep / "cell2", sweep / "cell1", alone, sweep / "cell0", sweep / "cell1"]).entries
-    assert [entry.folder for entry in by_pattern] == [*(entry.folder for entry in whole), alone]
-    assert [(entry.name, entry.status) for entry in by_pattern[:3]] == [(entry.name, entry.status) for entry in whole]
-    assert [dict(entry.overrides) for entry in by_pattern[:3]] == [{"data.a": value} for value in ("9", "1", "5")]
-    assert [entry.folder for entry in collect([ran[1]]).entries] == [ran[1]]
-    assert len(collect([sweep / "cell2", sweep]).entries) == 3
-
-
 def test_a_cell_that_is_still_running_or_was_killed_with_its_sweep_shows_what_it_has(tmp_path: Path):
     sweep = tmp_path / "sweep"
     write_sweep(sweep, [({"data.a": "1"}, 0, "missing", None), ({"data.a": "2"}, 0, "missing", None)])
@@ -159,22 +123,6 @@ def test_a_cell_that_is_still_running_or_was_killed_with_its_sweep_shows_what_it
     assert (running.status, running.folder, running.name) == ("unfinished", begun, "cell0")
     assert column("step_s").get(running) is not None
     assert (waiting.status, waiting.record) == ("not run", None)
-
-
-def test_a_refusal_says_once_that_it_is_one_and_a_class_of_lightnings_has_its_short_name(tmp_path: Path):
-    folder = write(tmp_path / "run", failed=("refused", ""))
-    why = Failure(phase="setup", step=None, type="Refused", message="memory: too little\nwould fit: less")
-    read_run(folder).model_copy(update={"failure": why}).write(folder / "run.json")
-    [entry] = collect([tmp_path]).entries
-    assert entry.reason.count("memory") == 1
-    assert "refused" not in entry.reason
-    ours = "lm_profiler.training.data_parallel.FlatDDP"
-    classes = {"lightning.pytorch.strategies.DDPStrategy": "DDPStrategy", ours: ours}
-    for path, shown in classes.items():
-        strategy = {"class_path": path, "init_args": {"bucket_cap_mb": 10}}
-        record = read_run(write(tmp_path / shown)).model_copy(update={"config": {"trainer": {"strategy": strategy}}})
-        entry = Entry(tmp_path, record)
-        assert (entry.option("trainer.strategy"), entry.option("trainer.strategy.bucket_cap_mb")) == (shown, 10)
 
 
 def test_of_a_sweep_whose_plan_or_outcome_is_damaged_the_runs_are_kept(tmp_path: Path):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,13 +26,6 @@ def test_the_file_holds_what_was_written_and_what_cannot_be_leaves_nothing(tmp_p
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(FileNotFoundError):
         write_whole(tmp_path / "missing" / "run.json", "x")
-
-
-@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")
-def test_it_is_as_readable_as_any_other_file(tmp_path: Path) -> None:
-    write_whole(tmp_path / "ours", "x")
-    (tmp_path / "theirs").write_text("x")
-    assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == stat.S_IMODE((tmp_path / "theirs").stat().st_mode)
 
 
 @pytest.mark.parametrize("fails_at", ["write_bytes", "replace"], ids=["write", "rename"])
@@ -66,29 +57,6 @@ def test_runs_are_numbered_onwards_and_threads_that_claim_at_once_get_a_folder_e
         claimed = list(threads.map(claim_run_dir, [tmp_path] * 64))
     assert len(set(claimed)) == 64
     assert all(folder.is_dir() for folder in claimed)
-
-
-def test_processes_that_claim_at_once_get_a_folder_each(tmp_path: Path) -> None:
-    code = "import sys, pathlib; from lm_profiler.record.files import claim_run_dir as c\n"
-    code += "sys.stdin.read(); [print(c(pathlib.Path(sys.argv[1])).name) for _ in range(20)]"
-    command = [sys.executable, "-c", code, str(tmp_path / "parent")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, **pipes) for _ in range(4)]
-    for process in processes:  # all wait for this
-        process.stdin.close()
-        process.stdin = None
-    names = [name for process in processes for name in process.communicate(timeout=60)[0].split()]
-    assert sorted(names) == sorted(f"version_{n}" for n in range(80))
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_an_os_error(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(PermissionError):
-            claim_run_dir(tmp_path / "name")
-    finally:
-        tmp_path.chmod(0o700)
 
 
 def test_links_and_pipes_stay_and_what_they_lead_to_is_written(tmp_path: Path) -> None:

@@ -31,16 +31,6 @@ def test_phases_columns_and_tags_are_those_that_are_published_and_unique() -> No
     assert tags["mfu"] == "throughput/mfu"
 
 
-def test_the_unit_is_in_the_name_and_in_the_tag() -> None:
-    for x in ALL:
-        assert x.name.endswith({"s": "_s", "bytes": "_bytes", "1/s": "_per_s", "1": ""}[x.unit])
-        if x.tag is not None:
-            group = x.tag.partition("/")[0]
-            assert group in {"time_ms", "host_time_ms", "memory_gib", "throughput"}
-            assert {"ms": "_ms", "GiB": "_gib"}.get(x.shown_unit, "") in group
-    assert q.TIMES["forward"].show(0.001, unit=False) == "1.000"
-
-
 @pytest.mark.parametrize(
     "quantity, value, shown",
     [

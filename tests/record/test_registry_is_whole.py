@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from whole_record import WHOLE, WHOLE_SEARCH
 
 from lm_profiler.record.improve_record import ImproveRecord
-from lm_profiler.record.quantities import FIGURES, GROUPS, QUANTITIES, STEP_COLUMNS, TIMES, TOKENS, Quantity
+from lm_profiler.record.quantities import FIGURES, GROUPS, QUANTITIES, STEP_COLUMNS, TOKENS, Quantity
 from lm_profiler.record.run_record import Part, RunRecord
 
 NO_FIGURES = {
@@ -100,13 +100,6 @@ def test_every_number_of_a_file_is_in_the_registry(form: type[Part]) -> None:
     ]
     known = registered(form)
     assert [path for path in figures if not any(matches(path, each) for each in known)] == []
-
-
-@pytest.mark.parametrize("times", ["time", "host_time"])
-def test_every_part_has_every_statistic(times: str) -> None:
-    names = {path.rpartition(".")[2] for path in numbers() if path.startswith(f"{times}.*")} - set(OF_ALL_PARTS)
-    assert names
-    assert {f"{times}.{part}.{name}" for part in TIMES for name in names} <= registered()
 
 
 def at(tree: Any, path: str) -> Any:

@@ -9,105 +9,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_environment import made_run
 from pydantic import ValidationError
 from raised import refusal
 from stored_texts import assert_stored
+from whole_record import WHOLE
 
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run_record import (
-    SCHEMA_VERSION,
-    Environment,
     Failure,
-    MemoryFacts,
-    MemoryReading,
-    ModelFacts,
     RecordError,
     RunRecord,
-    Throughput,
     TimeSummary,
     read_run,
 )
 
-SUMMARY = TimeSummary(
-    n=3, mean=0.1, std=0.01, cv=0.1, median=0.1, ci_low=None, ci_high=None, p5=None, p95=None, min=0.09, max=0.11,
-    outliers=0,
-)  # fmt: skip
-EMPTY = TimeSummary(
-    n=0, mean=None, std=None, cv=None, median=None, ci_low=None, ci_high=None, p5=None, p95=None, min=None, max=None,
-    outliers=0,
-)  # fmt: skip
-MINIMAL = RunRecord(
-    name="minimal", status="refused", failure=None, verb="fit", started="2026-01-02T03:04:05+00:00", duration_s=0.0,
-    command="", config=None,
-)  # fmt: skip
-FULL = RunRecord(
-    name="full",
+MINIMAL = made_run(status="refused")
+FULL = made_run(
     status="oom",
     failure=Failure(phase="backward", step=7, type="OutOfMemoryError", message="CUDA out of memory"),
-    verb="validate",
-    started="2026-01-02T03:04:05+00:00",
-    duration_s=12.5,
-    command="python -m lm_profiler fit --config 'a b.yaml'",
     config={"model": {"size": "small", "lr": 1e-4, "betas": [0.9, None]}, "µ": True},
-    environment=Environment(
-        versions={"torch": "2.13.0"},
-        platform="Linux",
-        cpu="a processor",
-        cpu_count=2,
-        threads=2,
-        device_type="cuda",
-        device_name="a device",
-        device_bytes=80 << 30,
-        driver=None,
-        world_size=2,
-        flags={"float32_matmul_precision": "high", "cudnn_benchmark": False},
-        git_commit=None,
-    ),
-    model=ModelFacts(
-        class_path="a.B",
-        parameters=3_406_809_600,
-        parameters_without_embedding=None,
-        trainable_parameters=0,
-        bytes=1 << 40,
-        precision="bf16-mixed",
-        optimizers=["AdamW", "SGD"],
-        accumulate_grad_batches=4,
-    ),
     steps={"warmup": 2, "measure": 3},
-    steps_planned={"warmup": 2, "measure": 20},
-    first_step_s=1 / 3,
-    between_steps_s=0.0,
-    time={**dict.fromkeys(TIMES, SUMMARY), "clip": EMPTY},
-    host_time=dict.fromkeys(TIMES, SUMMARY),
-    rank_step_s=[0.1, 0.2],
-    memory=MemoryFacts(measured=MemoryReading(allocated_peak=1), parts={"forward": MemoryReading(resident_peak=2)}),
-    throughput=Throughput(tokens_per_step=None, tokens_per_s=None),
-    notes=["one", "two"],
+    time={**dict.fromkeys(TIMES, TimeSummary(n=3, mean=0.1, median=0.1)), "clip": TimeSummary(n=0)},
 )
 
 
-@pytest.mark.parametrize("record", [MINIMAL, FULL], ids=["minimal", "full"])
+@pytest.mark.parametrize("record", [MINIMAL, RunRecord.model_validate(WHOLE)], ids=["minimal", "whole"])
 def test_a_record_comes_back_as_it_was(tmp_path: Path, record: RunRecord) -> None:
     record.write(tmp_path / "run.json")
     assert read_run(tmp_path) == record
-
-
-def test_names_are_found_by_any_reader_and_a_lone_surrogate_is_written_and_read(tmp_path: Path) -> None:
-    FULL.write(tmp_path / "run.json")
-    plain = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
-    assert plain["schema_version"] == SCHEMA_VERSION
-    failure = {"phase": "backward", "step": 7, "type": "OutOfMemoryError", "message": "CUDA out of memory"}
-    assert plain["failure"].items() >= failure.items()
-    assert plain["time"]["step"]["median"] == 0.1
-    assert plain["time"]["clip"]["median"] is None
-    assert plain["config"]["µ"] is True
-    assert plain["model"]["parameters"] == 3_406_809_600
-    # As a command line has one whose words are no UTF-8.
-    record = FULL.model_copy(update={"command": "fit --data.path=\udcff\U0001f600", "notes": ["\ud800 and µ"]})
-    record.write(tmp_path / "run.json")
-    assert read_run(tmp_path) == record.model_copy(
-        update={"command": "fit --data.path=?\U0001f600", "notes": ["? and µ"]}
-    )
 
 
 def set_to(**changes: Any) -> Callable[[str], str]:
@@ -127,7 +57,7 @@ def without(key: str) -> Callable[[str], str]:
         (set_to(duration_s="long"), "duration_s"),
         (set_to(steps={"measure": 1.5}), "steps.measure"),
         (set_to(failure={"phase": "forward"}), "failure.step"),
-        (set_to(time={"step": SUMMARY.model_dump()}), "time"),
+        (set_to(time={"step": {"n": 3}}), "time"),
         (without("status"), "status"),
         (lambda text: text[: len(text) // 2], "file"),
         (lambda text: "", "file"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 from raised import refusal
 from stored_texts import assert_stored
 
-from lm_profiler.record.quantities import PARTS, STEP_COLUMNS, TIMED
+from lm_profiler.record.quantities import STEP_COLUMNS, TIMED
 from lm_profiler.record.steps import UNKNOWN, StepRow, largest_peaks, read_steps, write_steps
 
 SECONDS = tuple(0.001 * n for n in range(1, 9))
@@ -50,20 +49,6 @@ def test_rows_come_back_to_the_nanosecond_and_are_written_the_same_again(tmp_pat
     write_steps(tmp_path / "steps.csv", [])
     assert (tmp_path / "steps.csv").read_text() == ",".join(STEP_COLUMNS) + "\n"
     assert len(read_steps(tmp_path / "steps.csv")) == 0
-
-
-def test_any_reader_of_csv_finds_the_columns_by_name(tmp_path: Path) -> None:
-    write_steps(tmp_path / "steps.csv", ROWS)
-    with (tmp_path / "steps.csv").open(newline="") as file:
-        first, second, third = csv.DictReader(file)
-    assert first["step"] == "1"
-    assert first["stage"] == "warmup"
-    assert [float(first[f"{part}_s"]) for part in PARTS] == pytest.approx(SECONDS)
-    assert [float(first[f"{part}_host_s"]) for part in PARTS] == pytest.approx(HOST)
-    assert float(first["step_s"]) == pytest.approx(0.036)
-    assert (first["tokens"], first["allocated_peak_bytes"], first["rank"]) == ("4096", str(1 << 40), "0")
-    assert second["forward_s"] == second["tokens"] == second["allocated_peak_bytes"] == ""  # unknown is empty
-    assert (second["resident_peak_bytes"], third["tokens"]) == ("5", "0")  # and zero is zero
 
 
 DAMAGES = {

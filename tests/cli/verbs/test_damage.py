@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -14,13 +15,17 @@ from made_parts import made_kernel, made_kernels, made_phase
 from made_runs import made_entry
 from stored_texts import assert_stored
 
+from lm_profiler.analysis.evidence import EVIDENCE_FILE, Evidence, write_evidence
 from lm_profiler.cli.main import main
 from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.run_record import read_run
+from lm_profiler.record.steps import read_rows
+from lm_profiler.record.watch_files import STATUS, WatchStatus
 
 pytestmark = pytest.mark.usefixtures("no_preflight")
 
 
-SEED, ROUNDS = 20260102, 8
+SEED, ROUNDS = 20260102, 5
 TABLES = (
     [],
     ["--format", "csv"],
@@ -158,6 +163,39 @@ def test_a_damaged_search_hides_no_run(logs: Path, tmp_path: Path, capsys: pytes
         ):
             out = shown(logs, options, capsys)
             assert options or all(name in out for name in ("first", "second")), path.read_text()
+
+
+def same_kind(value: Any) -> list[Any]:
+    """The odd values of the type of ``value``: others are refused before anybody reckons with them."""
+    kind = (int, float) if isinstance(value, int | float) else type(value)
+    return [odd for odd in VALUES if isinstance(odd, kind)] or [*VALUES]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of sums beyond what a float holds
+@pytest.mark.parametrize("name, options, rounds", [(EVIDENCE_FILE, ["--again"], 40), (STATUS, [], 80)])
+def test_odd_evidence_and_a_watched_runs_odd_status_are_shown_or_told(
+    logs: Path, name: str, options: list[str], rounds: int
+) -> None:
+    folder = logs / "middle"
+    record = read_run(folder)
+    shared = {field: getattr(record, field) for field in Evidence.__dataclass_fields__ if hasattr(record, field)}
+    write_evidence(folder, Evidence(**{**shared, "rows": read_rows(folder)}))
+    ledger = {"step: forward": 5.0, "validation": 2.0}
+    WatchStatus(began_s=1e9, written_s=1e9 + 10, steps=40, ledger=ledger, wall_s=10.0, silent={1: 1e9}).write(
+        folder / STATUS
+    )
+    pack, unpack = (gzip.compress, gzip.decompress) if name.endswith(".gz") else (bytes, bytes)
+    whole = json.loads(unpack((folder / name).read_bytes()))
+    for round_ in range(rounds):
+        rng = random.Random(SEED + round_)
+        found = json.loads(json.dumps(whole))
+        *way, last = rng.choice(list(leaves(found)))
+        at = found
+        for key in way:
+            at = at[key]
+        at[last] = rng.choice(same_kind(at[last]))
+        (folder / name).write_bytes(pack(json.dumps(found).encode()))
+        assert main(["report", str(folder), *options]) in (0, 1, 2), (way, last, at[last])
 
 
 @pytest.mark.parametrize(
