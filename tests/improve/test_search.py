@@ -100,34 +100,6 @@ def verdicts(search: Searcher) -> list[tuple[str, str | None]]:
     return [(one.candidate.name, one.verdict) for one in search.tried if one.candidate]
 
 
-def test_winners_are_kept_and_the_rest_is_tried_on_top_of_them() -> None:
-    end = searched(values("a=1", "b=1", "c=1"), program({"a=1": 0.5, "b=1": 0.7, "c=1": 1.5}))
-
-    assert verdicts(end) == [("a=1", "FASTER"), ("b=1", "FASTER"), ("c=1", "SLOWER")]
-    assert end.options == {"a": "1", "b": "1"}
-    assert end.tried[1].a_options == {"a": "1"}
-    saved_s, low_s, high_s = end.tried[1].saved_s or (0.0, 0.0, 0.0)
-    assert saved_s == pytest.approx(0.15)
-    assert 0.0 < low_s < saved_s < high_s
-    assert end.outcome == "done"
-
-
-def test_the_final_setting_is_compared_in_turns_in_runs_that_nothing_was_chosen_by() -> None:
-    answer, asked = recorded(program({"a=1": 0.5, "b=1": 0.7}))
-    end = searched(values("a=1", "b=1"), answer)
-
-    assert (end.final.a_options, end.final.b_options, end.final.verdict) == ({}, {"a": "1", "b": "1"}, "FASTER")
-    assert end.final.interval.ratio == pytest.approx(0.35)
-    runs = [(tuple(one.options.items()), one.number) for one in asked if isinstance(one, Trial)]
-    assert len(runs) == len(set(runs))
-    assert all(isinstance(one, Trial) and one.options in ({}, end.options) for one in asked[-2 * end.final.pairs :])
-    answer, asked = recorded(program({"a=1": 1.0}, noise=0.05))
-    searched(values("a=1"), answer)
-
-    sides = "".join("b" if one.options else "a" for one in asked[1:] if isinstance(one, Trial))
-    assert sides.startswith("baab")
-
-
 def test_the_highest_ceiling_goes_first_and_a_change_without_one_is_found() -> None:
     answer, asked = recorded(program({"a=1": 1.5, "b=1": 1.5, "c=1": 1.5}))
     changes = values("a=1", "b=1", "c=1", ceilings=[0.1, None, 0.4])
@@ -302,16 +274,6 @@ def test_wrong_numbers_are_not_taken(checked: NumericsCheck, may_change: str | N
 
     assert [(one.verdict, one.accepted, one.numerics) for one in end.tried] == [(verdict, verdict == "FASTER", checked)]
     assert end.options == ({"a": "1"} if verdict == "FASTER" else {})
-
-
-@pytest.mark.parametrize("budget_s", [100.0, 400.0])
-def test_a_search_ends_within_its_budget_and_says_what_is_left(budget_s: float) -> None:
-    changes = [f"{name}=1" for name in "abcdefgh"]
-    end = searched(values(*changes), program(dict.fromkeys(changes, 1.0), noise=0.05), budget_s)
-
-    assert end.spent_s <= budget_s
-    assert end.outcome == "budget"
-    assert len(end.untried) + len({name for name, _ in verdicts(end)}) == len(changes)
 
 
 def test_useless_changes_are_accepted_in_at_most_4_of_100_searches_where_changes_make_processes_differ_more() -> None:

@@ -138,24 +138,6 @@ def test_it_ends_with_what_is_faster_and_right_and_says_why_the_rest_was_not_tak
     assert record.elapsed_s == len(program.ran)
 
 
-def test_where_a_run_is_ended_from_outside_the_record_says_how(tmp_path: Path) -> None:
-    """The process that starts cells was killed: nobody knows the exit code of the cell, and nobody pressed Ctrl-C."""
-
-    class Lost(Program):
-        def __call__(self, cell: Cell, limit_s: float) -> None:
-            super().__call__(cell, limit_s)
-            if len(self.ran) == 3:
-                path = self.folder / cell.id / "outcome.json"
-                outcome = CellOutcome.model_validate_json(path.read_text())
-                lost = {"status": "interrupted", "exit_code": None, "reason": "the server died (SIGKILL)"}
-                outcome.model_copy(update=lost).write(path)
-
-    record = improved(tmp_path / "it", Lost(tmp_path / "it"))
-    assert record.ended == "interrupted"
-    assert "SIGKILL" in record.notes[-1]
-    assert improved(tmp_path / "other", Program(tmp_path / "other", patience=3)).notes == []
-
-
 def test_distances_of_winners_are_added_up_and_scatter_is_that_of_the_steps(tmp_path: Path) -> None:
     """Each is within what is tolerated of the setting before it; of the first setting, the second is not."""
     record = improved(tmp_path / "it", Program(tmp_path / "it", drift=0.006))
@@ -195,17 +177,6 @@ def test_an_interrupted_search_goes_on_and_ends_as_if_nothing_had_been(tmp_path:
     assert improved(path, after) == whole
     assert {*before.ran} & {*after.ran} <= {"model.killed=true,r0"}  # what was killed from outside may run next time
     assert all(len(ran) == len({*ran}) for ran in (before.ran, after.ran))
-
-
-def test_what_the_budget_cuts_is_undecided_and_goes_on_with_a_larger_one(tmp_path: Path) -> None:
-    path = tmp_path / "it"
-    program = Program(path, slow={"trainer.precision=bf16-mixed,r0": 40.0, "precision=bf16-mixed,r0": 40.0})
-    record = improved(path, program, budget="30s")
-    cut = next(one for one in record.tried if one.name == "bf16")
-    assert (cut.verdict, record.ended) == ("UNDECIDED", "budget")
-    assert record.elapsed_s == pytest.approx(30.0)
-    again = improved(path, Program(path), budget="150s")
-    assert next(one for one in again.tried if one.name == "bf16").verdict == "FASTER"
 
 
 CELL = Cell(id="data.num_workers=4,r2", overrides={}, repeat=2, arguments=[])

@@ -48,17 +48,6 @@ def test_elsewhere_than_on_a_terminal_each_cell_is_a_line() -> None:
     assert_stored("sweep/display: lines", {"two of five cells, after one": file.getvalue()})
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_reason_is_no_order_to_the_terminal(terminal: bool) -> None:
-    file = io.StringIO()
-    console = Console(file=file, width=80, force_terminal=terminal, color_system=None)
-    display = display_of(CELLS, console=console)
-    with display.live_line():
-        display.cell_ends(CELLS[1], outcome("b", "failed", 1.0, "RuntimeError: \x1b]0;owned\x07 \x1b[31mred"))
-    assert r"\x1b]0;owned\x07" in file.getvalue()
-    assert "\x1b]0;" not in file.getvalue()
-
-
 def test_time_left_is_told_from_the_cells_that_have_ended_if_it_is_known() -> None:
     clock = Clock()
     display = display_of(CELLS, slots=2, console=Console(file=io.StringIO()), clock=clock)

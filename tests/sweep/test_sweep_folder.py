@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from stored_texts import assert_stored
 from lm_profiler.record.sweep_files import PLAN_FILE
 from lm_profiler.sweep.schedule import ProcessEnd, clear, record_outcome
 from lm_profiler.sweep.sweep_folder import SweepFolder
-from lm_profiler.sweep.sweep_plan import SweepRequest, part_of, plan_of
+from lm_profiler.sweep.sweep_plan import part_of
 from lm_profiler.usage_error import UsageError
 
 
@@ -60,18 +58,6 @@ def test_another_plan_or_something_else_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "sweep.json").read_text() == before
 
 
-def test_the_same_cells_in_another_order_or_by_another_path_are_the_same_sweep(tmp_path: Path) -> None:
-    first = SweepRequest(name="s", log_dir=str(tmp_path), grid={"a.x": ["1", "2"]})
-    (tmp_path / "s").mkdir()
-    plan_of(first, {}).write(tmp_path / "s" / PLAN_FILE)
-    again = replace(first, log_dir=os.path.relpath(tmp_path), grid={"a.x": ["2", "1"]})
-    with SweepFolder(again.folder, plan_of(again, {})) as folder:
-        assert {cell.id for cell in folder.missing()} == {"x=1", "x=2"}
-    other = plan_of(replace(first, options=["--a.y=3"]), {})
-    told = refusal(UsageError, lambda: SweepFolder(tmp_path / "s", other))
-    assert_stored("sweep/refused: other options", {"of all cells": told}, here=tmp_path)
-
-
 def test_of_two_sweeps_that_begin_at_once_the_second_sees_the_firsts_plan(tmp_path: Path) -> None:
     first = SweepFolder(tmp_path, plan("a"))
 
@@ -107,26 +93,6 @@ def test_folders_of_something_else_are_refused_and_nothing_is_left_of_what_never
     with open_part(tmp_path / "t", "1/2"):
         pass
     assert not (tmp_path / "t").exists()
-
-
-def test_two_sweeps_do_not_share_a_folder_until_the_last_process_that_has_it_is_gone(tmp_path: Path) -> None:
-    with SweepFolder(tmp_path, plan("a")) as folder:
-        folder.begin()
-        kept = os.dup(folder.lock)
-    waited: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        waited.append(seconds)
-        if len(waited) == 3:
-            os.close(kept)
-
-    with SweepFolder(tmp_path, plan("a"), sleep):
-        assert len(waited) == 3
-    with SweepFolder(tmp_path / "s", plan("a")):
-        told = refusal(UsageError, lambda: open_part(tmp_path / "s", None, "a"))
-    assert_stored("sweep/refused: running", {"the whole": told}, here=tmp_path)
-    with SweepFolder(tmp_path / "s", plan("a")):
-        pass
 
 
 def open_part(path: Path, text: str | None, cells: str = "abc") -> SweepFolder:

@@ -125,18 +125,6 @@ def test_too_many_cells_and_parts_that_are_none_are_refused() -> None:
     assert_stored("sweep/refused: no part", {text: refusal(UsageError, partial(part_of, text)) for text in texts})
 
 
-BEFORE, AFTER = {"base.yaml": "seed_everything: 1"}, {"base.yaml": "seed_everything: 2"}
-
-
-def test_a_changed_config_file_makes_another_plan() -> None:
-    request = SweepRequest(name="s", config="base.yaml", repeats=2)
-    before, after = plan_of(request, BEFORE), plan_of(request, AFTER)
-    assert after.cells == before.cells
-    assert after.config_sha256 != before.config_sha256
-    request = SweepRequest(name="s", list=[{"config": "base.yaml"}])
-    assert plan_of(request, AFTER).config_sha256 != plan_of(request, BEFORE).config_sha256
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 9])
 def test_the_parts_together_are_the_whole_and_none_has_a_cell_of_another(count: int) -> None:
     cells = list("abcdefg")
@@ -150,26 +138,6 @@ GRID = "--grid.model.size=small,medium"
 
 def read_request(arguments: list[str]) -> SweepRequest:
     return OptionsReader("sweep", SweepRequest).read(arguments)
-
-
-def test_a_file_and_the_command_line_say_the_same(tmp_path: Path) -> None:
-    (tmp_path / "sizes.yaml").write_text(
-        "config: configs/demo.yaml\n"
-        "grid:\n  model.size: [small, medium]\n  model.compile: [true, off]\n"
-        "list:\n  - {trainer.precision: 32-true, data.batch_size: 010}\n"
-        "repeats: 3\nseed: 7\ntimeout_s: 60\nverb: validate\n"
-    )
-    from_file = read_request([str(tmp_path / "sizes.yaml")])
-    line = [
-        *("--config", "configs/demo.yaml", GRID, "--grid.model.compile", "true,off"),
-        *("--list", "[{trainer.precision: 32-true, data.batch_size: 010}]"),
-        *("--repeats=3", "--seed=7", "--timeout_s=60", "--verb=validate", "--name=sizes"),
-    ]
-    assert read_request(line) == from_file
-    assert from_file.name == "sizes"
-    assert from_file.grid == {"model.size": ["small", "medium"], "model.compile": ["true", "off"]}  # text, as written
-    assert from_file.list == [{"trainer.precision": "32-true", "data.batch_size": "010"}]
-    assert (from_file.repeats, from_file.seed, from_file.timeout_s, from_file.verb) == (3, 7, 60.0, "validate")
 
 
 def test_the_line_overrides_the_file_and_lists_keep_their_brackets(tmp_path: Path) -> None:
@@ -235,15 +203,3 @@ def test_a_wrong_call_or_file_is_told_as_stored(tmp_path: Path) -> None:
         (tmp_path / "x.yaml").write_text(content)
         said[content] = refusal(UsageError, lambda: read_request([str(tmp_path / "x.yaml")]))
     assert_stored("sweep/refused: file", said, here=tmp_path)
-
-
-@pytest.mark.parametrize(
-    "option,told",
-    [
-        ("--repeats=" + "9" * 5000, "repeats: Exceeds the limit (4300"),
-        ("--grid.model.size=[a", "grid.model.size: expected YAML, given '[[a]'"),
-    ],
-    ids=["number", "list"],
-)
-def test_what_cannot_be_read_is_told_in_the_words_of_its_reader(option: str, told: str) -> None:
-    assert refusal(UsageError, lambda: read_request([GRID, option])).startswith(told)

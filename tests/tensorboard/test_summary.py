@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -148,30 +147,3 @@ def test_settings_are_all_options_of_the_config_whoever_set_them(tmp_path: Path,
         "trainer.precision": "32-true",
         "steadiness": "steady",
     }
-
-
-def test_the_command_is_shown_as_it_is_and_written_again_takes_the_place_of_the_first(tmp_path: Path, ask: Ask) -> None:
-    command = "python -m lm_profiler fit --a='**b** <img src=//evil> ![y](//evil) ```'\n# heading\n- item \x1b[31m"
-    write_hparams(made_entry(tmp_path / "run", command=command))
-    [text] = ask("text", "/text", run="run", tag="summary", markdown="true")
-    shown = text["text"]
-    assert not any(f"<{tag}" in shown for tag in ("img", "h1", "em", "a ")), shown
-    assert escape(command, quote=False).replace("\x1b", "\\x1b") in shown
-    assert "\x1b" not in shown
-    # Written again it takes the place of the first.
-    write_hparams(made_entry(tmp_path / "run", {"model.size": "small"}, status="failed"))
-    write_hparams(made_entry(tmp_path / "run", {"model.size": "large"}))
-    [session] = sessions(ask).values()
-    assert session["hparams"]["model.size"] == "large"
-    assert session["sessions"][0]["status"] == "STATUS_SUCCESS"
-
-
-def test_a_run_that_has_not_ended_or_has_no_text_is_a_session(tmp_path: Path, ask: Ask) -> None:
-    entry = made_entry(tmp_path / "run")
-    outcome = CellOutcome(cell="c", status="ok", reason=None, run=None, ended="", duration_s=0.0, exit_code=None)
-    write_hparams(dataclasses.replace(entry, outcome=outcome.model_copy(update={"status": "unfinished"})))
-    [session] = sessions(ask).values()
-    assert session["sessions"][0]["status"] == "STATUS_UNKNOWN"
-    write_hparams(Entry(tmp_path / "run", made_record({"model.size": "a\udcff"}, started="yesterday")))
-    [session] = sessions(ask).values()
-    assert session["hparams"]["model.size"] == "a\\udcff"

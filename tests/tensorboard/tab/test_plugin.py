@@ -13,12 +13,10 @@ import pytest
 from made_runs import made_entry
 from made_waterfall import made_waterfall
 from served import Get, get_from, write_trace
-from shown import of_kind, text_of, titled
+from shown import of_kind, text_of
 from tensorboard.plugins.base_plugin import TBContext
 
 from lm_profiler.cli.main import main
-from lm_profiler.record.sweep_files import PLAN_FILE, Cell, SweepPlan
-from lm_profiler.report.tables.table_columns import COLUMNS
 from lm_profiler.tensorboard.tab.plugin import LMProfilerPlugin
 
 
@@ -36,20 +34,6 @@ def test_the_tab_is_found_as_soon_as_a_run_is_there_and_says_what_it_needs(logdi
         assert "--logdir" in refused.text
 
 
-def test_runs_are_listed_with_the_figures_of_their_records(get: Get, logdir: Path) -> None:
-    made_entry(logdir / "demo" / "version_0", {"data.batch_size": "8"})
-    [run] = get("runs").json["runs"]
-    assert run["run"] == "demo/version_0"
-    assert run["values"]["status"] == "ok"
-    assert run["values"]["step_s"] == pytest.approx(10e-3, rel=0.01)
-    assert run["values"]["allocated_peak_bytes"] == 2**31
-    low, high = run["intervals"]["backward_s"]
-    assert low <= 5e-3 <= high
-    columns = {column["name"]: column for column in get("runs").json["columns"]}
-    assert columns["step_s"]["shown"] == {"unit": "ms", "scale": 1e3, "digits": 3}
-    assert columns["status"]["shown"] is None
-
-
 def test_the_list_reads_records_alone_and_shows_new_runs_and_contents(get: Get, logdir: Path) -> None:
     entry = made_entry(logdir / "a")
     [before] = get("runs").json["runs"]
@@ -64,21 +48,6 @@ def test_the_list_reads_records_alone_and_shows_new_runs_and_contents(get: Get, 
     listed = get("runs").json
     assert ([run["run"] for run in listed["runs"]], listed["problems"]) == (["a", "b"], [])
     assert "a/steps.csv:" in get("run", run="a").text
-
-
-def test_damaged_and_foreign_folders_are_named_with_their_error(get: Get, logdir: Path) -> None:
-    made_entry(logdir / "good")
-    for name, text in {"damaged": '{"schema_version": 1,', "foreign": '{"weights": []}'}.items():
-        (logdir / name).mkdir()
-        (logdir / name / "run.json").write_text(text)
-    answer = get("runs").json
-    assert [run["run"] for run in answer["runs"]] == ["good"]
-    damaged, foreign = answer["problems"]
-    assert "damaged/run.json" in damaged
-    assert "foreign/run.json" in foreign
-    refused = get("run", run="damaged")
-    assert refused.status_code == 400
-    assert "damaged/run.json" in refused.text
 
 
 def test_a_folder_whose_name_is_no_text_is_listed_and_hides_no_other(get: Get, logdir: Path) -> None:
@@ -106,14 +75,6 @@ def test_two_runs_are_compared_as_the_command_prints_it(get: Get, logdir: Path, 
     assert get("compare", a="a", b="a").status_code == 400
 
 
-def test_runs_that_are_not_the_same_work_are_compared_only_behind_a_fold(get: Get, logdir: Path) -> None:
-    made_entry(logdir / "a")
-    made_entry(logdir / "b", verb="validate")
-    blocks = get("compare", a="a", b="b").json["blocks"]
-    assert [block["kind"] for block in blocks] == ["line", "verbatim", "fold"]
-    assert "verdict:" in text_of([titled(blocks, "Compare anyway")])
-
-
 def test_views_without_content_are_named_for_each_run(get: Get, logdir: Path) -> None:
     made_entry(logdir / "a", waterfall=made_waterfall())
     write_trace(made_entry(logdir / "b").folder)
@@ -123,27 +84,6 @@ def test_views_without_content_are_named_for_each_run(get: Get, logdir: Path) ->
         "b": {"why", "memory", "ranks", "watch", "kernels"},
     }
     assert get("runs").json["empty_views"] == ["improve"]
-
-
-def test_runs_are_called_by_what_tells_them_apart(get: Get, logdir: Path) -> None:
-    names = ["sweep/size=small,context=128,r0", "sweep/size=small,context=256,r0"]
-    for name in names:
-        made_entry(logdir / name / "version_0")
-    made_entry(logdir / "sweep" / "twice" / "version_0")
-    made_entry(logdir / "sweep" / "twice" / "version_1")
-    labels = {run["run"]: run["label"] for run in get("runs").json["runs"]}
-    assert [labels[f"{name}/version_0"] for name in names] == [name.removeprefix("sweep/") for name in names]
-    assert labels["sweep/twice/version_1"] == "twice/version_1"
-
-
-def test_options_that_were_given_are_columns_that_every_run_fills(get: Get, logdir: Path) -> None:
-    made_entry(logdir / "a", {"data.context_length": "256", "trainer.benchmark": "true", "name": "x"})
-    made_entry(logdir / "b")
-    answer = get("runs").json
-    assert answer["options"][:2] == ["context_length", "trainer.benchmark"]
-    assert set(answer["options"][2:]) < COLUMNS.keys()  # what runs are compared by where nobody gave an option
-    assert {column["name"] for column in answer["columns"]} - COLUMNS.keys() == {"trainer.benchmark"}
-    assert [run["values"]["context_length"] for run in answer["runs"]] == [256, 128]
 
 
 def test_traces_are_listed_by_rank_and_sent_as_they_lie(get: Get, logdir: Path) -> None:
@@ -192,18 +132,3 @@ def test_a_folder_of_links_shows_what_they_lead_to_once(logdir: Path) -> None:
     assert len(get("traces", run="first/version_0").json["traces"]) == 1
     assert get("trace", run="first/version_0", file="rank0.pt.trace.json.gz").status_code == 200
     assert LMProfilerPlugin(TBContext(logdir=str(links))).is_active()
-
-
-def test_repeats_of_a_cell_share_a_point(get: Get, logdir: Path) -> None:
-    cells = [
-        Cell(id=f"{size},r{repeat}", overrides={"model.size": size}, repeat=repeat, arguments=["fit"])
-        for size in ("small", "large")
-        for repeat in range(2)
-    ]
-    (logdir / "sweep").mkdir()
-    SweepPlan(name="sweep", command="", verb="fit", seed=0, cells=cells).write(logdir / "sweep" / PLAN_FILE)
-    made_entry(logdir / "alone")
-    points = {run["run"]: run["point"] for run in get("runs").json["runs"]}
-    assert points.pop("alone") is None
-    assert points["sweep/small,r0"] == points["sweep/small,r1"] != points["sweep/large,r0"]
-    assert len(set(points.values())) == 2
