@@ -21,7 +21,6 @@ from tabled import write, write_sweep
 from lm_profiler.cli.main import main
 from lm_profiler.record.kernels import kernels_file
 from lm_profiler.record.memory_timeline import timeline_file, write_timeline
-from lm_profiler.record.run_record import read_run
 
 FAST, SLOW = [(0.010, 0.020)] * 6, [(0.020, 0.050)] * 6
 
@@ -115,27 +114,6 @@ def test_the_suffix_says_the_format(logs: Path, tmp_path: Path, name: str, capsy
     assert capsys.readouterr().out == ""
 
 
-# A format takes any table (tests/report/tables/test_formats); that of ``blocks`` alone has verbatim text above it.
-LAYOUTS_AND_FORMATS = [("blocks", kind) for kind in ("terminal", "markdown", "csv", "json", "latex", "typst")]
-LAYOUTS_AND_FORMATS += [(layout, "terminal") for layout in ("wide", "devices", "modes", "warmups")]
-
-
-@pytest.mark.parametrize("layout, kind", LAYOUTS_AND_FORMATS)
-def test_layouts_go_with_formats(logs: Path, layout: str, kind: str, capsys: pytest.CaptureFixture[str]):
-    assert report(logs, "--layout", layout, "--format", kind) == 0
-    assert "small" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("layout", ["blocks", "wide", "devices", "warmups"])
-def test_every_layout_goes_with_warm_ups_and_equal_steps(logs: Path, layout: str, capsys: pytest.CaptureFixture[str]):
-    assert report(logs, "--layout", layout, "--warmup", 0, 2, "--steps", 4, "--format", "csv") == 0
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    if layout in ("wide", "warmups"):
-        cuts = {(row["warmup_steps"], row["benchmark_steps"]) for row in rows if row.get("status", "ok") == "ok"}
-        assert cuts == {("0", "4"), ("2", "4")}
-    assert len(rows) >= 4
-
-
 def test_columns_are_listed_by_subject_and_each_can_be_shown(logs: Path, capsys: pytest.CaptureFixture[str]):
     assert report("--columns", "help") == 0
     blocks = [block.splitlines() for block in capsys.readouterr().out.split("\n\n")]
@@ -158,40 +136,6 @@ def test_columns_are_listed_by_subject_and_each_can_be_shown(logs: Path, capsys:
     assert float(row["forward_backward_s"]) == pytest.approx(0.07)
     assert float(row["step_std_s"]) == pytest.approx(0, abs=1e-9)
     assert float(row["backward_over_forward"]) == pytest.approx(2.5)
-
-
-@pytest.mark.parametrize("options", [[], ["--layout", "blocks"], ["--layout", "wide"], ["--warmup", "0"]])
-def test_an_unfinished_run_is_shown_as_that(logs: Path, options: list[str], capsys: pytest.CaptureFixture[str]):
-    folder = logs / "alone" / "version_0"
-    nothing = {"time": {}, "host_time": {}, "steps": {}, "environment": None, "status": "unfinished"}
-    read_run(folder).model_copy(update=nothing).write(folder / "run.json")
-    for top in (logs, logs / "alone"):
-        assert report(top, *options) == 0
-        out, err = capsys.readouterr()
-        assert err == "" or top == logs
-        assert any(figure in out for figure in ("70.00", "0.070", "0.07 "))
-        assert "unfinished" in out or options == ["--warmup", "0"]
-
-
-def test_damage_is_a_warning_and_the_rest_is_shown(logs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    damaged = logs / "alone" / "version_0" / "steps.csv"
-    damaged.write_bytes(b"\xff")
-    assert report(logs, "--warmup", 0, 1) == 0
-    out, err = capsys.readouterr()
-    assert str(damaged) in err
-    assert "alone" not in out
-    assert report(logs / "alone", "--warmup", 0) == 1
-    # A picture without a run's steps says so.
-    assert report(logs, "--output", tmp_path / "page.html") == 0
-    assert str(damaged) in capsys.readouterr().err
-    assert str(damaged) in json.dumps(held(tmp_path / "page.html"))
-    # Damaged folders are warnings and the rest is shown.
-    damaged = logs / "alone" / "version_0" / "run.json"
-    damaged.write_text("{")
-    assert report(logs) == 0
-    err = capsys.readouterr().err
-    assert str(damaged) in err
-    assert report(logs / "alone") == 1
 
 
 @pytest.mark.parametrize("layout", [[], ["--layout", "warmups"], ["--layout", "wide"]])
@@ -251,23 +195,6 @@ def test_wrong_calls(logs: Path, capsys: pytest.CaptureFixture[str], tmp_path: P
     assert report(logs, "--output", tmp_path / "t.parquet") == 2
     assert "lm_profiler[parquet]" in capsys.readouterr().err
     assert not (tmp_path / "t.parquet").exists()
-
-
-def test_plots_and_pages_are_written_or_told_missing(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert report(logs, "--plot", "phases", "--output", tmp_path / "phases.svg") == 0
-    assert report(logs, "--pivot", "size", "precision", "--output", tmp_path / "page.html") == 0
-    assert "<svg" in (tmp_path / "phases.svg").read_text()
-    assert "32-true" in json.dumps(held(tmp_path / "page.html"))
-    # Not run missing and refused are told apart.
-    (logs / "sweep" / "cell0" / "version_0" / "run.json").unlink()
-    assert report(logs / "sweep", "--group_by", "folder", "--columns", "folder,status", "--format", "csv") == 0
-    rows = dict(csv.reader(io.StringIO(capsys.readouterr().out)))
-    said = {Path(folder).relative_to(logs / "sweep").parts[0]: word for folder, word in rows.items() if "/" in folder}
-    assert said == {"cell0": "missing", "cell1": "oom", "cell2": "ok", "cell3": "not run"}
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert report(empty) == 2
-    assert_stored("cli/report_problems: empty", {"an empty folder": capsys.readouterr().err}, here=empty)
 
 
 def test_a_search_has_a_table_which_speaks_for_its_runs(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

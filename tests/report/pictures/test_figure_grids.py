@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 from made_runs import made_entry
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.report.pictures.drawing import error_bars
 from lm_profiler.report.pictures.plots import draw
-from lm_profiler.report.tables.run_groups import Estimate
 from lm_profiler.usage_error import UsageError
 
 FORWARD_MS = {("sdpa", 64): 3, ("sdpa", 256): 13, ("math", 64): 23, ("math", 256): None}
@@ -43,20 +40,6 @@ def test_a_heat_map_has_a_cell_for_each_pair_and_bars_are_as_long_as_the_figure(
     named = {labels[row]: width for row, width in widths.items()}
     assert named == pytest.approx({"context 64, math": 23, "context 64, sdpa": 3, "context 256, sdpa": 13}, rel=1e-3)
     assert "context 256, math: OOM" in labels
-
-
-def test_without_an_interval_there_is_no_error_bar_and_options_have_short_names(tmp_path: Path) -> None:
-    estimates = [(0.0, Estimate(value=2.0, n=1)), (1.0, Estimate(value=2.0, n=1, low=1.5, high=3.0))]
-    bars = error_bars(estimates, scale=10.0)
-    assert (bars.below[1], bars.above[1]) == (5.0, 10.0)
-    assert all(math.isnan(length) for length in (bars.below[0], bars.above[0]))
-    # An option without a title is named by its last word.
-    entries = []
-    for size, warps in ((32, 4), (32, 8), (64, 4), (64, 8)):
-        overrides = {"model.BLOCK_M": str(size), "model.num_warps": str(warps)}
-        entries.append(made_entry(tmp_path / f"{size}{warps}", overrides, forward_s=0.003))
-    axes = draw("heat", entries, by="model.BLOCK_M").axes[0]
-    assert (axes.get_ylabel(), axes.get_xlabel()) == ("BLOCK_M", "num_warps")
 
 
 def test_logarithmic_axes_are_asked_for(swept: list[Entry]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,14 +15,10 @@ from matplotlib.figure import Figure
 from raised import refusal
 from stored_texts import assert_stored
 
-from lm_profiler.analysis.steps.summaries import model_of, summaries
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.quantities import PARTS, TIMED
 from lm_profiler.record.run_record import MemoryFacts, MemoryLevels, MemoryReading
-from lm_profiler.record.steps import StepRow
 from lm_profiler.report.pictures.drawing import PART_COLOURS
 from lm_profiler.report.pictures.plots import KINDS, SUFFIXES, draw, save_figure
-from lm_profiler.report.tables.run_groups import mixed_facts
 from lm_profiler.usage_error import UsageError
 
 
@@ -36,10 +31,6 @@ def swept(tmp_path: Path) -> list[Entry]:
         overrides = {"data.context_length": str(context)}
         entries.append(made_entry(tmp_path / str(context), overrides, forward_s=forward_s, memory=memory))
     return [*entries, made_entry(tmp_path / "2048", {"data.context_length": "2048"}, status="oom")]
-
-
-def texts(figure: Figure) -> list[str]:
-    return [text.get_text().strip() for axes in figure.axes for text in axes.texts]
 
 
 def beside(figure: Figure) -> list[str]:
@@ -93,66 +84,6 @@ def test_memory_stands_against_the_context_length_and_oom_is_said(swept: list[En
     assert "GiB" in axes.get_ylabel()
 
 
-def test_lines_are_drawn_for_what_else_varies(tmp_path: Path) -> None:
-    cells = [
-        made_entry(
-            tmp_path / f"{size}{context}",
-            {"model.size": size, "data.context_length": str(context)},
-            forward_s=forward_s * context,
-        )
-        for size, forward_s in (("large", 9e-5), ("small", 2e-5))
-        for context in (128, 256)
-    ]
-    figure = draw("tokens", cells)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["small", "large"]
-    by_size = draw("tokens", cells, by="model.size")
-    assert [tick.get_text() for tick in by_size.axes[0].get_xticklabels()] == ["small", "large"]
-    assert [text.get_text() for text in by_size.legends[0].get_texts()] == ["128", "256"]
-
-
-def cells(top: Path) -> list[Entry]:
-    """Precisions, compiled and not, at two lengths."""
-    return [
-        made_entry(
-            top / f"{precision}-{compile_}-{context}",
-            {"trainer.precision": precision, "model.compile": compile_, "data.context_length": str(context)},
-        )
-        for precision in ("32-true", "bf16-mixed")
-        for compile_ in ("false", "true")
-        for context in (64, 256)
-    ]
-
-
-def test_labels_say_what_differs_and_a_long_name_keeps_its_ends(tmp_path: Path) -> None:
-    axes = draw("phases", cells(tmp_path)).axes[0]
-    names = [tick.get_text().replace("\n", " ") for tick in axes.get_yticklabels()]
-    assert names[0].split(", ") == ["32-true", "eager", "context 64"]
-    assert ["bf16-mixed", "compiled", "context 256"] in [name.split(", ") for name in names]
-    assert axes.get_ylabel() == ""
-    legend = draw("mfu", cells(tmp_path)).legends[0]
-    labels = [text.get_text() for text in legend.get_texts()]
-    assert (len(labels), labels[-1]) == (4, "bf16-mixed, compiled")
-    figure = draw("phases", [made_entry(tmp_path / n, name=f"first{'x' * 200}{n}") for n in "ab"], "name")
-    names = [tick.get_text().replace("\n", "") for tick in figure.axes[0].get_yticklabels()]
-    assert [len(name) for name in names] == [64, 64]
-    assert [(name[:5], name[-1]) for name in names] == [("first", "a"), ("first", "b")]
-
-
-def test_stacked_phases_end_at_the_mean_step_that_is_printed(tmp_path: Path) -> None:
-    rows = []
-    for step, (forward_s, backward_s) in enumerate(
-        [(1e-3, 9e-3), (9e-3, 1e-3), (3e-3, 3e-3)], 1
-    ):  # means: 13/3, 13/3, 26/3
-        parts = dict.fromkeys(PARTS, 0.0) | {"forward": forward_s, "backward": backward_s}
-        rows.append(StepRow(step, "measure", (*parts.values(), sum(parts.values())), (0.0,) * len(TIMED)))
-    entry = made_entry(tmp_path / "run")
-    record = entry.record.model_copy(update={"time": summaries(rows, "device", model_of(rows, keeps_all_steps=True))})
-    figure = draw("phases", [replace(entry, record=record)])
-    assert sum(bars(figure, 0).values()) == pytest.approx(26 / 3)
-    assert bars(figure, 0)[PART_COLOURS["forward"]] == pytest.approx(13 / 3)
-    assert beside(figure) == ["8.7 ms"]
-
-
 @pytest.mark.parametrize("kind", ["phases", "mfu"])
 def test_nothing_runs_off_the_edge(tmp_path: Path, kind: str) -> None:
     runs = [made_entry(tmp_path / n, name=f"{n} name of a run that is rather long " * 4) for n in "abc"]
@@ -166,20 +97,6 @@ def test_nothing_runs_off_the_edge(tmp_path: Path, kind: str) -> None:
         assert box.x1 <= width + 1
         title = axes.title if axes.get_title() else axes._left_title  # no other way to it
         assert title.get_window_extent(canvas.get_renderer()).x1 <= width + 1
-
-
-def test_tokens_a_second_and_attentions_memory_stand_against_the_length(tmp_path: Path) -> None:
-    entries = []
-    for context in (128, 512):
-        held = MemoryLevels(start=2**20, forward=2**20 + context * 2**20, backward=0, source="allocator")
-        memory = MemoryFacts(measured=MemoryReading(), parts={}, held=held)
-        entries.append(made_entry(tmp_path / str(context), {"data.context_length": str(context)}, memory=memory))
-    line, *_ = draw("attention", entries).axes[0].containers[0].lines
-    assert (list(line.get_xdata()), list(line.get_ydata())) == ([128, 512], [128, 512])  # MiB
-    axes = draw("tokens", entries).axes[0]
-    line, *_ = axes.containers[0].lines
-    assert list(line.get_ydata()) == pytest.approx([51_200, 51_200])  # 512 tokens in 10 ms
-    assert axes.get_ylabel().startswith("tokens/s")
 
 
 def saving(folder: Path, options: dict[str, str], saved: int) -> Entry:
@@ -210,41 +127,6 @@ def test_lines_that_coincide_all_have_a_label_and_bytes_have_the_unit_that_fits(
     assert "(MiB)" in axes.get_ylabel()
     ends = sorted(container.lines[0].get_ydata()[-1] for container in axes.containers)
     assert ends == pytest.approx([1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 6.0, 6.0])
-
-
-@pytest.mark.parametrize("saved, unit", [(9 * 2**30, "GiB"), (9 * 2**20, "MiB"), (9 * 2**10, "KiB")])
-def test_the_unit_of_bytes_is_that_of_the_largest(saved: int, unit: str, tmp_path: Path) -> None:
-    [axes] = draw("attention", [saving(tmp_path / "run", {"model.d_model": "16"}, saved)]).axes
-    assert f"({unit})" in axes.get_ylabel()
-    assert list(axes.containers[0].lines[0].get_ydata()) == [9]
-
-
-def test_repeats_share_a_bar_and_a_failed_one_is_counted(tmp_path: Path) -> None:
-    repeats = [made_entry(tmp_path / str(n), forward_s=(3 + n) * 1e-3) for n in range(3)]
-    figure = draw("phases", [*repeats, made_entry(tmp_path / "bad", status="failed")])
-    (said,) = beside(figure)
-    assert said.startswith("11.0 ms")
-    assert "1 failed" in said
-    [bar] = figure.axes[0].containers[-1].lines[2][0].get_segments()
-    assert bar[:, 0] == pytest.approx([10.0, 12.0])
-    assert "95 %" not in figure.axes[0].get_xlabel()
-    assert "95 %" in draw("phases", repeats[:1]).axes[0].get_xlabel()
-
-
-def test_bars_fill_their_axis_however_much_is_said_beside_them_in_one_order(tmp_path: Path) -> None:
-    entries = []
-    for size, endings in (
-        ("small", ["failed", "ok", "interrupted", "oom"]),
-        ("large", ["oom", "interrupted", "failed", "ok"]),
-    ):
-        for n, status in enumerate(endings):
-            entries.append(made_entry(tmp_path / f"{size}{n}", {"model.size": size}, status=status))
-    figure = draw("phases", entries)
-    FigureCanvasAgg(figure).draw()
-    [axes] = figure.axes
-    assert [text.split("\n")[1] for text in beside(figure)] == ["1 ok, 1 OOM, 1 failed, 1 interrupted"] * 2
-    assert sum(bars(figure, 0).values()) > 0.9 * axes.get_xlim()[1]
-    assert axes.get_position().width > 0.5
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -285,15 +167,3 @@ def test_a_wrong_call_says_what_was_expected(tmp_path: Path) -> None:
         said[f"{kind} into {name} by {by}"] = refusal(UsageError, call)
     assert_stored("report/notes: plots", said, here=tmp_path)
     assert not list(tmp_path.glob("a.*"))
-
-
-def test_runs_of_unlike_configs_do_not_pass_for_repeats(tmp_path: Path) -> None:
-    clipped = made_entry(tmp_path / "clipped")
-    assert clipped.record.config is not None
-    config = {**clipped.record.config, "trainer": {"gradient_clip_val": 1.0}, "name": "clipped"}
-    free = {**config, "trainer": {"gradient_clip_val": None}, "name": "free"}
-    entries = [replace(clipped, record=clipped.record.model_copy(update={"config": c})) for c in (config, free)]
-    axes = draw("phases", entries).axes[0]
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["1.0", "no gradient_clip_val"]
-    assert axes.get_ylabel() == "trainer.gradient_clip_val"
-    assert mixed_facts(entries) == ["trainer.gradient_clip_val"]

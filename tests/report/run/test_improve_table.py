@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-import pytest
 from made_improve import BF16, TRIED, made_improve, nothing_helped, tried
 from stored_texts import assert_stored
 
@@ -74,8 +73,3 @@ def test_a_search_is_told_as_stored_and_its_setting_can_be_run(tmp_path: Path) -
     *others, command = improve_table(made_improve(), tmp_path).below
     assert others == before
     assert shlex.split(command)[-2:] == ["--config", f"{tmp_path}/improved.yaml"]
-
-
-@pytest.mark.parametrize("case", FAILED)
-def test_where_nothing_helped_there_is_no_way(case: str) -> None:
-    assert FAILED[case].steps_after_changes == []

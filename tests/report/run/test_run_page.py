@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from made_environment import made_environment, made_run
 from made_parts import made_model
 from made_runs import made_record
@@ -15,7 +14,6 @@ from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run_record import (
     Environment,
     Failure,
-    Floor,
     MemoryCauses,
     MemoryFacts,
     MemoryReading,
@@ -30,7 +28,6 @@ from lm_profiler.record.run_record import (
     TimeSummary,
 )
 from lm_profiler.report.run.run_page import end_tables, other_lines, summary_lines
-from lm_profiler.report.run.sections import floor_texts
 from lm_profiler.report.tables.formats import lines, render
 
 NEVER = TimeSummary(
@@ -92,37 +89,6 @@ def environment(**changes: Any) -> Environment:
 
 
 MODEL = made_model(class_path="a.B", parameters_without_embedding=1, precision="bf16-mixed")
-
-
-def numbers(words: list[str]) -> list[float]:
-    kept = (word.strip("[],%±") for word in words)
-    return [float(word) for word in kept if word]
-
-
-@pytest.mark.parametrize(
-    "title, mean, share",
-    [("data", 20, 10), ("forward", 60, 30), ("backward", 100, 50), ("other", 20, 10), ("step", 200, 100)],
-)
-def test_a_row_shows_its_part(title: str, mean: float, share: float) -> None:
-    cells = numbers(row(printed(record()), title))
-    expected = [mean, mean * 0.98, mean * 1.02, mean / 20, mean * 1.01, mean * 1.1, share]
-    assert cells == pytest.approx(expected, abs=0.051)
-
-
-def test_forward_and_backward_are_quoted_together_and_only_phases_that_took_time_have_a_row() -> None:
-    assert numbers(row(printed(record()), "forward + backward"))[0] == 160.0
-    without = {**TIME, "backward": NEVER}
-    assert "forward + backward" not in printed(record(time=without, host_time=without))
-    assert row(printed(record(time={**TIME, "forward": NEVER})), "forward")
-    quick = {part: summary(s.mean * 10) if s.mean else NEVER for part, s in TIME.items()}  # the step takes 2 ms
-    text = printed(record(time=quick, host_time=quick))
-    assert numbers(row(text, "forward"))[0] == 0.6
-    assert numbers(row(text, "data"))[3] == 0.01
-
-
-@pytest.mark.parametrize("part", ["transfer", "zero_grad", "clip", "optimizer"])
-def test_a_phase_that_never_occurred_has_no_row(part: str) -> None:
-    assert part not in printed(record())
 
 
 def ended(status: Any, message: str = "no", step: int | None = None, **changes: Any) -> RunRecord:
@@ -216,51 +182,6 @@ SUMMARIES = {
     "the three slowest of the odd steps": record(odd_steps=odd(2.6, 1.4, 0.1, 0.2, 1.6, 0.5, 1.3)),
     "of fewer slow ones, the fast ones come after them": record(odd_steps=odd(0.1, 0.2, 1.6, 0.5, 1.4)),
 }
-
-
-def test_on_a_device_the_hosts_time_stands_beside_and_one_step_has_no_spread() -> None:
-    host = {part: summary(s.mean * 500) if s.mean else NEVER for part, s in TIME.items()}
-    text = printed(record(environment=environment(), host_time=host))
-    assert "host (ms)" in text
-    assert numbers(row(text, "forward"))[-1] == pytest.approx(30.0, abs=0.051)
-    assert "host (ms)" not in printed(record(environment=environment(device_type="cpu")))
-    one = summary(60, n=1, std=None, cv=None, mean_low=None, mean_high=None, p95=None)
-    text = printed(record(time={**TIME, "forward": one}))
-    words = row(text, "forward")
-    assert words[0] == "60.00"
-    assert "±" not in words
-    assert " ".join(words[1:4]) == "[too few steps]"
-
-
-def test_80_columns_cut_no_digit_of_a_run_and_break_no_line() -> None:
-    slow = summary(12_345_678.9)
-    text = printed(record(time={**TIME, "forward": slow, "step": slow}), width=80)
-    assert "…" not in text
-    assert "12,345,678.9 [12,098,765.3, 12,592,592.5]" in text
-    table = text.partition("10,139 tokens/s")[0].splitlines()[1:]
-    assert max(map(len, table)) <= 80
-    assert sum(line.startswith("forward ") for line in table) >= 2  # in pieces, each with its names
-    note = "x" * 300
-    text = printed(record(notes=[note]), width=40)
-    assert f"note: {note}\n" in text
-
-
-def test_each_phase_stands_beside_the_least_that_it_could_take() -> None:
-    floors = {
-        "forward": Floor(flops={"bfloat16": 10**12}, bytes=10**9, seconds=0.0301, bound="compute", times=2.0133),
-        "backward": Floor(bytes=10**9, seconds=0.15e-3, bound="memory", times=673.0),
-        "data": Floor(seconds=0.0, times=None),
-    }
-    text = printed(record(floors=floors))
-    assert row(text, "phase")[-4:] == ["floor", "(ms)", "x", "floor"]
-    assert row(text, "forward")[-3:] == ["30.10", "FLOPs", "2.0"]
-    assert row(text, "backward")[-3:] == ["0.150", "bytes", "673"]
-    assert row(text, "data")[-1] == "10.0%"
-    assert "floor" not in printed(record())
-    text = printed(record(floors={"forward": Floor(flops={"float32": 10}, seconds=0.02, times=3.0)}))
-    assert row(text, "forward")[-2:] == ["20.00", "3.0"]
-    assert floor_texts(Floor(bytes=264, seconds=2.64e-9, bound="memory")) == ["", ""]
-    assert floor_texts(Floor(bytes=264_000, seconds=2.64e-6, bound="memory", times=20.0)) == ["0.003 bytes", "20.0"]
 
 
 def owned(measured_s: float | None, *actions: tuple[str, str, float, int]) -> OtherByOwner:

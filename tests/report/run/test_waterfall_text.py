@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from pathlib import Path
-from unittest.mock import ANY
 
 import numpy as np
 import pytest
 from made_runs import made_record
-from made_waterfall import TERMS_MS, made_waterfall
+from made_waterfall import made_waterfall
 from stored_texts import assert_stored
 
-from lm_profiler.record.quantities import QUANTITIES, TERMS
+from lm_profiler.record.quantities import TERMS
 from lm_profiler.record.run_record import RunRecord, Term, Waterfall
 from lm_profiler.report.run.run_page import run_page, time_table
 from lm_profiler.report.run.waterfall_text import ends_text, missing, rungs, waterfall_tables, why_lines
@@ -46,17 +45,6 @@ def test_figures_add_up_as_printed(seed: int) -> None:
     unit = 10.0 ** texts[0].as_tuple().exponent  # type: ignore[operator]  # of a finite number it is one
     for rung, text in zip(rungs(fall), texts, strict=True):
         assert float(text) == pytest.approx(rung.term.seconds * 1e3, abs=1.001 * unit)
-
-
-def test_the_ideal_is_a_lower_bound_if_flops_are_missing_and_an_unknown_term_is_not_nought() -> None:
-    fall = made_waterfall(ideal_is_lower_bound=True)
-    (line, *_) = lines_of(fall)
-    assert "62.1 ideal (at least)" in line
-    assert "at least" not in lines_of(made_waterfall())[0]
-    record = made_record(waterfall=UNKNOWN_CLOCK)
-    assert QUANTITIES["waterfall_clock_s"].get(record) is None
-    rows = {row[0].text: row[1].text for row in waterfall_tables(record)[0].rows}
-    assert rows["lower clock"] == "unknown"
 
 
 UNKNOWN_CLOCK = made_waterfall(
@@ -107,14 +95,6 @@ def test_the_lines_are_as_stored(tmp_path: Path) -> None:
     assert_stored("report/why", said)
 
 
-@pytest.mark.parametrize("rest_ms, is_told", [(11.0, False), (-11.0, False), (9.0, True)])
-def test_no_ceiling_is_told_where_much_is_unexplained(rest_ms: float, is_told: bool) -> None:
-    """Any term may have taken more than the trace has seen."""
-    fall = made_waterfall({"ideal": 59.0 - rest_ms, "slow_products": 41.0, "unexplained": rest_ms}, 100.0)
-    terms = waterfall_tables(made_record(waterfall=fall))[0]
-    assert any(row[3].text for row in terms.rows) == is_told
-
-
 WORDS = ("verdict", "next", "why")
 
 
@@ -136,18 +116,6 @@ def test_lines_stand_below_the_end_table_and_a_run_without_a_waterfall_is_told_w
     assert_stored("report/no_why", said)
 
 
-def test_the_table_has_ceilings_phases_and_the_step_that_the_terms_add_up_to() -> None:
-    terms, contributors = waterfall_tables(made_record(waterfall=made_waterfall()))
-    assert [title.partition(" (ms)")[0] for title in terms.titles[4:]] == ["data", "forward", "backward"]
-    rows = {row[0].text: [cell.text for cell in row[1:]] for row in terms.rows}
-    assert rows["slow matmuls"] == ["41.0", "24.4%", "41.0", "", "13.7", "27.3"]
-    assert rows["input"] == ["3.0", "1.8%", "3.0", "3.0", "", ""]
-    assert rows["step"][:2] == ["168.3 [167.3, 170.3]", "100.0%"]
-    assert sum(Decimal(row[0]) for name, row in rows.items() if name != "step") == Decimal("168.3")
-    first = [cell.text for cell in contributors.rows[0]]
-    assert first == ["slow matmuls", "model.blocks.*.attn", "aten::mm", "96", "21.0", ANY]
-
-
 def test_terms_of_several_traced_steps_say_how_far_these_differ() -> None:
     made = made_waterfall(traced_steps=3)
     terms = [of.model_copy(update={"low_s": 0.9 * of.seconds, "high_s": 1.2 * of.seconds}) for of in made.terms]
@@ -160,14 +128,6 @@ def test_terms_of_several_traced_steps_say_how_far_these_differ() -> None:
     assert any(line.startswith("from, to:") and "3 traced steps" in line for line in table.below)
     assert_stored("report/notes: ends of a term", {"of three steps": ends_text(fall, terms[2])})
     assert ends_text(made, made.terms[2]) == ""  # of one step, and of an older version
-
-
-@pytest.mark.parametrize("name", TERMS)
-def test_each_term_is_a_column_of_tables(name: str) -> None:
-    record = made_record(waterfall=made_waterfall())
-    seconds = TERMS_MS[name] / 1e3 if name in TERMS_MS else None
-    assert QUANTITIES[f"waterfall_{name}_s"].get(record) == pytest.approx(seconds)
-    assert QUANTITIES["waterfall_step_s"].interval(record) == pytest.approx((0.1673, 0.1703))
 
 
 def untraced(**changes: object) -> RunRecord:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 from stored_texts import assert_stored
 from tabled import run
@@ -15,9 +13,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.sweep_files import Cell
 from lm_profiler.report.tables.formats import markdown, terminal
-from lm_profiler.report.tables.layouts import blocks, devices, laid_out, modes, warmups, wide
-from lm_profiler.report.tables.rows import raw_runs_table
-from lm_profiler.report.tables.run_groups import repeats_together
+from lm_profiler.report.tables.layouts import blocks, devices, modes, warmups, wide
 
 # mean 2 and 4, sample standard deviation sqrt(2) times the half distance of the pair
 STEPS = [(0.1, 0.3), (0.3, 0.5)]
@@ -68,31 +64,6 @@ def test_wide_has_a_row_for_each_warm_up_and_a_column_for_what_tells_rows_apart(
     entries = [run("a", STEPS, device=("cuda", "H100")), run("b", STEPS, device=("cuda", "A100"))]
     titles = [heading.title for heading in devices(entries).headings][-4:]
     assert titles == ["A100 forward", "A100 forward+backward", "H100 forward", "H100 forward+backward"]
-
-
-def test_the_forward_pass_alone_stands_beside_training_and_is_not_mixed_with_it():
-    trained, alone = run("a", STEPS), run("b", [(0.05, 0.0)] * 2)
-    alone = Entry(alone.folder, alone.record.model_copy(update={"verb": "validate"}))
-    [row] = devices([trained, alone]).rows
-    assert [cell.text for cell in row[-2:]] == ["50.0ms", "600.0ms"]
-    found = wide([trained, alone]).records()
-    passes = ("fwd avg (sec)", "back avg (sec)", "fwd & back avg (sec)", "fwd & back std (sec)")
-    assert [(row["verb"], *(row[of] for of in passes)) for row in found] == [
-        ("fit", *map(pytest.approx, (0.2, 0.4, 0.6, 0.08**0.5))),
-        ("validate", pytest.approx(0.05), None, None, None),
-    ]
-
-
-def test_wide():
-    entries = [run("a", STEPS), run("b", failed=("oom", "no memory left"), size="xl", compile=True)]
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown(wide(entries)).splitlines()[:4]]
-    titles = ["device", "batch_size", "compile", "model", "context_length", "dtype"]
-    passes = [f"{part} {what} (sec)" for part in ("fwd", "back", "fwd & back") for what in ("avg", "std")]
-    assert lines[0] == [*titles, *passes, "status"]
-    assert [cell[-1] for cell in lines[1]] == [*"-:--:-", *"::::::", "-"]  # figures stand to the right
-    figures = ["0.2", "0.141421", "0.4", "0.141421", "0.6", "0.282843"]
-    assert lines[2] == ["cuda", "4", "False", "small", "512", "float32", *figures, "ok"]
-    assert lines[3] == ["cuda", "4", "True", "xl", "512", "float32", *[""] * 6, "OOM"]
 
 
 @pytest.mark.parametrize(
@@ -155,70 +126,9 @@ def test_each_mode_is_timed_by_the_runs_that_do_no_more_and_else_by_a_part_of_a_
     assert times(full) == pytest.approx([4.0, 10.0])
 
 
-@pytest.mark.parametrize("layout, column", [(modes, "forward_s"), (devices, "CUDA forward"), (blocks, "Forward (s)")])
-def test_programs_get_the_standard_deviation_that_people_are_shown(layout, column: str):
-    [row] = layout([run("a", STEPS)]).records()
-    assert (row[column], row[f"{column}_std"]) == (pytest.approx(0.2), pytest.approx(0.02**0.5))
-
-
-def test_a_layout_shows_the_smallest_size_first_and_cells_as_their_sweep_names_them():
-    entries = [run(size, STEPS, size=size) for size in ("2.7B", "large", "medium", "xl")]
-    for layout in ("wide", "blocks", "warmups"):
-        table = laid_out(entries, layout)
-        shown = list(dict.fromkeys(row[0].text.split(",")[0] for row in table.rows))
-        if layout == "wide":
-            shown = [row["model"] for row in table.records()]
-        assert shown == ["medium", "large", "xl", "2.7B"]
-    cells = [replace(entry, sweep=Path("sweep")) for entry in entries]
-    assert [row["model"] for row in laid_out(cells, "wide").records()] == ["2.7B", "large", "medium", "xl"]
-
-
 @pytest.mark.parametrize("status, word", [("oom", "OOM"), ("refused", "OOM (planned)")])
 def test_a_mode_that_did_not_fit_says_so_in_its_cell_and_sizes_are_rows(status: str, word: str):
     died = run("d", failed=(status, "no memory left"), size="xl")
     table = modes([of_mode("a", 1.0, 0.1, verb="validate", size="xl"), died, of_mode("b", 1.0, 1.0)])
     assert [[cell.text for cell in row][-1] for row in table.rows] == ["2,000.00 ± 282.84", word]
     assert table.rows[1][-3].value == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("layout", [blocks, wide, devices, modes])
-def test_a_run_of_which_nothing_is_known_is_shown(layout):
-    entry = run("a", failed=("failed", "it broke"))
-    record = entry.record.model_copy(update={"config": None, "model": None, "environment": None})
-    assert len(layout([Entry(entry.folder, record)]).rows) == 1
-
-
-RNG = np.random.default_rng(0)
-WARMUP_S = [(3.0, 1.0), (0.5, 0.6)]
-MEASURED_S = [tuple(pair) for pair in RNG.uniform(0.1, 0.2, size=(10, 2))]
-FORWARD, BACKWARD = np.array([*WARMUP_S, *MEASURED_S]).T
-
-
-@pytest.mark.parametrize("setting", [0, 1, 2, 5])
-def test_each_setting_leaves_out_that_many_recorded_steps(setting: int):
-    cuts, problems = judged_after_warmups([run("a", MEASURED_S, WARMUP_S)], [0, 1, 2, 5], None)
-    assert problems == []
-    [row] = [row for row in raw_runs_table(repeats_together(cuts)).records() if row["warmup_steps"] == setting]
-    assert row["steps_measure"] == 12 - setting
-    seconds = {
-        "forward": FORWARD,
-        "backward": BACKWARD,
-        "forward_backward": FORWARD + BACKWARD,
-        "step": FORWARD + BACKWARD,
-    }
-    for part, of in seconds.items():
-        kept = of[setting:]
-        assert row[f"{part}_s"] == pytest.approx(kept.mean())
-        assert row[f"{part}_std_s"] == pytest.approx(kept.std(ddof=1))
-        assert row[f"{part}_cv"] == pytest.approx(kept.std(ddof=1) / kept.mean())
-        assert row[f"{part}_median_s"] == pytest.approx(np.median(kept))
-
-
-def test_settings_of_a_pass_stand_one_below_the_other():
-    table = warmups(judged_after_warmups([run("a", MEASURED_S, WARMUP_S)], [0, 2], None)[0])
-    assert [(row["forward_only"], row["warmup_steps"]) for row in table.records()] == [
-        *((True, 0), (True, 2), (False, 0), (False, 2))
-    ]
-    assert [row["avg"] for row in table.records()][2:] == pytest.approx(
-        [(FORWARD + BACKWARD).mean(), (FORWARD + BACKWARD)[2:].mean()]
-    )

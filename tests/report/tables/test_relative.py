@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import made_entry, made_record
+from made_runs import made_entry
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.machine import ModelFacts
 from lm_profiler.record.sweep_files import Cell
 from lm_profiler.report.tables.layouts import pivot
 from lm_profiler.report.tables.relative import baseline_named, with_relative, with_speedups
@@ -58,23 +57,6 @@ def test_each_row_is_over_the_row_with_the_same_other_facts(tmp_path: Path) -> N
     table = with_relative(runs_table(groups), groups, baseline_named("attention=sdpa", groups))
     [index] = [number for number, heading in enumerate(table.headings) if heading.name == "step_s_relative"]
     assert [row[index].value for row in table.rows] == pytest.approx([1, 20 / 10, 1, 30 / 20], rel=1e-3)
-
-
-@pytest.mark.parametrize("has_options", [True, False])
-def test_parameters_part_rows_only_where_no_option_explains_them(tmp_path: Path, has_options: bool) -> None:
-    """The width changes the parameters; a program without options may have another model."""
-    groups = []
-    for count, verb in ((128, "fit"), (256, "validate")):
-        model = ModelFacts.model_construct(parameters=count, precision="32-true")
-        record = made_record(verb=verb).model_copy(update={"model": model})
-        if not has_options:
-            record = record.model_copy(update={"config": None})
-        groups.append([Entry(tmp_path, record)])
-    table = with_relative(
-        raw_runs_table(groups, columns_named(["step_s"], [])), groups, baseline_named("verb=fit", groups)
-    )
-    ratios = [row[1].value for row in table.rows]
-    assert [ratio is not None for ratio in ratios] == [True, has_options]
 
 
 def test_repeats_give_the_interval_and_rows_without_a_baseline_stay_empty(tmp_path: Path) -> None:

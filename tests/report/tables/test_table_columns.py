@@ -34,11 +34,6 @@ def test_flops_are_four_per_pair(tmp_path: Path, sequences: int, tokens: int, wi
     assert COLUMNS["attention_forward_of_peak"].get(entry) == pytest.approx(flops / forward_s / 1e12)
 
 
-def test_another_module_has_none(tmp_path: Path) -> None:
-    entry = made_entry(tmp_path / "run")
-    assert COLUMNS["attention_forward_flops_per_s"].get(entry) is None
-
-
 def test_shares_are_of_the_step_or_of_a_pass_and_the_largest_kernels_are_named(tmp_path: Path) -> None:
     entry = made_entry(tmp_path / "run", name="run")
     (tmp_path / "run" / "trace").mkdir()

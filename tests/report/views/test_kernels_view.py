@@ -13,8 +13,6 @@ from served import write_trace
 from shown import of_kind, rows_of, series_of, shown, text_of, titled
 
 from lm_profiler.record.kernels import KernelTable, Rest
-from lm_profiler.report.views.registry import VIEWS
-from lm_profiler.report.views.view import Limits
 
 ROWS = [made_kernel(*of, operator="aten::mm") for of in (("void at::native::gemm", 4, 0.40), ("small", 2, 0.02))]
 PHASES = {"forward": made_phase(0.4, 0.1, 0.02, matmul=(4, 0.42))}
@@ -51,13 +49,6 @@ def test_bars_answers_and_the_largest_rows_say_where_the_time_went(tmp_path: Pat
     assert table["values"][str(titles.index("ms"))] == pytest.approx([0.2, 0.01])
     assert table["sorted_by"] == "ms"
     assert "1 smaller rows are not shown, 5.000 ms" in text_of([largest])
-
-
-def test_a_page_of_many_runs_has_the_first_rows_and_the_time_of_the_others(tmp_path: Path) -> None:
-    blocks = VIEWS["kernels"].answer(made(tmp_path, TABLE), Limits(kernel_rows=1))
-    largest = titled(blocks, "Largest kernels")
-    assert len(rows_of(largest)) == 1 + 1
-    assert "2 smaller rows are not shown, 15.000 ms" in text_of([largest])
 
 
 def test_ranks_are_in_order_and_a_damaged_table_hides_no_other(tmp_path: Path) -> None:

@@ -65,8 +65,3 @@ def test_causes_have_one_colour_in_all_pictures_and_one_bar_for_all_phases(tmp_p
     ]
     assert rows["parameters"]["pieces"][0]["colour"] == CAUSE_COLOURS["parameters"]
     assert sum(row["pieces"][0]["width"] for row in rows.values()) == pytest.approx(1.0)
-
-
-def test_causes_without_activations_are_not_shown_beside_a_timeline_that_has_them(tmp_path: Path) -> None:
-    blocks = with_timelines(tmp_path, "planned", memory=memory(parameters=100))
-    assert of_kind(blocks, "bars") == []

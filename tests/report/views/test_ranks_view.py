@@ -48,17 +48,6 @@ def test_each_rank_is_held_against_the_fast_ones_and_the_chart_has_each_step() -
     assert of_kind(view_of(ranks=ranks.model_copy(update={"by_rank": rows, "columns": []})), "chart") == []
 
 
-def test_several_slow_ranks_do_not_hide_each_other() -> None:
-    ranks = made_ranks(world=3, slow=1)
-    also = ranks.by_rank[2].model_copy(update={"own_s": {**ranks.by_rank[2].own_s, "forward": 40e-3}})
-    rows = [*ranks.by_rank[:2], also]
-    assert excess_over_fast(ranks, rows, "forward") == pytest.approx([0, 0, 20e-3])
-    fast, *others = made_ranks(world=4, slow=0).by_rank[::-1]
-    rows = [fast, *(row.model_copy(update={"own_s": {**row.own_s, "data": 45e-3}}) for row in others)]
-    ranks = made_ranks(world=4).model_copy(update={"by_rank": rows})
-    assert excess_over_fast(ranks, ranks.by_rank, "data") == pytest.approx([0, 40e-3, 40e-3, 40e-3])
-
-
 def test_what_is_left_out_is_said() -> None:
     ranks = made_ranks(world=100, slow=70)
     kept = [row for row in ranks.by_rank if row.rank in (0, 1, 70)]

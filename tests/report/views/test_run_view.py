@@ -6,18 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_environment import made_contention
-from made_runs import made_entry, made_record, made_rows
-from shown import bars_of, of_kind, rows_of, series_of, shown, text_of, titled
-from whole_record import WHOLE
+from made_runs import made_entry
+from shown import of_kind, rows_of, shown, text_of, titled
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.quantities import PARTS, QUANTITIES
-from lm_profiler.record.run_record import OddStep, OtherByOwner, OwnedTime, RunRecord
-from lm_profiler.record.steps import write_steps
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run_record import OddStep
 from lm_profiler.report.pictures.drawing import PART_COLOURS
-from lm_profiler.report.run.sections import sections
-from lm_profiler.report.views.blocks import MEANINGS
 
 
 def charts_of(blocks: list[Any]) -> dict[str, Any]:
@@ -59,20 +54,6 @@ def test_steps_are_bars_of_their_phases_with_the_warmup_shaded(tmp_path: Path) -
     assert layout["yaxis"]["range"] == pytest.approx([0, 12.036])
 
 
-def test_of_many_thousand_steps_some_are_drawn_and_one_clock_needs_no_choice(tmp_path: Path) -> None:
-    entry = made_entry(tmp_path / "long")
-    write_steps(entry.folder / "steps.csv", made_rows(steps=20_000))
-    blocks = shown("run", entry)
-    assert charts_of(blocks)["Device clock"]["data"][0]["x"] == list(range(1, 20_001, 5))
-    assert "The picture shows one step in every 5, of 20,000." in text_of(blocks)
-    # The chart of one clock needs no choice.
-    environment = made_record().environment
-    on_cpu = environment.model_copy(update={"device_type": "cpu"})
-    card = titled(shown("run", made_entry(tmp_path / "cpu", environment=on_cpu)), "Time of each step")
-    assert of_kind([card], "choice") == []
-    assert series_of(card)["backward"]["y"] == [2.5] * 25
-
-
 def test_odd_steps_are_marked_with_their_cause(tmp_path: Path) -> None:
     odd = {"ratio": 1.9, "part": "forward", "excess_s": 9e-3}
     caused = OddStep(step=15, step_s=10.03e-3, cause="page faults", cause_s=8e-3, rank=1, **odd)
@@ -88,43 +69,6 @@ def test_odd_steps_are_marked_with_their_cause(tmp_path: Path) -> None:
     assert "rank 1" in first
     assert "page faults" in first
     assert "rank 0" in second
-
-
-def test_other_is_shown_by_its_owner(tmp_path: Path) -> None:
-    actions = [
-        OwnedTime(owner=owner, action="hook", seconds=seconds, calls=1.0, in_steps=3)
-        for owner, seconds in {"LearningRateMonitor": 4e-3, "<b>Mine</b>": 2e-3}.items()
-    ]
-    entry = made_entry(tmp_path / "run", other_by_owner=OtherByOwner(steps=3, seconds=6e-3, actions=actions))
-    rows = bars_of(titled(shown("run", entry), "Who uses the time"))
-    assert list(rows) == ["LearningRateMonitor.hook", "<b>Mine</b>.hook"]
-    assert [row["cells"] for row in rows.values()] == [["4.000", "1", "3 of 3"], ["2.000", "1", "3 of 3"]]
-    assert [row["pieces"][0]["width"] for row in rows.values()] == [1.0, 0.5]
-
-
-def test_every_figure_of_the_printed_page_is_there_with_its_meaning() -> None:
-    record = RunRecord.model_validate(WHOLE)
-    fold = titled(shown("run", Entry(Path("a"), record)), "Every figure")
-    tables = of_kind([fold], "table")
-    texts = {text for table in tables for row in table["rows"] for text in row}
-    assert {cell.text for table in sections(record) for row in table.rows for cell in row[:2]} <= texts
-    facts = [table for table in tables if "tips" in table]
-    tips = {row[0]: tip for table in facts for row, tip in zip(table["rows"], table["tips"], strict=True)}
-    assert MEANINGS[tips["energy per token"]] == QUANTITIES["energy_per_token_j"].meaning
-
-
-def test_what_takes_a_runs_figures_back_and_its_notes_are_shown(tmp_path: Path) -> None:
-    """Noisy steps, and a machine that something else used."""
-    steadiness = made_record().steadiness
-    contention = made_contention(0.41, wall_s=2.0, had_s=1.5, waited_s=1.0, others_s=1.25, pressure=0.4)
-    noisy = steadiness.model_copy(update={"word": "noisy", "known_to": 0.25})
-    head, *_ = shown("run", made_entry(tmp_path / "noisy", steadiness=noisy, contention=contention))
-    assert head["words"] == ["ok", "noisy", "shared"]
-    assert "the level is only known to within ±25%" in text_of([head])
-    assert "other processes took 41%" in text_of([head])
-    blocks = shown("run", made_entry(tmp_path / "run", notes=["one", "two"]))
-    fold = titled(blocks, "2 notes")
-    assert [block["text"] for block in fold["blocks"] if block.get("look") == "note"] == ["note: one", "note: two"]
 
 
 def test_a_run_that_died_or_has_damaged_steps_shows_the_rest(tmp_path: Path) -> None:

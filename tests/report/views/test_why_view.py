@@ -9,7 +9,7 @@ import pytest
 from made_environment import made_contention
 from made_runs import made_entry, made_record
 from made_waterfall import STEP_MS, TERMS_MS, made_waterfall
-from shown import bars_of, rows_of, shown, text_of, titled
+from shown import bars_of, rows_of, shown, text_of
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import TERMS
@@ -57,23 +57,6 @@ def test_bars_begin_where_the_last_ends_and_their_figures_add_up() -> None:
     assert "not known" in text_of(rows["input"]["inside"])
 
 
-@pytest.mark.parametrize(
-    "operators, title",
-    [
-        (["aten::convolution", "aten::convolution_backward"], "slow convolutions"),
-        (["aten::convolution", "aten::addmm"], "slow matmuls and convolutions"),
-        (["aten::addmm"], "slow matmuls"),
-    ],
-)
-def test_convolutions_are_not_called_matmuls(operators: list[str], title: str) -> None:
-    fall = made_waterfall()
-    terms = []
-    for term in fall.terms:
-        parts = [term.contributors[0].model_copy(update={"what": name}) for name in operators if term.contributors]
-        terms.append(term.model_copy(update={"contributors": parts}) if term.name == "slow_products" else term)
-    assert title in bars_of(blocks_of(waterfall=fall.model_copy(update={"terms": terms}))[0])
-
-
 def test_what_cannot_be_drawn_says_why(tmp_path: Path) -> None:
     """On a machine that others use the terms are upper bounds, which add up to nothing."""
     blocks = blocks_of(contention=made_contention(0.41, wall_s=2.0, had_s=1.5, waited_s=1.0, others_s=1.25))
@@ -84,17 +67,3 @@ def test_what_cannot_be_drawn_says_why(tmp_path: Path) -> None:
     traced = {"utilisation": unknown, "steps": {"measure": 20, "trace": 2}}
     assert "Run it again with --trace.steps=2." in text_of(shown("why", made_entry(tmp_path / "a")))
     assert "Run it again with --peak_tflops" in text_of(blocks_of(waterfall=None, **traced))
-
-
-def test_later_terms_and_a_negative_rest_are_drawn_and_rates_stand_behind_a_fold() -> None:
-    fall = made_waterfall({"ideal": 8.0, "power_cap": 4.0, "unexplained": -2.0}, 10.0)
-    rows = bars_of(blocks_of(waterfall=fall, shares={})[0])
-    cap, rest = ends(rows["power cap"]), ends(rows["unexplained"])
-    assert (rows["power cap"]["cells"][0], rows["unexplained"]["cells"][0]) == ("+4.00", "-2.00")
-    assert rest == pytest.approx((sum(cap) / 2, cap[1]))
-    assert "colour" not in rows["measured step"]["pieces"][0]  # hatched: of no known phase
-    # What it is measured against stands behind a fold.
-    blocks = blocks_of(waterfall=made_waterfall(notes=["<b>note</b>"]))
-    facts = dict(rows_of(titled(blocks, "What it is measured against"))[1:])
-    assert facts["bandwidth"] == "2,039.0 GB/s"
-    assert "Note: <b>note</b>" in text_of(blocks)
