@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,7 @@ from stored_texts import assert_stored
 from lm_profiler.analysis.conclude import FINDINGS, conclude
 from lm_profiler.analysis.hardware.roofline import GIVEN, MEASURED_PRODUCT, clock_share, judge_utilisation, mean_rate
 from lm_profiler.analysis.steps.summaries import BatchCount
-from lm_profiler.measure.device.contention import CpuReading, CpuUse, contention
-from lm_profiler.record.entry import Entry
-from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import Floor, FlopRate, LoaderFacts, Rates, RunRecord, StepCounters, Telemetry
-from lm_profiler.report.tables.table_columns import COLUMNS
 
 MEAN_S = sum(LEVEL) / len(LEVEL) * 1e-3
 
@@ -42,30 +37,6 @@ def test_slow_first_steps_are_in_no_figure() -> None:
     counters = [StepCounters(step=row.step, gc_s=0.02 if at < 4 else 0.001) for at, row in enumerate(evidence.rows)]
     mean = conclude(replace(evidence, counters=counters)).mean_counters
     assert mean.gc_s == pytest.approx(0.001)
-
-
-def test_a_run_that_slows_half_way_says_so() -> None:
-    record = recorded(LEVEL + [1.2 * ms for ms in LEVEL])
-    assert record.steadiness.word == "slowing"
-    half = len(LEVEL)
-    assert [(of.first, of.last) for of in record.steadiness.levels] == [(1, half), (half + 1, 2 * half)]
-    before, after = (of.seconds for of in record.steadiness.levels)
-    assert after / before == pytest.approx(1.2, abs=0.01)
-    assert (record.steadiness.first, record.steadiness.last) in {(1, half), (half + 1, 2 * half)}
-    assert lines(record)["verdict:"][0].startswith("slowing over ")
-
-
-def test_the_verdict_and_its_advice_are_a_line_each_and_of_nothing_there_is_none() -> None:
-    record = recorded(LEVEL, **HALF_OF_THE_CEILING)
-    assert record.verdict.bound_by == "compute"
-    said = lines(record)
-    assert len(said["verdict:"]) == 1
-    assert "compute" in said["verdict:"][0]
-    assert len(said["next:"]) == 1
-    record = recorded([])
-    assert record.verdict is None
-    assert record.steadiness is None
-    assert not {"verdict:", "next:"} & set(lines(record))
 
 
 @pytest.mark.parametrize(
@@ -116,20 +87,6 @@ def test_utilisation_by_hand() -> None:
     assert record.verdict.facts["utilisation"] == pytest.approx(360 / MEAN_S / 72_000)
 
 
-@pytest.mark.parametrize("changes", [{"device_name": "unheard of"}, {"device_name": "NVIDIA H200", "dtype": None}])
-def test_without_a_peak_the_share_is_unknown(changes: dict[str, Any]) -> None:
-    found = use(peak_flops_per_s=None, **changes)
-    assert (found.mfu, found.hfu, found.peak_flops_per_s, found.peak_source) == (None, None, None, None)
-    assert found.flops.backward == 200
-
-
-@pytest.mark.parametrize("rate,reached", [(180 / 1.04, 1.04), (180 / 1.06, None)])
-def test_a_ceiling_that_a_step_beats_is_unknown(rate: float, reached: float | None) -> None:
-    found = use(ceiling_flops_per_s=rate)
-    assert found.of_ceiling == (None if reached is None else pytest.approx(reached))
-    assert (found.ceiling_flops_per_s is None) == (reached is None)
-
-
 @pytest.mark.parametrize(
     "by_dtype,dtype,reached",
     [
@@ -161,158 +118,6 @@ def test_a_slow_or_throttled_gpu_is_in_the_verdict() -> None:
         (verdict,) = lines(plain.model_copy(update={"telemetry": telemetry}))["verdict:"]
         said[f"{share}, {reasons}"] = verdict.removeprefix(lines(plain)["verdict:"][0])
     assert_stored("analysis/notes: a GPU's clock in the verdict", said)
-
-
-def one_odd(part: str, at: int, ms: float) -> list[dict[str, float]]:
-    """Twenty steps of 4 % data, 31 % forward, 65 % backward, of which one takes ``ms`` more in ``part``."""
-    steps = [{"data": 0.04 * t, "forward": 0.31 * t, "backward": 0.65 * t} for t in (*LEVEL, *LEVEL[:4])]
-    steps[at][part] += ms
-    return steps
-
-
-def test_one_odd_step_is_told_apart_and_what_it_names_is_not_certain() -> None:
-    found = recorded(one_odd("data", 14, 400.0), **HALF_OF_THE_CEILING)
-    assert found.steadiness.level_s == pytest.approx(10e-3, rel=0.005)
-    assert found.steadiness.odd_s == pytest.approx(400e-3 / 20, rel=0.005)
-    assert found.shares["data"] == pytest.approx((0.4 + 20.0) / 30.0, rel=0.005)
-    assert sum(found.shares[name] for name in PARTS) == pytest.approx(1.0)
-    assert {found.verdict.bound_by, found.verdict.or_bound_by} == {"input", "compute"}
-    assert not found.verdict.certain
-    assert found.verdict.share_low < 1 / 3
-    assert found.findings[0].name == "input"
-    assert found.findings[0].may
-    # One odd step of compute changes no verdict.
-    verdict = recorded(one_odd("forward", 14, 400.0), **HALF_OF_THE_CEILING).verdict
-    assert (verdict.bound_by, verdict.certain) == ("compute", True)
-    # The odd step is told with its phase and how much.
-    found = recorded(one_odd("forward", 14, 6700.0), **HALF_OF_THE_CEILING)
-    (odd,) = found.odd_steps
-    assert (odd.step, odd.part) == (15, "forward")
-    assert odd.step_s == pytest.approx(6.7 + LEVEL[14] * 1e-3)
-    assert odd.ratio == pytest.approx(odd.step_s / 10e-3, rel=0.01)
-    assert odd.excess_s == pytest.approx(6.7, abs=0.001)
-    assert len(lines(found)["odd:"]) == 1
-    # A step that was passed over is odd too.
-    steps = one_odd("forward", 14, 0.0)
-    steps[7] = {"data": 0.4}
-    (odd,) = recorded(steps, **HALF_OF_THE_CEILING).odd_steps
-    assert (odd.step, odd.part) == (8, "backward")
-    assert odd.step_s == pytest.approx(0.4e-3)
-    assert odd.excess_s == pytest.approx(-6.5e-3, abs=0.1e-3)
-    # Level steps have no odd one.
-    found = recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING)
-    assert found.odd_steps == []
-    assert "odd:" not in lines(found)
-    for part in ("forward", "data"):
-        mean, whole = found.time[part].mean, found.time["step"].mean
-        assert found.shares[part] == pytest.approx(mean / whole)
-
-
-def test_the_verdict_and_the_table_have_the_same_share_of_the_mean_step() -> None:
-    """Two workers that sleep: one batch of two is ready, and the loop waits 60 ms for the other."""
-    steps = []
-    for number, step_ms in enumerate(LEVEL + LEVEL):
-        waits_ms = 60.0 if number % 2 else 0.0
-        steps.append({"data": waits_ms, "forward": 0.4 * step_ms, "backward": 0.6 * step_ms})
-    found = recorded(steps, **HALF_OF_THE_CEILING)
-    assert found.shares["data"] == pytest.approx(30.0 / 40.0, rel=0.01)
-    assert found.verdict.bound_by == "input"
-    assert found.verdict.share == pytest.approx(found.shares["data"], rel=1e-6)
-
-
-def test_many_odd_steps_are_a_stall_where_they_come_back() -> None:
-    steps = [*one_odd("forward", 0, 0.0), *one_odd("forward", 0, 0.0)]
-    for n, at in enumerate((6, 12, 18, 24, 30), 1):
-        steps[at]["data"] += 10.0 * n
-    found = recorded(steps, **HALF_OF_THE_CEILING)
-    assert [odd.step for odd in found.odd_steps] == [31, 25, 19, 13, 7]
-    said = [line.partition(":")[0] for line in lines(found, verbose=True)["odd:"]]
-    assert said[:-1] == ["step 31", "step 25", "step 19"]
-    assert "2 more" in said[-1]
-    assert len(lines(found)["odd:"]) == 1
-    # A stall that comes back belongs to the step.
-    steps = one_odd("forward", 0, 0.0)
-    for at in (4, 9, 14, 19):
-        steps[at]["data"] += 40.0
-    found = recorded(steps, **HALF_OF_THE_CEILING)
-    data = sum(step["data"] for step in steps)
-    assert found.shares["data"] == pytest.approx(data / sum(sum(step.values()) for step in steps))
-    assert found.verdict.bound_by == "input"
-
-
-# -- noisy ------------------------------------------------------------------------------------------------------------
-
-
-def noisy(forward: float, data: float, seed: int = 1) -> list[dict[str, float]]:
-    """Twenty steps whose length varies by more than their median is known, with these shares of them."""
-    factors = np.exp(0.6 * np.random.default_rng(seed).standard_normal(20))
-    return [{"forward": forward * 10 * f, "data": data * 10 * f} for f in factors.tolist()]
-
-
-def test_a_noisy_run_is_called_that_first_and_what_binds_it_is_certain_where_all_the_noise_leaves_it_standing() -> None:
-    found = recorded(noisy(0.97, 0.03), **HALF_OF_THE_CEILING)
-    assert found.steadiness.word == "noisy"
-    assert found.steadiness.known_to > 0.05
-    assert (found.verdict.bound_by, found.verdict.certain) == ("compute", False)
-    (said,) = lines(found)["verdict:"]
-    assert said.startswith("noisy")
-    # A cause that all the noise leaves standing is named.
-    verdict = recorded(noisy(0.5, 0.5), **HALF_OF_THE_CEILING).verdict
-    assert (verdict.bound_by, verdict.certain) == ("input", True)
-    # A cause that may be this runs luck is named beside the other.
-    steps = noisy(1.0, 0.0)
-    for at in (3, 8, 11, 15):
-        steps[at]["data"] = 30.0  # four in twenty: a third of the whole, more or less
-    found = recorded(steps, **HALF_OF_THE_CEILING)
-    assert {found.verdict.bound_by, found.verdict.or_bound_by} == {"input", "compute"}
-    assert not found.verdict.certain
-    assert found.findings[0].may
-    # Too few steps for an interval carry no certain cause.
-    found = recorded([{"forward": 10.0}] * 2, **HALF_OF_THE_CEILING)
-    assert not found.verdict.certain
-    assert (found.steadiness.word, found.steadiness.known_to) == ("noisy", None)
-
-
-# -- shared -----------------------------------------------------------------------------------------------------------
-
-READING = CpuReading(
-    at_s=0.0, machine="a", cpus=frozenset({0, 1}), busy_s=0.0, stolen_s=0.0, own_s={7: 0.0}, waited_s={7: 0.0},
-    pressure_s=None, throttled_s=None, switches=0,
-)  # fmt: skip
-
-
-def beside(others: float, waited: float) -> CpuUse:
-    """Ten seconds of two CPUs; what we had for 5.9 seconds others wanted too."""
-    busy = {"busy_s": 5.9 + others + 0.03, "own_s": {7: 5.9}, "waited_s": {7: waited}}
-    return CpuUse(READING, replace(READING, at_s=10.0, **busy))
-
-
-def test_what_others_took_of_the_machine_is_in_the_verdict_and_can_make_it_unsure(tmp_path: Path) -> None:
-    found = recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING, contention=contention([beside(4.1, 4.1)]))
-    assert found.contention.not_had == pytest.approx(0.41)
-    assert found.words == ["steady", "shared"]
-    assert COLUMNS["steadiness"].get(Entry(tmp_path, found)) == "steady, shared"
-    (said,) = lines(found)["verdict:"]
-    assert "41%" in said
-    assert (found.verdict.bound_by, found.verdict.certain) == ("compute", False)
-    # Others that took nothing from us are told and change nothing.
-    found = recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING, contention=contention([beside(4.0, 0.0)]))
-    assert found.words == ["steady"]
-    (said,) = lines(found)["verdict:"]
-    assert "20%" in said
-    assert (found.verdict.bound_by, found.verdict.certain) == ("compute", True)
-    # An idle machine is not spoken of.
-    found = recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING, contention=contention([beside(0.1, 0.1)]))
-    assert found.words == ["steady"]
-    assert "%" not in lines(found)["verdict:"][0].partition("bound by")[0]
-    # A limit that held the run back is told.
-    limited = beside(0.0, 3.0)
-    use = CpuUse(replace(limited.begin, throttled_s=0.0), replace(limited.end, throttled_s=3.0))
-    said = lines(recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING, contention=contention([use])))["verdict:"][
-        0
-    ]
-    assert "cgroup" in said
-    assert "3.0 s" in said
 
 
 # -- rates and clocks --

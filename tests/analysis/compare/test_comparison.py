@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,11 @@ import numpy as np
 import pytest
 from benchmarks.simulation import TUNED, spiky
 from compared import CONFIG, ENVIRONMENT, MODEL, entry, entry_of_steps, record, rows
-from made_environment import made_contention
 from raised import refusal
 from stored_texts import assert_stored
 
 from lm_profiler.analysis.compare.comparison import Comparison, compare
-from lm_profiler.analysis.compare.ratio import repeats_interval
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.process_spread import ProcessSpread
 from lm_profiler.record.run_record import (
     Failure,
     MemoryFacts,
@@ -27,8 +22,6 @@ from lm_profiler.record.run_record import (
     Steadiness,
     Throughput,
 )
-from lm_profiler.report.run.comparison_table import comparison_table, verdict_line
-from lm_profiler.report.tables.formats import terminal
 from lm_profiler.usage_error import UsageError
 
 TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
@@ -71,15 +64,6 @@ def test_differences_are_by_hand_and_ranked_by_what_they_do_to_the_step() -> Non
     found = compare([entry("a", [*of_rank[0], *of_rank[1]])], [one("b")])
     assert found.step.a_s == pytest.approx(0.0200)
     assert found.step.b_s == pytest.approx(0.0100)
-
-
-def test_repeats_give_the_ratio_of_geometric_means() -> None:
-    a = [one(f"a{i}", scale) for i, scale in enumerate((1.0, 1.1, 1.2))]
-    b = [one(f"b{i}", scale) for i, scale in enumerate((2.0, 2.3))]
-    found = compare(a, b)
-    assert found.step.a_s == pytest.approx(0.01 * (1.0 * 1.1 * 1.2) ** (1 / 3))
-    assert found.step.interval.ratio == pytest.approx(found.step.b_s / found.step.a_s)
-    assert found.step.interval.ratio == pytest.approx((2.0 * 2.3) ** 0.5 / (1.0 * 1.1 * 1.2) ** (1 / 3))
 
 
 def test_tokens_a_second_follow_the_step_and_the_tokens() -> None:
@@ -206,81 +190,6 @@ def test_a_run_that_measured_nothing_is_left_out_and_named(tmp_path: Path) -> No
     refused = Entry(tmp_path, record(status="refused", failure=why))  # there is no steps.csv
     said = refusal(UsageError, lambda: compare([one("a")], [refused]))
     assert_stored("compare/refused: ended before its first step", {"a run that was refused": said}, run=tmp_path)
-
-
-def test_twenty_two_runs_a_side_have_one_note_of_each_kind() -> None:
-    noisy, slowing = (Steadiness(word=word, cut=0, lag1=0, bias_of_mean=0) for word in ("noisy", "slowing"))
-    shared = made_contention(None)
-
-    def side(name: str) -> list[Entry]:
-        return [
-            one(
-                f"{name}{i}",
-                1.0 + i / 1e4,
-                steadiness=slowing if i == 7 else noisy,
-                contention=shared.model_copy(update={"not_had": 0.3 + i / 100}),
-                started=f"2026-01-01T00:{i:02}:00+00:00",
-            )
-            for i in range(22)
-        ]
-
-    notes = compare(side("a"), side("b")).notes
-    of_runs = [[f"{x}:", f"{x.lower()}{i}"] for x in "AB" for i in (0, 0, 7)]
-    assert [note.split(" ", 2)[:2] for note in notes[:6]] == of_runs
-    assert_stored("compare/notes: many runs", {"22 runs a side": notes})
-
-
-# --- an interval that says nothing
-
-
-def test_repeats_that_tell_nothing_are_called_that() -> None:
-    """Two runs a side that differ a hundredfold: their interval would be [0.000, 7.42e+22]."""
-    a = [one(f"a{i}", scale) for i, scale in enumerate((1.0, 100.0))]
-    b = [one(f"b{i}", scale) for i, scale in enumerate((1.0, 3000.0))]
-    found = compare(a, b)
-    assert (found.step.interval, found.step.verdict, found.detectable) == (None, "UNCLEAR", None)
-    said = terminal(comparison_table(found))
-    assert_stored("compare/tells_nothing", {"two runs a side that differ a hundredfold": said})
-    assert not re.search(r"e[+]\d|inf|nan", said)
-    assert repeats_interval([1e-300, 1e300], [1e-300, 1e300]) is None
-
-
-@pytest.mark.parametrize("steps, told", [(12, True), (2, False)])
-def test_one_run_against_one_tells_something_or_nothing(steps: int, told: bool) -> None:
-    found = compare([entry_of_steps("a", [0.01] * steps)], [entry_of_steps("b", [0.02] * steps)])
-    assert (found.step.interval is not None) is told
-    assert (found.step.verdict == "SLOWER") is told
-
-
-def test_what_a_selftest_has_shown_takes_the_place_of_what_is_assumed() -> None:
-    a, b = [one("a")], [one("b", 1.1)]
-    assert compare(a, b).step.verdict == "UNCLEAR"
-    shown = compare(a, b, ProcessSpread(0.01, 4))
-    assert shown.step.verdict == "SLOWER"
-    given = compare(a, b, ProcessSpread(0.02, is_set_by_user=True))
-    assert given.step.verdict == "SLOWER"
-    said = [verdict_line(found) for found in (compare(a, b), shown, given)]
-    assert_stored("compare/notes: selftest", dict(zip(("assumed", "shown", "given"), said, strict=True)))
-
-
-# --- what is printed
-
-
-def test_what_is_printed_of_two_sides_is_as_stored_and_names_their_order() -> None:
-    cases = {
-        "surroundings that a killed run did not tell": ([one("a")], [one("b", environment=None)]),
-        "other options": ([one("a")], [one("b", config=with_options(attention="math"))]),
-    }
-    said = {case: terminal(comparison_table(compare(*sides)), io.StringIO()) for case, sides in cases.items()}
-    assert_stored("compare/printed", said)
-
-    # Sides that ran one after the other are said to have.
-    def runs(side: str, *minutes: int) -> list[Entry]:
-        return [one(f"{side}{m}", 1 + m / 100, started=f"2026-01-01T00:0{m}:00+00:00") for m in minutes]
-
-    said = compare(runs("a", 4, 5, 6), runs("b", 1, 2, 3)).notes
-    assert_stored("compare/notes: one after the other", {"all of B before A": said})
-    assert compare(runs("a", 1, 3, 5), runs("b", 2, 4, 6)).notes == []
 
 
 # --- how often is it wrong?

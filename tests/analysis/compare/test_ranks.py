@@ -52,12 +52,3 @@ def test_waiting_is_not_blamed_on_the_phase_that_ends_in_it() -> None:
     assert found.forward_backward.difference_s == pytest.approx(0.0, abs=1e-9)
     assert {of.part: of.difference_s for of in found.ranks}["waiting_s"] == pytest.approx(22.5e-3)
     assert found.step.difference_s == pytest.approx(30e-3)  # which holds both
-
-
-def test_repeats_say_whether_waiting_changed_where_ranks_are_known() -> None:
-    def side(name: str, *excess_ms: float) -> list[Entry]:
-        return [run(f"{name}{i}", made_ranks(excess_ms=ms)) for i, ms in enumerate(excess_ms)]
-
-    found = compare(side("a", 30.0, 30.5, 29.5), side("b", 10.0, 10.2, 9.9))
-    assert {of.part: of.verdict for of in found.ranks}["waiting_s"] == "FASTER"
-    assert compare([run("a", made_ranks())], [run("b", None)]).ranks == []

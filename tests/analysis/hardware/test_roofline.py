@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from stored_texts import assert_stored
 
-from lm_profiler.analysis.hardware.roofline import MEASURED_COPY, Work, beaten_floors, floor_of, rates_of
-from lm_profiler.models.config import PRESETS
+from lm_profiler.analysis.hardware.roofline import MEASURED_COPY, Work, beaten_floors, floor_of
 from lm_profiler.record.run_record import Floor, FlopRate, Rates
 
 RATES = Rates(
@@ -64,30 +63,3 @@ def test_a_floor_that_was_beaten_is_told_with_the_rate_that_it_is_of() -> None:
     took_s = {"optimizer": 1e-3, "clip": 5e-3, "forward": 0.5e-3}
     (of_all,) = beaten_floors({**work, "clip": Work({}, 10**9)}, RATES, took_s)
     assert_stored("analysis/notes: beaten floors", {"optimizer alone": of_one, "three phases": of_all})
-
-
-@pytest.mark.parametrize("took_s", [None, 0.0, 0.5e-3, 0.97e-3, 2.0])
-@pytest.mark.parametrize("flops", [None, {}, {"float32": 10**8}, {"float32": 10**9}, {"float64": 1}])
-@pytest.mark.parametrize("moved", [None, 0, 10**8])
-def test_only_what_is_unknown_for_that_is_told(took_s: float | None, flops: dict[str, int] | None, moved: int | None):
-    work = Work(flops, moved)
-    told = beaten_floors({"forward": work}, RATES, {"forward": took_s})
-    known_before = floor_of(work, RATES, None).seconds is not None
-    assert bool(told) == (known_before and bool(took_s) and floor_of(work, RATES, took_s).seconds is None)
-
-
-@pytest.mark.parametrize("size", PRESETS)
-@pytest.mark.parametrize(
-    "device, bytes_per_s", [("NVIDIA H100 80GB HBM3", 3.35e12), ("NVIDIA A100-SXM4-80GB", 2.039e12)]
-)
-def test_of_each_size_the_optimizer_is_a_bandwidth_and_forward_a_flop_one(size: str, device: str, bytes_per_s: float):
-    """On a GPU with 8 x 512 tokens in bfloat16: 2 N FLOPs a token forward, 28 bytes a parameter in AdamW."""
-    config, tokens = PRESETS[size], 8 * 512
-    rates = rates_of(device, {"bfloat16": None}, None)
-    multiplied = config.num_parameters(embedding=False)
-    forward = Work({"bfloat16": 2 * multiplied * tokens}, 4 * multiplied)
-    optimizer = Work({}, 28 * config.num_parameters())
-    assert floor_of(forward, rates, 1.0).bound == "compute"
-    found = floor_of(optimizer, rates, 1.0)
-    assert found.bound == "memory"
-    assert found.seconds == pytest.approx(28 * config.num_parameters() / bytes_per_s)

@@ -110,12 +110,6 @@ def test_the_largest_is_found_whatever_the_phases_are(seed: int) -> None:
     assert len(tried) <= 12
 
 
-def test_in_proportion_three_tries_do() -> None:
-    largest, tried = search(lambda n: 1000 + 7 * n, 4, 5000)
-    assert largest == 571
-    assert len(tried) <= 4
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_where_memory_comes_in_blocks_a_hundredth_is_missed_at_most(seed: int) -> None:
     """What small batches need may hide below what the step needs anyway; then lines miss it by far."""

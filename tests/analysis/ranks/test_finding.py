@@ -120,47 +120,6 @@ def slow_in(finding: RankFinding) -> dict[tuple[int, str], float]:
     return {(one.rank, one.phase): one.excess_s * 1e3 for one in finding.slow if one.certain}
 
 
-NOT_MET = [op for op in DDP if op[1] != "gloo:broadcast"]
-"""Nobody waits for anybody between the batch and the end of backward."""
-
-
-@pytest.mark.parametrize("program, saved_ms", [(DDP, 50.0), (NOT_MET, 30.0)], ids=["met between", "not met between"])
-def test_two_ranks_that_are_slow_in_different_places_are_both_to_be_mended(program: list[Any], saved_ms: float) -> None:
-    """Where they meet in between both delays add up; else mending one saves only what the other does not cost."""
-    finding = found(2, [(1, "data", 0.03), (0, "forward", 0.02)], program)[0].finding
-    assert (finding.kind, finding.rank, finding.phase, finding.slow_ranks) == ("several", None, None, 2)
-    assert slow_in(finding) == pytest.approx({(1, "data"): 30.0, (0, "forward"): 20.0}, rel=0.02)
-    assert finding.saves_s == pytest.approx(saved_ms / 1e3, rel=0.02)
-
-
-def test_two_ranks_as_slow_in_different_places_though_nobody_waits() -> None:
-    finding = found(2, [(1, "data", 0.03), (0, "forward", 0.03)], NOT_MET)[0].finding
-    assert slow_in(finding) == pytest.approx({(1, "data"): 30.0, (0, "forward"): 30.0}, rel=0.02)
-    assert finding.saves_s == pytest.approx(0.03, rel=0.02)
-
-
-@pytest.mark.parametrize("program", [DDP, SHARDED], ids=["DDP", "sharded"])
-@pytest.mark.parametrize("ranks, slow", [(3, (0, 2)), (4, (0, 2, 3)), (8, (0, 1, 2, 4, 5, 6, 7))])
-def test_more_than_half_of_the_ranks_are_slow(ranks: int, slow: tuple[int, ...], program: list[Any]) -> None:
-    finding = found(ranks, [(rank, "data", 0.04) for rank in slow], program)[0].finding
-    assert (finding.kind, finding.phase, finding.slow_ranks) == ("several", "data", len(slow))
-    assert {one.rank for one in finding.slow} == set(slow)
-    assert finding.saves_s == pytest.approx(0.04, rel=0.02)
-    assert finding.others_wait_s == pytest.approx(0.04, rel=0.05)
-
-
-@pytest.mark.parametrize("first, last", [(1, 10), (11, 20), (6, 15), (16, 20)])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_rank_that_is_slow_in_a_stretch_of_the_steps(first: int, last: int, ranks: int) -> None:
-    late = np.where((np.arange(20) + 1 >= first) & (np.arange(20) < last), 0.0144, 0.0)
-    said, truth_s = found(ranks, [(1, "forward", late)])
-    (one,) = said.finding.slow
-    assert (one.rank, one.phase, one.certain) == (1, "forward", True)
-    assert (one.first_step, one.last_step) == (first, last)
-    assert one.excess_s == pytest.approx(late.mean(), rel=0.05)
-    within(said.finding, truth_s)
-
-
 def test_figures_are_of_the_steps_that_count_and_the_finding_of_all_batches_and_steps() -> None:
     """The last ten are a level of their own: in them nobody sees that rank 1 was slow before."""
     work_s = usual(2, 20, 0.02)
@@ -227,28 +186,6 @@ def test_equal_ranks_raise_no_alarm(ranks: int, steps: int) -> None:
         kinds[found(ranks, [], steps=steps, noise=0.15, seed=seed)[0].finding.kind] += 1
     assert 40 - kinds["equal"] - kinds["unsure"] <= 2
     assert kinds["unsure"] <= 6
-
-
-def test_several_slow_ranks_are_found_though_mending_one_saves_nothing() -> None:
-    said, _ = found(4, [(1, "forward", 0.03), (3, "forward", 0.028)])
-    finding = said.finding
-    assert (finding.kind, finding.rank, finding.host, finding.phase) == ("several", None, "here", "forward")
-    assert slow_in(finding) == pytest.approx({(1, "forward"): 30.0, (3, "forward"): 28.0}, rel=0.02)
-    assert finding.others_wait_s == pytest.approx(0.029, rel=0.1)  # those two, not the mean of three
-    assert finding.saves_s == pytest.approx(0.03, rel=0.05)
-    assert finding.excess_s == pytest.approx(0.029, rel=0.02)
-    # Ranks that are slow together in two phases and of two hosts.
-    delays: Delays = [(rank, part, 0.02) for rank in (0, 5) for part in ("forward", "backward")]
-    finding = found(8, delays, SHARDED, hosts=["a"] * 4 + ["b"] * 4)[0].finding
-    assert (finding.kind, finding.host, finding.phase) == ("several", None, None)
-    assert set(slow_in(finding)) == {(rank, part) for rank in (0, 5) for part in ("forward", "backward")}
-    assert finding.saves_s == pytest.approx(0.04, rel=0.05)
-    # Half of many ranks.
-    work_s = usual(64, 12, 0.02)
-    work_s["data"][::2] += 0.03
-    said = ranks_of(simulate(work_s).timelines, 64, overlap=True)
-    assert {one.rank for one in said.finding.slow} == set(range(0, 64, 2))
-    assert said.finding.slow_ranks == 32
 
 
 def late_between(between_s: Any) -> Ranks:

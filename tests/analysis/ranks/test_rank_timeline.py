@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from lm_profiler.analysis.ranks.rank_timeline import Collective, RankTimeline, stream_instants_ns, with_waits
-from lm_profiler.analysis.ranks.ranks_summary import ranks_of
-from lm_profiler.record.parts import PARTS
 
 
 def timeline(rank: int, calls: list[Collective], took_ns: list[int] | None) -> RankTimeline:
@@ -41,45 +39,6 @@ def test_a_rank_waits_in_its_group_until_the_last_one_comes() -> None:
     # Arrivals on compared clocks stay as they are.
     alone = timeline(0, [], None)
     assert with_waits([alone]) == [alone]
-
-
-def test_the_rank_that_streams_wait_for_is_named() -> None:
-    """Rank 1's backward takes 30 ms more, and rank 0 waits in the call that follows its own."""
-    draw, steps, ms = np.random.default_rng(0), 6, 1_000_000
-    marks: list[list[float]] = [[], []]
-    calls: list[list[float]] = [[], []]
-    took: list[list[float]] = [[], []]
-    begin = 0.0
-    for _ in range(steps):
-        backward = [40 + 30 * rank + draw.normal(0, 0.5) for rank in (0, 1)]
-        over = begin + 25 + max(backward) + 1
-        for rank in (0, 1):
-            marks[rank] += [begin, begin + 5, begin + 25, over, over + 5]
-            calls[rank].append(begin + 25 + backward[rank])
-            took[rank].append(over - begin - 25 - backward[rank])
-        begin = over + 5.2
-    parts = [PARTS.index(part) for part in ("data", "forward", "backward", "optimizer", "other")]
-    ranks = [
-        RankTimeline(
-            rank,
-            "host",
-            np.arange(steps),
-            np.arange(steps + 1) * 5,
-            np.array(parts * steps, np.uint8),
-            (np.array(marks[rank]) * ms).astype(np.int64),
-            (np.array(calls[rank]) * ms).astype(np.int64),
-            [Collective("0", number, "nccl:all_reduce") for number in range(steps)],
-            str(rank),
-            (np.array(took[rank]) * ms).astype(np.int64),
-        )
-        for rank in (0, 1)
-    ]
-    concluded = ranks_of(with_waits(ranks), 2, overlap=True)
-    assert concluded.by_rank[0].waiting_s["backward"] == pytest.approx(30e-3, rel=0.05)
-    assert concluded.by_rank[0].own_s["backward"] == pytest.approx(41e-3, rel=0.05)
-    finding = concluded.finding
-    assert (finding.kind, finding.rank, finding.phase, finding.last_in) == ("straggler", 1, "backward", steps)
-    assert finding.others_wait_s == pytest.approx(30e-3, rel=0.05)
 
 
 def reduced_behind(own: int, shares: Sequence[float], took: Sequence[int]) -> tuple[list[int], int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from simulated_ranks import ACCUMULATED, CALL_S, DDP, SHARDED, TREE, VALIDATED, simulate, usual
+from simulated_ranks import ACCUMULATED, CALL_S, DDP, SHARDED, VALIDATED, simulate, usual
 
 from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, Collective, RankTimeline
 from lm_profiler.analysis.ranks.waiting import RanksWork, work_of
@@ -108,12 +108,3 @@ def test_what_was_timed_on_a_stream_counts_as_far_as_nothing_hid_it() -> None:
     assert work.waiting_s[0, 0, PARTS.index("backward")] == pytest.approx(0.030)
     assert own_s(work)[0, 0, PARTS.index("backward")] == pytest.approx(0.025)
     assert work.waiting_s[1].sum() == 0.0
-
-
-def test_the_simulation_waits_where_it_says() -> None:
-    """By hand: two ranks, one step; the broadcasts and the last bucket wait."""
-    still = {part: np.zeros((2, 1)) for part in usual(2, 1)}
-    still["data"][1], still["forward"][0] = 0.03, 0.02
-    truth = simulate(still, [op for op in DDP if op[2] != TREE] + [("work", "other", 1.0)])
-    assert truth.waiting_s.sum(axis=(1, 2)) == pytest.approx([0.01, 0.0], abs=2e-4)
-    assert truth.own_s.sum(axis=(1, 2)) == pytest.approx([0.02 + 3 * CALL_S, 0.03 + 3 * CALL_S])

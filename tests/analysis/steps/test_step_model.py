@@ -109,7 +109,7 @@ def test_a_level_is_seldom_called_a_change_or_a_pattern(steps: int, name: str, c
 
 def test_neighbours_that_are_alike_are_no_change_however_loud_they_are() -> None:
     """At noise of 4 % no change is too small for a word: 5 % of such runs were told one, and the aim is 3."""
-    found = models(partial(level, noise=0.04, rho=0.6), 40, 600, seed=8)
+    found = models(partial(level, noise=0.04, rho=0.6), 40, 300, seed=8)
     assert sum(is_told(model) or model.pattern is not None for model in found) <= most(0.03, len(found))
 
 
@@ -285,7 +285,7 @@ def two_kinds(rng: np.random.Generator, steps: int, share: float = 0.1, ratio: f
 def test_two_kinds_of_steps_by_chance_are_no_change_no_warm_up_and_no_pattern(share_of_steps, ratio, steps) -> None:
     """They were a change, a cut or a pattern in 20 % of runs of 40 steps, and in 34 % and more of 100."""
     kind = partial(two_kinds, share=share_of_steps, ratio=ratio)
-    found = models(kind, steps, 60)
+    found = models(kind, steps, 40)
     wrong = [is_told(model) or model.pattern is not None for model in found]
     assert sum(wrong) <= most(0.04, len(found))
     for model in found:
@@ -309,7 +309,7 @@ def test_kinds_that_come_together_are_levels() -> None:
 @pytest.mark.parametrize("steps", [20, 30, 42, 43])
 def test_a_window_without_whole_periods_has_the_mean_of_whole_ones(steps: int) -> None:
     """Every fourth step takes four times as long: the plain mean of 42 steps is of 10 or 11 of them, never of 10.5."""
-    found = models(partial(repeating, every=4, slow=(1,), by=3.0), steps, 60)
+    found = models(partial(repeating, every=4, slow=(1,), by=3.0), steps, 40)
     intervals = [model.interval_of(model.seconds) for model in found]
     truth_s = 0.175 * np.exp(0.02**2 / 2)
     held = [interval.low <= truth_s <= interval.high for interval in intervals]
@@ -324,7 +324,7 @@ def test_the_mean_with_rare_steps_is_held_by_its_interval(events: float) -> None
     """Over 100 steps on average so many are ten times as long."""
     rng = np.random.default_rng(12)
     held = []
-    for _ in range(80):
+    for _ in range(50):
         x = level(rng, 100).times_s
         x[rng.random(100) < events / 100] *= 10.0
         interval = fit(x).interval_of(x)
@@ -339,5 +339,5 @@ def test_a_slow_warm_up_is_not_called_steady(steps: int) -> None:
     t = np.arange(steps)
     for shape in (0.3 / np.sqrt(1.0 + t), 0.3 * np.exp(-t / 15.0)):
         rng = np.random.default_rng(2)
-        words = [steadiness(fit(level(rng, steps).times_s * (1.0 + shape))).word for _ in range(40)]
+        words = [steadiness(fit(level(rng, steps).times_s * (1.0 + shape))).word for _ in range(20)]
         assert words.count("steady") <= 0.3 * len(words)

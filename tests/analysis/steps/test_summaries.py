@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from stored_texts import assert_stored
-from tabled import run, step_rows
+from tabled import run
 
-from lm_profiler.analysis.steps.step_model import plain
 from lm_profiler.analysis.steps.summaries import (
     BatchCount,
     changed_batches_note,
@@ -20,14 +18,12 @@ from lm_profiler.analysis.steps.summaries import (
     mean_over_ranks,
     model_of,
     rank_medians,
-    readable,
     scalars,
-    step_figures,
     steps_after,
     summaries,
     throughput,
 )
-from lm_profiler.record.quantities import PARTS, TIMED
+from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import LoaderFacts, Steadiness, Throughput, TimeSummary
 from lm_profiler.record.steps import UNKNOWN, StepRow, StepTable
 
@@ -77,27 +73,6 @@ def test_means_over_ranks_are_those_of_brute_force_and_what_one_lacks_is_unknown
     assert rank_medians([]) == []
 
 
-def test_a_summary_is_that_of_the_parts_values() -> None:
-    forwards = [3.0, 4.0, 8.0, 3.5, 3.25]
-    rows = [row(n, forward) for n, forward in enumerate(forwards, 1)]
-    device, host = (summaries(rows, clock, plain([1.0] * 5)) for clock in ("device", "host"))
-    assert set(device) == {*TIMED, "forward_backward"}
-    assert device["forward"].n == 5
-    assert device["forward"].mean == pytest.approx(statistics.mean(forwards) * 1e-3)
-    assert device["forward"].median == pytest.approx(3.5e-3)
-    assert device["forward"].std == pytest.approx(statistics.stdev(forwards) * 1e-3)
-    assert device["forward_backward"].median == pytest.approx(8.5e-3)
-    assert device["step"].max == pytest.approx(15e-3)
-    assert host["forward"].median == pytest.approx(0.35e-3)
-    # A device that died has no time for the last steps: their rows are left out before.
-    rows = [row(1), row(2)]
-    assert summaries(rows, "device", model_of(rows))["step"].n == summaries(rows, "host", model_of(rows))["step"].n == 2
-    rows = [row(step, forward) for step, forward in ((1, 0.5), (2, 30.0), (3, 3.0))]
-    summary = step_figures(rows, model_of(rows))["time"]["forward"]
-    assert summary.mean == pytest.approx(33.5e-3 / 3)
-    assert (summary.mean_low, summary.mean_high) == (None, None)
-
-
 def test_scalars_are_in_the_units_of_their_tags() -> None:
     values = scalars(row(1, tokens=50, memory=(2**30, None, 2**29)))
     assert values["time_ms/forward"] == pytest.approx(3.0)
@@ -128,40 +103,6 @@ def test_throughput_is_all_tokens_over_all_time_and_steps_are_those_of_the_run()
     entry = replace(entry, record=entry.record.model_copy(update={"steadiness": cut}))
     entry.__dict__["rows"] = StepTable.from_rows(rows)
     assert [row.time("forward") for row in steps_after(entry).rows] == pytest.approx(FORWARD[5:])
-
-
-def test_a_pattern_is_in_the_throughput_and_its_parts_are_told() -> None:
-    """Every fifth of 40 steps takes 50 ms instead of 10: a median would tell 80 % too many tokens."""
-    rng = np.random.default_rng(0)
-    rows = [row(at, (43.0 if at % 5 == 0 else 3.0) + float(rng.normal(0, 0.05)), tokens=100) for at in range(1, 41)]
-    model = model_of(rows)
-    figures = step_figures(rows, model)
-    assert figures["throughput"].tokens_per_s == pytest.approx(100 / 18e-3, rel=0.01)
-    assert figures["shares"]["forward"] == pytest.approx(11.0 / 18.0, rel=0.01)
-    assert sum(figures["shares"][part] for part in PARTS) == pytest.approx(1.0)
-    assert model.parts_of(model.seconds).level == pytest.approx(10e-3, rel=0.01)
-    assert model.parts_of(model.seconds).pattern == pytest.approx(8e-3, rel=0.01)
-    assert figures["odd_steps"] == []
-
-
-def test_odd_steps_are_told_with_the_part_that_differs_most_and_their_own_excess() -> None:
-    rng = np.random.default_rng(0)
-    forwards = 3.0 + rng.normal(0, 0.02, 40)
-    rows = [row(at, float(forwards[at - 1]), 25.0 if at == 9 else 5.0, tokens=100) for at in range(1, 41)]
-    rows[19] = row(20, 13.0)
-    found = step_figures(rows, model_of(rows))["odd_steps"]
-    assert [(odd.step, odd.part) for odd in found] == [(9, "backward"), (20, "forward")]
-    assert found[0].ratio == pytest.approx(3.0, rel=0.02)
-    assert found[0].excess_s == pytest.approx(20e-3, rel=0.02)
-    # Of 50 steps the first 30 take 40 ms and the rest 10; one of the rest takes 30, by backward.
-    rng = np.random.default_rng(1)
-    forwards = np.where(np.arange(50) < 30, 33.0, 3.0) + rng.normal(0, 0.02, 50)
-    rows = [row(step, float(forwards[step - 1]), 25.0 if step == 44 else 5.0) for step in range(1, 51)]
-    model = model_of(rows)
-    (odd,) = step_figures(rows, model)["odd_steps"]
-    assert (model.begin, model.end) == (0, 30)
-    assert (odd.step, odd.part) == (44, "backward")
-    assert odd.excess_s == pytest.approx(20e-3, rel=0.02)
 
 
 GROWING = [BatchCount(1, 1, 2), BatchCount(5, 4, 8)]
@@ -234,18 +175,6 @@ RNG = np.random.default_rng(0)
 WARMUP_S = [(3.0, 1.0), (0.5, 0.6)]
 MEASURED_S = [tuple(pair) for pair in RNG.uniform(0.1, 0.2, size=(10, 2))]
 FORWARD = np.array([*WARMUP_S, *MEASURED_S])[:, 0]
-
-
-def test_ranks_are_averaged_and_runs_without_steps_are_named():
-    entry = run("a", MEASURED_S, WARMUP_S)
-    first = step_rows(MEASURED_S, WARMUP_S)
-    second = [replace(row, rank=1, seconds=tuple(3 * s for s in row.seconds or ())) for row in first]
-    entry.__dict__["rows"] = StepTable.from_rows([*first, *second, replace(first[0], step=13, stage="memory")])
-    assert [row.time("forward") for row in steps_after(entry, 1).rows] == pytest.approx(2 * FORWARD[1:])
-    died = run("died", failed=("oom", "no memory left"))
-    good, problems = readable([run("a", MEASURED_S), died])
-    assert [str(entry.folder) for entry in good] == ["a"]
-    assert_stored("analysis/notes: no steps to cut", {"one that died": problems})
 
 
 def test_all_that_is_said_of_the_steps_is_of_the_cut_which_keeps_their_causes():

@@ -5,14 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from cuda_trace import ADAM, ALL_REDUCE, AUTOGRAD, GEMM, MAIN, Trace, cuda_step, kernel_table
-from faults import places
+from cuda_trace import ADAM, ALL_REDUCE, AUTOGRAD, MAIN, Trace, cuda_step, kernel_table
 
-from lm_profiler.analysis.trace import kernel_sums, pieces
-from lm_profiler.analysis.trace.kernel_sums import LARGEST_ROWS
-from lm_profiler.analysis.trace.packed_trace import PackedTrace
-from lm_profiler.analysis.trace.walk import walk
-from lm_profiler.analysis.why.traced import broken_down
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.report.run.kernel_tables import kernel_answers
 
@@ -53,40 +47,6 @@ def test_work_belongs_to_the_phase_that_launched_it_and_phases_make_the_window(s
     assert step.communication_share == pytest.approx(20 / 170)  # 110-130
 
 
-def test_equal_layers_are_one_row_and_the_backward_pass_knows_its_module(step: KernelTable) -> None:
-    rows = {(row.phase, row.name): row for row in step.rows}
-    forward, backward = rows["forward", GEMM], rows["backward", GEMM]
-    assert (forward.count, us(forward.total_s), forward.operator) == (2, 40, "aten::mm")
-    assert (backward.count, us(backward.total_s), backward.operator) == (1, 20, "aten::mm")
-    (flash,) = [row for row in step.rows if row.kind == "attention"]
-    for row in (forward, backward, flash):
-        assert (row.module, row.module_type) == ("model.blocks.*.attention", "SelfAttention")
-    (adam,) = [row for row in step.rows if row.operator == "aten::_fused_adamw_"]
-    assert adam.module is None
-    assert adam.name.endswith("…")  # a functor's arguments may fill a page
-    assert ADAM.startswith(adam.name[:-1])
-    assert [row.total_s for row in step.rows] == sorted((row.total_s for row in step.rows), reverse=True)
-
-
-def test_figures_are_of_all_steps_together_and_the_smallest_rows_are_added_up(step: KernelTable) -> None:
-    two = kernel_table(cuda_step() + cuda_step(number=2, origin=170))
-    assert (two.steps, us(two.window_s)) == (2, 340)
-    for name, phase in step.phases.items():
-        if name not in ("transfer", "other"):  # the first step's last 8 end where the second's copy begins
-            assert us(two.phases[name].busy_s) == us(2 * phase.busy_s)
-            assert us(two.phases[name].idle_s) == us(2 * phase.idle_s)
-    assert us(two.phases["transfer"].idle_s) == 14 + 8 + 14
-    assert us(two.phases["other"].idle_s) == 8
-    # The smallest rows are added up.
-    trace = Trace()
-    trace.range("ProfilerStep#1", 0, 10_000)
-    for n in range(LARGEST_ROWS + 3):
-        trace.operator(f"custom::{n}", 20 * n, 20 * n + 5 + 0.01 * n)
-    table = kernel_table(trace.events)
-    assert len(table.rows) == LARGEST_ROWS
-    assert (table.rest.rows, table.rest.count, us(table.rest.total_s)) == (3, 3, 15.03)
-
-
 def test_what_is_no_work_of_the_steps_changes_nothing(step: KernelTable) -> None:
     events = cuda_step()
     random.Random(0).shuffle(events)
@@ -106,39 +66,6 @@ def test_what_is_no_work_of_the_steps_changes_nothing(step: KernelTable) -> None
         {"ph": "t", "cat": "fwdbwd", "name": "fwdbwd", "pid": 1, "tid": 1, "ts": 1.0, "id": 7},
     ]
     assert kernel_table(odd + cuda_step()) == step
-
-
-@pytest.mark.parametrize("begins_before", [False, True])
-def test_what_ran_between_steps_leaves_the_table_as_it_is(begins_before: bool) -> None:
-    """A validation of 5 ms, in the range of the step that follows or after that of the one before."""
-    between = Trace(170)
-    between.range("phase: between steps", 0, 5000)
-    between.range("module: model (Transformer)", 10, 4900)
-    for number in range(20):
-        between.operator("aten::mm", 100 * number + 11, 100 * number + 90)
-        between.work(GEMM, 100 * number + 20, 100 * number + 40, 100 * number + 120, 900 + number)
-    following = cuda_step(number=2, origin=5170)
-    if begins_before:
-        following[0] = {**following[0], "ts": following[0]["ts"] - 5000, "dur": following[0]["dur"] + 5000}
-    alone = [*cuda_step(), *cuda_step(number=2, origin=170)]
-    events = [*cuda_step(), *between.events, *following]
-    assert kernel_table(events) == kernel_table(alone)
-    assert broken_down(pieces.traced_work(PackedTrace(events))) == broken_down(pieces.traced_work(PackedTrace(alone)))
-
-
-def test_missing_launches_and_work_that_outlasts_the_loop_are_not_hidden_and_no_step_is_refused() -> None:
-    events = [event for event in cuda_step() if event["name"] != "cudaMemcpyAsync"]
-    # By when it ran (14-18) it was wanted in the transfer all the same.
-    assert kinds(kernel_table(events), "transfer") == {"host_copies": (1, 4)}
-    events = [event for event in cuda_step() if not event["name"].startswith("ProfilerStep")]
-    short = Trace()
-    short.range("ProfilerStep#1", 0, 125)
-    table = kernel_table(events + short.events)
-    assert us(table.window_s) == 162
-    assert "other" not in table.phases
-    # A trace without a step is refused.
-    with pytest.raises(ValueError, match="no whole step"):
-        kernel_table([event for event in cuda_step() if not event["name"].startswith("ProfilerStep")])
 
 
 def test_a_phase_all_of_whose_work_ran_beside_that_of_another_stream_has_no_time_of_its_own() -> None:
@@ -206,18 +133,3 @@ def test_without_a_device_operators_count_less_their_children_and_the_rest_is_id
     trace.operator("aten::sum", 20, 40)
     rows = {row.name: (row.count, us(row.total_s), row.operator) for row in kernel_table(trace.events).rows}
     assert rows == {"aten::sum": (1, 36, "aten::mean"), "aten::mean": (1, 4, None)}
-
-
-@pytest.mark.parametrize("on_device", [True, False])
-def test_table_and_waterfall_walk_over_the_trace_once(on_device: bool) -> None:
-    host = Trace()
-    host.range("ProfilerStep#1", 0, 100)
-    host.operator("aten::mm", 16, 36)
-    packed = PackedTrace(cuda_step() if on_device else host.events)
-
-    def shown() -> None:
-        work = pieces.traced_work(packed)
-        assert kernel_sums.kernel_table(work).rows
-        assert broken_down(work).pieces
-
-    assert places(shown)[walk.__code__, None] == 1

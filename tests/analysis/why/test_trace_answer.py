@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cuda_trace import ALL_REDUCE, GEMM, MAIN, Trace, cuda_step
+from cuda_trace import ALL_REDUCE, GEMM, Trace, cuda_step
 
 from lm_profiler.analysis.trace.any_trace import AnyTrace, read_any_trace
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
@@ -76,20 +76,6 @@ def test_launch_bound_is_what_waits_for_launches(tmp_path: Path) -> None:
         )
         if abs(share - 0.2) > 0.01 and abs(share - 0.05) > 0.01:
             assert launches.verdict == launch_verdict(share)
-
-
-def test_waiting_for_the_device_is_not_launching(tmp_path: Path) -> None:
-    trace = Trace()
-    trace.range("ProfilerStep#1", 0, 1000)
-    for number in range(4):
-        begin = 250 * number
-        trace.operator("aten::mul", begin, begin + 2)
-        trace.work(GEMM, begin + 1, begin + 3, begin + 203, number + 1)
-        # The host asks for the result, and goes on 40 microseconds after it is there.
-        trace.complete("cuda_runtime", "cudaStreamSynchronize", begin + 4, begin + 243, MAIN, correlation=90 + number)
-    launches = trace_answer(read(tmp_path, trace.events)).launches
-    assert launches.verdict == "not launch-bound"
-    assert launches.waiting_s > 100 * US
 
 
 def test_the_floor_is_that_of_the_device_that_is_asked_for(tmp_path: Path) -> None:
@@ -189,17 +175,6 @@ def test_who_waits_for_whom_in_planted_ranks(tmp_path: Path) -> None:
         assert answer.ranks[rank].caused_s == 0
     assert answer.ranks[1].waited_s == 0
     assert answer.ranks[1].caused_s == pytest.approx((answer.ranks[0].waited_s + answer.ranks[2].waited_s) / 2)
-
-
-def test_a_kernel_whose_name_says_nothing_is_the_collective_that_the_profiler_names(tmp_path: Path) -> None:
-    trace = Trace()
-    trace.range("ProfilerStep#1", 0, 100)
-    for number, name in enumerate(("allreduce", "_allgather_base", "reduce_scatter", "my_own")):
-        start = 10 + 20 * number
-        trace.work("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", start - 5, start, start + 5, number + 1)
-        trace.events[-2]["args"]["Collective name"] = name
-    communication = trace_answer(read(tmp_path, trace.events)).communication
-    assert {row.name for row in communication.by_name} == {"all_reduce", "all_gather", "reduce_scatter", "my_own"}
 
 
 def test_collectives_that_cannot_be_compared_are_counted(tmp_path: Path) -> None:

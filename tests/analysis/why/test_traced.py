@@ -38,37 +38,3 @@ def test_each_gap_is_told_what_the_host_was_doing() -> None:
         ("optimizer", "the loop"): 100_000,
     }
     assert {gap.what.rpartition(" in ")[2] for gap in gaps} >= {"aten::empty", "aten::item"}
-
-
-def test_of_a_gap_only_what_passed_while_the_host_saw_to_the_batch_is_the_inputs() -> None:
-    """Whether the kernel behind it is the batch's copy, or another's."""
-    trace = Trace()
-    trace.range("ProfilerStep#1", 0, 1000)
-    trace.range("phase: data", 100, 150)
-    trace.range("phase: transfer", 150, 200)
-    trace.operator("aten::copy_", 160, 195)
-    trace.work("Memcpy HtoD (Pageable -> Device)", 180, 190, 300, 1, cat="gpu_memcpy", by="cudaMemcpyAsync")
-    trace.range("phase: data", 320, 380)
-    trace.range("phase: forward", 380, 1000)
-    trace.operator("aten::mm", 480, 495)
-    trace.work(GEMM, 490, 500, 1000, 2)
-    gaps = [(gap.phase, gap.ns) for gap in broken_down(traced_work(PackedTrace(trace.events))).gaps]
-    assert gaps == [("transfer", 90_000), ("other", 100_000), ("data", 60_000), ("forward", 140_000)]
-
-
-def test_pythons_time_on_the_cpu_is_cut_where_phases_are() -> None:
-    trace = Trace()
-    trace.range("ProfilerStep#1", 0, 100)
-    trace.range("phase: forward", 10, 40)
-    trace.range("phase: backward", 40, 90)
-    trace.operator("aten::mm", 20, 30)
-    trace.operator("aten::view", 60, 65)
-    gaps: dict[tuple[str, str], int] = {}
-    for gap in broken_down(traced_work(PackedTrace(trace.events))).gaps:
-        gaps[gap.phase, gap.what] = gaps.get((gap.phase, gap.what), 0) + gap.ns
-    assert gaps == {
-        ("other", "Python"): 20_000,
-        ("forward", "Python"): 20_000,
-        ("backward", "Python"): 45_000,
-        ("backward", "aten::view"): 5_000,
-    }

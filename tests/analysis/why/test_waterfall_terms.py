@@ -8,14 +8,14 @@ from typing import Any, get_args
 
 import planted as plant
 import pytest
-from cuda_trace import MAIN, Trace, cuda_step
+from cuda_trace import Trace
 from planted import BANDWIDTH, PEAK, STEP, matrices, numbers, planted
 from stored_texts import assert_stored
 
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import Piece, Use, traced_work
 from lm_profiler.analysis.why.traced import Gap, Traced, broken_down
-from lm_profiler.analysis.why.waterfall_terms import Step, contributors, ms, waterfall
+from lm_profiler.analysis.why.waterfall_terms import Step, contributors, waterfall
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import FlopRate, Rates, Term, Waterfall
 
@@ -88,23 +88,6 @@ def test_every_planted_term_is_told_though_the_trace_stretched_the_gaps_and_all_
     for each in fall.terms:
         assert each.low_s <= each.seconds <= each.high_s
         assert each.high_s - each.low_s == pytest.approx(0.0, abs=0.01 * US), each.name
-
-
-def test_products_gaps_and_bytes_are_told_by_module_phase_and_what_the_host_did(fall: Waterfall) -> None:
-    (part,) = term(fall, "slow_products").contributors
-    assert (part.module, part.what, part.count) == ("model.blocks.*.attention", "aten::mm", 10)
-    assert "m 4096" in part.detail
-    assert term(fall, "beyond_bandwidth").phases == pytest.approx(
-        {"forward": (800 - 600) * US, "optimizer": (1000 - 600 + 150) * US}
-    )
-    assert_stored("analysis/notes: unknown bytes", {"notes": fall.notes})
-    (gap,) = term(fall, "gaps").contributors
-    assert gap.what.startswith("optimizer")
-    assert gap.what.endswith("cudaStreamSynchronize")
-    assert gap.seconds / US == pytest.approx(plant.LATE)
-    copy, wait = sorted(term(fall, "input").contributors, key=lambda part: part.seconds)
-    assert (copy.what, copy.seconds / US) == ("transfer: aten::copy_", pytest.approx(plant.COPY))
-    assert wait.seconds / US == pytest.approx(plant.WAIT)
 
 
 @pytest.mark.parametrize(
@@ -205,24 +188,6 @@ def test_rates_that_are_beaten_or_unknown_take_nothing(traced: Traced) -> None:
     assert_stored("analysis/notes: unknown bandwidth", {"notes": fall.notes})
 
 
-@pytest.mark.parametrize(
-    "seconds, said", [(3.6, "3,600 ms"), (0.9996, "1,000 ms"), (0.0999, "99.9 ms"), (5e-6, "0.005 ms")]
-)
-def test_milliseconds_in_words(seconds: float, said: str) -> None:
-    assert ms(seconds) == said
-
-
-def test_the_hand_made_step_is_taken_apart_to_the_nanosecond() -> None:
-    fall = waterfall(step(170, input_s=(16 + 4) * US), broken_down(traced_work(PackedTrace(cuda_step()))))
-    assert terms(fall) == pytest.approx(
-        {
-            "ideal": 0, "clock": 0, "slow_products": 70, "recomputation": 0, "bandwidth": 0, "beyond_bandwidth": 22,
-            "communication": 20, "waiting": 0, "gaps": 38, "input": 20, "unexplained": 0,
-        },
-        abs=1e-6,
-    )  # fmt: skip
-
-
 def alone(waited: float, late: float) -> Traced:
     """A traced step of a device that waits for the batch, then for the loop, and has nothing else to do."""
     trace = Trace()
@@ -283,59 +248,6 @@ def test_waiting_for_other_ranks_is_no_gap_that_could_be_won_and_collectives_hol
 
 
 # -- the device is the CPU ----------------------------------------------------------------------------------------
-
-
-def cpu_step() -> list[dict[str, Any]]:
-    """Of 1000 microseconds: 200 of a product, 300 of adding, 100 of a view, and Python for the rest of it."""
-    trace = Trace()
-    trace.range("ProfilerStep#1", 0, 1000)
-    trace.range("phase: data", 0, 100)
-    trace.operator("aten::copy_", 20, 50, MAIN, **numbers(1000))
-    trace.range("phase: forward", 100, 800)
-    trace.range("module: head (Linear)", 110, 700)
-    trace.operator("aten::linear", 150, 390)  # 40 of its own
-    trace.operator("aten::mm", 170, 370, **matrices(512, "float"))
-    trace.operator("aten::add", 400, 700, **numbers(10_000_000))
-    trace.operator("aten::view", 700, 800)
-    return trace.events
-
-
-def test_operators_take_the_kernels_place_on_the_cpu() -> None:
-    fall = waterfall(
-        step(1000, ideal_s=150e-6, input_s=100e-6, rates=rates(float32=2 * 512**3 / 150e-6)),
-        broken_down(traced_work(PackedTrace(cpu_step()))),
-    )
-    assert fall.source == "operators"
-    assert terms(fall) == pytest.approx(
-        {
-            "ideal": 150, "clock": 0, "slow_products": 50, "recomputation": 0, "bandwidth": 120,
-            "beyond_bandwidth": 180, "communication": 0, "waiting": 0, "gaps": 400, "input": 100, "unexplained": 0,
-        },
-        abs=1e-3,
-    )  # fmt: skip
-    causes = {part.what: part.seconds / US for part in term(fall, "gaps").contributors}
-    assert causes == pytest.approx(
-        {"other: Python": 200, "forward: aten::view": 100, "forward: Python": 60, "forward: aten::linear": 40}
-    )
-
-
-def test_threads_that_compute_together_count_once_and_what_surrounds_a_compiled_graph_waits() -> None:
-    trace = Trace()
-    trace.range("ProfilerStep#1", 0, 100)
-    trace.operator("aten::mm", 10, 60, MAIN)
-    trace.operator("aten::add", 40, 90, MAIN + 1)
-    told = terms(waterfall(step(100), broken_down(traced_work(PackedTrace(trace.events)))))
-    assert (told["slow_products"], told["beyond_bandwidth"], told["gaps"]) == pytest.approx((50, 30, 20))
-    trace = Trace()
-    trace.range("ProfilerStep#1", 0, 100)
-    trace.operator("Torch-Compiled Region: 0/0", 10, 95)
-    trace.operator("CompiledFunction", 20, 90)
-    trace.range("## Call CompiledFxGraph fyla2tcja2vqqjqmbouiqp5ygmsyajl7f4wz ##", 30, 80)
-    trace.operator("aten::mm", 40, 60)
-    fall = waterfall(step(100), broken_down(traced_work(PackedTrace(trace.events))))
-    told = terms(fall)
-    assert (told["slow_products"], told["beyond_bandwidth"], told["gaps"]) == pytest.approx((20, 30, 50))
-    assert term(fall, "beyond_bandwidth").contributors[0].what == "other: CompiledFxGraph"
 
 
 @pytest.mark.parametrize("seed", range(20))
