@@ -99,16 +99,6 @@ def test_what_cannot_fit_is_not_made(free: Callable[[int], None], no_weights: No
     }
 
 
-def test_a_run_whose_module_is_split_over_devices_is_planned_and_refused_too(
-    free: Callable[[int], None], no_weights: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    free(1 << 20)
-    assert main(["fit", "--config=tiny.yaml", CHECK, "--trainer.strategy=fsdp2", "--trainer.devices=2"]) == 2
-    assert "not enough memory" in capsys.readouterr().err
-    plan = last_run().planned
-    assert plan.at_peak.optimizer_states == pytest.approx(4 * TINY_PARAMETERS, rel=0.05)  # half of AdamW's two
-
-
 @pytest.mark.parametrize("more, factor", [([], 4), (["--model.optimizer=sgd"], 2)], ids=["adamw", "sgd"])
 def test_weights_gradients_and_states_that_do_not_fit_are_refused_without_a_rehearsal(
     more: list[str],

@@ -73,7 +73,7 @@ def test_what_no_other_process_can_read_is_refused_before_one_is_started() -> No
 
     Mine.__module__, Mine.__qualname__ = "__main__", "Mine"
     asked = [*warm.ASKED]
-    given = {"a lambda": lambda: 0, "300 MiB": bytearray(300 << 20), "of the script": Mine()}
+    given = {"a lambda": lambda: 0, "260 MiB": bytes(260 << 20), "of the script": Mine()}
     said = {
         case: refusal(NoAnswer, lambda one=one: Child(partial(len, [one]), 60.0, fresh=True).answer())
         for case, one in given.items()

@@ -122,12 +122,9 @@ print(*(name for name in sys.modules if name.startswith(("lm_profiler", "torch")
 @pytest.mark.parametrize(
     "asked",
     [
-        "hello",
         "{",
-        "[]",
         '{"options": {"measure_steps": -1}}',
         '{"options": {"unknown": 1}}',
-        '{"options": {"name": "../x"}}',
     ],
 )
 def test_wrong_variable_raises_nothing(asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -131,10 +131,9 @@ def swept(*arguments: str) -> subprocess.CompletedProcess[str]:
     "grid,said",
     [
         (["--grid.model.dose=well,fail"], "--model.dose;"),
-        (["--grid.stages.measure_steps=3,many", "--grid.stages.warmup_steps=1,2"], "stages.measure_steps: expected"),
         (["--model=lm_profiler.training.LanguageModel", "--grid.model.size=small,huge"], "model.size: expected"),
     ],
-    ids=["an option that cells do not have", "a type", "a size"],
+    ids=["an option that cells do not have", "a size"],
 )
 def test_a_wrong_grid_is_refused_before_anything_runs(here: Path, grid: list[str], said: str) -> None:
     done = swept("--config=base.yaml", *grid)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import signal
@@ -11,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,11 @@ from faults import breaks
 from lightning.pytorch import Trainer
 from refused import assert_refused_as_stored, refused
 from stored_texts import assert_stored
-from warm import run
 
 import lm_profiler.cli.verbs.trainer  # noqa: F401 - so that what it plans by can be replaced
 from lm_profiler.callbacks.session import Session
 from lm_profiler.cli.main import main
 from lm_profiler.record.run_record import read_run
-from lm_profiler.training import FakeTokens, LanguageModel
 
 pytestmark = pytest.mark.usefixtures("no_rates", "no_preflight")
 
@@ -100,24 +97,19 @@ class Keeper(BoringModel):
         self.given[:] = [hf_token, headers["api_key"], password, more["client_secret"], where]
 """
 ALIKE = """
-import inspect
-from lightning.pytorch import LightningDataModule
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
-from lm_profiler.training import FakeTokens, LanguageModel
 
 GIVEN = {}
 
-def alike(name, base, ours):
-    \"\"\"A class whose parameters are called as all of ours are, with other defaults.\"\"\"
-    names = [*list(inspect.signature(ours).parameters), "mine"]
-    space = {"base": base, "GIVEN": GIVEN, "name": name}
-    takes = ", ".join(f"{n}: int = {100 + i}" for i, n in enumerate(names))
-    exec(f"def init(self, {takes}):\\n base.__init__(self); v = locals(); "
-         f"GIVEN[name] = {{n: v[n] for n in {names!r}}}", space)
-    return type(name, (base,), {"__init__": space["init"], "__module__": __name__})
+class Model(BoringModel):
+    def __init__(self, size: int = 100, lr: int = 101, vocab_size: int = 102, mine: int = 103):
+        super().__init__()
+        GIVEN["model"] = {"size": size, "lr": lr, "vocab_size": vocab_size, "mine": mine}
 
-Model = alike("Model", BoringModel, LanguageModel)
-Data = alike("Data", BoringDataModule, FakeTokens)
+class Data(BoringDataModule):
+    def __init__(self, vocab_size: int = 200, seed: int = 201, mine: int = 202):
+        super().__init__()
+        GIVEN["data"] = {"vocab_size": vocab_size, "seed": seed, "mine": mine}
 
 class Loaders(BoringModel):
     \"\"\"Brings its own data, and could be given fake tokens as well.\"\"\"
@@ -170,8 +162,6 @@ REFUSED = [
     ["fit", "--config=nowhere.yaml"],
     ["fit", "--trainer.max_step=3"],
     ["fit", "--bogus", "3"],
-    ["predict", "--return_predictions=true"],
-    ["fit", "--model.size=huge"],
     ["fit", "--model.num_heads=7"],
     ["fit", "--data.context_length=x"],
     ["fit", "--data.vocab_size=51"],
@@ -183,7 +173,6 @@ REFUSED = [
     ["fit", "--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.save_top_k=-7"],
     ["fit", "--trainer.accelerator=tpu"],
     ["fit", "--trainer.devices=0"],
-    ["fit", "--trainer.strategy=bogus"],
     ["fit", "--trainer.accumulate_grad_batches=0"],
     ["fit", "--trainer.barebones=true"],
     ["fit", "--model=users_module.Bare"],
@@ -196,7 +185,6 @@ REFUSED = [
     ["fit", "--trainer.max_steps=0"],
     ["validate", "--ckpt_path=no.ckpt"],
     ["fit", "--peak_tflops=.inf"],
-    ["fit", "--name=" + "x" * 300],
     ["fit", "--name=\udcff"],
     ["fit", "--trainer.devices=99999999999999999999"],
     ["fit", "--ckpt_path=tiny.yaml"],
@@ -217,8 +205,6 @@ REFUSED_CONFIGS: list[Any] = [
     {"model": 3},
     [1, 2],
     {"trainer": None},
-    {"stages": 3},
-    {"model": None},
     {"model": {"class_path": None}},
     {"trace": "a\0b"},
     {"log_dir": None},
@@ -279,39 +265,21 @@ def test_a_file_can_name_another_module_and_predictions_are_not_kept(here: Path,
     assert asked["return_predictions"] is False
 
 
-def test_no_file_of_a_run_holds_a_secret_that_it_was_given(here: Path) -> None:
+def test_no_file_of_a_run_holds_a_secret_that_it_was_given_or_that_its_error_names(here: Path) -> None:
     """From a file, from the line in either form, and nested; the module itself gets them as they are."""
-    secret, address = "correct-horse-battery", "https://ann:correct-horse-battery@host/data"
+    secret, address = "correct-horse-battery", "https://ann:correct-horse-battery@host"
     config = {"class_path": "users_module.Keeper", "init_args": {"hf_token": secret, "headers": {"api_key": secret}}}
     (here / "mine.yaml").write_text(yaml.safe_dump({**TINY, "model": config, "data": None}))
-    (here / "users_module.py").write_text(USERS + KEEPER)
-    line = ["--model.password", secret, f"--model.where={address}", f"--model.more={{client_secret: {secret}}}"]
-    assert main(["fit", "--config=mine.yaml", *line]) == 0
-    from users_module import Keeper  # type: ignore[import-not-found]
-
-    assert Keeper.given == [secret, secret, secret, secret, address]
-    folder = here / "logs" / "mine" / "version_0"
-    assert read_run(folder).status == "ok"
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    assert len(files) >= 4  # the record, the config, steps and event files
-    assert [path.name for path in files if secret.encode() in path.read_bytes()] == []
-
-
-def test_no_file_of_a_run_that_fails_holds_the_password_of_an_address_that_its_error_names(here: Path) -> None:
     reaches = "def training_step(self, batch, i):\n        raise OSError('cannot reach ' + self.given[-1])\n"
     (here / "users_module.py").write_text(f"{USERS}{KEEPER}\n    {reaches}")
-    line = [
-        "--model=users_module.Keeper",
-        "--model.where=https://ann:correct-horse@host",
-        "--model.headers={api_key: a}",
-    ]
-    assert main(["fit", *MINE, *line, "--model.more={client_secret: a}"]) == 1
+    line = ["--model.password", secret, f"--model.where={address}", f"--model.more={{client_secret: {secret}}}"]
+    assert main(["fit", "--config=mine.yaml", *line]) == 1
+    assert sys.modules["users_module"].Keeper.given == [secret, secret, secret, secret, address]
     folder = here / "logs" / "mine" / "version_0"
-    failure = read_run(folder).failure
-    assert failure.message == "cannot reach https://***@host"
+    assert read_run(folder).failure.message == "cannot reach https://***@host"
     files = [path for path in folder.rglob("*") if path.is_file()]
-    assert (folder / "traceback.txt") in files
-    assert [path.name for path in files if b"correct-horse" in path.read_bytes()] == []
+    assert {"config.yaml", "run.json", "traceback.txt"} <= {path.name for path in files}
+    assert [path.name for path in files if secret.encode() in path.read_bytes()] == []
 
 
 @pytest.mark.parametrize(
@@ -319,7 +287,6 @@ def test_no_file_of_a_run_that_fails_holds_the_password_of_an_address_that_its_e
     [
         # whose text option has an enumeration as its default
         (["--trainer.callbacks=Timer", "--trainer.max_steps=2"], "logs/tiny/version_0"),
-        (["--trainer.logger=false"], "logs/tiny/version_0"),
         (["--trainer.fast_dev_run=2"], "logs/tiny/version_0"),
         (["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=csv"], "logs/tiny/version_0"),
         (["--log_dir=elsewhere", "--name=a/b"], "elsewhere/a/b/version_0"),
@@ -332,27 +299,13 @@ def test_options_of_the_trainer_are_the_users(options: list[str], folder: str, h
     assert read_run(here / folder).status == "ok"
 
 
-def test_a_profiler_of_the_users_still_reports(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    done = run("-m", "lm_profiler", "fit", "--config=tiny.yaml", "--trainer.profiler=simple")
-    assert done.returncode == 0
-    assert "Profiler Report" in done.stdout + done.stderr
-
-
-def test_the_config_can_be_printed_and_help_explains_our_options(here: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_config_can_be_printed(here: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["fit", "--config=tiny.yaml", "--model.size=xl", "--print_config"]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)
     assert printed["model"]["class_path"] == "lm_profiler.training.LanguageModel"
     assert printed["model"]["init_args"]["size"] == "xl"
     assert printed["stages"] == {**printed["stages"], "warmup_steps": 1, "measure_steps": 3}
     assert not (here / "logs").exists()
-    assert main(["fit", "--help", "all"]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("usage:")
-    for option in ("--stages.warmup_steps", "--model.size", "--data.context_length", "--trainer.precision"):
-        assert f"\n  {option} " in text
-    assert "measured ones" in text
-    assert "<class " not in text.replace("<class 'int'>", "")
-    assert "2.7B_bf16," in text
 
 
 def listed(capsys: pytest.CaptureFixture[str], *call: str) -> tuple[str, set[str]]:
@@ -362,45 +315,42 @@ def listed(capsys: pytest.CaptureFixture[str], *call: str) -> tuple[str, set[str
     return text, set(re.findall(r"^  (?:-\w(?: [A-Z\[\]]+)?, )?(--[\w.]+)", text, re.MULTILINE))
 
 
-@pytest.mark.parametrize("verb", ["fit", "predict"])
-def test_help_lists_what_people_use_first_on_one_screen(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text, first = listed(capsys, verb, "--help")
-    whole, every = listed(capsys, verb, "--help", "all")
-    assert text.startswith(f"usage: lm_profiler {verb} ")
+def test_help_lists_what_people_use_first_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    text, first = listed(capsys, "predict", "--help")
+    whole, every = listed(capsys, "predict", "--help", "all")
+    assert text.startswith("usage: lm_profiler predict ")
     assert 40 <= len(text.splitlines()) <= 60
     assert max(map(len, text.splitlines())) <= 80
     assert first <= every
     assert len(whole.splitlines()) > 500
+    assert "<class " not in whole.replace("<class 'int'>", "")
+    assert "2.7B_bf16," in whole
     assert {"--config", "--stages.measure_steps", "--model.size", "--data.batch_size", "--trainer.precision"} < first
 
 
 # -- one's own classes -----------------------------------------------------------------------------------------------
 
 
-def own_defaults(names: Sequence[str]) -> dict[str, int]:
-    return {name: 100 + i for i, name in enumerate((*names, "mine"))}
-
-
 @pytest.mark.parametrize(
-    "line,changed",
+    "line, model, data",
     [
-        ([], {}),
-        (["--model.lr=7", "--data.seed=8", "--config=tiny.yaml"], {"lr": 7, "seed": 8}),
-        (["--model.mine=7", "--data.mine=8"], {"mine": 7}),
+        ([], {}, {}),
+        (["--model.lr=7", "--data.seed=8", "--config=tiny.yaml"], {"lr": 7}, {"seed": 8}),
+        (["--model.mine=7", "--data.mine=8"], {"mine": 7}, {"mine": 8}),
     ],
     ids=["alone", "options of the line and a file of ours before it", "an option of its own before it"],
 )
-def test_ones_own_class_has_its_own_defaults_for_any_names(line: list[str], changed: dict[str, int], here: Path):
+def test_ones_own_class_has_its_own_defaults_for_names_of_ours(
+    line: list[str], model: dict[str, int], data: dict[str, int], here: Path
+) -> None:
     stages = ["--stages.warmup_steps=0", "--stages.measure_steps=1", "--trace.steps=0", "--memory.steps=0"]
     assert main(["fit", *line, "--model=alike.Model", "--data=alike.Data", *stages]) == 0
     given = sys.modules["alike"].GIVEN
-    for name, ours in (("Model", LanguageModel), ("Data", FakeTokens)):
-        defaults = own_defaults([*inspect.signature(ours).parameters])
-        wanted = {key: value for key, value in changed.items() if key in defaults}
-        assert given[name] == {**defaults, **wanted, **({"mine": 8} if name == "Data" and "mine" in changed else {})}
+    assert given["model"] == {"size": 100, "lr": 101, "vocab_size": 102, "mine": 103} | model
+    assert given["data"] == {"vocab_size": 200, "seed": 201, "mine": 202} | data
     (run,) = here.glob("logs/*/version_0")
     config = yaml.safe_load((run / "config.yaml").read_text())
-    assert config["data"]["init_args"] == given["Data"]  # what is recorded is what was run
+    assert config["data"]["init_args"] == given["data"]  # what is recorded is what was run
 
 
 @pytest.mark.parametrize(
@@ -408,8 +358,6 @@ def test_ones_own_class_has_its_own_defaults_for_any_names(line: list[str], chan
     [
         ("\n1 / 0\n", "broken.py:2: ZeroDivisionError: division by zero"),
         ("def f(:\n", "broken.py:1: SyntaxError: invalid syntax"),
-        ("import os\nfrom os import nothing\n", "broken.py:2: ImportError: cannot import name 'nothing' from 'os'"),
-        ("import no_such_thing\n", "broken.py:1: ModuleNotFoundError: No module named 'no_such_thing'"),
         ("raise SystemExit('bye')\n", "broken.py:1: SystemExit: bye"),
     ],
 )
@@ -535,17 +483,6 @@ def test_only_the_user_speaks_beside_us(here: Path) -> None:
     assert printed[0].endswith("user's print")
     assert printed[1].startswith("verdict:")
     assert "logs/mine/version_0" in printed[-1]
-
-
-def test_two_processes_make_one_run_one_record_and_one_table(here: Path) -> None:
-    done = run("-m", "lm_profiler", "fit", "--config=tiny.yaml", *DDP)
-    assert done.returncode == 0, done.stderr
-    assert [line for line in done.stderr.splitlines() if not PROGRESS.match(line.strip("\r\x1b[K"))] == []
-    assert done.stdout.count("written to") == 1
-    assert [str(path.relative_to(here)) for path in here.rglob("version_*")] == ["logs/tiny/version_0"]
-    record = read_run(here / "logs" / "tiny" / "version_0")
-    assert record.environment.world_size == 2
-    assert len(record.rank_step_s) == 2
 
 
 @pytest.mark.parametrize(
