@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from made_runs import made_entry
 from made_waterfall import made_waterfall
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import expect
 from tab import MARKUP, OpenTab
 
 RUN = "demo/version_0"
@@ -21,12 +21,6 @@ def taken_apart(logdir: Path) -> Iterator[str]:
     made_entry(logdir / "why", waterfall=made_waterfall())
     yield "why"
     shutil.rmtree(logdir / "why")
-
-
-def pixels(bar: Locator) -> tuple[float, float]:
-    """From where to where the pieces of a bar reach."""
-    spans = bar.locator(".piece").evaluate_all("all => all.map(each => each.getBoundingClientRect().toJSON())")
-    return min(span["left"] for span in spans), max(span["right"] for span in spans)
 
 
 def test_a_bar_opens_by_a_click_and_by_the_keyboard(open_tab: OpenTab, taken_apart: str) -> None:
@@ -42,14 +36,6 @@ def test_a_bar_opens_by_a_click_and_by_the_keyboard(open_tab: OpenTab, taken_apa
     expect(beyond).to_contain_text("<b>Memcpy</b>")
     tab.page.keyboard.press("Enter")
     expect(beyond.locator("table")).not_to_be_visible()
-
-
-def test_a_bar_stands_where_its_shares_say(open_tab: OpenTab, taken_apart: str) -> None:
-    view = open_tab().open_run(taken_apart, "Why")
-    left, right = pixels(view.locator(".bar-row.total"))
-    ideal, slow = (pixels(view.locator(f"[data-term={name}]")) for name in ("ideal", "slow_products"))
-    assert ideal == pytest.approx((left, left + (right - left) * 62.1 / 168.3), abs=1.5)
-    assert slow[0] == pytest.approx(left + (right - left) * 62.9 / 168.3, abs=1.5)  # behind the lower clock's 0.8
 
 
 def test_the_clock_switches_where_there_are_two(open_tab: OpenTab) -> None:

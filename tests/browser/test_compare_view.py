@@ -16,9 +16,7 @@ from made_runs import made_entry
 from playwright.sync_api import Locator, expect
 from tab import MARKUP, OpenTab, Tab
 
-from lm_profiler.record.run_record import MemoryFacts, MemoryReading
 from lm_profiler.record.sweep_files import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
-from lm_profiler.report.pictures.drawing import PART_COLOURS
 
 RUN = "demo/version_0"
 FORWARD_S = {("sdpa", 128): 3e-3, ("sdpa", 256): 6e-3, ("math", 128): 4e-3, ("math", 256): None}
@@ -144,15 +142,6 @@ def test_two_runs_are_compared_by_part_after_what_differs(
     screenshot(tab, "compare-light")
 
 
-def test_a_swap_turns_the_verdict_around(compare: Callable[..., Tab], sweep: Path) -> None:
-    tab = compare(run_of("sdpa", 128), run_of("math", 128))
-    card = tab.card("B against A")
-    expect(card).to_contain_text("verdict: SLOWER")
-    card.get_by_role("button", name="Swap").click()
-    expect(card).to_contain_text("verdict: FASTER")
-    expect(tab.inside.get_by_label(f"{run_of('sdpa', 128)} as B", exact=True)).to_be_checked()
-
-
 def test_unlike_runs_are_compared_only_if_one_insists(compare: Callable[..., Tab]) -> None:
     tab = compare(RUN, MARKUP)
     card = tab.card("B against A")
@@ -188,21 +177,6 @@ def test_a_figure_is_drawn_against_an_option_with_intervals_and_failures(
     assert bars["arrayminus"] == pytest.approx([(record["mean"] - record["mean_low"]) * 1e3], rel=1e-3)
     card.scroll_into_view_if_needed()
     screenshot(tab, "compare-chart-light")
-
-
-def test_bars_show_what_each_listed_runs_step_consists_of(compare: Callable[..., Tab], sweep: Path) -> None:
-    tab = compare()
-    tab.inside.get_by_label("Filter").fill("sweep/ 128 r0")
-    card = tab.card("Where a step’s time goes")
-    expect(card.locator(".ytick text")).to_have_count(2)
-    chart = tab.chart(card)
-    labels = chart["layout"]["yaxis"]["ticktext"]
-    assert labels == [label(run_of(attention, 128)) for attention in ("sdpa", "math")]
-    assert chart["data"].keys() == {"forward", "backward", "other"}
-    assert chart["data"]["forward"]["x"] == pytest.approx([3.0, 4.0], rel=0.01)
-    assert chart["data"]["forward"]["colour"] == PART_COLOURS["forward"]
-    sums = [sum(bars["x"][i] for bars in chart["data"].values()) for i in range(2)]
-    assert sums == pytest.approx([10.0, 11.0], rel=0.01)
 
 
 def test_of_a_thousand_runs_a_hundred_are_in_the_page_until_more_are_wanted(
@@ -278,28 +252,6 @@ def test_a_link_brings_back_the_run_the_view_and_the_two_sides(compare: Callable
     expect(opened.inside.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
     expect(opened.inside.get_by_label("Run", exact=True)).to_have_value(b)
     expect(opened.inside.locator("main")).to_contain_text("math,128,r0: 20 steps of fit")
-
-
-def test_small_memory_is_in_a_unit_that_fits(compare: Callable[..., Tab], logdir: Path) -> None:
-    memory = MemoryFacts(measured=MemoryReading(allocated_peak=2**19, resident_peak=3 * 2**28), parts={})
-    made_entry(logdir / "small", memory=memory)
-    try:
-        tab = compare()
-        listed = {row["run"]: row for row in rows_of(tab, tab.card("Runs and cells"))}
-        assert listed[label("small")]["peak allocated"] == "0.50 MiB"
-        assert listed[label("small")]["peak resident"] == "0.75 GiB"
-    finally:
-        shutil.rmtree(logdir / "small")
-
-
-def test_names_of_cells_are_never_cut(compare: Callable[..., Tab], long_named: str) -> None:
-    """They may differ anywhere: a long name takes more lines, in the table and at the bars."""
-    tab = compare()
-    name = tab.inside.get_by_role("link", name=long_named, exact=True)
-    expect(name).to_have_text(label(long_named))
-    assert not name.evaluate("name => name.scrollWidth > name.clientWidth")
-    ticks = tab.chart(tab.card("Where a step’s time goes"))["layout"]["yaxis"]["ticktext"]
-    assert label(long_named) in [tick.replace("<br>", "") for tick in ticks]
 
 
 def test_the_page_lists_its_runs_and_names_the_command_that_compares_two(open_page: OpenTab, sweep: Path) -> None:

@@ -19,7 +19,6 @@ from playwright.sync_api import Browser, Route, expect
 from tab import MARKUP, OpenTab
 
 from lm_profiler.report.page.listing import page_views, tab_views
-from lm_profiler.report.pictures.drawing import PART_COLOURS
 
 RUN = "demo/version_0"
 
@@ -59,15 +58,6 @@ def test_every_view_draws_all_of_its_parts(
     assert "injected" not in (tab.page.title(), tab.frame.title())
 
 
-def test_the_page_charts_what_the_tab_charts(open_page: OpenTab) -> None:
-    """Unpacked by the browser, drawn by the plotly that the page holds, under a policy that forbids everything else."""
-    tab = open_page()
-    tab.open_run(MARKUP)  # made by hand: 5 ms of backward, half of that on the host
-    card = tab.card("Time of each step")
-    assert tab.chart(card)["data"]["backward"]["y"] == pytest.approx([5.0] * 25)
-    assert tab.chart(card)["data"]["backward"]["colour"] == PART_COLOURS["backward"]
-
-
 def test_the_theme_of_a_chart_follows_tensorboards(open_tab: OpenTab) -> None:
     tab = open_tab()
     tab.open_run(RUN)
@@ -80,14 +70,6 @@ def test_the_theme_of_a_chart_follows_tensorboards(open_tab: OpenTab) -> None:
         assert chart.evaluate("chart => chart.layout.font.color") != before
     finally:
         tab.page.evaluate("document.body.classList.remove('dark-mode')")
-
-
-def test_tabs_without_content_look_different(open_tab: OpenTab) -> None:
-    tab = open_tab()
-    tab.open_run(RUN)
-    empty = tab.inside.locator("nav button.empty")
-    expect(empty).to_contain_text(["Ranks", "Watch", "Improve"])
-    expect(tab.inside.get_by_role("tab", name="Kernels")).not_to_have_class("empty")
 
 
 def test_new_runs_and_damaged_folders_appear_when_tensorboard_reloads(open_tab: OpenTab, logdir: Path) -> None:
