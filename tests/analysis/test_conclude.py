@@ -120,6 +120,18 @@ def test_a_slow_or_throttled_gpu_is_in_the_verdict() -> None:
     assert_stored("analysis/notes: a GPU's clock in the verdict", said)
 
 
+def test_the_verdict_and_the_table_have_the_same_share_of_the_mean_step() -> None:
+    """Two workers that sleep: one batch of two is ready, and the loop waits 60 ms for the other."""
+    steps = []
+    for number, step_ms in enumerate(LEVEL + LEVEL):
+        waits_ms = 60.0 if number % 2 else 0.0
+        steps.append({"data": waits_ms, "forward": 0.4 * step_ms, "backward": 0.6 * step_ms})
+    found = recorded(steps, **HALF_OF_THE_CEILING)
+    assert found.shares["data"] == pytest.approx(30.0 / 40.0, rel=0.01)
+    assert found.verdict.bound_by == "input"
+    assert found.verdict.share == pytest.approx(found.shares["data"], rel=1e-6)
+
+
 # -- rates and clocks --
 
 

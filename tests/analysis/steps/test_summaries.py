@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from stored_texts import assert_stored
-from tabled import run
+from tabled import run, step_rows
 
 from lm_profiler.analysis.steps.summaries import (
     BatchCount,
@@ -18,6 +18,7 @@ from lm_profiler.analysis.steps.summaries import (
     mean_over_ranks,
     model_of,
     rank_medians,
+    readable,
     scalars,
     steps_after,
     summaries,
@@ -175,6 +176,18 @@ RNG = np.random.default_rng(0)
 WARMUP_S = [(3.0, 1.0), (0.5, 0.6)]
 MEASURED_S = [tuple(pair) for pair in RNG.uniform(0.1, 0.2, size=(10, 2))]
 FORWARD = np.array([*WARMUP_S, *MEASURED_S])[:, 0]
+
+
+def test_ranks_are_averaged_and_runs_without_steps_are_named():
+    entry = run("a", MEASURED_S, WARMUP_S)
+    first = step_rows(MEASURED_S, WARMUP_S)
+    second = [replace(row, rank=1, seconds=tuple(3 * s for s in row.seconds or ())) for row in first]
+    entry.__dict__["rows"] = StepTable.from_rows([*first, *second, replace(first[0], step=13, stage="memory")])
+    assert [row.time("forward") for row in steps_after(entry, 1).rows] == pytest.approx(2 * FORWARD[1:])
+    died = run("died", failed=("oom", "no memory left"))
+    good, problems = readable([run("a", MEASURED_S), died])
+    assert [str(entry.folder) for entry in good] == ["a"]
+    assert_stored("analysis/notes: no steps to cut", {"one that died": problems})
 
 
 def test_all_that_is_said_of_the_steps_is_of_the_cut_which_keeps_their_causes():

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from cuda_trace import ALL_REDUCE, GEMM, MAIN, Trace, cuda_step
 
+from lm_profiler.analysis.trace import large_trace
 from lm_profiler.analysis.trace.any_trace import AnyTrace, phase_named, read_any_trace
 from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.why.trace_answer import trace_answer
@@ -202,6 +203,15 @@ def test_two_processes_on_one_device_are_refused_and_without_a_device_told_apart
     assert [process.name for process in trace.processes] == ["100", "101"]
 
 
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"traceEvents": []}', "hello", '{"traceEvents": [{}, {"ph"'])
+def test_what_has_no_work_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"it has|not a whole trace") as refused:
+        read_any_trace(path)
+    assert "\n" not in str(refused.value)
+
+
 NUMBERS = (-1, -1e9, 0, 1e30, float("nan"), float("inf"), True, 2**70)
 JUNK = (None, *NUMBERS, "", "text", "ä\ud800", [], [1], {}, {"a": None})
 
@@ -291,3 +301,23 @@ def test_of_a_trace_that_is_too_large_the_first_steps_or_a_later_one_or_the_begi
     events = [{**event, "ts": None} for event in cuda_step()]
     with pytest.raises(ValueError, match="no event has a possible start"):
         read_any_trace(written(tmp_path, events), most_events=10)
+
+
+def test_the_moments_of_many_events_are_counted_in_few_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The memory of the first reading does not grow with the file, and the steps are the same."""
+    monkeypatch.setattr(large_trace, "_MOST_STRETCHES", 40)
+    monkeypatch.setattr(large_trace, "_MOST_NEW_MOMENTS", 50)
+    counts = large_trace._EventCounts()
+    draw = random.Random(4)
+    moments = [draw.randrange(10**9) for _ in range(3000)]
+    for moment in moments:
+        counts.add([moment])
+    counts.merge()
+    assert len(counts.stretches) <= 40
+    for bound in (0, 10**8, 5 * 10**8, 10**9):
+        expected = sum(moment < bound for moment in moments)
+        assert counts.events_before(bound) == pytest.approx(expected, abs=3000 / 20 + 1)
+    events = steps_in_a_row(10)
+    kept = len([event for event in cuda_step() if event["cat"] not in ("ac2g", "gpu_user_annotation")])
+    part = read_any_trace(written(tmp_path, events), most_events=3 * kept + 5)
+    assert "first 3 of 10 steps" in part.part_words
