@@ -123,12 +123,23 @@ class Guarded(SimpleProfiler):
         super().__setattr__(name, value)
 
 
-@pytest.mark.parametrize("kind", [AdvancedProfiler, HasSlots, Guarded])
+class StartsItself(SimpleProfiler):
+    """Has an attribute of the object in place of a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        plain = super().start
+        self.start = lambda name: plain(name)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", [AdvancedProfiler, HasSlots, Guarded, StartsItself])
 def test_any_class_of_profiler_can_be_marked(tmp_path: Path, kind: type[Any]) -> None:
     users, profiler = kind(), short()
+    own_start = vars(users).get("start")
     trainer = trainer_with([profiler], tmp_path, profiler=users)
     trainer.fit(BoringModel())
     assert type(users) is kind
+    assert vars(users).get("start") is own_start
     assert read_run(profiler.folder).steps == STEPS
 
 

@@ -166,7 +166,9 @@ def test_merging_keeps_every_row_the_largest_peaks_and_one_note_of_several_ranks
 def test_a_rank_that_falls_silent_is_named_and_waited_for_no_longer() -> None:
     first, second, _ = exchanges(3)
     assert [row.rank for row in second.gather(measured(1, 7)).rows] == [1]
+    keys = first.store.num_keys()
     merged = first.gather(measured(0, 5))
+    assert first.store.num_keys() == keys - 1  # what was taken leaves the store
     assert [row.rank for row in merged.rows] == [0, 1]
     assert "rank 2" in merged.notes[-1]
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lm_profiler.callbacks import WatchOptions
-from lm_profiler.record.watch_files import read_status
+from lm_profiler.record.watch_files import read_events, read_status
 
 STEP_S, BATCH_S, SAVE_S, LOG_S = 0.004, 0.01, 0.05, 0.002  # of training, of validation, of a checkpoint, of a logger
 CALL_NS = 100  # what each call of a function takes beside
@@ -233,3 +233,14 @@ def test_the_ledger_adds_up_and_explains_all_but_a_percent(kind: str, tmp_path: 
     assert abs(status.ledger.get("unexplained", 0.0)) <= 0.01 * status.wall_s
     for what, seconds in expected.items():
         assert status.ledger[what] == pytest.approx(seconds, rel=0.05, abs=0.003), what
+
+
+def test_a_validation_that_takes_longer_than_all_before_is_told(tmp_path: Path) -> None:
+    class SlowOnce(Validated):
+        def on_validation_epoch_end(self) -> None:
+            pass_s(0.5 * (self.trainer.current_epoch == 6))
+
+    fit(tmp_path, SlowOnce, [], {"max_epochs": 8, "limit_train_batches": 10})
+    events = read_events(tmp_path / "lm_profiler/version_0")
+    (event,) = (event for event in events if event.kind == "validation")
+    assert (event.now, event.against) == pytest.approx((0.5 + 5 * BATCH_S, 5 * BATCH_S), rel=0.05)

@@ -24,6 +24,7 @@ from zoo import Accumulating, Closures, Contrastive, Kind, Metric
 from lm_profiler.callbacks.instruments.sent_step import Absent, SentStep, _StepPickler, without_data
 from lm_profiler.callbacks.instruments.work import StepWork, count_elsewhere
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
+from lm_profiler.measure.copies.module_copies import UncopyableError
 from lm_profiler.measure.counts.uncountable import UncountableError
 
 
@@ -71,6 +72,8 @@ def test_what_cannot_be_counted_is_known_before_a_process_is_started(tmp_path: P
     lazy.configure_optimizers = lambda: torch.optim.SGD([torch.zeros(1)], 0.1)  # type: ignore[method-assign]
     said["lazy"] = refusal(UncountableError, lambda: counted(lazy, trainer_with([], tmp_path)))
     assert_stored("rehearse/refused: step", said)
+    with pytest.raises(UncopyableError, match="not a dense one"):
+        without_data([torch.eye(2).to_sparse()])
     assert asked == warm.ASKED
 
 

@@ -150,6 +150,16 @@ def test_a_thread_is_seen_to_run_or_to_sleep() -> None:
     assert ran_ns < 0.5 * wall_ns
 
 
+def test_what_is_made_and_not_taken_is_counted() -> None:
+    loader = DataLoader([1, 2, 3], 1, num_workers=1, prefetch_factor=5, multiprocessing_context="fork")  # type: ignore[arg-type]
+    iterator = iter(loader)
+    until_s = time.monotonic() + 20
+    while ready_batches(iterator, 1) != 3 and time.monotonic() < until_s:
+        time.sleep(0.005)
+    next(iterator)
+    assert ready_batches(iterator, 1) == 2
+
+
 @pytest.mark.parametrize("iterator,ready", [(iter(DataLoader([1, 2])), 0), (iter([1]), None)])
 def test_without_workers_none_are_ready_and_of_a_stranger_nothing_is_known(iterator: Any, ready: int | None) -> None:
     assert ready_batches(iterator, 0) == ready

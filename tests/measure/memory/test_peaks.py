@@ -131,6 +131,30 @@ print(subprocess.run([sys.executable, "-c", {code!r}], capture_output=True, text
     assert int(done.stdout) < 700 * MEGABYTE
 
 
+def test_cudas_allocator_is_asked_for_its_nested_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, resets = torch.device("cuda", 0), []
+    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", resets.append)
+    monkeypatch.setattr(torch.accelerator, "memory_allocated", {device: 7}.get)
+    monkeypatch.setattr(
+        torch.cuda,
+        "memory_stats_as_nested_dict",
+        {
+            device: {
+                "allocated_bytes": {"all": {"peak": 8}},
+                "reserved_bytes": {"all": {"peak": 9}},
+                "num_alloc_retries": 2,
+                "num_device_alloc": 5,
+            }
+        }.get,
+    )
+    probe = probe_of(device)
+    assert isinstance(probe, DeviceProbe)
+    probe.reset()
+    assert resets == [device]
+    assert (probe.held(), *probe.peaks()) == (7, 8, 9, None)
+    assert probe.counts == (2, 5)
+
+
 @pytest.mark.gpu
 def test_a_devices_peak_is_that_of_its_allocator() -> None:
     device = torch.device("cuda", 0)
