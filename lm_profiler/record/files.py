@@ -28,10 +28,15 @@ from lm_profiler.record.figure import figure
 SCHEMA_VERSION = 1
 
 
+def real_path(path: Path) -> Path:
+    """Return ``path`` with links followed, as far as it exists."""
+    return Path(os.path.realpath(path))
+
+
 def write_whole(path: Path, content: str | bytes, private: bool = False) -> None:
     """Write ``content`` (text as UTF-8) beside ``path`` and rename it, so that no reader ever sees half a file."""
     data = content.encode() if isinstance(content, str) else content
-    target = Path(os.path.realpath(path))
+    target = real_path(path)
     if target.exists() and not target.is_file():
         target.write_bytes(data)
         return
@@ -82,7 +87,7 @@ class RecordError(ValueError):
 @contextmanager
 def restrict_reading(*roots: Path) -> Iterator[None]:
     """While this is open, let this thread read nothing outside ``roots``, whatever link or name leads there."""
-    token = _ROOTS.set([Path(os.path.realpath(root)) for root in roots])
+    token = _ROOTS.set([real_path(root) for root in roots])
     try:
         yield
     finally:
@@ -91,7 +96,7 @@ def restrict_reading(*roots: Path) -> Iterator[None]:
 
 def read_plain(path: Path) -> bytes:
     """Return the content of a file; RecordError if it cannot be read, or may not be in this thread."""
-    real = Path(os.path.realpath(path))
+    real = real_path(path)
     roots = _ROOTS.get()
     if roots is not None:
         is_allowed = any(real.is_relative_to(root) for root in roots)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_profiler.record.entry import Collection, Entry
-from lm_profiler.record.files import write_whole
+from lm_profiler.record.files import real_path, write_whole
 from lm_profiler.record.improve_record import ImproveRecord
 from lm_profiler.report.page.listing import listing, page_views
 from lm_profiler.report.tables.table import Table
@@ -143,18 +143,14 @@ def _by_name(
     collection: Collection,
 ) -> tuple[dict[str, Entry], dict[str, ImproveRecord]]:
     """Return the runs and the searches of ``collection`` by name: their path, as far as it differs."""
-    run_folders = [_real_path(entry.folder) for entry in collection.entries]
-    search_folders = [_real_path(folder) for folder in collection.searches]
+    run_folders = [real_path(entry.folder) for entry in collection.entries]
+    search_folders = [real_path(folder) for folder in collection.searches]
     root = _root_of_names([*run_folders, *search_folders])
     run_names = [str(folder.relative_to(root)) for folder in run_folders]
     search_names = [str(folder.relative_to(root)) for folder in search_folders]
     runs = dict(zip(run_names, collection.entries, strict=True))
     searches = dict(zip(search_names, collection.searches.values(), strict=True))
     return runs, searches
-
-
-def _real_path(folder: Path) -> Path:
-    return Path(os.path.realpath(folder))
 
 
 def _root_of_names(folders: list[Path]) -> Path:

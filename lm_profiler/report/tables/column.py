@@ -26,6 +26,10 @@ class Column:
     compared: bool = False  # whether it distinguishes runs if no option was swept
     quantity: Figure | None = None  # how figures are shown; None for facts
 
+    @property
+    def is_time(self) -> bool:
+        return self.quantity is not None and self.quantity.unit == "s"
+
     def interval(self, entry: Entry) -> tuple[float, float] | None:
         """Return the (low, high) of a figure, in SI; None if it has no interval."""
         if self.quantity is None or entry.record is None:

@@ -127,7 +127,7 @@ def with_speedups(
             group = cells.get((*row_key, *column_keys[index]), [])
             baseline_group = cells.get((*row_key, *column_keys[baseline_index]), [])
             row.append(_times_cell(group, baseline_group, value))
-    legend = _FASTER_LEGEND if _is_time(value) else _TIMES_LEGEND
+    legend = _FASTER_LEGEND if value.is_time else _TIMES_LEGEND
     return replace(table, headings=headings, rows=rows, below=[*table.below, legend])
 
 
@@ -154,7 +154,7 @@ def _times_cell(group: RunGroup, baseline_group: RunGroup, value: Column) -> Tab
     if not group or not baseline_group:
         return no_ratio
     ratio = _ratio_cell(group, baseline_group, value)
-    if _is_time(value):
+    if value.is_time:
         ratio = _ratio_cell(baseline_group, group, value)
     if ratio.value is None:
         return no_ratio
@@ -162,10 +162,6 @@ def _times_cell(group: RunGroup, baseline_group: RunGroup, value: Column) -> Tab
     if ratio.low is not None and ratio.high is not None:
         text += f" [{ratio.low:.2f}, {ratio.high:.2f}]"
     return replace(ratio, text=text)
-
-
-def _is_time(column: Column) -> bool:
-    return column.quantity is not None and column.quantity.unit == "s"
 
 
 def _baselines(groups: Sequence[RunGroup], baseline: Baseline) -> list[RunGroup | None]:

@@ -164,10 +164,6 @@ def _is_known_column(groups: Sequence[RunGroup], column: Column) -> bool:
     return any(column.get(entry) is not None for entry in chain.from_iterable(groups))
 
 
-def _is_time(column: Column) -> bool:
-    return column.quantity is not None and column.quantity.unit == "s"
-
-
 def distinguishing_facts(groups: Sequence[RunGroup]) -> list[Column]:
     """Return the facts in which rows differ, without dimensions that follow from a size."""
     facts = []
@@ -223,7 +219,7 @@ def cell(group: RunGroup, column: Column, interval: bool = True) -> TableCell:
         return fact_cell(group, column)
     typical = estimate(group, column)
     if typical.value is None:
-        has_no_figure = status_text(group) != "ok" or _is_time(column)
+        has_no_figure = status_text(group) != "ok" or column.is_time
         return TableCell(text="" if has_no_figure else "unknown")
     if interval:
         text = column.quantity.rounded(typical.value, typical.low, typical.high)
@@ -301,7 +297,7 @@ def _unknown_figures_line(groups: Sequence[RunGroup]) -> list[str]:
         not_missed.add(PEAK.name)
     titles = []
     for figure in _main_figures(groups):
-        if figure.name in not_missed or _is_time(figure):
+        if figure.name in not_missed or figure.is_time:
             continue
         if not _is_known_column(groups, figure):
             titles.append(figure.title)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lm_profiler.record.quantities import Quantity
+from lm_profiler.record.text import well_formed
 
 STATUS_STYLES = {
     "ok": "green",
@@ -97,10 +98,7 @@ class Table:
 
 
 def _unicode(value: Any) -> Any:
-    """Return ``value``; in text, what is not Unicode, such as parts of a file's name, is spelled out."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    return value
+    return well_formed(value) if isinstance(value, str) else value
 
 
 def headings_of(columns: Iterable[Quantity]) -> list[Heading]:

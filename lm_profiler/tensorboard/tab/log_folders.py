@@ -15,6 +15,7 @@ from pathlib import Path
 from tensorboard.errors import InvalidArgumentError, NotFoundError
 from tensorboard.plugins.base_plugin import TBContext
 
+from lm_profiler.record.files import real_path
 from lm_profiler.record.sweep_files import PLAN_FILE
 
 RUN_FILE = "run.json"
@@ -73,12 +74,12 @@ class LogFolders:
         self.check()
         runs_folders = []
         for name, folder in self._folders.items():
-            runs_folders.append(RunsFolder(name, folder, (_real_path(folder),)))
+            runs_folders.append(RunsFolder(name, folder, (real_path(folder),)))
         real_folders = {runs_folder.allowed_roots[0] for runs_folder in runs_folders}
         for runs_folder in runs_folders:
             # the list grows while links lead to folders with more links
             for link in _links_to_folders(runs_folder.folder):
-                real_folder = _real_path(link)
+                real_folder = real_path(link)
                 if real_folder in real_folders:
                     continue
                 real_folders.add(real_folder)
@@ -98,7 +99,7 @@ class LogFolders:
         self.check()
         top, parts = self._split(name)
         folder = self._folders[top]
-        allowed_roots = [_real_path(folder)]
+        allowed_roots = [real_path(folder)]
         is_in_run = False  # or in a sweep
         try:
             for part in parts:
@@ -108,7 +109,7 @@ class LogFolders:
                     is_in_run = True
                 folder = folder / part
                 if folder.is_symlink() and not is_in_run:
-                    allowed_roots.append(_real_path(folder))
+                    allowed_roots.append(real_path(folder))
             if not folder.is_dir():
                 raise NotFoundError(f"{name!r}: no run of that name")
         except (OSError, ValueError):  # a name that no folder can have
@@ -140,7 +141,7 @@ def _folders_in_spec(spec: str) -> dict[str, Path]:
         name, separator, path = part.partition(":")
         if not separator or part.startswith("/"):
             name = path = part
-        folders[name] = _real_path(Path(path).expanduser())
+        folders[name] = real_path(Path(path).expanduser())
     return folders
 
 
@@ -154,10 +155,6 @@ def _links_to_folders(top: Path) -> Iterator[Path]:
             link = Path(parent) / name
             if link.is_symlink():
                 yield link
-
-
-def _real_path(path: Path) -> Path:
-    return Path(os.path.realpath(path))
 
 
 def path_inside(path: Path, allowed_roots: tuple[Path, ...]) -> Path:

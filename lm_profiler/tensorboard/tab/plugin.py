@@ -23,7 +23,7 @@ from lm_profiler.analysis.compare.comparison import compare
 from lm_profiler.analysis.conclude import with_unfinished
 from lm_profiler.record.calls import MissingExtra
 from lm_profiler.record.entry import Entry, collect
-from lm_profiler.record.files import RecordError, restrict_reading
+from lm_profiler.record.files import RecordError, real_path, restrict_reading
 from lm_profiler.record.improve_record import ImproveRecord
 from lm_profiler.report.page.listing import listing, tab_views
 from lm_profiler.report.page.page import STATIC, digests, script
@@ -175,7 +175,7 @@ def runs(folders: LogFolders) -> Json:
             if link not in links:
                 problems.append(problem)
         for entry in collection.entries:
-            real_folder = Path(os.path.realpath(entry.folder))
+            real_folder = real_path(entry.folder)
             if not any(
                 real_folder.is_relative_to(root) for root in runs_folder.allowed_roots
             ):
