@@ -89,7 +89,7 @@ def pivot(
         title += f": {MERGE_NOTE}"
     elif has_intervals:
         title += ": mean [95 % interval]"
-    return Table(headings, body, above=[title], below=notes(groups, facts, [value]))
+    return Table(headings, body, above=[title], below=notes(groups, facts))
 
 
 def _pivot_title(group: RunGroup, column_facts: Sequence[Column]) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
-from lm_profiler.record.entry import Entry
 from lm_profiler.record.figure import AT_LEAST, TOO_FEW_STEPS
 from lm_profiler.record.machine import PEAK
 from lm_profiler.record.quantities import MEMORY, Place
@@ -76,7 +75,7 @@ def runs_table(
     if columns is None:
         lines_above += _unknown_figures_line(groups)
     lines_below = _legend(groups, table)
-    lines_below += notes(groups, by or message_columns(names), shown_columns)
+    lines_below += notes(groups, by or message_columns(names))
     return Table(table.headings, table.rows, lines_above, lines_below)
 
 
@@ -318,20 +317,12 @@ def _legend(groups: Sequence[RunGroup], table: Table) -> list[str]:
     return []
 
 
-def notes(
-    groups: Sequence[RunGroup],
-    naming: Sequence[Column],
-    shown_columns: Sequence[Column] = (),
-) -> list[str]:
-    """Return notes for the reader: which rows mix different runs, and why some have no figures, or no plan.
+def notes(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[str]:
+    """Return notes for the reader: which rows mix different runs, and why some have no figures.
 
     ``naming`` are the columns by which a note names a row.
     """
-    shows_plan = any(column.group == "Planned memory" for column in shown_columns)
-    lines = _mixed_row_notes(groups, naming)
-    lines += _reasons(groups, naming)
-    lines += _unplanned_reasons(groups, shows_plan, naming)
-    return lines
+    return [*_mixed_row_notes(groups, naming), *_reasons(groups, naming)]
 
 
 def _mixed_row_notes(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[str]:
@@ -362,39 +353,6 @@ def _reasons(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[str]:
     hidden_lines = len(lines) - _LISTED_REASONS
     rest = f"and {hidden_lines} more; --columns name,status,reason shows all"
     return [*lines[:_LISTED_REASONS], rest]
-
-
-def _unplanned_reasons(
-    groups: Sequence[RunGroup], shows_plan: bool, naming: Sequence[Column]
-) -> list[str]:
-    """Return why rows that ran have no planned memory: each reason, with the rows.
-
-    That nobody requested a plan is a reason only if a column shows planned memory.
-    """
-    labels_by_reason: dict[str, list[str]] = {}
-    for group in groups:
-        for entry in group:
-            reason = _unplanned_reason(entry, shows_plan)
-            if reason is None:
-                continue
-            labels = labels_by_reason.setdefault(reason, [])
-            label = row_label(group, naming)
-            if label not in labels:
-                labels.append(label)
-    lines = []
-    for reason, labels in labels_by_reason.items():
-        lines.append(f"planned memory unknown: {_first_labels(labels)}: {reason}")
-    return lines
-
-
-def _unplanned_reason(entry: Entry, shows_plan: bool) -> str | None:
-    """Return why a run has no planned memory; None if it has, or died before its record."""
-    record = entry.record
-    if record is None:
-        return None
-    if record.planned is not None:
-        return record.planned.unknown
-    return "not asked for (--check_memory=true)" if shows_plan else None
 
 
 def _first_labels(labels: Sequence[str]) -> str:
