@@ -145,18 +145,6 @@ def test_wherever_a_word_stands_a_later_one_may(kind: str) -> None:
     assert {where for where in strict if not where.endswith(".schema_version")} == set()
 
 
-def test_fields_are_described() -> None:
-    run = SCHEMAS["run"]
-    assert "(FLOP/s)" in run["$defs"]["Utilisation"]["properties"]["ceiling_flops_per_s"]["description"]
-    assert "description" not in run["$defs"]["MemoryCauses"]["properties"]["gradients"]  # of one peak or another
-    tried = SCHEMAS["improve"]["$defs"]["Tried"]["properties"]
-    assert tried["ceiling_s"]["description"].endswith("(s)")
-    assert run["properties"]["notes"]["description"]
-    for kind, schema in SCHEMAS.items():
-        for name, part in parts(schema):
-            assert part["description"], (kind, name)  # what its fields are, and their units
-
-
 # -- what verbs print --------------------------------------------------------------------------------------------------
 
 FIGURELESS = {*TRAINER_VERBS, "run"}  # what they print is in the record that they write, or somebody else's

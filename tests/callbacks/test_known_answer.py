@@ -28,7 +28,6 @@ from known_loop import (
     trainer_with,
 )
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -386,15 +385,6 @@ def test_hooks_amid_the_phases_are_other(tmp_path: Path) -> None:
 
     profiler = profiled_fit(Hooked(), tmp_path, Data(), callbacks=[SlowHooks()])
     assert_times(profiler, {**TRUTH_S, "other": 34e-3}, waits={"other": 8})
-
-
-@pytest.mark.parametrize("precision", ["bf16-true", "16-mixed"])
-def test_precisions(tmp_path: Path, precision: str) -> None:
-    options: dict[str, Any] = {"precision": precision}
-    if precision == "16-mixed":  # by its name Lightning would make it bf16-mixed on the CPU
-        options = {"plugins": [MixedPrecision(precision, "cpu", scaler=torch.amp.GradScaler("cpu"))]}
-    profiler = profiled_fit(KnownModule(), tmp_path, profiler=instruments(1, 7), **options)
-    assert_times(profiler, TRUTH_S, measure=7)
 
 
 @pytest.mark.parametrize("verb", ["validate", "test", "predict"])

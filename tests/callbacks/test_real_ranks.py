@@ -39,6 +39,5 @@ def test_the_rank_that_the_other_waits_for_is_found_with_its_phase(told: list[di
     assert told[0]["found"] == {
         "DDP": ["straggler", 1, "data"],
         "DDP, rank 0": ["straggler", 0, "optimizer"],
-        "DDP, forward": ["straggler", 1, "forward"],
         "FSDP2": ["straggler", 1, "forward"],
     }

@@ -18,13 +18,18 @@ from lm_profiler.record.steps import StepRow, read_steps
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 
 
+PEAK_FLOPS_PER_S = 1e9
+FLOPS = 2 * 2 * 32 * 2
+"""Of a row of 32 by a layer of two: forward, and the gradient of the weight."""
+
+
 class Tokens(BoringModel):
     def tokens_in(self, batch: Tensor) -> int:
         return TOKENS_IN_A_BATCH
 
 
 def fit(folder: Path, logger: object) -> TrainingProfiler:
-    profiler = instruments(2, 5, memory=1, trace=1)
+    profiler = instruments(2, 5, memory=1, trace=1, peak_flops_per_s=PEAK_FLOPS_PER_S)
     trainer_with([profiler], folder, logger=logger, log_every_n_steps=1).fit(Tokens())
     return profiler
 
@@ -47,6 +52,7 @@ def expected(row: StepRow) -> dict[str, float]:
         **times,
         "memory_gib/resident_peak": row.memory[2] / 2**30,
         "throughput/tokens_per_s": row.tokens / row.time("step"),
+        "throughput/mfu": 100 * FLOPS / PEAK_FLOPS_PER_S / row.time("step"),
     }
 
 

@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import pickle
-import resource
 import shutil
 import signal
 import sys
@@ -152,22 +151,6 @@ def test_a_folder_that_goes_away_or_cannot_be_made_has_a_second_place(
     assert read_run(ours.folder) == ours.record
     assert len(read_steps(ours.folder / "steps.csv")) == 9
     assert_same_weights(module, train(tmp_path / "plain", [], max_steps=module.steps))
-
-
-def test_a_disk_that_takes_nothing_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def full(folder: Path) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ours = profiler()
-    try:
-        module = train(tmp_path, [spoils(ours, full), ours])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    said = capsys.readouterr()
-    assert "[Errno 27]" in said.err
-    assert_same_weights(module, train(tmp_path / "plain", [], max_steps=module.steps))
-    assert read_run(ours.folder).status == "unfinished"
 
 
 # -- streams ------------------------------------------------------------------------------------------------------

@@ -110,10 +110,13 @@ def test_every_rank_asks_as_often_and_does_what_the_first_says(tmp_path: Path, s
     assert asked == ([9, 5, 0, 0, 0] if step_ms[0] == step_ms[1] else [9, 5, 3, 4, 5])
 
 
-def test_without_a_target_nobody_is_asked_and_one_too_fine_to_promise_is_refused(tmp_path: Path) -> None:
+def test_without_a_target_nobody_is_asked_and_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     targets = (0.0049, 0.0, -1.0, float("nan"))
     said = {f"{of}": refusal(ValueError, lambda of=of: StageOptions(until_ci=of)) for of in targets}
     assert_stored("callbacks/refused: targets", said)
+    counts = ("warmup_steps", "measure_steps")
+    said = {name: refusal(ValueError, lambda name=name: StageOptions(**{name: -1})) for name in counts}
+    assert_stored("callbacks/refused: negative stages", said)
 
     def never(own: int) -> int:
         pytest.fail("a collective call that the other ranks may not make")

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sharded_plans
-import torch
 from lightning.pytorch.strategies import DDPStrategy
-from scripts import SUPPORT
 from stored_texts import assert_stored
 
 from lm_profiler.analysis.plan.planned import Planned, planned_floors
 from lm_profiler.cli.rehearse import Unplanned, start_rehearsal, wait_for_plan
 from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.world import FakeWorld
-from lm_profiler.record.run_record import read_run
 from lm_profiler.rehearse.strategies import FakeReplica, devices_in, fake_strategy, ring_bytes
 from lm_profiler.usage_error import UsageError
 
@@ -167,31 +161,3 @@ def test_fsdp_holds_a_share() -> None:
     assert plan.work["optimizer"].bytes == pytest.approx(7 * WHOLE // RANKS, abs=200)
     seconds = planned_floors(plan, "NVIDIA H200", link_bytes_per_s=1.0).sent_s
     assert seconds == {phase: float(count) for phase, count in plan.sent.items()}
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
-@pytest.mark.parametrize(
-    "kind, more",
-    [
-        (sharded_plans.Plain, ["--trainer.strategy=ddp"]),
-        (sharded_plans.ZeroOne, ["--trainer.strategy=ddp"]),
-        (sharded_plans.Plain, ["--trainer.strategy=fsdp"]),
-        (sharded_plans.Sharded, [*FSDP2, "--trainer.strategy.init_args.data_parallel_size=2"]),
-    ],
-    ids=["DDP", "ZeRO-1", "FSDP", "FSDP2"],
-)
-def test_each_phase_of_two_gpus_holds_what_was_planned(tmp_path: Path, kind: type, more: list[str]) -> None:
-    call = ["fit", f"--model=sharded_plans.{kind.__name__}", "--data=null", "--trainer.devices=2", *more]
-    plan = wait_for_plan(
-        start_rehearsal([*call, "--trainer.max_steps=2"], torch.cuda.get_device_capability(), fresh=True)
-    )
-    assert isinstance(plan, Planned)
-    steps = ("--stages.warmup_steps=2", "--stages.measure_steps=3", "--memory.steps=1", "--trace.steps=0")
-    stages = (*steps, "--actions.steps=0", "--check_memory=false", f"--log_dir={tmp_path}")
-    subprocess.run([sys.executable, "-m", "lm_profiler", *call, *stages], check=True, cwd=SUPPORT)
-    (found,) = tmp_path.rglob("run.json")
-    memory = read_run(found.parent).memory
-    assert memory is not None
-    for phase, peak in plan.peaks.items():
-        assert memory.parts[phase].allocated_peak == pytest.approx(peak, rel=0.02), phase

@@ -207,19 +207,6 @@ def without_gradients_first() -> None:
         optimizer.zero_grad()
 
 
-@shape(data=1, forward=1, backward=1, optimizer=2, zero_grad=1)
-def two_optimizers() -> None:
-    model, optimizer = trained()
-    late = torch.nn.Linear(1, 1)
-    whole = torch.nn.Sequential(model, late)
-    other = SlowSGD(late.parameters())
-    for _, batch in zip(range(STEPS), loader(), strict=False):
-        whole(batch).sum().backward()
-        optimizer.step()
-        other.step()
-        optimizer.zero_grad()
-
-
 @shape(rows=STEPS - 1, data=1, forward=1, backward=1, optimizer=1, zero_grad=1)
 def validates() -> None:
     """Epochs of seven batches, and a validation after each fifth step. The last step is seen to end."""

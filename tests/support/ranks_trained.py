@@ -137,7 +137,6 @@ SHORT_S = {"data": 1e-3, "forward": 2e-3, "backward": 2e-3, "optimizer": 1e-3, "
 SLOW = {
     "DDP": Case("", [Delay(1, "data", 80e-3)], SHORT_S, steps=8, turns=0),
     "DDP, rank 0": Case("", [Delay(0, "optimizer", 80e-3)], SHORT_S, steps=8, turns=0),
-    "DDP, forward": Case("", [Delay(1, "forward", 80e-3)], SHORT_S, steps=8, turns=0),
     "FSDP2": Case("", [Delay(1, "forward", 80e-3)], SHORT_S, steps=8, turns=0, sharded=True),
 }
 

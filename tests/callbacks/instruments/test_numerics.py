@@ -90,6 +90,32 @@ def test_what_cannot_be_audited_is_a_note(tmp_path: Path) -> None:
     assert_stored("callbacks/notes: no audit", said)
 
 
+def test_the_audit_logs_nothing_even_through_what_holds_the_real_module(tmp_path: Path) -> None:
+    class Holder:
+        """Opaque: the copy of the module shares it."""
+
+        def __init__(self, module: LightningModule) -> None:
+            self.module = module
+
+    class Logging(BoringModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.holder = Holder(self)
+            self.logged: list[bool] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.holder.module.log("batch", float(batch_idx))
+            self.holder.module.logged.append(self.holder.module._trainer is not None)
+            return super().training_step(batch, batch_idx)
+
+    module = Logging()
+    record = run(module, tmp_path)
+    assert found(record).loss is not None
+    steps = 1 + 2 + 4
+    assert module.logged == [True] * steps + [False] * 2
+    assert module._trainer is not None
+
+
 class Known(BoringModel):
     """Whose losses are known: batch ``n`` has ``n``, the fourth none that is finite."""
 

@@ -109,17 +109,6 @@ def test_a_shipped_size_reads_its_weights_and_of_the_embedding_its_tokens_rows(s
     assert counted.read_bytes == weights + table_bytes + loads + tokens * 8
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_flops_are_told_by_the_dtype_of_the_factors(dtype: torch.dtype) -> None:
-    config = TransformerConfig(16, 48, 3, 2, 31)
-    counted = transformer_work(config, dtype, 2, 8)
-    name = str(dtype).removeprefix("torch.")
-    assert counted.by_dtype == {
-        "forward": {name: counted.flops.forward},
-        "backward": {name: counted.flops.backward},
-    }
-
-
 def test_each_product_is_told_in_its_own_dtype() -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:

@@ -173,19 +173,6 @@ def test_what_lies_between_steps_or_outside_is_in_no_part(loop: Loop) -> None:
     assert loop.reader.by_part() == {"other": split_by_cause(1000, Holdings(200 * FLOAT, 0, 0, 0))}
 
 
-def test_a_device_that_knows_no_peak_still_says_what_was_held(loop: Loop) -> None:
-    loop.peak.now = None
-    loop.reader.start()
-    loop.part(FORWARD, None)
-    loss = loop.module(torch.ones(2, 10)).sum()
-    loop.part(BACKWARD, None)
-    loss.backward()
-    loop.reader(OTHER)
-    reading = loop.reader.by_part()["backward"]
-    assert reading.activations_and_rest is None
-    assert reading.gradients == 200 * FLOAT
-
-
 @pytest.mark.parametrize(
     "peaks, arrived",
     [
