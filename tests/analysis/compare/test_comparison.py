@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from raised import refusal
 from stored_texts import assert_stored
 
 from lm_profiler.analysis.compare.comparison import Comparison, compare
+from lm_profiler.analysis.compare.ratio import repeats_interval
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import (
     Failure,
@@ -22,6 +24,8 @@ from lm_profiler.record.run_record import (
     Steadiness,
     Throughput,
 )
+from lm_profiler.report.run.comparison_table import comparison_table
+from lm_profiler.report.tables.formats import terminal
 from lm_profiler.usage_error import UsageError
 
 TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
@@ -190,6 +194,21 @@ def test_a_run_that_measured_nothing_is_left_out_and_named(tmp_path: Path) -> No
     refused = Entry(tmp_path, record(status="refused", failure=why))  # there is no steps.csv
     said = refusal(UsageError, lambda: compare([one("a")], [refused]))
     assert_stored("compare/refused: ended before its first step", {"a run that was refused": said}, run=tmp_path)
+
+
+# --- an interval that says nothing
+
+
+def test_repeats_that_tell_nothing_are_called_that() -> None:
+    """Two runs a side that differ a hundredfold: their interval would be [0.000, 7.42e+22]."""
+    a = [one(f"a{i}", scale) for i, scale in enumerate((1.0, 100.0))]
+    b = [one(f"b{i}", scale) for i, scale in enumerate((1.0, 3000.0))]
+    found = compare(a, b)
+    assert (found.step.interval, found.step.verdict, found.detectable) == (None, "UNCLEAR", None)
+    said = terminal(comparison_table(found))
+    assert_stored("compare/tells_nothing", {"two runs a side that differ a hundredfold": said})
+    assert not re.search(r"e[+]\d|inf|nan", said)
+    assert repeats_interval([1e-300, 1e300], [1e-300, 1e300]) is None
 
 
 # --- how often is it wrong?

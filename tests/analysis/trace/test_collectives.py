@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
+from lm_profiler.analysis.ranks.ranks_summary import communication_figures
 from lm_profiler.analysis.trace.kernel_sums import collective_calls, communication_of
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
+from lm_profiler.analysis.why.traced import broken_down
 
 
 def event(name: str, category: str, start_us: float, end_us: float, thread: int = 1, **more: Any) -> dict[str, Any]:
@@ -59,3 +63,14 @@ def test_an_all_gather_has_the_name_of_the_module_that_fsdp2_gathers() -> None:
     )
     of_modules = [call.name.removeprefix("all_gather") for call in collective_calls(work)]
     assert of_modules == [" of the root", " of blocks.0", ""]
+
+
+def test_the_record_has_seconds_of_a_step_and_nothing_without_collectives() -> None:
+    assert communication_figures(broken_down(of())) == {}
+    assert communication_figures(None) == {}
+    figures = communication_figures(broken_down(of(event("gloo:all_reduce", "user_annotation", 400, 600, thread=2))))
+    assert figures["communication_s"] == pytest.approx(200e-6)
+    assert figures["exposed_communication_s"] == pytest.approx(100e-6)
+    assert figures["communication_share"] == pytest.approx(200 / 1000)
+    [row] = figures["collectives"]
+    assert (row.name, row.calls, row.seconds) == ("all_reduce", 1.0, pytest.approx(200e-6))

@@ -15,7 +15,7 @@ from stored_texts import assert_stored
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import Piece, Use, traced_work
 from lm_profiler.analysis.why.traced import Gap, Traced, broken_down
-from lm_profiler.analysis.why.waterfall_terms import Step, contributors, waterfall
+from lm_profiler.analysis.why.waterfall_terms import Step, contributors, ms, waterfall
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import FlopRate, Rates, Term, Waterfall
 
@@ -186,6 +186,13 @@ def test_rates_that_are_beaten_or_unknown_take_nothing(traced: Traced) -> None:
     assert terms(fall)["bandwidth"] == 0.0
     assert terms(fall)["beyond_bandwidth"] == pytest.approx(2 * plant.ADD_TOOK - plant.HIDDEN + plant.REPLAYED)
     assert_stored("analysis/notes: unknown bandwidth", {"notes": fall.notes})
+
+
+@pytest.mark.parametrize(
+    "seconds, said", [(3.6, "3,600 ms"), (0.9996, "1,000 ms"), (0.0999, "99.9 ms"), (5e-6, "0.005 ms")]
+)
+def test_milliseconds_in_words(seconds: float, said: str) -> None:
+    assert ms(seconds) == said
 
 
 def alone(waited: float, late: float) -> Traced:

@@ -11,11 +11,14 @@ from whole_record import WHOLE
 from lm_profiler.record.quantities import GROUPS, LISTS
 from lm_profiler.record.run_record import (
     Finding,
+    OddStep,
     RunRecord,
+    StepCounters,
+    Sync,
 )
 from lm_profiler.report.run.run_page import run_page
-from lm_profiler.report.run.sections import sections, shown
-from lm_profiler.report.run.verdict import next_text, step_lines
+from lm_profiler.report.run.sections import list_table, sections, shown
+from lm_profiler.report.run.verdict import next_text, odd_text, step_lines
 from lm_profiler.report.tables.formats import lines
 
 
@@ -61,6 +64,42 @@ def test_80_columns_hold_the_page_and_cut_no_word_of_it(full: RunRecord, tmp_pat
 def told(record: RunRecord, title: str) -> dict[str, str]:
     [section] = [table for table in sections(record) if table.title == title]
     return {row[0].text: row[1].text for row in section.rows}
+
+
+def test_lines_that_synchronize_are_listed_up_to_a_page_and_ranks_are_told_apart() -> None:
+    syncs = [Sync(file="m.py", line=n, function="f", count=n, call="item") for n in range(1, 101)]
+    record = made_record(syncs=syncs)
+    [table] = [table for table in sections(record) if "call" in table.titles]
+    assert len(table.rows) == 64
+    assert table.below == ["and 36 more"]
+    assert told(record, "Synchronization")["synchronizations"] == "5,050"
+    record = made_record(rank_step_s=[0.010, 0.012])
+    ranks = told(record, "Ranks")
+    assert (ranks["slowest rank longer by"], ranks["slowest rank's step"]) == ("20.0 %", "12.000 ms")
+    [table] = [table for table in sections(record) if "rank" in table.titles]
+    assert [[cell.text for cell in row] for row in table.rows] == [["0", "10.000"], ["1", "12.000"]]
+
+
+def test_the_counters_of_odd_steps_stand_below_what_is_usual() -> None:
+    usual = StepCounters(rank=0, gc_s=0.0, minor_faults=10.0)
+    slow = StepCounters(step=9, rank=0, gc_s=1.0, gc_generation=2, minor_faults=12.0)
+    odd = OddStep(step=9, step_s=1.1, ratio=11.0, part="other", excess_s=1.0, cause="garbage", cause_s=1.0, rank=0)
+    record = made_record(odd_steps=[odd], step_counters=[usual, slow])
+    table = list_table(record, "step_counters")
+    assert [heading.title for heading in table.headings] == [
+        "step", "rank", "garbage (ms)", "generation", "minor faults",
+    ]  # fmt: skip
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["median", "0", "0.000", "", "10"],
+        ["9", "0", "1,000.000", "2", "12"],
+    ]
+    assert [heading.title for heading in list_table(record, "odd_steps").headings][-3:] == [
+        "cause", "explained (ms)", "rank",
+    ]  # fmt: skip
+    record = made_record(odd_steps=[{"step": 9, "step_s": 1.1, "ratio": 11.0, "part": "other", "excess_s": 1.0}])
+    assert len(list_table(record, "odd_steps").headings) == 5
+    assert not list_table(record, "step_counters").rows
+    assert odd_text(record.odd_steps[0]).endswith("in other")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_runs import made_entry
-from shown import bars_of, rows_of, series_of, shown, titled
+from shown import bars_of, rows_of, series_of, shown, text_of, titled
 
 from lm_profiler.record.watch_files import EVENTS, STATUS, WINDOWS, Sketch, WatchEvent, WatchStatus, WatchWindow
 from lm_profiler.record.watch_files import append_lines as append
@@ -41,3 +41,25 @@ def test_a_watched_run_shows_its_steps_events_and_ledger(tmp_path: Path) -> None
     assert rows["step: forward"]["pieces"][0]["colour"] == PART_COLOURS["forward"]
     assert len(rows_of(titled(blocks, "Events"))) == 3
     assert len(series_of(titled(shown("watch", entry), "Step time"))["mean"]["x"]) == 40
+
+
+def test_a_stall_does_not_flatten_the_curves_and_a_run_that_was_not_watched_says_how_to(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "stalled")
+    seconds = [np.full(1000, 0.005) for _ in range(40)]
+    seconds[20][500] = 90.0
+    windows = [
+        WatchWindow(
+            first_step=1 + 1000 * number,
+            steps=1000,
+            began_s=5.0 * number,
+            seconds={"step": Sketch.from_seconds(step_s)},
+        )
+        for number, step_s in enumerate(seconds)
+    ]
+    append(entry.folder / WINDOWS, windows)
+    WatchStatus(began_s=0.0, written_s=300.0, steps=40_000, wall_s=300.0).write(entry.folder / STATUS)
+    (drawn,) = [block for block in titled(shown("watch", entry), "Step time")["blocks"] if block["kind"] == "chart"]
+    lowest_ms, highest_ms = drawn["layout"]["yaxis"]["range"]
+    assert lowest_ms == 0
+    assert 5.0 < highest_ms < 30.0
+    assert "--watch=true" in text_of(shown("watch", made_entry(tmp_path / "a")))

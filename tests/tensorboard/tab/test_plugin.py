@@ -50,6 +50,21 @@ def test_the_list_reads_records_alone_and_shows_new_runs_and_contents(get: Get, 
     assert "a/steps.csv:" in get("run", run="a").text
 
 
+def test_damaged_and_foreign_folders_are_named_with_their_error(get: Get, logdir: Path) -> None:
+    made_entry(logdir / "good")
+    for name, text in {"damaged": '{"schema_version": 1,', "foreign": '{"weights": []}'}.items():
+        (logdir / name).mkdir()
+        (logdir / name / "run.json").write_text(text)
+    answer = get("runs").json
+    assert [run["run"] for run in answer["runs"]] == ["good"]
+    damaged, foreign = answer["problems"]
+    assert "damaged/run.json" in damaged
+    assert "foreign/run.json" in foreign
+    refused = get("run", run="damaged")
+    assert refused.status_code == 400
+    assert "damaged/run.json" in refused.text
+
+
 def test_a_folder_whose_name_is_no_text_is_listed_and_hides_no_other(get: Get, logdir: Path) -> None:
     made_entry(logdir / "good")
     made_entry(Path(os.fsdecode(os.fsencode(logdir) + b"/bad\xff")))
