@@ -100,6 +100,18 @@ def verdicts(search: Searcher) -> list[tuple[str, str | None]]:
     return [(one.candidate.name, one.verdict) for one in search.tried if one.candidate]
 
 
+def test_winners_are_kept_and_the_rest_is_tried_on_top_of_them() -> None:
+    end = searched(values("a=1", "b=1", "c=1"), program({"a=1": 0.5, "b=1": 0.7, "c=1": 1.5}))
+
+    assert verdicts(end) == [("a=1", "FASTER"), ("b=1", "FASTER"), ("c=1", "SLOWER")]
+    assert end.options == {"a": "1", "b": "1"}
+    assert end.tried[1].a_options == {"a": "1"}
+    saved_s, low_s, high_s = end.tried[1].saved_s or (0.0, 0.0, 0.0)
+    assert saved_s == pytest.approx(0.15)
+    assert 0.0 < low_s < saved_s < high_s
+    assert end.outcome == "done"
+
+
 def test_the_highest_ceiling_goes_first_and_a_change_without_one_is_found() -> None:
     answer, asked = recorded(program({"a=1": 1.5, "b=1": 1.5, "c=1": 1.5}))
     changes = values("a=1", "b=1", "c=1", ceilings=[0.1, None, 0.4])

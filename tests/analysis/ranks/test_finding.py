@@ -188,6 +188,28 @@ def test_equal_ranks_raise_no_alarm(ranks: int, steps: int) -> None:
     assert kinds["unsure"] <= 6
 
 
+def test_several_slow_ranks_are_found_though_mending_one_saves_nothing() -> None:
+    said, _ = found(4, [(1, "forward", 0.03), (3, "forward", 0.028)])
+    finding = said.finding
+    assert (finding.kind, finding.rank, finding.host, finding.phase) == ("several", None, "here", "forward")
+    assert slow_in(finding) == pytest.approx({(1, "forward"): 30.0, (3, "forward"): 28.0}, rel=0.02)
+    assert finding.others_wait_s == pytest.approx(0.029, rel=0.1)  # those two, not the mean of three
+    assert finding.saves_s == pytest.approx(0.03, rel=0.05)
+    assert finding.excess_s == pytest.approx(0.029, rel=0.02)
+    # Ranks that are slow together in two phases and of two hosts.
+    delays: Delays = [(rank, part, 0.02) for rank in (0, 5) for part in ("forward", "backward")]
+    finding = found(8, delays, SHARDED, hosts=["a"] * 4 + ["b"] * 4)[0].finding
+    assert (finding.kind, finding.host, finding.phase) == ("several", None, None)
+    assert set(slow_in(finding)) == {(rank, part) for rank in (0, 5) for part in ("forward", "backward")}
+    assert finding.saves_s == pytest.approx(0.04, rel=0.05)
+    # Half of many ranks.
+    work_s = usual(64, 12, 0.02)
+    work_s["data"][::2] += 0.03
+    said = ranks_of(simulate(work_s).timelines, 64, overlap=True)
+    assert {one.rank for one in said.finding.slow} == set(range(0, 64, 2))
+    assert said.finding.slow_ranks == 32
+
+
 def late_between(between_s: Any) -> Ranks:
     """What is said of four ranks that work so long between the steps, before the first of which nobody looked."""
     program = [("work", "zero_grad", 1.0), *DDP]

@@ -88,3 +88,25 @@ def test_a_summary_fits_a_comment(github: dict[str, Path], tmp_path: Path) -> No
     summary = github["GITHUB_STEP_SUMMARY"].read_text(encoding="utf-8")
     assert len(summary.encode()) <= 64_000
     assert summary.endswith("|\n\n(cut: too long)\n")
+
+
+def test_github_can_be_off_or_its_summary_unwritable(
+    pair: tuple[str, str],
+    github: dict[str, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    assert main(["compare", *pair, "--github=false"]) == 0
+    assert not github["GITHUB_STEP_SUMMARY"].exists()
+    capsys.readouterr()
+    assert main(["compare", *pair, "--format=json"]) == 0
+    read = capsys.readouterr()
+    assert json.loads(read.out)["step"]["verdict"] == "SLOWER"
+    assert read.err.startswith("::warning ")
+    # Unwritable summary changes no exit code.
+    monkeypatch.delenv("GITHUB_OUTPUT")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no" / "folder"))
+    assert main(["compare", *pair, "--fail_on=slower"]) == 1
+    assert main(["compare", *pair]) == 0
+    assert "cannot be written" in capsys.readouterr().err
