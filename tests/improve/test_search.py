@@ -112,6 +112,22 @@ def test_winners_are_kept_and_the_rest_is_tried_on_top_of_them() -> None:
     assert end.outcome == "done"
 
 
+def test_the_final_setting_is_compared_in_turns_in_runs_that_nothing_was_chosen_by() -> None:
+    answer, asked = recorded(program({"a=1": 0.5, "b=1": 0.7}))
+    end = searched(values("a=1", "b=1"), answer)
+
+    assert (end.final.a_options, end.final.b_options, end.final.verdict) == ({}, {"a": "1", "b": "1"}, "FASTER")
+    assert end.final.interval.ratio == pytest.approx(0.35)
+    runs = [(tuple(one.options.items()), one.number) for one in asked if isinstance(one, Trial)]
+    assert len(runs) == len(set(runs))
+    assert all(isinstance(one, Trial) and one.options in ({}, end.options) for one in asked[-2 * end.final.pairs :])
+    answer, asked = recorded(program({"a=1": 1.0}, noise=0.05))
+    searched(values("a=1"), answer)
+
+    sides = "".join("b" if one.options else "a" for one in asked[1:] if isinstance(one, Trial))
+    assert sides.startswith("baab")
+
+
 def test_the_highest_ceiling_goes_first_and_a_change_without_one_is_found() -> None:
     answer, asked = recorded(program({"a=1": 1.5, "b=1": 1.5, "c=1": 1.5}))
     changes = values("a=1", "b=1", "c=1", ceilings=[0.1, None, 0.4])

@@ -138,6 +138,24 @@ def test_it_ends_with_what_is_faster_and_right_and_says_why_the_rest_was_not_tak
     assert record.elapsed_s == len(program.ran)
 
 
+def test_where_a_run_is_ended_from_outside_the_record_says_how(tmp_path: Path) -> None:
+    """The process that starts cells was killed: nobody knows the exit code of the cell, and nobody pressed Ctrl-C."""
+
+    class Lost(Program):
+        def __call__(self, cell: Cell, limit_s: float) -> None:
+            super().__call__(cell, limit_s)
+            if len(self.ran) == 3:
+                path = self.folder / cell.id / "outcome.json"
+                outcome = CellOutcome.model_validate_json(path.read_text())
+                lost = {"status": "interrupted", "exit_code": None, "reason": "the server died (SIGKILL)"}
+                outcome.model_copy(update=lost).write(path)
+
+    record = improved(tmp_path / "it", Lost(tmp_path / "it"))
+    assert record.ended == "interrupted"
+    assert "SIGKILL" in record.notes[-1]
+    assert improved(tmp_path / "other", Program(tmp_path / "other", patience=3)).notes == []
+
+
 def test_distances_of_winners_are_added_up_and_scatter_is_that_of_the_steps(tmp_path: Path) -> None:
     """Each is within what is tolerated of the setting before it; of the first setting, the second is not."""
     record = improved(tmp_path / "it", Program(tmp_path / "it", drift=0.006))

@@ -24,6 +24,7 @@ from lm_profiler.record.steps import (
     rank_file,
     read_rows,
     write_rows,
+    write_steps,
 )
 
 pytest.importorskip("pyarrow")
@@ -128,3 +129,15 @@ def test_columns_are_rows_and_rows_are_columns() -> None:
     assert list(StepTable.from_rows([])) == []
     assert StepTable.from_rows([]).largest_memory == UNKNOWN
     assert np.isnan(table.tokens[1])
+
+
+def test_of_a_run_that_was_cut_short_the_steps_count_that_all_ranks_finished(tmp_path: Path) -> None:
+    last_steps = {0: 9, 1: 7, 2: 8}
+    finished = [row(step, rank) for rank, last_step in last_steps.items() for step in range(1, last_step + 1)]
+    rows = StepTable.from_rows(finished)
+    assert {(each.step, each.rank) for each in rows.finished_by_all()} == {
+        (step, rank) for step in range(1, 8) for rank in range(3)
+    }
+    assert len(StepTable.from_rows([]).finished_by_all()) == 0
+    write_steps(tmp_path / "steps.csv", rows)
+    assert len(read_rows(tmp_path)) == 24

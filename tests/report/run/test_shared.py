@@ -6,15 +6,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from made_environment import made_contention
 from made_runs import made_entry, made_record
 from made_waterfall import made_waterfall
 
 from lm_profiler.analysis.compare.comparison import compare
-from lm_profiler.record.run_record import Contention, Floor, RunRecord, json_of
+from lm_profiler.analysis.steps.summaries import share_in_steps
+from lm_profiler.record.quantities import GROUPS
+from lm_profiler.record.run_record import BetweenSteps, Contention, Floor, RunRecord, json_of
 from lm_profiler.report.run.comparison_table import rows
 from lm_profiler.report.run.run_page import end_lines, time_table
-from lm_profiler.report.run.sections import sections
+from lm_profiler.report.run.sections import sections, shown
 from lm_profiler.report.run.waterfall_text import why_lines
 
 SHARED = made_contention(0.5, wall_s=10.0, had_s=5.0, waited_s=5.0, others_s=5.0)
@@ -42,6 +45,20 @@ def test_rates_floors_and_terms_are_left_out_of_a_shared_machines_run_and_its_th
         (value,) = [row[1].text for table in sections(record) for row in table.rows if row[0].text == "tokens/s"]
         assert value.startswith("at least ") == least
     assert [row[1].text for row in time_table(run(SHARED)).rows] == [row[1].text for row in time_table(run(None)).rows]
+
+
+def test_the_lower_bound_includes_what_passed_between_steps() -> None:
+    """Known answer: 4 steps, and the same time again between them (not in validation), halve the rate."""
+    record = run(SHARED)
+    steps_s = record.steps["measure"] * (record.time["step"].mean or 0.0)
+    between = [BetweenSteps(what="validation", seconds=7.0, times=1)]
+    slowed = record.model_copy(update={"between_steps_s": steps_s + 7.0, "between": between})
+    assert share_in_steps(slowed) == pytest.approx(0.5)
+    (figure,) = [figure for figure in GROUPS["Throughput"] if figure.path == "throughput.tokens_per_s"]
+    expected = figure.fit(record.throughput.tokens_per_s / 2)
+    assert shown(figure, slowed).startswith(f"at least {expected}")
+    alone = slowed.model_copy(update={"contention": None})
+    assert not shown(figure, alone).startswith("at least")
 
 
 def test_a_comparison_marks_the_side_whose_rate_is_a_lower_bound(tmp_path: Path) -> None:
