@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from lm_profiler.callbacks.instruments.sent_step import shape_of
-from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD
+from lm_profiler.measure.clocks.tape import BACKWARD, END, FORWARD
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.measure.copies.module_copies import ModuleCopy, undisturbed
 from lm_profiler.measure.counts.flops import StepFlops
@@ -47,3 +47,18 @@ def count_work(module: nn.Module, step: Callable[[Any, Any], Any], batch: Any, i
             with Span(timeline, BACKWARD):
                 loss.backward()
     return Counted(flops.flops(), flops.by_dtype(), forward.take())
+
+
+def steps_of(function: Any, *inputs: Any) -> StepFlops:
+    """Count a real step that applies ``function``, and uses its result and the gradient of the first input."""
+    timeline = Timeline()
+    steps = StepFlops(timeline)
+    timeline.observers = (steps,)
+    with Span(timeline, FORWARD):
+        loss = (function.apply(*inputs) * 2).sum()
+    with Span(timeline, BACKWARD):
+        loss.backward()
+        (inputs[0].grad + 1).sum()
+    timeline.mark(END)
+    steps.stop()
+    return steps

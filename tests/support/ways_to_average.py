@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Trainer, seed_everything
+from known_loop import trainer_with
+from lightning.pytorch import seed_everything
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
@@ -83,11 +85,9 @@ def trained(tokens: Tensor, strategy: Any, precision: Any, seed: int = 0, **opti
     module = LanguageModel(
         d_model=16, d_ff=32, num_layers=2, num_heads=2, vocab_size=31, optimizer="adamw", lr=0.01, **options
     )
-    trainer = Trainer(
-        accelerator="cpu", devices=1 if strategy == "auto" else RANKS, strategy=strategy, precision=precision,
-        accumulate_grad_batches=ACCUMULATED, gradient_clip_val=0.5, max_epochs=1, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, barebones=False,
-        use_distributed_sampler=False,
+    trainer = trainer_with(
+        [], Path(), devices=1 if strategy == "auto" else RANKS, strategy=strategy, precision=precision, max_epochs=1,
+        accumulate_grad_batches=ACCUMULATED, gradient_clip_val=0.5, use_distributed_sampler=False,
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning's advice on workers and on validation
@@ -123,11 +123,8 @@ def logged_and_true() -> tuple[Any, Any]:
 
     seed_everything(1, verbose=False)
     keeps = Keeps()
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = Trainer(
-            accelerator="cpu", strategy="ddp", devices=2, max_steps=4, callbacks=[keeps], **dict.fromkeys(off, False)
-        )
+        trainer = trainer_with([keeps], Path(), strategy="ddp", devices=2, max_steps=4)
         trainer.fit(LanguageModel(**TINY, lr=0.1, metrics=True), FakeTokens(batch_size=2, context_length=12))
     return keeps.logged, keeps.truth

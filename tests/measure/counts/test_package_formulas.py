@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from on_shapes import steps_of
 from torch import Tensor, nn
 
-from lm_profiler.measure.clocks.tape import BACKWARD, END, FORWARD, LEAVE
-from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.counts.flops import FlopCounter, StepFlops
+from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.counts.package_formulas import PACKAGE_FORMULAS, pairs_of_window
 from lm_profiler.measure.counts.uncountable import NoFormulaError
 from lm_profiler.record.run_record import Flops
@@ -174,27 +173,11 @@ class LigerFusedMoEFunction(torch.autograd.Function):
         return (*[written(torch.empty_like(saved)) for saved in ctx.saved_tensors], None, None)
 
 
-def step_flops(function: Any, *arguments: Any) -> Flops:
-    """Return the FLOPs of a step that applies ``function``, and uses its result and gradients."""
-    timeline = Timeline()
-    steps = StepFlops(timeline)
-    timeline.observers = (steps,)
-    timeline.mark(FORWARD)
-    loss = (function.apply(*arguments) * 2).sum()
-    timeline.mark(LEAVE)
-    timeline.mark(BACKWARD)
-    loss.backward()
-    (arguments[0].grad + 1).sum()
-    timeline.mark(LEAVE)
-    timeline.mark(END)
-    return steps.flops()
-
-
 def test_functions_of_imported_packages_count(monkeypatch: pytest.MonkeyPatch) -> None:
     q = queries().requires_grad_()
-    assert step_flops(FlashAttnFunc, q, q, q).uncounted  # nobody knows this class
+    assert steps_of(FlashAttnFunc, q, q, q).flops().uncounted  # nobody knows this class
     monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", SimpleNamespace(FlashAttnFunc=FlashAttnFunc))
-    flops = step_flops(FlashAttnFunc, q, q, q, None, None, None, True, (15, None))
+    flops = steps_of(FlashAttnFunc, q, q, q, None, None, None, True, (15, None)).flops()
     truth = 4 * BATCH * HEADS * WIDTH * sum(min(i + 1, 16) for i in range(LENGTH))
     assert (flops.forward, flops.backward, flops.attention, flops.uncounted) == (truth, 2 * truth, DENSE, [])
     assert "forward" in vars(FlashAttnFunc)
@@ -208,7 +191,7 @@ def test_ligers_experts_count_by_the_experts_of_each_token(monkeypatch: pytest.M
     x = torch.zeros(tokens, width, requires_grad=True)
     gate_up, down = torch.zeros(experts, 2 * inner, width), torch.zeros(experts, width, inner)
     chosen = torch.zeros(tokens, per_token, dtype=torch.int32)
-    flops = step_flops(LigerFusedMoEFunction, x, gate_up, down, chosen, torch.zeros(tokens, per_token))
+    flops = steps_of(LigerFusedMoEFunction, x, gate_up, down, chosen, torch.zeros(tokens, per_token)).flops()
     truth = 6 * tokens * per_token * width * inner  # three matrices, two FLOPs per number
     assert (flops.forward, flops.backward, flops.uncounted) == (truth, 2 * truth, [])
 

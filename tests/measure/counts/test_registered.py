@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from on_shapes import steps_of
 from torch import Tensor
 
 import lm_profiler
-from lm_profiler.measure.clocks.tape import BACKWARD, END, FORWARD, LEAVE
-from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts import registered
-from lm_profiler.measure.counts.flops import FlopCounter, StepFlops
+from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.counts.uncountable import BrokenFormulaError
 from lm_profiler.usage_error import UsageError
 
@@ -54,28 +53,12 @@ class Kernel(torch.autograd.Function):
         return gradients
 
 
-def marked_step(x: Tensor, weight: Tensor, function: Any = Kernel) -> StepFlops:
-    timeline = Timeline()
-    steps = StepFlops(timeline)
-    timeline.observers = (steps,)
-    timeline.mark(FORWARD)
-    loss = (function.apply(x, weight) * 2).sum()
-    timeline.mark(LEAVE)
-    timeline.mark(BACKWARD)
-    loss.backward()
-    (x.grad + 1).sum()
-    timeline.mark(LEAVE)
-    timeline.mark(END)
-    steps.stop()
-    return steps
-
-
 def inputs() -> tuple[Tensor, Tensor]:
     return torch.rand(ROWS, WIDTH, requires_grad=True), torch.rand(WIDTH, WIDTH, requires_grad=True)
 
 
 def test_a_kernel_past_the_dispatcher_is_a_lower_bound_until_its_function_is_registered() -> None:
-    flops = marked_step(*inputs()).flops()
+    flops = steps_of(Kernel, *inputs()).flops()
     assert (flops.forward, flops.backward) == (0, 0)
     names = " ".join(flops.uncounted)
     assert "Kernel" in names or "forward" in names
@@ -89,7 +72,7 @@ def test_a_kernel_past_the_dispatcher_is_a_lower_bound_until_its_function_is_reg
 
     methods = dict(vars(Kernel))
     lm_profiler.register_flops(Kernel, product, backward=two_products)
-    steps = marked_step(*inputs())
+    steps = steps_of(Kernel, *inputs())
     flops = steps.flops()
     assert (flops.forward, flops.backward, flops.uncounted) == (PRODUCT, 2 * PRODUCT, [])
     assert steps.by_dtype() == {"forward": {"float32": PRODUCT}, "backward": {"float32": 2 * PRODUCT}}
@@ -118,13 +101,13 @@ def test_a_registered_operator_counts_and_a_formula_that_breaks_makes_it_unknown
     # A formula that raises or returns no number makes the count unknown.
     lm_profiler.register_flops(Kernel, lambda x, weight: 1 // 0)
     with pytest.raises(BrokenFormulaError, match=r"formula of Kernel\.forward.*ZeroDivisionError"):
-        marked_step(*inputs()).flops()
+        steps_of(Kernel, *inputs()).flops()
     lm_profiler.register_flops(Kernel, lambda x: 0)  # its forward takes two arguments
     with pytest.raises(BrokenFormulaError, match=r"formula of Kernel\.forward.*TypeError"):
-        marked_step(*inputs()).flops()
+        steps_of(Kernel, *inputs()).flops()
     lm_profiler.register_flops(Kernel, lambda x, weight: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(BrokenFormulaError, match=r"formula of Kernel\.forward has to return a number.*None"):
-        marked_step(*inputs()).flops()
+        steps_of(Kernel, *inputs()).flops()
 
 
 @pytest.mark.parametrize(
