@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,26 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.compile import from_compiled
 from raised import refusal
 from stored_texts import assert_stored
-from tests.analysis.test_conclude import beside
 from torch import nn
 
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
 from lm_profiler.callbacks.collect import model_facts, switches
 from lm_profiler.callbacks.instruments.watches import history_watch
+from lm_profiler.callbacks.instruments.work import LIMIT_IN_TRAINING_S, LIMIT_S, StepWork
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.counts.recompiles import is_compiled
+from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.measure.device.contention import CpuReading
 from lm_profiler.measure.device.environment import MatrixUnits, cpu_cores, matrix_units
+from lm_profiler.processes.child import PATIENCE
 from lm_profiler.record.run_record import read_run
+
+BEGIN = CpuReading(
+    at_s=0.0, machine="m", cpus=frozenset({0, 1}), busy_s=0.0, stolen_s=0.0, own_s={7: 0.0}, waited_s={7: 0.0},
+    pressure_s=0.0, throttled_s=0.0, switches=0,
+)  # fmt: skip
+END = replace(BEGIN, at_s=10.0, busy_s=10.03, own_s={7: 5.9}, waited_s={7: 4.1})
+"""Ten seconds of two CPUs; what we had for 5.9 seconds others wanted for 4.1 of them."""
 
 
 def groups(module: BoringModel, **options: Any) -> list[dict[str, Any]]:
@@ -87,6 +97,24 @@ def test_rates_of_the_machine_are_read_where_a_step_was_measured_alone(
     known = rates is not None and bool(rates.flops and rates.bytes_per_s)
     assert known == is_read
     assert rates is None or is_read or not (rates.flops or rates.bytes_per_s)
+
+
+@pytest.mark.parametrize("stop_when_done, most_s", [(True, LIMIT_S), (False, LIMIT_IN_TRAINING_S)])
+def test_training_that_goes_on_does_not_wait_long_for_a_count_in_another_process(
+    stop_when_done: bool, most_s: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where cores are busy, a program with a compiled part stood still for up to three minutes."""
+    limits_s: list[float] = []
+
+    def count(trainer: object, verb: str, batch: object, limit_s: float) -> StepWork:
+        limits_s.append(limit_s)
+        raise UncountableError("not counted here")
+
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_elsewhere", count)
+    profiler = instruments(1, 2, memory=0, trace=1, stop_when_done=stop_when_done)
+    trainer_with([profiler], tmp_path, max_steps=8).fit(BoringModel())
+    assert limits_s == [most_s]
+    assert most_s * PATIENCE <= (180.0 if stop_when_done else 60.0)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +203,7 @@ def test_a_run_reads_the_machine_around_its_measured_steps_only(
 
     def read() -> CpuReading:
         seen.append(module.steps)
-        use = beside(4.1, 4.1)
-        return use.begin if len(seen) == 1 else use.end
+        return BEGIN if len(seen) == 1 else END
 
     for place in ("measure.device.contention", "callbacks.instruments.watches"):
         monkeypatch.setattr(f"lm_profiler.{place}.cpu_reading", read)
