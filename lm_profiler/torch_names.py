@@ -124,6 +124,10 @@ GRAPH_TASK = PrivateName(
     "FLOPs and causes unknown",
 )
 
+OPERATOR_SCHEMA = PrivateName(
+    "OpOverload._schema", "which arguments an operator changes", "needless work unknown"
+)
+
 # Trees of tensors.
 
 TREE_LEAVES = PrivateName(

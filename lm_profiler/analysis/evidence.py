@@ -40,6 +40,7 @@ from lm_profiler.record.run_record import (
     MemoryCauses,
     MemoryLevels,
     ModelFacts,
+    NeedlessOperators,
     NumericsFacts,
     OtherByOwner,
     OutsideSteps,
@@ -101,6 +102,7 @@ class Evidence:
     other_by_owner: OtherByOwner | None = None
     thread_use: Mapping[str, ThreadUse] = field(default_factory=dict)
     python_times: Sequence[PythonTime] = ()
+    needless_operators: Sequence[NeedlessOperators] = ()
     code_parts: Sequence[CodePart] = ()
     recompilations: int = 0
     warmup_compile_s: float | None = None

@@ -32,6 +32,9 @@ from lm_profiler.record.run_record import (
     VALIDATION,
     Finding,
     FindingName,
+    NeedlessKind,
+    NeedlessOperators,
+    NeedlessReason,
     NeedlessWork,
     OddStep,
     OutsideSteps,
@@ -70,6 +73,23 @@ _FUSABLE_TERMS = ("bandwidth", "beyond_bandwidth")
 _COSTLY_SHARE = 0.1  # of the step: an operator with as much is worth a name
 _MAIN_SHARE = 0.75  # of the Python that was followed in a phase: a function with as much has the phase's gaps
 _TRACEBACK = "traceback"  # the package that anomaly detection spends its time in
+_FINDING_OF_REASON: dict[NeedlessReason, FindingName] = {
+    "unused": "unused",
+    "repeated": "repeated",
+    "constant": "constant",
+    "zeros": "zeros",
+    "ignored": "ignored",
+    "order": "order",
+    "double": "some_double",
+    "figures": "figures",
+}
+# what the trace shows of the same reason
+_TRACED_KINDS: dict[NeedlessReason, tuple[NeedlessKind, ...]] = {
+    "repeated": ("repeated_forward", "repeated_backward"),
+    "unused": ("unused_gradients",),
+}
+_CERTAINLY_NEEDLESS = ("unused", "constant")
+_NEEDLESS_TOLERANCE = 1.2  # of the share of needless operators in a single step
 _PYTHON = "python"  # what a line of the program does that calls nothing
 
 
@@ -953,6 +973,8 @@ def find_unfused_operators(costs: StepCosts) -> Iterator[Finding]:
     for finding in (*find_slow_python(costs), *find_sleeping_phases(costs)):
         if finding.phase in _MODEL_PHASES:
             explained_s += finding.saves_s
+    for operators in costs.record.needless_operators:
+        explained_s += _needless_s(costs, operators)
     yield costs.finding(
         "compile",
         max(fused_s - explained_s, 0.0),
@@ -1093,6 +1115,43 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
         )
 
 
+def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
+    """Find operators that may be needless by how data flows through the step: a finding for each reason.
+
+    They were timed in a step that is slowed down by that: what counts is their share of the operators of each phase.
+    What the trace has shown as needless, with the module's name, is left out.
+    """
+    waterfall = costs.record.waterfall
+    traced_kinds = (
+        set() if waterfall is None else {work.kind for work in waterfall.needless}
+    )
+    for operators in costs.record.needless_operators:
+        if not traced_kinds.isdisjoint(_TRACED_KINDS.get(operators.reason, ())):
+            continue
+        saves_s = _needless_s(costs, operators)
+        shares = operators.phase_shares
+        facts = {"share": operators.share, "operators": float(operators.count)}
+        yield costs.finding(
+            _FINDING_OF_REASON[operators.reason],
+            saves_s,
+            high_s=_NEEDLESS_TOLERANCE * saves_s,
+            may=operators.reason not in _CERTAINLY_NEEDLESS,
+            phase=max(shares, key=lambda phase: shares[phase] * costs.mean_s(phase)),
+            owner=operators.function,
+            file=operators.file,
+            line=operators.line,
+            what=operators.what,
+            facts=facts,
+        )
+
+
+def _needless_s(costs: StepCosts, operators: NeedlessOperators) -> float:
+    """Return the seconds of a mean step that ``operators`` take."""
+    return sum(
+        share * costs.mean_s(phase) for phase, share in operators.phase_shares.items()
+    )
+
+
 def find_communication(costs: StepCosts) -> Iterator[Finding]:
     """Find communication that overlaps with no work: by the ranks' figures, or else by the waterfall."""
     ranks = costs.record.ranks
@@ -1124,6 +1183,7 @@ FINDERS: Sequence[Finder] = (
     find_recomputation,
     find_padding,
     find_needless_work,
+    find_needless_operators,
     find_costly_optimizer_code,
     find_communication,
 )

@@ -46,6 +46,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard, print_message, try_or
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.collective_calls import Arrivals, StreamWaits, flight_recorder
+from lm_profiler.measure.counts.step_operators import StepOperators
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.nvml import TelemetrySampler, gpu_of
@@ -340,7 +341,7 @@ class Attachment:
         owners = loop.owners_watch(timeline, ActionSteps(action_steps, action_steps))
         others: list[Instrument] = [
             owners,
-            FlopsWatch(timeline, self._get_module, forward),
+            FlopsWatch(timeline, self._get_module, forward, self._operators_maker()),
         ]
         prefetched = loop.loader_watch()
         if prefetched is not None:
@@ -362,6 +363,26 @@ class Attachment:
             PartTimes(timeline),
             owners,
         )
+
+    def _operators_maker(self) -> Callable[[Guard], StepOperators] | None:
+        """Return what makes the record of a step's operators; None on all ranks but the one that writes the run."""
+        loop = self.loop
+        if loop.rank > 0:
+            return None
+
+        def wait() -> None:
+            if loop.device.type == "cuda":
+                torch.cuda.synchronize(loop.device)
+
+        def make(guard: Guard) -> StepOperators:
+            return StepOperators(
+                lambda: (loop.module, loop.optimizers),
+                wait,
+                sees_all=loop.world_size == 1,
+                guard=guard,
+            )
+
+        return make
 
     def _get_module(self) -> nn.Module:
         """Return the trained module, which exists once the loop starts."""

@@ -72,6 +72,11 @@ def _uses_torch(package: str) -> bool:
     return False
 
 
+@cache
+def _is_of_loop(file: str) -> bool:
+    return any(part in file for part in _LOOPS)
+
+
 def user_line(
     innermost: FrameType, frameworks: bool = False
 ) -> tuple[str, int, str] | None:
@@ -88,6 +93,22 @@ def user_line(
             return here
         if package in (LIGHTNING, OURS) and not any(part in file for part in _APPLIES):
             fallback = fallback or here
-        if any(part in file for part in _LOOPS):
+        if _is_of_loop(file):
             break
     return fallback if frameworks else None
+
+
+def user_lines(innermost: FrameType) -> list[tuple[str, int, str]]:
+    """Return file, number and function of all lines of the program's code on the stack, the outermost first.
+
+    The search stops at a Lightning loop.
+    """
+    lines = []
+    for frame, line in walk_stack(innermost):
+        file = frame.f_code.co_filename
+        if not package_of(file):
+            lines.append((file, line, frame.f_code.co_name))
+        elif _is_of_loop(file):
+            break
+    lines.reverse()
+    return lines

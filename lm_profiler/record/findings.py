@@ -171,6 +171,7 @@ FindingName = Literal[
     "sleep", "python", "pattern", "odd_steps", "garbage", "compilation", "anomalies", "profiler", "sync", "small_batch",
     "optimizer", "optimizer_products", "clip", "compile", "double", "precision", "tf32", "recomputation",
     "communication", "repeated_forward", "repeated_backward", "unused_gradients", "broadcast", "padding",
+    "unused", "repeated", "constant", "zeros", "ignored", "order", "some_double", "figures",
 ]  # fmt: skip
 
 
@@ -269,6 +270,37 @@ class NeedlessWork(Part):
     )
     count: float = figure("times", "count", "passes, or operators, of a step")
     seconds: float = figure("time", "ms", "of a step")
+
+
+# Why operators of a step may be needless: nothing reads their results; the step computed the same before, or each step
+# does; they compute with zeros, or at positions whose gradient is zero; another order of products takes less; float32
+# would do; only Python reads the results.
+NeedlessReason = Literal[
+    "unused", "repeated", "constant", "zeros", "ignored", "order", "double", "figures",
+]  # fmt: skip
+
+
+class NeedlessOperators(Part):
+    """Operators of one step that may be needless for one reason, with the program's line to look at."""
+
+    reason: Annotated[NeedlessReason, Newer] = figure(
+        "reason", "text", "why they may be needless"
+    )
+    count: int = figure("operators", "count", "how many there are")
+    what: str = figure("what", "text", "operator with most of their time")
+    share: float = figure(
+        "needless", "%", "share of each of them that is needless, at most"
+    )
+    # of the time that the operators of each phase take
+    phase_shares: dict[str, float] = figure(
+        "of {key}", "%", "of the operators in {key}", "{key}_share",
+        keys=PARTS, default_factory=dict,
+    )  # fmt: skip
+    file: str | None = figure("file", "text", "of the program", default=None)
+    line: int | None = figure("line", "count", "its number", default=None)
+    function: str | None = figure(
+        "function", "text", "the function that contains it", default=None
+    )
 
 
 class Waterfall(Part):

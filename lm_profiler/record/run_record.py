@@ -626,6 +626,8 @@ class RunRecord(Part):
     )  # fmt: skip
     # the program's lines with most of the time outside of torch, in one step of rank 0
     python_times: list[PythonTime] = Field(default_factory=list)
+    # the operators of the memory stage's last step that may be needless, by the reason
+    needless_operators: list[NeedlessOperators] = Field(default_factory=list)
     # None if the precision was not audited
     numerics: NumericsFacts | None = within(group="Numerics", default=None)
     settings: machine.Settings | None = None

@@ -18,6 +18,8 @@ from lm_profiler.record.run_record import (
     Floor,
     LoaderFacts,
     NeedlessKind,
+    NeedlessOperators,
+    NeedlessReason,
     NeedlessWork,
     OddStep,
     OtherByOwner,
@@ -67,6 +69,15 @@ def with_needless(*works: tuple[NeedlessKind, str, float]) -> Waterfall:
         for kind, phase, seconds in works
     ]
     return fall(ideal=90.0).model_copy(update={"needless": needless})
+
+
+def needless(reason: NeedlessReason) -> dict[str, Any]:
+    """Half of forward, and a quarter of backward."""
+    operators = NeedlessOperators(
+        reason=reason, count=4, what="aten::mm", share=0.98, phase_shares={"forward": 0.5, "backward": 0.25},
+        file="net.py", line=12, function="Net.forward",
+    )  # fmt: skip
+    return {"needless_operators": [operators]}
 
 
 def padded(unused: float, **facts: Any) -> Throughput:
@@ -168,6 +179,14 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
         "broadcast", 30.0,
         made(waterfall=with_needless(("broadcast", "forward", 0.010), ("broadcast", "backward", 0.020))),
     ),
+    "a result that nothing uses": ("unused", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("unused"))),
+    "a result that the step had": ("repeated", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("repeated"))),
+    "a table of each step": ("constant", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("constant"))),
+    "a diagonal matrix": ("zeros", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("zeros"))),
+    "ignored labels": ("ignored", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("ignored"))),
+    "three matrices": ("order", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("order"))),
+    "float64 in a part": ("some_double", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("double"))),
+    "a metric in each step": ("figures", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("figures"))),
     "an optimizer that computes roots": (
         "owner", 42.0,
         made({"optimizer": 50.0}, settings=Settings(samples_per_batch=64), python_times=[

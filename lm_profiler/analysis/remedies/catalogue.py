@@ -638,6 +638,73 @@ def _broadcast_text(finding: Finding, settings: Settings) -> str:
     )
 
 
+def _unused_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about results, or gradients, that nothing reads."""
+    if finding.phase == "backward":
+        return (
+            f"Compute no gradients for {_code(finding)} that nothing uses: call it with requires_grad_(False), under "
+            "torch.no_grad(), or on an input that is detached."
+        )
+    return f"Leave out what {_code(finding)} computes: nothing uses the result."
+
+
+def _repeated_text(finding: Finding, settings: Settings) -> str:
+    return (
+        f"Keep the first result: {_code(finding)} computes what the step has computed before, from the same "
+        "values."
+    )
+
+
+def _constant_text(finding: Finding, settings: Settings) -> str:
+    return f"Compute it once, before training: the result of {_code(finding)} is the same in each step."
+
+
+def _zeros_text(finding: Finding, settings: Settings) -> str:
+    return (
+        f"Do not multiply by zeros in {_code(finding)}: {_share_text(finding)} of a factor is zero. For a diagonal "
+        "matrix scale the rows, for a one-hot one look them up, else use a sparse one."
+    )
+
+
+def _ignored_text(finding: Finding, settings: Settings) -> str:
+    return (
+        f"Select the positions that count before {_code(finding)}: at {_share_text(finding)} of them the gradient is "
+        "zero (ignored labels, padding, outputs that nothing uses)."
+    )
+
+
+def _order_text(finding: Finding, settings: Settings) -> str:
+    return (
+        f"Multiply in the other order in {_code(finding)}: A·(B·C) takes {_share_text(finding)} fewer multiplications "
+        "than (A·B)·C."
+    )
+
+
+def _some_double_text(finding: Finding, settings: Settings) -> str:
+    return (
+        f"Compute in float32: {_code(finding)} makes float64, such as from a NumPy array, which takes at least twice "
+        "as long."
+    )
+
+
+def _figures_text(finding: Finding, settings: Settings) -> str:
+    return (
+        f"Compute it less often, such as every 50 steps: only Python reads the result of {_code(finding)}, such as "
+        "a metric."
+    )
+
+
+def _code(finding: Finding) -> str:
+    """Return the line that a finding is about, or else its operators."""
+    return _place(finding) or str(finding.what)
+
+
+def _share_text(finding: Finding) -> str:
+    """Return the share of a finding's operators that is needless, such as ``98%`` or ``99.9%``."""
+    share = finding.facts.get("share", 0.0)
+    return f"{share:.1%}" if 0.99 < share < 1.0 else f"{share:.0%}"
+
+
 # -- the catalogue -----------------------------------------------------------------------------------------------------
 
 # in the order in which `improve` tries them where ceilings are equal
@@ -695,6 +762,14 @@ REMEDIES: Sequence[Remedy] = (
     ),
     Remedy("unused_gradients", _unused_gradients_text, likely_share=0.9),
     Remedy("broadcast", _broadcast_text, likely_share=0.8),
+    Remedy("unused", _unused_text, likely_share=0.9),
+    Remedy("repeated", _repeated_text, likely_share=0.9),
+    Remedy("constant", _constant_text, likely_share=0.9),
+    Remedy("zeros", _zeros_text, likely_share=0.9),
+    Remedy("ignored", _ignored_text, likely_share=0.9),
+    Remedy("order", _order_text, likely_share=0.9),
+    Remedy("some_double", _some_double_text, likely_share=0.9),
+    Remedy("figures", _figures_text, likely_share=0.9),
     Remedy("loss", smaller_settings=chunked_loss),
     Remedy(
         "small_batch",

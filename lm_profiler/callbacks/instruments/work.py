@@ -13,14 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lm_profiler.analysis.dataflow.needless_operators import needless_operators
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.callbacks.instruments.instrument import Instrument, SeenFlops
 from lm_profiler.callbacks.instruments.loop import Loop
 from lm_profiler.callbacks.instruments.sent_step import SentStep
+from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.copies.module_copies import UncopyableError
 from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.recompiles import is_compiled_in, recompilations
+from lm_profiler.measure.counts.step_operators import StepOperators
 from lm_profiler.measure.counts.traffic import ForwardTraffic, StepTraffic
 from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.processes.child import Child, NamedCall, NoAnswer
@@ -57,9 +60,12 @@ class FlopsWatch(Instrument):
     timeline: Timeline  # its marks separate forward from backward
     module: Callable[[], torch.nn.Module]  # returns the model; called once it exists
     forward: ForwardTraffic | None = None  # receives the operators of forward passes
+    # returns what records the calls of the step's operators; None: nobody does
+    make_operators: Callable[[Guard], StepOperators] | None = None
     name = "FLOPs"
     stage = "memory"
     _step: StepFlops | None = None
+    _operators: StepOperators | None = None
 
     def start(self) -> None:
         """Count the FLOPs of the ``memory`` stage's steps, unless the step is compiled or may replay CUDA graphs."""
@@ -73,23 +79,38 @@ class FlopsWatch(Instrument):
             reason = "the step may replay CUDA graphs, whose FLOPs cannot be counted"
             self.facts["seen_flops"] = SeenFlops(unknown=reason)
         else:
-            self._step = StepFlops(self.timeline, self.forward)
+            if self.make_operators is not None:
+                self._operators = self.make_operators(self.guard)
+                self._operators.start()
+            self._step = StepFlops(
+                self.timeline, self.forward, operators=self._operators
+            )
             self.observe(self.timeline, self._step)
 
     def result(self) -> Mapping[str, Any]:
         """Return the FLOPs that were counted, or why they are unknown."""
         step = self._step
+        operators = self._operators
         if step is None:
             return {}
         self.discard()
+        facts: dict[str, Any] = {}
+        if operators is not None:
+            calls = operators.take(is_complete=step.sees_all)
+            if calls is not None:
+                facts["needless_operators"] = needless_operators(calls)
         try:
-            return {"seen_flops": SeenFlops(step.flops(), by_dtype=step.by_dtype())}
+            facts["seen_flops"] = SeenFlops(step.flops(), by_dtype=step.by_dtype())
         except UncountableError as error:
-            return {"seen_flops": SeenFlops(unknown=str(error))}
+            facts["seen_flops"] = SeenFlops(unknown=str(error))
+        return facts
 
     def discard(self) -> None:
         super().discard()
         if self._step is not None:
+            if self._operators is not None:
+                self._operators.stop()
+                self._operators = None
             self._step.stop()
             self._step = None  # only now: what could not be undone is tried again by the next call
 

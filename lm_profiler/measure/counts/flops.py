@@ -51,8 +51,10 @@ from lm_profiler.measure.counts.registered import (
     has_context,
     operator_formulas,
 )
+from lm_profiler.measure.counts.step_operators import StepOperators
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.counts.uncountable import NoFormulaError, UncountableError
+from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import Flops
 from lm_profiler.torch_names import (
     DISPATCH_MODE,
@@ -412,8 +414,8 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
 
     For tensors that wrap others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized ones) only parts
     that this process multiplies count. An error while counting makes the count unknown, and has no other effect.
-    ``traffic`` sees all operators of forward passes. With ``on_shapes`` the step itself runs on fake tensors;
-    otherwise torch only tries operators on them.
+    ``traffic`` sees all operators of forward passes, and ``operators`` all that run. With ``on_shapes`` the step itself
+    runs on fake tensors; otherwise torch only tries operators on them.
     """
 
     supports_higher_order_operators = True
@@ -423,12 +425,16 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         return False  # so that torch does not import its compiler to keep it away; nothing compiled runs in here
 
     def __init__(
-        self, traffic: ForwardTraffic | None = None, on_shapes: bool = False
+        self,
+        traffic: ForwardTraffic | None = None,
+        on_shapes: bool = False,
+        operators: StepOperators | None = None,
     ) -> None:
         super().__init__()
         GRAPH_TASK.find()  # raises here, before a step, where this torch lacks it
         self._on_shapes = on_shapes
         self._traffic = traffic
+        self._operators = operators
         self._foreign_kernels = ForeignKernels()
         self.counting = True
         self.is_in_optimizer = False
@@ -465,6 +471,10 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         """Return the names of what ran and was not counted, the most frequent first."""
         counts = self._missing + self._foreign_kernels.counts
         return [name for name, _ in counts.most_common()]
+
+    @property
+    def sees_all(self) -> bool:
+        return not self._functions and not self._foreign_kernels.counts
 
     def begin_pass(self) -> None:
         """Note that forward, backward or an optimizer's step begins, and is seen from its beginning."""
@@ -516,6 +526,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
     ) -> Any:
         kwargs = kwargs or {}
         is_counted = False
+        is_of_step = False
         is_composite = False
         autocast: AbstractContextManager[Any] = nullcontext()
         try:  # This calls code of the user's classes, which may raise anything.
@@ -530,8 +541,8 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             is_composite = not has_shapes_alone and self._is_composite(func)
             # ``prim`` has queries, such as the device of a fake tensor.
             is_query = func.namespace == "prim"
-            is_of_step = self._on_shapes or not has_shapes_alone
-            is_counted = self.counting and not is_query and is_of_step
+            is_of_step = not is_query and (self._on_shapes or not has_shapes_alone)
+            is_counted = self.counting and is_of_step
             if not is_composite and func.namespace not in _TORCHS_OWN:
                 autocast = _autocast_of_caller()
         except BaseException as error:
@@ -540,8 +551,11 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             with enable_reentrant_dispatch(), self:
                 # so that its parts run under autocast, as without this mode
                 return func.decompose(*args, **kwargs)
+        began_ns = 0 if self._operators is None else self._operators.clock()
         with autocast:
             result = func(*args, **kwargs)
+        if is_of_step and self._operators is not None:
+            self._record(self._operators, func, args, kwargs, result, began_ns)
         if is_counted:
             try:
                 self._count(func, args, kwargs, result)
@@ -575,6 +589,23 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
                 if comes_from_outside(error):
                     raise
                 self._traffic.lost = True
+
+    def _record(
+        self,
+        operators: StepOperators,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        result: Any,
+        began_ns: int,
+    ) -> None:
+        """Show a call of ``func``, which began at ``began_ns``, to ``operators``."""
+        try:
+            operators.note_call(func, args, kwargs, result, began_ns)
+        except BaseException as error:
+            if comes_from_outside(error):
+                raise
+            operators.lose()
 
     def _stop_counting(self, func: Any, error: BaseException) -> None:
         """Make the count unknown: an error of counting must not reach the step."""
@@ -673,8 +704,8 @@ class StepFlops:
     The mode is entered where the outermost of the three begins, and left where it ends; another part in between, such
     as clipping, does not count. Data and hooks run without the mode.
 
-    ``traffic`` counts the bytes that forward passes read, and is called when one begins. With ``on_shapes`` the step
-    runs on tensors that have shapes and no data.
+    ``traffic`` counts the bytes that forward passes read, and is called when one begins; ``operators`` records all
+    calls. With ``on_shapes`` the step runs on tensors that have shapes and no data.
     """
 
     def __init__(
@@ -682,9 +713,11 @@ class StepFlops:
         timeline: Timeline,
         traffic: ForwardTraffic | None = None,
         on_shapes: bool = False,
+        operators: StepOperators | None = None,
     ) -> None:
         self._timeline = timeline
-        self._counter = FlopCounter(traffic, on_shapes)
+        self._counter = FlopCounter(traffic, on_shapes, operators)
+        self._operators = operators
         self.flops = self._counter.flops
         self.by_dtype = self._counter.by_dtype
         self._traffic = traffic
@@ -701,7 +734,17 @@ class StepFlops:
         if is_in_forward and not self._is_in_forward and self._traffic is not None:
             self._traffic.begin()
         self._is_in_forward = is_in_forward
+        if self._operators is not None:
+            begins_step = len(self._timeline.reading().step.codes) == 1
+            if begins_step:
+                self._operators.begin_step()
+            self._operators.phase = PARTS[stack[-1]]
         self._enter_or_leave(not _COUNTED_PARTS.isdisjoint(stack))
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether all kernels of the step came from operators, as far as that is known."""
+        return self._counter.sees_all
 
     def stop(self) -> None:
         self._enter_or_leave(is_wanted=False)
@@ -718,6 +761,8 @@ class StepFlops:
         elif MODE_STACK.find()()[-1:] == [self._counter]:
             self._counter.__exit__(None, None, None)
             self._replaced.close()
+            if self._operators is not None:
+                self._operators.part_ended()
         else:  # the step left its own mode behind, on top of ours: ours leaves when that mode has left
             self._counter.counting = False
             return

@@ -1,0 +1,146 @@
+"""Collects the operators of a step that may be needless, by the reason and the place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from lm_profiler.analysis.dataflow.liveness import Liveness, liveness_of
+from lm_profiler.analysis.dataflow.products import (
+    calls_at_ignored_positions,
+    products_in_costly_order,
+    products_with_zeros,
+)
+from lm_profiler.analysis.dataflow.repeats import (
+    constant_calls,
+    longest_line,
+    repeated_calls,
+)
+from lm_profiler.record.findings import NeedlessOperators, NeedlessReason
+from lm_profiler.record.operator_calls import CodeLine, StepCalls
+
+_FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
+_LEAST_SHARE = 0.02  # of the step's operators
+_SHARE_OF_DOUBLE = 0.5  # of the time of float64 that float32 saves
+
+
+def needless_operators(
+    step: StepCalls, least_share: float = _LEAST_SHARE
+) -> list[NeedlessOperators]:
+    """Return the operators of ``step`` that may be needless; each call counts for one reason only.
+
+    Those of a reason are left out if they take less than ``least_share`` of the time of all operators.
+    """
+    found: list[NeedlessOperators] = []
+    seen: set[int] = set()
+    for reason, shares, place in _groups(step):
+        new_shares = {
+            number: share for number, share in shares.items() if number not in seen
+        }
+        seen.update(new_shares)
+        total_s = sum(step.phase_s.values())
+        needless_s = sum(
+            share * step.calls[number].seconds for number, share in new_shares.items()
+        )
+        if new_shares and needless_s >= least_share * total_s:
+            found.append(_operators(step, reason, new_shares, place))
+    return found
+
+
+_Group = tuple[NeedlessReason, Mapping[int, float], CodeLine | None]
+
+
+def _groups(step: StepCalls) -> Iterator[_Group]:
+    """Yield each reason, its calls with the share of them that may be needless, and the line to look at if known."""
+    liveness = liveness_of(step)
+    dead = _dead_calls_of_model(step, liveness)
+    yield "unused", dict.fromkeys(dead, 1.0), None
+    repeated = repeated_calls(step, dead)
+    yield "repeated", dict.fromkeys(repeated, 1.0), longest_line(step, repeated)
+    yield "constant", dict.fromkeys(constant_calls(step), 1.0), None
+    yield "zeros", products_with_zeros(step), None
+    ignored = calls_at_ignored_positions(step)
+    yield "ignored", ignored, step.place_of(_products_among(step, ignored))
+    yield "order", products_in_costly_order(step), None
+    if not step.is_double:
+        double = [number for number, call in enumerate(step.calls) if call.makes_double]
+        yield "double", dict.fromkeys(double, _SHARE_OF_DOUBLE), _origin(step, double)
+    yield "figures", dict.fromkeys(_figures(step, liveness), 1.0), None
+
+
+def _products_among(step: StepCalls, numbers: Iterable[int]) -> list[int]:
+    """Return those of the calls that are matrix products: the others compute from their results."""
+    return [number for number in numbers if step.calls[number].product is not None]
+
+
+def _dead_calls_of_model(step: StepCalls, liveness: Liveness | None) -> list[int]:
+    """Return the dead calls without those of an optimizer, which are its own business, and those that only allocate."""
+    if liveness is None:
+        return []
+    dead = []
+    for number in sorted(liveness.dead):
+        call = step.calls[number]
+        if call.phase != _OPTIMIZER and "empty" not in call.name:
+            dead.append(number)
+    return dead
+
+
+def _figures(step: StepCalls, liveness: Liveness | None) -> list[int]:
+    """Return the calls of forward that only Python needs, such as those of a metric.
+
+    What it reads may come back as data: actions of an agent, texts that a model writes. So calls that use a weight of
+    the model, or what such calls lead to without anything that training needs, are none.
+    """
+    if liveness is None:
+        return []
+    of_a_model: set[int] = set()  # storages
+    figures = []
+    for number, call in enumerate(step.calls):
+        if number not in liveness.read_elsewhere:
+            continue
+        uses_a_model = not step.trained.isdisjoint(call.reads)
+        if uses_a_model or not of_a_model.isdisjoint(call.reads):
+            of_a_model.update(call.writes)
+        elif call.phase == _FORWARD:
+            figures.append(number)
+    return figures
+
+
+def _origin(step: StepCalls, double: list[int]) -> CodeLine | None:
+    """Return the line of the first call that makes float64."""
+    if not double:
+        return None
+    lines = step.lines_of(double[0])
+    return lines[-1] if lines else None
+
+
+def _operators(
+    step: StepCalls,
+    reason: NeedlessReason,
+    shares: Mapping[int, float],
+    place: CodeLine | None,
+) -> NeedlessOperators:
+    """Return the calls of ``shares`` as one."""
+    needless_s: defaultdict[str, float] = defaultdict(float)
+    seconds_by_name: defaultdict[str, float] = defaultdict(float)
+    for number, share in shares.items():
+        call = step.calls[number]
+        needless_s[call.phase] += share * call.seconds
+        seconds_by_name[call.name] += share * call.seconds
+    if place is None:
+        place = step.place_of(shares)
+    phase_shares = {
+        phase: seconds / step.phase_s[phase]
+        for phase, seconds in needless_s.items()
+        if seconds > 0.0
+    }
+    return NeedlessOperators(
+        reason=reason,
+        phase_shares=phase_shares,
+        count=len(shares),
+        what=max(seconds_by_name, key=seconds_by_name.__getitem__),
+        share=max(shares.values()),
+        file=None if place is None else place.file,
+        line=None if place is None else place.line,
+        function=None if place is None else place.function,
+    )

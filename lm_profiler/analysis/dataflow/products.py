@@ -1,0 +1,157 @@
+"""Finds matrix products that compute with zeros, and products of three matrices in a costly order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lm_profiler.record.operator_calls import (
+    Operand,
+    OperatorCall,
+    Product,
+    StepCalls,
+)
+
+_FORWARD, _BACKWARD = "forward", "backward"
+
+# shares from which on zeros are no chance: of the elements of a factor, and of its rows or columns
+_MOSTLY_ZEROS = 0.95
+_MANY_ZERO_LINES = 0.5
+# of the elements of a product's result: what is computed from it, as long as it is as large
+_AS_LARGE = 0.5
+# of the multiplications in the order that was chosen: those of the other order
+_CHEAPER_ORDER = 0.4
+
+
+def products_with_zeros(step: StepCalls) -> dict[int, float]:
+    """Return the products one factor of which holds zeros almost alone, with that share of them as zeros.
+
+    Such as a diagonal matrix, or a one-hot one. Their backward passes are among them. Weights count as no zeros: some
+    are initialised with them.
+    """
+    shares: dict[int, float] = {}
+    for number, call in enumerate(step.calls):
+        if call.product is None or call.phase != _FORWARD:
+            continue
+        for operand in (call.product.left, call.product.right):
+            are_mostly_zeros = _MOSTLY_ZEROS <= operand.zeros < 1.0
+            if are_mostly_zeros and operand.storage not in step.trained:
+                for with_backward in (number, *step.backward_of.get(number, ())):
+                    shares[with_backward] = operand.zeros
+    return shares
+
+
+def calls_at_ignored_positions(step: StepCalls) -> dict[int, float]:
+    """Return the calls for positions whose gradient is zero, with their share of the positions.
+
+    The loss does not depend on them: labels that it ignores, padding, outputs that nothing uses. They are products,
+    and what is computed from their results as long as it is as large.
+    """
+    shares: dict[int, float] = {}
+    for call in step.calls:
+        if call.product is None or call.phase != _BACKWARD or call.forward is None:
+            continue
+        forward_call = step.calls[call.forward]
+        if forward_call.product is None:
+            continue
+        zero_lines = 0.0
+        for operand in (call.product.left, call.product.right):
+            is_gradient = operand.storage not in forward_call.reads
+            if is_gradient:
+                zero_lines = max(zero_lines, operand.zero_lines)
+        if zero_lines < _MANY_ZERO_LINES:
+            continue
+        for number in _as_large_as(step, call.forward):
+            for with_backward in (number, *step.backward_of.get(number, ())):
+                shares[with_backward] = max(zero_lines, shares.get(with_backward, 0.0))
+    return shares
+
+
+def _as_large_as(step: StepCalls, number: int) -> Iterator[int]:
+    """Yield a call of forward, and those that compute something as large from its result."""
+    least_elements = _AS_LARGE * step.calls[number].elements
+    found = {number}
+    unvisited = [number]
+    while unvisited:
+        current = unvisited.pop()
+        yield current
+        for storage in step.calls[current].writes:
+            for reader in step.readers.get(storage, ()):
+                call = step.calls[reader]
+                is_later = reader > current and reader not in found
+                is_small = call.elements < least_elements or call.product is not None
+                if is_later and call.phase == _FORWARD and not is_small:
+                    found.add(reader)
+                    unvisited.append(reader)
+
+
+def products_in_costly_order(step: StepCalls) -> dict[int, float]:
+    """Return the products (A·B)·C where A·(B·C) takes far fewer multiplications, with the share that it saves."""
+    shares: dict[int, float] = {}
+    for number, call in enumerate(step.calls):
+        if call.product is None or call.phase != _FORWARD:
+            continue
+        for operand in (call.product.left, call.product.right):
+            first = _product_that_made(step, operand, before=number)
+            if first is None:
+                continue
+            saved_share = _saved_by_other_order(step.calls[first], call, operand)
+            if saved_share < 1.0 - _CHEAPER_ORDER:
+                continue
+            for product in (first, number):
+                for with_backward in (product, *step.backward_of.get(product, ())):
+                    shares[with_backward] = saved_share
+    return shares
+
+
+def _product_that_made(step: StepCalls, operand: Operand, before: int) -> int | None:
+    """Return the only call that wrote ``operand``, if it is a product of forward whose result only ``before`` reads."""
+    writers = step.writers.get(operand.storage, ())
+    if len(writers) != 1:
+        return None
+    (writer,) = writers
+    forward_readers = [
+        reader
+        for reader in step.readers.get(operand.storage, ())
+        if step.calls[reader].phase == _FORWARD
+    ]
+    is_product = step.calls[writer].product is not None
+    if writer >= before or not is_product or forward_readers != [before]:
+        return None
+    return writer
+
+
+def _saved_by_other_order(
+    first: OperatorCall, second: OperatorCall, result: Operand
+) -> float:
+    """Return the share of the multiplications of two products that the other order saves.
+
+    ``result`` is that of the ``first`` one, as the ``second`` one reads it: as it is, or transposed.
+    """
+    assert first.product is not None
+    assert second.product is not None
+    dims = _dimensions(first.product, second.product, result)
+    if dims is None:
+        return 0.0
+    a, b, c, d = dims
+    in_this_order = a * b * c + a * c * d
+    in_other_order = b * c * d + a * b * d
+    return 1.0 - in_other_order / in_this_order
+
+
+def _dimensions(
+    first: Product, second: Product, result: Operand
+) -> Sequence[int] | None:
+    """Return the sizes a, b, c, d of (a × b · b × c) · c × d, as which two products can be written; None if none."""
+    rows, inner, columns = first.left.rows, first.left.columns, first.right.columns
+    if first.batch != second.batch:
+        return None
+    is_left = result is second.left
+    # (A·B)·C has the same cost as its transpose, Cᵀ·(Bᵀ·Aᵀ).
+    outer = second.right.columns if is_left else second.left.rows
+    meeting = result.columns if is_left else result.rows
+    kept = result.rows if is_left else result.columns
+    if (kept, meeting) == (rows, columns):
+        return rows, inner, columns, outer
+    if (kept, meeting) == (columns, rows):
+        return columns, inner, rows, outer
+    return None

@@ -1,0 +1,257 @@
+"""Steps of small models with one thing that they need not compute: it is found, with its line, and nothing else is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from lm_profiler.analysis.dataflow.needless_operators import needless_operators
+from lm_profiler.measure.counts.flops import FlopCounter
+from lm_profiler.measure.counts.step_operators import StepOperators
+from lm_profiler.record.findings import NeedlessOperators
+
+TOKENS, WIDTH, CLASSES = 64, 64, 512
+
+
+class Net(nn.Module):
+    """An embedding, a block with dropout, and a head; ``critic`` has an optimizer of its own."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(CLASSES, WIDTH)
+        self.block = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(dropout), nn.Linear(WIDTH, WIDTH))
+        self.head = nn.Linear(WIDTH, CLASSES)
+        self.critic = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, 1))
+        self.register_buffer("positions", torch.arange(256.0))
+
+
+class Step:
+    """One training step, that a plant changes: ``run`` computes the loss of hidden states, labels and logits."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        torch.manual_seed(0)
+        self.net = Net(dropout)
+        self.generator = torch.optim.AdamW([*self.net.embedding.parameters(), *self.net.block.parameters(),
+                                            *self.net.head.parameters()])  # fmt: skip
+        self.critic = torch.optim.AdamW(self.net.critic.parameters())
+        # by this clock each call takes as long as any other
+        clock = count(step=1000).__next__
+        self.operators = StepOperators(lambda: (self.net, [self.generator, self.critic]), clock=clock)
+        self.history: list[float] = []
+        self.keeps_gradients = False
+
+    def needless(self, loss_of: Callable[[Step, Tensor, Tensor], Tensor]) -> list[NeedlessOperators]:
+        """Run two steps, and return what the second one may have computed needlessly."""
+        self.operators.start()
+        try:
+            for _ in range(2):
+                self.operators.begin_step()
+                with FlopCounter(operators=self.operators):
+                    self._train(loss_of)
+                self.operators.part_ended()
+        finally:
+            self.operators.stop()
+        calls = self.operators.take(is_complete=True)
+        assert calls is not None
+        return needless_operators(calls, least_share=0.01)
+
+    def _train(self, loss_of: Callable[[Step, Tensor, Tensor], Tensor]) -> None:
+        self.operators.phase = "forward"
+        labels = torch.randint(CLASSES, (TOKENS,))
+        hidden = self.net.block(self.net.embedding(labels))
+        loss = loss_of(self, hidden, labels)
+        self.backward(loss)
+        self.update(self.generator)
+
+    def backward(self, loss: Tensor) -> None:
+        self.operators.phase = "backward"
+        loss.backward()
+        self.operators.phase = "forward"
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        self.operators.phase = "optimizer"
+        optimizer.step()
+        if not self.keeps_gradients:
+            optimizer.zero_grad()
+        self.operators.phase = "forward"
+
+
+def plain(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(step.net.head(hidden), labels)
+
+
+def unused_result(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    step.net.head(hidden.detach()).softmax(-1)  # here
+    return plain(step, hidden, labels)
+
+
+def unused_gradients(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    score = step.net.critic(hidden).mean()  # here
+    step.backward(score + plain(step, hidden, labels))
+    step.update(step.generator)
+    step.critic.zero_grad()
+    judged = step.net.critic(torch.rand(TOKENS, WIDTH)).mean()
+    step.backward(judged)
+    step.update(step.critic)
+    hidden = step.net.block(step.net.embedding(labels))
+    return plain(step, hidden, labels)
+
+
+def second_pass(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    logits = step.net.head(hidden)
+    again = step.net.head(hidden)  # here
+    return functional.cross_entropy((logits + again) / 2, labels)
+
+
+def table_of_each_step(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    positions = step.net.positions
+    table = torch.outer(positions, positions).sin().exp()  # here
+    return plain(step, hidden + table[:1, :WIDTH], labels)
+
+
+def diagonal_matrix(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    scales = 1.0 + hidden.detach().flatten()[:256]
+    scaled = torch.diag(scales) @ torch.rand(256, 256)  # here
+    return plain(step, hidden + scaled[:1, :WIDTH], labels)
+
+
+def one_hot_matrix(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    embedded = functional.one_hot(labels, CLASSES).float() @ step.net.embedding.weight  # here
+    return plain(step, hidden + embedded, labels)
+
+
+def ignored_labels(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    some = labels.masked_fill(torch.arange(TOKENS) < TOKENS * 3 // 4, -100)
+    mixed = hidden + hidden.mean(0)  # so that all positions are needed up to here
+    logits = step.net.head(mixed)  # here
+    return functional.cross_entropy(logits, some)
+
+
+def costly_order(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    query, key = torch.rand(512, 8), torch.rand(512, 8)
+    value = torch.rand(512, 8) * hidden.mean()
+    attended = (query @ key.T) @ value  # here
+    return plain(step, hidden, labels) + attended.mean()
+
+
+def float64(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    weights = torch.from_numpy(np.ones((TOKENS, CLASSES)))
+    logits = step.net.head(hidden) * weights  # here
+    return functional.cross_entropy(logits, labels).float()
+
+
+def metric(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    logits = step.net.head(hidden)
+    entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean().item()  # here
+    step.history.append(entropy)
+    return functional.cross_entropy(logits, labels)
+
+
+def metric_of_numpy(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    logits = step.net.head(hidden)
+    ranks = logits.detach().sort(-1).indices.numpy()  # here
+    step.history.append(float(ranks[0, 0]))
+    return functional.cross_entropy(logits, labels)
+
+
+@pytest.mark.parametrize(
+    "plant, reason, phase",
+    [
+        (unused_result, "unused", "forward"),
+        (unused_gradients, "unused", "backward"),
+        (second_pass, "repeated", "backward"),
+        (table_of_each_step, "constant", "forward"),
+        (diagonal_matrix, "zeros", "forward"),
+        (one_hot_matrix, "zeros", "forward"),
+        (ignored_labels, "ignored", "backward"),
+        (costly_order, "order", "forward"),
+        (float64, "double", "forward"),
+        (metric, "figures", "forward"),
+        (metric_of_numpy, "figures", "forward"),
+    ],
+)
+def test_what_is_needless_has_its_reason_and_its_line(
+    plant: Callable[[Step, Tensor, Tensor], Tensor], reason: str, phase: str
+) -> None:
+    found = {operators.reason: operators for operators in Step().needless(plant)}[reason]
+    assert phase in found.phase_shares
+    assert found.function == plant.__name__
+    source, first_line = inspect.getsourcelines(plant)
+    planted_line = first_line + next(index for index, text in enumerate(source) if "# here" in text)
+    assert found.line == planted_line
+
+
+def accumulated(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    step.keeps_gradients = True
+    return plain(step, hidden, labels)
+
+
+def two_batches(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    step.backward(plain(step, hidden, labels))
+    other_labels = torch.randint(CLASSES, (TOKENS,))
+    other_hidden = step.net.block(step.net.embedding(other_labels))
+    return plain(step, other_hidden, other_labels)
+
+
+def checkpointed(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    hidden = checkpoint(step.net.block, hidden, use_reentrant=False)
+    return plain(step, hidden, labels)
+
+
+def two_draws(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    first = functional.dropout(step.net.head(hidden), 0.5)
+    noise = torch.rand_like(first)
+    other_noise = torch.rand_like(first)
+    return functional.cross_entropy(first + noise + other_noise, labels)
+
+
+def changed_copies(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    logits = step.net.head(hidden)
+    low, high = logits.clone(), logits.clone()
+    low[:, : CLASSES // 2] = -10.0
+    high[:, CLASSES // 2 :] = -10.0
+    return functional.cross_entropy(low + high, labels)
+
+
+def acting(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    with torch.no_grad():
+        action = step.net.head(hidden).argmax(-1).numpy()
+    observation = torch.from_numpy(np.resize(action, TOKENS).copy()) % CLASSES
+    return plain(step, step.net.block(step.net.embedding(observation)), labels)
+
+
+def attention(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    mixed = functional.scaled_dot_product_attention(hidden[None], hidden[None], hidden[None])
+    return plain(step, mixed[0], labels)
+
+
+def kept_for_later(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    logits = step.net.head(hidden)
+    step.last_probabilities = logits.detach().softmax(-1)  # type: ignore[attr-defined]
+    return functional.cross_entropy(logits, labels)
+
+
+@pytest.mark.parametrize(
+    "needed", [plain, accumulated, two_batches, checkpointed, two_draws, changed_copies, acting, attention]
+)
+def test_what_training_needs_is_not_needless(needed: Callable[[Step, Tensor, Tensor], Tensor]) -> None:
+    assert Step(dropout=0.1).needless(needed) == []
+
+
+def test_what_is_kept_is_not_unused() -> None:
+    reasons = [found.reason for found in Step().needless(kept_for_later)]
+    assert "unused" not in reasons
+
+
+def test_torchs_methods_are_as_they_were() -> None:
+    before = {name: vars(Tensor).get(name) for name in ("numpy", "tolist", "data_ptr", "__array__")}
+    Step().needless(metric_of_numpy)
+    assert {name: vars(Tensor).get(name) for name in before} == before
