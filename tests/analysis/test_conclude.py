@@ -14,6 +14,7 @@ from stored_texts import assert_stored
 from lm_profiler.analysis.conclude import FINDINGS, conclude
 from lm_profiler.analysis.hardware.roofline import GIVEN, MEASURED_PRODUCT, clock_share, judge_utilisation, mean_rate
 from lm_profiler.analysis.steps.summaries import BatchCount
+from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import Floor, FlopRate, LoaderFacts, Rates, RunRecord, StepCounters, Telemetry
 
 MEAN_S = sum(LEVEL) / len(LEVEL) * 1e-3
@@ -87,26 +88,6 @@ def test_utilisation_by_hand() -> None:
     assert record.verdict.facts["utilisation"] == pytest.approx(360 / MEAN_S / 72_000)
 
 
-@pytest.mark.parametrize(
-    "by_dtype,dtype,reached",
-    [
-        ({"float32": 60, "bfloat16": 300}, "bfloat16", 360 / MEAN_S / 144_000),
-        ({"float32": 300, "bfloat16": 60}, "float32", 360 / MEAN_S / 72_000),
-        ({"float64": 360}, None, None),
-        ({}, "float32", 360 / MEAN_S / 72_000),
-    ],
-)
-def test_the_rate_is_of_the_dtype_of_most_products(by_dtype: dict[str, int], dtype: str | None, reached: float | None):
-    ceilings = {"float32": 72_000.0, "bfloat16": 144_000.0}
-    record = recorded(LEVEL, flops=FLOPS, ceilings=ceilings, by_dtype=by_dtype)
-    found, settings = record.utilisation, record.settings
-    assert found.dtype == dtype
-    assert found.of_ceiling == (None if reached is None else pytest.approx(reached))
-    assert settings.full_precision == (dtype == "float32")  # nobody is told to use what is on
-    advises_float32 = any(finding.name == "double" for finding in record.findings)
-    assert advises_float32 == ("float64" in by_dtype)
-
-
 # -- the GPU's clock, recompilations, memory ----------------------------------------------------------------------
 
 
@@ -118,6 +99,51 @@ def test_a_slow_or_throttled_gpu_is_in_the_verdict() -> None:
         (verdict,) = lines(plain.model_copy(update={"telemetry": telemetry}))["verdict:"]
         said[f"{share}, {reasons}"] = verdict.removeprefix(lines(plain)["verdict:"][0])
     assert_stored("analysis/notes: a GPU's clock in the verdict", said)
+
+
+def one_odd(part: str, at: int, ms: float) -> list[dict[str, float]]:
+    """Twenty steps of 4 % data, 31 % forward, 65 % backward, of which one takes ``ms`` more in ``part``."""
+    steps = [{"data": 0.04 * t, "forward": 0.31 * t, "backward": 0.65 * t} for t in (*LEVEL, *LEVEL[:4])]
+    steps[at][part] += ms
+    return steps
+
+
+def test_one_odd_step_is_told_apart_and_what_it_names_is_not_certain() -> None:
+    found = recorded(one_odd("data", 14, 400.0), **HALF_OF_THE_CEILING)
+    assert found.steadiness.level_s == pytest.approx(10e-3, rel=0.005)
+    assert found.steadiness.odd_s == pytest.approx(400e-3 / 20, rel=0.005)
+    assert found.shares["data"] == pytest.approx((0.4 + 20.0) / 30.0, rel=0.005)
+    assert sum(found.shares[name] for name in PARTS) == pytest.approx(1.0)
+    assert {found.verdict.bound_by, found.verdict.or_bound_by} == {"input", "compute"}
+    assert not found.verdict.certain
+    assert found.verdict.share_low < 1 / 3
+    assert found.findings[0].name == "input"
+    assert found.findings[0].may
+    # One odd step of compute changes no verdict.
+    verdict = recorded(one_odd("forward", 14, 400.0), **HALF_OF_THE_CEILING).verdict
+    assert (verdict.bound_by, verdict.certain) == ("compute", True)
+    # The odd step is told with its phase and how much.
+    found = recorded(one_odd("forward", 14, 6700.0), **HALF_OF_THE_CEILING)
+    (odd,) = found.odd_steps
+    assert (odd.step, odd.part) == (15, "forward")
+    assert odd.step_s == pytest.approx(6.7 + LEVEL[14] * 1e-3)
+    assert odd.ratio == pytest.approx(odd.step_s / 10e-3, rel=0.01)
+    assert odd.excess_s == pytest.approx(6.7, abs=0.001)
+    assert len(lines(found)["odd:"]) == 1
+    # A step that was passed over is odd too.
+    steps = one_odd("forward", 14, 0.0)
+    steps[7] = {"data": 0.4}
+    (odd,) = recorded(steps, **HALF_OF_THE_CEILING).odd_steps
+    assert (odd.step, odd.part) == (8, "backward")
+    assert odd.step_s == pytest.approx(0.4e-3)
+    assert odd.excess_s == pytest.approx(-6.5e-3, abs=0.1e-3)
+    # Level steps have no odd one.
+    found = recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING)
+    assert found.odd_steps == []
+    assert "odd:" not in lines(found)
+    for part in ("forward", "data"):
+        mean, whole = found.time[part].mean, found.time["step"].mean
+        assert found.shares[part] == pytest.approx(mean / whole)
 
 
 def test_the_verdict_and_the_table_have_the_same_share_of_the_mean_step() -> None:

@@ -22,7 +22,6 @@ from lm_profiler.record.watch_files import (
     append_lines,
     read_events,
     read_last_steps,
-    read_status,
 )
 
 DRAWS = np.random.default_rng(0).lognormal(-3.0, 1.0, 5000)
@@ -82,20 +81,6 @@ def test_what_a_full_disk_takes_in_part_is_not_kept(tmp_path: Path) -> None:
     append_last_steps(steps, rows, 1000 * STEP_ROW.itemsize)
     assert len(read_events(tmp_path)) == 2
     assert len(read_last_steps(tmp_path)) == 10
-
-
-def test_lines_that_are_being_written_or_damaged_are_left_out_or_told(tmp_path: Path) -> None:
-    event = WatchEvent(step=3, kind="stall", now=61.0, at_s=2.0)
-    append_lines(tmp_path / EVENTS, [event])
-    append_lines(tmp_path / "events.rank1.jsonl", [event.model_copy(update={"rank": 1, "at_s": 1.0})])
-    with (tmp_path / EVENTS).open("a") as file:
-        file.write('{"step": 4, "ki')
-    assert [each.rank for each in read_events(tmp_path)] == [1, 0]
-    (tmp_path / EVENTS).write_text("{}\n")
-    with pytest.raises(RecordError, match="damaged"):
-        read_events(tmp_path)
-    with pytest.raises(RecordError):
-        read_status(tmp_path)
 
 
 def test_a_slow_step_that_waits_names_the_rank_that_was_slow_in_the_same_step(tmp_path: Path) -> None:

@@ -123,23 +123,6 @@ def test_other_work_or_another_device_is_unlike(change: dict[str, Any], path: st
     assert [difference.path for difference in one_against_one({}, change).unlike] == [path]
 
 
-def test_what_people_compare_is_no_unlikeness_but_told() -> None:
-    newer = ENVIRONMENT.model_copy(update={"versions": {"torch": "2.14.0"}, "driver": "560", "git_commit": "def"})
-    bf16 = MODEL.model_copy(update={"precision": "bf16-mixed"})
-    found = one_against_one({}, {"environment": newer, "model": bf16, "config": with_options(attention="math")})
-    assert found.unlike == []
-    assert [(d.path, d.a, d.b) for d in found.config] == [("model.attention", "sdpa", "math")]
-    assert [(d.path, d.a) for d in found.environment] == [
-        ("versions.torch", "2.13.0"),
-        ("driver", "550"),
-        ("git_commit", "abc"),
-    ]
-    found = one_against_one({}, {"environment": None})
-    assert found.environment is None
-    (found,) = one_against_one({}, {"config": with_options(fused=True)}).config
-    assert (found.path, found.a, found.b) == ("model.fused", None, True)
-
-
 def test_without_a_config_the_module_and_the_words_of_the_program_tell_what_differs() -> None:
     bf16 = MODEL.model_copy(update={"precision": "bf16-mixed"})
     found = one_against_one({}, {"config": None, "model": bf16})

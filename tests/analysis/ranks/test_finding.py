@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from made_environment import made_contention
-from simulated_ranks import ACCUMULATED, BASE_S, DDP, SHARDED, simulate, usual
+from simulated_ranks import BASE_S, DDP, SHARDED, simulate, usual
 
 from lm_profiler.analysis.ranks.rank_timeline import RankTimeline
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
@@ -118,28 +118,6 @@ def test_the_rank_the_phase_and_what_mending_it_saves(part: str, ranks: int, pro
 def slow_in(finding: RankFinding) -> dict[tuple[int, str], float]:
     """Milliseconds that each rank takes longer in each phase, of those that are certain."""
     return {(one.rank, one.phase): one.excess_s * 1e3 for one in finding.slow if one.certain}
-
-
-def test_figures_are_of_the_steps_that_count_and_the_finding_of_all_batches_and_steps() -> None:
-    """The last ten are a level of their own: in them nobody sees that rank 1 was slow before."""
-    work_s = usual(2, 20, 0.02)
-    work_s["forward"][1, :10] += 0.02
-    said = ranks_of(simulate(work_s).timelines, 2, overlap=True, steps=range(11, 21))
-    assert (said.steps, said.finding.steps) == (10, 20)
-    assert said.own["forward"].largest_s == pytest.approx(0.02, rel=0.05)
-    assert slow_in(said.finding) == pytest.approx({(1, "forward"): 10.0}, rel=0.05)
-    # Every batch of an accumulated step.
-    said, truth_s = found(2, [(1, "forward", 0.12)], ACCUMULATED)
-    assert (said.finding.rank, said.finding.phase) == (1, "forward")
-    within(said.finding, truth_s)
-    # What happens every fifth step counts though medians do not show it.
-    now_and_then = np.where(np.arange(60) % 5 == 0, 0.1, 0.0)
-    said, truth_s = found(2, [(1, "data", now_and_then)], steps=60)
-    assert (said.finding.kind, said.finding.rank) == ("straggler", 1)
-    assert truth_s == pytest.approx(0.02, rel=0.01)
-    within(said.finding, truth_s)
-    few = found(2, [(1, "data", now_and_then[:10])], steps=10)[0].finding
-    assert (few.kind, few.rank, few.phase, few.doubt, few.saves_s) == ("unsure", 1, "data", "chance", None)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -23,22 +23,6 @@ def said(ranks: int, steps: int = 6, world: int | None = None) -> Ranks:
     return of
 
 
-def test_each_rank_has_its_means_which_add_up_to_the_step() -> None:
-    truth = simulate(usual(2, 6, noise=0.05))
-    of = ranks_of(truth.timelines, 2, overlap=True)
-    for rank, times in enumerate(of.by_rank):
-        assert times.own_s["forward"] == pytest.approx(truth.own_s[rank, :, 2].mean(), abs=1e-7)
-        assert times.all_waiting_s == pytest.approx(truth.waiting_s[rank].sum(axis=1).mean(), abs=1e-7)
-        assert times.own_by_column_s == pytest.approx(truth.own_s[rank].sum(axis=1), abs=1e-7)
-    mean_s = sum(times.all_own_s + times.all_waiting_s for times in of.by_rank) / 2
-    assert of.step_s == pytest.approx(mean_s)
-    slowest = of.own["forward"].slowest
-    assert of.own["forward"].largest_s == of.by_rank[slowest].own_s["forward"]
-    assert of.own["forward"].least_s <= of.own["forward"].median_s <= of.own["forward"].largest_s
-    waited = sum(times.all_waiting_s for times in of.by_rank) / 2
-    assert of.waiting_share == pytest.approx(waited / of.step_s)
-
-
 def test_of_many_ranks_or_a_long_run_the_busiest_the_idlest_and_the_last_steps_are_kept() -> None:
     work_s = usual(70, 3)
     work_s["forward"][3:11] += 0.03

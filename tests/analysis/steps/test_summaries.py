@@ -20,6 +20,7 @@ from lm_profiler.analysis.steps.summaries import (
     rank_medians,
     readable,
     scalars,
+    step_figures,
     steps_after,
     summaries,
     throughput,
@@ -106,6 +107,26 @@ def test_throughput_is_all_tokens_over_all_time_and_steps_are_those_of_the_run()
     assert [row.time("forward") for row in steps_after(entry).rows] == pytest.approx(FORWARD[5:])
 
 
+def test_odd_steps_are_told_with_the_part_that_differs_most_and_their_own_excess() -> None:
+    rng = np.random.default_rng(0)
+    forwards = 3.0 + rng.normal(0, 0.02, 40)
+    rows = [row(at, float(forwards[at - 1]), 25.0 if at == 9 else 5.0, tokens=100) for at in range(1, 41)]
+    rows[19] = row(20, 13.0)
+    found = step_figures(rows, model_of(rows))["odd_steps"]
+    assert [(odd.step, odd.part) for odd in found] == [(9, "backward"), (20, "forward")]
+    assert found[0].ratio == pytest.approx(3.0, rel=0.02)
+    assert found[0].excess_s == pytest.approx(20e-3, rel=0.02)
+    # Of 50 steps the first 30 take 40 ms and the rest 10; one of the rest takes 30, by backward.
+    rng = np.random.default_rng(1)
+    forwards = np.where(np.arange(50) < 30, 33.0, 3.0) + rng.normal(0, 0.02, 50)
+    rows = [row(step, float(forwards[step - 1]), 25.0 if step == 44 else 5.0) for step in range(1, 51)]
+    model = model_of(rows)
+    (odd,) = step_figures(rows, model)["odd_steps"]
+    assert (model.begin, model.end) == (0, 30)
+    assert (odd.step, odd.part) == (44, "backward")
+    assert odd.excess_s == pytest.approx(20e-3, rel=0.02)
+
+
 GROWING = [BatchCount(1, 1, 2), BatchCount(5, 4, 8)]
 
 
@@ -188,25 +209,6 @@ def test_ranks_are_averaged_and_runs_without_steps_are_named():
     good, problems = readable([run("a", MEASURED_S), died])
     assert [str(entry.folder) for entry in good] == ["a"]
     assert_stored("analysis/notes: no steps to cut", {"one that died": problems})
-
-
-def test_all_that_is_said_of_the_steps_is_of_the_cut_which_keeps_their_causes():
-    own = run("a", [(0.1, 0.3)] * 11, [(9.0, 1.0)])
-    [entry], problems = judged_after_warmups([own], [0], 10)
-    assert problems == []
-    assert entry.record.throughput is not None
-    assert [step.step for step in entry.record.odd_steps] == [1]
-    assert entry.record.shares["forward"] == pytest.approx((9.0 + 9 * 0.1) / (10.0 + 9 * 0.4))  # time is a sum
-    [entry], _ = judged_after_warmups([own], [1], 10)
-    assert entry.record.odd_steps == []
-    own = run("a", [*[(0.1, 0.3)] * 14, (0.1, 1.3)])
-    [(odd,)] = [entry.record.odd_steps for entry in judged_after_warmups([own], [0], None)[0]]
-    told = odd.model_copy(update={"cause": "waiting for a CPU", "cause_s": 0.9, "rank": 0})
-    entry = replace(own, record=own.record.model_copy(update={"odd_steps": [told]}))
-    entry.__dict__["rows"] = own.rows
-    [cut], _ = judged_after_warmups([entry], [2], None)
-    (again,) = cut.record.odd_steps
-    assert (again.cause, again.cause_s, again.beside) == ("waiting for a CPU", 0.9, None)
 
 
 def test_samples_of_a_cut_are_those_of_its_own_steps_or_of_the_run() -> None:

@@ -10,7 +10,6 @@ import planted as plant
 import pytest
 from cuda_trace import Trace
 from planted import BANDWIDTH, PEAK, STEP, matrices, numbers, planted
-from stored_texts import assert_stored
 
 from lm_profiler.analysis.trace.packed_trace import PackedTrace
 from lm_profiler.analysis.trace.pieces import Piece, Use, traced_work
@@ -170,22 +169,6 @@ def test_whatever_was_seen_no_term_is_negative_or_more_than_the_step(traced: Tra
         assert all(-1e-12 <= each.seconds <= fall.step_s * (1 + 1e-9) for each in fall.terms), seed
         for each in fall.terms:
             assert all(0.0 <= seconds <= each.seconds * (1 + 1e-9) for seconds in each.phases.values()), seed
-
-
-def test_rates_that_are_beaten_or_unknown_take_nothing(traced: Traced) -> None:
-    products = plant.PRODUCTS * plant.PRODUCT_TOOK
-    fall = waterfall(step(ideal_s=(products + 60) * US, clock_share=0.9), traced)
-    told = terms(fall)
-    assert (told["ideal"], told["clock"], told["slow_products"]) == pytest.approx((products, 0.0, 0.0))
-    assert told["unexplained"] == pytest.approx(0.0, abs=1e-6)
-    assert_stored("analysis/notes: beat the peak", {"notes": fall.notes})
-    # A clock above the sheets takes nothing.
-    assert terms(waterfall(step(ideal_s=1e-3, clock_share=1.05), traced))["clock"] == 0.0
-    # Without a bandwidth nothing is called memory traffic.
-    fall = waterfall(step(rates=rates(bandwidth=None)), traced)
-    assert terms(fall)["bandwidth"] == 0.0
-    assert terms(fall)["beyond_bandwidth"] == pytest.approx(2 * plant.ADD_TOOK - plant.HIDDEN + plant.REPLAYED)
-    assert_stored("analysis/notes: unknown bandwidth", {"notes": fall.notes})
 
 
 @pytest.mark.parametrize(

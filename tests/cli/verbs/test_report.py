@@ -62,24 +62,6 @@ def test_runs_and_sweeps_share_a_table_and_options_may_stand_anywhere(logs: Path
     assert capsys.readouterr().out == "name,status\nalone,ok\ncell0,ok\n"
 
 
-def test_a_single_run_is_a_page_unless_a_table_is_asked(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    alone = logs / "alone"
-    assert report(alone) == 0
-    page = capsys.readouterr().out
-    assert page.startswith("alone:")
-    times = [line.split() for line in page.splitlines() if line.startswith(("forward  ", "backward  "))]
-    assert [row[:4] for row in times[:2]] == [
-        ["forward", "20.00", "[19.99,", "20.01]"],
-        ["backward", "50.00", "[49.97,", "50.03]"],
-    ]
-    assert report(alone, "--output", tmp_path / "page.md") == 0
-    lines = (tmp_path / "page.md").read_text().splitlines()
-    assert len([line for line in lines if line.startswith("## ")]) > 1
-    for options in (["--columns", "name,step_s"], ["--layout", "wide"], ["--format", "csv"], ["--warmup", "1"]):
-        assert report(alone, *options) == 0
-        assert capsys.readouterr().out != page
-
-
 def test_runs_are_chosen_grouped_and_pivoted_by_their_facts(logs: Path, capsys: pytest.CaptureFixture[str]):
     def folders(*conditions: str) -> list[str]:
         assert report(logs, "--where", ",".join(conditions), *["--format", "csv", "--group_by", "folder"]) == 0
@@ -136,6 +118,27 @@ def test_columns_are_listed_by_subject_and_each_can_be_shown(logs: Path, capsys:
     assert float(row["forward_backward_s"]) == pytest.approx(0.07)
     assert float(row["step_std_s"]) == pytest.approx(0, abs=1e-9)
     assert float(row["backward_over_forward"]) == pytest.approx(2.5)
+
+
+def test_damage_is_a_warning_and_the_rest_is_shown(logs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    damaged = logs / "alone" / "version_0" / "steps.csv"
+    damaged.write_bytes(b"\xff")
+    assert report(logs, "--warmup", 0, 1) == 0
+    out, err = capsys.readouterr()
+    assert str(damaged) in err
+    assert "alone" not in out
+    assert report(logs / "alone", "--warmup", 0) == 1
+    # A picture without a run's steps says so.
+    assert report(logs, "--output", tmp_path / "page.html") == 0
+    assert str(damaged) in capsys.readouterr().err
+    assert str(damaged) in json.dumps(held(tmp_path / "page.html"))
+    # Damaged folders are warnings and the rest is shown.
+    damaged = logs / "alone" / "version_0" / "run.json"
+    damaged.write_text("{")
+    assert report(logs) == 0
+    err = capsys.readouterr().err
+    assert str(damaged) in err
+    assert report(logs / "alone") == 1
 
 
 @pytest.mark.parametrize("layout", [[], ["--layout", "warmups"], ["--layout", "wide"]])

@@ -19,6 +19,7 @@ from whole_record import WHOLE
 from lm_profiler.record.entry import Collection, collect
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.page.page import write_page
+from lm_profiler.report.tables.table import Heading, Table, TableCell
 from lm_profiler.report.views.registry import VIEWS
 
 HOSTILE = "</script><script>alert(1)</script><img src=http://evil/x onerror=alert(2)>\"'><!--<script>&lt;"
@@ -62,6 +63,29 @@ def test_nothing_of_a_run_becomes_markup_and_only_known_scripts_run_without_netw
     assert [digest(script) in page.policy for script in (plotly, ours)] == [True, True]
     assert not [script for script in data if digest(script) in page.policy]
     assert "plotly.js" in plotly[:200]
+
+
+def test_a_given_table_stands_there_with_values_to_sort_by_and_problems_alone_make_a_page(tmp_path: Path) -> None:
+    table = Table(
+        [Heading("size", "size"), Heading("step_s", "step (ms)", figures=True)],
+        [
+            [TableCell("small", "small"), TableCell(0.01, "10.00")],
+            [TableCell("large", "large"), TableCell(status="oom", text="OOM")],
+        ],
+        above=["two <b>rows</b>"],
+    )
+    write_page(Collection([made_entry(tmp_path / "a")]), tmp_path / "page.html", table)
+    page = Page(tmp_path / "page.html")
+    given = page.answers["runs", None]["given"]
+    [long_table] = of_kind(given, "long table")
+    assert long_table["rows"] == [["small", "10.00"], ["large", "OOM"]]
+    assert long_table["titles"] == ["size", "step (ms)"]
+    assert long_table["values"] == {"1": [0.01, None]}
+    assert text_of(given) == "two <b>rows</b>"
+    write_page(Collection([], ["x: no run.json"]), tmp_path / "page.html", Table([], []))
+    listing = Page(tmp_path / "page.html").answers["runs", None]
+    assert listing["runs"] == []
+    assert [problem.partition(":")[0] for problem in listing["problems"]] == ["x"]
 
 
 def jittered(value: Any, by: random.Random) -> Any:

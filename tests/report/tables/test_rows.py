@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
-import pytest
 from stored_texts import assert_stored
 from tabled import run
 
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.sweep_files import Cell
 from lm_profiler.report.pictures.groups import bar_groups
 from lm_profiler.report.tables.formats import terminal
 from lm_profiler.report.tables.layouts import pivot
-from lm_profiler.report.tables.rows import raw_runs_table, runs_table
+from lm_profiler.report.tables.rows import runs_table
 from lm_profiler.report.tables.run_groups import group_by_facts, repeats_together
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.table_columns import column
 
 FAST, SLOW = [(0.010, 0.020)] * 6, [(0.020, 0.050)] * 6
-
-
-def of_sweep(entry: Entry, repeat: int, **overrides: str) -> Entry:
-    cell = Cell(id=f"cell{repeat}", overrides=overrides, repeat=repeat, arguments=["fit"])
-    return replace(entry, cell=cell, sweep=Path("sweep"))
 
 
 def titles(table: Table) -> list[str]:
@@ -44,19 +34,6 @@ def test_facts_that_differ_are_columns_and_the_others_are_said_once_as_stored():
         "unlike runs share a row": runs_table(list(group_by_facts(unlike, by).values()), by=by),
     }
     assert_stored("report/rows", {case: terminal(table) for case, table in said.items()})
-
-
-def test_repeats_of_a_cell_share_a_row_of_the_median_of_their_medians():
-    steps_s = (0.030, 0.032, 0.050)
-    entries = [
-        of_sweep(run(f"{n}", [(0.01, s - 0.01)] * 6), n, **{"model.size": "small"}) for n, s in enumerate(steps_s)
-    ]
-    failed = of_sweep(run("3", failed=("failed", "it broke")), 3, **{"model.size": "small"})
-    [row] = raw_runs_table(repeats_together([*entries, failed])).records()
-    assert (row["step_s"], row["step_s_low"], row["step_s_high"], row["n"]) == pytest.approx((0.032, 0.030, 0.050, 3))
-    assert row["status"] == "3 ok, 1 failed"
-    shown = terminal(runs_table(repeats_together([*entries, failed])))
-    assert_stored("report/tables: repeats", {"three repeats, and one that failed": shown})
 
 
 def test_a_pivot_says_why_a_cell_has_no_figure_and_of_how_many_runs_it_is():

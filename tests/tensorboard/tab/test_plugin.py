@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from argparse import Namespace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -32,22 +31,6 @@ def test_the_tab_is_found_as_soon_as_a_run_is_there_and_says_what_it_needs(logdi
         refused = get_from(elsewhere)("runs")
         assert refused.status_code == 400
         assert "--logdir" in refused.text
-
-
-def test_the_list_reads_records_alone_and_shows_new_runs_and_contents(get: Get, logdir: Path) -> None:
-    entry = made_entry(logdir / "a")
-    [before] = get("runs").json["runs"]
-    time.sleep(0.01)  # the coarsest clock of files that Linux has
-    entry.record.model_copy(update={"status": "interrupted"}).write(entry.folder / "run.json")
-    made_entry(logdir / "b")
-    after, new = get("runs").json["runs"]
-    assert (after["run"], after["values"]["status"], new["run"]) == ("a", "interrupted", "b")
-    assert after["stamp"] != before["stamp"]
-    # The list reads the records of runs that ended and not their steps.
-    (entry.folder / "steps.csv").write_text("no steps")
-    listed = get("runs").json
-    assert ([run["run"] for run in listed["runs"]], listed["problems"]) == (["a", "b"], [])
-    assert "a/steps.csv:" in get("run", run="a").text
 
 
 def test_damaged_and_foreign_folders_are_named_with_their_error(get: Get, logdir: Path) -> None:
