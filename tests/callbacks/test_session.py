@@ -130,6 +130,16 @@ def test_tokens_belong_to_the_step_in_which_they_were_counted(tmp_path: Path) ->
     assert [row.tokens for row in run.finish().rows] == [5, None, 7]
 
 
+def test_progress_is_told_once_a_second_and_cleared_at_the_end(tmp_path: Path) -> None:
+    run, _ = loop(tmp_path, {"warmup": 1, "measure": 4})
+    run.run(2)
+    run.clock.pass_ms(1000)
+    run.run(1)
+    run.finish()
+    assert run.session.progress.told == [("warmup", 0, 1), ("measure", 0, 4), ("measure", 2, 4)]
+    assert run.session.progress.cleared == 1
+
+
 def test_short_steps_share_a_reading(tmp_path: Path) -> None:
     """The first step of a stage is read, then one at least 5 ms after the last reading, and the stage's last."""
     run = Loop(tmp_path, StageOptions(warmup_steps=3, measure_steps=17))

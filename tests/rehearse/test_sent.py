@@ -21,7 +21,7 @@ from stored_texts import assert_stored
 from torch import nn
 from zoo import Accumulating, Closures, Contrastive, Kind, Metric
 
-from lm_profiler.callbacks.instruments.sent_step import Absent, SentStep, _StepPickler, without_data
+from lm_profiler.callbacks.instruments.sent_step import Absent, SentStep, _StepPickler, shape_of, without_data
 from lm_profiler.callbacks.instruments.work import StepWork, count_elsewhere
 from lm_profiler.callbacks.trainer_loop import TrainerLoop
 from lm_profiler.measure.copies.module_copies import UncopyableError
@@ -73,7 +73,7 @@ def test_what_cannot_be_counted_is_known_before_a_process_is_started(tmp_path: P
     said["lazy"] = refusal(UncountableError, lambda: counted(lazy, trainer_with([], tmp_path)))
     assert_stored("rehearse/refused: step", said)
     with pytest.raises(UncopyableError, match="not a dense one"):
-        without_data([torch.eye(2).to_sparse()])
+        shape_of(torch.eye(2).to_sparse(), torch.device("cpu"))
     assert asked == warm.ASKED
 
 
