@@ -27,6 +27,7 @@ from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.measure.counts.uncountable import UncountableError
 from lm_profiler.measure.device.contention import CpuReading
 from lm_profiler.measure.device.environment import MatrixUnits, cpu_cores, matrix_units
+from lm_profiler.measure.memory.history import MemoryHistory
 from lm_profiler.processes.child import PATIENCE
 from lm_profiler.record.run_record import read_run
 
@@ -185,6 +186,19 @@ def test_every_way_to_compile_is_seen(compile_it: Callable[[nn.Module], nn.Modul
     module = BoringModel()
     assert not is_compiled(module)
     assert is_compiled(compile_it(module))
+
+
+def test_a_history_that_cannot_be_written_is_recorded_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    history = MemoryHistory(lambda enabled, **_: asked.append(enabled), dict)
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.watches.memory_history_of", lambda device: history)
+    watch = history_watch(torch.device("cuda"), tmp_path / "gone" / "memory_snapshot.pickle")
+    watch.begin("memory")
+    with pytest.raises(FileNotFoundError):
+        watch.end("memory")
+    assert asked == ["all", None]
 
 
 def test_a_run_reads_the_machine_around_its_measured_steps_only(

@@ -164,6 +164,13 @@ def test_what_a_gpu_does_not_support_is_unknown_and_nothing_else() -> None:
     assert {value for name, value in vars(reading).items() if name not in ("samples", "duration_s", "gpus")} == {None}
     assert reading.clock_share is None
 
+    # An old pynvml has few functions, and no errors of its own.
+    old_nvml = SimpleNamespace(nvmlDeviceGetPowerUsage=lambda handle: 250_000)
+    telemetry = TelemetrySampler(Gpu("handle", old_nvml, "GPU-0"))
+    telemetry.start()
+    reading = telemetry.stop()
+    assert (reading.median_power_w, reading.median_sm_clock_hz) == (pytest.approx(250), None)
+
     reading = _read(FakeNvml("nvmlDeviceGetTemperature"))
     assert reading.median_temperature_c is None
     assert reading.median_power_w is not None
