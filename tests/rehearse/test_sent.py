@@ -6,6 +6,8 @@ import io
 import pickle
 import re
 import threading
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,25 @@ def test_what_cannot_be_counted_is_known_before_a_process_is_started(tmp_path: P
     with pytest.raises(UncopyableError, match="not a dense one"):
         shape_of(torch.eye(2).to_sparse(), torch.device("cpu"))
     assert asked == warm.ASKED
+
+
+Pair = namedtuple("Pair", "x y")
+
+
+@dataclass(frozen=True)
+class Item:
+    x: Any
+
+
+ROW = torch.zeros(3)
+
+
+@pytest.mark.parametrize("batch", [{"x": ROW}, [[ROW]], Item(ROW), Item(Pair(ROW, None)), UserDict(x={"y": ROW})])
+def test_a_batch_of_any_kind_goes_without_its_data(batch: Any) -> None:
+    sent = without_data(batch)
+    assert type(sent) is type(batch)
+    assert repr(sent).count("device='meta'") == 1
+    assert "meta" not in repr(batch)
 
 
 def test_what_belongs_to_one_process_has_a_stand_in_on_which_no_step_may_depend(tmp_path: Path) -> None:

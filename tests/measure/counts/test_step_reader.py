@@ -16,9 +16,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from lm_profiler.measure.boundary import comes_from_outside
+from lm_profiler.measure.counts import step_reader
+from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_reader import (
     StepReader,
     ready_batches,
+    seconds_compiling,
     step_counters,
     thread_times,
 )
@@ -94,6 +97,20 @@ def test_compilations_are_told_on_the_clock_of_the_steps() -> None:
     assert 0.1 < one.compile_s < one.wall_s
     assert one.compiled.partition(":")[0] == f"doubled ({Path(__file__).name}"
     assert "expected 2, actual 3" in one.compiled
+
+
+def test_compilations_count_once_and_are_unknown_where_the_clock_goes_another_way(monkeypatch: pytest.MonkeyPatch):
+    reader = StepReader(lambda: 0)  # a clock that stands
+    reader.start()
+    torch.compile(torch.neg, backend="eager")(torch.ones(2))
+    time.sleep(2e-3)
+    reader.stop()
+    assert reader.compilations is None
+    # A nested compilation counts once.
+    spans = [TimedCompilation(began_s, ended_s, None) for began_s, ended_s in ((1.0, 4.0), (2.0, 3.0), (6.0, 6.5))]
+    monkeypatch.setattr(step_reader, "compilations", lambda since_s: spans if since_s else None)
+    assert seconds_compiling(1.0) == 3.5
+    assert seconds_compiling(0.0) is None
 
 
 def test_what_was_raised_amid_a_collection_is_raised_by_the_next_reading() -> None:
