@@ -66,6 +66,15 @@ def test_ids_follow_their_law_and_stay_within_range(distribution: Any, vocab_siz
     assert stats.chisquare(counts, shares * ids.size).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("distribution", ["uniform", "zipf"])
+def test_neighbours_are_independent(distribution: Any, stats: Any) -> None:
+    ids = TokenSequences(4, 50_000, distribution, seed=0).__getitems__([0, 1])[0].numpy()
+    for first, second in ((ids[0, :-1], ids[0, 1:]), (ids[0], ids[1])):
+        table = np.zeros((4, 4))
+        np.add.at(table, (first, second), 1)
+        assert stats.chi2_contingency(table).pvalue > 1e-3
+
+
 def test_the_vocabulary_is_the_modules(make_trainer: Callable[..., Trainer], tiny: dict[str, Any]) -> None:
     vocab_size = 123
     seen: set[int] = set()
