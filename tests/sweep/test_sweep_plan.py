@@ -125,6 +125,18 @@ def test_too_many_cells_and_parts_that_are_none_are_refused() -> None:
     assert_stored("sweep/refused: no part", {text: refusal(UsageError, partial(part_of, text)) for text in texts})
 
 
+BEFORE, AFTER = {"base.yaml": "seed_everything: 1"}, {"base.yaml": "seed_everything: 2"}
+
+
+def test_a_changed_config_file_makes_another_plan() -> None:
+    request = SweepRequest(name="s", config="base.yaml", repeats=2)
+    before, after = plan_of(request, BEFORE), plan_of(request, AFTER)
+    assert after.cells == before.cells
+    assert after.config_sha256 != before.config_sha256
+    request = SweepRequest(name="s", list=[{"config": "base.yaml"}])
+    assert plan_of(request, AFTER).config_sha256 != plan_of(request, BEFORE).config_sha256
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 9])
 def test_the_parts_together_are_the_whole_and_none_has_a_cell_of_another(count: int) -> None:
     cells = list("abcdefg")

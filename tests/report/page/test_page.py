@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from made_runs import made_entry, made_rows
+from made_waterfall import made_waterfall
 from page_reader import Page
+from served import get_from
 from shown import of_kind, rows_of, text_of, titled
 from stored_texts import assert_stored
 from whole_record import WHOLE
@@ -23,6 +25,15 @@ from lm_profiler.report.tables.table import Heading, Table, TableCell
 from lm_profiler.report.views.registry import VIEWS
 
 HOSTILE = "</script><script>alert(1)</script><img src=http://evil/x onerror=alert(2)>\"'><!--<script>&lt;"
+
+
+def nearly(value: Any) -> Any:
+    """Equal to six digits."""
+    if isinstance(value, dict):
+        return {key: nearly(of) for key, of in value.items()}
+    if isinstance(value, list):
+        return [nearly(of) for of in value]
+    return pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +74,23 @@ def test_nothing_of_a_run_becomes_markup_and_only_known_scripts_run_without_netw
     assert [digest(script) in page.policy for script in (plotly, ours)] == [True, True]
     assert not [script for script in data if digest(script) in page.policy]
     assert "plotly.js" in plotly[:200]
+
+
+def test_it_answers_what_the_tab_would_be_answered(tmp_path: Path) -> None:
+    folder = made_entry(tmp_path / "logs" / "a", waterfall=made_waterfall()).folder
+    made_entry(tmp_path / "logs" / "b", status="oom")
+    collection, get = collect([tmp_path / "logs"]), get_from(str(tmp_path / "logs"))
+    write_page(collection, tmp_path / "page.html")
+    answers = Page(tmp_path / "page.html").answers
+    assert folder.name == "a"
+    for route in VIEWS:
+        for run in ("a", "b"):
+            assert answers[route, f"logs/{run}"] == nearly(get(route, run=run).json["blocks"])
+    in_tab, in_page = get("runs").json, answers["runs", None]
+    for alike in ("columns", "options", "parts", "problems", "colours"):
+        assert in_page[alike] == nearly(in_tab[alike])
+    for of_page, of_tab in zip(in_page["runs"], in_tab["runs"], strict=True):
+        assert of_page == nearly({**of_tab, "run": f"logs/{of_tab['run']}"})
 
 
 def test_a_given_table_stands_there_with_values_to_sort_by_and_problems_alone_make_a_page(tmp_path: Path) -> None:

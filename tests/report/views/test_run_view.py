@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from made_runs import made_entry
-from shown import of_kind, rows_of, shown, text_of, titled
+from shown import bars_of, of_kind, rows_of, shown, text_of, titled
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import OddStep
+from lm_profiler.record.run_record import OddStep, OtherByOwner, OwnedTime
 from lm_profiler.report.pictures.drawing import PART_COLOURS
 
 
@@ -69,6 +69,18 @@ def test_odd_steps_are_marked_with_their_cause(tmp_path: Path) -> None:
     assert "rank 1" in first
     assert "page faults" in first
     assert "rank 0" in second
+
+
+def test_other_is_shown_by_its_owner(tmp_path: Path) -> None:
+    actions = [
+        OwnedTime(owner=owner, action="hook", seconds=seconds, calls=1.0, in_steps=3)
+        for owner, seconds in {"LearningRateMonitor": 4e-3, "<b>Mine</b>": 2e-3}.items()
+    ]
+    entry = made_entry(tmp_path / "run", other_by_owner=OtherByOwner(steps=3, seconds=6e-3, actions=actions))
+    rows = bars_of(titled(shown("run", entry), "Who uses the time"))
+    assert list(rows) == ["LearningRateMonitor.hook", "<b>Mine</b>.hook"]
+    assert [row["cells"] for row in rows.values()] == [["4.000", "1", "3 of 3"], ["2.000", "1", "3 of 3"]]
+    assert [row["pieces"][0]["width"] for row in rows.values()] == [1.0, 0.5]
 
 
 def test_a_run_that_died_or_has_damaged_steps_shows_the_rest(tmp_path: Path) -> None:
