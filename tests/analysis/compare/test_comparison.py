@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -192,6 +193,23 @@ def test_repeats_that_tell_nothing_are_called_that() -> None:
     assert_stored("compare/tells_nothing", {"two runs a side that differ a hundredfold": said})
     assert not re.search(r"e[+]\d|inf|nan", said)
     assert repeats_interval([1e-300, 1e300], [1e-300, 1e300]) is None
+
+
+def test_what_is_printed_of_two_sides_is_as_stored_and_names_their_order() -> None:
+    cases = {
+        "surroundings that a killed run did not tell": ([one("a")], [one("b", environment=None)]),
+        "other options": ([one("a")], [one("b", config=with_options(attention="math"))]),
+    }
+    said = {case: terminal(comparison_table(compare(*sides)), io.StringIO()) for case, sides in cases.items()}
+    assert_stored("compare/printed", said)
+
+    # Sides that ran one after the other are said to have.
+    def runs(side: str, *minutes: int) -> list[Entry]:
+        return [one(f"{side}{m}", 1 + m / 100, started=f"2026-01-01T00:0{m}:00+00:00") for m in minutes]
+
+    said = compare(runs("a", 4, 5, 6), runs("b", 1, 2, 3)).notes
+    assert_stored("compare/notes: one after the other", {"all of B before A": said})
+    assert compare(runs("a", 1, 3, 5), runs("b", 2, 4, 6)).notes == []
 
 
 # --- how often is it wrong?

@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from cuda_trace import ADAM, ALL_REDUCE, AUTOGRAD, MAIN, Trace, cuda_step, kernel_table
+from cuda_trace import ADAM, ALL_REDUCE, AUTOGRAD, GEMM, MAIN, Trace, cuda_step, kernel_table
 
+from lm_profiler.analysis.trace import pieces
+from lm_profiler.analysis.trace.packed_trace import PackedTrace
+from lm_profiler.analysis.why.traced import broken_down
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.report.run.kernel_tables import kernel_answers
 
@@ -66,6 +69,24 @@ def test_what_is_no_work_of_the_steps_changes_nothing(step: KernelTable) -> None
         {"ph": "t", "cat": "fwdbwd", "name": "fwdbwd", "pid": 1, "tid": 1, "ts": 1.0, "id": 7},
     ]
     assert kernel_table(odd + cuda_step()) == step
+
+
+@pytest.mark.parametrize("begins_before", [False, True])
+def test_what_ran_between_steps_leaves_the_table_as_it_is(begins_before: bool) -> None:
+    """A validation of 5 ms, in the range of the step that follows or after that of the one before."""
+    between = Trace(170)
+    between.range("phase: between steps", 0, 5000)
+    between.range("module: model (Transformer)", 10, 4900)
+    for number in range(20):
+        between.operator("aten::mm", 100 * number + 11, 100 * number + 90)
+        between.work(GEMM, 100 * number + 20, 100 * number + 40, 100 * number + 120, 900 + number)
+    following = cuda_step(number=2, origin=5170)
+    if begins_before:
+        following[0] = {**following[0], "ts": following[0]["ts"] - 5000, "dur": following[0]["dur"] + 5000}
+    alone = [*cuda_step(), *cuda_step(number=2, origin=170)]
+    events = [*cuda_step(), *between.events, *following]
+    assert kernel_table(events) == kernel_table(alone)
+    assert broken_down(pieces.traced_work(PackedTrace(events))) == broken_down(pieces.traced_work(PackedTrace(alone)))
 
 
 def test_a_phase_all_of_whose_work_ran_beside_that_of_another_stream_has_no_time_of_its_own() -> None:

@@ -14,6 +14,7 @@ from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run_record import (
     Environment,
     Failure,
+    Floor,
     MemoryCauses,
     MemoryFacts,
     MemoryReading,
@@ -28,6 +29,7 @@ from lm_profiler.record.run_record import (
     TimeSummary,
 )
 from lm_profiler.report.run.run_page import end_tables, other_lines, summary_lines
+from lm_profiler.report.run.sections import floor_texts
 from lm_profiler.report.tables.formats import lines, render
 
 NEVER = TimeSummary(
@@ -182,6 +184,24 @@ SUMMARIES = {
     "the three slowest of the odd steps": record(odd_steps=odd(2.6, 1.4, 0.1, 0.2, 1.6, 0.5, 1.3)),
     "of fewer slow ones, the fast ones come after them": record(odd_steps=odd(0.1, 0.2, 1.6, 0.5, 1.4)),
 }
+
+
+def test_each_phase_stands_beside_the_least_that_it_could_take() -> None:
+    floors = {
+        "forward": Floor(flops={"bfloat16": 10**12}, bytes=10**9, seconds=0.0301, bound="compute", times=2.0133),
+        "backward": Floor(bytes=10**9, seconds=0.15e-3, bound="memory", times=673.0),
+        "data": Floor(seconds=0.0, times=None),
+    }
+    text = printed(record(floors=floors))
+    assert row(text, "phase")[-4:] == ["floor", "(ms)", "x", "floor"]
+    assert row(text, "forward")[-3:] == ["30.10", "FLOPs", "2.0"]
+    assert row(text, "backward")[-3:] == ["0.150", "bytes", "673"]
+    assert row(text, "data")[-1] == "10.0%"
+    assert "floor" not in printed(record())
+    text = printed(record(floors={"forward": Floor(flops={"float32": 10}, seconds=0.02, times=3.0)}))
+    assert row(text, "forward")[-2:] == ["20.00", "3.0"]
+    assert floor_texts(Floor(bytes=264, seconds=2.64e-9, bound="memory")) == ["", ""]
+    assert floor_texts(Floor(bytes=264_000, seconds=2.64e-6, bound="memory", times=20.0)) == ["0.003 bytes", "20.0"]
 
 
 def owned(measured_s: float | None, *actions: tuple[str, str, float, int]) -> OtherByOwner:
