@@ -120,6 +120,18 @@ def slow_in(finding: RankFinding) -> dict[tuple[int, str], float]:
     return {(one.rank, one.phase): one.excess_s * 1e3 for one in finding.slow if one.certain}
 
 
+@pytest.mark.parametrize("first, last", [(1, 10), (11, 20), (6, 15), (16, 20)])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_is_slow_in_a_stretch_of_the_steps(first: int, last: int, ranks: int) -> None:
+    late = np.where((np.arange(20) + 1 >= first) & (np.arange(20) < last), 0.0144, 0.0)
+    said, truth_s = found(ranks, [(1, "forward", late)])
+    (one,) = said.finding.slow
+    assert (one.rank, one.phase, one.certain) == (1, "forward", True)
+    assert (one.first_step, one.last_step) == (first, last)
+    assert one.excess_s == pytest.approx(late.mean(), rel=0.05)
+    within(said.finding, truth_s)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_that_are_slow_in_turns(ranks: int) -> None:
     turns: Delays = [(r, "forward", np.where(np.arange(20) % ranks == r, 0.03, 0.0)) for r in range(ranks)]
