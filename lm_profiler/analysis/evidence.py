@@ -43,6 +43,7 @@ from lm_profiler.record.run_record import (
     NeedlessOperators,
     NumericsFacts,
     OtherByOwner,
+    OuterCall,
     OutsideSteps,
     PlannedMemory,
     PythonTime,
@@ -102,6 +103,8 @@ class Evidence:
     other_by_owner: OtherByOwner | None = None
     thread_use: Mapping[str, ThreadUse] = field(default_factory=dict)
     python_times: Sequence[PythonTime] = ()
+    outer_calls: Sequence[OuterCall] = ()
+    factorizing_operators: Sequence[str] = ()
     needless_operators: Sequence[NeedlessOperators] = ()
     code_parts: Sequence[CodePart] = ()
     recompilations: int = 0

@@ -79,7 +79,9 @@ _FINDING_OF_REASON: dict[NeedlessReason, FindingName] = {
     "constant": "constant",
     "zeros": "zeros",
     "ignored": "ignored",
+    "growing": "growing",
     "order": "order",
+    "unused rows": "unused_rows",
     "double": "some_double",
     "figures": "figures",
 }
@@ -286,6 +288,22 @@ class StepCosts:
             "file": longest.file,
             "line": longest.line,
             "what": longest.what,
+        }
+
+    def main_outer_call(self) -> dict[str, Any]:
+        """Return the fields of a finding for the function with most of the time that is called outside of all phases.
+
+        Empty if no function has half of what all such functions take.
+        """
+        calls = self.record.outer_calls
+        longest = max(calls, key=lambda call: call.seconds, default=None)
+        total_s = sum(call.seconds for call in calls)
+        if longest is None or longest.seconds < 0.5 * total_s:
+            return {}
+        return {
+            "owner": longest.outer_function,
+            "file": longest.file,
+            "line": longest.line,
         }
 
     def finding(
@@ -535,7 +553,7 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
         fields: dict[str, Any] = {}
         # Which owner a line belongs to is not known: the longest line is that of the costliest owner.
         if not is_logging and seconds == most_s:
-            fields = costs.main_line("other", seconds)
+            fields = costs.main_line("other", seconds) or costs.main_outer_call()
             if fields:
                 fields["what"] = fields["owner"]
         fields["phase"] = "other"
@@ -1005,12 +1023,17 @@ def _costliest_operator(costs: StepCosts) -> dict[str, Any]:
 
 
 def find_high_precision(costs: StepCosts) -> Iterator[Finding]:
-    """Find matmuls in more bits than needed; on a busy machine only their time at the peak is certain."""
+    """Find matmuls in more bits than needed; on a busy machine only their time at the peak is certain.
+
+    A step that factorizes matrices or solves systems in float64 may need its digits: it has no such finding.
+    """
     settings = costs.settings
     products_s = _matmul_s(costs)
     is_double = settings.precision == "float64" or str(settings.precision).startswith(
         "64"
     )
+    if is_double and costs.record.factorizing_operators:
+        return
     if is_double:
         # Twice the bytes, and half the FLOP/s at best: in float32, computing takes at most half as long. Some
         # operators, such as convolutions of a CPU, have no fast version for float64 at all.

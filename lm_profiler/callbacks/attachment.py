@@ -364,7 +364,7 @@ class Attachment:
             owners,
         )
 
-    def _operators_maker(self) -> Callable[[Guard], StepOperators] | None:
+    def _operators_maker(self) -> Callable[[], StepOperators] | None:
         """Return what makes the record of a step's operators; None on all ranks but the one that writes the run."""
         loop = self.loop
         if loop.rank > 0:
@@ -374,12 +374,12 @@ class Attachment:
             if loop.device.type == "cuda":
                 torch.cuda.synchronize(loop.device)
 
-        def make(guard: Guard) -> StepOperators:
+        def make() -> StepOperators:
             return StepOperators(
                 lambda: (loop.module, loop.optimizers),
                 wait,
                 sees_all=loop.world_size == 1,
-                guard=guard,
+                report=self.report,
             )
 
         return make

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import sys
 import sysconfig
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from traceback import walk_stack
-from types import FrameType
+from types import CodeType, FrameType
 
 TORCH, LIGHTNING, OURS = "library", "Lightning", "lm_profiler"
 
@@ -98,13 +99,17 @@ def user_line(
     return fallback if frameworks else None
 
 
-def user_lines(innermost: FrameType) -> list[tuple[str, int, str]]:
+def user_lines(
+    innermost: FrameType, inside: Collection[CodeType] = ()
+) -> list[tuple[str, int, str]]:
     """Return file, number and function of all lines of the program's code on the stack, the outermost first.
 
-    The search stops at a Lightning loop.
+    The search stops at a Lightning loop, and at the first function whose code is in ``inside``.
     """
     lines = []
     for frame, line in walk_stack(innermost):
+        if frame.f_code in inside:
+            break
         file = frame.f_code.co_filename
         if not package_of(file):
             lines.append((file, line, frame.f_code.co_name))

@@ -171,7 +171,8 @@ FindingName = Literal[
     "sleep", "python", "pattern", "odd_steps", "garbage", "compilation", "anomalies", "profiler", "sync", "small_batch",
     "optimizer", "optimizer_products", "clip", "compile", "double", "precision", "tf32", "recomputation",
     "communication", "repeated_forward", "repeated_backward", "unused_gradients", "broadcast", "padding",
-    "unused", "repeated", "constant", "zeros", "ignored", "order", "some_double", "figures",
+    "unused", "repeated", "constant", "zeros", "ignored", "growing", "order", "unused_rows",
+    "some_double", "figures",
 ]  # fmt: skip
 
 
@@ -273,10 +274,11 @@ class NeedlessWork(Part):
 
 
 # Why operators of a step may be needless: nothing reads their results; the step computed the same before, or each step
-# does; they compute with zeros, or at positions whose gradient is zero; another order of products takes less; float32
-# would do; only Python reads the results.
+# does; they compute with zeros, or at positions whose gradient is zero; they copy what was copied before; another order
+# of products takes less; a table's gradient has all rows, of which few were looked up; float32 would do; only Python
+# reads the results.
 NeedlessReason = Literal[
-    "unused", "repeated", "constant", "zeros", "ignored", "order", "double", "figures",
+    "unused", "repeated", "constant", "zeros", "ignored", "growing", "order", "unused rows", "double", "figures",
 ]  # fmt: skip
 
 

@@ -23,8 +23,11 @@ class Operand(NamedTuple):
     storage: int
     rows: int
     columns: int
-    zeros: float  # of its elements
-    zero_lines: float  # of its rows or of its columns, whichever are more
+    zeros: float = 0.0  # of its elements
+    zero_rows: float = 0.0  # of its rows
+    zero_columns: float = 0.0  # of its columns
+    # of the fullest row the share that is not zero, or of the fullest column, whichever is less
+    fullest_line: float = 1.0
 
 
 class Product(NamedTuple):
@@ -46,7 +49,7 @@ class OperatorCall:
     writes: tuple[int, ...]  # the storages that it makes or changes
     # those of them of whose earlier content it leaves nothing
     overwrites: frozenset[int] = frozenset()
-    # the program's lines that led to it, the outermost first
+    # the program's lines that led to it, the outermost first; in backward only those of hooks and the like
     lines: tuple[CodeLine, ...] = ()
     # the number of the call whose backward pass it is a part of; None in forward, or if that is unknown
     forward: int | None = None
@@ -58,6 +61,8 @@ class OperatorCall:
     elements: int = 0  # of its largest result
     makes_double: bool = False  # whether that result is of float64
     product: Product | None = None
+    # of the rows of a table's gradient, the share that is zero, because no index looks them up
+    zero_rows: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,7 @@ class StepCalls:
     kept: frozenset[int] = frozenset()
     # whether all that reads a result was seen: False if kernels ran that bypass torch
     is_complete: bool = True
+    trained_elements: int = 0  # of all those parameters
     # whether the parameters are of float64
     is_double: bool = False
 
@@ -113,11 +119,11 @@ class StepCalls:
         return sum(self.calls[number].seconds for number in numbers)
 
     def lines_of(self, number: int) -> tuple[CodeLine, ...]:
-        """Return the lines that led to a call; of a backward pass, those that led to its forward pass."""
+        """Return the lines that led to a call, or else those that led to the call whose backward pass it is of."""
         call = self.calls[number]
-        if call.forward is not None:
-            return self.calls[call.forward].lines
-        return call.lines
+        if call.lines or call.forward is None:
+            return call.lines
+        return self.calls[call.forward].lines
 
     def place_of(self, numbers: Iterable[int]) -> CodeLine | None:
         """Return the innermost line that led to half of the seconds of the calls, or else the line with most of them.

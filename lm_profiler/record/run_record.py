@@ -405,6 +405,17 @@ class PythonTime(Part):
     calls: int = figure("calls", "count", "how often it was entered in that step")
 
 
+class OuterCall(Part):
+    """A function of the program that is called outside of all phases, in one step; its code is followed meanwhile."""
+
+    outer_function: str = figure("called", "text", "function called outside the phases")
+    file: str = figure("file", "text", "of the program")
+    line: int = figure("line", "count", "its number")
+    seconds: float = figure(
+        "time with all that it calls", "ms", "in one step, and slowed down"
+    )
+
+
 class CodePart(Part):
     """Code that the program marks as a part of its own (``lm_profiler.part``), in the measured steps of rank 0."""
 
@@ -626,6 +637,10 @@ class RunRecord(Part):
     )  # fmt: skip
     # the program's lines with most of the time outside of torch, in one step of rank 0
     python_times: list[PythonTime] = Field(default_factory=list)
+    # the program's functions that are called outside of all phases, each with all that it calls, in that step
+    outer_calls: list[OuterCall] = Field(default_factory=list)
+    # operators of that stage that factorize matrices or solve systems, for which float32 may have too few digits
+    factorizing_operators: list[str] = Field(default_factory=list)
     # the operators of the memory stage's last step that may be needless, by the reason
     needless_operators: list[NeedlessOperators] = Field(default_factory=list)
     # None if the precision was not audited

@@ -185,6 +185,8 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
     "a diagonal matrix": ("zeros", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("zeros"))),
     "ignored labels": ("ignored", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("ignored"))),
     "three matrices": ("order", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("order"))),
+    "a tensor that grows": ("growing", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("growing"))),
+    "a large table": ("unused_rows", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("unused rows"))),
     "float64 in a part": ("some_double", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("double"))),
     "a metric in each step": ("figures", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("figures"))),
     "an optimizer that computes roots": (
@@ -260,6 +262,13 @@ def test_torch_compile_is_advised_with_the_costliest_operator_that_it_could_fuse
     [advice] = [remedy_of(finding, record) for finding in findings_of(record) if finding.name == "compile"]
     assert "aten::gelu in net, 20%" in advice
     assert "aten::mm" not in advice
+
+
+def test_a_step_that_factorizes_matrices_keeps_float64() -> None:
+    record = made(waterfall=fall(ideal=80.0), settings=Settings(precision="64-true"))
+    assert [finding.name for finding in findings_of(record)] == ["double"]
+    factorizing = record.model_copy(update={"factorizing_operators": ["aten::linalg_cholesky_ex"]})
+    assert findings_of(factorizing) == []
 
 
 def test_every_kind_of_finding_is_planted_here_and_nothing_is_found_elsewhere() -> None:

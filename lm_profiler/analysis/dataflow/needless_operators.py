@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+from lm_profiler.analysis.dataflow.growing_copies import growing_copies
 from lm_profiler.analysis.dataflow.liveness import Liveness, liveness_of
 from lm_profiler.analysis.dataflow.products import (
     calls_at_ignored_positions,
@@ -16,10 +17,24 @@ from lm_profiler.analysis.dataflow.repeats import (
     longest_line,
     repeated_calls,
 )
+from lm_profiler.analysis.dataflow.sparse_gradients import calls_for_unused_rows
 from lm_profiler.record.findings import NeedlessOperators, NeedlessReason
 from lm_profiler.record.operator_calls import CodeLine, StepCalls
 
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
+# operators of layers that are no matrix products
+_LAYERS = ("aten::embedding", "aten::convolution")
+# parts of names
+_FACTORIZING = (
+    "cholesky",
+    "eigh",
+    "svd",
+    "lstsq",
+    "solve",
+    "linalg_inv",
+    "linalg_lu",
+    "linalg_qr",
+)
 _LEAST_SHARE = 0.02  # of the step's operators
 _SHARE_OF_DOUBLE = 0.5  # of the time of float64 that float32 saves
 
@@ -47,6 +62,12 @@ def needless_operators(
     return found
 
 
+def factorizing_operators(step: StepCalls) -> list[str]:
+    """Return the names of the step's operators that factorize a matrix or solve a system, and lose digits by it."""
+    names = {call.name for call in step.calls}
+    return sorted(name for name in names if any(part in name for part in _FACTORIZING))
+
+
 _Group = tuple[NeedlessReason, Mapping[int, float], CodeLine | None]
 
 
@@ -55,13 +76,17 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     liveness = liveness_of(step)
     dead = _dead_calls_of_model(step, liveness)
     yield "unused", dict.fromkeys(dead, 1.0), None
+    yield "constant", dict.fromkeys(constant_calls(step), 1.0), None
     repeated = repeated_calls(step, dead)
     yield "repeated", dict.fromkeys(repeated, 1.0), longest_line(step, repeated)
-    yield "constant", dict.fromkeys(constant_calls(step), 1.0), None
     yield "zeros", products_with_zeros(step), None
     ignored = calls_at_ignored_positions(step)
     yield "ignored", ignored, step.place_of(_products_among(step, ignored))
+    yield "growing", growing_copies(step), None
     yield "order", products_in_costly_order(step), None
+    unused_rows = calls_for_unused_rows(step)
+    tables = [number for number in unused_rows if step.calls[number].zero_rows > 0.0]
+    yield "unused rows", unused_rows, step.place_of(tables)
     if not step.is_double:
         double = [number for number, call in enumerate(step.calls) if call.makes_double]
         yield "double", dict.fromkeys(double, _SHARE_OF_DOUBLE), _origin(step, double)
@@ -86,22 +111,23 @@ def _dead_calls_of_model(step: StepCalls, liveness: Liveness | None) -> list[int
 
 
 def _figures(step: StepCalls, liveness: Liveness | None) -> list[int]:
-    """Return the calls of forward that only Python needs, such as those of a metric.
+    """Return the calls of forward and backward that only Python needs, such as those of a metric or in a hook.
 
-    What it reads may come back as data: actions of an agent, texts that a model writes. So calls that use a weight of
-    the model, or what such calls lead to without anything that training needs, are none.
+    What it reads may come back as data: actions of an agent, texts that a model writes. So calls that compute with a
+    layer of the model, or with what such calls lead to without anything that training needs, are none.
     """
     if liveness is None:
         return []
-    of_a_model: set[int] = set()  # storages
+    of_a_layer: set[int] = set()  # storages
     figures = []
     for number, call in enumerate(step.calls):
         if number not in liveness.read_elsewhere:
             continue
-        uses_a_model = not step.trained.isdisjoint(call.reads)
-        if uses_a_model or not of_a_model.isdisjoint(call.reads):
-            of_a_model.update(call.writes)
-        elif call.phase == _FORWARD:
+        is_layer = call.product is not None or call.name in _LAYERS
+        computes_layer = is_layer and not step.trained.isdisjoint(call.reads)
+        if computes_layer or not of_a_layer.isdisjoint(call.reads):
+            of_a_layer.update(call.writes)
+        elif call.phase in (_FORWARD, _BACKWARD):
             figures.append(number)
     return figures
 

@@ -13,9 +13,11 @@ from lm_profiler.record.operator_calls import (
 
 _FORWARD, _BACKWARD = "forward", "backward"
 
-# shares from which on zeros are no chance: of the elements of a factor, and of its rows or columns
+# shares from which on zeros are no chance: of the elements of a factor, and of the positions of a gradient
 _MOSTLY_ZEROS = 0.95
-_MANY_ZERO_LINES = 0.5
+# of each row, or of each column, that is not zero: that of a ReLU's result is larger in some of them
+_FULLEST_LINE = 0.02
+_MANY_ZERO_POSITIONS = 0.5
 # of the elements of a product's result: what is computed from it, as long as it is as large
 _AS_LARGE = 0.5
 # of the multiplications in the order that was chosen: those of the other order
@@ -34,7 +36,12 @@ def products_with_zeros(step: StepCalls) -> dict[int, float]:
             continue
         for operand in (call.product.left, call.product.right):
             are_mostly_zeros = _MOSTLY_ZEROS <= operand.zeros < 1.0
-            if are_mostly_zeros and operand.storage not in step.trained:
+            are_everywhere = operand.fullest_line <= _FULLEST_LINE
+            if (
+                are_mostly_zeros
+                and are_everywhere
+                and operand.storage not in step.trained
+            ):
                 for with_backward in (number, *step.backward_of.get(number, ())):
                     shares[with_backward] = operand.zeros
     return shares
@@ -50,20 +57,35 @@ def calls_at_ignored_positions(step: StepCalls) -> dict[int, float]:
     for call in step.calls:
         if call.product is None or call.phase != _BACKWARD or call.forward is None:
             continue
-        forward_call = step.calls[call.forward]
-        if forward_call.product is None:
-            continue
-        zero_lines = 0.0
-        for operand in (call.product.left, call.product.right):
-            is_gradient = operand.storage not in forward_call.reads
-            if is_gradient:
-                zero_lines = max(zero_lines, operand.zero_lines)
-        if zero_lines < _MANY_ZERO_LINES:
+        zero_share = _zero_positions(step, call, step.calls[call.forward])
+        if zero_share < _MANY_ZERO_POSITIONS:
             continue
         for number in _as_large_as(step, call.forward):
             for with_backward in (number, *step.backward_of.get(number, ())):
-                shares[with_backward] = max(zero_lines, shares.get(with_backward, 0.0))
+                shares[with_backward] = max(zero_share, shares.get(with_backward, 0.0))
     return shares
+
+
+def _zero_positions(
+    step: StepCalls, call: OperatorCall, forward_call: OperatorCall
+) -> float:
+    """Return the share of the positions at which the gradient of a product with a weight is zero.
+
+    The gradient G of Y = X·W is multiplied by W for the gradient of X, and by X for that of W. Positions are what G has
+    in common with X: the rows of G that W leaves, and those over which the product with X sums.
+    """
+    assert call.product is not None
+    weights = step.trained.intersection(forward_call.reads)
+    if forward_call.product is None or not weights:
+        return 0.0
+    left, right = call.product.left, call.product.right
+    if left.storage not in forward_call.reads:
+        is_summed_over = right.storage not in weights
+        return left.zero_columns if is_summed_over else left.zero_rows
+    if right.storage not in forward_call.reads:
+        is_summed_over = left.storage not in weights
+        return right.zero_rows if is_summed_over else right.zero_columns
+    return 0.0
 
 
 def _as_large_as(step: StepCalls, number: int) -> Iterator[int]:

@@ -449,7 +449,8 @@ def _input_text(finding: Finding, settings: Settings) -> str:
         waits = ""
         if wanted_workers > cores:
             waits = f" (more than the {count_text(int(cores), 'core')}: they wait more than they compute)"
-        return f"Raise num_workers from {workers} to {wanted_workers}{waits}, or {prepare}."
+        costliest = f": {_place(finding)} takes most of it" if finding.file else ""
+        return f"Raise num_workers from {workers} to {wanted_workers}{waits}, or {prepare}{costliest}."
 
     if not gains_by_worker:
         why = "a worker needs as long to transfer a batch"
@@ -673,10 +674,24 @@ def _ignored_text(finding: Finding, settings: Settings) -> str:
     )
 
 
+def _growing_text(finding: Finding, settings: Settings) -> str:
+    return (
+        f"Collect the pieces in a list and join them once, after the loop: each call of {_code(finding)} copies all "
+        "that was joined before."
+    )
+
+
 def _order_text(finding: Finding, settings: Settings) -> str:
     return (
         f"Multiply in the other order in {_code(finding)}: A·(B·C) takes {_share_text(finding)} fewer multiplications "
         "than (A·B)·C."
+    )
+
+
+def _unused_rows_text(finding: Finding, settings: Settings) -> str:
+    return (
+        f"Give the embedding in {_code(finding)} sparse gradients (sparse=True, with SparseAdam, Adagrad or SGD): "
+        f"{_share_text(finding)} of its rows are not used in a step, and the optimizer updates all."
     )
 
 
@@ -767,7 +782,9 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("constant", _constant_text, likely_share=0.9),
     Remedy("zeros", _zeros_text, likely_share=0.9),
     Remedy("ignored", _ignored_text, likely_share=0.9),
+    Remedy("growing", _growing_text, likely_share=0.9),
     Remedy("order", _order_text, likely_share=0.9),
+    Remedy("unused_rows", _unused_rows_text, likely_share=0.9),
     Remedy("some_double", _some_double_text, likely_share=0.9),
     Remedy("figures", _figures_text, likely_share=0.9),
     Remedy("loss", smaller_settings=chunked_loss),

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.clocks.tape import OTHER
 from lm_profiler.measure.user_code import TORCH, package_of
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run_record import PRINTING, PythonTime
+from lm_profiler.record.run_record import PRINTING, OuterCall, PythonTime
 
 # Most calls and returns to follow. Each costs one or two microseconds, so a step takes at most 0.4 s longer.
 MOST_EVENTS = 200_000
@@ -57,6 +58,15 @@ class _FollowedCall(NamedTuple):
     activity: str
 
 
+class _RunningCall(NamedTuple):
+    """A call of the program's code from outside of it: by the loop, or by a library."""
+
+    phase: int
+    function: Line
+    depth: int  # of the stack while it runs
+    begin_ns: int
+
+
 _OUTERMOST = _FollowedCall(owner=None, activity="")  # what no call is around
 
 
@@ -81,6 +91,11 @@ class PythonTimes:
     _followed: dict[tuple[int, Line, str], FollowedTime] = field(
         default_factory=lambda: defaultdict(FollowedTime)
     )
+    # by phase and function: the nanoseconds of its calls from outside of the program's code, with all that they call
+    _outer_ns: defaultdict[tuple[int, Line], int] = field(
+        default_factory=lambda: defaultdict(int)
+    )
+    _outer_call: _RunningCall | None = None  # that runs
     _stack: list[_FollowedCall] = field(default_factory=lambda: [_OUTERMOST])
     _events_left: int = MOST_EVENTS
     # the phase in which following ended because of ``MOST_EVENTS``; None if it did not
@@ -125,6 +140,7 @@ class PythonTimes:
             elif len(self._stack) > 1:
                 # functions that were entered before the start are not on the stack
                 self._stack.pop()
+                self._end_outer_call()
             self._events_left -= 1
             if self._events_left <= 0:
                 self._cut_phase = self.phase()
@@ -137,8 +153,21 @@ class PythonTimes:
             self.stop()
             self.guard.handle(error)
 
+    def _end_outer_call(self) -> None:
+        """Add the time of the outer call that has just returned, if one has."""
+        outer = self._outer_call
+        if outer is not None and len(self._stack) < outer.depth:
+            self._outer_ns[outer.phase, outer.function] += self.clock() - outer.begin_ns
+            self._outer_call = None
+
     def _enter(self, call: _FollowedCall) -> None:
         self._stack.append(call)
+        if call.owner is not None and self._outer_call is None:
+            file, _, name = _line_of(call.owner)
+            function = (file, call.owner.f_code.co_firstlineno, name)
+            self._outer_call = _RunningCall(
+                self.phase(), function, len(self._stack), self.clock()
+            )
         if call.owner is not None:
             self._followed[self.phase(), _line_of(call.owner), call.activity].calls += 1
 
@@ -204,6 +233,25 @@ class PythonTimes:
                 rows.append(_row(*place, own_s, calls[place]))
         rows.sort(key=attrgetter("seconds"), reverse=True)
         return rows[:_MOST_LINES]
+
+    def outer_calls(self) -> list[OuterCall]:
+        """Return the functions that are called outside of all phases, with all that they call, the longest first.
+
+        Their seconds include the cost of following: they only compare with each other.
+        """
+        calls = []
+        for (phase, (file, number, function)), ns in self._outer_ns.items():
+            if phase == OTHER:
+                calls.append(
+                    OuterCall(
+                        outer_function=function,
+                        file=file,
+                        line=number,
+                        seconds=ns * 1e-9,
+                    )
+                )
+        calls.sort(key=attrgetter("seconds"), reverse=True)
+        return calls[:_MOST_LINES]
 
     def _corrections(self, untraced_s: Mapping[str, float]) -> dict[int, _Correction]:
         """Return the corrections of the phases whose lines take longer together than the phase does when no call is

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lm_profiler.analysis.dataflow.needless_operators import needless_operators
+from lm_profiler.analysis.dataflow.needless_operators import (
+    factorizing_operators,
+    needless_operators,
+)
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.callbacks.instruments.instrument import Instrument, SeenFlops
 from lm_profiler.callbacks.instruments.loop import Loop
 from lm_profiler.callbacks.instruments.sent_step import SentStep
-from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.copies.module_copies import UncopyableError
 from lm_profiler.measure.counts.flops import StepFlops
@@ -61,7 +63,7 @@ class FlopsWatch(Instrument):
     module: Callable[[], torch.nn.Module]  # returns the model; called once it exists
     forward: ForwardTraffic | None = None  # receives the operators of forward passes
     # returns what records the calls of the step's operators; None: nobody does
-    make_operators: Callable[[Guard], StepOperators] | None = None
+    make_operators: Callable[[], StepOperators] | None = None
     name = "FLOPs"
     stage = "memory"
     _step: StepFlops | None = None
@@ -80,8 +82,8 @@ class FlopsWatch(Instrument):
             self.facts["seen_flops"] = SeenFlops(unknown=reason)
         else:
             if self.make_operators is not None:
-                self._operators = self.make_operators(self.guard)
-                self._operators.start()
+                self._operators = self.make_operators()
+                self._operators.guard.run(self._operators.start)
             self._step = StepFlops(
                 self.timeline, self.forward, operators=self._operators
             )
@@ -99,6 +101,7 @@ class FlopsWatch(Instrument):
             calls = operators.take(is_complete=step.sees_all)
             if calls is not None:
                 facts["needless_operators"] = needless_operators(calls)
+                facts["factorizing_operators"] = factorizing_operators(calls)
         try:
             facts["seen_flops"] = SeenFlops(step.flops(), by_dtype=step.by_dtype())
         except UncountableError as error:

@@ -555,7 +555,10 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         with autocast:
             result = func(*args, **kwargs)
         if is_of_step and self._operators is not None:
-            self._record(self._operators, func, args, kwargs, result, began_ns)
+            operators = self._operators
+            operators.guard.run(
+                operators.note_call, func, args, kwargs, result, began_ns
+            )
         if is_counted:
             try:
                 self._count(func, args, kwargs, result)
@@ -589,23 +592,6 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
                 if comes_from_outside(error):
                     raise
                 self._traffic.lost = True
-
-    def _record(
-        self,
-        operators: StepOperators,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        result: Any,
-        began_ns: int,
-    ) -> None:
-        """Show a call of ``func``, which began at ``began_ns``, to ``operators``."""
-        try:
-            operators.note_call(func, args, kwargs, result, began_ns)
-        except BaseException as error:
-            if comes_from_outside(error):
-                raise
-            operators.lose()
 
     def _stop_counting(self, func: Any, error: BaseException) -> None:
         """Make the count unknown: an error of counting must not reach the step."""
@@ -737,7 +723,7 @@ class StepFlops:
         if self._operators is not None:
             begins_step = len(self._timeline.reading().step.codes) == 1
             if begins_step:
-                self._operators.begin_step()
+                self._operators.guard.run(self._operators.begin_step)
             self._operators.phase = PARTS[stack[-1]]
         self._enter_or_leave(not _COUNTED_PARTS.isdisjoint(stack))
 
@@ -762,7 +748,7 @@ class StepFlops:
             self._counter.__exit__(None, None, None)
             self._replaced.close()
             if self._operators is not None:
-                self._operators.part_ended()
+                self._operators.guard.run(self._operators.part_ended)
         else:  # the step left its own mode behind, on top of ours: ours leaves when that mode has left
             self._counter.counting = False
             return

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.user_code import user_lines
 from lm_profiler.record.operator_calls import (
     CodeLine,
@@ -49,6 +49,8 @@ _PURE_NAMESPACES = ("aten", "prims")
 _HOST_READS = {"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"}
 # operators that write all elements of their first argument, and read none
 _FILLS = {"aten::zero_", "aten::fill_", "aten::copy_", "aten::_foreach_zero_"}
+# functions that call autograd's engine: a line of the program inside of them is of a hook, or of a Function
+_ENGINE = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
 _RANDOM = torch.Tag.nondeterministic_seeded
 # methods by which Python reads the elements of a tensor, past torch's operators
 _READING_METHODS = ("numpy", "tolist", "__array__", "__dlpack__", "data_ptr")
@@ -64,7 +66,7 @@ class StepOperators:
         wait: waits for the device, so that an operator's time is that of its kernels.
         clock: returns nanoseconds.
         sees_all: whether nothing else reads results, such as what sends gradients to other ranks.
-        guard: guards what the program calls here when it reads a tensor.
+        report: gets the note that the step could not be recorded, and why.
     """
 
     def __init__(
@@ -73,14 +75,14 @@ class StepOperators:
         wait: Callable[[], object] = lambda: None,
         clock: Callable[[], int] = time.perf_counter_ns,
         sees_all: bool = True,
-        guard: Guard = UNGUARDED,
+        report: Callable[[str], object] = lambda note: None,
     ) -> None:
         self.phase = _OTHER  # that runs, as ``StepFlops`` notes
         self._parties = parties
         self._wait = wait
         self.clock = clock
         self._sees_all = sees_all
-        self._guard = guard
+        self.guard = Guard("the data flow of a step", report, self.stop)
         self._calls: list[OperatorCall] = []
         self._numbers = _StorageNumbers()
         self._values = _Values()
@@ -88,9 +90,6 @@ class StepOperators:
         self._kept: set[int] = set()
         # of parameters, by their identity: the storage of the gradient that the step before has left
         self._first_gradients: dict[int, int] = {}
-        self._is_lost = (
-            False  # whether an error or too many calls made the record useless
-        )
         self._undo = ExitStack()
         self._thread = threading.get_ident()
 
@@ -98,7 +97,7 @@ class StepOperators:
 
     def start(self) -> None:
         """Begin: have Python's reading of tensors noted."""
-        self._undo.enter_context(_noted_reading(self._guard.wrap(self._note_host_read)))
+        self._undo.enter_context(_noted_reading(self.guard.wrap(self._note_host_read)))
 
     def begin_step(self) -> None:
         """Forget the step before, and note the gradients that it has left, and the buffers."""
@@ -138,12 +137,10 @@ class StepOperators:
         began_ns: int,
     ) -> None:
         """Record a call of ``operator``, which has just returned ``result``."""
-        if self._is_lost:
-            return
         self._wait()
         seconds = (self.clock() - began_ns) * 1e-9
         if len(self._calls) >= _MOST_CALLS:
-            self._is_lost = True
+            self.guard.disable(f"the step has more than {_MOST_CALLS:,} operators")
             return
         arguments = [*_leaves(args), *_leaves(kwargs.values())]
         inputs = _tensors(arguments)
@@ -186,7 +183,9 @@ class StepOperators:
         )
         lines: list[CodeLine] = []
         if is_of_model:
-            lines = [CodeLine(*line) for line in user_lines(sys._getframe(1))]
+            inside = () if forward is None else _ENGINE
+            for line in user_lines(sys._getframe(1), inside):
+                lines.append(CodeLine(*line))
         largest = max(results, key=Tensor.numel, default=None)
         self._calls.append(
             OperatorCall(
@@ -204,16 +203,13 @@ class StepOperators:
                 elements=0 if largest is None else largest.numel(),
                 makes_double=_makes_double(largest),
                 product=self._product(name, args),
+                zero_rows=_zero_rows_of_table(name, largest),
             )
         )
 
-    def lose(self) -> None:
-        """Give up, because a call could not be recorded."""
-        self._is_lost = True
-
     def _note_host_read(self, tensor: Tensor) -> None:
         """Record that Python reads the elements of ``tensor``."""
-        if self._is_lost or threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread:
             return
         storage = self._numbers.number_of(tensor)
         self._calls.append(
@@ -246,15 +242,10 @@ class StepOperators:
         return Product(batch, self._operand(left), self._operand(right))
 
     def _operand(self, factor: Tensor) -> Operand:
-        zeros = 0.0
-        zero_lines = 0.0
-        is_searched = factor.numel() >= _LEAST_FACTOR and factor.is_floating_point()
-        if is_searched:
-            zeros, zero_lines = _shares_of_zeros(factor)
         rows, columns = factor.shape[-2:]
-        return Operand(
-            self._numbers.number_of(factor), rows, columns, zeros, zero_lines
-        )
+        operand = Operand(self._numbers.number_of(factor), rows, columns)
+        is_searched = factor.numel() >= _LEAST_FACTOR and factor.is_floating_point()
+        return _with_zeros(operand, factor) if is_searched else operand
 
     # -- when it is over -----------------------------------------------------------------------------------------------
 
@@ -263,7 +254,7 @@ class StepOperators:
 
         ``is_complete`` is whether all kernels of the step came from operators.
         """
-        if self._is_lost or not self._calls:
+        if self.guard.is_disabled or not self._calls:
             return None
         module, optimizers = self._parties()
         updated = _updated_by(optimizers)
@@ -281,6 +272,7 @@ class StepOperators:
             ),
             kept=frozenset(kept),
             is_complete=is_complete and self._sees_all,
+            trained_elements=sum(parameter.numel() for parameter in updated),
             is_double=any(parameter.dtype == torch.float64 for parameter in updated),
         )
 
@@ -481,20 +473,34 @@ def _makes_double(largest: Tensor | None) -> bool:
     return largest.dtype in (torch.float64, torch.complex128)
 
 
-def _shares_of_zeros(factor: Tensor) -> tuple[float, float]:
-    """Return the share of a matrix's elements that are zero, and that of its rows or columns, whichever are more."""
-    nonzero_of_rows = torch.linalg.vector_norm(
-        factor, ord=0, dim=-1, dtype=torch.float32
-    )
-    zeros = 1.0 - float(nonzero_of_rows.sum()) / factor.numel()
+def _zero_rows_of_table(name: str, result: Tensor | None) -> float:
+    """Return the share of the rows of a table's gradient that are zero; 0 of another result."""
+    is_gradient = name == "aten::embedding_dense_backward"
+    if not is_gradient or result is None or result.numel() < _LEAST_FACTOR:
+        return 0.0
+    largest_of_rows = torch.linalg.vector_norm(result, ord=float("inf"), dim=-1)
+    return float((largest_of_rows == 0).float().mean())
+
+
+def _with_zeros(operand: Operand, factor: Tensor) -> Operand:
+    """Return ``operand`` with the shares of zeros in ``factor``, its values."""
+    # sums of ones in bfloat16 end at 256
+    dtype = torch.promote_types(factor.dtype, torch.float32)
+    in_rows = torch.linalg.vector_norm(factor, ord=0, dim=-1, dtype=dtype)
+    zeros = 1.0 - float(in_rows.sum()) / factor.numel()
     if zeros < 0.5:
-        return zeros, 0.0
-    zero_rows = float((nonzero_of_rows == 0).float().mean())
-    nonzero_of_columns = torch.linalg.vector_norm(
-        factor, ord=0, dim=-2, dtype=torch.float32
+        return operand._replace(zeros=zeros)
+    in_columns = torch.linalg.vector_norm(factor, ord=0, dim=-2, dtype=dtype)
+    zero_rows = float((in_rows == 0).to(dtype).mean())
+    zero_columns = float((in_columns == 0).to(dtype).mean())
+    fullest_row = float(in_rows.max()) / operand.columns
+    fullest_column = float(in_columns.max()) / operand.rows
+    return operand._replace(
+        zeros=zeros,
+        zero_rows=zero_rows,
+        zero_columns=zero_columns,
+        fullest_line=min(fullest_row, fullest_column),
     )
-    zero_columns = float((nonzero_of_columns == 0).float().mean())
-    return zeros, max(zero_rows, zero_columns)
 
 
 @contextmanager

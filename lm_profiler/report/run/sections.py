@@ -181,11 +181,11 @@ _LISTS = {
     "Other, by its owner": ("other_by_owner.actions",),
     "Steps": ("code_parts", "odd_steps", "step_counters", "between", "outside"),
     "Model": ("experts",),
-    "Use of the CPU": ("python_times",),
+    "Use of the CPU": ("python_times", "outer_calls"),
     "Steadiness": ("steadiness.levels", "steadiness.pattern.slow", "steadiness.kinds"),
     "Use of the hardware": ("rates.flops", "utilisation.by_dtype"),
     "Synchronization": ("syncs",),
-    "Waterfall": ("waterfall.needless",),
+    "Waterfall": ("waterfall.needless", "needless_operators"),
     "Numerics": ("numerics.kinds", "numerics.losses", "numerics.gradient_norms"),
     "Ranks": (
         "rank_step_s",

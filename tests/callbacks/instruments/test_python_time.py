@@ -184,7 +184,7 @@ def test_the_text_of_a_tensor_is_printing_with_the_operators_that_make_it() -> N
     print_both()  # torch imports what it prints with
     rows = followed(print_both)
     by_activity = {row.what: row.seconds for row in rows}
-    assert by_activity["printing of tensors"] > 0.9 * sum(by_activity.values())
+    assert by_activity["printing of tensors"] == max(by_activity.values())
 
 
 def test_a_lock_that_somebody_holds_is_a_wait() -> None:
