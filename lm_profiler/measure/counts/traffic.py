@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -65,15 +66,27 @@ class Regions:
     def __init__(self) -> None:
         self._pieces: dict[int, dict[tuple[int, int], int]] = {}
         self._storage_bytes: dict[int, int] = {}
+        self._storages: dict[int, ref[Any]] = {}
 
     def add(self, tensor: Tensor, count: int | None = None) -> None:
         """Add ``tensor``, or ``count`` bytes of it."""
         storage = tensor.untyped_storage()
+        identity = id(storage)
+        known_storage = self._storages.get(identity)
+        if known_storage is not None and known_storage() is not storage:
+            self._keep_freed(identity)
+        self._storages[identity] = ref(storage)
         size = tensor.nbytes if count is None else min(count, tensor.nbytes)
-        piece_bytes = self._pieces.setdefault(id(storage), {})
+        piece_bytes = self._pieces.setdefault(identity, {})
         piece = int(tensor.storage_offset()), tensor.numel()
         piece_bytes[piece] = max(piece_bytes.get(piece, 0), size)
-        self._storage_bytes[id(storage)] = storage.nbytes()
+        self._storage_bytes[identity] = storage.nbytes()
+
+    def _keep_freed(self, identity: int) -> None:
+        """Keep what was read of a freed storage under another identity, because a new one has taken its own."""
+        other_identity = -len(self._pieces)
+        self._pieces[other_identity] = self._pieces.pop(identity)
+        self._storage_bytes[other_identity] = self._storage_bytes.pop(identity)
 
     def bytes_by_storage(self) -> dict[int, int]:
         """Return how many bytes were read of each storage; what is read twice counts once."""
@@ -94,8 +107,8 @@ class ForwardTraffic:
 
     def __init__(self) -> None:
         self.lost = False  # whether an operator could not be read: then no bytes are known, also of later passes
-        # the storages that the current or last pass made
-        self.made_storages: set[int] = set()
+        # the storages that the current or last pass made, by their identity
+        self._made_storages: dict[int, ref[Any]] = {}
         # those of them that are weights and inputs in autocast's dtype
         self.copied_storages: set[int] = set()
         self._passes = 0
@@ -110,9 +123,24 @@ class ForwardTraffic:
     def _end_pass(self) -> None:
         """Add what the last pass read, if there was one, and forget its storages."""
         self._bytes_read += sum(self._reads.bytes_by_storage().values())
-        self.made_storages = set()
+        self._made_storages = {}
         self.copied_storages = set()
         self._reads = Regions()
+
+    @property
+    def made_storages(self) -> set[int]:
+        """The identities of the storages that the current or last pass made, and that still exist."""
+        made = set()
+        for identity, storage in self._made_storages.items():
+            if storage() is not None:
+                made.add(identity)
+        return made
+
+    def _has_made(self, tensor: Tensor) -> bool:
+        """Return whether the current pass made the storage of ``tensor``: not one whose identity it has since."""
+        storage = tensor.untyped_storage()
+        made_storage = self._made_storages.get(id(storage))
+        return made_storage is not None and made_storage() is storage
 
     def take(self) -> int | None:
         """Return the bytes read by all passes since the last call, and begin to count anew.
@@ -141,8 +169,7 @@ class ForwardTraffic:
             views = result_storages & input_storages
         outer_inputs: list[Tensor] = []
         for tensor in inputs:
-            storage = _identity(tensor)
-            is_read = storage not in self.made_storages and storage not in views
+            is_read = not self._has_made(tensor) and _identity(tensor) not in views
             if is_read and name not in _SHAPES_ALONE:
                 outer_inputs.append(tensor)
         for tensor in outer_inputs:
@@ -151,7 +178,9 @@ class ForwardTraffic:
             self._reads.add(tensor, rows_bytes)
 
         new_storages = result_storages - input_storages
-        self.made_storages |= new_storages
+        for tensor in results:
+            if _identity(tensor) in new_storages:
+                self._made_storages[_identity(tensor)] = ref(tensor.untyped_storage())
         self.copied_storages -= new_storages  # a new storage may stand where a copy did
         if name == "_to_copy" and outer_inputs:
             self.copied_storages |= new_storages
