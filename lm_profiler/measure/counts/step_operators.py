@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -121,11 +121,12 @@ class StepOperators:
 
     def part_ended(self) -> None:
         """Note what code may read that is not seen, because a part of the step that is seen has ended."""
-        gradients = {
-            self._numbers.number_of(parameter.grad)
-            for parameter in self._parties()[0].parameters()
+        module, _ = self._parties()
+        gradients = self._numbers.of_all(
+            parameter.grad
+            for parameter in module.parameters()
             if parameter.grad is not None
-        }
+        )
         self._kept |= self._numbers.alive() - gradients
 
     def note_call(
@@ -142,60 +143,35 @@ class StepOperators:
         if len(self._calls) >= _MOST_CALLS:
             self.guard.disable(f"the step has more than {_MOST_CALLS:,} operators")
             return
-        arguments = [*_leaves(args), *_leaves(kwargs.values())]
-        inputs = _tensors(arguments)
-        results = _tensors(_leaves([result]))
-        input_storages = {self._numbers.number_of(tensor) for tensor in inputs}
-        changed_storages = {
-            self._numbers.number_of(tensor)
-            for tensor in _changed_arguments(operator, args, kwargs)
-        }
-        is_foreign = operator.namespace not in _PURE_NAMESPACES
-        if is_foreign:
-            changed_storages |= input_storages
-        new_storages = {
-            self._numbers.number_of(tensor) for tensor in results
-        } - input_storages
         name = operator.name().partition(".")[0]
+        arguments = [*_leaves(args), *_leaves(kwargs.values())]
+        results = _tensors(_leaves([result]))
+        access = self._access(operator, args, kwargs, arguments, results)
         is_host_read = name in _HOST_READS
-        is_view = not changed_storages and not new_storages and not is_host_read
+        is_view = not access.changed and not access.made and not is_host_read
         if is_view:
             return
 
-        number = len(self._calls)
-        node_number = self._node_number()
-        forward = None
-        if node_number is None:
-            # The first call since a node was made is its own; further ones may be without gradients.
-            self._forward_by_node.setdefault(NEXT_NODE_NUMBER.find()() - 1, number)
-        else:
-            forward = self._forward_by_node.get(node_number)
-        overwritten = _overwritten(name, inputs, self._numbers)
-        reads = input_storages - overwritten
+        forward = self._forward_call()
         # What an optimizer computes is its own business: only who reads what counts, which takes a third of the time.
         is_of_model = self.phase != _OPTIMIZER
         value, is_constant = self._values.add_call(
             operator,
             arguments,
             storages=self._numbers,
-            writes=(changed_storages, new_storages),
-            is_known=is_of_model and not is_foreign and _RANDOM not in operator.tags,
+            written=sorted(access.changed | access.made),
+            is_known=is_of_model and _computes_from_arguments(operator),
         )
-        lines: list[CodeLine] = []
-        if is_of_model:
-            inside = () if forward is None else _ENGINE
-            for line in user_lines(sys._getframe(1), inside):
-                lines.append(CodeLine(*line))
         largest = max(results, key=Tensor.numel, default=None)
         self._calls.append(
             OperatorCall(
                 name=name,
                 phase=self.phase,
                 seconds=seconds,
-                reads=tuple(reads),
-                writes=tuple(changed_storages | new_storages),
-                overwrites=frozenset(overwritten | new_storages),
-                lines=tuple(lines),
+                reads=tuple(access.read),
+                writes=tuple(access.changed | access.made),
+                overwrites=frozenset(access.overwritten | access.made),
+                lines=self._lines(forward) if is_of_model else (),
                 forward=forward,
                 value=value,
                 is_constant=is_constant,
@@ -206,6 +182,44 @@ class StepOperators:
                 zero_rows=_zero_rows_of_table(name, largest),
             )
         )
+
+    def _access(
+        self,
+        operator: Any,
+        args: Any,
+        kwargs: Any,
+        arguments: Iterable[Any],
+        results: Sequence[Tensor],
+    ) -> _Access:
+        """Return what a call does to storages. An operator that is not torch's own may change all that it gets."""
+        inputs = _tensors(arguments)
+        input_storages = self._numbers.of_all(inputs)
+        changed = self._numbers.of_all(_changed_arguments(operator, args, kwargs))
+        if operator.namespace not in _PURE_NAMESPACES:
+            changed = changed | input_storages
+        overwritten = self._numbers.of_all(_filled(operator, inputs))
+        return _Access(
+            read=input_storages - overwritten,
+            changed=changed,
+            made=self._numbers.of_all(results) - input_storages,
+            overwritten=overwritten,
+        )
+
+    def _forward_call(self) -> int | None:
+        """Return the number of the call whose backward pass runs; None in forward, which notes the next call's node."""
+        node = BACKWARD_NODE.find()()
+        if node is not None:
+            return self._forward_by_node.get(int(NODE_NUMBER.get(node)()))
+        last_node_number = NEXT_NODE_NUMBER.find()() - 1
+        # The first call since a node was made is its own; further ones may be without gradients.
+        self._forward_by_node.setdefault(last_node_number, len(self._calls))
+        return None
+
+    def _lines(self, forward: int | None) -> tuple[CodeLine, ...]:
+        """Return the program's lines that led here; of a known ``forward`` call's backward pass only those in hooks."""
+        inside = () if forward is None else _ENGINE
+        lines = user_lines(sys._getframe(2), inside)
+        return tuple(CodeLine(*line) for line in lines)
 
     def _note_host_read(self, tensor: Tensor) -> None:
         """Record that Python reads the elements of ``tensor``."""
@@ -222,13 +236,6 @@ class StepOperators:
                 is_host_read=True,
             )
         )
-
-    def _node_number(self) -> int | None:
-        """Return the number of the node of autograd's graph whose backward pass runs; None outside of backward."""
-        node = BACKWARD_NODE.find()()
-        if node is None:
-            return None
-        return int(NODE_NUMBER.get(node)())
 
     def _product(self, name: str, args: Any) -> Product | None:
         """Return the matrix product that a call is, if it is one of dense matrices that are worth a look."""
@@ -288,6 +295,15 @@ class StepOperators:
         return accumulated
 
 
+class _Access(NamedTuple):
+    """The storages that a call reads and writes."""
+
+    read: set[int]
+    changed: set[int]  # arguments
+    made: set[int]  # results that are no views of arguments
+    overwritten: set[int]  # arguments whose content it does not read
+
+
 class _StorageNumbers:
     """Numbers the storages of tensors; a new storage has a new number, also where a freed one was."""
 
@@ -303,6 +319,9 @@ class _StorageNumbers:
         self._count += 1
         self._numbers[id(storage)] = (ref(storage), self._count)
         return self._count
+
+    def of_all(self, tensors: Iterable[Tensor]) -> set[int]:
+        return {self.number_of(tensor) for tensor in tensors}
 
     def alive(self) -> set[int]:
         """Return the numbers of the storages that still exist."""
@@ -331,14 +350,13 @@ class _Values:
         operator: Any,
         arguments: Iterable[Any],
         storages: _StorageNumbers,
-        writes: tuple[set[int], set[int]],
+        written: Sequence[int],
         is_known: bool,
     ) -> tuple[int | None, bool]:
         """Return the number of what a call computes, None if that is unknown, and whether it is a constant.
 
         Also note what it leaves in the storages that it changes, and in those that it makes.
         """
-        changed, made = writes
         parts: list[Any] = [operator]
         is_constant = is_known
         for leaf in arguments if is_known else ():
@@ -360,7 +378,7 @@ class _Values:
                 is_known = False
                 is_constant = False
         number = self._number_of(tuple(parts)) if is_known else self._new_number()
-        for position, storage in enumerate(sorted(changed | made)):
+        for position, storage in enumerate(written):
             content = self._number_of((number, position))
             self._contents[storage] = content
             if is_constant:
@@ -452,19 +470,21 @@ def _changed_by(operator: Any) -> tuple[list[int], list[str]]:
     return positions, names
 
 
-def _overwritten(
-    name: str, inputs: Sequence[Tensor], storages: _StorageNumbers
-) -> set[int]:
-    """Return the storages of which an operator that fills its first argument leaves nothing."""
-    if name not in _FILLS or not inputs:
-        return set()
+def _filled(operator: Any, inputs: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield those of ``inputs`` whose whole storage a call fills, without a look at what is there."""
+    name = operator.name().partition(".")[0]
+    if name not in _FILLS:
+        return
     filled = inputs if name == "aten::_foreach_zero_" else inputs[:1]
-    overwritten = set()
     for tensor in filled:
         storage_elements = tensor.untyped_storage().nbytes() // tensor.element_size()
         if tensor.numel() == storage_elements:
-            overwritten.add(storages.number_of(tensor))
-    return overwritten
+            yield tensor
+
+
+def _computes_from_arguments(operator: Any) -> bool:
+    """Return whether equal arguments have equal results: not of random numbers, and not of foreign operators."""
+    return operator.namespace in _PURE_NAMESPACES and _RANDOM not in operator.tags
 
 
 def _makes_double(largest: Tensor | None) -> bool:
