@@ -35,6 +35,8 @@ _FACTORIZING = (
     "linalg_lu",
     "linalg_qr",
 )
+# elements of the largest argument or result: a smaller call takes what calling takes, and may only steer the program
+_LEAST_SIZE = 1 << 10
 _LEAST_SHARE = 0.02  # of the step's operators
 _SHARE_OF_DOUBLE = 0.5  # of the time of float64 that float32 saves
 
@@ -49,9 +51,11 @@ def needless_operators(
     found: list[NeedlessOperators] = []
     seen: set[int] = set()
     for reason, shares, place in _groups(step):
-        new_shares = {
-            number: share for number, share in shares.items() if number not in seen
-        }
+        new_shares = {}
+        for number, share in shares.items():
+            is_large = step.calls[number].size >= _LEAST_SIZE
+            if is_large and number not in seen:
+                new_shares[number] = share
         seen.update(new_shares)
         total_s = sum(step.phase_s.values())
         needless_s = sum(

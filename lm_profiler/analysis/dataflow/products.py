@@ -58,7 +58,8 @@ def calls_at_ignored_positions(step: StepCalls) -> dict[int, float]:
         if call.product is None or call.phase != _BACKWARD or call.forward is None:
             continue
         zero_share = _zero_positions(step, call, step.calls[call.forward])
-        if zero_share < _MANY_ZERO_POSITIONS:
+        # A gradient penalty has a pass whose gradient is zero everywhere, because a ReLU has no second derivative.
+        if not _MANY_ZERO_POSITIONS <= zero_share < 1.0:
             continue
         for number in _as_large_as(step, call.forward):
             for with_backward in (number, *step.backward_of.get(number, ())):

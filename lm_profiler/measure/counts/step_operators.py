@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
+from itertools import chain
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -51,6 +52,7 @@ _HOST_READS = {"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"}
 _FILLS = {"aten::zero_", "aten::fill_", "aten::copy_", "aten::_foreach_zero_"}
 # functions that call autograd's engine: a line of the program inside of them is of a hook, or of a Function
 _ENGINE = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
+_DYNAMIC_SHAPE = torch.Tag.dynamic_output_shape
 _RANDOM = torch.Tag.nondeterministic_seeded
 # methods by which Python reads the elements of a tensor, past torch's operators
 _READING_METHODS = ("numpy", "tolist", "__array__", "__dlpack__", "data_ptr")
@@ -147,7 +149,8 @@ class StepOperators:
         arguments = [*_leaves(args), *_leaves(kwargs.values())]
         results = _tensors(_leaves([result]))
         access = self._access(operator, args, kwargs, arguments, results)
-        is_host_read = name in _HOST_READS
+        # Python sees how many elements a result has, where that depends on values.
+        is_host_read = name in _HOST_READS or _DYNAMIC_SHAPE in operator.tags
         is_view = not access.changed and not access.made and not is_host_read
         if is_view:
             return
@@ -177,6 +180,9 @@ class StepOperators:
                 is_constant=is_constant,
                 is_host_read=is_host_read,
                 elements=0 if largest is None else largest.numel(),
+                size=max(
+                    map(Tensor.numel, chain(_tensors(arguments), results)), default=0
+                ),
                 makes_double=_makes_double(largest),
                 product=self._product(name, args),
                 zero_rows=_zero_rows_of_table(name, largest),

@@ -272,6 +272,21 @@ def dead_units(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, step.net.block(step.net.embedding(labels)), labels)
 
 
+def steered(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Python decides by a random number and by how many values there are."""
+    if torch.rand(1).item() > 0.5:
+        hidden = hidden + 1.0
+    if len(torch.unique(hidden.detach())) > 1:
+        hidden = hidden * 2.0
+    return plain(step, hidden, labels)
+
+
+def gradient_penalty(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    mixed = torch.rand(TOKENS, WIDTH, requires_grad=True)
+    (gradient,) = torch.autograd.grad(step.net.block(mixed).sum(), mixed, create_graph=True)
+    return plain(step, hidden, labels) + (gradient.norm(dim=-1) - 1.0).square().mean()
+
+
 def kept_for_later(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     logits = step.net.head(hidden)
     step.last_probabilities = logits.detach().softmax(-1)  # type: ignore[attr-defined]
