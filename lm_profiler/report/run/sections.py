@@ -196,6 +196,7 @@ _LISTS = {
 }
 # the lists whose columns are left out where no row has a value
 _SPARSE = (
+    "needless_operators",
     "odd_steps",
     "step_counters",
     "ranks.by_rank",
