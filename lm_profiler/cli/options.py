@@ -447,6 +447,10 @@ def _mapping_value(name: str, type_hint: Any, values: Sequence[str]) -> Any:
         raise UsageError(
             f"{name[:100]}: expected YAML, given {word[:100]!r}, which {error}"
         ) from None
+    except RecursionError:
+        raise UsageError(
+            f"{name[:100]}: expected YAML, given {word[:100]!r}, which contains itself or is nested too deeply"
+        ) from None
     if isinstance(value, list):
         # the parser copies the list for each value: 20,000 values take minutes
         expect(

@@ -184,6 +184,7 @@ REFUSED = [
     [GRID, "--repeats=1e9"],
     [GRID, "--timeout_s=inf"],
     ["--grid.model.size=" + "[" * 500],
+    ["--grid.model.size=&a [*a]"],
     ["--list=[{'': 1}]"],
     ["--list=[{[1]: 1}]"],
     [GRID, "--name"],
