@@ -1055,13 +1055,18 @@ def find_high_precision(costs: StepCosts) -> Iterator[Finding]:
 
 def _matmul_s(costs: StepCosts) -> float:
     """Return the seconds that matmuls take: by the waterfall, or else by the share of the ceiling that is reached."""
+    if costs.record.waterfall is not None:
+        if costs.contended:
+            # Other programs lengthen products and lower the clock, so that only the ideal is surely this program's.
+            return costs.term_s("ideal")
+        return costs.term_s("ideal", "slow_products", "clock")
     use = costs.record.utilisation
-    if costs.record.waterfall is None and use is not None:
-        used_share = use.of_ceiling or use.hfu or 0.0
-        return used_share * (costs.step_s - costs.hidden_wait_s)
-    if costs.contended:
-        return costs.term_s("ideal")
-    return costs.term_s("ideal", "slow_products", "clock")
+    if use is None:
+        return 0.0
+    used_share = use.of_ceiling or use.hfu or 0.0
+    # The share is of the step as it was measured: without the wait that prefetched batches hid.
+    running_s = costs.step_s - costs.hidden_wait_s
+    return used_share * running_s
 
 
 def find_recomputation(costs: StepCosts) -> Iterator[Finding]:

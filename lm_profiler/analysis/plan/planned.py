@@ -327,6 +327,8 @@ def _words(name: str) -> set[str]:
 
 _MOST_TRIALS = 12  # sizes that are tried
 _USUAL_GROWTH = 64  # where no size is known that does not fit, it is not looked for beyond this factor
+# the share of the room that a line aims at where lines that aim at the room itself do not get on
+_A_LITTLE_LESS = 0.998
 
 
 def largest_that_fits(
@@ -335,43 +337,62 @@ def largest_that_fits(
     """Yield sizes, each answered with the bytes that it needs; return the largest that fits. ``begin`` needs
     ``needed_bytes``.
 
-    What a step needs is a convex function of its batch, and of its context: the maximum of several sums, whose terms
-    grow linearly or quadratically. So a line through two sizes that fit meets ``room`` too late, and one through a
-    size that fits and one that does not, too early: from both sides the search closes in. Where blocks of memory make
-    both miss, so that two turns have not halved what is open, the middle and a little less than ``room`` are tried in
-    turns. The result is 0 if not even size 1 fits.
+    The result is 0 if not even size 1 fits.
     """
     # bytes by size; without a batch at least nothing is needed
     needs = {0: 0, begin: needed_bytes}
-    widths = [inf] * 3  # of the open interval, turn by turn
+    # The largest size that fits lies between ``low``, which fits, and ``high``, which does not. These are the widths of
+    # this interval, turn by turn; infinite while only one of its ends is known.
+    widths = [inf] * 3
     stuck_turns = 0
     for turn in range(_MOST_TRIALS):
-        fitting = _fitting_sizes(needs, room)
-        too_large = needs.keys() - set(fitting)
-        low = fitting[-1]
+        low = _fitting_sizes(needs, room)[-1]
+        too_large = [size for size in needs if needs[size] > room]
         high = min(too_large, default=_USUAL_GROWTH * low)
         if high - low <= 1:
             return low
-        is_open_on_both_sides = low > 0 and bool(too_large)
-        widths.append(high - low if is_open_on_both_sides else inf)
-        is_stuck = 2 * widths[-1] > widths[-3] < inf
-        if is_stuck:
+        has_both_ends = low > 0 and bool(too_large)
+        widths.append(high - low if has_both_ends else inf)
+        had_both_ends = widths[-3] < inf
+        has_halved_in_two_turns = 2 * widths[-1] <= widths[-3]
+        if had_both_ends and not has_halved_in_two_turns:
             stuck_turns += 1
-            is_turn_of_middle = stuck_turns % 2 == 1
-            size = (
-                (low + high) // 2
-                if is_turn_of_middle
-                else _size_that_needs(0.998 * room, needs, low, high)
-            )
-        elif turn % 2 == 0 and too_large:
-            size = _size_that_needs(room, needs, low, high)
-        elif low > 0:
-            size = _size_that_needs(room, needs, fitting[-2], low)
-        else:  # nothing fits yet, and a step also has a fixed need
-            size = high // 2
+            size = _next_size_if_stuck(needs, room, low, high, stuck_turns)
+        else:
+            size = _next_size(needs, room, low, high, turn)
         size = min(max(size, low + 1), high - 1)
         needs[size] = yield size
     return _fitting_sizes(needs, room)[-1]
+
+
+def _next_size(
+    needs: Mapping[int, int], room: float, low: int, high: int, turn: int
+) -> int:
+    """Return a size to try between ``low`` and ``high``, by a line through two sizes whose needs are known.
+
+    What a step needs is a convex function of its batch, and of its context: the maximum of several sums, whose terms
+    grow linearly or quadratically. So the search closes in from both sides, turn by turn.
+    """
+    is_high_known = high in needs
+    if turn % 2 == 0 and is_high_known:
+        # A line through a size that fits and one that does not meets ``room`` too early: the result fits.
+        return _size_that_needs(room, needs, low, high)
+    if low > 0:
+        # A line through two sizes that fit meets ``room`` too late: the result does not fit.
+        previous = _fitting_sizes(needs, room)[-2]
+        return _size_that_needs(room, needs, previous, low)
+    # Nothing fits yet. The line from size 0 is not enough: it neglects what a step needs at any size.
+    return high // 2
+
+
+def _next_size_if_stuck(
+    needs: Mapping[int, int], room: float, low: int, high: int, stuck_turns: int
+) -> int:
+    """Return a size to try where needs rise in blocks of memory, so that both lines miss: two in turns."""
+    is_turn_of_middle = stuck_turns % 2 == 1
+    if is_turn_of_middle:
+        return (low + high) // 2
+    return _size_that_needs(_A_LITTLE_LESS * room, needs, low, high)
 
 
 def _fitting_sizes(needs: Mapping[int, int], room: float) -> list[int]:

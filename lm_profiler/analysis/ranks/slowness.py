@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lm_profiler.analysis.ranks.rank_timeline import Seconds
 from lm_profiler.analysis.steps.statistics import (
@@ -20,7 +21,7 @@ from lm_profiler.analysis.steps.statistics import (
     ar1_means,
     student_quantile,
 )
-from lm_profiler.analysis.steps.step_model import fit
+from lm_profiler.analysis.steps.step_model import StepModel, fit
 from lm_profiler.record.steps import Counts
 
 SIGNIFICANCE = 0.02  # the probability of calling any rank slower when all are equal
@@ -32,7 +33,16 @@ _CLEAR = 0.5
 
 _MOST_TESTS = 8  # up to this many ranks of a part are tested each; of more, only the slowest and the least slow
 
-_HALF = 0.5  # levels above this share of the highest level belong to the slow stretch
+# levels from this share of the highest level on belong to the slow stretch
+_SLOW_STRETCH_SHARE = 0.5
+
+# a step is active if the fast ranks spend more than this share of their longest step in the part
+_ACTIVE_SHARE = 0.5
+# a part happens now and then if at most this share of the steps is active
+_MOST_ACTIVE_STEPS = 0.5
+
+# the share of a rank's excess that the steps must have by which it is judged
+_LEAST_JUDGED_SHARE = 0.5
 
 _LOWEST = 0.05  # the least value of the model, as a share of the step
 
@@ -127,25 +137,15 @@ def _test_rank(
     compared_ranks = [fast_rank for fast_rank in fast if fast_rank != rank]
     compared_s = own_s[compared_ranks].mean(axis=0)
     all_excess_s = own_s[rank] - compared_s
-    judged_steps = _active_steps(compared_s)
-    is_slow_elsewhere = all_excess_s[judged_steps].sum() < _HALF * all_excess_s.sum()
-    if is_slow_elsewhere:
-        judged_steps = np.arange(compared_s.size)
+    judged_steps = _judged_steps(all_excess_s, compared_s)
     excess_s = all_excess_s[judged_steps]
 
     # The model needs positive times: a mean step is added to the differences, which may be negative.
     series_s = np.maximum(step_s + excess_s, _LOWEST * step_s)
     model = fit(series_s, warms_up=False)
-    pattern_length = 1
-    if model.pattern is not None:
-        pattern_length = model.pattern.period
-    fitted = len(model.levels) + pattern_length - 1
-    freedom = max(int(np.count_nonzero(~model.odd)) - fitted, 1)
-    residuals = (series_s - model.expected) / step_s
-    noise_error = _standard_error(residuals[~model.odd], freedom)
-    odd_squares = float((residuals[model.odd] ** 2).sum())
-    odd_error = math.sqrt(odd_squares) / excess_s.size  # of a compound Poisson process
-    error_s = math.hypot(noise_error, odd_error) * step_s
+    freedom = _degrees_of_freedom(model)
+    relative_residuals = (series_s - model.expected) / step_s
+    error_s = _error_of_mean(relative_residuals, model.odd, freedom) * step_s
 
     mean_s = float(excess_s.mean())
     confidence = 1.0 - 2.0 * SIGNIFICANCE / tests
@@ -163,12 +163,42 @@ def _test_rank(
     )
 
 
+def _judged_steps(excess_s: Seconds, fast_s: Seconds) -> Counts:
+    """Return the indices of the steps to judge a rank by: the active ones, or all if its excess is mostly in others."""
+    active = _active_steps(fast_s)
+    if excess_s[active].sum() < _LEAST_JUDGED_SHARE * excess_s.sum():
+        return np.arange(fast_s.size)
+    return active
+
+
+def _degrees_of_freedom(model: StepModel) -> int:
+    """Return how many more usual steps there are than values that were fitted to them: levels and a pattern."""
+    pattern_length = 1
+    if model.pattern is not None:
+        pattern_length = model.pattern.period
+    fitted = len(model.levels) + pattern_length - 1
+    usual_steps = int(np.count_nonzero(~model.odd))
+    return max(usual_steps - fitted, 1)
+
+
+def _error_of_mean(
+    residuals: Seconds, is_odd: NDArray[np.bool_], freedom: int
+) -> float:
+    """Return the standard error of the mean of a series, by the ``residuals`` of its model."""
+    noise_error = _standard_error(residuals[~is_odd], freedom)
+    # Odd steps are no noise, but it is chance how many of them come, and how long they are: their sum is a compound
+    # Poisson process, whose variance is about the sum of the squares.
+    odd_squares = float((residuals[is_odd] ** 2).sum())
+    odd_error = math.sqrt(odd_squares) / residuals.size
+    return math.hypot(noise_error, odd_error)
+
+
 def _slow_stretch(excess_s: Seconds, edges: Sequence[int]) -> tuple[int, int]:
     """Return where the stretch begins and ends outside of which the levels are low; a level lies between two edges."""
     levels_s = []
     for begin, end in pairwise(edges):
         levels_s.append(float(excess_s[begin:end].mean()))
-    least_s = _HALF * max(levels_s)
+    least_s = _SLOW_STRETCH_SHARE * max(levels_s)
     high_levels = []
     for level, level_s in enumerate(levels_s):
         if level_s >= least_s:
@@ -182,9 +212,10 @@ def _active_steps(fast_s: Seconds) -> Counts:
     A validation or a checkpoint happens in few steps, in the same ones on all ranks. Which steps these are is no
     chance: only the differences within them are. Other parts are judged by all steps.
     """
-    active = np.flatnonzero(fast_s > _HALF * fast_s.max(initial=0.0))
+    active = np.flatnonzero(fast_s > _ACTIVE_SHARE * fast_s.max(initial=0.0))
     rest_s = np.delete(fast_s, active)
-    happens_now_and_then = FEWEST_VALUES <= active.size <= _HALF * fast_s.size
+    most_active = _MOST_ACTIVE_STEPS * fast_s.size
+    happens_now_and_then = FEWEST_VALUES <= active.size <= most_active
     if happens_now_and_then and rest_s.max(initial=0.0) < _IDLE * fast_s[active].min():
         return active
     return np.arange(fast_s.size)

@@ -26,7 +26,7 @@ from lm_profiler.analysis.ranks.slowness import Slow
 
 Flags = NDArray[np.bool_]
 
-# a rank whose next mark or call precedes the last rank's arrival by more than this was not held
+# a rank whose next mark or call precedes the last rank's arrival by more than this did not wait
 _EARLY_LEAVER_NS = 200_000
 
 # if ranks left early in more than this share of the calls of one name and part, not all ranks wait in such calls
@@ -190,7 +190,7 @@ def work_of(
 ) -> RanksWork:
     """Return own work and waiting of at least two ranks in ``steps``, which all of them have.
 
-    With ``overlap`` gradients are reduced during backward: then only the last call of a backward holds ranks.
+    With ``overlap`` gradients are reduced during backward: ranks then wait only in the last call of a backward.
     """
     tracks = [Track.from_timeline(timeline, steps) for timeline in timelines]
     calls = shared_calls(timelines, tracks)
@@ -202,9 +202,9 @@ def work_of(
         parts_by_rank.append(track.codes[last_marks])
     marks = np.stack(marks_by_rank, axis=1)
     parts = np.stack(parts_by_rank, axis=1)
-    waits_ns, all_meet = _waits(calls, tracks, marks, parts, overlap)
+    waits_ns, all_ranks_wait = _waits(calls, tracks, marks, parts, overlap)
     ends_ns, step_of_cell, segment_begins = _cut_into_cells(
-        tracks, steps, calls.came_ns[all_meet]
+        tracks, steps, calls.came_ns[all_ranks_wait]
     )
 
     own_s = []
@@ -350,37 +350,47 @@ def _waits(
 
     ``marks`` and ``parts`` have, for each call on each rank, the mark before it and the part that it is in.
     """
-    came_ns = calls.came_ns
-    released_ns = calls.released_ns[:, None]
     is_timed = (calls.measured_ns >= 0).any(axis=1)
-    next_ns = _next_event(came_ns, calls.members, tracks)
+    next_event_ns = _next_events(calls.came_ns, calls.members, tracks)
     # the order of arrival is unknown for calls timed on a stream
-    next_ns[is_timed] = _NEVER
-    is_early_leaver = calls.members & (next_ns < released_ns - _EARLY_LEAVER_NS)
-    has_early_rank = np.asarray(is_early_leaver.any(axis=1))
-    holds = _calls_that_hold(calls, has_early_rank, marks, parts, overlap)
+    next_event_ns[is_timed] = _NEVER
+    has_early_rank = _calls_with_early_rank(calls, next_event_ns)
+    is_waited_for = _calls_waited_for(calls, has_early_rank, marks, parts, overlap)
 
-    until_ns = np.minimum(released_ns, next_ns)
-    arrival_waits_ns = np.maximum(until_ns - came_ns, 0)
-    is_held_rank = calls.members & holds[:, None]
-    waits_ns = np.where(is_held_rank, arrival_waits_ns, 0)
+    waits_ns = _waits_by_arrival(calls, next_event_ns, is_waited_for)
     waits_ns[is_timed] = _timed_waits(
-        holds[is_timed], came_ns[is_timed], calls.measured_ns[is_timed]
+        is_waited_for[is_timed], calls.came_ns[is_timed], calls.measured_ns[is_timed]
     )
-    return waits_ns, holds & calls.members.all(axis=1)
+    all_ranks_wait = is_waited_for & calls.members.all(axis=1)
+    return waits_ns, all_ranks_wait
 
 
-def _calls_that_hold(
+def _calls_with_early_rank(calls: Calls, next_event_ns: Instants) -> Flags:
+    """Return [C]: whether some rank of the call did something else before the last one came."""
+    last_came_ns = calls.released_ns[:, None]
+    leaves_early = next_event_ns < last_came_ns - _EARLY_LEAVER_NS
+    return np.asarray((calls.members & leaves_early).any(axis=1))
+
+
+def _waits_by_arrival(
+    calls: Calls, next_event_ns: Instants, is_waited_for: Flags
+) -> Instants:
+    """Return [C, R]: the time from a rank's arrival until the last one came, or until its own next event."""
+    last_came_ns = calls.released_ns[:, None]
+    until_ns = np.minimum(last_came_ns, next_event_ns)
+    waits_ns = np.maximum(until_ns - calls.came_ns, 0)
+    is_waiting_rank = calls.members & is_waited_for[:, None]
+    return np.where(is_waiting_rank, waits_ns, 0)
+
+
+def _calls_waited_for(
     calls: Calls,
     has_early_rank: Flags,
     marks: NDArray[np.int64],
     parts: NDArray[np.uint8],
     overlap: bool,
 ) -> Flags:
-    """Return [C]: whether the ranks of the call wait in it for the last one.
-
-    ``has_early_rank``: whether some rank of the call did something else before the last one came.
-    """
+    """Return [C]: whether the ranks of the call wait in it for the last one."""
     count = len(calls.names)
     if count == 0:
         return np.ones(0, dtype=bool)
@@ -388,38 +398,42 @@ def _calls_that_hold(
     first_member = calls.members.argmax(axis=1)
     mark = marks[all_calls, first_member]
     part = parts[all_calls, first_member]
-    holds = np.ones(count, dtype=bool)
+    is_waited_for = np.ones(count, dtype=bool)
     if overlap:
         # Gradients are reduced while backward goes on: ranks wait in the last of its calls.
         backward_calls = np.flatnonzero(part == BACKWARD)
         call, next_call = backward_calls[:-1], backward_calls[1:]
         is_same_rank = first_member[call] == first_member[next_call]
         is_same_backward = is_same_rank & (mark[call] == mark[next_call])
-        holds[call[is_same_backward]] = False
+        is_waited_for[call[is_same_backward]] = False
 
     calls_by_name_and_part = defaultdict[tuple[str, int], list[int]](list)
-    for index in np.flatnonzero(holds).tolist():
+    for index in np.flatnonzero(is_waited_for).tolist():
         calls_by_name_and_part[calls.names[index], int(part[index])].append(index)
     for (name, _), alike_calls in calls_by_name_and_part.items():
         if has_early_rank[alike_calls].mean() > _MOST_EARLY_CALLS:
-            # A broadcast holds its sender, and ranks that have not received yet.
-            holds[alike_calls] = ":broadcast" in name
-    return holds
+            # In a broadcast the sender waits, and ranks that have not received yet.
+            is_waited_for[alike_calls] = ":broadcast" in name
+    return is_waited_for
 
 
-def _next_event(came_ns: Instants, members: Flags, tracks: Sequence[Track]) -> Instants:
-    """Return [C, R]: when each rank next made a mark or a call, which a held rank cannot do."""
-    next_ns = np.full(came_ns.shape, _NEVER)
+def _next_events(
+    came_ns: Instants, members: Flags, tracks: Sequence[Track]
+) -> Instants:
+    """Return [C, R]: when each rank next made a mark or a call, which a waiting rank cannot do."""
+    next_event_ns = np.full(came_ns.shape, _NEVER)
     for rank, track in enumerate(tracks):
         is_member = members[:, rank]
         calls_ns = came_ns[is_member, rank]
         events_ns = np.sort(np.concatenate([track.marks_ns, calls_ns]))
         next_event = np.searchsorted(events_ns, calls_ns, "right")
-        next_ns[is_member, rank] = np.append(events_ns, _NEVER)[next_event]
-    return next_ns
+        next_event_ns[is_member, rank] = np.append(events_ns, _NEVER)[next_event]
+    return next_event_ns
 
 
-def _timed_waits(holds: Flags, came_ns: Instants, measured_ns: Instants) -> Instants:
+def _timed_waits(
+    is_waited_for: Flags, came_ns: Instants, measured_ns: Instants
+) -> Instants:
     """Return [C, R]: the part of the waiting time in the calls themselves that no computation hid.
 
     Calls queue behind each other on their own stream. The rank computes during a call that nobody waits for:
@@ -431,7 +445,7 @@ def _timed_waits(holds: Flags, came_ns: Instants, measured_ns: Instants) -> Inst
         begin_ns = np.maximum(queue_end_ns, came_ns[call])
         end_ns = begin_ns + measured_ns[call]
         queue_end_ns = np.where(is_measured, end_ns, queue_end_ns)
-        if holds[call]:
+        if is_waited_for[call]:
             waits_ns[call] = np.where(is_measured, queue_end_ns - came_ns[call], 0)
             queue_end_ns[:] = _NEVER_YET
     return waits_ns

@@ -153,25 +153,25 @@ def _driver_calls(rows: Rows, nesting: _Nesting) -> list[DriverCall]:
     ``value`` and ``rest`` are the name and the inputs of an operator's row, the correlation and the name of a launch's.
     """
     start, length, _, kind, value, rest = rows.T
-    correlation, name = value, rest  # of a launch
-    # What is in no operator refers to the last row, which stands for none.
-    operator_name = np.where(kind == OPERATOR, value, NONE)[nesting.operator]
-    operator_inputs = np.where(kind == OPERATOR, rest, NONE)[nesting.operator]
-    number = _call_numbers(nesting)
+    # For a launch in no operator, ``nesting.operator`` selects the last row. It is no operator: its entries are NONE.
+    operator_names = np.where(kind == OPERATOR, value, NONE)
+    operator_inputs = np.where(kind == OPERATOR, rest, NONE)
+
+    launches = np.flatnonzero(kind == LAUNCH)
+    operators = nesting.operator[launches]
     # in the order of the fields of DriverCall
     columns = (
-        start,
-        length,
-        name,
-        correlation,
-        operator_name,
-        nesting.module,
-        number,
-        operator_inputs,
+        start[launches],
+        length[launches],
+        rest[launches],  # the name
+        value[launches],  # the correlation
+        operator_names[operators],
+        nesting.module[launches],
+        _call_numbers(nesting)[launches],
+        operator_inputs[operators],
     )
-    is_launch = kind == LAUNCH
-    launches = zip(*(column[is_launch].tolist() for column in columns), strict=True)
-    return [DriverCall(*launch) for launch in launches]
+    by_launch = zip(*(column.tolist() for column in columns), strict=True)
+    return [DriverCall(*fields) for fields in by_launch]
 
 
 def _call_numbers(nesting: _Nesting) -> Rows:

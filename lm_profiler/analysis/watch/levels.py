@@ -705,19 +705,27 @@ class LevelFollower:
         return bool(low_s / margin <= level_s[-1] <= high_s * margin)
 
     def _count_wandering(self, wandering: LevelChange, change: LevelChange) -> None:
-        """Count ``change`` as one of ``wandering``, which is reported again while it is new, then at each doubling."""
+        """Count ``change`` as one of ``wandering``, which stands for it."""
         wandering.times += 1
-        older_changes = []
-        for open_change in self.open_changes:
-            if open_change.since_step < wandering.since_step:
-                older_changes.append(open_change)
-        self._close_open_changes(len(older_changes), change.since_step - 1)
+        self._close_changes_since(wandering, last_step=change.since_step - 1)
         if wandering.course == "wanders":
             self._widen(wandering, change.after_s)
             self._withdraw_within_range(wandering)
-        has_doubled = wandering.times.bit_count() == 1
+        self._report_wandering_again(wandering)
+
+    def _close_changes_since(self, wandering: LevelChange, last_step: int) -> None:
+        """Close the open changes that are not older than ``wandering``."""
+        first_newer_index = 0  # the oldest changes come first
+        for open_change in self.open_changes:
+            if open_change.since_step < wandering.since_step:
+                first_newer_index += 1
+        self._close_open_changes(first_newer_index, last_step)
+
+    def _report_wandering_again(self, wandering: LevelChange) -> None:
+        """Report ``wandering`` at 1, 2, 4, … changes; while it has few, also if its range has widened."""
+        is_power_of_two = wandering.times.bit_count() == 1
         has_few_changes = wandering.times < _REPORTED_EVERY_TIME
-        if has_doubled or (wandering.is_corrected and has_few_changes):
+        if is_power_of_two or (wandering.is_corrected and has_few_changes):
             self._changed.append(wandering)
 
     def _follows_trend(self, since_step: int) -> bool:

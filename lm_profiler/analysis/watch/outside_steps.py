@@ -63,7 +63,9 @@ def outside_steps(
     events: Sequence[NamedSpan],
     own_spans: Sequence[tuple[int, int]],
 ) -> list[OutsideSteps]:
-    """Return what passed beside the phases of ``steps``, what costs a mean step most first.
+    """Return what took time outside the phases of ``steps``, the costliest per mean step first.
+
+    Such as validations, checkpoints and hooks.
 
     ``events`` are the moments at which the loop left its steps, and the spans of checkpoints and hooks. ``own_spans``
     are those in which our instruments worked between steps.

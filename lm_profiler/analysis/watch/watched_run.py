@@ -449,7 +449,8 @@ class WatchedRun:
 
     def _duration_event(self, term: str, durations: LongDurations) -> WatchEvent:
         """Return the event of long durations of ``term``, such as validations or checkpoints."""
-        # A course and a long one that it stands for may begin with the same one; the step tells them apart.
+        # Reports of one event have the same kind, step and instant. A course and the single long duration that it
+        # withdraws may share the instant, so the step is the one at which it was found, which differs.
         is_course = durations.is_course
         return WatchEvent(
             at_s=durations.at_s,
