@@ -18,11 +18,15 @@ class Terminated(KeyboardInterrupt):
 def handled(
     handlers: Mapping[int, Callable[[int, FrameType | None], Any]],
 ) -> Iterator[None]:
-    """Install signal ``handlers`` within the context and restore the former ones. Only the main thread can do so."""
+    """Install signal ``handlers`` within the context and restore the former ones. Only the main thread can do so.
+
+    A handler may itself change others: ``interrupting`` that of SIGINT, ``terminate`` that of SIGCHLD. These are
+    restored too.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    changed_signals = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+    changed_signals = {*handlers, signal.SIGINT, signal.SIGCHLD}
     former_handlers = {number: signal.getsignal(number) for number in changed_signals}
     for number, handler in handlers.items():
         signal.signal(number, handler)

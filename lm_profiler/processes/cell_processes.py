@@ -42,7 +42,8 @@ _POLL_S = 0.1
 
 _SERVER_DIED = 255  # the exit code that multiprocessing reports if its server died
 
-# Reads the leaders of groups from stdin, each when it begins and again when it has ended; at the end kills the others.
+# Kills the cells that still run when this process has ended, for whatever reason: its end closes the cleaner's stdin. A
+# line there is the leader of a cell's process group, once when the cell begins and again when it has ended.
 _CLEANER = """
 import os, signal, sys
 leaders = set()

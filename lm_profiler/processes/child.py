@@ -123,6 +123,7 @@ class Child(Generic[Answer]):
     def answer(self) -> Answer:
         """Wait for the result of ``find``, and end the child; raises NoAnswer if there is none."""
         kind, answer = self._receive()
+        # Sent by a fork that cannot find the answer: ``find`` raised Unfit, or its parent has counted devices.
         if kind == "unfit":
             self._begin(fresh=True)
             kind, answer = self._receive()
