@@ -232,7 +232,7 @@ NEXT_NODE_NUMBER = PrivateName(
 )
 APPLY = PrivateName(
     "Module._apply",
-    "moves a module; torch's own fails for fake tensors",
+    "moves a module to a device; torch's version fails on fake tensors",
     "plan unknown",
 )
 FAKE_GROUP = PrivateName(

@@ -515,7 +515,7 @@ class Watching:
         self._hand_over(self.clock(), tracer)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Write the rest, as the fit is over, or as ``error`` ended it."""
+        """Write what is left to write, once the fit has ended or ``error`` has ended it."""
         if self._has_ended:
             return
         self._has_ended = True

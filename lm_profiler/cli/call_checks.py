@@ -19,7 +19,10 @@ def check_option(option: Option) -> None:
 
 
 def check_class_path(name: str, path: str) -> None:
-    """Raise UsageError for a Python file: a class has a path with dots."""
+    """Raise UsageError if ``path`` is a Python file.
+
+    A class is named by a dotted path, such as package.module.Class.
+    """
     if not path.endswith(".py"):
         return
     raise UsageError(

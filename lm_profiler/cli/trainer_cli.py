@@ -459,13 +459,11 @@ def check_together(
         if isinstance(data, FakeTokens):
             check_context(model.config, data.context_length)
             tokens = data.batch_size * data.context_length
-            multiplies = not model.config.fp8 or tokens % FP8_MULTIPLE == 0
-            expect(
-                multiplies,
-                "data.context_length",
-                f"a batch of a multiple of {FP8_MULTIPLE} tokens with fp8",
-                tokens,
-            )
+            if model.config.fp8 and tokens % FP8_MULTIPLE != 0:
+                raise UsageError(
+                    "data.context_length: batch_size × context_length must be a multiple of "
+                    f"{FP8_MULTIPLE} with fp8, given {tokens} tokens"
+                )
 
 
 def check_optimizer_of(model: LightningModule, verb: Verb) -> None:

@@ -40,7 +40,10 @@ _PREFETCH = 2  # batches that each worker of a torch DataLoader prefetches by de
 
 @dataclass(frozen=True)
 class CellCalls:
-    """The calls of an improvement's cells: the first setting's ``call`` with options and instruments."""
+    """Makes the calls of an improvement's cells.
+
+    Each is ``call``, that of the first setting, plus the options and the instruments of the cell.
+    """
 
     folder: Path  # of all runs
     call: Sequence[str]

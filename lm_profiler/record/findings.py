@@ -338,7 +338,7 @@ class Waterfall(Part):
         "source of the bandwidth", "text", "where it is from"
     )
     clock_share: float | None = figure(
-        "clock held", "%", "SM clock over the clock of the stated peak"
+        "clock held", "%", "SM clock / the clock that the stated peak assumes"
     )
     traced_steps: int | None = figure(
         "steps traced", "count", "traced steps from which the terms come", default=None

@@ -367,7 +367,9 @@ class OwnedTime(Part):
     )
     calls: float = figure("calls", "number", "in a mean step")
     in_steps: int = figure(
-        "in steps", "count", "number of steps timed by action in which it took time"
+        "in steps",
+        "count",
+        "of the steps timed by action, those in which this action took time",
     )
     least_s: float | None = figure(
         "at least",

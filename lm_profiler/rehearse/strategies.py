@@ -166,7 +166,7 @@ class FakeRank(FakeDevice):
         super().setup_environment()  # type: ignore[misc]
 
     def setup(self, trainer: Trainer) -> None:
-        """Shard the module, and make the optimizers, among fake tensors."""
+        """Shard the module and make the optimizers, on fake tensors."""
         plugin = trainer.precision_plugin
         uses_cuda_autocast = isinstance(
             plugin, FSDPPrecision

@@ -42,7 +42,7 @@ class MissingOperator:
 
 
 def reduce_operator(value: Any) -> Reduced | None:
-    """Return a function and its arguments that make the operator ``value`` again; None if it is no operator."""
+    """Return a function and its arguments that rebuild the operator ``value``; None if it is no operator."""
     if isinstance(value, (_OPERATOR, _OVERLOAD)):
         return _operator_of_torch, (str(value),)
     if not isinstance(value, CustomOpDef):

@@ -22,7 +22,7 @@ _SUBJECT = "register_flops"
 
 @dataclass(frozen=True)
 class FunctionFormulas:
-    """The formulas of an autograd Function; without any for ``backward``, the operators that it calls count."""
+    """The formulas of an autograd Function; if ``backward`` has none, the operators that it calls are counted."""
 
     forward: Formula
     backward: Formula | None
