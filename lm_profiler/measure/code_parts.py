@@ -33,8 +33,8 @@ class _Listener:
     def __init__(self) -> None:
         self.opener: Opener | None = None
         self.timer: Timer | None = None
-        # The compiler sees what this function returns, and looks at nothing else here: otherwise it would compile
-        # anew whenever a timer comes or goes.
+        # torch.compile traces only the call of this function and reads nothing else of this object, so a new timer or
+        # opener causes no recompilation. ``ask_compiler`` replaces it by torch's.
         self.is_compiling: Callable[[], bool] = lambda: False
 
 

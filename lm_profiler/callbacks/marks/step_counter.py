@@ -28,7 +28,7 @@ class StepCounter:
     is_step_done: bool = False
 
     def end_step_if_done(self) -> bool:
-        """End the step if it is done, and the stages after the last; return whether a step ended."""
+        """End the step if it is done; return whether it was. After the last step end the stages too."""
         if not self.is_step_done or self.steps_left <= 0:
             return False
         self.is_step_done = False
@@ -40,9 +40,11 @@ class StepCounter:
                 steps_left = self.step_ended()
             except BaseException as error:
                 guard.handle(error)
-        self.steps_left = (
-            self.agree_on_steps_left(steps_left) if guard.is_disabled else steps_left
-        )
+        if guard.is_disabled:
+            # ``step_ended`` agrees with the other ranks. Where the instruments failed it does not run any more, but the
+            # other ranks still wait for this one's answer.
+            steps_left = self.agree_on_steps_left(steps_left)
+        self.steps_left = steps_left
         if self.steps_left <= 0:
             self.stages_ended()
         return True

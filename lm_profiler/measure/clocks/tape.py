@@ -116,11 +116,16 @@ class TapeReading:
         return reading
 
     def _read_step(self, codes: Sequence[int], instants: Sequence[Any]) -> None:
-        """Read marks of which the last one ends a step."""
+        """Read marks of which the last one ends a step.
+
+        Usually the layout of the step is known, which is computed once for each sequence of codes. It is of no use if
+        a part of the step was read before, if an error passed, or if the instants have device times, of which
+        ``_add_mark`` reads more: then the marks are read one by one.
+        """
         layout = None
-        is_whole = not self.running and FAIL not in codes
-        has_device = type(instants[-1]) is tuple
-        if is_whole and not has_device:
+        begins_with_step = not self.running
+        has_device_times = type(instants[-1]) is tuple
+        if begins_with_step and not has_device_times and FAIL not in codes:
             layout = _known_layout(tuple(self.stack), tuple(codes))
         if layout is None:
             for code, instant in zip(codes, instants, strict=True):
@@ -174,6 +179,7 @@ class TapeReading:
         """Add a mark to the running step: ``code`` is the part that runs from now on."""
         step = self.step
         if type(instant) is tuple:
+            # the host's clock, the device's event, and whether the device had reached the event before (or None)
             instant, event, reached = instant
             begins_phase = code < OTHER and bool(step.codes) and step.codes[-1] == OTHER
             if reached is not None and begins_phase:

@@ -40,7 +40,8 @@ class Timeline:
     guard: Guard = UNGUARDED  # the Guard that handles errors in here
 
     def __post_init__(self) -> None:
-        # what was read before, then two entries a mark: its code and its instant (ns)
+        # [TapeReading, code, instant, code, instant, …]: what all earlier marks meant, and the marks that are not read.
+        # An instant is the host's time in ns, or a tuple that begins with it (``_write_with_event``).
         self._tape: list[Any] = [TapeReading()]
         self._last_event: Any = None  # the device's, of the last mark within the step
         # whether the loop has left the step, for a validation for example

@@ -226,8 +226,8 @@ class _StepResults:
     modules: Counter[str]
     loss: float = 0.0
     loss_dtype: str | None = None
-    # the output of the ``last`` module that returned a floating-point tensor with dimensions
-    output: dict[str, Tensor] = field(default_factory=dict)
+    # the floating-point tensor with dimensions that a module returned last
+    last_output: Tensor | None = None
     # the dtypes of a class's ``parameters``, ``outputs`` and ``gradients``
     dtypes: defaultdict[tuple[str, str], set[str]] = field(
         default_factory=lambda: defaultdict(set)
@@ -267,7 +267,8 @@ def _run(
     (loss * scale).backward()
     results.loss = loss.item()
     results.loss_dtype = _dtype_name(loss.dtype)
-    results.output = {name: _on_host(output) for name, output in results.output.items()}
+    if results.last_output is not None:
+        results.last_output = _on_host(results.last_output)
     _note_gradients(results, module, scale)
     return results
 
@@ -275,7 +276,10 @@ def _run(
 def _note_output(
     results: _StepResults, part: nn.Module, arguments: Any, output: Any
 ) -> None:
-    """Note the dtypes of what a module returns, and the output: the last one with dimensions stays."""
+    """Note the dtypes of what a module returns, and the output.
+
+    Hooks of outer modules run last, so what remains is the model's output; of several tensors, its first.
+    """
     floating = [
         leaf
         for leaf in tree_leaves(output)
@@ -285,7 +289,7 @@ def _note_output(
         results.dtypes[_kind(part), "outputs"].add(_dtype_name(leaf.dtype))
     with_dimensions = [leaf for leaf in floating if leaf.ndim > 0]
     if with_dimensions:
-        results.output = {"last": with_dimensions[0]}
+        results.last_output = with_dimensions[0]
 
 
 def _note_gradients(results: _StepResults, module: nn.Module, scale: float) -> None:
@@ -357,10 +361,17 @@ def _compare(results: _StepResults, reference: _StepResults) -> NumericsFacts:
         loss=_finite(results.loss),
         loss_dtype=results.loss_dtype,
         reference_loss=_finite(reference.loss),
-        output_error=_squared_norms(results.output, reference.output).relative_error,
+        output_error=_output_error(results.last_output, reference.last_output),
         gradient_error=all_gradients.relative_error,
         kinds=kinds,
     )
+
+
+def _output_error(output: Tensor | None, reference: Tensor | None) -> float | None:
+    """Return how far the output is from the reference; None if one of them is missing."""
+    if output is None or reference is None:
+        return None
+    return _squared_norms({"output": output}, {"output": reference}).relative_error
 
 
 def _squared_norms(

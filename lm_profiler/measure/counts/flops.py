@@ -403,7 +403,10 @@ _HIGHER_ORDER: dict[str, Formula] = {
 
 _FUSED_ATTENTION = (_attention, flex_attention.forward_flops)
 
-_ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
+# what torch returns as the number of the current backward pass if there is none
+_NO_GRAPH_TASK = -1
+# of the functions of Python that call autograd's engine
+_AUTOGRAD_ENTRY_CODES = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 # fake tensors', on which torch also tries operators to infer shapes
 _SHAPES_ALONE = FAKES.path.rpartition(".")[0]
 _PLAIN_DISPATCH = Tensor.__torch_dispatch__
@@ -487,7 +490,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         self._functions[name] = None
         flops = self.add_call(f"{name}.forward", formulas.forward, args, kwargs, result)
         if flops is not None and formulas.unmasked is not None:
-            is_first_forward = self._work() == "forward"
+            is_first_forward = self._kind_of_work() == "forward"
             if is_first_forward:
                 self._attention_flops += formulas.unmasked(*args, **kwargs)
         return flops
@@ -504,15 +507,19 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             self._foreign_kernels.forget(result)
             if self._failure is None:
                 flops = formula(*args, **kwargs)
-                self._flops[self._work(), _dtype(args, (kwargs, result))] += flops
+                self._flops[self._kind_of_work(), _dtype(args, (kwargs, result))] += (
+                    flops
+                )
         except NoFormulaError as missing:
             self._missing[str(missing)] += 1
         except BaseException as error:
             self._stop_counting(f"the formula of {name}", error)
         return flops
 
-    def _work(self) -> str:
-        return "optimizer" if self.is_in_optimizer else _work(self._thread)
+    def _kind_of_work(self) -> str:
+        if self.is_in_optimizer:
+            return "optimizer"
+        return _kind_of_pass(self._thread)
 
     def by_dtype(self) -> dict[str, dict[str, int]]:
         """Return what was counted so far, by the kind of ``WORK`` and the dtype of the factors."""
@@ -575,7 +582,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
                     0 if formula is None else formula(*args, **kwargs, out_val=result)
                 )
                 if flops:
-                    work = self._work()
+                    work = self._kind_of_work()
                     self._flops[work, _dtype(args, kwargs)] += flops
                     if work == "forward":
                         self._attention_flops += _unmasked(formula, args, kwargs)
@@ -584,7 +591,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
                 self._missing[str(missing)] += 1
             except BaseException as error:
                 self._stop_counting(func, error)
-        is_forward = not self.is_in_optimizer and GRAPH_TASK.find()() == -1
+        is_forward = not self.is_in_optimizer and GRAPH_TASK.find()() == _NO_GRAPH_TASK
         if self._traffic is not None and is_forward:
             try:
                 self._traffic.note_call(func, args, kwargs, result)
@@ -648,22 +655,16 @@ def _autocast_of_caller() -> AbstractContextManager[Any]:
     return stack
 
 
-def _work(caller: int) -> str:
-    """Return which kind of ``WORK`` this thread does now; ``caller`` is the thread that called autograd.
+def _kind_of_pass(caller: int) -> str:
+    """Return what this thread does: "forward", "backward" or "recomputation". The thread ``caller`` called autograd.
 
     Recomputation is what ``torch.utils.checkpoint`` runs within a backward pass, and whatever else runs there with
     gradients on: a backward pass has them off unless it will itself be differentiated (``create_graph``).
     """
-    if GRAPH_TASK.find()() == -1:
+    is_in_backward = GRAPH_TASK.find()() != _NO_GRAPH_TASK
+    if not is_in_backward:
         return "forward"
-    is_checkpointed = False
-    engine: FrameType | None = None
-    for frame, _ in walk_stack(sys._getframe(1)):
-        if frame.f_code in _ENGINE:
-            engine = frame
-            break
-        if frame.f_code.co_filename == checkpoint.__file__:
-            is_checkpointed = True
+    engine, is_checkpointed = _engine_and_checkpoint_frames()
     if engine is None:  # a thread of autograd's own
         engine = _engine_in(sys._current_frames()[caller])
     will_be_differentiated = engine is not None and engine.f_locals["create_graph"]
@@ -673,10 +674,21 @@ def _work(caller: int) -> str:
     return "backward"
 
 
+def _engine_and_checkpoint_frames() -> tuple[FrameType | None, bool]:
+    """Return the frame in which this thread called autograd's engine, and whether a checkpoint runs inside of it."""
+    is_checkpointed = False
+    for frame, _ in walk_stack(sys._getframe(1)):
+        if frame.f_code in _AUTOGRAD_ENTRY_CODES:
+            return frame, is_checkpointed
+        if frame.f_code.co_filename == checkpoint.__file__:
+            is_checkpointed = True
+    return None, is_checkpointed
+
+
 def _engine_in(innermost: FrameType) -> FrameType | None:
     """Return the frame that called autograd's engine, from ``innermost`` outwards; None if there is none."""
     for frame, _ in walk_stack(innermost):
-        if frame.f_code in _ENGINE:
+        if frame.f_code in _AUTOGRAD_ENTRY_CODES:
             return frame
     return None
 

@@ -157,8 +157,8 @@ class HoldingsReader:
             parameters=0, gradients=0, optimizer_states=0, buffers=0
         )
         self._arrived_gradients: dict[int, int] = {}  # bytes by storage
-        # the reading at which the peak last rose in the current part
-        self._highest: _GradientReading | None = None
+        # of the gradient hooks that ran in the current part, the last one at which the peak had risen
+        self._highest_at_gradient_hook: _GradientReading | None = None
         self._peaks_by_part: dict[int, _PeakReading] = {}
 
     def start(self) -> None:
@@ -201,7 +201,7 @@ class HoldingsReader:
             self._peaks_by_part[ended_part] = max(highest, reading, key=_peak_and_total)
         self._part = code
         self._held_at_begin = held
-        self._highest = None
+        self._highest_at_gradient_hook = None
         _, gradient_storages, *_ = causes  # in the order of ``Holdings``
         self._arrived_gradients = gradient_storages
 
@@ -227,16 +227,21 @@ class HoldingsReader:
         return causes
 
     def _held_at_peak(self, peak_bytes: int | None, held_at_end: Holdings) -> Holdings:
-        """Return what was held at the peak of the part that ends."""
+        """Return what was held at the peak of the part that ends: what was held around it, the larger of two readings.
+
+        If gradient hooks ran in the part, its gradients are those that existed at the peak. If the peak came after the
+        last hook, all of them had arrived; otherwise those that had arrived at the hook which first saw it.
+        """
         held = held_at_end
         if self._held_at_begin.total >= held_at_end.total:
             held = self._held_at_begin
-        if self._highest is None or peak_bytes is None:
+        highest = self._highest_at_gradient_hook
+        if highest is None or peak_bytes is None:  # no hook ran, or no peak is known
             return held
-        rose_after_last_hook = peak_bytes > self._highest.peak_bytes
-        if rose_after_last_hook:  # then all gradients that had arrived were there
+        came_after_last_hook = peak_bytes > highest.peak_bytes
+        if came_after_last_hook:
             return held._replace(gradients=sum(self._arrived_gradients.values()))
-        return held._replace(gradients=self._highest.gradient_bytes)
+        return held._replace(gradients=highest.gradient_bytes)
 
     def _level(self, causes: Sequence[Mapping[int, int]]) -> int:
         """Return the bytes that are held now; ``causes`` has those of weights, gradients and states."""
@@ -257,8 +262,11 @@ class HoldingsReader:
         peak_bytes = self.peak_bytes()
         if peak_bytes is None:
             return
-        if self._highest is None or peak_bytes > self._highest.peak_bytes:
-            self._highest = _GradientReading(
+        if (
+            self._highest_at_gradient_hook is None
+            or peak_bytes > self._highest_at_gradient_hook.peak_bytes
+        ):
+            self._highest_at_gradient_hook = _GradientReading(
                 peak_bytes, sum(self._arrived_gradients.values())
             )
 
