@@ -7,10 +7,11 @@ from operator import attrgetter
 from pathlib import Path
 from shlex import quote
 
-from lm_profiler.record.figure import AT_LEAST, ms_text
+from lm_profiler.record.figure import AT_LEAST, bytes_text, ms_text
 from lm_profiler.record.files import relative_to_cwd
+from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities import (
-    GROUPS,
+    CAUSES,
     MEMORY,
     MFU,
     QUANTITIES,
@@ -18,7 +19,12 @@ from lm_profiler.record.quantities import (
     count_text,
     with_prefix,
 )
-from lm_profiler.record.run_record import NumericsFacts, RunRecord, Utilisation
+from lm_profiler.record.run_record import (
+    MemoryFacts,
+    NumericsFacts,
+    RunRecord,
+    Utilisation,
+)
 from lm_profiler.record.text import short_path
 from lm_profiler.report.run.rank_lines import own_work_table, ranks_lines
 from lm_profiler.report.run.sections import (
@@ -174,31 +180,62 @@ def main_lines(record: RunRecord) -> list[str]:
 
 def _memory_lines(record: RunRecord) -> list[str]:
     """Return lines with the peaks, with the peak of each phase, and with what the largest of them consists of."""
-    peaks = []
-    for figure in MEMORY.values():
-        if figure.get(record) is not None:
-            peaks.append(f"{figure.title} {figure.fit(figure.get(record))}")
-    phase_peaks = []
-    phase = "backward"
-    place = "held by the step"
-    largest_peak = 0
-    for figure in GROUPS["Memory by phase"]:
-        peak = figure.get(record)
-        if not peak or not figure.path.endswith("allocated_peak"):
-            continue
-        phase_name = str(figure.member)
-        phase_peaks.append(f"{TIMES[phase_name].title} {figure.fit(peak)}")
-        if peak > largest_peak:
-            largest_peak = peak
-            phase = phase_name
-            place = f"at the peak, in {phase_name}"
-    causes = []
-    for figure in GROUPS["Memory by cause"]:
-        if figure.member == phase and figure.get(record):
-            cause = figure.title.partition(": ")[2]
-            causes.append(f"{cause} {figure.fit(figure.get(record))}")
-    lines = {"": peaks, "peak by phase: ": phase_peaks, f"{place}: ": causes}
-    return [f"{start}{', '.join(texts)}" for start, texts in lines.items() if texts]
+    memory = record.memory
+    if memory is None:
+        return []
+    lines = []
+    peaks = _peak_texts(memory)
+    if peaks:
+        lines.append(", ".join(peaks))
+    phase_peaks = _phase_peaks(memory)
+    if phase_peaks:
+        texts = [
+            f"{TIMES[phase].title} {bytes_text(peak)}"
+            for phase, peak in phase_peaks.items()
+        ]
+        lines.append(f"peak by phase: {', '.join(texts)}")
+        phase = max(phase_peaks, key=phase_peaks.__getitem__)
+        place = f"at the peak, in {phase}"
+    else:
+        # Without an allocator that reports peaks (on the CPU) there is what the step holds in any case.
+        phase = "backward"
+        place = "held by the step"
+    causes = _cause_texts(memory, phase)
+    if causes:
+        lines.append(f"{place}: {', '.join(causes)}")
+    return lines
+
+
+def _peak_texts(memory: MemoryFacts) -> list[str]:
+    texts = []
+    for name, figure in MEMORY.items():
+        peak = getattr(memory.measured, name)
+        if peak is not None:
+            texts.append(f"{figure.title} {bytes_text(peak)}")
+    return texts
+
+
+def _phase_peaks(memory: MemoryFacts) -> dict[str, int]:
+    """Return the most bytes of tensors in each phase, in their order; empty if no allocator reports them."""
+    peaks = {}
+    for phase in PARTS:
+        reading = memory.parts.get(phase)
+        if reading is not None and reading.allocated_peak:
+            peaks[phase] = reading.allocated_peak
+    return peaks
+
+
+def _cause_texts(memory: MemoryFacts, phase: str) -> list[str]:
+    """Return what the memory of ``phase`` consists of, without causes that have none."""
+    causes = memory.causes.get(phase)
+    if causes is None:
+        return []
+    texts = []
+    for name, title in CAUSES.items():
+        held_bytes = getattr(causes, name)
+        if held_bytes:
+            texts.append(f"{title} {bytes_text(held_bytes)}")
+    return texts
 
 
 def _planned_lines(record: RunRecord) -> list[str]:
