@@ -19,8 +19,8 @@ class Liveness:
     """The numbers of the calls of a step."""
 
     needed: frozenset[int]  # the parameters after the step depend on them
-    # nothing but Python, or code that was not seen, may read what they lead to
-    read_elsewhere: frozenset[int]
+    # training does not need them, but Python, or code that was not seen, may read what they lead to
+    needed_only_elsewhere: frozenset[int]
     dead: frozenset[int]  # nothing reads what they lead to
 
 
@@ -34,14 +34,15 @@ def liveness_of(step: StepCalls) -> Liveness | None:
     if not step.is_complete or not trained_writers:
         return None
     needed = flow.with_sources(trained_writers)
-    kept_again: set[int] = set()
+    # What a needed call reads before this step writes it, the step before has left. So the calls are needed, too, that
+    # leave it to the next step.
+    carried_over: set[int] = set()  # storages
     while True:
-        # what a needed call reads before the step writes it, the step before has left
-        left_over = flow.read_first_by(needed) - kept_again
-        if not left_over:
+        newly_found = flow.read_first_by(needed) - carried_over
+        if not newly_found:
             break
-        kept_again |= left_over
-        needed |= flow.with_sources(flow.last_writers_of(left_over))
+        carried_over |= newly_found
+        needed |= flow.with_sources(flow.last_writers_of(newly_found))
 
     read_by_host = [
         number for number, call in enumerate(step.calls) if call.is_host_read
@@ -51,7 +52,7 @@ def liveness_of(step: StepCalls) -> Liveness | None:
     numbers = set(range(len(step.calls)))
     return Liveness(
         needed=frozenset(needed),
-        read_elsewhere=frozenset(read - needed),
+        needed_only_elsewhere=frozenset(read - needed),
         dead=frozenset(numbers - needed - read),
     )
 

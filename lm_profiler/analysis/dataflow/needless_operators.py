@@ -94,7 +94,7 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     if not step.is_double:
         double = [number for number, call in enumerate(step.calls) if call.makes_double]
         yield "double", dict.fromkeys(double, _SHARE_OF_DOUBLE), _origin(step, double)
-    yield "figures", dict.fromkeys(_figures(step, liveness), 1.0), None
+    yield "figures", dict.fromkeys(_calls_only_python_reads(step, liveness), 1.0), None
 
 
 def _products_among(step: StepCalls, numbers: Iterable[int]) -> list[int]:
@@ -114,26 +114,28 @@ def _dead_calls_of_model(step: StepCalls, liveness: Liveness | None) -> list[int
     return dead
 
 
-def _figures(step: StepCalls, liveness: Liveness | None) -> list[int]:
-    """Return the calls of forward and backward that only Python needs, such as those of a metric or in a hook.
+def _calls_only_python_reads(step: StepCalls, liveness: Liveness | None) -> list[int]:
+    """Return the calls of forward and backward whose results only Python reads (metrics, hooks).
 
-    What it reads may come back as data: actions of an agent, texts that a model writes. So calls that compute with a
-    layer of the model, or with what such calls lead to without anything that training needs, are none.
+    Excluded: trained layers and what consumes their outputs, since Python may feed those back (an agent's actions,
+    generated text).
     """
     if liveness is None:
         return []
-    of_a_layer: set[int] = set()  # storages
-    figures = []
+    # what such layers have written, and what was computed from it
+    layer_storages: set[int] = set()
+    found = []
     for number, call in enumerate(step.calls):
-        if number not in liveness.read_elsewhere:
+        if number not in liveness.needed_only_elsewhere:
             continue
         is_layer = call.product is not None or call.name in _LAYERS
-        computes_layer = is_layer and not step.trained.isdisjoint(call.reads)
-        if computes_layer or not of_a_layer.isdisjoint(call.reads):
-            of_a_layer.update(call.writes)
+        is_trained_layer = is_layer and not step.trained.isdisjoint(call.reads)
+        consumes_output = not layer_storages.isdisjoint(call.reads)
+        if is_trained_layer or consumes_output:
+            layer_storages.update(call.writes)
         elif call.phase in (_FORWARD, _BACKWARD):
-            figures.append(number)
-    return figures
+            found.append(number)
+    return found
 
 
 def _origin(step: StepCalls, double: list[int]) -> CodeLine | None:

@@ -27,8 +27,8 @@ _CHEAPER_ORDER = 0.4
 def products_with_zeros(step: StepCalls) -> dict[int, float]:
     """Return the products one factor of which holds zeros almost alone, with that share of them as zeros.
 
-    Such as a diagonal matrix, or a one-hot one. Their backward passes are among them. Weights count as no zeros: some
-    are initialised with them.
+    Such as a diagonal matrix, or a one-hot one. Their backward passes are among them. Weights are left out: some are
+    initialised with zeros.
     """
     shares: dict[int, float] = {}
     for number, call in enumerate(step.calls):
@@ -72,20 +72,27 @@ def _zero_positions(
 ) -> float:
     """Return the share of the positions at which the gradient of a product with a weight is zero.
 
-    The gradient G of Y = X·W is multiplied by W for the gradient of X, and by X for that of W. Positions are what G has
-    in common with X: the rows of G that W leaves, and those over which the product with X sums.
+    The gradient G of Y = X·W is multiplied by W for the gradient of X, and by X for that of W. Positions are the rows
+    of G, which are also those of X.
     """
     assert call.product is not None
     weights = step.trained.intersection(forward_call.reads)
     if forward_call.product is None or not weights:
         return 0.0
     left, right = call.product.left, call.product.right
-    if left.storage not in forward_call.reads:
-        is_summed_over = right.storage not in weights
-        return left.zero_columns if is_summed_over else left.zero_rows
-    if right.storage not in forward_call.reads:
-        is_summed_over = left.storage not in weights
-        return right.zero_rows if is_summed_over else right.zero_columns
+    # The other operand is the weight, or the product's other factor.
+    gradient_is_left = left.storage not in forward_call.reads
+    gradient_is_right = right.storage not in forward_call.reads
+    if gradient_is_left:
+        computes_weight_gradient = right.storage not in weights
+        if computes_weight_gradient:
+            return left.zero_columns  # dWᵀ = Gᵀ·X sums over the columns of Gᵀ
+        return left.zero_rows  # dX = G·Wᵀ leaves the rows of G
+    if gradient_is_right:
+        computes_weight_gradient = left.storage not in weights
+        if computes_weight_gradient:
+            return right.zero_rows  # dW = Xᵀ·G sums over the rows of G
+        return right.zero_columns  # dXᵀ = W·Gᵀ leaves the columns of Gᵀ
     return 0.0
 
 

@@ -20,8 +20,8 @@ def repeated_calls(
     """Return the calls that repeat an earlier one, each with the line that leads to it and not to the earlier one.
 
     An earlier call that is ``dead`` does not count: then the later one is the only one that is needed. The backward
-    pass of a repeated call is one, too. Activation checkpointing, which repeats forward in backward to save memory, is
-    none.
+    pass of a repeated call counts as repeated, too. Activation checkpointing, which repeats forward in backward to save
+    memory, does not.
     """
     repeated: dict[int, CodeLine | None] = {}
     backward_pairs: list[tuple[int, int]] = []

@@ -8,9 +8,8 @@ from lm_profiler.record.operator_calls import StepCalls
 
 _OPTIMIZER = "optimizer"
 _MANY_ZERO_ROWS = 0.95
-_LARGE_TABLE = (
-    0.3  # of all parameters: the optimizer's time is mostly that of the rest otherwise
-)
+# of all parameters: with a smaller table the optimizer's time is mostly that of the rest
+_LARGE_TABLE = 0.3
 # operators that update all parameters at once
 _JOINT_NAMES = ("aten::_foreach", "aten::_fused")
 

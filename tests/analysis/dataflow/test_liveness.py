@@ -57,8 +57,8 @@ def test_what_is_left_out_changes_what_it_is_said_to_change(seed: int) -> None:
     if liveness is None:  # nothing is trained
         assert not any(TRAINED & set(call.writes) for call in calls)
         return
-    assert liveness.needed | liveness.read_elsewhere | liveness.dead == set(range(len(calls)))
+    assert liveness.needed | liveness.needed_only_elsewhere | liveness.dead == set(range(len(calls)))
     whole = run(calls)
-    assert run(calls, without=liveness.dead | liveness.read_elsewhere)["trained"] == whole["trained"]
+    assert run(calls, without=liveness.dead | liveness.needed_only_elsewhere)["trained"] == whole["trained"]
     for number in liveness.needed:
         assert run(calls, without=[number])["trained"] != whole["trained"]
