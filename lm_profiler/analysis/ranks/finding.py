@@ -13,7 +13,7 @@ import numpy as np
 
 from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, Seconds
 from lm_profiler.analysis.ranks.slow_rank_cause import CountersByRank, RankCause
-from lm_profiler.analysis.ranks.slowness import Slow, slow_ranks
+from lm_profiler.analysis.ranks.slowness import SlowCandidate, slow_ranks
 from lm_profiler.analysis.ranks.waiting import RanksWork
 from lm_profiler.record.run_record import (
     RANK_PARTS,
@@ -52,7 +52,7 @@ _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
-class Contended:
+class DelayByOthers:
     """Seconds that other programs can have added to the mean step of each rank."""
 
     # how long the training thread was ready to run without a CPU, plus how much shared caches, memory and cores may
@@ -62,10 +62,10 @@ class Contended:
     threads_s: Sequence[float]
     taken_share: float = 0.0  # the share of the CPU time that other programs used
 
-    def is_sure(self, slow: Slow, cause: RankCause | None) -> bool:
-        """Return whether other programs can cause at most half of its lateness.
+    def is_mostly_own_delay(self, slow: SlowCandidate, cause: RankCause | None) -> bool:
+        """Return whether other programs can have caused at most half of the delay of ``slow``.
 
-        They cannot cause a sleep, a late batch, or a ``cause`` of its own, which they only make longer.
+        They cannot cause a sleep, a late batch, or a ``cause`` of the rank's own, which they only make longer.
         """
         most_by_others_s = _MOST_SHARE_BY_OTHERS * slow.seconds
         if cause is not None:
@@ -74,7 +74,7 @@ class Contended:
                 return True
         own_s = self.added_s[slow.rank]
         fast_ranks_s = []
-        for rank in slow.fast:
+        for rank in slow.fast_ranks:
             rank_s = self.added_s[rank]
             if rank != slow.rank and rank_s is not None:
                 fast_ranks_s.append(rank_s)
@@ -84,9 +84,9 @@ class Contended:
         return more_than_others_s + self.threads_s[slow.rank] <= most_by_others_s
 
 
-def contended(
+def delay_by_others(
     shared: Contention | None, counters: Sequence[StepCounters], ranks: Sequence[int]
-) -> Contended | None:
+) -> DelayByOthers | None:
     """Return what other programs can have added to ``ranks``, from the ``counters`` of their measured steps.
 
     None if nothing else used the machine.
@@ -103,7 +103,7 @@ def contended(
         )
         added_s.append(thread_lost_s)
         threads_s.append(other_threads_lost_s)
-    return Contended(added_s, threads_s, taken_share)
+    return DelayByOthers(added_s, threads_s, taken_share)
 
 
 def _lost_s(
@@ -124,59 +124,63 @@ def _lost_s(
 
 
 @dataclass(frozen=True)
-class HeardRanks:
+class ReportingRanks:
     """The ranks that reported their arrivals."""
 
     numbers: Sequence[int]  # the number of each
     hosts: Sequence[str]
     counters: CountersByRank
     # the delay that other programs may have caused, if any used the machine
-    contended: Contended | None = None
+    delay_by_others: DelayByOthers | None = None
 
-    def cause_of(self, slow: Slow) -> RankCause | None:
+    def cause_of(self, slow: SlowCandidate) -> RankCause | None:
         """Return what explains the excess time of ``slow``."""
-        fast = [self.numbers[rank] for rank in slow.fast]
+        fast = [self.numbers[rank] for rank in slow.fast_ranks]
         return self.counters.cause_of(self.numbers[slow.rank], fast, slow.seconds)
 
-    def is_sure(self, slow: Slow) -> bool:
-        """Return whether other programs cannot have made the rank slow."""
-        return self.contended is None or self.contended.is_sure(
+    def is_mostly_own_delay(self, slow: SlowCandidate) -> bool:
+        """Return whether the rank is slow by itself: other programs caused at most half of its delay."""
+        return self.delay_by_others is None or self.delay_by_others.is_mostly_own_delay(
             slow, self.cause_of(slow)
         )
 
 
-def finding(work: RanksWork, group: HeardRanks) -> RankFinding:
+def finding(work: RanksWork, group: ReportingRanks) -> RankFinding:
     """Return which ranks the others wait for."""
     steps = len(work.steps)
     if steps < _LEAST_STEPS:
         return RankFinding(kind="unsure", doubt="few steps", steps=steps)
     slow = slow_ranks(work.own_s, work.step_s)
-    certain = [candidate for candidate in slow if candidate.certain]
-    sure = [candidate for candidate in certain if group.is_sure(candidate)]
-    certain_finding = _finding_about(sure, work, group)
+    certain = [candidate for candidate in slow if candidate.is_certain]
+    blamed = [
+        candidate for candidate in certain if group.is_mostly_own_delay(candidate)
+    ]
+    certain_finding = _finding_about(blamed, work, group)
     if certain_finding is not None:
         return certain_finding
 
     doubt: RankDoubt
-    if len(sure) < len(certain):
+    if len(blamed) < len(certain):
         doubt = "shared machine"
         doubtful = certain
     else:
         doubt = "few steps"
         likely = [
-            candidate for candidate in slow if candidate.seconds > candidate.half_s
+            candidate
+            for candidate in slow
+            if candidate.seconds > candidate.half_interval_s
         ]
         doubtful = likely[:_SINGLE_RANKS]
     if work.saves_s(doubtful) < _LEAST_JITTER * work.step_s:
         return _finding_without_slow_rank(work, group)
     recorded = []
     for candidate in doubtful[:_MOST_RECORDED]:
-        recorded.append(_slow_rank(replace(candidate, certain=False), work, group))
+        recorded.append(_slow_rank(replace(candidate, is_certain=False), work, group))
     return RankFinding(kind="unsure", slow=recorded, doubt=doubt, steps=steps)
 
 
 def _finding_about(
-    slow: Sequence[Slow], work: RanksWork, group: HeardRanks
+    slow: Sequence[SlowCandidate], work: RanksWork, group: ReportingRanks
 ) -> RankFinding | None:
     """Return the finding about those of ``slow`` that must be fixed, if that saves enough to be reported."""
     to_fix = _worth_fixing(slow, work)
@@ -218,13 +222,15 @@ def _finding_about(
     )
 
 
-def _half_interval_s(to_fix: Sequence[Slow], saving_s: float, excess_s: float) -> float:
+def _half_interval_s(
+    to_fix: Sequence[SlowCandidate], saving_s: float, excess_s: float
+) -> float:
     """Return half of the 95 % interval of the saving, which is as uncertain as the excess time that it removes."""
     # Of ranks that are equally slow in a part, only one comes last: the widest of their intervals counts, not the sum.
     half_by_part: dict[int, float] = {}
     for candidate in to_fix:
         widest_s = half_by_part.get(candidate.part, 0.0)
-        half_by_part[candidate.part] = max(candidate.half_s, widest_s)
+        half_by_part[candidate.part] = max(candidate.half_interval_s, widest_s)
     half_of_excess_s = math.hypot(*half_by_part.values())
     saved_share = min(saving_s / excess_s, 1.0)
     return half_of_excess_s * saved_share
@@ -237,7 +243,7 @@ def _single_value(values: set[_Value]) -> _Value | None:
     return next(iter(values))
 
 
-def _kind_of(ranks: Sequence[int], group: HeardRanks) -> FindingKind:
+def _kind_of(ranks: Sequence[int], group: ReportingRanks) -> FindingKind:
     """Return the kind of a finding about ``ranks``, which are sorted."""
     if len(ranks) == 1:
         return "straggler"
@@ -256,7 +262,9 @@ def _steps_in_which_last(work: RanksWork, ranks: Sequence[int]) -> int:
     return int(np.count_nonzero(by_these_s > by_others_s))
 
 
-def _worth_fixing(slow: Sequence[Slow], work: RanksWork) -> list[Slow]:
+def _worth_fixing(
+    slow: Sequence[SlowCandidate], work: RanksWork
+) -> list[SlowCandidate]:
     """Return those whose fixing adds to the saving, the slowest first; fixing the others may save nothing."""
     to_fix = list(slow)
     saved_s = work.saves_s(to_fix)
@@ -272,9 +280,9 @@ def _worth_fixing(slow: Sequence[Slow], work: RanksWork) -> list[Slow]:
     return to_fix
 
 
-def _units_of(slow: Sequence[Slow]) -> list[list[Slow]]:
+def _units_of(slow: Sequence[SlowCandidate]) -> list[list[SlowCandidate]]:
     """Return what is fixed together: each rank by itself, or all ranks of a part where they are many."""
-    by_part = defaultdict[int, list[Slow]](list)
+    by_part = defaultdict[int, list[SlowCandidate]](list)
     for candidate in slow:
         by_part[candidate.part].append(candidate)
     units = []
@@ -286,13 +294,15 @@ def _units_of(slow: Sequence[Slow]) -> list[list[Slow]]:
     return units
 
 
-def _slow_rank(candidate: Slow, work: RanksWork, group: HeardRanks) -> SlowRank:
+def _slow_rank(
+    candidate: SlowCandidate, work: RanksWork, group: ReportingRanks
+) -> SlowRank:
     """Return the record's row of a slow rank: by how much, in which phase and steps, and why."""
     low_s = None
     high_s = None
-    if math.isfinite(candidate.half_s):
-        low_s = candidate.seconds - candidate.half_s
-        high_s = candidate.seconds + candidate.half_s
+    if math.isfinite(candidate.half_interval_s):
+        low_s = candidate.seconds - candidate.half_interval_s
+        high_s = candidate.seconds + candidate.half_interval_s
     cause = group.cause_of(candidate)
     return SlowRank(
         rank=group.numbers[candidate.rank],
@@ -301,14 +311,14 @@ def _slow_rank(candidate: Slow, work: RanksWork, group: HeardRanks) -> SlowRank:
         excess_s=candidate.seconds,
         low_s=low_s,
         high_s=high_s,
-        certain=candidate.certain,
+        certain=candidate.is_certain,
         cause=None if cause is None else cause.words,
         first_step=int(work.steps[candidate.begin]),
         last_step=int(work.steps[candidate.end - 1]),
     )
 
 
-def _others_wait_s(work: RanksWork, slow: Sequence[Slow]) -> float:
+def _others_wait_s(work: RanksWork, slow: Sequence[SlowCandidate]) -> float:
     """Return how long the other ranks wait for ``slow`` on average; if all ranks are slow, how long each waits."""
     ranks = sorted({candidate.rank for candidate in slow})
     waiting_s = work.waiting_s.sum(axis=2)
@@ -323,14 +333,14 @@ def _others_wait_s(work: RanksWork, slow: Sequence[Slow]) -> float:
     return min(by_all_s / (all_ranks - len(ranks)), others_waiting_s)
 
 
-def _finding_without_slow_rank(work: RanksWork, group: HeardRanks) -> RankFinding:
+def _finding_without_slow_rank(work: RanksWork, group: ReportingRanks) -> RankFinding:
     """Return the finding without a slow rank: ranks take turns, perhaps because of other programs, or do not differ."""
     steps = len(work.steps)
     waits_s = float(work.waiting_s.sum(axis=2).mean())
     saved_s: dict[int, float] = {}
     for part in range(work.own_s.shape[2]):
         if _unevenness(work.own_s[:, :, part]) >= _UNEVEN:
-            saved_s[part] = work.evened_s(part)
+            saved_s[part] = work.saved_if_even_s(part)
     uneven_part = max(saved_s, key=lambda part: saved_s[part], default=None)
     if uneven_part is None or saved_s[uneven_part] < _LEAST_JITTER * work.step_s:
         return RankFinding(kind="equal", others_wait_s=waits_s, steps=steps)
@@ -344,7 +354,7 @@ def _finding_without_slow_rank(work: RanksWork, group: HeardRanks) -> RankFindin
         return unsure.model_copy(
             update={"rank": group.numbers[worst], "doubt": "chance"}
         )
-    if group.contended is not None:
+    if group.delay_by_others is not None:
         return unsure.model_copy(update={"doubt": "shared machine"})
     return unsure.model_copy(update={"kind": "turns", "saves_s": saved_s[uneven_part]})
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_profiler.analysis.ranks.finding import HeardRanks, contended, finding
+from lm_profiler.analysis.ranks.finding import ReportingRanks, delay_by_others, finding
 from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, RankTimeline, Seconds
 from lm_profiler.analysis.ranks.slow_rank_cause import CountersByRank
 from lm_profiler.analysis.ranks.waiting import work_of
@@ -75,11 +75,11 @@ def ranks_of(
     step_s = float((own_s + waiting_s).sum(axis=2).mean())
     numbers = [timeline.rank for timeline in timelines]
     hosts = [timeline.host for timeline in timelines]
-    group = HeardRanks(
+    group = ReportingRanks(
         numbers,
         hosts,
         CountersByRank(counters),
-        contended(contention, counters, numbers),
+        delay_by_others(contention, counters, numbers),
     )
     ranks_of_host: dict[str, list[int]] = {}
     for timeline in timelines:
@@ -140,8 +140,7 @@ def communication_figures(
     """Return the fields of ``Ranks`` on communication, from traced steps; none if nothing is known.
 
     A trace shows one rank, which may wait for ``waiting_s`` in each phase: it does not distinguish communication
-    from waiting. Exposed communication is reported only for a device: on the CPU the calls return at once, and the
-    wait
+    from waiting. Exposed communication is reported only for a device: on the CPU the calls return at once, and the wait
     is in no operator.
     """
     if traced is None:

@@ -51,20 +51,20 @@ _IDLE = 0.25
 
 
 @dataclass(frozen=True)
-class Slow:
-    """A rank that takes longer in a part than others do."""
+class SlowCandidate:
+    """A rank that took longer in a part than others did, perhaps by chance."""
 
     rank: int  # its index
     part: int  # code of the part; one more than those of a step for what lies between steps
-    fast: tuple[int, ...]  # indices of the ranks that it is compared with
+    fast_ranks: tuple[int, ...]  # indices of the ranks that it is compared with
     seconds: float  # how much longer than their mean, in the mean step
-    half_s: float  # half the 95 % interval of that
-    certain: bool  # whether chance cannot explain it, given that all ranks and parts were tested
+    half_interval_s: float  # half the 95 % interval of that
+    is_certain: bool  # whether chance cannot explain it, given that all ranks and parts were tested
     begin: int  # the stretch of steps in which it is slow, by index
     end: int
 
 
-def slow_ranks(own_s: Seconds, step_s: float) -> list[Slow]:
+def slow_ranks(own_s: Seconds, step_s: float) -> list[SlowCandidate]:
     """Return those of [rank, step, part] that are slower by 1 % of the mean step ``step_s`` or more, the slowest first.
 
     Means over the steps are compared, not medians: an excess in every fifth step counts. Differences are taken within
@@ -92,7 +92,9 @@ def fast_ranks(means_s: Seconds) -> tuple[int, ...]:
     return tuple(sorted(order.tolist()))
 
 
-def _in_part(own_s: Seconds, part: int, step_s: float, tests: int) -> list[Slow]:
+def _in_part(
+    own_s: Seconds, part: int, step_s: float, tests: int
+) -> list[SlowCandidate]:
     """Return the ranks that are slow in one part; ``own_s`` is [rank, step]."""
     means_s = own_s.mean(axis=1)
     fast = fast_ranks(means_s)
@@ -132,7 +134,7 @@ def _test_rank(
     fast: tuple[int, ...],
     step_s: float,
     tests: int,
-) -> Slow:
+) -> SlowCandidate:
     """Return how much slower ``rank`` is than the fast ranks, with its interval, and whether that is certain."""
     compared_ranks = [fast_rank for fast_rank in fast if fast_rank != rank]
     compared_s = own_s[compared_ranks].mean(axis=0)
@@ -151,13 +153,13 @@ def _test_rank(
     confidence = 1.0 - 2.0 * SIGNIFICANCE / tests
     begin, end = _slow_stretch(excess_s, model.edges)
     share_of_steps = judged_steps.size / compared_s.size
-    return Slow(
+    return SlowCandidate(
         rank=rank,
         part=part,
-        fast=fast,
+        fast_ranks=fast,
         seconds=mean_s * share_of_steps,
-        half_s=student_quantile(freedom, 0.95) * error_s * share_of_steps,
-        certain=mean_s > student_quantile(freedom, confidence) * error_s,
+        half_interval_s=student_quantile(freedom, 0.95) * error_s * share_of_steps,
+        is_certain=mean_s > student_quantile(freedom, confidence) * error_s,
         begin=int(judged_steps[begin]),
         end=int(judged_steps[end - 1]) + 1,
     )

@@ -22,7 +22,7 @@ from lm_profiler.analysis.ranks.rank_timeline import (
     Seconds,
     Track,
 )
-from lm_profiler.analysis.ranks.slowness import Slow
+from lm_profiler.analysis.ranks.slowness import SlowCandidate
 
 Flags = NDArray[np.bool_]
 
@@ -122,19 +122,19 @@ class RanksWork:
         own_in_step_s = self.own_s[:, :, :OUTSIDE]
         return float((own_in_step_s + self.waiting_s).sum(axis=2).mean())
 
-    def saves_s(self, slow: Iterable[Slow]) -> float:
+    def saves_s(self, slow: Iterable[SlowCandidate]) -> float:
         """Return seconds saved per step if all of these took as long as the ranks that are not slow.
 
         Its fastest step then takes as long as the others' fastest, and so on. So a rank keeps its own ups and downs:
         a rank that equals another step by step would never wait for it.
         """
         cells_s = self._cells_s.copy()
-        slow_by_part = defaultdict[int, list[Slow]](list)
+        slow_by_part = defaultdict[int, list[SlowCandidate]](list)
         for candidate in slow:
             slow_by_part[candidate.part].append(candidate)
         for part, slow_in_part in slow_by_part.items():
             slow_indices = {candidate.rank for candidate in slow_in_part}
-            fast_indices = sorted(set(slow_in_part[0].fast) - slow_indices)
+            fast_indices = sorted(set(slow_in_part[0].fast_ranks) - slow_indices)
             fast_sorted_s = np.sort(self.own_s[fast_indices, :, part], axis=1)
             # of the fastest step, the second, …
             usual_s = np.median(fast_sorted_s, axis=0)
@@ -157,7 +157,7 @@ class RanksWork:
         saved_s[~is_in_step] = 0.0
         return saved_s
 
-    def evened_s(self, part: int) -> float:
+    def saved_if_even_s(self, part: int) -> float:
         """Return seconds saved per step if all ranks took the median rank's time in ``part`` of each cell.
 
         With an even number of ranks it is the lower median: with two, the time of the faster rank.

@@ -28,7 +28,7 @@ def test_equal_ranks_whose_steps_resemble_their_neighbours(ranks: int, steps: in
     wrong = 0
     for _ in range(60):
         slow = slow_ranks(own_work(rng, ranks, steps, phi=0.6), STEP_S)
-        wrong += any(one.certain for one in slow)
+        wrong += any(one.is_certain for one in slow)
     assert wrong <= 3
 
 
@@ -51,7 +51,7 @@ def test_a_rank_that_is_slower_in_some_steps(where: str, ranks: int) -> None:
     for _ in range(20):
         own_s = own_work(rng, ranks, 20)
         own_s[1, STRETCHES[where], 1] += STEP_S / (1 if "every" in where else 5)
-        found = [one for one in slow_ranks(own_s, STEP_S) if one.certain]
+        found = [one for one in slow_ranks(own_s, STEP_S) if one.is_certain]
         assert [(one.rank, one.part) for one in found] == [(1, 1)]
         assert found[0].seconds == pytest.approx(SLOWER_S[where], rel=0.1)
         if where.endswith(("half", "always")):
@@ -64,16 +64,16 @@ def test_the_interval_holds_what_is_longer_and_what_happened_once_is_not_certain
         own_s = own_work(rng, 3, 20, phi=0.4, noise=0.05)
         own_s[2, :, 1] += 0.01
         (slow,) = (one for one in slow_ranks(own_s, STEP_S) if (one.rank, one.part) == (2, 1))
-        held += abs(slow.seconds - 0.01) <= slow.half_s
+        held += abs(slow.seconds - 0.01) <= slow.half_interval_s
     assert held >= 54  # 95 % of 60 are 57
     # What happened once is not certain and steps that are long for all do no harm.
     own_s = own_work(np.random.default_rng(0), 2, 20)
     own_s[1, 7, 0] += 0.5
-    assert not slow_ranks(own_s, STEP_S)[0].certain
+    assert not slow_ranks(own_s, STEP_S)[0].is_certain
     rng = np.random.default_rng(0)
     own_s = rng.uniform(0.01, 0.1, (1, 20, 1)) * (1.0 + 0.01 * rng.standard_normal((2, 20, 1)))
     own_s[1] += 0.003
-    assert slow_ranks(own_s, STEP_S)[0].certain
+    assert slow_ranks(own_s, STEP_S)[0].is_certain
     # A clear gap divides them, even where the fewer are fast; without one nobody is set apart.
     assert fast_ranks(np.array([0.045, 0.005, 0.046, 0.044])) == (1,)
     assert fast_ranks(np.array([0.005, 0.045, 0.006])) == (0, 2)
@@ -99,18 +99,18 @@ def test_validations_that_take_longer_on_one_rank_are_certain_and_equal_ones_nam
     for _ in range(20):
         own_s = validations(rng, ranks=2, steps=25, every=5)
         own_s[1, 4::5, 3] += 0.06
-        certain = [slow for slow in slow_ranks(own_s, STEP_S) if slow.certain]
+        certain = [slow for slow in slow_ranks(own_s, STEP_S) if slow.is_certain]
         assert [(slow.rank, slow.part) for slow in certain] == [(1, 3)]
         assert certain[0].seconds == pytest.approx(0.012, rel=0.1)
     rng = np.random.default_rng(4)
     wrong = 0
     for _ in range(100):
-        wrong += any(slow.certain for slow in slow_ranks(validations(rng, ranks=2, steps=25, every=5), STEP_S))
+        wrong += any(slow.is_certain for slow in slow_ranks(validations(rng, ranks=2, steps=25, every=5), STEP_S))
     assert wrong <= 3
     rng = np.random.default_rng(6)
     own_s = validations(rng, ranks=2, steps=25, every=5)
     own_s[1, :, 3] += 0.004
     own_s[1, 4::5, 3] -= 0.005
-    (slow,) = [slow for slow in slow_ranks(own_s, STEP_S) if slow.certain]
+    (slow,) = [slow for slow in slow_ranks(own_s, STEP_S) if slow.is_certain]
     assert (slow.rank, slow.part) == (1, 3)
     assert slow.seconds == pytest.approx(0.003, rel=0.1)
