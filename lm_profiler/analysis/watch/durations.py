@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,12 @@ class LongDurations:
         self._reported_s = self.now_s
 
 
+class _Duration(NamedTuple):
+    seconds: float
+    step: int  # after which it ended
+    at_s: float  # when it ended
+
+
 @dataclass(eq=False)
 class Durations:
     """The durations of one kind, as they come."""
@@ -47,11 +54,11 @@ class Durations:
     _usual_s: deque[float] = field(
         default_factory=lambda: deque(maxlen=_MOST_DURATIONS)
     )
-    _last_durations: deque[tuple[float, int, float]] = field(
+    _last_durations: deque[_Duration] = field(
         default_factory=lambda: deque(maxlen=_FEWEST)
     )
-    # the durations that the reference was taken from
-    _begin_s: list[float] = field(default_factory=list)
+    # the first ``_FEWEST`` durations, whose median is the reference
+    _first_durations_s: list[float] = field(default_factory=list)
     _reference_s: float | None = None
     _long_event: LongDurations | None = None
     _course: LongDurations | None = None
@@ -61,7 +68,7 @@ class Durations:
         """Take how long one took, which ended at ``at_s`` after ``step``; a step usually takes ``step_s``."""
         least_s = max(_LEAST_S, _LEAST_STEPS * step_s)
         usual_s = float(np.median(self._usual_s)) if self._usual_s else seconds
-        self._last_durations.append((seconds, step, at_s))
+        self._last_durations.append(_Duration(seconds, step, at_s))
         if self._follow_course(seconds, step, least_s):
             self._usual_s.append(seconds)
             return
@@ -93,9 +100,9 @@ class Durations:
     def _follow_course(self, seconds: float, step: int, least_s: float) -> bool:
         """Return whether the durations have grown for good, and keep the event of it up to date."""
         if self._reference_s is None:
-            self._begin_s.append(seconds)
-            if len(self._begin_s) == _FEWEST:
-                self._reference_s = float(np.median(self._begin_s))
+            self._first_durations_s.append(seconds)
+            if len(self._first_durations_s) == _FEWEST:
+                self._reference_s = float(np.median(self._first_durations_s))
             return False
         reference_s = self._reference_s
         course = self._course
@@ -109,30 +116,32 @@ class Durations:
             elif course.is_corrected:
                 self._changed.append(course)
             return True
-        shortest_s = min(duration_s for duration_s, _, _ in self._last_durations)
+        shortest_s = min(duration.seconds for duration in self._last_durations)
         if shortest_s < _GREW_RATIO * reference_s or seconds - reference_s < least_s:
             return False
-        _, first_step, at_s = self._last_durations[0]
-        grows_from_start = self._begin_s == sorted(self._begin_s)
-        against_s = min(self._begin_s) if grows_from_start else reference_s
+        first = self._last_durations[0]
+        first_durations_s = self._first_durations_s
+        grows_from_start = first_durations_s == sorted(first_durations_s)
+        against_s = first_durations_s[0] if grows_from_start else reference_s
         self._course = LongDurations(
-            first_step=first_step,
+            first_step=first.step,
             found_step=step,
-            at_s=at_s,
+            at_s=first.at_s,
             against_s=against_s,
             now_s=seconds,
             is_course=True,
             times=_FEWEST,
         )
         self._changed.append(self._course)
-        if self._long_event is not None and self._long_event.first_step >= first_step:
-            self._long_event.is_withdrawn = True
-            self._changed.append(self._long_event)
+        event = self._long_event
+        if event is not None and event.first_step >= first.step:
+            event.is_withdrawn = True
+            self._changed.append(event)
             self._long_event = None
         return True
 
     def finish(self) -> None:
-        """Report the last duration of a course, as the run is over."""
+        """At the end of the run, report the last duration of a course."""
         if self._course is not None:
             self._changed.append(self._course)
 

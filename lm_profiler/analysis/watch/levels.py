@@ -107,7 +107,7 @@ _SMALL_BESIDE_DRIFT = 0.5
 _SMALL_AGAINST_DRIFT = 0.25
 
 
-class _YoungChange(NamedTuple):
+class _UnconfirmedChange(NamedTuple):
     """A change that may be a short burst."""
 
     change: LevelChange
@@ -135,18 +135,20 @@ class LevelFollower:
         # index of the first block of the current level
         self._level_begin = 0
         # of each block: the square of its difference from the one before it; unknown if a new level begins
-        self._squares: list[float] = []
+        self._squared_differences: list[float] = []
         self._watched_s = 0.0
 
-        self._young: list[_YoungChange] = []
+        self._unconfirmed_changes: list[_UnconfirmedChange] = []
         self._last_changes: deque[LevelChange] = deque(maxlen=_CHANGES_REMEMBERED)
-        self._reported: deque[LevelChange] = deque(maxlen=4 * _CHANGES_REMEMBERED)
+        self._reported_changes: deque[LevelChange] = deque(
+            maxlen=4 * _CHANGES_REMEMBERED
+        )
         # successive changes in one direction
-        self._rise: list[LevelChange] = []
+        self._same_direction_changes: list[LevelChange] = []
         # what stands for a level that wanders, and the seconds between which it does
         self._wandering: LevelChange | None = None
-        self._range_s = (0.0, 0.0)
-        self._changed: list[LevelChange] = []
+        self._wandering_range_s = (0.0, 0.0)
+        self._changes_to_report: list[LevelChange] = []
 
     @property
     def level_s(self) -> float | None:
@@ -165,7 +167,7 @@ class LevelFollower:
         self._recent.add(steps, seconds, most_steps)
         for block in cut_into_blocks(steps, seconds):
             previous_log = self._blocks[-1].log_s if self._blocks else math.nan
-            self._squares.append((block.log_s - previous_log) ** 2)
+            self._squared_differences.append((block.log_s - previous_log) ** 2)
             self._blocks.append(block)
             self._watched_s += block.steps * float(block.seconds[-1])
             self._inspect()
@@ -182,30 +184,30 @@ class LevelFollower:
         """
         changed = []
         waiting = []
-        for change in dict.fromkeys(self._changed):
+        for change in dict.fromkeys(self._changes_to_report):
             change.is_hidden = not self._is_worth_reporting(change)
             if change.was_reported or not change.is_hidden:
                 changed.append(change)
                 change.mark_reported()
             elif not change.is_withdrawn:
                 waiting.append(change)
-        self._changed = waiting[-_MOST_WAITING:]
+        self._changes_to_report = waiting[-_MOST_WAITING:]
         return changed
 
     def finish(self) -> None:
-        """Report what has not lasted for long, and correct what is still open, as the run is over."""
-        if self._young and self._has_cost_enough():
-            self._report_young()
+        """At the end of the run, report what has not lasted for long and correct what is still open."""
+        if self._unconfirmed_changes and self._has_cost_enough():
+            self._report_unconfirmed()
         drift = self._current_drift()
         if drift is not None and self._goes_on(drift):
-            self._young = []  # they are pieces of it
+            self._unconfirmed_changes = []  # they are pieces of it
         self._correct_current(run_is_over=True)
 
     def _goes_on(self, drift: LevelChange) -> bool:
-        """Return whether all young changes may be pieces of ``drift``, in its direction."""
-        for young in self._young:
-            has_its_direction = young.change.direction == drift.direction
-            if not has_its_direction or not young.change.may_hide_in(drift):
+        """Return whether all unconfirmed changes may be pieces of ``drift``, in its direction."""
+        for candidate in self._unconfirmed_changes:
+            has_its_direction = candidate.change.direction == drift.direction
+            if not has_its_direction or not candidate.change.may_hide_in(drift):
                 return False
         return True
 
@@ -218,7 +220,10 @@ class LevelFollower:
         for index in range(0, half, 2):
             merged.append(merge_blocks(self._blocks[index], self._blocks[index + 1]))
         level_step = self._blocks[self._level_begin].first_step
-        self._squares = [*[math.nan] * len(merged), *self._squares[half:]]
+        self._squared_differences = [
+            *[math.nan] * len(merged),
+            *self._squared_differences[half:],
+        ]
         self._blocks = [*merged, *self._blocks[half:]]
         self._level_begin = self._index_of(level_step)
 
@@ -237,8 +242,10 @@ class LevelFollower:
             self._begin_level(onset)
         elif blocks_of_level in _BLOCKS_AT_CORRECTION or self._current_drift():
             self._correct_current(run_is_over=False)
-        if self._young and (self._has_lasted() or self._has_cost_enough()):
-            self._report_young()
+        if self._unconfirmed_changes and (
+            self._has_lasted() or self._has_cost_enough()
+        ):
+            self._report_unconfirmed()
 
     def _find_onset(self) -> int | None:
         """Return the index of the first block of a new level; None if the level has not changed.
@@ -299,7 +306,7 @@ class LevelFollower:
         """Return the standard deviation of a block around its level, and from how many differences it is known."""
         end = len(self._blocks) - recent
         begin = max(end - _NOISE_BLOCKS, 0) + 1
-        squares = np.array(self._squares[begin:end])
+        squares = np.array(self._squared_differences[begin:end])
         squares = squares[~np.isnan(squares)]
         if len(squares) < _FEWEST_DIFFERENCES:
             return None, 0
@@ -352,25 +359,25 @@ class LevelFollower:
             found_step=self._blocks[-1].last_step,
             before_since_step=self._blocks[self._level_begin].first_step,
         )
-        young = _YoungChange(
+        candidate = _UnconfirmedChange(
             change=change,
             begin_step=self._blocks[onset].first_step,
             is_part_of_line=make_line(blocks_before, blocks_after),
         )
         burst = self._burst_before(change)
         if burst is not None:
-            self._take_out(burst, young.begin_step)
+            self._take_out(burst, candidate.begin_step)
             return
 
-        is_only_change = not self._young and not self._last_changes
+        is_only_change = not self._unconfirmed_changes and not self._last_changes
         has_warmed_up = onset < _SETTLING and change.direction < 0 and is_only_change
-        self._squares[onset] = math.nan
+        self._squared_differences[onset] = math.nan
         starts_within_block = self._blocks[onset].first_step < step
         has_straddling_block = starts_within_block and len(blocks_after) > 1
         self._level_begin = onset + 1 if has_straddling_block else onset
-        self._squares[self._level_begin] = math.nan
+        self._squared_differences[self._level_begin] = math.nan
         if not has_warmed_up:
-            self._young.append(young)
+            self._unconfirmed_changes.append(candidate)
 
     def _exact_step(
         self,
@@ -410,61 +417,62 @@ class LevelFollower:
             return int(steps[0])
         return int(steps[min(last_index + 1, len(steps) - 1)])
 
-    def _burst_before(self, change: LevelChange) -> _YoungChange | None:
-        """Return the young change whose level before is the one that ``change`` goes back to; None without any."""
-        for young in self._young:
-            if change.reverts(young.change):
-                return young
+    def _burst_before(self, change: LevelChange) -> _UnconfirmedChange | None:
+        """Return the unconfirmed change that ``change`` reverts, or None."""
+        for candidate in self._unconfirmed_changes:
+            if change.reverts(candidate.change):
+                return candidate
         return None
 
-    def _take_out(self, burst: _YoungChange, end_step: int) -> None:
-        """Go on as if the steps from ``burst`` to the block that begins with ``end_step`` had not been."""
+    def _take_out(self, burst: _UnconfirmedChange, end_step: int) -> None:
+        """Forget the steps from ``burst`` to the end of the block that begins with ``end_step``."""
         begin = self._index_of(burst.begin_step)
         end = self._index_of(end_step) + 1
         self._recent.remove(burst.begin_step, self._blocks[end - 1].last_step)
         del self._blocks[begin:end]
-        del self._squares[begin:end]
-        if begin < len(self._squares):
-            self._squares[begin] = math.nan
+        del self._squared_differences[begin:end]
+        if begin < len(self._squared_differences):
+            self._squared_differences[begin] = math.nan
         self._level_begin = self._index_of(burst.change.before_since_step)
-        del self._young[self._young.index(burst) :]
+        del self._unconfirmed_changes[self._unconfirmed_changes.index(burst) :]
 
     # -- reporting a change --------------------------------------------------------------------------------------------
 
     def _has_lasted(self) -> bool:
-        """Return whether the level since the last young change is no short burst."""
-        change = self._young[-1].change
+        """Return whether the level since the last unconfirmed change is no short burst."""
+        change = self._unconfirmed_changes[-1].change
         blocks_of_level = len(self._blocks) - self._level_begin
         fewest = _LASTING_IF_UNIFORM if change.is_uniform else _LASTING
         return blocks_of_level >= fewest
 
     def _has_cost_enough(self) -> bool:
-        """Return whether the young changes have cost enough, or saved enough, to be reported at once."""
-        before_s = float(self._young[0].change.before_s[-1])
+        """Return whether the unconfirmed changes have cost enough, or saved enough, to be reported at once."""
+        first = self._unconfirmed_changes[0]
+        before_s = float(first.change.before_s[-1])
         cost_s = 0.0
-        for block in self._blocks[self._index_of(self._young[0].begin_step) :]:
+        for block in self._blocks[self._index_of(first.begin_step) :]:
             cost_s += block.steps * (float(block.seconds[-1]) - before_s)
-        if self._young[-1].change.is_uniform:
+        if self._unconfirmed_changes[-1].change.is_uniform:
             cost_s /= _COST_RATIO_IF_UNIFORM
         least_s = max(_COST_SHARE * self._watched_s, _LEAST_COST_S)
         return abs(cost_s) >= min(least_s, _MOST_COST_S)
 
-    def _report_young(self) -> None:
-        """Report the young changes one after the other, unless the level is back where it was before them."""
+    def _report_unconfirmed(self) -> None:
+        """Report the unconfirmed changes one after the other, unless the level is back where it was before them."""
         level = self._blocks[self._level_begin :]
         current_s = mean_seconds(middle_half(level[-_REFERENCE:]))
-        for young in self._young:
-            if young.change.is_undone_at(current_s):
+        for candidate in self._unconfirmed_changes:
+            if candidate.change.is_undone_at(current_s):
                 last_block = self._blocks[self._level_begin - 1]
-                self._take_out(young, last_block.first_step)
+                self._take_out(candidate, last_block.first_step)
                 return
-        young_changes = self._young
-        self._young = []
-        young_changes[-1].change.after_s = mean_seconds(middle_half(level))
-        if len(young_changes) == 1:
-            self._correct_begin(young_changes[0].change)
-        for young in young_changes:
-            self._classify(young.change, young.is_part_of_line)
+        confirmed_changes = self._unconfirmed_changes
+        self._unconfirmed_changes = []
+        confirmed_changes[-1].change.after_s = mean_seconds(middle_half(level))
+        if len(confirmed_changes) == 1:
+            self._correct_begin(confirmed_changes[0].change)
+        for candidate in confirmed_changes:
+            self._classify(candidate.change, candidate.is_part_of_line)
 
     def _correct_begin(self, change: LevelChange) -> None:
         """Correct where ``change`` began, now that its level is known from more blocks."""
@@ -480,9 +488,10 @@ class LevelFollower:
 
     def _classify(self, change: LevelChange, is_part_of_line: bool) -> None:
         """Report ``change``, unless an earlier event stands for it."""
-        if self._rise and self._rise[-1].direction != change.direction:
-            self._rise = []
-        self._rise = [*self._rise, change]
+        earlier_changes = self._same_direction_changes
+        if earlier_changes and earlier_changes[-1].direction != change.direction:
+            earlier_changes = []
+        self._same_direction_changes = [*earlier_changes, change]
         self._last_changes.append(change)
         if self._wanders(change):
             return
@@ -491,15 +500,15 @@ class LevelFollower:
         if self._continues_drift(change, is_part_of_line):
             return
         self.open_changes.append(change)
-        self._reported.append(change)
-        self._changed.append(change)
+        self._reported_changes.append(change)
+        self._changes_to_report.append(change)
         del self.open_changes[:-_MOST_OPEN_CHANGES]
 
     def _end_level(self, blocks: Sequence[StepBlock]) -> None:
         """Estimate the level that ends from all of its ``blocks``."""
         level_s = mean_seconds(blocks)
-        if self._young:
-            self._young[-1].change.after_s = level_s
+        if self._unconfirmed_changes:
+            self._unconfirmed_changes[-1].change.after_s = level_s
             return
         if self._last_changes:
             self._last_changes[-1].after_s = level_s
@@ -509,7 +518,7 @@ class LevelFollower:
     def _correct_current(self, run_is_over: bool) -> None:
         """Estimate the size of the last open change anew."""
         level = self._blocks[self._level_begin :]
-        if self.open_changes and level and not self._young:
+        if self.open_changes and level and not self._unconfirmed_changes:
             self._correct(self.open_changes[-1], mean_seconds(level), run_is_over)
 
     def _correct(
@@ -525,14 +534,14 @@ class LevelFollower:
                 self._level_begin = self._index_of(change.before_since_step)
             return
         if change.is_corrected or (run_is_over and is_drift):
-            self._changed.append(change)
+            self._changes_to_report.append(change)
 
     def _withdraw(self, changes: Sequence[LevelChange]) -> None:
         """Withdraw ``changes``, because another one stands for them."""
         for change in changes:
-            is_reported = change in self._changed or change.was_reported
+            is_reported = change in self._changes_to_report or change.was_reported
             if is_reported and not change.is_withdrawn:
-                self._changed.append(change)
+                self._changes_to_report.append(change)
             change.is_withdrawn = True
         self.open_changes = [
             change for change in self.open_changes if not change.is_withdrawn
@@ -555,7 +564,7 @@ class LevelFollower:
                 self._withdraw([change])
                 continue
             change.until_step = last_step
-            self._changed.append(change)
+            self._changes_to_report.append(change)
 
     # -- a level that wanders ------------------------------------------------------------------------------------------
 
@@ -586,7 +595,7 @@ class LevelFollower:
         self._withdraw(changes)
         self._withdraw_within_range(wandering)
         self._last_changes.clear()
-        self._changed.append(wandering)
+        self._changes_to_report.append(wandering)
         return True
 
     def _may_be_machine(self, changes: Sequence[LevelChange]) -> bool:
@@ -600,7 +609,7 @@ class LevelFollower:
             return False
         levels_s = _levels_around(changes)
         if self._wandering is not None:
-            levels_s.extend(self._range_s)
+            levels_s.extend(self._wandering_range_s)
         else:
             is_episode = any(
                 changes[-1].reverts(open_change) for open_change in self.open_changes
@@ -671,8 +680,8 @@ class LevelFollower:
             times=len(changes),
         )
         self._wandering = wandering
-        self._reported.append(wandering)
-        self._range_s = (float(wandering.before_s[-1]), float(wandering.after_s[-1]))
+        self._reported_changes.append(wandering)
+        self._wandering_range_s = _range_of(wandering)
         return wandering
 
     def _widen(self, wandering: LevelChange, level_s: Seconds) -> None:
@@ -681,12 +690,12 @@ class LevelFollower:
             wandering.before_s = level_s
         if level_s[-1] > wandering.after_s[-1]:
             wandering.after_s = level_s
-        self._range_s = (float(wandering.before_s[-1]), float(wandering.after_s[-1]))
+        self._wandering_range_s = _range_of(wandering)
 
     def _withdraw_within_range(self, wandering: LevelChange) -> None:
         """Withdraw the earlier changes between levels that are within the range in which the level wanders."""
         within_range = []
-        for change in self._reported:
+        for change in self._reported_changes:
             is_other = change is not wandering
             begins_in_range = self._is_in_range(change.before_s)
             if is_other and begins_in_range and self._is_in_range(change.after_s):
@@ -695,12 +704,12 @@ class LevelFollower:
             wandering.since_step = min(wandering.since_step, change.since_step)
             if change.course in ("wanders", "alternates"):
                 wandering.times += change.times
-            self._reported.remove(change)
+            self._reported_changes.remove(change)
         self._withdraw(within_range)
 
     def _is_in_range(self, level_s: Seconds) -> bool:
         """Return whether a level is within the range in which the level wanders, or half of it beyond."""
-        low_s, high_s = self._range_s
+        low_s, high_s = self._wandering_range_s
         margin = math.sqrt(high_s / low_s)
         return bool(low_s / margin <= level_s[-1] <= high_s * margin)
 
@@ -726,7 +735,7 @@ class LevelFollower:
         is_power_of_two = wandering.times.bit_count() == 1
         has_few_changes = wandering.times < _REPORTED_EVERY_TIME
         if is_power_of_two or (wandering.is_corrected and has_few_changes):
-            self._changed.append(wandering)
+            self._changes_to_report.append(wandering)
 
     def _follows_trend(self, since_step: int) -> bool:
         """Return whether the level rises or falls all the time since ``since_step``, or since a drift began."""
@@ -762,7 +771,7 @@ class LevelFollower:
             is_small_piece = size <= _SMALL_BESIDE_DRIFT * abs(drift.size_s)
 
         rises_gradually = self._rises_gradually()
-        has_many_stairs = rises_gradually or len(self._rise) > _STAIRS
+        has_many_stairs = rises_gradually or len(self._same_direction_changes) > _STAIRS
         if not is_line and not has_many_stairs and not is_small_piece:
             return False
         begin = self._begin_of_drift(change, has_many_stairs)
@@ -788,14 +797,15 @@ class LevelFollower:
         if drift.is_gradual and is_begin_due:
             self._correct_begin_of_drift(drift)
         if is_new_drift or drift.is_corrected:
-            self._changed.append(drift)
+            self._changes_to_report.append(drift)
 
     def _rises_gradually(self) -> bool:
         """Return whether the last changes in one direction are no stairs: at none of them the level jumps."""
-        if len(self._rise) < _FEWEST_OF_GRADUAL_RISE:
+        changes = self._same_direction_changes
+        if len(changes) < _FEWEST_OF_GRADUAL_RISE:
             return False
         jumps = 0.0
-        for change in self._rise:
+        for change in changes:
             place = self._index_of(change.since_step)
             begin = max(place - _BLOCKS_BESIDE_JUMP, 0)
             end = place + 1 + _BLOCKS_BESIDE_JUMP
@@ -803,7 +813,7 @@ class LevelFollower:
             logs_after = logs_of(self._blocks[place + 1 : end])
             if logs_before.size and logs_after.size:
                 jumps += float(np.median(logs_after) - np.median(logs_before))
-        rise = math.log(self._rise[-1].after_s[-1] / self._rise[0].before_s[-1])
+        rise = math.log(changes[-1].after_s[-1] / changes[0].before_s[-1])
         return abs(jumps) < _SHARE_OF_JUMPS * abs(rise)
 
     def _begin_of_drift(
@@ -846,6 +856,11 @@ class LevelFollower:
         """Return the current level of a drift, by part."""
         blocks = self._blocks[self._index_of(drift.since_step) :]
         return end_of_line(blocks[-_BLOCKS_AT_END:])
+
+
+def _range_of(wandering: LevelChange) -> tuple[float, float]:
+    """Return the lowest and the highest seconds of the step between which a level wanders."""
+    return float(wandering.before_s[-1]), float(wandering.after_s[-1])
 
 
 def _count_reversals(changes: Sequence[LevelChange]) -> int:

@@ -88,8 +88,13 @@ class SlowSteps:
     one after ``forget``, has no block before it and is never judged.
     """
 
+    # the steps that are still to be judged, or are neighbours of these: their numbers
     _steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    _ns: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    # [step, 2], when each began and ended
+    _begin_end_ns: NDArray[np.int64] = field(
+        default_factory=lambda: np.empty((0, 2), np.int64)
+    )
+    # [step, TIMED], what each part took, and last the step
     _seconds: NDArray[np.float64] = field(
         default_factory=lambda: np.empty((0, len(TIMED)))
     )
@@ -103,7 +108,7 @@ class SlowSteps:
     ) -> list[SlowStep]:
         """Take the next n steps: their numbers, (n, 2) begin and end, (n, TIMED) seconds. Return the slow ones."""
         self._steps = np.concatenate([self._steps, steps])
-        self._ns = np.concatenate([self._ns, ns])
+        self._begin_end_ns = np.concatenate([self._begin_end_ns, ns])
         self._seconds = np.concatenate([self._seconds, seconds])
         blocks = len(self._steps) // NEIGHBOURS
         fewest_blocks = 2 if run_is_over else 3
@@ -132,7 +137,7 @@ class SlowSteps:
         # the next call needs the last block, and the one before it as its neighbour
         keep_from = steps_in_blocks - 2 * NEIGHBOURS
         self._steps = self._steps[keep_from:]
-        self._ns = self._ns[keep_from:]
+        self._begin_end_ns = self._begin_end_ns[keep_from:]
         self._seconds = self._seconds[keep_from:]
         return slow_steps
 
@@ -151,8 +156,8 @@ class SlowSteps:
         data = PARTS.index("data")
         return SlowStep(
             step=int(self._steps[place]),
-            begin_ns=int(self._ns[place, 0]),
-            end_ns=int(self._ns[place, 1]),
+            begin_ns=int(self._begin_end_ns[place, 0]),
+            end_ns=int(self._begin_end_ns[place, 1]),
             step_s=step_s,
             usual_s=usual_s,
             part=part,
@@ -164,7 +169,7 @@ class SlowSteps:
     def forget(self) -> None:
         """Forget the steps that are not judged yet, because steps are left out after them."""
         self._steps = self._steps[:0]
-        self._ns = self._ns[:0]
+        self._begin_end_ns = self._begin_end_ns[:0]
         self._seconds = self._seconds[:0]
 
 
@@ -285,7 +290,7 @@ class SlowStepGroup:
     def has_unwritten_steps(self) -> bool:
         return self.is_reported and self.times != self._written_times
 
-    def written(self, at_s: float) -> None:
+    def mark_written(self, at_s: float) -> None:
         self._written_times = self.times
         self._written_at_s = at_s
 
@@ -425,7 +430,7 @@ class SlowStepGroups:
             if group.should_write(at_s) or (
                 run_is_over and group.has_unwritten_steps()
             ):
-                group.written(at_s)
+                group.mark_written(at_s)
                 groups.append(group)
         return groups
 
