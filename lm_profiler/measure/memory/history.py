@@ -31,13 +31,13 @@ class MemoryHistory:
     # returns what was recorded, for all devices of this process
     snapshot: Callable[[], object]
     max_entries: int = 100_000  # how many of the last events are kept, at several KB of host memory each
-    _running: bool = field(default=False, init=False)
+    _is_recording: bool = field(default=False, init=False)
 
     def start(self) -> None:
         self.record(
             enabled="all", context="all", stacks="python", max_entries=self.max_entries
         )
-        self._running = True
+        self._is_recording = True
 
     def dump(self, path: Path) -> Any:
         """Write what was recorded to ``path``, whole or not at all, and return it; works even when out of memory."""
@@ -46,8 +46,8 @@ class MemoryHistory:
         return recorded
 
     def stop(self) -> None:
-        if self._running:
-            self._running = False
+        if self._is_recording:
+            self._is_recording = False
             self.record(enabled=None)
 
 
@@ -55,10 +55,11 @@ def memory_history_of(device: torch.device) -> MemoryHistory | None:
     """Return a recorder for ``device``; None if the allocator keeps no history (only CUDA's does)."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
-    record, snapshot = RECORD_HISTORY.find_or(None), HISTORY.find_or(None)
-    return (
-        None if record is None or snapshot is None else MemoryHistory(record, snapshot)
-    )
+    record = RECORD_HISTORY.find_or(None)
+    snapshot = HISTORY.find_or(None)
+    if record is None or snapshot is None:
+        return None
+    return MemoryHistory(record, snapshot)
 
 
 def allocator_facts(device: torch.device) -> AllocatorReading | None:
@@ -73,6 +74,10 @@ def allocator_facts(device: torch.device) -> AllocatorReading | None:
     return facts_of(stats, None if total is None else total - free)
 
 
+# how torch's snapshot marks a segment that no graph and no user's pool has
+_NO_POOL = (0, 0)
+
+
 def graph_pool_bytes(device: torch.device) -> int | None:
     """Return the bytes that ``device``'s allocator keeps for CUDA graphs; None if it keeps none.
 
@@ -82,19 +87,13 @@ def graph_pool_bytes(device: torch.device) -> int | None:
     """
     if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
         return None
-    segments = (
-        segment
-        for segment in torch.cuda.memory_snapshot()
-        if segment["device"] == device.index
-    )
-    return (
-        sum(
-            each["total_size"]
-            for each in segments
-            if tuple(each["segment_pool_id"]) != (0, 0)
-        )
-        or None
-    )
+    pool_bytes = 0
+    for segment in torch.cuda.memory_snapshot():
+        is_on_device = segment["device"] == device.index
+        is_in_pool = tuple(segment["segment_pool_id"]) != _NO_POOL
+        if is_on_device and is_in_pool:
+            pool_bytes += segment["total_size"]
+    return pool_bytes or None
 
 
 def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorReading:
@@ -103,24 +102,25 @@ def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorRead
     The peaks of allocated and reserved memory may be of different instants. Their difference, ``fragmentation``, is
     the most that can have been reserved and not allocated when allocated memory peaked, with blocks kept for reuse.
     """
-    # CUDA's own allocator (cudaMallocAsync) leaves at zero the counts that only torch's has.
-    allocated, reserved = (
-        stats.get("allocated_bytes.all.peak"),
-        stats.get("reserved_bytes.all.peak"),
-    )
-    own = stats if stats.get("requested_bytes.all.peak") or not allocated else {}
+    allocated = stats.get("allocated_bytes.all.peak")
+    reserved = stats.get("reserved_bytes.all.peak")
+    fragmentation = None
+    if allocated is not None and reserved is not None:
+        fragmentation = reserved - allocated
+    # CUDA's own allocator (cudaMallocAsync) leaves at zero the counts that only torch's has: they are unknown then.
+    requested = stats.get("requested_bytes.all.peak")
+    lacks_torchs_counts = bool(allocated) and not requested
+    torchs_counts = {} if lacks_torchs_counts else stats
     return AllocatorReading(
         allocated_peak=allocated,
-        requested_peak=own.get("requested_bytes.all.peak"),
+        requested_peak=torchs_counts.get("requested_bytes.all.peak"),
         active_peak=stats.get("active_bytes.all.peak"),
         reserved_peak=reserved,
-        inactive_split_peak=own.get("inactive_split_bytes.all.peak"),
-        fragmentation=None
-        if allocated is None or reserved is None
-        else reserved - allocated,
+        inactive_split_peak=torchs_counts.get("inactive_split_bytes.all.peak"),
+        fragmentation=fragmentation,
         driver_used=driver_used,
-        alloc_retries=own.get("num_alloc_retries"),
-        ooms=own.get("num_ooms"),
+        alloc_retries=torchs_counts.get("num_alloc_retries"),
+        ooms=torchs_counts.get("num_ooms"),
     )
 
 
@@ -157,13 +157,11 @@ def oom_cause(error: BaseException, device: torch.device) -> OutOfMemory | None:
     if not is_out_of_memory(error):
         return None
     message = message_of(error)
-    said = {name: _bytes(pattern, message) for name, pattern in _MESSAGES.items()}
+    sizes = {name: _bytes(pattern, message) for name, pattern in _MESSAGES.items()}
     if device.type == "cpu":
-        said |= {
-            "free": available_bytes(device),
-            "total": int(psutil.virtual_memory().total),
-        }
-    return OutOfMemory(**said)
+        sizes["free"] = available_bytes(device)
+        sizes["total"] = int(psutil.virtual_memory().total)
+    return OutOfMemory(**sizes)
 
 
 def _bytes(pattern: str, message: str) -> int | None:

@@ -204,7 +204,9 @@ class StorageNotes:
             *self._alive.values(),
             _Note(workspaces, made_at=-1, cause="workspaces"),
         ]
+        # each allocation and free: the note of the storage, and its bytes, which are negative for a free
         self._events: list[tuple[_Note, int]] = []
+        # the phases in their order, each with the number of events before it
         self._phases: list[tuple[str, int]] = []
 
     def note_made(
@@ -422,23 +424,24 @@ def timeline_from_snapshot(
     notes = StorageNotes(
         _alive_before(snapshot["segments"], device, history_from_begin)
     )
-    happenings: list[tuple[int, Any]] = [(mark.time_us, mark) for mark in mark_log.step]
+    # marks and entries of the history, each with its time
+    timed: list[tuple[int, Any]] = [(mark.time_us, mark) for mark in mark_log.step]
     for entry in history_from_begin:
         if entry["time_us"] <= ends_us:
-            happenings.append((entry["time_us"], entry))
+            timed.append((entry["time_us"], entry))
     # if a mark and an entry have the same time, the mark comes first
-    happenings.sort(key=itemgetter(0))
-    for _, happening in happenings:
-        if isinstance(happening, _Mark):
-            notes.note_part(happening.code, happening.tensors, happening.saved_tensors)
-        elif happening["action"] == "alloc":
-            notes.note_made(
-                happening["addr"],
-                _rounded(happening["size"]),
-                _site(happening["frames"]),
-            )
+    timed.sort(key=itemgetter(0))
+    for _, mark_or_entry in timed:
+        if isinstance(mark_or_entry, _Mark):
+            mark = mark_or_entry
+            notes.note_part(mark.code, mark.tensors, mark.saved_tensors)
+            continue
+        entry = mark_or_entry
+        if entry["action"] == "alloc":
+            size = _rounded(entry["size"])
+            notes.note_made(entry["addr"], size, _site(entry["frames"]))
         else:
-            notes.note_freed(happening["addr"])
+            notes.note_freed(entry["addr"])
     return notes.timeline("measured")
 
 
