@@ -25,7 +25,7 @@ INPUT = 1 / 3
 COMMUNICATION = 0.20  # share of the step that is exposed communication
 MEMORY = 0.50  # share of the step that kernels at the memory bandwidth take
 REMAINDER = 0.30  # code of the program, time between steps, time outside every phase
-STRAGGLER = 0.10  # share of the step that mending a straggler saves: it helps all ranks, whatever else binds
+STRAGGLER = 0.10  # share of the step that fixing a straggler saves: it helps all ranks, whatever else binds
 _HOST = 0.50  # share of marks at which the device had finished
 _IDLE = 0.30  # share of the traced steps in which the device was idle
 # share of the ceiling: a device that reaches it computes and does not wait

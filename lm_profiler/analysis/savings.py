@@ -186,7 +186,7 @@ class StepCosts:
         )
 
     @cached_property
-    def stretch(self) -> float:
+    def slowdown(self) -> float:
         """The factor by which other programs lengthen what this one computes."""
         contention = self.record.contention
         if contention is None or contention.not_had is None:
@@ -194,11 +194,11 @@ class StepCosts:
         lost_share = min(contention.not_had, 0.9)
         return 1.0 / (1.0 - lost_share)
 
-    def stretch_of(self, phase: str) -> float:
+    def slowdown_in(self, phase: str) -> float:
         """The same for what is timed on the CPU's clock in ``phase``: the mean of its time awake over its CPU time."""
         use = self.record.thread_use.get(phase)
         if use is None or use.ran_s <= 0.0:
-            return self.stretch
+            return self.slowdown
         return max((self.mean_s(phase) - use.asleep_s) / use.ran_s, 1.0)
 
     def mean_s(self, part: str, clock: str = "time") -> float:
@@ -222,7 +222,7 @@ class StepCosts:
             return 0.0
         if not self.contended or summary.median is None:
             return float(summary.mean)
-        return float(min(summary.mean, summary.median * self.stretch))
+        return float(min(summary.mean, summary.median * self.slowdown))
 
     def outside_s(self, event: str) -> float:
         """Return the seconds per step that ``event``, such as validation, takes beside the phases."""
@@ -656,9 +656,9 @@ def _time_of_function(
         most_s = waits_s + min(most_computing_s, _outside_operators_s(costs, phase))
     computes_s += min(python_s, python_limit_s)
     if costs.contended:
-        stretch = costs.stretch_of(phase)
-        computes_s *= stretch
-        most_s = waits_s + (most_s - waits_s) * stretch
+        slowdown = costs.slowdown_in(phase)
+        computes_s *= slowdown
+        most_s = waits_s + (most_s - waits_s) * slowdown
 
     seconds = waits_s + computes_s
     without_operators_s = _gap_of_function_s(costs, phase, rows)

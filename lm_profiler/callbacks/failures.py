@@ -46,7 +46,7 @@ def status_of(error: BaseException) -> Status:
 def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
     """Return the phase in which the run died after ``steps`` steps: also ``setup``, and ``other`` between phases."""
     reading = timeline.reading()
-    if steps == 0 and not reading.running:
+    if steps == 0 and not reading.is_step_running:
         return "setup"
     # The timeline has left "data" by then: Lightning's fetcher ends its action before it lets the error through
     # (2.6.6).

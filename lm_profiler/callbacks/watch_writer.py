@@ -374,7 +374,7 @@ class WatchWriter:
         part = reading.stack[-1]
         if part >= len(PARTS):
             return terms.VALIDATION
-        if not reading.running:
+        if not reading.is_step_running:
             return terms.EPOCH_TURN
         return PARTS[part]
 

@@ -207,7 +207,7 @@ class Owners:
 
     def shares(self) -> OtherByOwner | None:
         """Return the time that each owner took in a mean step, of the steps that ended; None if none ended."""
-        if not self.timeline.reading().running:
+        if not self.timeline.reading().is_step_running:
             self._end_step()
         if not self._steps:
             return None

@@ -74,7 +74,7 @@ class TapeReading:
     """The state of a step after the marks that were read."""
 
     stack: list[int] = field(default_factory=lambda: [OTHER])  # the open parts
-    running: bool = False  # whether a step runs
+    is_step_running: bool = False
     failed_in: int | None = None  # the innermost part when an error first passed
     begun_part: int | None = None  # the part that the last mark began
     # finished steps that were not taken yet
@@ -96,7 +96,7 @@ class TapeReading:
         )
         reading = TapeReading(
             stack=self.stack.copy(),
-            running=self.running,
+            is_step_running=self.is_step_running,
             failed_in=self.failed_in,
             begun_part=None,
             finished=self.finished.copy(),
@@ -123,7 +123,7 @@ class TapeReading:
         ``_add_mark`` reads more: then the marks are read one by one.
         """
         layout = None
-        begins_with_step = not self.running
+        begins_with_step = not self.is_step_running
         has_device_times = type(instants[-1]) is tuple
         if begins_with_step and not has_device_times and FAIL not in codes:
             layout = _known_layout(tuple(self.stack), tuple(codes))
@@ -151,15 +151,15 @@ class TapeReading:
         if code < END:
             self._open_or_close(code)
         # A step begins with data, which the loop fetches; training_step(dataloader_iter) fetches inside forward.
-        if code in (DATA, FORWARD) and not self.running:
-            self.running = True
+        if code in (DATA, FORWARD) and not self.is_step_running:
+            self.is_step_running = True
             self.failed_in = None
             self.step = StepMarks(codes=[], host_ns=[], instants=[])
-        if not self.running:
+        if not self.is_step_running:
             return
         if code == END:
             self._add_mark(OTHER, instant)
-            self.running = False
+            self.is_step_running = False
             self.finished.append(self.step)
         else:
             self._add_mark(stack[-1], instant)

@@ -167,7 +167,7 @@ class Timeline:
     def is_in_step(self) -> bool:
         """Whether a step is running and the loop is inside it, so that marks count."""
         reading = self.reading()
-        return reading.running and reading.stack[-1] != OUTSIDE
+        return reading.is_step_running and reading.stack[-1] != OUTSIDE
 
     @property
     def stack(self) -> list[int]:

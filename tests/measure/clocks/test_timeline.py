@@ -74,7 +74,7 @@ def test_outside_of_a_step_nothing_is_marked_nor_in_a_gap_amid_one(clock: Clock)
     timeline = Timeline(clock)
     with Span(timeline, at.TRANSFER):
         clock.pass_ms(1)
-    assert not timeline.reading().running
+    assert not timeline.reading().is_step_running
     first = step(timeline, clock)
     clock.pass_ms(100)
     second = step(timeline, clock)
