@@ -115,8 +115,8 @@ class Comparison:
     environment: list[Difference] | None  # None: unknown
     step: PartChange  # UNCLEAR if the machine was busy, whatever its interval: times are then upper bounds
     forward_backward: PartChange
-    # phases that occur, those that change the step most first; with several ranks, without their waiting
-    # if all runs have measured it
+    # the phases that occur, the one that changes the step most first; with several ranks, without their waiting if all
+    # runs have measured it
     phases: list[PartChange]
     # own work and waiting of the mean rank, by their names in the registry
     ranks: list[PartChange]
@@ -128,7 +128,8 @@ class Comparison:
     notes: list[str]  # what a reader must know before using the figures
     # what decides if the machine was busy: the step without waits for a CPU, and CPU time; empty on a calm machine
     work: list[PartChange]
-    # phases without waits for a CPU, those that change most first; few steps are read so closely, so without intervals
+    # phases without waits for a CPU, the one that changes most first; without intervals, since few steps are read so
+    # closely
     work_phases: list[PartChange]
     flops: float | None  # FLOPs of B's step over those of A's; None means unknown
     decision: PartChange  # the row whose verdict is that of the comparison: the step's, or one of ``work``

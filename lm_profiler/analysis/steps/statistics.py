@@ -200,12 +200,12 @@ def robust_std(values: Series) -> float:
 
 
 def _tick_of(ordered: Series, lower: Series) -> float:
-    """Return the tick of a coarse clock; 0.0 if the clock is none."""
+    """Return the tick of a coarse clock; 0.0 if the clock is not coarse."""
     larger = ordered[np.searchsorted(ordered, FINEST) :]
     if not larger.size:
         return 0.0
     least_difference = float(larger[0])
-    # Of a coarse clock most differences are none, as they are if a few steps differ from equal ones.
+    # With a coarse clock most differences are zero. So are they if a few steps differ from equal ones.
     are_mostly_equal = lower[lower.size // 2] < FINEST
     if not are_mostly_equal or least_difference > _LARGEST_TICK:
         return 0.0

@@ -92,7 +92,7 @@ def flat_course(values: Series) -> Course:
 
 
 def find_course(values: Series, smallest: float) -> Course:
-    """Return the course of ``values``, logarithms without odd ones; a trend smaller than ``smallest`` is none."""
+    """Return the course of ``values``, logarithms without odd ones. A trend smaller than ``smallest`` is left out."""
     count = values.size
     block = _block_size(count)
     means = _block_means(values, block)

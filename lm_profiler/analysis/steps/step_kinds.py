@@ -56,7 +56,7 @@ def offsets_of(kinds: list[RarerKind], count: int) -> Series:
 
 
 def _clusters(values: Series) -> list[NDArray[np.bool_]]:
-    """Return the groups of alike values, as masks, lowest first; a group of one or two values is none.
+    """Return the groups of alike values, as masks, the lowest first. One or two values are no group.
 
     The list is empty if groups are as wide as the gaps between them.
     """

@@ -342,7 +342,7 @@ def share_in_steps(record: RunRecord) -> float:
 
 
 def lower_bound_share(quantity: Quantity, record: RunRecord) -> float | None:
-    """Return the share of a figure that is certain if the figure is a lower bound; None if it is none.
+    """Return the share of a figure that is certain if it is a lower bound; None for other figures.
 
     Rates are lower bounds if other programs used the machine, and what is computed from FLOPs if not all were counted.
     """

@@ -313,7 +313,7 @@ def _show_timeline(
 
 
 def _device(options: Options) -> Capacity:
-    """Return the name and the memory of the device that the options request; without any, of this machine's."""
+    """Return the name and the memory of the device that the options request, or else of this machine's."""
     memory_bytes = None
     if options.memory is not None:
         memory_bytes = size_bytes(options.memory, "memory", "80GiB")

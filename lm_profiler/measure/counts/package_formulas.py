@@ -140,7 +140,7 @@ def _window(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 def _limit(keys: int | None) -> int | None:
-    """Return flash-attn's limit of a window; -1 is none."""
+    """Return a window's limit; None if there is none, for which flash-attn writes -1."""
     if keys is None or keys < 0:
         return None
     return keys
@@ -153,7 +153,7 @@ def pairs_of_window(
     """Return how many pairs of a query and a key a window allows. The last query is at the position of the last key.
 
     Without a limit to the left, a window that ends at the query (``right_keys`` is 0) is causal attention, and counts
-    in full. As in flash-attn, a limit that no sequence reaches is none.
+    in full. As in flash-attn, a limit that no sequence reaches counts as no limit.
     """
     if left_keys is not None and left_keys >= keys:
         left_keys = None

@@ -98,7 +98,7 @@ def _memory_line(held_bytes: int, windows: Sequence[WatchWindow]) -> str:
 
 
 def _ledger_table(status: WatchStatus) -> Table:
-    """Return where the training's time went, the most first, as a table."""
+    """Return a table of what took the training's time, the costliest first."""
     terms = sorted(status.ledger.items(), key=lambda term: -term[1])
     terms.append(("wall time", status.wall_s))
     rows = []

@@ -43,7 +43,7 @@ class Column:
         return self.quantity.lacks_interval(entry.record)
 
     def lower_bound_share(self, entry: Entry) -> float | None:
-        """Return the share of a rate that is certain if it is a lower bound; None if it is none."""
+        """Return the share of a rate that is certain if it is a lower bound; None for other rates."""
         if self.quantity is None or entry.record is None:
             return None
         return lower_bound_share(self.quantity, entry.record)

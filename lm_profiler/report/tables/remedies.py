@@ -135,7 +135,7 @@ def _best_line(cells: CellsByBlocks) -> str | None:
 
 
 def _peaks(cells: CellsByBlocks, figure_name: str) -> dict[Blocks, int]:
-    """Return the largest peak of each setting's cells; a setting without any is left out."""
+    """Return the largest peak of each setting's cells; a setting without a known peak is left out."""
     get = QUANTITIES[figure_name].get
     largest = {}
     for blocks, entries in cells.items():

@@ -108,7 +108,7 @@ def _ranks_text(ranks: Ranks) -> str:
 
 
 def _rows(ranks: Ranks) -> list[RankTimes]:
-    """Return the ranks by their number; where only the extremes are known, by their own work, most first."""
+    """Return the ranks by their number; where only the extremes are known, those with most own work first."""
     if _has_all_ranks(ranks):
         return sorted(ranks.by_rank, key=lambda row: row.rank)
     return sorted(ranks.by_rank, key=lambda row: (-row.all_own_s, row.rank))
