@@ -136,11 +136,12 @@ def test_a_card_is_advised_only_what_it_has(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
+    # first: a Trainer counts AMD's cards by a library that is not here
+    trainer = trainer_with([], tmp_path, strategy=SingleDeviceStrategy(torch.device("cuda", 0)))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.version, "hip", hip)
     assert matrix_units(torch.device("cuda", 0)) == expected
     assert matrix_units(torch.device("cpu")) == MatrixUnits()
-    trainer = trainer_with([], tmp_path, strategy=SingleDeviceStrategy(torch.device("cuda", 0)))
     trainer.strategy.connect(BoringModel())
     found = switches(TrainerLoop(trainer))
     assert (found.tf32, found.half_precision) == (tf32, expected.half_precision)

@@ -27,8 +27,8 @@ def test_each_step_logs_its_own_loss_and_perplexity(precision: str, make_trainer
     trainer = make_trainer(6, precision=precision, callbacks=[keeps])
     trainer.fit(LanguageModel(**tiny, lr=0.1, metrics=True), datamodule=data())
     assert len(keeps.truth) == 6
-    # In bfloat16 the loss itself, which is not ours to better, has three figures.
-    assert_true(keeps.logged, keeps.truth, 1e-5 if precision == "32-true" else 1e-2)
+    # In bfloat16 each token's loss and their mean are rounded to eight bits, by 0.4 % each: that is not ours to better.
+    assert_true(keeps.logged, keeps.truth, 1e-5 if precision == "32-true" else 2e-2)
 
 
 @pytest.mark.parametrize("verb, stage", [("validate", "val"), ("test", "test")])
