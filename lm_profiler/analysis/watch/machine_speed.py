@@ -41,18 +41,6 @@ _FOLLOWED_SHARE = 0.01
 _LARGEST_DISTANCE = 0.5  # a longer one counts as this
 _CHANGED_DISTANCE = 0.1  # of a part that the program has changed
 
-# -- which parts the machine's speed does not affect
-_DIFFERENCES_OVER = 10  # blocks
-_REMEMBERED_SHARE = (
-    0.995  # of what earlier blocks show, with each block: some 200 count
-)
-_FEWEST_DIFFERENCES = 20
-_LARGEST_DIFFERENCE = (
-    0.1  # a larger one counts as this, so that a change of the program counts little
-)
-# of the squares without the machine's moves to those with them; while the machine does not move, noise makes it 1 to 2
-_UNAFFECTED_RATIO = 2.0
-
 # -- how far the speed moves all the time
 _BLOCKS_REMEMBERED = 800
 _BLOCKS_APART = 50  # a thousand steps
@@ -168,7 +156,6 @@ class _UsualParts:
         # (PARTS,) logarithms of seconds; empty until they are known
         self._logs: NDArray[np.float64] = np.empty(0)
         self._blocks = 0
-        self._unaffected = _UnaffectedParts()
 
     @property
     def are_known(self) -> bool:
@@ -186,8 +173,7 @@ class _UsualParts:
         the others keeps the rest.
         """
         self._blocks += 1
-        logs = _logs_of_parts(block)
-        distances = logs - self._logs
+        distances = _logs_of_parts(block) - self._logs
         common_move = self._common_move(distances)
         moves: NDArray[np.float64] = np.clip(
             distances, min(common_move, 0.0), max(common_move, 0.0)
@@ -195,8 +181,6 @@ class _UsualParts:
         # A part that the program has changed moves with the machine from where it is now.
         are_changed = np.abs(distances - moves) > _CHANGED_DISTANCE
         moves[are_changed] = common_move
-        self._unaffected.add(logs, common_move)
-        moves[self._unaffected.are_unaffected()] = 0.0
         # A part that the program changed becomes usual with time, so that it shows the machine's speed again.
         changes = np.clip(distances - moves, -_LARGEST_DISTANCE, _LARGEST_DISTANCE)
         followed_share = max(_FOLLOWED_SHARE, 1.0 / self._blocks)
@@ -217,45 +201,6 @@ class _UsualParts:
         if low > 0.0:
             return float(low)
         return min(float(high), 0.0)
-
-
-class _UnaffectedParts:
-    """Which parts the machine's speed does not affect, by how far they differ from the blocks a while before.
-
-    A part that it affects differs less once the machine's moves are taken out. One that sleeps, or waits for a disk,
-    differs more, because they were never in it.
-    """
-
-    def __init__(self) -> None:
-        self._differences = 0
-        # of the last blocks: (PARTS,) logarithms, and the machine's moves
-        self._last_logs: deque[NDArray[np.float64]] = deque(maxlen=_DIFFERENCES_OVER)
-        self._last_moves: deque[float] = deque(maxlen=_DIFFERENCES_OVER)
-        # (PARTS,) sums of squares of the differences, with the machine's moves and without
-        self._squares = np.zeros(len(PARTS))
-        self._squares_without_machine = np.zeros(len(PARTS))
-
-    def add(self, logs: NDArray[np.float64], machine_move: float) -> None:
-        """Take the (PARTS,) ``logs`` of the next block, in which the machine has moved by ``machine_move``."""
-        if len(self._last_logs) == _DIFFERENCES_OVER:
-            limit = _LARGEST_DIFFERENCE
-            differences = np.clip(logs - self._last_logs[0], -limit, limit)
-            machine_difference = np.clip(
-                machine_move - self._last_moves[0], -limit, limit
-            )
-            self._squares *= _REMEMBERED_SHARE
-            self._squares += differences**2
-            self._squares_without_machine *= _REMEMBERED_SHARE
-            self._squares_without_machine += (differences - machine_difference) ** 2
-            self._differences += 1
-        self._last_logs.append(logs)
-        self._last_moves.append(machine_move)
-
-    def are_unaffected(self) -> NDArray[np.bool_]:
-        """Return (PARTS,) booleans; False until enough blocks are known."""
-        if self._differences < _FEWEST_DIFFERENCES:
-            return np.zeros(len(PARTS), dtype=np.bool_)
-        return _UNAFFECTED_RATIO * self._squares < self._squares_without_machine
 
 
 def _logs_of_parts(block: StepBlock) -> NDArray[np.float64]:

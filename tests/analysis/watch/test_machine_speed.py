@@ -126,21 +126,6 @@ def test_a_part_that_does_not_wait_with_the_others_stays_as_it_is() -> None:
     assert program_s[5_000:].mean(axis=0) == pytest.approx(seconds[5_000:].mean(axis=0), rel=0.05)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_loader_that_sleeps_longer_beside_a_machine_that_moves_keeps_its_size(seed: int) -> None:
-    """The machine slows all parts but data, which sleeps for 0.3 ms, and from step 5,001 on for 1.3 ms."""
-    data = PARTS.index("data")
-    seconds = rows(seed, speed_of_machine(seed))
-    rng = np.random.default_rng(seed)
-    sleep_s = np.where(np.arange(STEPS) >= 5_000, 0.0013, 0.0003)
-    seconds[:, data] = sleep_s * np.exp(0.01 * rng.standard_normal(STEPS))
-    seconds[:, -1] = seconds[:, :-1].sum(axis=1)
-    (change,) = of_program(levels(seconds))
-    assert (change.part, change.course) == ("data", None)
-    assert change.since_step == pytest.approx(5_001, abs=3)
-    assert size_s(change) == pytest.approx(0.001, rel=0.1)
-
-
 def test_a_step_of_two_parts_does_not_show_the_machine() -> None:
     """Neither of them can be told from the other, so every change is the program's."""
     parts_s = np.zeros((STEPS, len(PARTS)))
