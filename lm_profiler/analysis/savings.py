@@ -79,6 +79,7 @@ _FINDING_OF_REASON: dict[NeedlessReason, FindingName] = {
     "constant": "constant",
     "zeros": "zeros",
     "ignored": "ignored",
+    "broadcast": "broadcast",
     "growing": "growing",
     "order": "order",
     "unused rows": "unused_rows",
@@ -89,6 +90,7 @@ _FINDING_OF_REASON: dict[NeedlessReason, FindingName] = {
 _TRACED_KINDS: dict[NeedlessReason, tuple[NeedlessKind, ...]] = {
     "repeated": ("repeated_forward", "repeated_backward"),
     "unused": ("unused_gradients",),
+    "broadcast": ("broadcast",),
 }
 _CERTAINLY_NEEDLESS = ("unused", "constant")
 # The share of needless operators is that of a single step; float64 may take more than twice as long as float32.

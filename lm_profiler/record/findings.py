@@ -274,11 +274,12 @@ class NeedlessWork(Part):
 
 
 # Why operators of a step may be needless: nothing reads their results; the step computed the same before, or each step
-# does; they compute with zeros, or at positions whose gradient is zero; they copy what was copied before; another order
-# of products takes less; a table's gradient has all rows, of which few were looked up; float32 would do; only Python
-# reads the results.
+# does; they compute with zeros, or at positions whose gradient is zero; they broadcast small tensors to a large one;
+# they copy what was copied before; another order of products takes less; a table's gradient has all rows, of which few
+# were looked up; float32 would do; only Python reads the results.
 NeedlessReason = Literal[
-    "unused", "repeated", "constant", "zeros", "ignored", "growing", "order", "unused rows", "double", "figures",
+    "unused", "repeated", "constant", "zeros", "ignored", "broadcast", "growing", "order", "unused rows",
+    "double", "figures",
 ]  # fmt: skip
 
 

@@ -60,6 +60,8 @@ class OperatorCall:
     is_host_read: bool = False  # whether Python reads the values
     elements: int = 0  # of its largest result
     size: int = 0  # elements of its largest argument or result
+    # whether it makes a far larger tensor of two that hold few elements, such as the table of all pairs of two columns
+    broadcasts: bool = False
     makes_double: bool = False  # whether that result is of float64
     product: Product | None = None
     # of the rows of a table's gradient, the share that is zero, because no index looks them up

@@ -185,6 +185,7 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
     "a diagonal matrix": ("zeros", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("zeros"))),
     "ignored labels": ("ignored", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("ignored"))),
     "three matrices": ("order", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("order"))),
+    "all pairs": ("broadcast", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("broadcast"))),
     "a tensor that grows": ("growing", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("growing"))),
     "a large table": ("unused_rows", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("unused rows"))),
     "float64 in a part": ("some_double", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("double"))),

@@ -9,6 +9,7 @@ from lm_profiler.analysis.dataflow.growing_copies import growing_copies
 from lm_profiler.analysis.dataflow.liveness import Liveness, liveness_of
 from lm_profiler.analysis.dataflow.products import (
     calls_at_ignored_positions,
+    calls_on_broadcasts,
     products_in_costly_order,
     products_with_zeros,
 )
@@ -86,6 +87,9 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     yield "zeros", products_with_zeros(step), None
     ignored = calls_at_ignored_positions(step)
     yield "ignored", ignored, step.place_of(_products_among(step, ignored))
+    broadcast = calls_on_broadcasts(step)
+    makers = [number for number in broadcast if step.calls[number].broadcasts]
+    yield "broadcast", broadcast, step.place_of(makers)
     yield "growing", growing_copies(step), None
     yield "order", products_in_costly_order(step), None
     unused_rows = calls_for_unused_rows(step)

@@ -1,4 +1,4 @@
-"""Finds matrix products that compute with zeros, and products of three matrices in a costly order."""
+"""Finds operators with needless elements: zeros in products, products in a costly order, tables of all pairs."""
 
 from __future__ import annotations
 
@@ -94,6 +94,18 @@ def _zero_positions(
             return right.zero_rows  # dW = Xᵀ·G sums over the rows of G
         return right.zero_columns  # dXᵀ = W·Gᵀ leaves the columns of Gᵀ
     return 0.0
+
+
+def calls_on_broadcasts(step: StepCalls) -> dict[int, float]:
+    """Return the calls that broadcast small tensors to a large one, and those that compute as much from it."""
+    shares: dict[int, float] = {}
+    for number, call in enumerate(step.calls):
+        if not call.broadcasts or call.phase != _FORWARD:
+            continue
+        for large in _as_large_as(step, number):
+            for with_backward in (large, *step.backward_of.get(large, ())):
+                shares[with_backward] = 1.0
+    return shares
 
 
 def _as_large_as(step: StepCalls, number: int) -> Iterator[int]:

@@ -633,8 +633,12 @@ def _unused_gradients_text(finding: Finding, settings: Settings) -> str:
 
 
 def _broadcast_text(finding: Finding, settings: Settings) -> str:
+    """Return the advice about a table of all pairs; the trace shows its shapes, the data flow its line."""
+    table = finding.what
+    if finding.file:
+        table = f"{_place(finding)} broadcasts small tensors to a far larger one"
     return (
-        f"Check the shapes: {finding.what}. If all pairs are meant, torch.cdist or a matrix product makes no such "
+        f"Check the shapes: {table}. If all pairs are meant, torch.cdist or a matrix product makes no such "
         "table; if not, a dimension is missing or too many (squeeze)."
     )
 

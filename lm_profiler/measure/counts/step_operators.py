@@ -45,6 +45,8 @@ _FACTORS = {
 }
 _LEAST_FACTOR = 1 << 12  # elements: smaller factors are not searched for zeros
 _LEAST_DOUBLE = 1 << 12  # elements of a result of float64 that are worth a look
+_LEAST_BROADCAST = 1 << 16  # elements of its result
+_BROADCAST_GROWTH = 16  # how many times more elements than its largest input holds
 # of operators that change no argument but those that their schema names
 _PURE_NAMESPACES = ("aten", "prims")
 _HOST_READS = {"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"}
@@ -183,6 +185,7 @@ class StepOperators:
                 size=max(
                     map(Tensor.numel, chain(_tensors(arguments), results)), default=0
                 ),
+                broadcasts=_broadcasts(operator, _tensors(arguments), largest),
                 makes_double=_makes_double(largest),
                 product=self._product(name, args),
                 zero_rows=_zero_rows_of_table(name, largest),
@@ -491,6 +494,22 @@ def _filled(operator: Any, inputs: Sequence[Tensor]) -> Iterator[Tensor]:
 def _computes_from_arguments(operator: Any) -> bool:
     """Return whether equal arguments have equal results: not of random numbers, and not of foreign operators."""
     return operator.namespace in _PURE_NAMESPACES and _RANDOM not in operator.tags
+
+
+def _broadcasts(operator: Any, inputs: Sequence[Tensor], result: Tensor | None) -> bool:
+    """Return whether a call broadcasts two tensors to one of far more elements than they hold.
+
+    A tensor that ``expand`` has made holds no more elements than its storage.
+    """
+    is_large = result is not None and result.numel() >= _LEAST_BROADCAST
+    if len(inputs) < 2 or not is_large or torch.Tag.pointwise not in operator.tags:
+        return False
+    assert result is not None
+    elements_held = [
+        min(tensor.numel(), tensor.untyped_storage().nbytes() // tensor.element_size())
+        for tensor in inputs
+    ]
+    return result.numel() >= _BROADCAST_GROWTH * max(elements_held)
 
 
 def _makes_double(largest: Tensor | None) -> bool:

@@ -136,6 +136,13 @@ def ignored_labels(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits, some)
 
 
+def table_of_pairs(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    first = hidden.unsqueeze(0).expand(TOKENS, TOKENS, WIDTH)
+    second = hidden.unsqueeze(1).expand(TOKENS, TOKENS, WIDTH)
+    distances = ((first - second) ** 2).sum(dim=2)  # here
+    return plain(step, hidden, labels) + distances.mean()
+
+
 def growing_tensor(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     joined = hidden[:1]
     for row in range(1, TOKENS):
@@ -195,6 +202,7 @@ def metric_of_numpy(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (diagonal_matrix, "zeros", "forward"),
         (one_hot_matrix, "zeros", "forward"),
         (ignored_labels, "ignored", "backward"),
+        (table_of_pairs, "broadcast", "backward"),
         (growing_tensor, "growing", "forward"),
         (costly_order, "order", "forward"),
         (large_table, "unused rows", "optimizer"),
