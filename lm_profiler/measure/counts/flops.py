@@ -35,7 +35,7 @@ from torch.utils import checkpoint
 from torch.utils.flop_counter import flop_registry
 
 from lm_profiler.measure.boundary import comes_from_outside, error_text
-from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD, OPTIMIZER
+from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts import flex_attention
 from lm_profiler.measure.counts.foreign_kernels import ForeignKernels
@@ -725,15 +725,17 @@ class StepFlops:
         self._replaced = ExitStack()
 
     def __call__(self, code: int) -> None:
-        stack = self._timeline.stack
+        reading = self._timeline.reading()
+        stack = reading.stack
         self._counter.counting = stack[-1] in _COUNTED_PARTS
         self._counter.is_in_optimizer = stack[-1] == OPTIMIZER
         is_in_forward = FORWARD in stack
         if is_in_forward and not self._is_in_forward and self._traffic is not None:
             self._traffic.begin()
         self._is_in_forward = is_in_forward
-        if self._operators is not None:
-            begins_step = len(self._timeline.reading().step.codes) == 1
+        is_outside = stack[-1] == OUTSIDE  # in a validation, say
+        if self._operators is not None and not is_outside:
+            begins_step = len(reading.step.codes) == 1
             if begins_step:
                 self._operators.guard.run(self._operators.begin_step)
             self._operators.phase = PARTS[stack[-1]]

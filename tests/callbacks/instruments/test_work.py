@@ -97,6 +97,12 @@ def test_a_step_is_counted_as_it_runs_whatever_its_batch_is(tmp_path: Path) -> N
     assert record.notes == []
 
 
+def test_validation_after_each_step_is_not_counted(tmp_path: Path) -> None:
+    record = run(BoringModel(), tmp_path, val_check_interval=1, limit_val_batches=1)
+    assert record.utilisation.flops.forward == BORING
+    assert not [note for note in record.notes if "FLOPs" in note]
+
+
 def test_several_steps_of_the_memory_stage_count_as_their_mean(tmp_path: Path) -> None:
     class Growing(BoringModel):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
