@@ -118,8 +118,9 @@ class StepCalls:
                 backward[call.forward].append(number)
         return backward
 
-    def seconds_of(self, numbers: Iterable[int]) -> float:
-        return sum(self.calls[number].seconds for number in numbers)
+    def with_backward(self, number: int) -> tuple[int, ...]:
+        """Return a call and those of its backward pass."""
+        return (number, *self.backward_of.get(number, ()))
 
     def lines_of(self, number: int) -> tuple[CodeLine, ...]:
         """Return the lines that led to a call, or else those that led to the call whose backward pass it is of."""

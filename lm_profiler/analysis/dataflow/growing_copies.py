@@ -28,8 +28,8 @@ def growing_copies(step: StepCalls) -> dict[int, float]:
         if len(shares_of_line) < _FEWEST_CALLS:
             continue
         for number, share in shares_of_line.items():
-            for with_backward in (number, *step.backward_of.get(number, ())):
-                shares[with_backward] = share
+            for related in step.with_backward(number):
+                shares[related] = share
     return shares
 
 

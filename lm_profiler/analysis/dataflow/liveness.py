@@ -29,9 +29,11 @@ def liveness_of(step: StepCalls) -> Liveness | None:
 
     None if that is unknown: something else read results, or no parameter was updated.
     """
+    if not step.is_complete:
+        return None
     flow = _Dataflow(step)
     trained_writers = flow.last_writers_of(step.trained)
-    if not step.is_complete or not trained_writers:
+    if not trained_writers:
         return None
     needed = flow.with_sources(trained_writers)
     # What a needed call reads before this step writes it, the step before has left. So the calls are needed, too, that

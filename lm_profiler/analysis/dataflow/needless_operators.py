@@ -51,6 +51,7 @@ def needless_operators(
     """
     found: list[NeedlessOperators] = []
     seen: set[int] = set()
+    total_s = sum(step.phase_s.values())
     for reason, shares, place in _groups(step):
         new_shares = {}
         for number, share in shares.items():
@@ -58,7 +59,6 @@ def needless_operators(
             if is_large and number not in seen:
                 new_shares[number] = share
         seen.update(new_shares)
-        total_s = sum(step.phase_s.values())
         needless_s = sum(
             share * step.calls[number].seconds for number, share in new_shares.items()
         )

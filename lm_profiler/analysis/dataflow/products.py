@@ -42,8 +42,8 @@ def products_with_zeros(step: StepCalls) -> dict[int, float]:
                 and are_everywhere
                 and operand.storage not in step.trained
             ):
-                for with_backward in (number, *step.backward_of.get(number, ())):
-                    shares[with_backward] = operand.zeros
+                for related in step.with_backward(number):
+                    shares[related] = operand.zeros
     return shares
 
 
@@ -62,8 +62,8 @@ def calls_at_ignored_positions(step: StepCalls) -> dict[int, float]:
         if not _MANY_ZERO_POSITIONS <= zero_share < 1.0:
             continue
         for number in _as_large_as(step, call.forward):
-            for with_backward in (number, *step.backward_of.get(number, ())):
-                shares[with_backward] = max(zero_share, shares.get(with_backward, 0.0))
+            for related in step.with_backward(number):
+                shares[related] = max(zero_share, shares.get(related, 0.0))
     return shares
 
 
@@ -103,8 +103,8 @@ def calls_on_broadcasts(step: StepCalls) -> dict[int, float]:
         if not call.broadcasts or call.phase != _FORWARD:
             continue
         for large in _as_large_as(step, number):
-            for with_backward in (large, *step.backward_of.get(large, ())):
-                shares[with_backward] = 1.0
+            for related in step.with_backward(large):
+                shares[related] = 1.0
     return shares
 
 
@@ -140,8 +140,8 @@ def products_in_costly_order(step: StepCalls) -> dict[int, float]:
             if saved_share < 1.0 - _CHEAPER_ORDER:
                 continue
             for product in (first, number):
-                for with_backward in (product, *step.backward_of.get(product, ())):
-                    shares[with_backward] = saved_share
+                for related in step.with_backward(product):
+                    shares[related] = saved_share
     return shares
 
 
