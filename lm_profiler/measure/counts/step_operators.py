@@ -94,6 +94,8 @@ class StepOperators:
         self._kept: set[int] = set()
         # of parameters, by their identity: the storage of the gradient that the step before has left
         self._first_gradients: dict[int, int] = {}
+        # whether a tensor had no storage of its own, so that it is not known who reads what it holds
+        self._has_sparse_tensors = False
         self._undo = ExitStack()
         self._thread = threading.get_ident()
 
@@ -109,13 +111,9 @@ class StepOperators:
         self._values = _Values()
         self._forward_by_node = {}
         self._kept = set()
-        self._first_gradients = {}
+        self._has_sparse_tensors = False
         module, _ = self._parties()
-        for parameter in module.parameters():
-            if parameter.grad is not None:
-                self._first_gradients[id(parameter)] = self._numbers.number_of(
-                    parameter.grad
-                )
+        self._first_gradients = self._gradient_storages(module)
         for buffer in module.buffers():
             self._values.note_constant(self._numbers.number_of(buffer))
 
@@ -126,11 +124,7 @@ class StepOperators:
     def part_ended(self) -> None:
         """Note what code may read that is not seen, because a part of the step that is seen has ended."""
         module, _ = self._parties()
-        gradients = self._numbers.of_all(
-            parameter.grad
-            for parameter in module.parameters()
-            if parameter.grad is not None
-        )
+        gradients = set(self._gradient_storages(module).values())
         self._kept |= self._numbers.alive() - gradients
 
     def note_call(
@@ -149,7 +143,10 @@ class StepOperators:
             return
         name = operator.name().partition(".")[0]
         arguments = [*_leaves(args), *_leaves(kwargs.values())]
-        results = _tensors(_leaves([result]))
+        result_leaves = [*_leaves([result])]
+        results = _tensors(result_leaves)
+        if _has_sparse([*arguments, *result_leaves]):
+            self._has_sparse_tensors = True
         access = self._access(operator, args, kwargs, arguments, results)
         # Python sees how many elements a result has, where that depends on values.
         is_host_read = name in _HOST_READS or _DYNAMIC_SHAPE in operator.tags
@@ -274,10 +271,7 @@ class StepOperators:
             return None
         module, optimizers = self._parties()
         updated = _updated_by(optimizers)
-        gradients: dict[int, int] = {}  # by parameter
-        for parameter in module.parameters():
-            if parameter.grad is not None:
-                gradients[id(parameter)] = self._numbers.number_of(parameter.grad)
+        gradients = self._gradient_storages(module)
         kept = self._kept | self._numbers.alive()
         kept -= set(gradients.values())
         kept |= self._accumulated(gradients)
@@ -287,10 +281,19 @@ class StepOperators:
                 self._numbers.number_of(parameter) for parameter in updated
             ),
             kept=frozenset(kept),
-            is_complete=is_complete and self._sees_all,
+            is_complete=is_complete and self._sees_all and not self._has_sparse_tensors,
             trained_elements=sum(parameter.numel() for parameter in updated),
             is_double=any(parameter.dtype == torch.float64 for parameter in updated),
         )
+
+    def _gradient_storages(self, module: nn.Module) -> dict[int, int]:
+        """Return the storages of the dense gradients, by the identity of their parameters."""
+        storages = {}
+        for parameter in module.parameters():
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout is torch.strided:
+                storages[id(parameter)] = self._numbers.number_of(gradient)
+        return storages
 
     def _accumulated(self, gradients: dict[int, int]) -> set[int]:
         """Return the ``gradients`` to which the next step adds, as this one has added to those that it found."""
@@ -369,7 +372,7 @@ class _Values:
         parts: list[Any] = [operator]
         is_constant = is_known
         for leaf in arguments if is_known else ():
-            if isinstance(leaf, Tensor):
+            if _is_dense(leaf):
                 content = self._content_of(storages.number_of(leaf))
                 is_constant = is_constant and content in self._constants
                 parts.append(
@@ -447,13 +450,17 @@ def _leaves(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
+def _is_dense(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.layout is torch.strided
+
+
 def _tensors(leaves: Iterable[Any]) -> list[Tensor]:
     """Return those of ``leaves`` that are dense tensors."""
-    return [
-        leaf
-        for leaf in leaves
-        if isinstance(leaf, Tensor) and leaf.layout is torch.strided
-    ]
+    return [leaf for leaf in leaves if _is_dense(leaf)]
+
+
+def _has_sparse(leaves: Iterable[Any]) -> bool:
+    return any(isinstance(leaf, Tensor) and not _is_dense(leaf) for leaf in leaves)
 
 
 def _changed_arguments(operator: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:

@@ -314,6 +314,14 @@ def test_what_is_kept_is_not_unused() -> None:
     assert "unused" not in reasons
 
 
+def test_a_step_with_sparse_gradients_is_recorded() -> None:
+    step = Step()
+    step.net.table.sparse = True
+    step.generator = torch.optim.SGD(step.net.parameters(), lr=0.1)
+    step.keeps_gradients = True
+    assert step.needless(large_table) == []
+
+
 def test_torchs_methods_are_as_they_were() -> None:
     before = {name: vars(Tensor).get(name) for name in ("numpy", "tolist", "data_ptr", "__array__")}
     Step().needless(metric_of_numpy)
