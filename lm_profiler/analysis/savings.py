@@ -48,9 +48,9 @@ from lm_profiler.record.run_record import (
 WORTH = 0.05  # the least share of the step that a finding must save to be reported
 
 # A share: what a trouble costs beyond its own time, such as waking up and cold caches, and what differs from run to
-# run. Measured gains of remedies exceeded the mean cost by up to 20 % in runs of 20 to 60 steps.
-_RUN_TOLERANCE = 0.15
-_LARGEST_TOLERANCE = 0.25  # with the uncertainty of the mean; beyond that an upper limit would report nothing
+# run. Measured gains of remedies exceeded the mean cost by 21 to 27 % in three of eleven programs.
+_RUN_TOLERANCE = 0.25
+_LARGEST_TOLERANCE = 0.35  # with the uncertainty of the mean; beyond that an upper limit would report nothing
 # Recomputing is forward with bookkeeping of its own, on cold caches: the remedy saved 1.27 times forward's time.
 _RECOMPUTING_FACTOR = 1.3
 

@@ -1,4 +1,4 @@
-"""Finds memory that grows steadily, in windows of the last minutes and hours."""
+"""Finds memory that grows steadily, in windows of the last seconds, minutes and hours."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ _READINGS = 40  # readings of a window: the least memory in equal spans of time
 _WINDOWS_S = (1200.0, 4800.0, 19_200.0, 76_800.0)
 _GREW_SHARE = 0.02  # a share of the held bytes, and ...
 _GREW_BYTES = 32 * 2**20  # ... bytes, below which growth is that of caches and heaps
+# Windows for runs of minutes, in which growth must be steep: a cache that fills up in ten minutes looks steady in the
+# first of them. If it doubles the memory, it grows by less than this share in a window that is short enough to look
+# steady (``_SLOWING``).
+_SHORT_READINGS = 15
+_SHORT_WINDOWS_S = (15.0, 60.0, 240.0)
+_STEEP_SHARE = 0.15
 _RISING = 0.8  # Kendall's rank correlation with time
 _UNEVEN = 0.25  # least slope of a quarter of the window over the mean
 _SLOWING = 0.88  # least slope of the second half over that of the first: what fills up grows slower and slower
-_ENDED_SHARE = 0.1  # share of the reported slope below which growth has ended
+_ENDED_SHARE = 0.1  # share of the first slope below which growth has ended
 _CORRECTED = 0.2  # share by which a slope must differ to be reported again
 
 
@@ -31,26 +37,29 @@ class MemoryGrowth:
     grew_bytes: float  # since it was first seen to grow
     until_step: int | None = None
     _first_bytes: float = 0.0
+    _first_per_s: float = 0.0
     _reported_per_s: float = 0.0
     _judged_at_s: float = 0.0
 
 
-@dataclass(eq=False)
 class _Window:
-    span_s: float
-    times_s: deque[float] = field(default_factory=lambda: deque(maxlen=2 * _READINGS))
-    held_bytes: deque[float] = field(
-        default_factory=lambda: deque(maxlen=2 * _READINGS)
-    )
-    _begin_s: float | None = None
-    _least_bytes: float = math.inf
+    """The memory in the last two windows of ``span_s`` seconds, as the least of it in each of equal spans."""
+
+    def __init__(self, span_s: float, readings: int, grew_share: float) -> None:
+        self.span_s = span_s
+        self._readings = readings  # in a window
+        self._grew_share = grew_share  # of the held bytes: less is no growth
+        self.times_s: deque[float] = deque(maxlen=2 * readings)
+        self.held_bytes: deque[float] = deque(maxlen=2 * readings)
+        self._begin_s: float | None = None
+        self._least_bytes = math.inf
 
     def add(self, at_s: float, held_bytes: float) -> bool:
         """Take a reading; return whether it completes a span."""
         if self._begin_s is None:
             self._begin_s = at_s
         self._least_bytes = min(self._least_bytes, held_bytes)
-        if at_s - self._begin_s < self.span_s / _READINGS:
+        if at_s - self._begin_s < self.span_s / self._readings:
             return False
         self.times_s.append(at_s)
         self.held_bytes.append(self._least_bytes)
@@ -60,12 +69,12 @@ class _Window:
 
     def slope(self) -> float | None:
         """Return bytes per second if memory grew steadily in the last two windows; None otherwise."""
-        if len(self.held_bytes) < 2 * _READINGS:
+        if len(self.held_bytes) < 2 * self._readings:
             return None
         held_bytes = np.array(self.held_bytes)
         times_s = np.array(self.times_s)
-        grew_bytes = float(held_bytes[-1] - held_bytes[_READINGS])
-        if grew_bytes < max(_GREW_SHARE * float(held_bytes[0]), _GREW_BYTES):
+        grew_bytes = float(held_bytes[-1] - held_bytes[self._readings])
+        if grew_bytes < max(self._grew_share * float(held_bytes[0]), _GREW_BYTES):
             return None
         if rank_correlation(held_bytes) < _RISING:
             return None
@@ -83,10 +92,19 @@ class _Window:
 
     def last_slope(self) -> float | None:
         """Return bytes per second over the last window, steady or not."""
-        if len(self.held_bytes) < _READINGS:
+        if len(self.held_bytes) < self._readings:
             return None
-        grew_bytes = self.held_bytes[-1] - self.held_bytes[-_READINGS]
-        return grew_bytes / (self.times_s[-1] - self.times_s[-_READINGS])
+        grew_bytes = self.held_bytes[-1] - self.held_bytes[-self._readings]
+        return grew_bytes / (self.times_s[-1] - self.times_s[-self._readings])
+
+
+def _all_windows() -> list[_Window]:
+    """Return the windows in which memory is watched, the shortest first."""
+    windows = [
+        _Window(span_s, _SHORT_READINGS, _STEEP_SHARE) for span_s in _SHORT_WINDOWS_S
+    ]
+    windows += [_Window(span_s, _READINGS, _GREW_SHARE) for span_s in _WINDOWS_S]
+    return windows
 
 
 @dataclass(eq=False)
@@ -94,9 +112,7 @@ class MemoryWatch:
     """Takes the bytes that a process or a device holds between steps."""
 
     growth: MemoryGrowth | None = None
-    _windows: list[_Window] = field(
-        default_factory=lambda: [_Window(span_s) for span_s in _WINDOWS_S]
-    )
+    _windows: list[_Window] = field(default_factory=_all_windows)
     _growing_window: _Window | None = None
 
     def add(self, at_s: float, held_bytes: float, step: int) -> MemoryGrowth | None:
@@ -122,6 +138,7 @@ class MemoryWatch:
             bytes_per_s=slope,
             grew_bytes=window.held_bytes[-1] - window.held_bytes[0],
             _first_bytes=window.held_bytes[0],
+            _first_per_s=slope,
             _reported_per_s=slope,
             _judged_at_s=window.times_s[-1],
         )
@@ -138,7 +155,7 @@ class MemoryWatch:
             return None
         growth._judged_at_s = window.times_s[-1]
         growth.grew_bytes = window.held_bytes[-1] - growth._first_bytes
-        if slope < _ENDED_SHARE * growth._reported_per_s:
+        if slope < _ENDED_SHARE * growth._first_per_s:
             growth.until_step = step
             self.growth = None
             self._growing_window = None

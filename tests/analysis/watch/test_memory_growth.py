@@ -13,12 +13,12 @@ GIB = 2.0**30
 HOUR_S = 3600.0
 
 
-def watch(held: Callable[[float], float], hours: float) -> list[tuple[float, MemoryGrowth]]:
-    """Return each reported growth with the hours after which it was; readings come every ten seconds."""
+def watch(held: Callable[[float], float], hours: float, every_s: float = 10.0) -> list[tuple[float, MemoryGrowth]]:
+    """Return each reported growth with the hours after which it was reported, for readings every ``every_s``."""
     memory = MemoryWatch()
     rng = np.random.default_rng(0)
     reported = []
-    for at_s in np.arange(0.0, hours * HOUR_S, 10.0).tolist():
+    for at_s in np.arange(0.0, hours * HOUR_S, every_s).tolist():
         growth = memory.add(at_s, held(at_s) * (1.0 + 0.002 * rng.random()), round(at_s))
         if growth is not None:
             reported.append((at_s / HOUR_S, growth))
@@ -33,9 +33,16 @@ def test_a_leak_is_reported_within_an_hour_with_its_size(begins_h: int) -> None:
     assert growth.bytes_per_s * HOUR_S == pytest.approx(GIB, rel=0.1)
 
 
-@pytest.mark.parametrize("fills_s", [100.0, 600.0, 3600.0])
-def test_a_cache_that_fills_up_is_not_reported(fills_s: float) -> None:
-    assert watch(lambda at_s: 2 * GIB * (2.0 - np.exp(-at_s / fills_s)), hours=6) == []
+def test_a_steep_leak_is_reported_within_a_minute() -> None:
+    at_h, growth = watch(lambda at_s: 0.6 * GIB + 33 * GIB * at_s / HOUR_S, hours=0.02, every_s=1.0)[0]
+    assert at_h * HOUR_S < 60.0
+    assert growth.bytes_per_s * HOUR_S == pytest.approx(33 * GIB, rel=0.05)
+
+
+@pytest.mark.parametrize("every_s", [1.0, 10.0])
+@pytest.mark.parametrize("fills_s", [10.0, 30.0, 100.0, 300.0, 600.0, 3600.0])
+def test_a_cache_that_fills_up_is_not_reported(fills_s: float, every_s: float) -> None:
+    assert watch(lambda at_s: 2 * GIB * (2.0 - np.exp(-at_s / fills_s)), hours=6, every_s=every_s) == []
 
 
 def test_steady_memory_and_a_jump_are_not_reported() -> None:
