@@ -1,8 +1,8 @@
-"""Finds time that could be saved: a function per finding, from a run's record to findings, the likeliest first.
+"""Finds time that could be saved: one function per finding. Findings are ordered by the time that they likely save.
 
-Each finding has the most time that it could save per step. Times are means, on a busy machine too: what happens in one
-step of five, or between steps, costs its share of every step, and other programs can fake no count, no owner and no
-sleep. Figures that they do distort are left out, or reported with "may".
+``Finding.saves_s`` is the most time that could be saved per step. It is a mean over all steps: a delay in every fifth
+step, or between steps, costs each step its share. On a busy machine, other programs cannot distort counts, owners and
+sleep. Figures that they can distort are left out, or reported with "may".
 """
 
 from __future__ import annotations
@@ -47,61 +47,55 @@ from lm_profiler.record.run_record import (
 
 WORTH = 0.05  # the least share of the step that a finding must save to be reported
 
-# A share: what a trouble costs beyond its own time, such as waking up and cold caches, and what differs from run to
-# run. Measured gains of remedies exceeded the mean cost by 21 to 27 % in three of eleven programs.
+# A cause may cost more than its own time (waking up, cold caches), and runs differ. By this share the gain of a remedy
+# may exceed the mean cost: in three of eleven programs it was 21 to 27 %.
 _RUN_TOLERANCE = 0.25
-_LARGEST_TOLERANCE = 0.35  # with the uncertainty of the mean; beyond that an upper limit would report nothing
-# Recomputing is forward with bookkeeping of its own, on cold caches: the remedy saved 1.27 times forward's time.
+# the same with the uncertainty of the mean added: an upper limit that is wider has no meaning
+_LARGEST_TOLERANCE = 0.35
+# Recomputation runs forward again with additional bookkeeping on cold caches: without it, a step was shorter by 1.27
+# times the time of forward.
 _RECOMPUTING_FACTOR = 1.3
 
-# for a remedy that must be tried: a fact of equal size ranks first
+# Findings whose remedy must be tried ("may") are ranked by this share of their saving, so that a certain finding of
+# equal size comes first.
 _TRIAL_FACTOR = 0.75
 _BUSY_TRIAL_FACTOR = 0.5  # the same on a busy machine
-# which take as long whatever the batch is
+# phases whose time does not depend on the batch size
 _FIXED_PHASES = ("zero_grad", "clip", "optimizer")
-_LARGE_FIXED_SHARE = 0.2  # of the step: every step has some fixed cost
+_LARGE_FIXED_SHARE = 0.2  # of the step: a smaller fixed cost is normal
 _FEW_SAMPLES = 2  # in a batch
-_USUAL_BATCH = 8  # samples that a batch may at least reach, if memory allows
-_SMALL_CALL_S = 50e-6  # a shorter call of torch costs more to make than to execute
+# samples: a smaller batch is expected to grow to this size, if memory allows
+_USUAL_BATCH = 8
+_SMALL_CALL_S = 50e-6  # a torch call shorter than this is mostly call overhead
 _MANY_CALLS = 200  # of one operator in a step
-_LASTING_COUNT = 3  # odd steps that are no chance
-_LOGGER_ENDINGS = ("Logger", "Monitor")  # of names of classes
+_LASTING_COUNT = 3  # so many odd steps are not a coincidence
+_LOGGER_ENDINGS = ("Logger", "Monitor")  # of class names
 _MODEL_PHASES = ("forward", "backward")
-_MOST_SHARE_OF_DOUBLE = 0.75  # of the time of float64 that float32 may save
+# the largest share of the time in float64 that float32 may save
+_MOST_SHARE_OF_DOUBLE = 0.75
 # terms of the waterfall whose operators can be fused
 _FUSABLE_TERMS = ("bandwidth", "beyond_bandwidth")
-_COSTLY_SHARE = 0.1  # of the step: an operator with as much is worth a name
-_MAIN_SHARE = 0.75  # of the Python that was followed in a phase: a function with as much has the phase's gaps
-_TRACEBACK = "traceback"  # the package that anomaly detection spends its time in
-_FINDING_OF_REASON: dict[NeedlessReason, FindingName] = {
-    "unused": "unused",
-    "repeated": "repeated",
-    "constant": "constant",
-    "zeros": "zeros",
-    "ignored": "ignored",
-    "broadcast": "broadcast",
-    "growing": "growing",
-    "order": "order",
-    "unused rows": "unused_rows",
-    "double": "some_double",
-    "figures": "figures",
-}
-# what the trace shows of the same reason
+_COSTLY_SHARE = 0.1  # of the step: an operator with this share is named in the advice
+# of the Python time recorded in a phase: all gaps of the phase are attributed to a function with this share
+_MAIN_SHARE = 0.75
+_TRACEBACK = "traceback"  # the package in which anomaly detection spends its time
+# the kinds of needless work with which the trace reports the same problem
 _TRACED_KINDS: dict[NeedlessReason, tuple[NeedlessKind, ...]] = {
     "repeated": ("repeated_forward", "repeated_backward"),
     "unused": ("unused_gradients",),
     "broadcast": ("broadcast",),
 }
 _CERTAINLY_NEEDLESS = ("unused", "constant")
-# The share of needless operators is that of a single step; float64 may take more than twice as long as float32.
+# By this factor the saving may exceed its estimate: the share of needless operators was measured in a single step.
 _NEEDLESS_TOLERANCE = 1.35
+# The same for float64, which may take more than twice as long as float32.
 _DOUBLE_TOLERANCE = 1.5
-_PYTHON = "python"  # what a line of the program does that calls nothing
+_PYTHON = "python"  # `PythonTime.what` of a line that calls nothing
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """A run's record, with the costs of its mean step that several findings need."""
+    """A run's record, and the costs of its mean step that several finders use."""
 
     record: RunRecord
 
@@ -111,7 +105,7 @@ class StepCosts:
 
     @cached_property
     def step_s(self) -> float:
-        """The mean step in the long run: with the wait for batches that a full queue hid while measuring."""
+        """The mean step in the long run, with the wait for batches that prefetched batches hid while measuring."""
         step = self.record.time.get("step")
         if step is None or step.mean is None:
             return self.hidden_wait_s
@@ -119,7 +113,7 @@ class StepCosts:
 
     @cached_property
     def hidden_wait_s(self) -> float:
-        """The additional time of a step, compared with the measured one, once no prefetched batches are left."""
+        """The time by which a step becomes longer once the batches prefetched before the measurement are used up."""
         step = self.record.time.get("step")
         lasting_s = self.record.lasting_step_s
         if step is None or step.mean is None or lasting_s is None:
@@ -136,7 +130,10 @@ class StepCosts:
 
     @cached_property
     def outside_steps(self) -> Sequence[OutsideSteps]:
-        """The time outside the phases: in the whole run, or between the measured steps in a record before 0.3."""
+        """The time outside the phases, over the whole run.
+
+        Records of versions before 0.3 hold it only for the measured steps.
+        """
         if self.record.outside:
             return self.record.outside
         steps = max(self.record.steps.get("measure", 0), 1)
@@ -163,7 +160,7 @@ class StepCosts:
 
     @cached_property
     def tolerance(self) -> float:
-        """The share by which a mean cost of this run may be too low, at a level of 95 %."""
+        """The share by which a mean cost measured in this run may be too low (with 95 % confidence)."""
         step = self.record.time.get("step")
         if (
             step is None
@@ -181,7 +178,7 @@ class StepCosts:
 
     @property
     def on_device(self) -> bool:
-        """Whether work is queued to a device with its own clock."""
+        """Whether the work is queued on a device, such as a GPU, and not executed by the CPU."""
         return (
             self.record.environment is not None
             and self.record.environment.device_type != "cpu"
@@ -189,7 +186,7 @@ class StepCosts:
 
     @cached_property
     def slowdown(self) -> float:
-        """The factor by which other programs lengthen what this one computes."""
+        """The factor by which other programs lengthen the computations of this one."""
         contention = self.record.contention
         if contention is None or contention.not_had is None:
             return 1.0
@@ -197,14 +194,15 @@ class StepCosts:
         return 1.0 / (1.0 - lost_share)
 
     def slowdown_in(self, phase: str) -> float:
-        """The same for what is timed on the CPU's clock in ``phase``: the mean of its time awake over its CPU time."""
+        """The same factor for CPU times in ``phase``: the time that its thread was awake over the thread's CPU time."""
         use = self.record.thread_use.get(phase)
         if use is None or use.ran_s <= 0.0:
             return self.slowdown
-        return max((self.mean_s(phase) - use.asleep_s) / use.ran_s, 1.0)
+        awake_s = self.mean_s(phase) - use.asleep_s
+        return max(awake_s / use.ran_s, 1.0)
 
     def mean_s(self, part: str, clock: str = "time") -> float:
-        """Return the mean seconds of ``part`` in the long run."""
+        """Return the mean seconds of ``part`` in the long run; ``clock`` is the field of the record with its times."""
         mean_s = 0.0
         summary = getattr(self.record, clock).get(part)
         if summary is not None and summary.mean is not None:
@@ -214,10 +212,10 @@ class StepCosts:
         return mean_s
 
     def regular_s(self, part: str, clock: str = "host_time") -> float:
-        """Return the seconds of ``part`` in a regular step.
+        """Return the seconds that ``part`` takes in a step without disturbance.
 
-        On a busy machine a short part takes long only if another program has the CPU: its mean shows nothing, its
-        median does. Use it only of parts that do the same in each step.
+        On a busy machine the mean of a short part is dominated by steps in which another program had the CPU, so the
+        median is used. Call it only for parts that do the same in each step.
         """
         summary = getattr(self.record, clock).get(part)
         if summary is None or summary.mean is None:
@@ -227,7 +225,7 @@ class StepCosts:
         return float(min(summary.mean, summary.median * self.slowdown))
 
     def outside_s(self, event: str) -> float:
-        """Return the seconds per step that ``event``, such as validation, takes beside the phases."""
+        """Return the seconds per step that ``event``, such as validation, takes outside the phases."""
         return sum(
             passed.per_step_s for passed in self.outside_steps if passed.what == event
         )
@@ -240,11 +238,11 @@ class StepCosts:
         return sum(term.seconds for term in waterfall.terms if term.name in names)
 
     def gap_s(self, phase: str) -> float:
-        """Return the seconds of ``phase`` in which no operator ran, by the waterfall; infinite if they are unknown.
+        """Return the seconds of ``phase`` in which no operator ran, by the waterfall; infinite without a waterfall.
 
-        Python of a program takes no longer than that. A line such as ``x * y`` seems to: the operator of its tensors
-        is no call that can be followed. Operators that are called hundreds of times outside of modules, and end at
-        once, count as no operators: calling them takes longer than what they do.
+        This is the upper limit of the time of Python code: the time of a line such as ``x * y`` includes the operator
+        on its tensors, because Python's profiler does not see it as a call. Operators that are called hundreds of times
+        outside of modules and are very short count as gaps too: they are mostly call overhead.
         """
         waterfall = self.record.waterfall
         if waterfall is None or not waterfall.terms:
@@ -258,14 +256,14 @@ class StepCosts:
         return seconds
 
     def actions(self, is_wanted: Callable[[OwnedTime], bool]) -> list[OwnedTime]:
-        """Return the owned actions of ``other`` for which ``is_wanted`` holds."""
+        """Return the timed actions of ``other`` for which ``is_wanted`` is true."""
         owned = self.record.other_by_owner
         if owned is None:
             return []
         return [action for action in owned.actions if is_wanted(action)]
 
     def rows_of_functions(self, phases: Collection[str]) -> list[list[PythonTime]]:
-        """Return the rows of each function of the program, by phase, that was followed in one of ``phases``."""
+        """Return one list for each function of the program in each of ``phases``: its rows of recorded Python time."""
         by_function = defaultdict[tuple[str, str, str], list[PythonTime]](list)
         for row in self.record.python_times:
             if row.phase in phases:
@@ -273,9 +271,9 @@ class StepCosts:
         return [*by_function.values()]
 
     def main_line(self, phase: str, seconds: float) -> dict[str, Any]:
-        """Return the fields of a finding for the function of the program that took most of ``seconds`` of ``phase``.
+        """Return the fields of a finding that name the function which took at least half of ``seconds`` in ``phase``.
 
-        The line is its longest. Empty if no function took that much.
+        The line named is the one of the function that took longest. Empty if no function took half.
         """
         costliest: list[PythonTime] = []
         most_s = 0.0
@@ -295,9 +293,9 @@ class StepCosts:
         }
 
     def main_outer_call(self) -> dict[str, Any]:
-        """Return the fields of a finding for the function with most of the time that is called outside of all phases.
+        """Return the fields of a finding that name the costliest function called outside of all phases.
 
-        Empty if no function has half of what all such functions take.
+        Empty if it takes less than half of the time of all functions called there.
         """
         calls = self.record.outer_calls
         longest = max(calls, key=lambda call: call.seconds, default=None)
@@ -313,7 +311,7 @@ class StepCosts:
     def finding(
         self, name: FindingName, saves_s: float, may: bool = False, **fields: Any
     ) -> Finding:
-        """Return a finding that saves at most the whole step; ``may`` if that must be tried."""
+        """Return a finding that saves at most the whole step; ``may`` if only a trial shows whether it saves time."""
         saves_s = min(saves_s, self.whole_s)
         share = 0.0
         if self.whole_s > 0.0:
@@ -324,7 +322,7 @@ class StepCosts:
 
 
 def _short_operators_s(term: Term, phase: str) -> float:
-    """Return the seconds of operators outside of modules that are many and short, which ``phase`` calls."""
+    """Return the seconds of the many short operators that ``phase`` calls outside of modules."""
     seconds = 0.0
     for contributor in term.contributors:
         is_of_phase = contributor.what.startswith(f"{phase}: ")
@@ -364,7 +362,7 @@ def findings_of(record: RunRecord) -> list[Finding]:
 def _with_logging_as_one(
     findings: Sequence[Finding], costs: StepCosts
 ) -> list[Finding]:
-    """Return ``findings`` with one for all logging: in the program's step and in what the loggers do with it."""
+    """Return ``findings`` with all those about logging merged: in the program's own code, and in the loggers."""
     all_logging = [finding for finding in findings if finding.name == "logging"]
     if len(all_logging) < 2:
         return list(findings)
@@ -381,21 +379,20 @@ def _with_logging_as_one(
 
 
 def _with_upper_limit(finding: Finding, costs: StepCosts) -> Finding:
-    """Return ``finding`` with the most that it could save: the mean would be too low in half of all runs.
-
-    If it saves most of the step, the limit depends on how little may remain of the step.
-    """
+    """Return ``finding`` with an upper limit of its saving; the mean alone would be too low in half of all runs."""
     high_s = finding.saves_s * (1.0 + costs.tolerance)
     if finding.high_s is not None:
         high_s = max(high_s, finding.high_s)
+    # A finding that is most of the step is limited by the rest of the step, which is needed in any case.
     remaining_s = costs.whole_s - max(finding.saves_s, finding.high_s or 0.0)
     least_remaining_s = max(remaining_s, 0.0) * (1.0 - costs.tolerance)
-    high_s = max(min(high_s, costs.whole_s - least_remaining_s), finding.saves_s)
+    high_s = min(high_s, costs.whole_s - least_remaining_s)
+    high_s = max(high_s, finding.saves_s)
     return finding.model_copy(update={"high_s": high_s})
 
 
 def find_slow_ranks(costs: StepCosts) -> Iterator[Finding]:
-    """Find ranks that the others wait for."""
+    """Find that the ranks wait for a slow one."""
     ranks = costs.record.ranks
     if ranks is None:
         return
@@ -411,7 +408,10 @@ def find_slow_ranks(costs: StepCosts) -> Iterator[Finding]:
 
 
 def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
-    """Find late batches and their copies, without batches that begin an epoch: these have a finding of their own."""
+    """Find waits for batches, and slow copies of batches to the device.
+
+    The wait for the first batch of an epoch has a finding of its own.
+    """
     data = costs.record.time.get("data")
     if data is not None and data.mean is not None:
         saves_s = max(_regular_wait_s(costs), 0.0)
@@ -421,18 +421,19 @@ def find_late_batches(costs: StepCosts) -> Iterator[Finding]:
         is_rare = median_is_small and not has_pattern and not costs.hidden_wait_s
         fields = costs.main_line("data", saves_s)
         fields["phase"] = "data"
-        fields["facts"] = _workers_wanted(costs)
-        if saves_s == data.mean:  # else the interval is of another figure
+        fields["facts"] = _suggested_workers(costs)
+        if (
+            saves_s == data.mean
+        ):  # otherwise the interval of the mean is not that of the saving
             fields["low_s"] = data.mean_low
             fields["high_s"] = data.mean_high
         yield costs.finding("input", saves_s, may=is_rare, **fields)
-    yield costs.finding(
-        "transfer", costs.regular_s("transfer", clock="time"), phase="transfer"
-    )
+    copy_s = costs.regular_s("transfer", clock="time")
+    yield costs.finding("transfer", copy_s, phase="transfer")
 
 
 def _regular_wait_s(costs: StepCosts) -> float:
-    """Return the wait for batches in a mean step, without the start of epochs and without waiting for a CPU."""
+    """Return the mean wait for batches per step, without the first batches of epochs and without waits for a CPU."""
     without_cpu_s = 0.0
     for odd in costs.record.odd_steps:
         if odd.cause == NO_CPU and odd.part == "data":
@@ -441,10 +442,11 @@ def _regular_wait_s(costs: StepCosts) -> float:
     return costs.mean_s("data") - costs.outside_s(FIRST_BATCH) - without_cpu_s / steps
 
 
-def _workers_wanted(costs: StepCosts) -> dict[str, float]:
-    """Return how many workers would make batches as fast as the rest of the step takes them; nothing if unknown.
+def _suggested_workers(costs: StepCosts) -> dict[str, float]:
+    """Return the facts of a finding about the loader: how many workers would keep up with the rest of the step.
 
-    Workers that compute need a core each. Those that mostly wait, for a disk or a network, do not.
+    ``workers`` is their number, and ``waits`` is 1 if they mostly wait for a disk or a network. ``takes_over`` alone is
+    1 if more workers would not help. Empty if the number of workers or cores is unknown.
     """
     workers = costs.settings.num_workers
     cores = costs.settings.cores
@@ -453,8 +455,9 @@ def _workers_wanted(costs: StepCosts) -> dict[str, float]:
         return {}
     if workers and _takes_over_slowly(costs):
         return {"takes_over": 1.0}
-    # The workers make a batch per step at most: each of them then takes as many steps for one as there are workers.
+    # n workers together deliver one batch per step, so that one worker needs n steps for a batch.
     batch_s = workers * costs.step_s if workers else costs.mean_s("data")
+    # Workers that compute need a core each. Those that mostly wait do not.
     workers_limit = max(cores, 1)
     loader_waits = _loader_waits(costs)
     if loader_waits:
@@ -467,16 +470,16 @@ def _workers_wanted(costs: StepCosts) -> dict[str, float]:
 
 
 def _takes_over_slowly(costs: StepCosts) -> bool:
-    """Return whether the training thread works in the data phase instead of waiting for its workers.
+    """Return whether the training thread is busy in the data phase instead of waiting for its workers.
 
-    It makes the tensors of each batch anew from what the workers send: more workers send no faster.
+    It then spends the time on rebuilding the tensors that the workers send, which more workers do not speed up.
     """
     use = costs.record.thread_use.get("data")
     return use is not None and use.wall_s > 0.0 and use.ran_s >= 0.5 * use.wall_s
 
 
 def _loader_waits(costs: StepCosts) -> bool:
-    """Return whether the process that makes the batches mostly sleeps: a worker, or without workers the training."""
+    """Return whether the process that loads the batches (a worker, or else the training process) mostly sleeps."""
     if costs.settings.num_workers:
         loader = costs.record.loader
         return (
@@ -489,7 +492,7 @@ def _loader_waits(costs: StepCosts) -> bool:
 
 
 def find_costs_between_steps(costs: StepCosts) -> Iterator[Finding]:
-    """Find validation, checkpoints and the start of epochs, whether or not they count in a step's time."""
+    """Find the costs of validation, checkpoints and epoch boundaries, inside or outside the measured steps."""
     yield costs.finding("validation", costs.outside_s(VALIDATION))
     yield costs.finding("checkpoint", costs.outside_s(CHECKPOINT))
     loader_calls: list[OutsideSteps] = []
@@ -501,9 +504,10 @@ def find_costs_between_steps(costs: StepCosts) -> Iterator[Finding]:
     for loader_call in loader_calls:
         yield costs.finding("reload", loader_call.per_step_s, owner=loader_call.owner)
 
-    # What a new epoch costs beside its loader: the loop's own end and beginning, and what its first step takes longer.
-    first_step_s = costs.outside_s(FIRST_BATCH) + costs.outside_s(FIRST_STEP)
+    # The cost of a new epoch, apart from creating its loader: ending the old epoch and starting the new one, and the
+    # additional time of its first step.
     epoch_boundary_s = costs.outside_s(EPOCH)
+    first_step_s = costs.outside_s(FIRST_BATCH) + costs.outside_s(FIRST_STEP)
     starts_workers = (
         costs.settings.num_workers and not costs.settings.persistent_workers
     )
@@ -516,11 +520,14 @@ def find_costs_between_steps(costs: StepCosts) -> Iterator[Finding]:
 
 
 def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
-    """Find owners of ``other``: callbacks, loggers, hooks of the module. Checkpoints are a separate finding."""
+    """Find the owners of the time in ``other``: callbacks, loggers, hooks of the module.
+
+    Checkpoints have a finding of their own.
+    """
     has_checkpoint_finding = costs.outside_s(CHECKPOINT) > 0.0
 
     def belongs_to_program(action: OwnedTime) -> bool:
-        """Return whether the time of ``action`` is neither ours nor the loop's, nor in another finding."""
+        """Return whether ``action`` belongs neither to this profiler nor to the loop, and is in no other finding."""
         if action.owner == OURS or _belongs_to_loop(action):
             return False
         is_checkpoint = (
@@ -531,19 +538,22 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
     seconds_by_owner: defaultdict[str, float] = defaultdict(float)
     longest_action: dict[str, str] = {}  # by owner
     for action in costs.actions(belongs_to_program):
-        # Gaps and actions that the program has named have no owner: each stands for itself.
+        # Gaps, and actions named by the program, have no owner: each is treated as its own owner.
         owner = action.owner or action.name
         seconds_by_owner[owner] += _action_s(action, costs.contended)
-        # the longest action comes first
+        # actions are sorted, the longest first
         longest_action.setdefault(owner, action.name)
 
-    # The measured steps show how long ``other`` is, the few steps timed by action how it divides.
+    # The total time of ``other`` is known from all measured steps; how it divides among actions only from the few
+    # steps in which actions were timed. So the times of the actions are scaled to the total.
     if costs.contended:
-        # each action is timed in its fastest step: other programs lengthen all alike
+        # Here an action's time is that of its fastest step. The total includes the delay by other programs, which
+        # affects all actions alike: the scale may exceed 1.
         all_actions = costs.actions(lambda action: action.owner != OURS)
         timed_s = sum(_action_s(action, contended=True) for action in all_actions)
         largest_scale = math.inf
-    else:  # some actions run every few steps, and were timed more often than they happen
+    else:
+        # An action that runs only every few steps may be overrepresented in the timed steps: never scale up.
         timed_s = sum(seconds_by_owner.values())
         largest_scale = 1.0
     scale = 1.0
@@ -555,7 +565,7 @@ def find_costly_owners(costs: StepCosts) -> Iterator[Finding]:
         is_logging = owner.endswith(_LOGGER_ENDINGS) or owner == LIGHTNING
         name: FindingName = "logging" if is_logging else "owner"
         fields: dict[str, Any] = {}
-        # Which owner a line belongs to is not known: the longest line is that of the costliest owner.
+        # The owner of a line is not recorded; the costliest line is assumed to belong to the costliest owner.
         if not is_logging and seconds == most_s:
             fields = costs.main_line("other", seconds) or costs.main_outer_call()
             if fields:
@@ -573,34 +583,32 @@ def _action_s(action: OwnedTime, contended: bool) -> float:
 
 
 def _belongs_to_loop(action: OwnedTime) -> bool:
-    """Return whether ``action`` is Lightning's own, and not the logging that the program requested."""
+    """Return whether ``action`` is Lightning's own work. Logging is not: the program requests it."""
     return action.owner == LIGHTNING and action.action != "logged metrics"
 
 
 def find_slow_python(costs: StepCosts) -> Iterator[Finding]:
     """Find functions of the program that sleep, compute outside of torch, or call torch too often."""
-    # With a device, it can matter only if the device is idle for a tenth of the step.
+    # Python delays a device only while the device is idle: less than a tenth of the step is not worth a finding.
     if costs.on_device and costs.term_s("gaps") < 0.1 * costs.step_s:
         return
     for rows in costs.rows_of_functions(WORKING_PHASES):
+        # Anomaly detection records the stack of each operator, and has a finding of its own.
         is_anomaly_detection = any(row.what == _TRACEBACK for row in rows)
         if costs.settings.anomalies and is_anomaly_detection:
-            # it notes the stack of each operator, and has a finding of its own
             continue
         yield _python_finding(costs, rows)
 
 
 def _python_finding(costs: StepCosts, rows: Sequence[PythonTime]) -> Finding:
-    """Return the finding about the function that has ``rows``, which differ in what takes the time.
-
-    It sleeps if most of its time is that of C functions, and its thread slept for half of that.
-    """
+    """Return the finding about one function of the program: ``rows`` are its times, by what it called."""
     longest = max(rows, key=_outside_torch_s)
     phase = longest.phase
     phase_s = costs.mean_s(phase)
     function = _time_of_function(costs, phase, rows)
     most_s = function.most_s * (1.0 + costs.tolerance)
 
+    # The function sleeps if C functions take most of its time, and its thread slept for at least half of that.
     mostly_waits = function.waits_s > 0.5 * function.seconds
     use = costs.record.thread_use.get(phase)
     sleeps = mostly_waits and use is not None and use.asleep_s >= 0.5 * function.waits_s
@@ -609,13 +617,13 @@ def _python_finding(costs: StepCosts, rows: Sequence[PythonTime]) -> Finding:
         name = "sleep"
     elif longest.what == LIGHTNING:
         name = "logging"
+    # On a busy machine the time of a C function that does not sleep may include that of other programs.
+    is_uncertain = costs.contended and mostly_waits and not sleeps
     return costs.finding(
         name,
         min(function.seconds, phase_s),
         high_s=min(most_s, phase_s),
-        may=costs.contended
-        and mostly_waits
-        and not sleeps,  # the time of a C function may include other programs
+        may=is_uncertain,
         phase=phase,
         owner=longest.function,
         file=longest.file,
@@ -626,17 +634,18 @@ def _python_finding(costs: StepCosts, rows: Sequence[PythonTime]) -> Finding:
 
 
 class _FunctionTime(NamedTuple):
-    """What a function of the program takes of a mean step, in seconds."""
+    """The seconds per step that a function of the program takes."""
 
     seconds: float  # outside of torch
-    most_s: float  # the most that it may be, with its calls of torch where they are there for it
-    waits_s: float  # part of it: in C functions, which may wait
+    # Upper limit of ``seconds``. In phases other than forward it includes the function's torch calls.
+    most_s: float
+    waits_s: float  # the part of ``seconds`` in C functions, which may wait
 
 
 def _time_of_function(
     costs: StepCosts, phase: str, rows: Sequence[PythonTime]
 ) -> _FunctionTime:
-    """Return the time of the function of ``rows`` in ``phase``, outside of torch."""
+    """Return the time of one function in ``phase``, outside of torch; ``rows`` are its times, by what it called."""
     waits_s = 0.0
     computes_s = 0.0
     python_s = 0.0
@@ -653,62 +662,60 @@ def _time_of_function(
     python_limit_s = _python_limit_s(costs, phase)
     most_s = min(all_s, python_limit_s)
     if phase == "forward":
-        # the function's calls of torch may be the model's own
+        # The function's torch calls may be the model itself: they are not counted.
         most_computing_s = computes_s + python_s
         most_s = waits_s + min(most_computing_s, _outside_operators_s(costs, phase))
     computes_s += min(python_s, python_limit_s)
     if costs.contended:
+        # other programs lengthen computing, but not waiting
         slowdown = costs.slowdown_in(phase)
         computes_s *= slowdown
         most_s = waits_s + (most_s - waits_s) * slowdown
 
     seconds = waits_s + computes_s
-    without_operators_s = _gap_of_function_s(costs, phase, rows)
-    if not costs.contended:
-        # contention stretches gaps
-        seconds = max(seconds, without_operators_s)
-    most_s = max(most_s, without_operators_s)
+    gap_s = _gap_of_function_s(costs, phase, rows)
+    if not costs.contended:  # other programs lengthen gaps
+        seconds = max(seconds, gap_s)
+    most_s = max(most_s, gap_s)
     return _FunctionTime(seconds, most_s, waits_s)
 
 
 def _gap_of_function_s(
     costs: StepCosts, phase: str, rows: Sequence[PythonTime]
 ) -> float:
-    """Return the time of the function of ``rows`` by the untraced steps: its share of the phase without operators.
+    """Return the part of the gaps of ``phase`` that the function with ``rows`` causes; 0 if it is not the main one.
 
-    Only if it has nearly all of the Python that was followed in its phase; else 0. Calls are followed only up to a
-    number, and the cost of following them is not known to the nanosecond: untraced steps show it.
+    This is a second estimate of the function's time, from untraced steps. Recording Python calls has a limit, and a
+    cost that is not known exactly. The estimate needs a function with nearly all of the Python time recorded in the
+    phase.
     """
     gap_s = costs.gap_s(phase)
-    followed_s = 0.0
+    recorded_s = 0.0
     for row in costs.record.python_times:
         if row.phase == phase:
-            followed_s += row.seconds
-    if math.isinf(gap_s) or followed_s <= 0.0:
+            recorded_s += row.seconds
+    if math.isinf(gap_s) or recorded_s <= 0.0:
         return 0.0
-    share = sum(_outside_torch_s(row) for row in rows) / followed_s
+    share = sum(_outside_torch_s(row) for row in rows) / recorded_s
     if share < _MAIN_SHARE:
         return 0.0
     return share * gap_s
 
 
 def _python_limit_s(costs: StepCosts, phase: str) -> float:
-    """Return the most that a program's own Python may take of ``phase``.
-
-    In forward no operator ran meanwhile: a line such as ``x * y`` may be the model's own. The operators of a function
-    that runs in another phase, such as a hook or an optimizer, are there for that function; products of the optimizer
-    have a finding of their own.
-    """
+    """Return the most seconds of ``phase`` that may count as the program's own Python code."""
     if phase == "forward":
+        # Only the gaps count. An operator of a line such as ``x * y`` may belong to the model.
         return costs.gap_s(phase)
+    # In other phases a Python function is a hook or an optimizer, and its operators count as its time.
     limit_s = costs.mean_s(phase)
-    if phase == "optimizer":
+    if phase == "optimizer":  # its matrix products have a finding of their own
         limit_s -= costs.term_s("optimizer_products")
     return max(limit_s, 0.0)
 
 
 def _outside_operators_s(costs: StepCosts, phase: str) -> float:
-    """Return the seconds of ``phase`` beside the least that its operators need, by the waterfall."""
+    """Return the seconds of ``phase`` beyond the least time that its operators need by the waterfall."""
     operators_s = 0.0
     if costs.record.waterfall is not None:
         for term in costs.record.waterfall.terms:
@@ -718,12 +725,12 @@ def _outside_operators_s(costs: StepCosts, phase: str) -> float:
 
 
 def _may_wait(row: PythonTime) -> bool:
-    """Return whether ``row`` is a C function, such as ``time.sleep``: it may wait, and its CPU time shows little."""
+    """Return whether ``row`` is the time in a C function, such as ``time.sleep``, which may wait without the CPU."""
     return "." in row.what
 
 
 def _outside_torch_s(row: PythonTime) -> float:
-    """Return the seconds outside of torch and libraries; calls of torch that are too short count as outside."""
+    """Return the seconds of ``row`` outside of torch and libraries; many very short torch calls count as outside."""
     if row.what == "library":
         return 0.0
     if row.what == "torch":
@@ -735,22 +742,22 @@ def _outside_torch_s(row: PythonTime) -> float:
 
 
 def find_sleeping_phases(costs: StepCosts) -> Iterator[Finding]:
-    """Find phases in which the thread sleeps and no line of the program is known as the cause."""
+    """Find phases in which the thread sleeps, where no Python time was recorded that could name the line."""
     has_several_ranks = len(costs.record.rank_step_s) > 1
     if costs.on_device or has_several_ranks:
-        # the thread then waits for the device, or for other ranks
+        # waiting for the device or for other ranks is normal
         return
     phases_with_a_line = {row.phase for row in costs.record.python_times}
     for phase, use in costs.record.thread_use.items():
         if phase not in WORKING_PHASES or phase in phases_with_a_line or not use.wall_s:
             continue
-        # An operator's threads wait for each other, and longer if other programs use the cores.
         asleep_s = costs.mean_s(phase) * use.asleep_s / use.wall_s
+        # Only "may": the threads of an operator wait for each other, and longer if other programs use the cores.
         yield costs.finding("sleep", asleep_s, may=True, phase=phase)
 
 
 def find_pattern(costs: StepCosts) -> Iterator[Finding]:
-    """Find that every n-th step takes longer, in a part without another finding."""
+    """Find a part that takes longer in every n-th step, unless another finding explains it."""
     steady = costs.record.steadiness
     if (
         steady is None
@@ -764,9 +771,9 @@ def find_pattern(costs: StepCosts) -> Iterator[Finding]:
         return
     mean = costs.record.mean_counters
     if mean is not None:
+        # garbage collection and compilation have findings of their own
         counted_s = (mean.gc_s or 0.0) + (mean.compile_s or 0.0)
         if counted_s >= EXPLAINED * steady.pattern_s:
-            # garbage or compilation, which has a finding of its own
             return
     yield costs.finding(
         "pattern",
@@ -777,7 +784,10 @@ def find_pattern(costs: StepCosts) -> Iterator[Finding]:
 
 
 def find_odd_steps(costs: StepCosts) -> Iterator[Finding]:
-    """Find steps far above the others whose cause has no other finding, and is not another program."""
+    """Find steps that take far longer than the others, for a reason that has no other finding.
+
+    Steps that another program delayed are left out.
+    """
     steady = costs.record.steadiness
     slow = [odd for odd in costs.record.odd_steps if odd.ratio > 1.0]
     excess_s = sum(_excess_s(odd) for odd in slow)
@@ -794,7 +804,7 @@ def find_odd_steps(costs: StepCosts) -> Iterator[Finding]:
     yield costs.finding(
         "odd_steps",
         steady.odd_s * unexplained_share,
-        may=len(unexplained) < _LASTING_COUNT,  # a few need not come again
+        may=len(unexplained) < _LASTING_COUNT,  # a few may be a coincidence
         phase=worst.part,
         what=worst.cause,
         facts={
@@ -806,11 +816,13 @@ def find_odd_steps(costs: StepCosts) -> Iterator[Finding]:
 
 
 def _excess_s(odd: OddStep) -> float:
-    return odd.step_s - odd.step_s / odd.ratio
+    """Return by how many seconds a step took longer than usual."""
+    usual_s = odd.step_s / odd.ratio
+    return odd.step_s - usual_s
 
 
 def _has_part_finding(costs: StepCosts, part: str | None) -> bool:
-    """Return whether another finding is about what varies in ``part``."""
+    """Return whether another finding already covers the variation of ``part`` from step to step."""
     if part in ("data", "transfer"):
         return True
     if part != "other":
@@ -820,12 +832,12 @@ def _has_part_finding(costs: StepCosts, part: str | None) -> bool:
 
 
 def find_garbage_and_compilation(costs: StepCosts) -> Iterator[Finding]:
-    """Find collections of garbage and compilations, by the counters of the mean step."""
+    """Find the time of garbage collection and of compilation, by their counters."""
     mean = costs.record.mean_counters
     if mean is None:
         return
     if mean.gc_s:
-        # What the program collects itself is found with the line that does so.
+        # Calls of gc.collect by the program are found with their lines.
         explicit_s = sum(
             row.seconds for row in costs.record.python_times if row.what == "gc.collect"
         )
@@ -836,7 +848,7 @@ def find_garbage_and_compilation(costs: StepCosts) -> Iterator[Finding]:
 
 
 def find_diagnostics(costs: StepCosts) -> Iterator[Finding]:
-    """Find checks for errors, and a profiler of the Trainer, that are switched on and cost time."""
+    """Find diagnostics that cost time: anomaly detection, and the Trainer's own profiler."""
     if costs.settings.anomalies:
         compute_s = sum(costs.mean_s(phase) for phase in _MODEL_PHASES)
         yield costs.finding("anomalies", compute_s)
@@ -847,7 +859,7 @@ def find_diagnostics(costs: StepCosts) -> Iterator[Finding]:
 
 
 def find_syncs(costs: StepCosts) -> Iterator[Finding]:
-    """Find lines that make the host wait for the device, by the gaps that they leave."""
+    """Find lines that make the host wait for the device. Their cost is the gaps with a synchronization or a copy."""
     waterfall = costs.record.waterfall
     syncs = costs.record.syncs
     if waterfall is None or not syncs:
@@ -857,7 +869,7 @@ def find_syncs(costs: StepCosts) -> Iterator[Finding]:
         if term.name != "gaps":
             continue
         for contributor in term.contributors:
-            # any case: Sync and sync
+            # "ync" matches both "Synchronize" and "sync"
             is_sync_or_copy = "ync" in contributor.what or "cpy" in contributor.what
             if is_sync_or_copy:
                 waits_s += contributor.seconds
@@ -872,17 +884,8 @@ def find_syncs(costs: StepCosts) -> Iterator[Finding]:
 
 
 def find_small_batch(costs: StepCosts) -> Iterator[Finding]:
-    """Find the cost of a step that does not depend on the batch: k times the samples leave 1/k of it per sample."""
-    fixed_s = sum(costs.regular_s(phase) for phase in _FIXED_PHASES)
-    # the products of the optimizer have their own finding
-    products_s = costs.term_s("optimizer_products")
-    own_code_s = sum(finding.saves_s for finding in find_costly_optimizer_code(costs))
-    fixed_s -= min(products_s + own_code_s, costs.regular_s("optimizer"))
-    if not costs.contended:
-        # contention stretches gaps, and all else that is known only as a mean
-        python_s = sum(finding.saves_s for finding in find_slow_python(costs))
-        fixed_s += max(costs.term_s("gaps") - python_s, 0.0)
-        fixed_s += sum(action.seconds for action in costs.actions(_belongs_to_loop))
+    """Find a high cost per step that does not depend on the batch size: a batch k times as large divides it by k."""
+    fixed_s = _fixed_s(costs)
     if fixed_s < _LARGE_FIXED_SHARE * costs.step_s:
         return
     free_share = costs.settings.memory_free_share
@@ -891,7 +894,7 @@ def find_small_batch(costs: StepCosts) -> Iterator[Finding]:
         return
 
     samples = costs.settings.samples_per_batch
-    growth = 2.0  # how many times the batch may be larger
+    growth = 2.0  # the factor by which the batch may grow
     if samples:
         growth = max(_USUAL_BATCH / samples, 2.0)
     if free_share is not None:
@@ -902,26 +905,40 @@ def find_small_batch(costs: StepCosts) -> Iterator[Finding]:
         count = getattr(costs.settings, name)
         if count is not None:
             facts[name] = float(count)
-    # One or two samples are few for any model with so much fixed cost.
+    # With one or two samples and such a fixed cost, a larger batch is certain to help.
     has_few_samples = samples is not None and samples <= _FEW_SAMPLES and growth > 2.0
     saves_s = min(fixed_s, costs.step_s) * (1.0 - 1.0 / growth)
     yield costs.finding("small_batch", saves_s, may=not has_few_samples, facts=facts)
 
 
+def _fixed_s(costs: StepCosts) -> float:
+    """Return the seconds of a step that do not depend on the batch size, and that no other finding explains."""
+    fixed_s = sum(costs.regular_s(phase) for phase in _FIXED_PHASES)
+    products_s = costs.term_s("optimizer_products")
+    own_code_s = sum(finding.saves_s for finding in find_costly_optimizer_code(costs))
+    fixed_s -= min(products_s + own_code_s, costs.regular_s("optimizer"))
+    if costs.contended:
+        # Other programs lengthen gaps and the loop's actions, of which only the means are known.
+        return fixed_s
+    python_s = sum(finding.saves_s for finding in find_slow_python(costs))
+    fixed_s += max(costs.term_s("gaps") - python_s, 0.0)
+    fixed_s += sum(action.seconds for action in costs.actions(_belongs_to_loop))
+    return fixed_s
+
+
 def find_slow_optimizer(costs: StepCosts) -> Iterator[Finding]:
-    """Find an optimizer whose step could be fused into few kernels, and slow clipping.
+    """Find an optimizer whose step could be fused into few kernels, and slow clipping of gradients.
 
-    The optimizer is found if it could be fused and is not, or if it updates one weight after another on a device. That
-    many kernels are launched is a fact (``may`` is False) if the user requested it with ``foreach=False``. A fused
-    optimizer still has to move its bytes: it saves what is beyond their time, or all of the optimizer's time if that of
-    the bytes is unknown. On a busy machine the rate of the memory is not known well enough.
-
-    Clipping is found if it takes twice the share of the step that makes a finding worth reporting.
+    An optimizer is reported if it could be fused and is not, or if it updates weight by weight on a device. The finding
+    is certain (``may`` is False) if the user requested that with ``foreach=False``. Clipping is reported if it takes
+    twice the share of the step that other findings need.
     """
     by_weight = costs.settings.weight_by_weight
     could_be_fused = costs.settings.fused_optimizer is False
     has_kernels_by_weight = by_weight and costs.on_device
     if could_be_fused or has_kernels_by_weight:
+        # A fused optimizer still has to move its bytes. Their least time is subtracted if it is known; on a busy
+        # machine the memory bandwidth is not known well enough.
         floor = costs.record.floors.get("optimizer")
         floor_s = 0.0
         if floor is not None and not costs.contended:
@@ -939,7 +956,7 @@ def find_optimizer_products(costs: StepCosts) -> Iterator[Finding]:
     floor = costs.record.floors.get("optimizer")
     if floor is None or not floor.flops:
         return
-    # the products are most of such an optimizer
+    # Without a waterfall, the whole optimizer counts: its products are most of it.
     products_s = costs.regular_s("optimizer", clock="time")
     if costs.record.waterfall is not None:
         products_s = costs.term_s("optimizer_products")
@@ -953,9 +970,9 @@ def find_optimizer_products(costs: StepCosts) -> Iterator[Finding]:
 
 
 def find_costly_optimizer_code(costs: StepCosts) -> Iterator[Finding]:
-    """Find the function of the program's own optimizer that takes most of it, in torch's operators too.
+    """Find functions of the program's own optimizer that mostly run long torch operators.
 
-    Matrix products of an optimizer have a finding of their own, with a remedy of their own.
+    Optimizers with many short operators, and those that mostly compute matrix products, have findings of their own.
     """
     products_s = sum(finding.saves_s for finding in find_optimizer_products(costs))
     for all_rows in costs.rows_of_functions(["optimizer"]):
@@ -979,19 +996,22 @@ def find_costly_optimizer_code(costs: StepCosts) -> Iterator[Finding]:
 
 
 def find_unfused_operators(costs: StepCosts) -> Iterator[Finding]:
-    """Find gaps and memory traffic that fusing saves; nothing if neither is known, or contention had a part."""
+    """Find gaps and memory traffic of forward and backward that torch.compile could save by fusing operators.
+
+    Needs a model that is not compiled, and a waterfall that other programs did not distort.
+    """
     waterfall = costs.record.waterfall
     if costs.settings.compiled is not False or waterfall is None or costs.contended:
         return
-    fused_s = 0.0
+    fusable_s = 0.0
     for term in waterfall.terms:
-        if term.name not in ("gaps", "bandwidth", "beyond_bandwidth"):
+        if term.name not in ("gaps", *_FUSABLE_TERMS):
             continue
         if term.phases:
-            fused_s += sum(term.phases.get(phase, 0.0) for phase in _MODEL_PHASES)
+            fusable_s += sum(term.phases.get(phase, 0.0) for phase in _MODEL_PHASES)
         else:
-            fused_s += term.seconds
-    explained_s = 0.0
+            fusable_s += term.seconds
+    explained_s = 0.0  # by other findings
     for finding in (*find_slow_python(costs), *find_sleeping_phases(costs)):
         if finding.phase in _MODEL_PHASES:
             explained_s += finding.saves_s
@@ -999,14 +1019,14 @@ def find_unfused_operators(costs: StepCosts) -> Iterator[Finding]:
         explained_s += _needless_s(costs, operators)
     yield costs.finding(
         "compile",
-        max(fused_s - explained_s, 0.0),
+        max(fusable_s - explained_s, 0.0),
         may=True,
         **_costliest_operator(costs),
     )
 
 
 def _costliest_operator(costs: StepCosts) -> dict[str, Any]:
-    """Return the fields of a finding for the costliest operator that can be fused, if it has a tenth of the step."""
+    """Return the fields of a finding that name the costliest fusable operator; empty below a tenth of the step."""
     waterfall = costs.record.waterfall
     if waterfall is None or costs.step_s <= 0.0:
         return {}
@@ -1027,20 +1047,18 @@ def _costliest_operator(costs: StepCosts) -> dict[str, Any]:
 
 
 def find_high_precision(costs: StepCosts) -> Iterator[Finding]:
-    """Find matmuls in more bits than needed; on a busy machine only their time at the peak is certain.
-
-    A step that factorizes matrices or solves systems in float64 may need its digits: it has no such finding.
-    """
+    """Find matrix products in a higher precision than needed: float64, float32, or float32 without TF32."""
     settings = costs.settings
     products_s = _matmul_s(costs)
     is_double = settings.precision == "float64" or str(settings.precision).startswith(
         "64"
     )
     if is_double and costs.record.factorizing_operators:
+        # factorizing matrices or solving systems may need the digits of float64
         return
     if is_double:
-        # Twice the bytes, and half the FLOP/s at best: in float32, computing takes at most half as long. Some
-        # operators, such as convolutions of a CPU, have no fast version for float64 at all.
+        # float64 has twice the bytes and at best half the FLOP/s: float32 saves at least half of the time. It may
+        # save more, because some operators, such as convolutions on a CPU, have no fast float64 version.
         working_s = sum(costs.mean_s(phase) for phase in WORKING_PHASES)
         yield costs.finding(
             "double",
@@ -1056,23 +1074,23 @@ def find_high_precision(costs: StepCosts) -> Iterator[Finding]:
 
 
 def _matmul_s(costs: StepCosts) -> float:
-    """Return the seconds that matmuls take: by the waterfall, or else by the share of the ceiling that is reached."""
+    """Return the seconds that matmuls take: by the waterfall, or else by the utilisation of the device."""
     if costs.record.waterfall is not None:
         if costs.contended:
-            # Other programs lengthen products and lower the clock, so that only the ideal is surely this program's.
+            # Other programs slow down matmuls and lower the clock: only the time at peak rate is certain.
             return costs.term_s("ideal")
         return costs.term_s("ideal", "slow_products", "clock")
     use = costs.record.utilisation
     if use is None:
         return 0.0
     used_share = use.of_ceiling or use.hfu or 0.0
-    # The share is of the step as it was measured: without the wait that prefetched batches hid.
-    running_s = costs.step_s - costs.hidden_wait_s
-    return used_share * running_s
+    # The utilisation is a share of the measured step, without the wait that prefetched batches hid.
+    measured_step_s = costs.step_s - costs.hidden_wait_s
+    return used_share * measured_step_s
 
 
 def find_recomputation(costs: StepCosts) -> Iterator[Finding]:
-    """Find recomputed activations for which there may be memory."""
+    """Find activation checkpointing in a run with enough free memory to store the activations."""
     free_share = costs.settings.memory_free_share
     may_fit = free_share is None or free_share >= 0.3
     if costs.settings.checkpointing and may_fit:
@@ -1086,23 +1104,25 @@ def find_recomputation(costs: StepCosts) -> Iterator[Finding]:
 
 
 def _recomputation_s(costs: StepCosts) -> float:
-    """Return the seconds of recomputation: at least forward's time times its share of forward's FLOPs.
+    """Return the seconds of recomputation: the waterfall's term, or an estimate from FLOPs if that is larger.
 
-    The waterfall's term holds its matmuls at their peak; the rest of what is recomputed is in other terms.
+    The term counts only recomputed matmuls, at peak rate. The estimate assumes that recomputing takes the same share of
+    forward's time as of its FLOPs.
     """
     term_s = costs.term_s("recomputation")
     use = costs.record.utilisation
     if use is None or not use.flops.forward:
         return term_s
     repeated_share = min(use.flops.recomputation / use.flops.forward, 1.0)
-    return max(term_s, repeated_share * costs.regular_s("forward", clock="time"))
+    estimated_s = repeated_share * costs.regular_s("forward", clock="time")
+    return max(term_s, estimated_s)
 
 
 def find_padding(costs: StepCosts) -> Iterator[Finding]:
-    """Find batches that are wider than their longest sequence, and sequences of very different lengths in a batch.
+    """Find batches padded beyond their longest sequence, and batches of sequences with very different lengths.
 
-    Ignored labels count as padding only at the end of a batch: elsewhere a loss may leave them out on purpose. What is
-    padding within a batch is known only where the lengths of its sequences are.
+    The second is known only if the lengths of the sequences are: labels that the loss ignores need not be padding,
+    except at the end of all sequences of a batch.
     """
     rate = costs.record.throughput
     if rate is None or rate.unused_share is None:
@@ -1122,9 +1142,9 @@ def find_padding(costs: StepCosts) -> Iterator[Finding]:
 
 
 def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
-    """Find what the waterfall shows as needless: work that is done twice, unused gradients, large broadcasts.
+    """Find work that the trace shows as possibly needless: repeated passes, unused gradients, large broadcasts.
 
-    It may be wanted: a second pass may draw other random numbers, and a table of all pairs may be meant.
+    It may be intended: a second pass may draw other random numbers, and a program may want a table of all pairs.
     """
     waterfall = costs.record.waterfall
     if waterfall is None:
@@ -1148,10 +1168,9 @@ def find_needless_work(costs: StepCosts) -> Iterator[Finding]:
 
 
 def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
-    """Find operators that may be needless by how data flows through the step: a finding for each reason.
+    """Find operators that the data-flow analysis of a step shows as possibly needless: one finding per reason.
 
-    They were timed in a step that is slowed down by that: what counts is their share of the operators of each phase.
-    What the trace has shown as needless, with the module's name, is left out.
+    Problems that the trace has already found, with the module's name, are left out.
     """
     waterfall = costs.record.waterfall
     traced_kinds = (
@@ -1161,12 +1180,12 @@ def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
         if not traced_kinds.isdisjoint(_TRACED_KINDS.get(operators.reason, ())):
             continue
         saves_s = _needless_s(costs, operators)
-        is_double = operators.reason == "double"
+        is_double = operators.reason == "some_double"
         tolerance = _DOUBLE_TOLERANCE if is_double else _NEEDLESS_TOLERANCE
         shares = operators.phase_shares
         facts = {"share": operators.share, "operators": float(operators.count)}
         yield costs.finding(
-            _FINDING_OF_REASON[operators.reason],
+            cast(FindingName, operators.reason),
             saves_s,
             high_s=tolerance * saves_s,
             may=operators.reason not in _CERTAINLY_NEEDLESS,
@@ -1180,14 +1199,17 @@ def find_needless_operators(costs: StepCosts) -> Iterator[Finding]:
 
 
 def _needless_s(costs: StepCosts, operators: NeedlessOperators) -> float:
-    """Return the seconds of a mean step that ``operators`` take."""
+    """Return the seconds of a mean step that ``operators`` take.
+
+    Recording slowed down the step in which they were timed, so only their share of each phase is used.
+    """
     return sum(
         share * costs.mean_s(phase) for phase, share in operators.phase_shares.items()
     )
 
 
 def find_communication(costs: StepCosts) -> Iterator[Finding]:
-    """Find communication that overlaps with no work: by the ranks' figures, or else by the waterfall."""
+    """Find communication that no computation overlaps, by the figures of the ranks, or else by the waterfall."""
     ranks = costs.record.ranks
     exposed_s = 0.0
     if ranks is not None:

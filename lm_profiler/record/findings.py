@@ -273,14 +273,20 @@ class NeedlessWork(Part):
     seconds: float = figure("time", "ms", "of a step")
 
 
-# Why operators of a step may be needless: nothing reads their results; the step computed the same before, or each step
-# does; they compute with zeros, or at positions whose gradient is zero; they broadcast small tensors to a large one;
-# they copy what was copied before; another order of products takes less; a table's gradient has all rows, of which few
-# were looked up; float32 would do; only Python reads the results.
+# Why operators of a step may be needless; each reason is the name of its finding.
 NeedlessReason = Literal[
-    "unused", "repeated", "constant", "zeros", "ignored", "broadcast", "growing", "order", "unused rows",
-    "double", "figures",
-]  # fmt: skip
+    "unused",  # nothing reads their results
+    "repeated",  # the step has computed the same before
+    "constant",  # each step computes the same
+    "zeros",  # products in which nearly all elements of a factor are zero
+    "ignored",  # computed for positions whose gradient is zero
+    "broadcast",  # small tensors are broadcast to a large one
+    "growing",  # a loop copies all that it has joined so far, to add a piece
+    "order",  # a product of three matrices whose other order takes fewer multiplications
+    "unused_rows",  # all rows of a table get a gradient, although few were looked up
+    "some_double",  # computed in float64, in a model of float32
+    "figures",  # only Python reads the results
+]
 
 
 class NeedlessOperators(Part):

@@ -187,8 +187,8 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
     "three matrices": ("order", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("order"))),
     "all pairs": ("broadcast", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("broadcast"))),
     "a tensor that grows": ("growing", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("growing"))),
-    "a large table": ("unused_rows", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("unused rows"))),
-    "float64 in a part": ("some_double", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("double"))),
+    "a large table": ("unused_rows", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("unused_rows"))),
+    "float64 in a part": ("some_double", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("some_double"))),
     "a metric in each step": ("figures", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("figures"))),
     "an optimizer that computes roots": (
         "owner", 42.0,

@@ -94,10 +94,11 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
     yield "order", products_in_costly_order(step), None
     unused_rows = calls_for_unused_rows(step)
     tables = [number for number in unused_rows if step.calls[number].zero_rows > 0.0]
-    yield "unused rows", unused_rows, step.place_of(tables)
+    yield "unused_rows", unused_rows, step.place_of(tables)
     if not step.is_double:
         double = [number for number, call in enumerate(step.calls) if call.makes_double]
-        yield "double", dict.fromkeys(double, _SHARE_OF_DOUBLE), _origin(step, double)
+        shares_of_double = dict.fromkeys(double, _SHARE_OF_DOUBLE)
+        yield "some_double", shares_of_double, _origin(step, double)
     yield "figures", dict.fromkeys(_calls_only_python_reads(step, liveness), 1.0), None
 
 

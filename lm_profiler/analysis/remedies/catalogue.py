@@ -1,6 +1,6 @@
-"""All remedies: when each applies, what `improve` tries and `plan` rehearses of it, and its sentence.
+"""All remedies: their advice, the options that `improve` tries, and the options that `plan` offers.
 
-A remedy is offered only where it is not on already and where this machine has what it needs.
+An option is offered only if the run does not have it yet and the machine supports it.
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ from lm_profiler.record.run_record import (
 
 ATTENTION = "model.attention"
 WORKERS = ("data.num_workers", "loader.num_workers")
-WORKERS_PER_CORE = 4  # if they wait for files: such workers do not each need a core
+WORKERS_PER_CORE = 4  # at most, for workers that mostly wait for files and thus do not need a core each
 _BATCH = "data.batch_size"
 _ACCUMULATED_BATCHES = "trainer.accumulate_grad_batches"
 _CHECKPOINTING = "model.activation_checkpointing"
 _CHECKPOINT_EVERY = "model.checkpoint_every"
 _LOSS = "model.loss"
-_CHUNK_TOKENS = 1024  # tokens whose logits a chunked loss has at one time
+_CHUNK_TOKENS = 1024  # tokens whose logits a chunked loss has in memory at one time
 _PRECISION = "trainer.precision"
 _FULL_PRECISIONS = (None, "32-true", "32", 32)
 _MATMUL_PHASES = ("forward", "backward")
-_HANDED_OVER_S = 1e-3  # what a worker's batch takes to arrive: measured 1.0 to 1.7 ms, of 256 B to 2 MB
-# number of smaller batches that a plan tries: the largest may not fit once gradients stay from batch to batch
+# the time in which a worker hands over a batch: measured 1.0 to 1.7 ms, for batches of 256 B to 2 MB
+_HANDED_OVER_S = 1e-3
+# How many smaller batch sizes `plan` tries. The larger one may not fit, because accumulated gradients stay in memory.
 _DIVISORS = 2
 
 
@@ -65,13 +66,13 @@ _DIVISORS = 2
 
 
 def lower_precision(run: FirstRun) -> Iterator[Candidate]:
-    """Yield the half precision of the device, for a run in full precision."""
+    """Suggest half precision to a run in full precision."""
     if run.option(_PRECISION) not in _FULL_PRECISIONS:
         return
     precision = run.settings.half_precision or "bf16-mixed"
     may_change = FLOAT16 if precision.startswith("16") else BFLOAT16
     refused = ""
-    # An unknown device is tried: the runs themselves show what it multiplies faster.
+    # On a device of unknown speed half precision is tried all the same: the runs show whether it is faster.
     if not run.settings.half_precision and not run.has_device:
         refused = "half precision is not faster on this hardware"
     ceiling_s = run.phases_s(*_MATMUL_PHASES)
@@ -85,7 +86,7 @@ def lower_precision(run: FirstRun) -> Iterator[Candidate]:
 
 
 def allow_tf32(run: FirstRun) -> Iterator[Candidate]:
-    """Suggest matrix products in TF32, if the run is in float32 on a device that could use TF32 and does not."""
+    """Suggest TF32 to a run in float32 whose device could use TF32 for matrix products and does not."""
     option = run.first_existing(
         "torch.float32_matmul_precision", "model.float32_matmul_precision"
     )
@@ -115,7 +116,7 @@ def allow_tf32(run: FirstRun) -> Iterator[Candidate]:
 
 
 def toggle_compile(run: FirstRun) -> Iterator[Candidate]:
-    """Yield the run without torch.compile where it has it; else with it, and with the modes for a device."""
+    """Suggest to switch torch.compile off if it is on. Otherwise suggest it, and its modes for a device."""
     option = run.first_existing("model.compile", "torch.compile")
     if option is None:
         return
@@ -153,7 +154,7 @@ def toggle_compile(run: FirstRun) -> Iterator[Candidate]:
 
 
 def switch_attention(run: FirstRun) -> Iterator[Candidate]:
-    """Yield the other one of our two attention functions; either may be the faster one."""
+    """Suggest the other one of our two attention functions, because either may be faster."""
     attention = run.option(ATTENTION)
     ceiling_s = run.phases_s(*_MATMUL_PHASES)
     if attention == "math":
@@ -167,7 +168,7 @@ def switch_attention(run: FirstRun) -> Iterator[Candidate]:
 
 
 def stop_checkpointing(run: FirstRun) -> Iterator[Candidate]:
-    """Yield the run without activation checkpointing, and without a chunked loss: they compute twice."""
+    """Suggest to switch off activation checkpointing and the chunked loss, which compute things twice."""
     ceiling_s = run.terms_s("recomputation") or run.phases_s("backward")
     if run.option(_LOSS) == "chunked":
         yield faster_candidate(
@@ -185,7 +186,7 @@ def stop_checkpointing(run: FirstRun) -> Iterator[Candidate]:
 
 
 def resize_batches(run: FirstRun) -> Iterator[Candidate]:
-    """Yield options for the same samples per step in fewer or more batches; then for more samples."""
+    """Suggest larger or smaller batches with the same number of samples per step; then more samples per step."""
     batch = run.option(_BATCH)
     batches = run.option(_ACCUMULATED_BATCHES)
     if not isinstance(batch, int) or not isinstance(batches, int):
@@ -223,11 +224,11 @@ def resize_batches(run: FirstRun) -> Iterator[Candidate]:
 
 
 def add_workers(run: FirstRun) -> Iterator[Candidate]:
-    """Yield more workers of the loader."""
+    """Suggest more loader workers."""
     option = run.first_existing(*WORKERS)
     if option is None:
         return
-    # None for the loader's option: the data decides
+    # the option is None if the data module sets the number itself
     current_count = run.option(option) or 0
     ceiling_s = run.phases_s("data")
     for count in (1, 2, 4, 8):
@@ -248,7 +249,7 @@ def add_workers(run: FirstRun) -> Iterator[Candidate]:
 
 
 def pin_memory(run: FirstRun) -> Iterator[Candidate]:
-    """Yield batches in pinned memory, if they are not in it yet."""
+    """Suggest pinned memory for batches, if they are not pinned yet."""
     option = run.first_existing("data.pin_memory", "loader.pin_memory")
     if option is None:
         return
@@ -266,7 +267,7 @@ def pin_memory(run: FirstRun) -> Iterator[Candidate]:
 
 
 def benchmark_convolutions(run: FirstRun) -> Iterator[Candidate]:
-    """Yield the search of cuDNN for the fastest algorithms."""
+    """Suggest that cuDNN benchmarks its convolution algorithms and uses the fastest."""
     option = "trainer.benchmark"
     if run.option(option) is True or not run.has_device or not run.has_option(option):
         return
@@ -285,10 +286,10 @@ def switch_option(
     phases: tuple[str, ...],
     may_change: str | None,
 ) -> FindCandidates:
-    """Return the function that yields ``option`` set to ``to_value``, for runs where it is ``from_value``."""
+    """Return a function that suggests ``option`` set to ``to_value`` to runs in which it is ``from_value``."""
 
     def candidates(run: FirstRun) -> Iterator[Candidate]:
-        """Yield the change of the option, if the run has the other value."""
+        """Suggest the other value of the option."""
         if run.option(option) is from_value:
             ceiling_s = run.phases_s(*phases)
             yield faster_candidate(
@@ -307,7 +308,7 @@ def switch_option(
 def narrower_precisions(
     planned: Planned, largest_context: int | None
 ) -> Iterator[Smaller]:
-    """Yield precisions of fewer bits. A run in float64 gets none: whoever asks for float64 needs it."""
+    """Yield lower precisions; none for a run in float64, whose user is assumed to need it."""
     precision = str(planned.settings.get(_PRECISION) or "32-true")
     is_full = precision in _FULL_PRECISIONS
     if is_full:
@@ -317,7 +318,7 @@ def narrower_precisions(
 
 
 def fused_attention(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
-    """Yield attention that does not store the matrix of weights."""
+    """Yield an attention function that does not store the matrix of attention weights."""
     if planned.settings.get(ATTENTION) == "math":
         yield smaller({ATTENTION: "sdpa"}, may_change=ORDER)
 
@@ -325,7 +326,7 @@ def fused_attention(planned: Planned, largest_context: int | None) -> Iterator[S
 def activation_checkpointing(
     planned: Planned, largest_context: int | None
 ) -> Iterator[Smaller]:
-    """Yield activation checkpointing, if none is on."""
+    """Yield activation checkpointing, if it is off."""
     if planned.settings.get(_CHECKPOINTING) is False and not planned.settings.get(
         _CHECKPOINT_EVERY
     ):
@@ -333,14 +334,14 @@ def activation_checkpointing(
 
 
 def chunked_loss(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
-    """Yield the loss that never has all logits in memory, if there are more than those of one chunk."""
+    """Yield the loss that computes logits in chunks, if the batch has more tokens than one chunk."""
     tokens = (planned.batch or 0) * (planned.context or 0)
     if planned.settings.get(_LOSS) == "plain" and tokens > _CHUNK_TOKENS:
         yield smaller({_LOSS: "chunked"}, may_change=ORDER)
 
 
 def smaller_batches(planned: Planned, largest_context: int | None) -> Iterator[Smaller]:
-    """Yield divisors of the batch that was requested, for equally many samples per step; then the largest that fits."""
+    """Yield smaller batches, accumulated to the same samples per step; then the largest batch that fits."""
     batch = planned.batch or 0
     divisors: list[int] = []
     largest_size = min(planned.largest or 0, batch - 1)
@@ -355,10 +356,11 @@ def smaller_batches(planned: Planned, largest_context: int | None) -> Iterator[S
 
 
 def accumulated_batches(planned: Planned, sizes: Sequence[int]) -> Iterator[Smaller]:
-    """Yield batches of each of ``sizes``, divisors of the batch, with as many more of them per step."""
+    """Yield batches of each of ``sizes`` (divisors of the batch size), accumulated to the same samples per step."""
     batch = planned.settings.get(_BATCH)
     batches = planned.settings.get(_ACCUMULATED_BATCHES) or 1
-    if batch is None or batch != planned.batch:  # the option then means something else
+    if batch is None or batch != planned.batch:
+        # the option is not the size of the batch that was rehearsed
         return
     for size in sizes:
         if size < batch:
@@ -371,7 +373,7 @@ def accumulated_batches(planned: Planned, sizes: Sequence[int]) -> Iterator[Smal
 def optimizer_without_state(
     planned: Planned, largest_context: int | None
 ) -> Iterator[Smaller]:
-    """Yield SGD, in place of our AdamW or Muon."""
+    """Yield SGD, which has no state, to replace AdamW or Muon."""
     if planned.settings.get("model.optimizer") in ("adamw", "muon"):
         yield smaller({"model.optimizer": "sgd"}, may_change=OTHER_OPTIMIZER)
 
@@ -400,7 +402,7 @@ def _line_of(finding: Finding) -> str:
 
 
 def _ranks_text(finding: RankFinding) -> str:
-    """Return what to check, by which ranks are slow and where."""
+    """Return the advice about slow ranks; it depends on which ranks are slow, and in which phase."""
     if finding.kind == "turns":
         if finding.phase in _MATMUL_PHASES:
             return "Give all ranks batches of similar length (bucket or pack them)."
@@ -429,7 +431,7 @@ def _plain_precision_text(finding: Finding, settings: Settings) -> str:
 
 
 def _input_text(finding: Finding, settings: Settings) -> str:
-    """Return the advice for a step that waits for data: more workers if they help, else a faster loader, and why."""
+    """Return the advice for a step that waits for data: more workers, or a faster loader if workers do not help."""
     prepare = "prepare (tokenize, pack) the data before training"
     workers = settings.num_workers
     if workers is None:
@@ -444,24 +446,24 @@ def _input_text(finding: Finding, settings: Settings) -> str:
     if "workers" in finding.facts:
         wanted_workers = int(finding.facts["workers"])
 
-    gains_by_worker = finding.saves_s >= _HANDED_OVER_S
-    if gains_by_worker and wanted_workers > workers:
+    wait_exceeds_transfer = finding.saves_s >= _HANDED_OVER_S
+    if wait_exceeds_transfer and wanted_workers > workers:
         waits = ""
         if wanted_workers > cores:
             waits = f" (more than the {count_text(int(cores), 'core')}: they wait more than they compute)"
         costliest = f": {_place(finding)} takes most of it" if finding.file else ""
         return f"Raise num_workers from {workers} to {wanted_workers}{waits}, or {prepare}{costliest}."
 
-    if not gains_by_worker:
-        why = "a worker needs as long to transfer a batch"
+    if not wait_exceeds_transfer:
+        reason = "a worker needs as long to transfer a batch"
     elif workers >= cores and finding.facts.get("waits"):
-        why = f"there are {workers} workers, and each of them waits most of the time"
+        reason = f"there are {workers} workers, and each of them waits most of the time"
     elif workers >= cores:
-        why = f"there are as many workers ({workers}) as CPU cores for them"
+        reason = f"there are as many workers ({workers}) as CPU cores for them"
     else:
-        why = f"more than {count_text(workers, 'worker')} would not help"
+        reason = f"more than {count_text(workers, 'worker')} would not help"
     place = _place(finding) or "the loader"
-    return f"Make {place} faster, or {prepare}: {why}."
+    return f"Make {place} faster, or {prepare}: {reason}."
 
 
 def _transfer_text(finding: Finding, settings: Settings) -> str:
@@ -481,7 +483,7 @@ def _reload_text(finding: Finding, settings: Settings) -> str:
 
 
 def _owner_text(finding: Finding, settings: Settings) -> str:
-    """Return the advice about an action, or a gap between phases, with the function that takes most of it."""
+    """Return the advice about an action, or a gap between phases, with the function that takes most of its time."""
     owner = finding.owner or ""
     is_gap = owner.startswith((f"{BEFORE} ", f"{BETWEEN} ", f"{AFTER} "))
     action = owner if is_gap else f"in {owner}"
@@ -526,7 +528,7 @@ def _python_text(finding: Finding, settings: Settings) -> str:
         calls = finding.facts.get("calls", 0.0)
         return f"Use fewer, larger operators in {place}: it calls torch {calls:,.0f} times per step."
     if finding.what == PRINTING:
-        return f"Turn no tensors into text in {finding.phase}: {place} does, whether anybody reads it or not."
+        return f"Do not convert tensors to text in {finding.phase}: {place} does, even if the text is never read."
     code = "Python" if finding.what == "python" else finding.what
     sentence = f"Move {code} out of {finding.phase}: {place}"
     if finding.phase == "optimizer" and finding.what == "python":
@@ -537,7 +539,7 @@ def _python_text(finding: Finding, settings: Settings) -> str:
 def _pattern_text(
     finding: Finding, settings: Settings, option: str = "--actions.steps"
 ) -> str:
-    """Return the advice about steps that are slow at regular distances; ``option`` would show who owns that time."""
+    """Return the advice about every n-th step being slow; ``option`` is the option that shows whose code is slow."""
     period = int(finding.facts.get("every", 0.0))
     sentence = f"Find out what {finding.phase} does every {period} steps"
     if finding.phase == "other":
@@ -546,7 +548,7 @@ def _pattern_text(
 
 
 def _optimizer_text(finding: Finding, settings: Settings) -> str:
-    """Return the advice to update many weights by one kernel."""
+    """Return the advice to update many weights with one kernel."""
     if settings.fused_optimizer is None:
         return "Let the optimizer update all weights together (foreach=True), not one by one."
     sentence = "Use the fused optimizer (fused=True): one pass over the weights, and one launch instead of hundreds"
@@ -556,7 +558,7 @@ def _optimizer_text(finding: Finding, settings: Settings) -> str:
 
 
 def _optimizer_products_text(finding: Finding, settings: Settings) -> str:
-    """Return the advice about the optimizer's own matrix products, as Muon has them."""
+    """Return the advice about the matrix products of an optimizer such as Muon."""
     flops = with_prefix(finding.facts.get("flops", 0.0), "FLOP")
     flops_per_s = with_prefix(finding.facts.get("flops_per_s", 0.0), "FLOP/s")
     return (
@@ -593,7 +595,7 @@ def _sync_text(finding: Finding, settings: Settings) -> str:
 
 
 def _repeated_forward_text(finding: Finding, settings: Settings) -> str:
-    """Return the advice about a forward pass that runs twice on one input."""
+    """Return the advice about a forward pass that is repeated on the same input."""
     passes = finding.facts.get("passes", 0.0)
     often = "again" if passes <= 1.0 else f"{passes:,.3g} times again"
     return (
@@ -603,7 +605,7 @@ def _repeated_forward_text(finding: Finding, settings: Settings) -> str:
 
 
 def _compile_text(finding: Finding, settings: Settings) -> str:
-    """Return the advice to compile, with the costliest operator that it could fuse."""
+    """Return the advice to use torch.compile; it names the costliest operator that could be fused."""
     sentence = "Try torch.compile: it fuses small operators, which saves launches and memory traffic"
     if finding.what and finding.owner:
         share = finding.facts.get("costliest", 0.0)
@@ -614,7 +616,7 @@ def _compile_text(finding: Finding, settings: Settings) -> str:
 
 
 def _padding_text(finding: Finding, settings: Settings) -> str:
-    """Return the advice against padding: shorter batches, or sequences of like length."""
+    """Return the advice against padding: narrower batches, or sequences of similar length."""
     padding = finding.facts.get("padding", 0.0)
     unused = finding.facts.get("unused", 0.0)
     if unused >= padding / 2.0:
@@ -622,7 +624,7 @@ def _padding_text(finding: Finding, settings: Settings) -> str:
             f"Pad each batch to its own longest sequence (in the collate function): {unused:.0%} of its positions "
             "are beyond it."
         )
-    return f"Put sequences of like length into a batch, or pack them: {padding:.0%} of the positions are padding."
+    return f"Batch sequences of similar length together, or pack them: {padding:.0%} of the positions are padding."
 
 
 def _unused_gradients_text(finding: Finding, settings: Settings) -> str:
@@ -633,13 +635,16 @@ def _unused_gradients_text(finding: Finding, settings: Settings) -> str:
 
 
 def _broadcast_text(finding: Finding, settings: Settings) -> str:
-    """Return the advice about a table of all pairs; the trace shows its shapes, the data flow its line."""
+    """Return the advice about a table of all pairs.
+
+    A finding from the trace has the shapes in ``what``. One from the data-flow analysis has the line.
+    """
     table = finding.what
     if finding.file:
         table = f"{_place(finding)} broadcasts small tensors to a far larger one"
     return (
-        f"Check the shapes: {table}. If all pairs are meant, torch.cdist or a matrix product makes no such "
-        "table; if not, a dimension is missing or too many (squeeze)."
+        f"Check the shapes: {table}. If you want all pairs, torch.cdist or a matrix product needs no such table; "
+        "if not, a dimension is missing, or there is one too many (squeeze)."
     )
 
 
@@ -647,17 +652,14 @@ def _unused_text(finding: Finding, settings: Settings) -> str:
     """Return the advice about results, or gradients, that nothing reads."""
     if finding.phase == "backward":
         return (
-            f"Compute no gradients for {_code(finding)} that nothing uses: call it with requires_grad_(False), under "
-            "torch.no_grad(), or on an input that is detached."
+            f"Avoid the unused gradients of {_code(finding)}: set requires_grad_(False), call it under "
+            "torch.no_grad(), or detach its input."
         )
     return f"Leave out what {_code(finding)} computes: nothing uses the result."
 
 
 def _repeated_text(finding: Finding, settings: Settings) -> str:
-    return (
-        f"Keep the first result: {_code(finding)} computes what the step has computed before, from the same "
-        "values."
-    )
+    return f"Keep the first result: {_code(finding)} repeats a computation of the same step on the same values."
 
 
 def _constant_text(finding: Finding, settings: Settings) -> str:
@@ -666,22 +668,22 @@ def _constant_text(finding: Finding, settings: Settings) -> str:
 
 def _zeros_text(finding: Finding, settings: Settings) -> str:
     return (
-        f"Do not multiply by zeros in {_code(finding)}: {_share_text(finding)} of a factor is zero. For a diagonal "
-        "matrix scale the rows, for a one-hot one look them up, else use a sparse one."
+        f"Do not multiply by zeros in {_code(finding)}: {_share_text(finding)} of a factor is zero. Replace a "
+        "diagonal matrix by scaling rows, a one-hot matrix by indexing, any other by a sparse matrix."
     )
 
 
 def _ignored_text(finding: Finding, settings: Settings) -> str:
     return (
-        f"Select the positions that count before {_code(finding)}: at {_share_text(finding)} of them the gradient is "
-        "zero (ignored labels, padding, outputs that nothing uses)."
+        f"Drop the positions that do not affect the loss before {_code(finding)}: at {_share_text(finding)} of all "
+        "positions the gradient is zero (ignored labels, padding, unused outputs)."
     )
 
 
 def _growing_text(finding: Finding, settings: Settings) -> str:
     return (
-        f"Collect the pieces in a list and join them once, after the loop: each call of {_code(finding)} copies all "
-        "that was joined before."
+        f"Collect the pieces in a list and concatenate them once, after the loop: each call of {_code(finding)} "
+        "copies all pieces so far."
     )
 
 
@@ -695,38 +697,38 @@ def _order_text(finding: Finding, settings: Settings) -> str:
 def _unused_rows_text(finding: Finding, settings: Settings) -> str:
     return (
         f"Give the embedding in {_code(finding)} sparse gradients (sparse=True, with SparseAdam, Adagrad or SGD): "
-        f"{_share_text(finding)} of its rows are not used in a step, and the optimizer updates all."
+        f"{_share_text(finding)} of its rows are not used in a step, but the optimizer updates all rows."
     )
 
 
 def _some_double_text(finding: Finding, settings: Settings) -> str:
     return (
-        f"Compute in float32: {_code(finding)} makes float64, such as from a NumPy array, which takes at least twice "
-        "as long."
+        f"Compute in float32: {_code(finding)} produces float64 tensors (a NumPy array is float64 by default), and "
+        "float64 takes at least twice as long."
     )
 
 
 def _figures_text(finding: Finding, settings: Settings) -> str:
     return (
-        f"Compute it less often, such as every 50 steps: only Python reads the result of {_code(finding)}, such as "
-        "a metric."
+        f"Compute it less often, for example every 50 steps: training does not need the result of {_code(finding)}, "
+        "only Python code reads it (a metric, for example)."
     )
 
 
 def _code(finding: Finding) -> str:
-    """Return the line that a finding is about, or else its operators."""
+    """Return the line that a finding is about, or else its main operator."""
     return _place(finding) or str(finding.what)
 
 
 def _share_text(finding: Finding) -> str:
-    """Return the share of a finding's operators that is needless, such as ``98%`` or ``99.9%``."""
+    """Return the needless share of a finding's operators as text, such as ``98%`` or ``99.9%``."""
     share = finding.facts.get("share", 0.0)
     return f"{share:.1%}" if 0.99 < share < 1.0 else f"{share:.0%}"
 
 
 # -- the catalogue -----------------------------------------------------------------------------------------------------
 
-# in the order in which `improve` tries them where ceilings are equal
+# `improve` tries them in this order if their ceilings are equal.
 REMEDIES: Sequence[Remedy] = (
     Remedy(
         "precision",
@@ -768,7 +770,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("attention", candidates=switch_attention, smaller_settings=fused_attention),
     Remedy(
         "recomputation",
-        "Compute less of it twice (activation checkpointing, a chunked loss): there is memory for the first results.",
+        "Recompute less (activation checkpointing, chunked loss): there is enough memory to keep the first results.",
         candidates=stop_checkpointing,
         smaller_settings=activation_checkpointing,
     ),
@@ -776,7 +778,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("repeated_forward", _repeated_forward_text, likely_share=0.9),
     Remedy(
         "repeated_backward",
-        "Add the losses and call backward once: a part of the graph has its backward pass twice (retain_graph=True).",
+        "Add the losses and call backward once: part of the graph runs its backward pass twice (retain_graph=True).",
         likely_share=0.9,
     ),
     Remedy("unused_gradients", _unused_gradients_text, likely_share=0.9),
@@ -836,7 +838,7 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("benchmark", candidates=benchmark_convolutions),
     Remedy("sgd", smaller_settings=optimizer_without_state),
     Remedy("context", smaller_settings=shorter_context),
-    # the record's own finding about ranks has the sentence
+    # `remedy_of` writes its sentence from the record's finding about ranks
     Remedy("ranks", likely_share=0.9),
     Remedy(
         "validation",
@@ -907,7 +909,7 @@ def likely_share(finding: Finding) -> float:
 
 
 def remedy_of(finding: Finding, record: RunRecord) -> str:
-    """Return a sentence on what to do next; a finding of a later version is shown by its name."""
+    """Return the advice for ``finding``; of a finding that only a later version knows, a sentence with its name."""
     if finding.name == "ranks" and record.ranks is not None:
         return _ranks_text(record.ranks.finding)
     remedy = _BY_NAME.get(finding.name)
@@ -922,9 +924,9 @@ def remedy_of(finding: Finding, record: RunRecord) -> str:
 
 
 def remedies(planned: Planned, largest_context: int | None = None) -> list[Smaller]:
-    """Return settings that need less than ``planned``, given its call; those that change training least come first.
+    """Return all single changes with which the planned run needs less memory; those that change training least first.
 
-    The largest batch that fits is among them where ``planned`` has it, and the largest context.
+    They include the largest batch that fits and the largest context that fits, if these are known.
     """
     settings: list[Smaller] = []
     for remedy in REMEDIES:
@@ -934,7 +936,10 @@ def remedies(planned: Planned, largest_context: int | None = None) -> list[Small
 
 
 def combined_remedies(planned: Planned) -> list[Smaller]:
-    """Return the combination of all settings that change only rounding; then the combination that needs least."""
+    """Return two combinations of changes: one with the least effect on training, and one that needs least memory.
+
+    The first changes only rounding and the batch size. The second also has the lowest precision, and SGD.
+    """
     precisions = list(narrower_precisions(planned, largest_context=None))
     rounding_only = [
         *activation_checkpointing(planned, largest_context=None),
@@ -950,7 +955,7 @@ def combined_remedies(planned: Planned) -> list[Smaller]:
 
 
 def _combined(settings: Sequence[Smaller]) -> Smaller:
-    """Return one setting that has the options of all ``settings``, and changes in training all that these change."""
+    """Return one setting with the options of all ``settings``, and with the effects of all of them on training."""
     options: dict[str, str] = {}
     changes: list[str] = []
     for setting in settings:
@@ -961,7 +966,10 @@ def _combined(settings: Sequence[Smaller]) -> Smaller:
 
 
 def candidates_for(run: FirstRun) -> Iterator[Candidate]:
-    """Yield candidates that ``run`` leaves open, with the reason if one cannot work; the verdict's come first."""
+    """Yield the changes that `improve` may try on ``run``; remedies against its bottleneck come first.
+
+    Changes that cannot work have ``refused`` set.
+    """
     verdict = run.record.verdict
     bound_by = None if verdict is None else verdict.bound_by
     against_the_bound = [remedy for remedy in REMEDIES if bound_by in remedy.bounds]

@@ -1,4 +1,4 @@
-"""The parts of an entry of the catalogue, and the run that it applies to."""
+"""What the catalogue of remedies consists of: ``Remedy``, the candidates that it offers, and the run that it is for."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run_record import Bound, Finding, RunRecord, Settings
 
-# What a remedy may change in training. The part before a colon is the short form, for tables of a plan.
+# What a remedy may change in the results of training. The text before a colon is the short form, for tables of `plan`.
 ORDER = "rounding: sums are computed in another order"
 TF32 = "rounding: float32 products round their factors to 11 bits"
 BFLOAT16 = "rounding: activations and products are in bfloat16"
 FLOAT16 = "rounding: activations and products are in float16"
 WEIGHTS = "rounding (also of weights): weights are in bfloat16 too"
 PER_BATCH = "statistics over a batch: batch norm, for example"
-BY_WORKERS = "the batches, where workers share an iterable data set"
+BY_WORKERS = "the batches, if workers share an iterable data set"
 OTHER_BATCH = "the samples of a step: the global batch changes"
 OTHER_OPTIMIZER = "the optimizer"
 OTHER_CONTEXT = "the context"
 UNKNOWN = "an option of yours: its other effects are unknown"
 
-# the effects of what a plan offers, the least first
+# the effects of the settings that `plan` offers, from the smallest to the largest
 LEAST_FIRST = (
     None,
     ORDER,
@@ -38,7 +38,7 @@ LEAST_FIRST = (
 
 @dataclass(frozen=True)
 class FirstRun:
-    """The run that must become faster: its options, and the parts of its step."""
+    """The run that `improve` tries to make faster: its options and its record."""
 
     entry: Entry
     record: RunRecord
@@ -60,14 +60,14 @@ class FirstRun:
         return self.entry.option(path)
 
     def first_existing(self, *paths: str) -> str | None:
-        """Return the first of ``paths`` that the run's parser has: a module's own option, then the general one."""
+        """Return the first of ``paths`` that is an option of the run; None if none of them is."""
         for path in paths:
             if self.has_option(path):
                 return path
         return None
 
     def has_option(self, path: str) -> bool:
-        """Return whether the run's parser has the option ``path``, whatever its value."""
+        """Return whether the run has the option ``path``, whatever its value."""
         section_name, _, name = path.rpartition(".")
         section: Any = (self.record.config or {}).get(section_name)
         if isinstance(section, Mapping):
@@ -75,7 +75,7 @@ class FirstRun:
         return isinstance(section, Mapping) and name in section
 
     def phases_s(self, *names: str) -> float | None:
-        """Return the mean seconds that these phases take: a remedy saves at most the phases that it changes."""
+        """Return the mean seconds that these phases take together; None if the run has none of them."""
         summaries = []
         for name in names:
             if name in self.record.time:
@@ -85,7 +85,7 @@ class FirstRun:
         return sum(summary.mean for summary in summaries if summary.mean is not None)
 
     def terms_s(self, *names: str) -> float | None:
-        """Return the seconds that these terms of the waterfall could save at most; None without a waterfall."""
+        """Return the most seconds that these terms of the waterfall could save; None without a waterfall."""
         waterfall = self.record.waterfall
         if waterfall is None:
             return None
@@ -98,11 +98,11 @@ class FirstRun:
 class Candidate:
     """A change that may make the step faster."""
 
-    name: str  # as the table shows it: ``bf16-mixed``, ``data.num_workers=4``
-    # options added to the call: text as written on the command line, by option
+    name: str  # as tables show it, such as ``data.num_workers=4``
+    # options added to the call, and their values as written on the command line
     options: Mapping[str, str]
-    group: str  # candidates of one group exclude each other (all values of one option)
-    # most seconds of a step that it can save, if the first run shows it
+    group: str  # of candidates of one group (all values of one option) only one can be chosen
+    # most seconds of a step that it can save; None if the first run does not show that
     ceiling_s: float | None = None
     may_change: str | None = None  # what it may change in the results; None for nothing
     refused: str = ""  # why it is not tried; empty if it is tried
@@ -110,9 +110,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Smaller(Candidate):
-    """Options with which a run needs less memory."""
+    """Options with which a run needs less memory, as `plan` offers them."""
 
-    surely_fits: bool = False  # whether it is known to fit without being rehearsed
+    surely_fits: bool = (
+        False  # whether it is known to fit, so that it need not be rehearsed
+    )
 
     @property
     def words(self) -> list[str]:
@@ -121,7 +123,7 @@ class Smaller(Candidate):
 
     @property
     def changes(self) -> str:
-        """The possible effect on training, in short; empty for none."""
+        """The short form of ``may_change``; empty for nothing."""
         return (self.may_change or "").partition(":")[0]
 
 
@@ -139,7 +141,7 @@ def faster_candidate(
 def smaller(
     options: Mapping[str, Any], may_change: str | None = None, surely_fits: bool = False
 ) -> Smaller:
-    """Return a setting of a plan, named after its options and grouped by the first of them."""
+    """Return a setting for `plan` to offer, named after its options and grouped by the first of them."""
     texts = {option: str(value) for option, value in options.items()}
     group = next(iter(texts))
     return Smaller(
@@ -151,32 +153,32 @@ def name_of(options: Mapping[str, str]) -> str:
     return " + ".join(f"{option}={text}" for option, text in options.items())
 
 
-# yields the candidates of `improve` that a run leaves open; those that cannot work on its machine have ``refused`` set
+# Yields the changes that `improve` may try on a run. Those that cannot work on its machine have ``refused`` set.
 FindCandidates = Callable[[FirstRun], Iterator[Candidate]]
 
-# yields the settings of `plan` for a run that does not fit, given the largest context that fits, if known
+# Yields settings that need less memory, for a run that does not fit; takes the largest context that fits, if known.
 FindSmaller = Callable[[Planned, int | None], Iterator[Smaller]]
 
 
-# a text, or what makes it of a finding
+# a fixed text, or a function that writes it for a finding
 Sentence = str | Callable[[Finding, Settings], str]
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """Something to do about a step that takes too long or needs too much."""
+    """A remedy for a step that takes too long or needs too much memory."""
 
-    # the name of the finding that it answers, or its own name if there is none
+    # the name of the finding that it is for, or a name of its own if there is no such finding
     name: str
-    # on what to do about such a finding
+    # advice that is shown with the finding
     sentence: Sentence = ""
-    # the same for a loop that no Lightning Trainer runs, where the sentence names something that only a Trainer has
+    # the advice for loops without a Lightning Trainer, if ``sentence`` mentions what only a Trainer has
     plain_sentence: Sentence = ""
-    # the share of its ceiling that it usually saves, to rank findings by: ceilings of fusing or halving are loose
+    # the share of the possible saving that the remedy usually achieves; findings are ranked with it
     likely_share: float = 1.0
-    # the same if the problem is a fact and not a possibility
+    # the same if the finding is certain (its ``may`` is False)
     likely_share_of_fact: float | None = None
-    # what binds the runs for which it goes before other remedies with ceilings that are not lower
+    # In runs with one of these bottlenecks `improve` tries this remedy before the others.
     bounds: tuple[Bound, ...] = ()
     candidates: FindCandidates | None = None
     smaller_settings: FindSmaller | None = None

@@ -1,8 +1,9 @@
-"""Takes the speed of the machine out of the steps: what slows all parts of a step alike.
+"""Separates changes of the machine's speed from changes of the program.
 
-The speed of a real machine moves by several percent, and by tens of percent beside other programs. A change of the
-program is hidden among such moves: it lies in one or two parts of the step, while the machine slows all of them. So a
-step is split into two factors: its time at the machine's usual speed, and how much slower the machine is.
+The speed of a real machine varies by several percent, and by tens of percent beside other programs. Such variations
+hide changes of the program. But a slower machine lengthens all parts of a step, while a change of the program
+lengthens one or two of them. So each step time is divided into two factors: the time that the step would take at the
+machine's usual speed, and the slowness of the machine.
 """
 
 from __future__ import annotations
@@ -27,52 +28,57 @@ from lm_profiler.analysis.watch.step_blocks import (
 )
 from lm_profiler.record.parts import PARTS
 
+# All changes and distances of times are differences of natural logarithms: 0.1 is about 10 %.
+
 # -- how slow the machine is
-_LEAST_SHARE_OF_STEP = 0.02  # of a part that shows it
-_FEWEST_PARTS = 3
-# the machine is as slow as this share of the parts shows at least
+_LEAST_SHARE_OF_STEP = 0.02  # shorter parts are not used to estimate the slowness
+_FEWEST_PARTS = 3  # with fewer parts the slowness is not estimated
+# the machine counts as slower by the amount that at least this share of the parts exceeds
 _SHARE_OF_PARTS = 0.6
-_LEAST_PART_S = 1e-9  # the logarithm of nothing is unknown
+_LEAST_PART_S = 1e-9  # shorter parts count as this, because 0 has no logarithm
 
 # -- the usual time of a part
-_FIRST_BLOCKS = 5  # from which it is estimated
-# It follows a part that the program changes by this share of the distance with each block, at first by more.
+_FIRST_BLOCKS = 5  # blocks from which it is first estimated
+# With each block, the usual time of a part moves by this share towards its present time (at first by a larger one).
 _FOLLOWED_SHARE = 0.01
-_LARGEST_DISTANCE = 0.5  # a longer one counts as this
-_CHANGED_DISTANCE = 0.1  # of a part that the program has changed
+_LARGEST_DISTANCE = 0.5  # larger distances from the usual time count as this
+_CHANGED_DISTANCE = 0.1  # the program has changed a part that is farther from where the machine moved it
 
-# -- how far the speed moves all the time
+# -- how far the machine's speed usually varies
 _BLOCKS_REMEMBERED = 800
-_BLOCKS_APART = 50  # a thousand steps
-_FEWEST_BLOCKS_APART = 4  # in a short run
-_DISTANCES_IN_RUN = 6  # the distance is at most this fraction of the run
-_MOST_LEFT = 0.06  # of the moves in the program's time
+_BLOCKS_APART = 50  # the distance over which variations are measured: a thousand steps
+_FEWEST_BLOCKS_APART = 4  # the shortest such distance, for short runs
+_DISTANCES_IN_RUN = 6  # the run must be at least this many times the distance
+# the most of these variations that may remain in the program's times after the division
+_MOST_LEFT = 0.06
 
-# -- what is reported of it
+# -- which changes of the speed are reported
 _LEAST_DRIFT = 0.02
 _LEAST_CHANGE = 0.1
 _LEAST_RANGE = 0.1  # of a speed that moves back and forth
-_UNUSUAL_RATIO = 3.0  # of a change to the usual moves
+_UNUSUAL_RATIO = (
+    3.0  # a reported change is at least this many times the usual variation
+)
 
 
 class MachineSpeed:
-    """Takes the machine's speed out of steps as they come, and follows it.
+    """Follows the speed of the machine, and removes its variations from the times of steps as they arrive.
 
-    Distances and changes of a time are logarithms. ``take_changed`` returns the changes of the speed, as those of a
-    step that takes ``usual_step_s`` at the usual speed.
+    ``take_changed`` returns the changes of the speed. They are expressed as changes of the time of an imaginary step
+    that takes ``usual_step_s`` at the usual speed.
     """
 
     def __init__(self) -> None:
         self.usual_step_s = 0.0  # 0 until it is known
         self._unfinished = UnfinishedBlock()
         self._usual_parts = _UsualParts()
-        # by how much the machine was slower than usual in each of the last blocks
+        # for each of the last blocks, the logarithm of the factor by which the machine was slower than usual
         self._slowness_logs: deque[float] = deque(maxlen=_BLOCKS_REMEMBERED)
         self._follower = LevelFollower(self._is_worth_reporting)
 
     @property
     def slowness(self) -> float:
-        """By which factor the machine is slower now than usual; 1 before it is known."""
+        """The factor by which the machine is slower now than usual; 1 before it is known."""
         step_s = self._follower.level_s
         if step_s is None:
             return 1.0
@@ -80,19 +86,23 @@ class MachineSpeed:
 
     @property
     def smallest_program_change(self) -> float:
-        """The smallest change of the program that can be seen.
-
-        The machine does not slow all parts by quite the same factor: the more it moves, the more is left of that.
-        """
-        return max(SMALLEST_CHANGE, min(self._usual_move(), _MOST_LEFT))
+        """The smallest change of the program that can be detected."""
+        # A slower machine does not lengthen all parts by exactly the same factor, so that some of its variation
+        # remains in the program's times: the more the speed varies, the more.
+        remaining_variation = min(self._usual_move(), _MOST_LEFT)
+        return max(SMALLEST_CHANGE, remaining_variation)
 
     def remove(
         self, steps: StepNumbers, seconds: Seconds
     ) -> tuple[StepNumbers, Seconds]:
-        """Take the next steps, with their (n, TIMED) seconds.
+        """Return the seconds that steps would have taken at the machine's usual speed.
 
-        Returns:
-            the numbers of the steps that fill blocks by now, and their (n, TIMED) seconds at the machine's usual speed.
+        Steps are processed in whole blocks, so the steps returned may differ from those passed: the last steps of this
+        call may wait for the next call, and the first ones returned may be from the call before.
+
+        Args:
+            steps: the numbers of the next steps.
+            seconds: (n, TIMED) the seconds of their parts, and of the whole steps in the last column.
         """
         is_known = self._usual_parts.are_known
         fewest_blocks = 1 if is_known else _FIRST_BLOCKS
@@ -104,43 +114,51 @@ class MachineSpeed:
         if not is_known:
             self._usual_parts.estimate(blocks[:_FIRST_BLOCKS])
             self.usual_step_s = float(np.median(seconds[:, -1]))
+        # (blocks, PARTS), then the same for each step of a block
         moves = np.array([self._usual_parts.moves_in(block) for block in blocks])
-        parts_s = seconds[:, :-1] * np.exp(-np.repeat(moves, BLOCK, axis=0))
+        speed_factors = np.exp(-np.repeat(moves, BLOCK, axis=0))
+        parts_s = seconds[:, :-1] * speed_factors
         program_s = np.column_stack([parts_s, parts_s.sum(axis=1)])
         program_blocks = cut_into_blocks(steps, program_s)
         self._follow(steps, logs_of(blocks) - logs_of(program_blocks))
         return steps, program_s
 
     def take_changed(self) -> list[LevelChange]:
-        """Return the changes of the speed that are new or corrected."""
+        """Return the changes of the speed that are new, or were corrected, since the last call."""
         return self._follower.take_changed()
 
     def finish(self) -> None:
         self._follower.finish()
 
     def forget_unfinished(self) -> None:
-        """Forget the steps that fill no block yet, because steps are left out after them."""
+        """Forget the steps of the unfinished block: the steps that follow them are missing."""
         self._unfinished.forget()
 
     def _follow(self, steps: StepNumbers, slowness_logs: NDArray[np.float64]) -> None:
-        """Follow by how much the machine was slower than usual in the blocks of ``steps``."""
+        """Pass the slowness of the machine on to its follower, as the times of imaginary steps.
+
+        Args:
+            steps: the numbers of the steps.
+            slowness_logs: (blocks,) the logarithm of the factor by which the machine was slower than usual.
+        """
         self._slowness_logs.extend(slowness_logs.tolist())
         step_s = self.usual_step_s * np.exp(np.repeat(slowness_logs, BLOCK))
+        # The follower expects the times of all parts. Equal parts serve, because the speed has no part.
         equal_shares = np.full(len(PARTS), 1.0 / len(PARTS))
         parts_s = np.outer(step_s, equal_shares)
         self._follower.add(steps, np.column_stack([parts_s, step_s]))
 
     def _is_worth_reporting(self, change: LevelChange) -> bool:
-        """Return whether the speed has changed by more than it moves all the time."""
+        """Return whether a change of the speed is large compared with the variation that the machine always has."""
         if change.course in ("wanders", "alternates"):
             return change.log_size >= _LEAST_RANGE
         least = _LEAST_DRIFT if change.course == "drift" else _LEAST_CHANGE
         return change.log_size >= max(least, _UNUSUAL_RATIO * self._usual_move())
 
     def _usual_move(self) -> float:
-        """Return how far the speed moves over 50 blocks, a thousand steps, or a sixth of a shorter run: the median.
+        """Return the median change of the speed over 50 blocks (a thousand steps), or a sixth of a shorter run.
 
-        It is infinite while too few steps are known.
+        It is infinite while there are too few blocks to estimate it.
         """
         logs = np.array(self._slowness_logs)
         distance = min(_BLOCKS_APART, len(logs) // _DISTANCES_IN_RUN)
@@ -150,12 +168,12 @@ class MachineSpeed:
 
 
 class _UsualParts:
-    """The usual time of each part of the step, from which those of a block differ."""
+    """The usual time of each part of the step. It tells by how much the machine is slower in a block."""
 
     def __init__(self) -> None:
-        # (PARTS,) logarithms of seconds; empty until they are known
+        # (PARTS,) logarithms of the usual seconds; empty until they are known
         self._logs: NDArray[np.float64] = np.empty(0)
-        self._blocks = 0
+        self._blocks = 0  # number of blocks processed
 
     @property
     def are_known(self) -> bool:
@@ -167,43 +185,51 @@ class _UsualParts:
         self._logs = np.median(logs, axis=0)
 
     def moves_in(self, block: StepBlock) -> NDArray[np.float64]:
-        """Return (PARTS,) by how much the machine lengthens the parts in ``block``.
+        """Return (PARTS,) logarithms of the factors by which the machine lengthens the parts of ``block``.
 
-        A part that has not moved, such as one that waits for a disk, stays as it is. One that has moved further than
-        the others keeps the rest.
+        Only the distance of a part from its usual time that is common to most parts is due to the machine.
         """
         self._blocks += 1
         distances = _logs_of_parts(block) - self._logs
         common_move = self._common_move(distances)
+        # A part moves with the machine at most as far as most parts do. One that has not moved at all, such as a wait
+        # for a disk, does not depend on the machine's speed.
         moves: NDArray[np.float64] = np.clip(
             distances, min(common_move, 0.0), max(common_move, 0.0)
         )
-        # A part that the program has changed moves with the machine from where it is now.
+        # A part that the program has changed, shorter or longer, still moves with the machine.
         are_changed = np.abs(distances - moves) > _CHANGED_DISTANCE
         moves[are_changed] = common_move
-        # A part that the program changed becomes usual with time, so that it shows the machine's speed again.
+        # With time, the changed duration becomes the usual one, so that the part can show the machine's speed again.
         changes = np.clip(distances - moves, -_LARGEST_DISTANCE, _LARGEST_DISTANCE)
         followed_share = max(_FOLLOWED_SHARE, 1.0 / self._blocks)
         self._logs = self._logs + followed_share * changes
         return moves
 
     def _common_move(self, distances: NDArray[np.float64]) -> float:
-        """Return how far most parts have moved in one direction; 0 if they have not, or if too few parts show it."""
+        """Return how far most parts have moved in the same direction.
+
+        0 if they have moved in different directions, or if too few parts are long enough.
+
+        Args:
+            distances: (PARTS,) of each part from its usual time.
+        """
         usual_s = np.exp(self._logs)
         are_large = usual_s >= _LEAST_SHARE_OF_STEP * usual_s.sum()
         if are_large.sum() < _FEWEST_PARTS:
             return 0.0
         distances = distances[are_large]
+        # parts far from the median were changed by the program, not by the machine
         are_near = np.abs(distances - np.median(distances)) <= _CHANGED_DISTANCE
         if are_near.sum() >= _FEWEST_PARTS:
             distances = distances[are_near]
         low, high = np.quantile(distances, [1.0 - _SHARE_OF_PARTS, _SHARE_OF_PARTS])
-        if low > 0.0:
+        if low > 0.0:  # 60 % of the parts are longer by at least this
             return float(low)
         return min(float(high), 0.0)
 
 
 def _logs_of_parts(block: StepBlock) -> NDArray[np.float64]:
-    """Return (PARTS,) the logarithms of the parts' seconds."""
+    """Return (PARTS,) logarithms of the seconds of the parts."""
     logs: NDArray[np.float64] = np.log(np.maximum(block.seconds[:-1], _LEAST_PART_S))
     return logs
