@@ -25,7 +25,7 @@ from lm_profiler.report.run.comparison_table import (
     github_outputs,
     github_summary,
     junit_text,
-    measured_in,
+    checked_comparison,
     verdict_line,
 )
 from lm_profiler.report.tables.formats import render
@@ -87,7 +87,7 @@ def write_comparison(
     if options.format == "json":
         text = json_of(comparison, indent=1) + "\n"
     elif options.format == "junit":
-        text = junit_text(measured_in(comparison))
+        text = junit_text(checked_comparison(comparison))
     else:
         stream = sys.stdout if options.output is None else None
         text = render([comparison_table(comparison)], options.format, stream)

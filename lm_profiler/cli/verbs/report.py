@@ -38,7 +38,7 @@ from lm_profiler.report.pictures.plots import (
 from lm_profiler.report.run.comparison_table import (
     changes_table,
     junit_text,
-    measured_by,
+    checked_runs,
 )
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
@@ -287,7 +287,7 @@ def _show(
             return _draw(runs.entries, options, options.output, problems)
     format_name = options.format or "terminal"
     if format_name == "junit":
-        text = junit_text(measured_by(runs.entries))
+        text = junit_text(checked_runs(runs.entries))
         write_text(text, format_name, options.output)
         return bool(runs.entries)
 

@@ -35,7 +35,7 @@ from lm_profiler.report.pictures.drawing import (
     wrapped,
 )
 from lm_profiler.report.pictures.groups import Group
-from lm_profiler.report.run.plan_table import made_by
+from lm_profiler.report.run.plan_table import origin_text
 from lm_profiler.usage_error import UsageError
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _list_largest(axes: Axes, timeline: MemoryTimeline) -> None:
     )
     for number, allocation in enumerate(timeline.largest, 1):
         cause = CAUSE_TITLES.get(allocation.cause, allocation.cause)
-        maker = shortened(made_by(allocation), 58)
+        maker = shortened(origin_text(allocation), 58)
         _write_row(
             axes,
             number,

@@ -1,4 +1,4 @@
-"""A comparison as a table, and as CI services read it; and what a new conclusion changes in a record."""
+"""A comparison as a table and in the formats of CI services; the table of fields that a new conclusion changes."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ _STYLES = {
     "UNCLEAR": "yellow",
 }
 _MOST_CAUSES = 3  # phases that a verdict names
+_MOST_CHARACTERS = 60  # of a value in the table of changed fields
 
 # what decides on a busy machine
 _WORK = {
@@ -79,7 +80,7 @@ _ADVICE = (
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return a table with a row for each of ``rows``, differences of the settings above, verdict and notes below."""
+    """Return a table of ``rows``; above it are the differences in settings, below it verdict and notes."""
     small_titles = set()
     for row in comparison.phases:
         if _is_small_change(row):
@@ -96,11 +97,16 @@ def comparison_table(comparison: Comparison) -> Table:
         cells.append(TableCell(word, word, style=_STYLES.get(word, style)))
         body.append(cells)
     headings = titled_headings(HEADER, figures=HEADER[1:-1])
-    return Table(headings, body, [*opening(comparison), ""], ["", *closing(comparison)])
+    return Table(
+        headings,
+        body,
+        [*opening_lines(comparison), ""],
+        ["", *closing_lines(comparison)],
+    )
 
 
-def opening(comparison: Comparison) -> list[str]:
-    """Return lines on what is compared, and on the differences of the two sides' settings."""
+def opening_lines(comparison: Comparison) -> list[str]:
+    """Return lines that name both sides and list the differences in their settings."""
     lines = [_side_line("A", comparison.a), _side_line("B", comparison.b)]
     if comparison.unlike:
         lines.append("not the same work on the same device (A → B):")
@@ -112,7 +118,7 @@ def opening(comparison: Comparison) -> list[str]:
 
 def _settings_lines(name: str, differences: Sequence[Difference] | None) -> list[str]:
     if differences is None:
-        return [f"{name}: of A or B unknown"]
+        return [f"{name}: those of A or B are unknown"]
     if not differences:
         return [f"{name}: the same"]
     return [f"{name} differ (A → B):", *_difference_lines(differences)]
@@ -137,9 +143,10 @@ def _option_text(value: Any) -> str:
 
 
 def rows(comparison: Comparison) -> list[list[str]]:
-    """Return the table's rows as texts, as ``HEADER`` has them.
+    """Return the rows of the table; each has a text for each column of ``HEADER``.
 
-    They show the step and what decides on a busy machine, each part, work and waiting of ranks, tokens/s, each peak.
+    There are rows for the step, the figures that decide on a busy machine, each phase, own work and waiting of ranks,
+    tokens/s, and each peak of memory.
     """
     step = comparison.step
     texts = [_cells(TIMES["step"], step.a_s, step.b_s, step)]
@@ -162,8 +169,12 @@ def _rate_rows(quantity: Quantity, rate: RateChange | None) -> list[list[str]]:
     """Return the row of a rate; none if it is unknown."""
     if rate is None:
         return []
-    title, a, b, *others = _cells(quantity, rate.a_per_s, rate.b_per_s, rate)
-    return [[title, _bounded(a, rate.a_bound), _bounded(b, rate.b_bound), *others]]
+    title, a_text, b_text, *further_texts = _cells(
+        quantity, rate.a_per_s, rate.b_per_s, rate
+    )
+    a_text = _with_bound(a_text, rate.a_bound)
+    b_text = _with_bound(b_text, rate.b_bound)
+    return [[title, a_text, b_text, *further_texts]]
 
 
 def _cells(
@@ -188,13 +199,13 @@ def _cells(
     ]
 
 
-def _bounded(text: str, bound: str | None) -> str:
-    """Return ``text`` of a rate; that of a busy machine is a lower bound."""
+def _with_bound(text: str, bound: str | None) -> str:
+    """Return the ``text`` of a rate after its ``bound``, such as "at least" on a busy machine."""
     return text if bound is None else f"{bound} {text}"
 
 
-def closing(comparison: Comparison) -> list[str]:
-    """Return lines on the verdict, what to be careful with, and how to be surer."""
+def closing_lines(comparison: Comparison) -> list[str]:
+    """Return lines with the verdict, the notes, and what would make an unclear verdict clear."""
     lines = [f"verdict: {verdict_line(comparison)}"]
     if comparison.flops is not None and abs(comparison.flops - 1.0) >= MARGIN:
         lines.append(
@@ -224,7 +235,7 @@ def _how_to_be_surer(comparison: Comparison) -> str:
 
 
 def verdict_line(comparison: Comparison) -> str:
-    """Return the verdict with its figures, the phases that made the difference, and what it takes for granted."""
+    """Return the verdict with its figures, the phases that caused the difference, and the assumed spread if any."""
     decision = comparison.decision
     if decision.interval is None:
         return f"{decision.verdict}: there are too few steps, or they vary too much; repeat the runs"
@@ -249,7 +260,7 @@ def _change_text(interval: RatioInterval) -> str:
 
 
 def _causes(comparison: Comparison) -> list[str]:
-    """Return the phases that changed most with their shares of A's step; as far as they decide."""
+    """Return the phases that changed most, each with its change as a share of A's step."""
     phases = comparison.phases
     if comparison.decision.part != "step":
         phases = comparison.work_phases
@@ -264,13 +275,17 @@ def _is_small_change(row: PartChange) -> bool:
 
 
 def _ratio_text(interval: RatioInterval | None, a: float, b: float) -> str:
+    """Return the ratio B / A with its interval; empty if a side has no such time, so that there is no ratio."""
     if interval is None:
-        return "unknown, repeat" if a > 0.0 and b > 0.0 else ""
-    ends = f"{_number(interval.low)}, {_number(interval.high)}"
-    return f"{_number(interval.ratio)} [{ends}]"
+        has_ratio = a > 0.0 and b > 0.0
+        return "unknown, repeat" if has_ratio else ""
+    ratio = _ratio_number(interval.ratio)
+    low = _ratio_number(interval.low)
+    high = _ratio_number(interval.high)
+    return f"{ratio} [{low}, {high}]"
 
 
-def _number(ratio: float) -> str:
+def _ratio_number(ratio: float) -> str:
     return f"{ratio:.3f}" if ratio < 10 else f"{ratio:.3g}"
 
 
@@ -287,21 +302,25 @@ class CheckedFigure:
     failure: str | None = None
 
 
-def measured_in(comparison: Comparison) -> list[CheckedFigure]:
-    """Return B's figures of ``comparison``."""
+def checked_comparison(comparison: Comparison) -> list[CheckedFigure]:
+    """Return the figures of B for a CI check; those that are worse than A's have failed."""
     figures = []
     for row in (comparison.step, *comparison.phases):
-        figures.append(_compared(TIMES[row.part], row.a_s, row.b_s, row, comparison))
+        figures.append(
+            _checked_figure(TIMES[row.part], row.a_s, row.b_s, row, comparison)
+        )
     for row in comparison.work:
-        figures.append(_compared(_WORK[row.part], row.a_s, row.b_s, row, comparison))
+        figures.append(
+            _checked_figure(_WORK[row.part], row.a_s, row.b_s, row, comparison)
+        )
     for peak in comparison.memory:
         quantity = MEMORY[peak.reading]
-        figure = _compared(quantity, peak.a_bytes, peak.b_bytes, peak, comparison)
+        figure = _checked_figure(quantity, peak.a_bytes, peak.b_bytes, peak, comparison)
         figures.append(figure)
     return figures
 
 
-def _compared(
+def _checked_figure(
     quantity: Quantity,
     a: float,
     b: float,
@@ -319,8 +338,8 @@ def _compared(
     return CheckedFigure(subject="B", quantity=quantity, value=b, failure=failure)
 
 
-def measured_by(entries: Iterable[Entry]) -> list[CheckedFigure]:
-    """Return step, phases, tokens/s and peaks of each run; a run without a measured step has its failure alone."""
+def checked_runs(entries: Iterable[Entry]) -> list[CheckedFigure]:
+    """Return step, phases, tokens/s and peaks of each run for a CI check; a run without a measured step has failed."""
     figures = []
     for entry in entries:
         name = str(entry.folder)
@@ -375,9 +394,9 @@ def junit_text(figures: Sequence[CheckedFigure]) -> str:
 
 
 def github_summary(comparison: Comparison) -> str:
-    """Return Markdown: the verdict and the table; the rest is folded."""
+    """Return Markdown with the verdict and the table; the other lines are in a section that a click opens."""
     table = text_table(HEADER, rows(comparison))
-    details = [*opening(comparison), "", *closing(comparison)]
+    details = [*opening_lines(comparison), "", *closing_lines(comparison)]
     folded = render([Table(above=details, verbatim=True)], "markdown")
     head = f"### Step time: {printable(verdict_line(comparison))}\n\n"
     body = render([table], "markdown")
@@ -395,7 +414,7 @@ def github_outputs(comparison: Comparison) -> dict[str, Any]:
 
 
 def github_annotation(comparison: Comparison, fails: bool) -> str:
-    """Return the line from which GitHub makes an annotation: an error where the job ``fails`` for it."""
+    """Return the workflow command with which GitHub annotates a job: an error if the job ``fails`` because of it."""
     level = "notice"
     if fails:
         level = "error"
@@ -410,7 +429,7 @@ _MOST_CHANGES = 40
 
 
 def changes_table(folder: Path, changes: Sequence[Change]) -> Table:
-    """Return a row for each field that differs; one line if none does."""
+    """Return a row for each field of a record that this version concludes differently; one line if there is none."""
     if not changes:
         return Table(above=[f"{folder}: this version concludes the same"])
     rows = []
@@ -435,4 +454,6 @@ def _value_text(value: Any) -> str:
     if value is None:
         return "-"
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    return f"{text[: _MOST_CHARACTERS - 1]}…"

@@ -24,7 +24,8 @@ from lm_profiler.record.quantities import (
 )
 from lm_profiler.report.tables.table import Table, TableCell, headings_of
 
-_STYLES = {"FASTER": "green", "SLOWER": "red", "SAME": "dim"}  # the others are yellow
+# the styles of verdicts; every other verdict is yellow
+_STYLES = {"FASTER": "green", "SLOWER": "red", "SAME": "dim"}
 # ratios below this have three decimals: with two they could look like 1
 _NEARLY_EQUAL = 1.1
 
@@ -32,15 +33,24 @@ _NEARLY_EQUAL = 1.1
 def improve_table(record: ImproveRecord, folder: Path | None = None) -> Table:
     """Return a row for each change in the order of the trials; with ``folder``, also the command that runs the result.
 
-    The interval of a single change ignores that it was chosen among many; the line of the total does not.
+    The interval of a single change is not corrected for the choice of the best among many changes. The line with the
+    total is not affected by this, because its runs are separate.
     """
     rows = [_row(change) for change in record.tried]
     headings = headings_of(TRIED_COLUMNS) if rows else []
-    lines_below = [headline(record), *_lines(record)]
-    if folder is not None and (folder / IMPROVED_CONFIG).exists():
-        config = quote(str(relative_to_cwd(folder / IMPROVED_CONFIG)))
-        lines_below.append(f"to run it: lm_profiler fit --config {config}")
+    lines_below = [headline(record), *_lines_below(record)]
+    if folder is not None:
+        lines_below += _command_lines(folder)
     return Table(headings, rows, below=lines_below, title=f"improve: {record.name}")
+
+
+def _command_lines(folder: Path) -> list[str]:
+    """Return a line with the command that runs the final setting; none if no change helped."""
+    improved_config = folder / IMPROVED_CONFIG
+    if not improved_config.exists():
+        return []
+    config = quote(str(relative_to_cwd(improved_config)))
+    return [f"to run it: lm_profiler fit --config {config}"]
 
 
 def headline(record: ImproveRecord) -> str:
@@ -53,7 +63,7 @@ def headline(record: ImproveRecord) -> str:
         begin_s = record.steps_after_changes[0].step_s
         end_s = record.steps_after_changes[-1].step_s
         ratio = ratio_text(begin_s / end_s)
-        return f"step {_change_in_ms(begin_s, end_s)} ms, {ratio} × when it was chosen, not measured anew"
+        return f"step {_change_in_ms(begin_s, end_s)} ms, {ratio} × as measured when it was chosen, not measured again"
     has_compared = any(change.pairs for change in record.tried)
     if record.ended == "budget" and not has_compared:
         return "nothing was tried: the budget is too short for a comparison"
@@ -75,10 +85,10 @@ def _without_result(record: ImproveRecord) -> str:
 
 
 def final_line(final: Final) -> str:
-    """Return the total: ``step 168.0 → 97.1 ms, 1.73 × [1.69, 1.77], measured anew in 4 pairs``."""
+    """Return the total: ``step 168.0 → 97.1 ms, 1.73 × [1.69, 1.77], measured again in 4 pairs``."""
     step = f"step {_change_in_ms(final.first_s, final.final_s)} ms"
     ratio = f"{ratio_text(final.ratio)} × [{ratio_text(final.low)}, {ratio_text(final.high)}]"
-    line = f"{step}, {ratio}, measured anew in {count_text(final.pairs, 'pair')}"
+    line = f"{step}, {ratio}, measured again in {count_text(final.pairs, 'pair')}"
     is_surely_faster = final.low > 1.0
     if is_surely_faster:
         return line
@@ -86,7 +96,7 @@ def final_line(final: Final) -> str:
 
 
 def way_texts(record: ImproveRecord) -> list[tuple[str, str]]:
-    """Return the step in ms and its interval for each point of the way, with as many digits as the first step."""
+    """Return the step in ms and its interval after each accepted change, with as many digits as the first step."""
     if not record.steps_after_changes:
         return []
     digits = digits_of(record.steps_after_changes[0].step_s)
@@ -104,7 +114,7 @@ def _interval(low_s: float | None, high_s: float | None, digits: int) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """Return a ratio with two decimals, or three near 1."""
+    """Return a ratio with two decimals, or with three if it is near 1."""
     decimals = 2 if ratio >= _NEARLY_EQUAL else 3
     return f"{ratio:.{decimals}f}"
 
@@ -167,7 +177,7 @@ _TOLERANCE_WORDS = {True: "", False: "too much", None: "unknown"}
 
 
 def numerics_text(numerics: Numerics) -> str:
-    """Return how far off loss and gradients are, and whether that is beyond the tolerance."""
+    """Return the relative errors of loss and gradients, and whether they exceed the tolerance."""
     shares = {"loss": numerics.loss, "gradients": numerics.gradients}
     texts = []
     for name, share in shares.items():
@@ -175,17 +185,16 @@ def numerics_text(numerics: Numerics) -> str:
             texts.append(f"{name} {share * 100:.2g} %")
     errors = ", ".join(texts)
     word = _TOLERANCE_WORDS[numerics.within]
-    if word and errors:
-        return f"{word}: {errors}"
-    if word or errors:
-        return word or errors
-    has_no_error = any(share is not None for share in shares.values())
-    return "nothing" if has_no_error else ""
+    known_parts = [text for text in (word, errors) if text]
+    if known_parts:
+        return ": ".join(known_parts)
+    was_compared = any(share is not None for share in shares.values())
+    return "nothing" if was_compared else ""
 
 
-def _lines(record: ImproveRecord) -> Iterator[str]:
+def _lines_below(record: ImproveRecord) -> Iterator[str]:
     """Yield the lines below the headline: how it ended, what was not tried, and the notes."""
-    yield _end(record)
+    yield _ending_text(record)
     if record.first_s is not None and not record.steps_after_changes:
         yield f"first setting: step {ms_text(record.first_s, digits_of(record.first_s))} ms, in its first run"
     if record.final is not None and _memory_changed(record.final):
@@ -213,15 +222,17 @@ def _memory_changed(final: Final) -> bool:
 
 
 _ENDINGS = {
-    "done": "all was tried",
+    "done": "every change was tried",
     "budget": "the budget is too small for more",
     "interrupted": "interrupted: the same call resumes it",
     "unfinished": "it is still running, or its process was killed: the same call resumes it",
 }
 
 
-def _end(record: ImproveRecord) -> str:
+def _ending_text(record: ImproveRecord) -> str:
+    """Return how many changes were tried in how many runs, the time they took, and why the search ended."""
     compared = {change.name for change in record.tried if change.verdict != "REFUSED"}
     tried = f"{count_text(len(compared), 'change')} tried in {count_text(record.runs, 'run')}"
     spent = f"{duration_text(record.elapsed_s)} of a budget of {duration_text(record.budget_s)}"
-    return f"{tried}, {spent}; {_ENDINGS.get(record.ended, record.ended)}"
+    ending = _ENDINGS.get(record.ended, record.ended)
+    return f"{tried}, {spent}; {ending}"

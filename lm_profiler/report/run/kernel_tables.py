@@ -1,4 +1,4 @@
-"""The tables of kernels: kinds by phase, the largest kernels, and answers to common questions about them."""
+"""Tables of kernels by kind and phase, the largest kernels and modules, and answers to common questions."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from lm_profiler.report.tables.table import (
     titled_headings,
 )
 
-_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
+_ATTENTION_NAME = re.compile(r"attention|attn", re.IGNORECASE)
 _PASSES = ("forward", "backward")
-# the parts of a kernel's name that do not help a reader
-_NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
-# the least share of forward that is shown, and the most kernels that are named
-_LEAST_SHARE = 0.02
-_MOST_NAMES = 5
+# Parts of a kernel's C++ name that say nothing about what it computes.
+_NAME_NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
+_LEAST_SHARE = 0.02  # of forward, from which on a kernel that is not a matmul is named
+_MOST_NAMES = 5  # of such kernels
 _SOFTMAX_FLOPS = 5  # FLOPs of softmax for each score: compare, subtract, exponentiate, add and divide
 _LARGEST = 15
 _LARGEST_MODULES = 10
-# the columns of the table of kernels that are texts; the others are figures
-_KERNEL_TEXTS = 5
+_KERNEL_TEXTS = (
+    5  # the first columns of the table of kernels are texts, the others are figures
+)
 _CALLER_WIDTH = 32  # characters of the calling operator on a terminal
 IDLE = "idle"
 
@@ -38,30 +38,33 @@ IDLE = "idle"
 def kernel_answers(
     table: KernelTable, forward_s: float | None = None, head_width: int | None = None
 ) -> list[tuple[str, str]]:
-    """Return questions about the kernels and answers; ``forward_s`` is the forward pass as timed without a profiler."""
-    # Names come from the table's rows, without the rows that were left out (``rest``).
+    """Return pairs of a question about the kernels and its answer.
+
+    ``forward_s`` is the time of the forward pass in steps that were not traced. ``head_width`` is the width of an
+    attention head. Names come from the table's rows: the small ones, which ``rest`` sums up, have no names.
+    """
     nothing_was_traced = table.phases_s() == 0.0
     if nothing_was_traced:
         return []
-    answers = _forward(table, forward_s)
-    answers += _largest_of_passes(table)
-    answers += _beside_matmuls(table)
-    products = _shares(table, "matmul")
+    answers = _forward_answer(table, forward_s)
+    answers += _largest_of_each_pass(table)
+    answers += _largest_without_matmuls(table)
+    products = _shares_text(table, "matmul")
     has_fused_attention = any(
         "attention" in phase.kinds for phase in table.phases.values()
     )
     if has_fused_attention:
-        products += f"; fused attention, which contains further products, takes another {_shares(table, 'attention')}"
+        products += f"; fused attention, which contains further products, takes {_shares_text(table, 'attention')}"
     answers.append(("matrix products", products))
     for phase in _PASSES:
-        attention = _attention(table, phase, head_width)
+        attention = _attention_answer(table, phase, head_width)
         if attention:
             answers.append((f"attention, {phase}", attention))
     return answers
 
 
-def _forward(table: KernelTable, timed_s: float | None) -> list[tuple[str, str]]:
-    """Return the time of the forward pass in the trace and without a profiler; nothing if it was not traced."""
+def _forward_answer(table: KernelTable, timed_s: float | None) -> list[tuple[str, str]]:
+    """Return the time of the forward pass with and without a profiler; nothing if forward was not traced."""
     if "forward" not in table.phases:
         return []
     traced_s = table.phases_s(["forward"])
@@ -69,16 +72,16 @@ def _forward(table: KernelTable, timed_s: float | None) -> list[tuple[str, str]]
         return []
     kind = "kernels" if table.source == "kernels" else "operators"
     busy = _ms_with_unit(table, table.phases["forward"].busy_s)
-    answer = f"{_ms_with_unit(table, traced_s)} traced, {kind} {busy} of it"
+    answer = f"{_ms_with_unit(table, traced_s)} traced, of which {kind} take {busy}"
     if timed_s:
         timed = TIMES["step"].show(timed_s)
         times_as_long = traced_s / table.steps / timed_s
-        answer += f"; {timed} timed without a profiler, {times_as_long:.2f} times as long traced"
+        answer += f"; {timed} without a profiler: the traced pass takes {times_as_long:.2f} times as long"
     return [("forward in total", answer)]
 
 
-def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
-    """Return the largest kernel of each pass and of the step."""
+def _largest_of_each_pass(table: KernelTable) -> list[tuple[str, str]]:
+    """Return an answer for each pass and for the step: its largest kernel."""
     phases_of_part = {phase: [phase] for phase in _PASSES if phase in table.phases}
     phases_of_part["the step"] = list(table.phases)
     answers = []
@@ -89,7 +92,8 @@ def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
         if not kernels or not part_s:
             continue
         kernel = kernels[0]
-        name = f"again {kernel.name}" if kernel.name in names else kernel.name
+        was_named_before = kernel.name in names
+        name = f"again {kernel.name}" if was_named_before else kernel.name
         names.append(kernel.name)
         calls = kernel.calls / table.steps
         noun = "call" if calls == 1 else "calls"
@@ -101,22 +105,22 @@ def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
     return answers
 
 
-def _beside_matmuls(table: KernelTable) -> list[tuple[str, str]]:
-    """Return the largest kernels of forward that are neither matrix products nor fused attention."""
+def _largest_without_matmuls(table: KernelTable) -> list[tuple[str, str]]:
+    """Return an answer with the largest kernels of forward that are neither matmuls nor fused attention."""
     kernels = table.by_name(["forward"], kinds_left_out=("matmul", "attention"))
     forward_s = table.phases_s(["forward"])
     texts = []
     for kernel in kernels[:_MOST_NAMES]:
         if kernel.total_s > _LEAST_SHARE * forward_s:
-            short_name = shortened(_NOISE.sub("", kernel.name))
+            short_name = shortened(_NAME_NOISE.sub("", kernel.name))
             texts.append(f"{short_name} {kernel.total_s / forward_s:.1%}")
     if not texts:
         return []
-    return [("beside matrix products in forward", ", ".join(texts))]
+    return [("largest in forward that are not matrix products", ", ".join(texts))]
 
 
-def _shares(table: KernelTable, kind: Kind) -> str:
-    """Return the share of ``kind`` in each pass and in the step."""
+def _shares_text(table: KernelTable, kind: Kind) -> str:
+    """Return the share of the kernels of ``kind`` in each pass and in the step, as text."""
     phases_of_part = {}
     for phase in _PASSES:
         if table.phases_s([phase]):
@@ -129,19 +133,25 @@ def _shares(table: KernelTable, kind: Kind) -> str:
     return ", ".join(texts)
 
 
-def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | None:
-    """Return what attention's own modules, and the projections below them, take in a pass; None if nothing."""
+def _attention_answer(
+    table: KernelTable, phase: str, head_width: int | None
+) -> str | None:
+    """Return the times of the parts of attention in a pass, as text; None if nothing in the pass is attention.
+
+    Modules are attention by the name of their class. Matmuls of these modules are the products of scores and values,
+    those of modules inside them are projections.
+    """
     attention_modules = set()
     for row in table.rows:
-        if row.module and row.module_type and _ATTENTION.search(row.module_type):
+        if row.module and row.module_type and _ATTENTION_NAME.search(row.module_type):
             attention_modules.add(row.module)
     below_attention = tuple(f"{module}." for module in attention_modules)
     rows = [row for row in table.rows if row.phase == phase]
     own_rows = [row for row in rows if row.module in attention_modules]
-    softmax_s = _total(row for row in own_rows if row.kind == "softmax")
-    products_s = _total(row for row in own_rows if row.kind == "matmul")
-    # a kernel of this kind is attention in whatever module it was launched
-    fused_s = _total(row for row in rows if row.kind == "attention")
+    softmax_s = _total_s(row for row in own_rows if row.kind == "softmax")
+    products_s = _total_s(row for row in own_rows if row.kind == "matmul")
+    # Kernels of this kind are attention in any module.
+    fused_s = _total_s(row for row in rows if row.kind == "attention")
     projection_rows = []
     for row in rows:
         if not row.module or row.module in attention_modules:
@@ -152,13 +162,13 @@ def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | 
     products_name = "products of scores and values"
     has_only_fused_kernels = fused_s > 0.0 and softmax_s == 0.0
     if has_only_fused_kernels:
-        # then the matmuls are projections that nn.MultiheadAttention makes itself
+        # The fused kernel contains the products, so these matmuls are projections, as of nn.MultiheadAttention.
         products_name = "its own matmuls"
     times_s = {
         "softmax and products fused": fused_s,
         "softmax": softmax_s,
         products_name: products_s,
-        "projections": _total(projection_rows),
+        "projections": _total_s(projection_rows),
     }
     answers = []
     for name, seconds in times_s.items():
@@ -167,7 +177,7 @@ def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | 
     if softmax_s and products_s:
         comparison = f"softmax takes {softmax_s / products_s:.2f} times as long as those products"
         if head_width and phase == "forward":
-            # either product takes 2 FLOPs for each score and number of a query
+            # Each of the two products takes 2 FLOPs per score and element of a head.
             flops_ratio = _SOFTMAX_FLOPS / (4 * head_width)
             comparison += f", for {flops_ratio:.3f} times their FLOPs"
         answers.append(comparison)
@@ -176,7 +186,7 @@ def _attention(table: KernelTable, phase: str, head_width: int | None) -> str | 
     return "; ".join(answers)
 
 
-def _total(rows: Iterable[KernelRow]) -> float:
+def _total_s(rows: Iterable[KernelRow]) -> float:
     return sum(row.total_s for row in rows)
 
 
@@ -187,7 +197,7 @@ def _ms_with_unit(table: KernelTable, seconds: float) -> str:
 def kernel_tables(
     table: KernelTable, forward_s: float | None = None, head_width: int | None = None
 ) -> list[Table]:
-    """Return tables by phase and kind, of the largest kernels and of modules, and answers about them."""
+    """Return tables of kinds by phase, of the largest kernels and of modules, and the answers to common questions."""
     answers = []
     for question, answer in kernel_answers(table, forward_s, head_width):
         answers.append(f"{question}: {answer}")
@@ -226,15 +236,14 @@ def modules_tables(kernels: KernelTable) -> list[Table]:
         text_table(
             ["module", "ms", "share"],
             rows,
-            title="modules, without those in them",
+            title="modules, without the modules inside them",
             below=lines_below,
         )
     ]
 
 
 def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
-    """Return a row for each phase and kind, and for each phase's idle time, per step; ``share`` is the share of the
-    step."""
+    """Return rows for programs: one for each phase and kind, and one for the idle time of each phase, per step."""
     rows: list[dict[str, str | int | float | None]] = []
     for phase, times in table.phases.items():
         for kind, time in times.kinds.items():
@@ -249,7 +258,7 @@ def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
 def _kind_row(
     table: KernelTable, phase: str, kind: str, total_s: float, calls: float | None
 ) -> dict[str, str | int | float | None]:
-    """Return the row of a kind of kernels in a phase, in a mean step, as files for programs have it."""
+    """Return the row of a kind of kernels in a phase of a mean step; ``share`` is the share of the step."""
     return {
         "phase": phase,
         "kind": kind,
@@ -260,7 +269,7 @@ def _kind_row(
 
 
 def kernel_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
-    """Return the kernels or operators of one step, the largest first; ``mean_s`` is the time of a call."""
+    """Return rows for programs: the kernels or operators of a mean step, the largest first; ``mean_s`` is per call."""
     rows = []
     for kernel in table.rows:
         row = kernel.model_dump(exclude={"count", "total_s"})
@@ -305,7 +314,7 @@ def kernels_table(
     table: KernelTable, most_rows: int | None = None, cuts_names: bool = False
 ) -> Table:
     """Return the largest kernels or operators; with ``cuts_names``, long names are cut for a terminal."""
-    # The name comes first, because a table that is too wide comes in pieces that repeat the first column.
+    # The name is the first column, because a table that is too wide is cut into pieces that repeat the first column.
     name_title = "kernel" if table.source == "kernels" else "operator"
     titles = [
         name_title,
@@ -327,8 +336,8 @@ def _kernel_row(
     table: KernelTable, row: KernelRow, cuts_names: bool
 ) -> list[TableCell]:
     """Return the cells of a kernel in a mean step; long names are cut if ``cuts_names``."""
-    name = _NOISE.sub("", row.name)
-    caller = _NOISE.sub("", row.operator or "")
+    name = _NAME_NOISE.sub("", row.name)
+    caller = _NAME_NOISE.sub("", row.operator or "")
     module = row.module or ""
     if cuts_names:
         name = shortened(name)
@@ -337,11 +346,10 @@ def _kernel_row(
     calls = row.count / table.steps
     call_s = row.total_s / max(row.count, 1)
     share = row.total_s / table.window_s
+    kind = row.kind.replace("_", " ")
+    text_cells = [text_cell(text) for text in (name, row.phase, kind, caller, module)]
     return [
-        *(
-            text_cell(text)
-            for text in (name, row.phase, row.kind.replace("_", " "), caller, module)
-        ),
+        *text_cells,
         TableCell(calls, f"{calls:g}"),
         TableCell(row.total_s / table.steps, _ms(table, row.total_s)),
         TableCell(call_s, f"{call_s * 1e6:,.1f}"),
@@ -350,7 +358,7 @@ def _kernel_row(
 
 
 def left_out_line(table: KernelTable, most_rows: int | None) -> str:
-    """Return how many rows ``kernels_table`` leaves out, and their time; empty if it has all."""
+    """Return how many rows ``kernels_table`` leaves out, and their time; empty if it shows all rows."""
     hidden = [] if most_rows is None else table.rows[most_rows:]
     count = len(hidden) + table.rest.rows
     if not count:

@@ -1,4 +1,4 @@
-"""The table of the conventions by which an MFU is counted."""
+"""The table of a run's MFU by the conventions of several projects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEADINGS = (
     Heading("source", "source"),
 )
 _EXPLANATIONS = [
-    f"{DISPATCHED}: what lm_profiler prints as MFU everywhere else",
+    f"{DISPATCHED}: the MFU that lm_profiler prints everywhere else",
     "N parameters, L layers of width h, H heads of width Q, vocabulary V, context T; forward and backward of a token",
 ]
 

@@ -1,4 +1,4 @@
-"""Tables of memory: a plan's phases, settings that would need less, the largest allocations of a timeline."""
+"""Tables about memory: the phases of a plan, settings that need less, the largest allocations of a timeline."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def plan_table(
 
 
 def _causes_without_workspaces(planned: Planned, phase: str) -> Any:
-    """Return the causes of a phase's peak; workspaces have a column of their own and are not in the rest."""
+    """Return the causes of a phase's peak. Workspaces are subtracted from the rest: they have their own column."""
     causes = planned.causes.get(phase)
     if causes is None or causes.activations_and_rest is None:
         return causes
@@ -78,7 +78,7 @@ def _causes_without_workspaces(planned: Planned, phase: str) -> Any:
 
 
 def _phase_floor_cell(floors: PlannedFloors, phase: str) -> TableCell:
-    """Return the least time of a phase: of its work, or of what it sends to other ranks if that takes longer."""
+    """Return the least time of a phase: that of its computation or of its communication, whichever is longer."""
     least_s = floors.least_s(phase)
     sent_s = floors.sent_s.get(phase)
     is_bound_by_link = bool(sent_s) and sent_s == least_s
@@ -91,7 +91,7 @@ def _phase_floor_cell(floors: PlannedFloors, phase: str) -> TableCell:
 def _plan_lines(
     planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors
 ) -> list[str]:
-    """Return the lines below the phases: what fits, how steps differ, ranks, floors, and what is not counted."""
+    """Return the lines below the table of phases: what fits, steps, ranks, floors, and what is not counted."""
     lines = [_peak_line(planned, device)]
     if fits(planned, device.bytes) is not True:
         lines.append(_smallest_gpu_line(planned))
@@ -121,7 +121,7 @@ def _plan_lines(
 
 
 def _peak_line(planned: Planned, device: Capacity) -> str:
-    """Return the peak, and whether it fits. The need is the same figure as in the table of remedies."""
+    """Return the peak, and whether the run fits. What it needs is the same figure as in the table of remedies."""
     peak = f"peak {bytes_text(planned.peak)}, in {planned.phase}"
     if planned.reserved is not None:
         peak += f", {bytes_text(planned.reserved)} reserved"
@@ -160,10 +160,10 @@ def _largest_lines(planned: Planned, context: int | None) -> list[str]:
 
 
 def _step_lines(planned: Planned) -> list[str]:
-    """Return a line if the rehearsed steps need different amounts."""
+    """Return a line if the rehearsed steps need different amounts of memory."""
     number = len(planned.steps)
     if planned.growth is not None:
-        growth = f"each of {number} needs {bytes_text(planned.growth)} or more beyond the one before"
+        growth = f"each of {number} needs {bytes_text(planned.growth)} or more than the one before"
         shown = "the table shows the last of them, and later steps need more"
         return [f"steps grow: {growth}; {shown}"]
     different_texts = {bytes_text(peak) for peak in planned.steps}
@@ -175,7 +175,7 @@ def _step_lines(planned: Planned) -> list[str]:
 
 
 def _rank_lines(planned: Planned) -> list[str]:
-    """Return lines on what the figures cover where several ranks train."""
+    """Return lines on what the figures include if several ranks train."""
     lines = []
     if planned.buckets is not None:
         lines.append(
@@ -232,15 +232,15 @@ def _sent_lines(planned: Planned, floors: PlannedFloors) -> list[str]:
     return [line]
 
 
-# -- what would need less ----------------------------------------------------------------------------------------------
+# -- settings that need less -------------------------------------------------------------------------------------------
 
 
 def remedy_table(
     tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device: Capacity
 ) -> Table:
-    """Return a row for each rehearsed setting that would need less, with the floor of its step."""
+    """Return a row for each rehearsed setting that needs less memory, with the floor of its step."""
     if not tried:
-        return Table(above=["no known setting would need less"])
+        return Table(above=["no known setting needs less"])
     rows = []
     has_fitting = False
     for remedy, planned, floors in tried:
@@ -256,8 +256,8 @@ def remedy_table(
         floor_cell = TableCell(floors.seconds, floor_text)
         rows.append(_row_cells(REMEDY_COLUMNS, values, floor_cell))
     headings, cells = _without_empty_columns(REMEDY_COLUMNS, rows)
-    lines_above = ["", "settings that need less, each rehearsed by itself:"]
-    lines_below = [] if has_fitting else ["none of them certainly fits"]
+    lines_above = ["", "settings that need less, each rehearsed separately:"]
+    lines_below = [] if has_fitting else ["it is not certain that any of them fits"]
     return Table(headings, cells, lines_above, lines_below)
 
 
@@ -297,7 +297,7 @@ def _without_empty_columns(
 
 def allocation_tables(timeline: MemoryTimeline) -> Iterator[Table]:
     """Yield tables of the largest allocations at the peak, of what is saved for backward, and of three moments."""
-    peak = f"peak {bytes_text(timeline.peak)} ({SOURCES[timeline.source]}); the largest allocations alive there:"
+    peak = f"peak {bytes_text(timeline.peak)} ({SOURCES[timeline.source]}); the largest allocations at the peak:"
     yield replace(_allocation_table(timeline.largest), above=[peak])
     if timeline.saved:
         lines_below = []
@@ -322,7 +322,7 @@ def allocation_tables(timeline: MemoryTimeline) -> Iterator[Table]:
 
 
 def block_table(block: BlockMemory) -> Table:
-    """Return what one block saves for backward, its largest tensors with their shares, and the net change."""
+    """Return a table of what one block saves for backward: its largest tensors, their shares, and the net change."""
     titles = ("rank", "made by", "bytes", "share", "count", "shape", "dtype")
     headings = titled_headings(titles, figures=("rank", "bytes", "share", "count"))
     rows = []
@@ -332,7 +332,7 @@ def block_table(block: BlockMemory) -> Table:
         shown_bytes += held_bytes
         texts = (
             str(rank),
-            made_by(allocation),
+            origin_text(allocation),
             bytes_text(held_bytes),
             _share_of_block(held_bytes, block),
             f"{allocation.count:,}",
@@ -351,18 +351,18 @@ def block_table(block: BlockMemory) -> Table:
     title = f"one of {block.count} blocks ({block.module}) saves {saved} for backward; the largest tensors:"
     below = [
         f"the rest of the block: {rest}",
-        f"its backward frees them and makes {gradients} of gradients: net change {net_change}",
+        f"its backward pass frees them and creates {gradients} of gradients: net change {net_change}",
     ]
     return Table(headings, rows, above=["", title], below=below)
 
 
 def _share_of_block(held_bytes: int, block: BlockMemory) -> str:
-    """Return the share of what ``block`` saves; empty if it saves nothing."""
+    """Return ``held_bytes`` as a share of all that ``block`` saves for backward; empty if it saves nothing."""
     return share_text(held_bytes / block.saved_bytes if block.saved_bytes else None)
 
 
 def _allocation_table(allocations: Sequence[Allocation]) -> Table:
-    """Return ``allocations`` as a table: bytes, count, cause, shape, dtype, and what made them."""
+    """Return ``allocations`` as a table: bytes, count, cause, shape, dtype, and what created them."""
     titles = ("bytes", "count", "cause", "shape", "dtype", "made by")
     headings = titled_headings(titles, figures=("bytes", "count"))
     rows = []
@@ -373,7 +373,7 @@ def _allocation_table(allocations: Sequence[Allocation]) -> Table:
             CAUSE_TITLES.get(allocation.cause, allocation.cause),
             "" if allocation.shape is None else _shape_text(allocation),
             allocation.dtype or "",
-            made_by(allocation),
+            origin_text(allocation),
         )
         rows.append([text_cell(text) for text in texts])
     return Table(headings, rows)
@@ -383,8 +383,11 @@ def _shape_text(allocation: Allocation) -> str:
     return " × ".join(str(length) for length in allocation.shape or ()) or "scalar"
 
 
-def made_by(allocation: Allocation) -> str:
-    """Return the tensor's name, or the operator with the module and the line that called it, or at least the phase."""
+def origin_text(allocation: Allocation) -> str:
+    """Return where an allocation comes from: the tensor's name or its operator, the module, and the line.
+
+    If none of these is known, return the phase.
+    """
     operator = (allocation.name or "").removeprefix("aten.").removesuffix(".default")
     origins = filter(None, (operator, allocation.module, allocation.line))
     text = ", ".join(origins)

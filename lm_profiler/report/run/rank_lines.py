@@ -1,4 +1,4 @@
-"""The table and the lines of a run with several ranks: own work by phase, waiting, and who waits for whom."""
+"""The table and the lines about several ranks: own work by phase, waiting, and which rank waits for which."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _LEAST_EXPOSED = 0.001  # the share of the mean step from which a phase's expose
 
 
 def own_work_table(record: RunRecord) -> Table:
-    """Return rows of each phase's own work, of waiting and of the step, for the median rank and both extremes.
+    """Return rows for each phase's own work, for waiting and for the step: the median rank and both extremes.
 
-    Below a phase stand the parts that the program marks in it, as rank 0 timed them: a wait within a part counts too.
+    Below a phase are the parts that the program marks in it. Their times are those of rank 0, and include waiting.
     """
     ranks = record.ranks
     assert ranks is not None
@@ -66,7 +66,7 @@ def _spreads(ranks: Ranks) -> dict[str, RankSpread]:
 def _own_work_floors(
     floors: Mapping[str, Floor], spreads: Mapping[str, RankSpread]
 ) -> dict[str, Floor]:
-    """Return the floors compared with own work, since a rank cannot wait faster."""
+    """Return the floors with their ratios to own work: waiting is left out, because a floor is about work."""
     compared = {}
     for part, floor in floors.items():
         if part not in spreads:
@@ -79,7 +79,7 @@ def _own_work_floors(
 
 
 def _row_texts(title: str, spread: RankSpread, step_s: float) -> list[str]:
-    """Return the texts of a row; the rank with most is named where ranks differ."""
+    """Return the texts of a row; if ranks differ, the slowest rank is named."""
     shortest = ms_text(spread.least_s)
     longest = ms_text(spread.largest_s)
     share = ""
@@ -103,7 +103,7 @@ def waiting_spread(ranks: Ranks) -> RankSpread | None:
     waiting_s = {row.rank: row.all_waiting_s for row in ranks.by_rank}
     if not waiting_s:
         return None
-    # With many ranks the record keeps only extreme ones, whose median is not the median of all.
+    # With many ranks the record has only the extreme ones, whose median is not that of all ranks: use the mean of all.
     middle_s = ranks.waiting_share * ranks.step_s
     if len(waiting_s) == ranks.heard:
         middle_s = median(waiting_s.values())
@@ -121,7 +121,7 @@ def waiting_spread(ranks: Ranks) -> RankSpread | None:
 
 
 def ranks_lines(record: RunRecord) -> list[str]:
-    """Return who waits for whom and what fixing it would save, and the lines on communication."""
+    """Return the line on which rank waits for which, and the lines on communication."""
     if record.ranks is None:
         return []
     return [f"ranks: {who_waits(record.ranks)}", *communication_lines(record.ranks)]
@@ -144,7 +144,7 @@ def communication_lines(ranks: Ranks) -> list[str]:
         took = f"collectives: {ms_text(ranks.communication_s)} ms of a traced step"
         share = exposed_s / ranks.communication_s
         lines.append(
-            f"{took}, waiting included, of which no compute hides {ms_text(exposed_s)} ms ({share:.0%})"
+            f"{took}, including waiting; {ms_text(exposed_s)} ms ({share:.0%}) are not hidden by computation"
         )
     lines += [f"note: {note}" for note in ranks.notes]
     return lines
@@ -168,7 +168,7 @@ def who_waits(ranks: Ranks) -> str:
 
 
 def _slow_rank_texts(ranks: Ranks, saves_s: float) -> list[str]:
-    """Return which ranks are slow, why, what that costs the others, and what fixing it would save."""
+    """Return phrases on which ranks are slow, why, how long the others wait, and what fixing it would save."""
     finding = ranks.finding
     is_single = finding.kind == "straggler"
     pronoun = "it" if is_single else "them"
@@ -190,17 +190,17 @@ def _slow_rank_texts(ranks: Ranks, saves_s: float) -> list[str]:
     return texts
 
 
-_DOUBTS = {
+_DOUBT_TEXTS = {
     "shared machine": "which other programs on this machine may have caused",
     "chance": "perhaps by chance",
 }
 
 
 def _doubtful_text(ranks: Ranks) -> str:
-    """Return which rank may be slow, and why that is not sure."""
+    """Return which rank may be slow, and why this is uncertain."""
     finding = ranks.finding
     few_steps = f"too few steps ({finding.steps}) to be sure"
-    doubt = _DOUBTS.get(finding.doubt or "", few_steps)
+    doubt = _DOUBT_TEXTS.get(finding.doubt or "", few_steps)
     if finding.slow:
         return f"{_slow_ranks_text(ranks)}, {doubt}"
     if finding.phase is None:
@@ -210,10 +210,9 @@ def _doubtful_text(ranks: Ranks) -> str:
 
 
 def _slow_ranks_text(ranks: Ranks) -> str:
-    """Return ``rank 1 is 30.0 ms slower in data``; ranks that are slow in the same steps of a phase share a phrase."""
+    """Return ``rank 1 is 30.0 ms slower in data``; ranks that are slow in the same phase and steps share a phrase."""
     finding = ranks.finding
     if not finding.slow:
-        # a record of version 0.2, which names one rank or one host in one phase
         return _slow_rank_of_0_2(ranks)
     by_place: defaultdict[str, list[SlowRank]] = defaultdict(list)
     for slow_rank in finding.slow:
@@ -221,12 +220,14 @@ def _slow_ranks_text(ranks: Ranks) -> str:
     phrases = []
     for place, slow_ranks in by_place.items():
         excess_s = fmean(slow_rank.excess_s for slow_rank in slow_ranks)
-        phrases.append(f"{_subject(slow_ranks, ranks)} {_ms(excess_s)} slower {place}")
+        phrases.append(
+            f"{_ranks_with_verb(slow_ranks, ranks)} {_ms(excess_s)} slower {place}"
+        )
     return "; ".join(phrases)
 
 
 def _slow_rank_of_0_2(ranks: Ranks) -> str:
-    """Return the line on the slow rank in a record of version 0.2, which has no interval of it."""
+    """Return the phrase on the slow rank in a record of version 0.2, which names one rank or one host."""
     finding = ranks.finding
     subject = f"host {finding.host}" if finding.rank is None else f"rank {finding.rank}"
     text = f"{subject}: {_ms(finding.excess_s or 0.0)} slower"
@@ -242,7 +243,7 @@ def _in_phase(phase: str | None) -> str:
 
 
 def _place_text(slow_rank: SlowRank, steps: int) -> str:
-    """Return the phase in which a rank is slow, with the steps where it is not slow in all of them."""
+    """Return the phase in which a rank is slow, with its steps if it is not slow in all of them."""
     place = _in_phase(slow_rank.phase)
     is_slow_throughout = slow_rank.last_step - slow_rank.first_step + 1 >= steps
     if is_slow_throughout:
@@ -250,14 +251,19 @@ def _place_text(slow_rank: SlowRank, steps: int) -> str:
     return f"{place} (steps {slow_rank.first_step} to {slow_rank.last_step})"
 
 
-def _subject(slow_ranks: Sequence[SlowRank], ranks: Ranks) -> str:
-    """Return the ranks with their hosts and a verb; all ranks of a host by its name, and the first one of many."""
+def _ranks_with_verb(slow_ranks: Sequence[SlowRank], ranks: Ranks) -> str:
+    """Return the ranks with their hosts and a verb.
+
+    A slow host is named without its ranks. Of many ranks only the first is named.
+    """
     finding = ranks.finding
     if finding.kind == "host":
         return f"the ranks of host {finding.host} are"
     numbers = sorted(slow_rank.rank for slow_rank in slow_ranks)
     count = len(numbers)
-    if len(slow_ranks) == len(finding.slow):  # the record may name only some of them
+    if len(slow_ranks) == len(
+        finding.slow
+    ):  # The record may name only some of them, and has their number.
         count = max(count, finding.slow_ranks or 0)
     names = ranks_text(numbers)
     if count > _MOST_RANKS_NAMED:

@@ -49,13 +49,13 @@ _WAITS_SHOWN = 2
 _ACTIONS_SHOWN = 4
 # the share of the step from which ``other`` is broken down at a run's end
 _LEAST_OTHER_SHARE = 0.05
-# a measured peak that differs by less from the planned one is as planned
-_AS_PLANNED = (0.995, 1.005)
+# A measured peak whose ratio to the planned one lies between these is printed as "as planned".
+_AS_PLANNED = (0.995, 1.005)  # smallest and largest ratio
 
 
 # -- the pages ---------------------------------------------------------------------------------------------------------
 
-_NAMES_OF_LOOPS = {
+_LOOP_NAMES = {
     "Fabric": "a Fabric loop",
     "transformers": "transformers' Trainer",
     "accelerate": "an accelerate loop",
@@ -64,9 +64,9 @@ _NAMES_OF_LOOPS = {
 
 
 def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[Table]:
-    """Return what is printed at a run's end: what binds it or how it died, what to do next, its phases, its numerics.
+    """Return the tables that are printed at a run's end: verdict and advice, phases, numerics, and the folder.
 
-    ``verbose`` is if all figures are printed besides, which have the lines around the phases.
+    With ``verbose`` the caller prints all figures too. Then the lines around the table of phases are left out here.
     """
     table = time_table(record)
     verdict = Table()
@@ -105,7 +105,10 @@ def run_page(record: RunRecord, folder: Path) -> list[Table]:
         lines += lines_of(record)
     lines += [f"note: {note}" for note in record.notes]
     lines.append(f"folder: {relative_to_cwd(folder)}")
-    rows = [line.partition(": ")[::2] for line in lines]
+    rows = []
+    for line in lines:
+        label, _, text = line.partition(": ")
+        rows.append((label, text))
     pages = [text_table(("", ""), rows, left=2, title=headline(record))]
     pages += sections(record)
     if record.command:
@@ -118,7 +121,8 @@ def time_table(record: RunRecord) -> Table:
     """Return a row for each phase that occurred and for the step, with the summary lines below."""
     if not _has_measured_steps(record):
         return Table(below=summary_lines(record))
-    # A phase that ends in a collective takes equally long on all ranks: own work and waiting distinguish them.
+    # With several ranks, a phase that ends in a collective takes equally long on all of them. Only the table of own
+    # work and waiting shows how they differ.
     table = phase_table(record) if record.ranks is None else own_work_table(record)
     return replace(table, title=headline(record), below=summary_lines(record))
 
@@ -131,7 +135,7 @@ def headline(record: RunRecord) -> str:
     warmup = count_text(record.steps.get("warmup", 0), "warm-up step")
     ran: str = record.verb
     if record.loop != "Trainer":
-        ran = _NAMES_OF_LOOPS.get(record.loop, record.loop)
+        ran = _LOOP_NAMES.get(record.loop, record.loop)
     text = f"{record.name}: {steps} of {ran} after {warmup}"
     device = device_text(record.environment)
     if device is not None:
@@ -146,7 +150,7 @@ def _has_measured_steps(record: RunRecord) -> bool:
 
 
 def summary_lines(record: RunRecord) -> list[str]:
-    """Return a line each on throughput, memory, verdict, ranks, waterfall, first step, notes and failure."""
+    """Return lines on throughput, memory, verdict, ranks, waterfall, first step, notes and failure."""
     # The table of own work has no columns for the step's spread.
     lines = [step_line(record)] if record.ranks is not None and record.time else []
     for lines_of in (
@@ -171,7 +175,7 @@ def summary_lines(record: RunRecord) -> list[str]:
 
 
 def main_lines(record: RunRecord) -> list[str]:
-    """Return the lines that belong beside the verdict: the rates, the memory, and who waits for whom."""
+    """Return the lines that are shown next to the verdict: rates, memory, and which rank waits for which."""
     return _rate_lines(record) + _memory_lines(record)[:1] + ranks_lines(record)[:1]
 
 
@@ -179,7 +183,7 @@ def main_lines(record: RunRecord) -> list[str]:
 
 
 def _memory_lines(record: RunRecord) -> list[str]:
-    """Return lines with the peaks, with the peak of each phase, and with what the largest of them consists of."""
+    """Return lines with the peaks, the peak of each phase, and the causes of the largest of these."""
     memory = record.memory
     if memory is None:
         return []
@@ -197,7 +201,7 @@ def _memory_lines(record: RunRecord) -> list[str]:
         phase = max(phase_peaks, key=phase_peaks.__getitem__)
         place = f"at the peak, in {phase}"
     else:
-        # Without an allocator that reports peaks (on the CPU) there is what the step holds in any case.
+        # On the CPU no allocator reports peaks. The causes of backward are what the step holds in any case.
         phase = "backward"
         place = "held by the step"
     causes = _cause_texts(memory, phase)
@@ -216,7 +220,7 @@ def _peak_texts(memory: MemoryFacts) -> list[str]:
 
 
 def _phase_peaks(memory: MemoryFacts) -> dict[str, int]:
-    """Return the most bytes of tensors in each phase, in their order; empty if no allocator reports them."""
+    """Return the peak of allocated bytes in each phase, in the order of a step; empty if no allocator reports them."""
     peaks = {}
     for phase in PARTS:
         reading = memory.parts.get(phase)
@@ -226,7 +230,7 @@ def _phase_peaks(memory: MemoryFacts) -> dict[str, int]:
 
 
 def _cause_texts(memory: MemoryFacts, phase: str) -> list[str]:
-    """Return what the memory of ``phase`` consists of, without causes that have none."""
+    """Return the causes of the memory of ``phase`` with their bytes, without causes that hold none."""
     causes = memory.causes.get(phase)
     if causes is None:
         return []
@@ -239,15 +243,17 @@ def _cause_texts(memory: MemoryFacts, phase: str) -> list[str]:
 
 
 def _planned_lines(record: RunRecord) -> list[str]:
-    """Return a line with the planned peak, and how far the measured one is from it."""
+    """Return a line with the planned peak, and the ratio of the measured peak to it."""
     planned = record.planned
     if planned is None:
         return []
     if planned.peak is None:
         return [f"planned: unknown ({planned.unknown})"]
     peak = QUANTITIES["planned_peak_bytes"]
-    eager = " without torch.compile" if planned.compiled else ""
-    text = f"planned{eager}: peak {peak.fit(peak.get(record))}, in {planned.phase}"
+    scope_of_plan = " without torch.compile" if planned.compiled else ""
+    text = (
+        f"planned{scope_of_plan}: peak {peak.fit(peak.get(record))}, in {planned.phase}"
+    )
     ratio = QUANTITIES["measured_over_planned"].get(record)
     if ratio is None:
         return [f"{text}; the measured value is unknown"]
@@ -278,7 +284,7 @@ def _wait_lines(record: RunRecord) -> list[str]:
 
 
 def _expert_line(record: RunRecord) -> list[str]:
-    """Return a line on how unequally the tokens were shared among experts, in the layer where that is worst."""
+    """Return a line on the load of the busiest expert, in the layer in which the load is least balanced."""
     if not record.experts:
         return []
     worst = max(record.experts, key=attrgetter("busiest_ratio"))
@@ -289,21 +295,21 @@ def _expert_line(record: RunRecord) -> list[str]:
 
 
 def failure_lines(record: RunRecord) -> list[str]:
-    """Return where and why the run died, in one line; none if it did not."""
+    """Return one line on where and why the run failed; none if it did not fail."""
     failure = record.failure
     if failure is None:
         return []
     place = f"{record.status} in {failure.where}"
     if failure.message:
         return [f"{place}: {failure.type}: {failure.message}"]
-    if record.status == "interrupted":  # KeyboardInterrupt adds nothing
+    if record.status == "interrupted":  # The name KeyboardInterrupt would add nothing.
         return [place]
     return [f"{place}: {failure.type}"]
 
 
 def _rate_lines(record: RunRecord) -> list[str]:
     """Return a line with tokens/s, or samples/s if tokens are unknown, and with the utilisation."""
-    parts = _throughput(record)
+    parts = _throughput_texts(record)
     use = record.utilisation
     if use is not None and not record.contended:  # meaningless on a shared machine
         parts += _utilisation_texts(use)
@@ -312,8 +318,8 @@ def _rate_lines(record: RunRecord) -> list[str]:
     return [", ".join(parts)]
 
 
-def _throughput(record: RunRecord) -> list[str]:
-    """Return tokens per second, else samples per second, as a text; nothing if neither was counted."""
+def _throughput_texts(record: RunRecord) -> list[str]:
+    """Return a text with tokens/s, or with samples/s if tokens were not counted; nothing if neither was counted."""
     for noun in ("tokens", "samples"):
         count = QUANTITIES[f"{noun}_per_step"].get(record)
         if count is None:
@@ -327,7 +333,7 @@ def _throughput(record: RunRecord) -> list[str]:
 
 
 def _utilisation_texts(use: Utilisation) -> list[str]:
-    """Return the MFU, and the share of the matmul rate that was measured on this machine."""
+    """Return texts with the MFU, and with the share of the matmul rate that was measured on this machine."""
     is_lower_bound = bool(use.flops.uncounted)
     bound = ""
     if is_lower_bound and use.mfu is not None:
@@ -342,13 +348,13 @@ def _utilisation_texts(use: Utilisation) -> list[str]:
         return [text]
     ceiling = with_prefix(use.ceiling_flops_per_s, "FLOP/s")
     share = percent(use.of_ceiling)
-    if is_lower_bound:  # with two digits: "at least less than 1%" bounds nothing
+    if is_lower_bound:  # "at least less than 1%" would make no sense, so a small share is printed as a number.
         share = f"{AT_LEAST} {100 * use.of_ceiling:.2g}%"
     return [text, f"{share} of the matmul rate measured here ({ceiling})"]
 
 
 def numerics_headline(audit: NumericsFacts) -> str:
-    """Return the loss in both precisions, and how far output and gradients are off."""
+    """Return the loss in both precisions, and the errors of output and gradients."""
     losses = f"{_loss_text(audit.loss)} against {_loss_text(audit.reference_loss)}"
     if audit.loss_dtype is not None:
         losses += f" (in {audit.loss_dtype})"
@@ -372,11 +378,11 @@ def _error_text(error: float | None) -> str:
 
 
 def other_lines(record: RunRecord) -> list[str]:
-    """Return a line with the measured ``other``, and with ``other`` while each action was timed, by action."""
+    """Return a line with the measured ``other``, and with the actions that took it while each of them was timed."""
     owned = record.other_by_owner
     if owned is None or not owned.actions:
         return []
-    # The actions add up to this figure: timing each of them takes some time itself.
+    # The actions add up to this figure. It is larger than the measured one, because timing each action takes time.
     total = f"{ms_text(owned.seconds)} ms while each action of {count_text(owned.steps, 'step')} was timed"
     if owned.measured_s is not None:
         total = f"{ms_text(owned.measured_s)} ms, {total}"

@@ -1,4 +1,4 @@
-"""The rows of a run's phases, and the sections of its page: the facts and the lists of each group."""
+"""The table of a run's phases, and the sections of its page: the facts and the lists of each group of figures."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def phase_table(record: RunRecord) -> Table:
             if has_device:
                 part_texts.append("")
             rows.append((f"part {code_part.name}", part_texts))
-    # On a shared machine, the distance of times from a floor means nothing.
+    # On a shared machine other programs lengthen the times, so a ratio to the floor would be misleading.
     floors = {} if record.contended else record.floors
     return table_with_floors(titles, rows, floors)
 
@@ -99,7 +99,10 @@ def table_with_floors(
     rows: Sequence[tuple[str, list[str]]],
     floors: Mapping[str, Floor],
 ) -> Table:
-    """Return a table of the texts of each part, the last row bold, with the floors of the parts if any is known."""
+    """Return a table whose rows are pairs of a part and its texts, the last row in bold.
+
+    If any floor is known, two columns show the floors.
+    """
     headings = titled_headings(titles, figures=titles[1:])
     has_floors = any((floor.seconds or 0.0) >= LEAST_S for floor in floors.values())
     if has_floors:
@@ -117,7 +120,7 @@ def table_with_floors(
 
 
 def step_line(record: RunRecord) -> str:
-    """Return the measured step, its interval and its spread in a line, for tables without such columns."""
+    """Return one line with the measured step, its interval and its spread, for tables without such columns."""
     _, mean, std, median, p95, _ = _row_texts(record, "step")
     spread = {
         "std": std,
@@ -161,7 +164,7 @@ def _ms(seconds: float | None, digits: int) -> str:
 
 
 def floor_texts(floor: Floor | None) -> list[str]:
-    """Return the least time of a phase with its bound, and how many times as long the phase took."""
+    """Return the floor of a phase with the limit that sets it, and the ratio of the measured time to the floor."""
     if floor is None or floor.seconds is None or floor.seconds < LEAST_S:
         return ["", ""]
     bound = _BOUNDS.get(floor.bound or "", "")
@@ -176,8 +179,8 @@ def floor_texts(floor: Floor | None) -> list[str]:
 
 _BOUNDS = {"compute": " FLOPs", "memory": " bytes"}
 
-# the lists that stand in a section
-_LISTS = {
+# section → the paths of the lists in a record that it shows
+_LISTS_IN_SECTION = {
     "Other, by its owner": ("other_by_owner.actions",),
     "Steps": ("code_parts", "odd_steps", "step_counters", "between", "outside"),
     "Model": ("experts",),
@@ -194,8 +197,8 @@ _LISTS = {
         "ranks.collectives",
     ),
 }
-# the lists whose columns are left out where no row has a value
-_SPARSE = (
+# lists whose columns are left out if no row has a value
+_LISTS_WITHOUT_EMPTY_COLUMNS = (
     "needless_operators",
     "odd_steps",
     "step_counters",
@@ -203,27 +206,29 @@ _SPARSE = (
     "findings",
     "other_by_owner.actions",
 )
-# lists of bare figures: what their rows count, and the first number
-_NUMBERED = {
+# lists of plain numbers → the heading of their row numbers, and the first of these numbers
+_NUMBERED_LISTS = {
     "rank_step_s": ("rank", 0),
     "numerics.losses": ("step", 1),
     "numerics.gradient_norms": ("step", 1),
 }
-_TIMES = (
+_GROUPS_OF_TIMES = (
     "Time of a step",
     "Time on the host's clock",
     "Spread of the steps",
     "Shares of the typical step",
 )
-_ELSEWHERE = (*_TIMES, "Terms of the waterfall")  # groups with their own tables
+_GROUPS_WITH_OWN_TABLES = (*_GROUPS_OF_TIMES, "Terms of the waterfall")
 _MOST_ROWS = 64
-# the rows of families, each with its title
-_KEYS = {part: TIMES[part].title for part in (*PARTS, "forward_backward", "step")}
-_KEYS |= MOMENTS
+# parts and moments → their titles, in the order of the rows of a family
+_MEMBER_TITLES = {
+    part: TIMES[part].title for part in (*PARTS, "forward_backward", "step")
+}
+_MEMBER_TITLES |= MOMENTS
 
 
 def shown(figure: Quantity, record: RunRecord) -> str:
-    """Return a figure with its unit, and its interval where it has one; a rate of a busy machine is a lower bound."""
+    """Return a figure with its unit, and with its interval if it has one; a rate on a busy machine is a lower bound."""
     value = figure.get(record)
     interval: tuple[float, ...] = figure.interval(record) or ()
     share = lower_bound_share(figure, record)
@@ -242,7 +247,7 @@ def shown(figure: Quantity, record: RunRecord) -> str:
 def sections(record: RunRecord) -> list[Table]:
     """Return all figures of ``record``: times by phase, then a section for each group; empty ones are left out."""
     times: list[Quantity] = []
-    for title in _TIMES:
+    for title in _GROUPS_OF_TIMES:
         times += GROUPS[title]
     host_times = []
     step_times = []
@@ -256,7 +261,7 @@ def sections(record: RunRecord) -> list[Table]:
     if _has_device(record):
         tables.append(_families(record, host_times, "Time on the host's clock (ms)"))
     for title, group in GROUPS.items():
-        if title not in _ELSEWHERE:
+        if title not in _GROUPS_WITH_OWN_TABLES:
             tables += _section(record, title, group)
     return [table for table in tables if table.rows]
 
@@ -271,7 +276,7 @@ def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[T
         else:
             family_figures.append(figure)
     tables = [known_table(record, single_figures, _word_rows(record, title))]
-    for path in _LISTS.get(title, ()):
+    for path in _LISTS_IN_SECTION.get(title, ()):
         tables.append(list_table(record, path))
     tables.append(_families(record, family_figures))
     if title == "Waterfall":
@@ -297,7 +302,7 @@ def known_table(
 
 
 def _word_rows(record: RunRecord, title: str) -> list[list[str]]:
-    """Return a row for each field of the model or the machine that is no figure."""
+    """Return a row for each field of the model or the machine that is not a figure."""
     parts: dict[str, BaseModel | None] = {
         "Model": record.model,
         "Machine": record.environment,
@@ -338,8 +343,8 @@ def list_table(record: RunRecord, path: str) -> Table:
     rows = []
     for item in items[:_MOST_ROWS]:
         rows.append([_list_cell(figure, item, path) for figure in columns])
-    if path in _NUMBERED:
-        noun, first_number = _NUMBERED[path]
+    if path in _NUMBERED_LISTS:
+        noun, first_number = _NUMBERED_LISTS[path]
         headings = [Heading(noun, noun, figures=True), *headings]
         for number, row in enumerate(rows, first_number):
             row.insert(0, TableCell(number, str(number)))
@@ -351,10 +356,10 @@ def list_table(record: RunRecord, path: str) -> Table:
 
 
 def _known_columns(path: str, items: Sequence[Any]) -> list[Quantity]:
-    """Return the columns of the list at ``path``; of a sparse one, those in which any row has a value."""
-    if path not in _SPARSE:
+    """Return the columns of the list at ``path``, for some lists without those in which no row has a value."""
+    if path not in _LISTS_WITHOUT_EMPTY_COLUMNS:
         return list(LISTS[path])
-    # Steps show only counters of this machine, ranks only phases that occur: there 0 counts as nothing too.
+    # In the list of ranks, a phase that did not occur has the value 0.
     empty_values: tuple[float | None, ...] = (None,)
     if path == "ranks.by_rank":
         empty_values = (None, 0.0)
@@ -366,42 +371,52 @@ def _known_columns(path: str, items: Sequence[Any]) -> list[Quantity]:
 
 
 def _list_cell(figure: Quantity, item: Any, path: str) -> TableCell:
-    """Return the cell of a figure of ``item``, which is in the list at ``path``; empty if it is usually unknown."""
+    """Return the cell of a figure of ``item``, which is in the list at ``path``.
+
+    An unknown figure is an empty cell in the lists of ``_LISTS_WITHOUT_EMPTY_COLUMNS``.
+    """
     value = figure.get(item)
-    if value is not None or path not in _SPARSE:
+    if value is not None or path not in _LISTS_WITHOUT_EMPTY_COLUMNS:
         return TableCell(value, figure.show(value, unit=False))
     if figure.name == "step":
-        # The row of counters without a step holds the usual ones.
+        # In the table of counters, the row without a step has the median values.
         return TableCell(None, "median")
     return TableCell(None, "")
 
 
-def _rounded(figure: Quantity, record: RunRecord) -> str:
-    """Return a known time with its interval, or with the reason why it has none."""
+def _time_text(figure: Quantity, record: RunRecord) -> str:
+    """Return the text of a known time with its interval, or with the reason why it has none."""
     interval: tuple[float, ...] = figure.interval(record) or ()
     text = figure.rounded(figure.get(record), *interval)
-    return f"{text} [{TOO_FEW_STEPS}]" if figure.lacks_interval(record) else text
+    if figure.lacks_interval(record):
+        return f"{text} [{TOO_FEW_STEPS}]"
+    return text
 
 
 def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> Table:
-    """Return a row for each part, or moment, and a column for each family of ``group``, where they are known."""
+    """Return a table of figures that exist once per part of a step, or once per moment.
+
+    Such figures form families, such as the medians of all parts. A family is a column, and a part is a row; both are
+    left out if none of their figures is known.
+    """
+    # family → part → text
     columns: dict[str, dict[str, str]] = {}
     for figure in group:
         part = figure.member or figure.path.split(".")[1]
         value = figure.get(record)
-        is_no_amount = not value and figure.shown_unit  # of time or memory
-        if value is None or is_no_amount:
+        is_zero_amount = not value and figure.shown_unit  # no time, or no memory
+        if value is None or is_zero_amount:
             continue
         title_of_member = figure.title.removesuffix(" (host)")
-        family = title_of_member.removeprefix(_KEYS[part]).lstrip(": ")
+        family = title_of_member.removeprefix(_MEMBER_TITLES[part]).lstrip(": ")
         column = columns.setdefault(family or "mean [95 % interval]", {})
         if figure.unit == "s":
-            column[part] = _rounded(figure, record)
+            column[part] = _time_text(figure, record)
         else:
             column[part] = figure.fit(value)
     are_moments = False
     rows = []
-    for part, part_title in _KEYS.items():
+    for part, part_title in _MEMBER_TITLES.items():
         texts = [column.get(part, "") for column in columns.values()]
         if any(texts):
             rows.append([part_title, *texts])

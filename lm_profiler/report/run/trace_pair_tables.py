@@ -1,4 +1,4 @@
-"""Two traces side by side, and the traces of several ranks, as tables."""
+"""The tables of two traces side by side, and of the traces of several ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST = 15
 
 
 def comparison_tables(comparison: TraceComparison) -> list[Table]:
-    """Return the differences of two traces for people, in milliseconds of one step."""
+    """Return the tables of the differences of two traces, in milliseconds of one step."""
     step_a_s, step_b_s = comparison.a.step_s, comparison.b.step_s
     lines = [
         _side_line("A", comparison.a),
@@ -66,7 +66,7 @@ def _side_line(label: str, side: TraceSide) -> str:
 def _differences(
     noun: str, differences: Sequence[TimeDifference], has_module: bool
 ) -> Table:
-    """Return a table of the largest differences, with the sum of the others below."""
+    """Return a table of the largest differences; the line below has the sum of the others."""
     titles = [noun, "change", "A ms", "B ms", "difference", "A calls", "B calls"]
     if has_module:
         titles.insert(1, "module")
@@ -104,15 +104,15 @@ def _difference_rows(
 
 
 def ranks_tables(answer: TraceRanks) -> list[Table]:
-    """Return what each rank did, and who waited for whom, for people, in milliseconds of one step."""
+    """Return tables of the times of each rank, and of which rank waited for which, in milliseconds of one step."""
     calls = count_text(answer.matched, "collective call")
     lines = [
         f"{len(answer.ranks)} ranks, {count_text(answer.steps, 'step')}, {calls} compared by their durations",
-        "the rank on which a call is the shortest came last, and the others waited for it",
+        "the rank on which a call is shortest arrived last, and the others waited for it",
     ]
     if answer.unmatched:
         lines.append(
-            f"{count_text(answer.unmatched, 'call')} without a counterpart on another rank, not compared"
+            f"{count_text(answer.unmatched, 'call')} not compared, because no other rank has the counterpart"
         )
     lines += [f"note: {note}" for note in answer.notes]
     ranks = []
@@ -156,7 +156,9 @@ def ranks_tables(answer: TraceRanks) -> list[Table]:
     if waits:
         titles = ["collective", "rank", "waits for", "calls", "ms"]
         tables.append(
-            text_table(titles, waits, title="who waits for whom", below=lines_below)
+            text_table(
+                titles, waits, title="which rank waits for which", below=lines_below
+            )
         )
     return tables
 

@@ -1,4 +1,4 @@
-"""The answer about a trace as tables: a summary, kinds, kernels, modules, idle time, collectives, copies, waterfall."""
+"""The answer of ``why TRACE`` as tables: summary, kernels, modules, idle time, collectives, copies, waterfall."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _LARGEST_KERNELS, _LARGEST_GAPS = 15, 10
 
 _CAUSES = {
     "queued": "between kernels that were queued",
-    "launching": "the host had not launched yet",
+    "launching": "the host had not launched the next kernel yet",
     "waiting": "the host had waited for the device",
-    "driver": "another call of the driver",
+    "driver": "another driver call",
     "input": "the host handled a batch",
     "end": "nothing more was launched",
     "python": "Python, or an operator that calls others",
@@ -37,7 +37,7 @@ _CAUSES = {
 
 
 def trace_tables(answer: TraceAnswer) -> list[Table]:
-    """Return the tables of a trace for people, per step."""
+    """Return the tables of a trace; their figures are per step."""
     kernels = answer.kernels
     largest = kernels_table(kernels, _LARGEST_KERNELS, cuts_names=True)
     hidden = left_out_line(kernels, _LARGEST_KERNELS)
@@ -62,7 +62,7 @@ def trace_tables(answer: TraceAnswer) -> list[Table]:
 
 
 def summary_lines(answer: TraceAnswer) -> list[str]:
-    """Return the facts of a trace, a line each."""
+    """Return a line for each main fact of a trace."""
     step_s = answer.kernels.window_s / answer.steps
     device = answer.device or "an unnamed device"
     if answer.launches is None:
@@ -92,37 +92,39 @@ def _rank_text(answer: TraceAnswer) -> str:
 
 def _steps_text(answer: TraceAnswer) -> str:
     if answer.step_source == "whole":
-        return "the whole trace as one, because it has no ProfilerStep# (--step RANGE_NAME names another range)"
+        reason = "because it has no ProfilerStep# ranges"
+        return f"the whole trace counts as one step, {reason} (--step NAME selects other ranges)"
     name = answer.step_name if answer.step_name is not None else "ProfilerStep#"
     return f"{answer.steps} ({name})"
 
 
 def _launches_text(answer: TraceAnswer, launches: LaunchFacts) -> str:
-    """Return a line on whether launches bound the trace: shares of its time, kernels, and their delay."""
+    """Return whether launches limit the step: shares of its time, number of kernels, and their delay."""
     window_s = answer.kernels.window_s
+    launching_share = launches.launching_s / window_s
+    waiting_share = launches.waiting_s / window_s
+    kernels_per_step = launches.kernels / answer.steps
+    median_delay_us = launches.median_delay_s * 1e6
     return (
-        f"{launches.verdict}: {launches.launching_s / window_s:.1%} of the time the device waits for a launch, "
-        f"{launches.waiting_s / window_s:.1%} after the host waited for the device; "
-        f"{launches.kernels / answer.steps:,.5g} kernels per step, which start {launches.median_delay_s * 1e6:,.1f} µs "
-        "after their launch (median)"
+        f"{launches.verdict}: {launching_share:.1%} of the time the device waits for a launch, "
+        f"{waiting_share:.1%} after the host waited for the device; {kernels_per_step:,.5g} kernels per step, "
+        f"which start {median_delay_us:,.1f} µs after their launch (median)"
     )
 
 
 def _communication_text(answer: TraceAnswer) -> str:
-    """Return the time of collectives per step, and how much of it no compute hides."""
+    """Return the time of collectives per step, and the part of it that no computation hides."""
     communication = answer.communication
     if communication is None:
         return "none"
-    total_s, exposed_s = (
-        communication.total_s / answer.steps,
-        communication.exposed_s / answer.steps,
-    )
+    total_s = communication.total_s / answer.steps
+    exposed_s = communication.exposed_s / answer.steps
     share = communication.exposed_s / answer.kernels.window_s
     return f"{_ms(total_s)} per step, {_ms(exposed_s)} of it exposed ({share:.1%} of the step)"
 
 
 def _floor_text(answer: TraceAnswer, floor: TraceFloor) -> str:
-    """Return the least time that a step could take on the device of ``floor``, as a text."""
+    """Return the least time of a step on the device of ``floor``, its parts, and how much work is not included."""
     parts_s = []
     for seconds in (floor.products_s, floor.memory_s):
         if seconds is not None:
@@ -142,7 +144,7 @@ def _floor_text(answer: TraceAnswer, floor: TraceFloor) -> str:
 
 
 def _idle_tables(answer: TraceAnswer) -> list[Table]:
-    """Return a table of the causes of idle time, the largest first; none if there was none."""
+    """Return a table of the causes of idle time, the largest first; no table if there was no idle time."""
     if not answer.idle:
         return []
     rows = [_idle_row(answer, idle) for idle in answer.idle[:_LARGEST_GAPS]]
@@ -161,7 +163,7 @@ def _idle_tables(answer: TraceAnswer) -> list[Table]:
 
 
 def _idle_row(answer: TraceAnswer, idle: IdleTime) -> list[str]:
-    """Return the texts of a cause of idle time, per step."""
+    """Return the texts of the row of one cause of idle time, per step."""
     share = idle.total_s / answer.kernels.window_s
     return [
         shortened(idle.what),
@@ -174,7 +176,7 @@ def _idle_row(answer: TraceAnswer, idle: IdleTime) -> list[str]:
 
 
 def _collective_tables(answer: TraceAnswer) -> list[Table]:
-    """Return a table of the collectives by their names; none if there are none."""
+    """Return a table with a row for each collective; no table if there are none."""
     if answer.communication is None:
         return []
     rows = []
@@ -195,7 +197,7 @@ def _collective_tables(answer: TraceAnswer) -> list[Table]:
 
 
 def _copy_tables(answer: TraceAnswer) -> list[Table]:
-    """Return a table of copies and memsets; none if there were none."""
+    """Return a table of copies and memsets; no table if there were none."""
     if not answer.copies:
         return []
     rows = [_copy_row(answer, copy) for copy in answer.copies]
@@ -207,14 +209,16 @@ def _copy_tables(answer: TraceAnswer) -> list[Table]:
 
 
 def _copy_row(answer: TraceAnswer, copy: CopyTime) -> list[str]:
-    """Return the name of a copy, and its calls, time and bytes per step, and its rate."""
-    size, rate = "unknown", "unknown"
+    """Return the texts of a copy's row: its name, its calls, time and bytes per step, and its rate."""
+    size = "unknown"
+    rate = "unknown"
     if copy.bytes is not None:
         size = with_prefix(copy.bytes / answer.steps, "B")
         if copy.total_s > 0:
             rate = with_prefix(copy.bytes / copy.total_s, "B/s")
     calls = f"{copy.count / answer.steps:,.5g}"
-    return [copy.name, calls, _ms_number(copy.total_s / answer.steps), size, rate]
+    time_ms = _ms_number(copy.total_s / answer.steps)
+    return [copy.name, calls, time_ms, size, rate]
 
 
 def _ms(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The conclusions on a run in words: what binds it, whether it was steady, and which steps were odd."""
+"""The conclusions about a run as text: what limits it, whether it was steady, and which steps were odd."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ from lm_profiler.record.run_record import (
 )
 
 _ODD_SHOWN = 3
-_LONGER_THAN_STEP = 1.02  # what is longer by more than this includes more than the step
-_LONG_WINDOW_S = 60.0  # from then on a window is not called short
-_NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
+_LONGER_THAN_STEP = (
+    1.02  # times the mean step: a longer time includes time between steps
+)
+_LONG_WINDOW_S = (
+    60.0  # a shorter window of measured steps gets a line on what it cannot show
+)
+_NUMBER_WORDS = {2: "two", 3: "three", 4: "four", 5: "five"}
 
-# below this share of the highest SM clock a GPU's figures say more about its cooling than about the program
+# below this share of the highest SM clock, a GPU's cooling or power limit shapes the figures more than the program
 _SLOW_CLOCK = 0.75
 
-# The evidence for what binds a run, by the verdict's name; ``{share}`` has its interval, the others are facts.
+# verdict → the evidence for it. ``{share}`` is a share with its interval, the other fields are facts of the verdict.
 _EVIDENCE = {
     "straggler": "fixing the slow ranks would save {share} of the step",
     "straggler between steps": "fixing the slow ranks would save {share} of the time, between steps",
@@ -56,26 +60,26 @@ _EVIDENCE = {
 
 
 def verdict_lines(record: RunRecord) -> list[str]:
-    """Return a line on what binds the run and whether it was steady, and a line on what to do next."""
+    """Return the line ``verdict:``, on steadiness and what limits the run, and the line ``next:``."""
     verdict = record.verdict
     if verdict is None:
         return []
     phrases = []
     steadiness = record.steadiness
     if steadiness is not None:
-        phrases.append(_words(steadiness))
+        phrases.append(_steadiness_text(steadiness))
         phrases += contention_lines(record.contention)
-    phrases.append(_bound(verdict))
+    phrases.append(_binding_text(verdict))
     if steadiness is not None and steadiness.recompilations:
         recompilations = count_text(steadiness.recompilations, "recompilation")
         phrases.append(f"{recompilations} while measuring")
-    phrases += _clock(record.telemetry)
+    phrases += _clock_phrases(record.telemetry)
     return [f"verdict: {'; '.join(phrases)}", f"next: {next_text(record)}"]
 
 
-def _bound(verdict: Verdict) -> str:
-    """Return what binds the run, with the evidence."""
-    bound = _bound_words(verdict)
+def _binding_text(verdict: Verdict) -> str:
+    """Return what limits the run, with the evidence."""
+    bound = _binding_words(verdict)
     if verdict.because is None:  # a record of version 0.2
         if not verdict.certain:
             bound = "bottleneck unknown"
@@ -98,8 +102,8 @@ def _bound(verdict: Verdict) -> str:
     return f"{bound}: {text}"
 
 
-def _bound_words(verdict: Verdict) -> str:
-    """Return "bound by …", with "may be" where a single cause is not certain."""
+def _binding_words(verdict: Verdict) -> str:
+    """Return "bound by …", with "may be" if a single cause is not certain."""
     if verdict.bound_by is None:
         return "no bottleneck found"
     words = f"bound by {verdict.bound_by}"
@@ -125,16 +129,16 @@ def next_text(record: RunRecord) -> str:
 
 
 def findings_lines(record: RunRecord) -> list[str]:
-    """Return a line for each finding but the first: what else could be done, and what it could save."""
+    """Return a line for each finding except the first: what else could be done, and what it could save."""
     return [f"also: {_advice_text(finding, record)}" for finding in record.findings[1:]]
 
 
 def _advice_text(finding: Finding, record: RunRecord) -> str:
     """Return the sentence of a finding: what to do, and how much of a step it could save."""
     verb = "could save" if finding.may else "saves"
-    most_s = finding.saves_s
-    if finding.high_s is not None:  # no interval in a record before 0.3
-        most_s = finding.high_s
+    most_s = finding.high_s
+    if most_s is None:  # A record before 0.3 has no upper end.
+        most_s = finding.saves_s
     share = finding.share
     if finding.saves_s > 0.0:
         share *= most_s / finding.saves_s
@@ -145,7 +149,7 @@ def _advice_text(finding: Finding, record: RunRecord) -> str:
 
 
 def _includes_time_between(finding: Finding, record: RunRecord) -> bool:
-    """Return whether the finding's share counts what passes between steps too, such as validation."""
+    """Return whether the finding's share is a share of all time, including time between steps such as validation."""
     step = record.time.get("step")
     if step is None or not step.mean or not finding.share:
         return False
@@ -153,7 +157,7 @@ def _includes_time_between(finding: Finding, record: RunRecord) -> bool:
 
 
 def step_lines(record: RunRecord) -> list[str]:
-    """Return lines on the course of the measured steps, the parts of their mean and what they cannot show."""
+    """Return lines on how the measured steps changed, on the terms of their mean, and on what they cannot show."""
     steadiness = record.steadiness
     if steadiness is None:
         return []
@@ -162,7 +166,7 @@ def step_lines(record: RunRecord) -> list[str]:
             return []
         return [f"steps: {steadiness.evidence}"]
     lines = []
-    phrases = [*_course(steadiness), *_kinds(steadiness)]
+    phrases = [*_course_phrases(steadiness), *_kind_phrases(steadiness)]
     if steadiness.cut:
         phrase = f"{count_text(steadiness.cut, 'more warm-up step')} left out"
         if steadiness.bias_of_mean is not None:
@@ -170,13 +174,13 @@ def step_lines(record: RunRecord) -> list[str]:
         phrases.append(phrase)
     if phrases:
         lines.append(f"steps: {'; '.join(phrases)}")
-    lines += _parts(steadiness)
-    lines += _not_seen(steadiness, can_be_watched=record.loop == "Trainer")
+    lines += _mean_as_sum(steadiness)
+    lines += _window_lines(steadiness, can_be_watched=record.loop == "Trainer")
     return lines
 
 
-def _course(steadiness: Steadiness) -> list[str]:
-    """Return phrases on the trend or the levels, and on the steps that the figures use."""
+def _course_phrases(steadiness: Steadiness) -> list[str]:
+    """Return phrases on the trend or the levels of the steps, and on which steps the figures use."""
     if steadiness.rise:
         verb = "rises" if steadiness.rise > 0 else "falls"
         return [f"the level {verb} by {abs(steadiness.rise):.1%} over the run"]
@@ -196,18 +200,18 @@ def _course(steadiness: Steadiness) -> list[str]:
     return [*phrases, f"figures are of steps {steadiness.first} to {steadiness.last}"]
 
 
-def _kinds(steadiness: Steadiness) -> list[str]:
-    """Return a phrase on kinds of steps without an order: ``two kinds of steps, 10% at x3, without an order``."""
+def _kind_phrases(steadiness: Steadiness) -> list[str]:
+    """Return a phrase on kinds of steps in random order: ``two kinds of steps in random order, 10% at x3``."""
     kinds = steadiness.kinds
     if not kinds:
         return []
-    number = _NUMBERS.get(len(kinds) + 1, str(len(kinds) + 1))
+    number = _NUMBER_WORDS.get(len(kinds) + 1, str(len(kinds) + 1))
     shares = ", ".join(f"{kind.share:.0%} at x{kind.ratio:.2g}" for kind in kinds)
-    return [f"{number} kinds of steps, {shares}, without an order"]
+    return [f"{number} kinds of steps in random order, {shares}"]
 
 
-def _not_seen(steadiness: Steadiness, can_be_watched: bool) -> list[str]:
-    """Return a line on what so short a window cannot show; none if it is long, or its length is unknown."""
+def _window_lines(steadiness: Steadiness, can_be_watched: bool) -> list[str]:
+    """Return a line on what a short window cannot show; none if the window is long, or its length is unknown."""
     took_s = steadiness.took_s
     if took_s is None or took_s >= _LONG_WINDOW_S:
         return []
@@ -222,10 +226,10 @@ def _steps_used(steadiness: Steadiness) -> int:
     return (steadiness.last or 0) - (steadiness.first or 1) + 1
 
 
-def _parts(steadiness: Steadiness) -> list[str]:
-    """Return the mean step as a sum, ``step: 119.6 ms = 117.4 level + 2.2 in 1 of 5 steps (+11 %)``, if it is one.
+def _mean_as_sum(steadiness: Steadiness) -> list[str]:
+    """Return a line with the mean step as a sum: ``step: 119.6 ms = 117.4 level + 2.2 in 1 of 5 steps (+11 %)``.
 
-    Parts that round to 0 are left out.
+    Terms that round to 0 are left out. There is no line if only the level is left.
     """
     level_s = steadiness.level_s or 0.0
     pattern_s = steadiness.pattern_s or 0.0
@@ -238,23 +242,25 @@ def _parts(steadiness: Steadiness) -> list[str]:
         steps = f"{len(pattern.slow)} of {pattern.every} steps"
         if pattern.short_batch:
             steps = "the last, shorter batch of each epoch"
-        terms.append(_signed(pattern_s, digits, f"in {steps} ({pattern.extra:+.0%})"))
+        terms.append(
+            _signed_term(pattern_s, digits, f"in {steps} ({pattern.extra:+.0%})")
+        )
     if total_s > 0.0 and not is_zero_text(ms_text(odd_s, digits)):
         name = f"odd steps ({odd_s / total_s:.0%} of the mean)"
-        terms.append(_signed(odd_s, digits, name))
+        terms.append(_signed_term(odd_s, digits, name))
     if not terms:
         return []
     level = f"{ms_text(level_s, digits)} level"
     return [f"step: {ms_text(total_s, digits)} ms = {level} {' '.join(terms)}"]
 
 
-def _signed(seconds: float, digits: int, name: str) -> str:
+def _signed_term(seconds: float, digits: int, name: str) -> str:
     sign = "-" if seconds < 0 else "+"
     return f"{sign} {ms_text(abs(seconds), digits)} {name}"
 
 
-def _words(steadiness: Steadiness) -> str:
-    """Return the words for the course of the steps, with their number and time: ``steady over 20 steps, 3.4 s``."""
+def _steadiness_text(steadiness: Steadiness) -> str:
+    """Return whether the steps were steady, with their number and time: ``steady over 20 steps, 3.4 s``."""
     if steadiness.word is None:
         return "too few steps to know whether it is steady"
     text = ", ".join(steadiness.words)
@@ -265,7 +271,7 @@ def _words(steadiness: Steadiness) -> str:
     share = steadiness.known_to
     if share is None or share > 1.0:
         return f"{text}: too few steps, or too much variation, to know the level"
-    # just above the limit it must not look like the limit
+    # The level is noisy above 5 %, so 5.2 % must not be printed as 5 %.
     decimals = 1 if share < 0.1 else 0
     return f"{text}: the level is only known to within ±{share:.{decimals}%}"
 
@@ -283,7 +289,7 @@ def odd_lines(record: RunRecord) -> list[str]:
 
 
 def odd_text(odd: OddStep, has_several_ranks: bool = False) -> str:
-    """Return how long the step took, where and why; where there are several ranks, also the rank of the cause."""
+    """Return how long the step took, in which phase and why; with several ranks, also the rank of the cause."""
     sign = "+" if odd.excess_s > 0 else "-"
     excess = f"{sign}{duration_text(abs(odd.excess_s))} in {odd.part}"
     ratio = f"{odd.ratio:,.0f}" if odd.ratio >= 10 else f"{odd.ratio:.2g}"
@@ -298,7 +304,7 @@ def odd_text(odd: OddStep, has_several_ranks: bool = False) -> str:
     return f"{text}: no cause seen ({odd.beside}{rank})"
 
 
-def _clock(telemetry: Telemetry | None) -> list[str]:
+def _clock_phrases(telemetry: Telemetry | None) -> list[str]:
     """Return a phrase on a GPU whose clock was slow, or that was throttled."""
     if telemetry is None:
         return []

@@ -1,4 +1,4 @@
-"""The tables of a watched run: the ledger, the phases, events, and each rank."""
+"""The tables of a watched run: its state, the ledger, the phases, the ranks and the events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lm_profiler.record.watch_files import (
 from lm_profiler.report.tables.table import Table, text_table
 
 _MOST_EVENTS = 12
-_LEAST_SHARE = 0.001  # share of slow steps from which on it is printed
+_LEAST_SHARE = 0.001  # a smaller share of slow steps is not printed
 
 
 def is_watched(folder: Path) -> bool:
@@ -29,7 +29,7 @@ def is_watched(folder: Path) -> bool:
 
 
 def watch_tables(folder: Path, most_events: int = _MOST_EVENTS) -> list[Table]:
-    """Return tables on the watched run in ``folder``: the state, the ledger, the phases, the ranks, the last events."""
+    """Return tables about the watched run in ``folder``: state, ledger, phases, ranks, and the last events."""
     watched = watch_files.read_watched(folder)
     status = watched.ranks[0]
     tables = [
@@ -57,8 +57,8 @@ def _event_table(events: Sequence[WatchEvent], world_size: int) -> Table:
 
 
 def _state_lines(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[str]:
-    """Return how far the training is, its goodput, and the memory that it holds."""
-    line = f"{_process_state(status)}: {count_text(status.steps, 'step')} in {duration_text(status.wall_s)}"
+    """Return lines on how many steps are done, the goodput, and the memory in use."""
+    line = f"{_process_state_text(status)}: {count_text(status.steps, 'step')} in {duration_text(status.wall_s)}"
     if status.goodput is not None:
         line += f", goodput {status.goodput:.1%} (training steps after the first)"
     if status.resumed_at:
@@ -70,8 +70,8 @@ def _state_lines(status: WatchStatus, windows: Sequence[WatchWindow]) -> list[st
     return [line, _memory_line(status.held_bytes, windows)]
 
 
-def _process_state(status: WatchStatus) -> str:
-    """Return what the process does, or how it ended."""
+def _process_state_text(status: WatchStatus) -> str:
+    """Return the phase that the process is in, or how it ended."""
     if status.error is not None:
         return f"failed with {status.error}"
     if status.ended:
@@ -98,7 +98,7 @@ def _memory_line(held_bytes: int, windows: Sequence[WatchWindow]) -> str:
 
 
 def _ledger_table(status: WatchStatus) -> Table:
-    """Return a table of what took the training's time, the costliest first."""
+    """Return a table of what took the training's time, the longest first, and the wall time at the end."""
     terms = sorted(status.ledger.items(), key=lambda term: -term[1])
     terms.append(("wall time", status.wall_s))
     rows = []
@@ -111,7 +111,7 @@ def _ledger_table(status: WatchStatus) -> Table:
 
 
 def _phase_table(windows: Sequence[WatchWindow]) -> Table:
-    """Return the step and its parts over all windows; if there are several, also in the first and the last one."""
+    """Return a table of the step and its parts over all windows, and in the first and the last of several."""
     headings = ["ms", "mean", "median", "p99", "longest"]
     has_several_windows = len(windows) > 1
     if has_several_windows:
@@ -141,8 +141,8 @@ def _milliseconds_text(seconds: float | None) -> str:
 
 
 def _rank_table(statuses: Sequence[WatchStatus]) -> Table:
-    """Return a row for each rank: its steps, and whether it still reports."""
-    # as rank 0 saw it: the clocks of other ranks and of this machine may differ
+    """Return a table with a row for each rank: its steps, and whether it still reports."""
+    # Rank 0 determines which ranks are silent, because the clocks of the other ranks and of this machine may differ.
     silent = statuses[0].silent
     rows = []
     for status in statuses:
@@ -150,14 +150,14 @@ def _rank_table(statuses: Sequence[WatchStatus]) -> Table:
             [
                 str(status.rank),
                 f"{status.steps:,}",
-                _rank_state(status, silent.get(status.rank)),
+                _rank_state_text(status, silent.get(status.rank)),
             ]
         )
     return text_table(("rank", "steps", "now"), rows)
 
 
-def _rank_state(status: WatchStatus, silent_since_s: float | None) -> str:
-    """Return what a rank does, or how it ended."""
+def _rank_state_text(status: WatchStatus, silent_since_s: float | None) -> str:
+    """Return the phase that a rank is in, or how it ended."""
     if status.error is not None:
         return f"failed with {status.error}"
     if status.ended:
@@ -170,8 +170,8 @@ def _rank_state(status: WatchStatus, silent_since_s: float | None) -> str:
 
 
 def event_text(event: WatchEvent, world_size: int = 1) -> str:
-    """Return what happened in one line: what, how much, where, and why if that is known."""
-    text = _happening(event)
+    """Return one line about an event: what happened, how much, where, and the cause if it is known."""
+    text = _event_without_cause(event)
     if event.full_in_s is not None:
         text += f": full in {duration_text(event.full_in_s)}"
     if event.cause is not None:
@@ -185,8 +185,8 @@ def event_text(event: WatchEvent, world_size: int = 1) -> str:
     return text
 
 
-def _happening(event: WatchEvent) -> str:
-    """Return what happened and how much, without its cause."""
+def _event_without_cause(event: WatchEvent) -> str:
+    """Return what happened, where and how much, without the cause."""
     part = ""
     if event.part is not None:
         part = f" in {event.part}"
@@ -206,7 +206,7 @@ def _happening(event: WatchEvent) -> str:
 
 
 def _duration_text(event: WatchEvent, part: str = "") -> str:
-    """Return how long it took, and how long it usually takes."""
+    """Return how long the subject of an event took, and how long it usually takes."""
     text = f"{duration_text(event.now)}{part}"
     if event.against is not None:
         text += f", usually {duration_text(event.against)}"
@@ -242,7 +242,7 @@ def _memory_text(event: WatchEvent) -> str:
 
 
 def _level_text(event: WatchEvent, part: str) -> str:
-    """Return a change of the level of step times as a text; ``part`` names the phase that changed."""
+    """Return the text of a change of the level of step times; ``part`` names the phase that changed."""
     old_level = duration_text(event.against or 0.0)
     new_level = duration_text(event.now)
     steps = f"since step {event.since_step:,}"

@@ -2,7 +2,7 @@ from stored_texts import assert_stored
 
 from lm_profiler.analysis.plan.planned import Capacity, Planned, planned_floors
 from lm_profiler.record.memory_timeline import Allocation
-from lm_profiler.report.run.plan_table import made_by, plan_table
+from lm_profiler.report.run.plan_table import origin_text, plan_table
 
 CASES = {
     "it fits": (Planned({"forward": 9 << 30}, {}), False),
@@ -21,8 +21,8 @@ def test_a_plan_stands_beside_the_device_and_an_unknown_allocation_has_its_phase
     assert_stored("report/plan", said)
     # An allocation of which nothing else is known has its phase.
     unknown = Allocation(bytes=1, cause="rest", phase="backward")
-    assert made_by(unknown) == "unknown, in backward"
-    assert made_by(unknown.model_copy(update={"name": "aten.mm.default", "line": "a.py:1"})) == "mm, a.py:1"
+    assert origin_text(unknown) == "unknown, in backward"
+    assert origin_text(unknown.model_copy(update={"name": "aten.mm.default", "line": "a.py:1"})) == "mm, a.py:1"
 
 
 def below(planned: Planned) -> str:

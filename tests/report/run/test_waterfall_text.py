@@ -15,7 +15,7 @@ from stored_texts import assert_stored
 from lm_profiler.record.quantities import TERMS
 from lm_profiler.record.run_record import RunRecord, Term, Waterfall
 from lm_profiler.report.run.run_page import run_page, time_table
-from lm_profiler.report.run.waterfall_text import ends_text, missing, rungs, waterfall_tables, why_lines
+from lm_profiler.report.run.waterfall_text import ends_text, missing_input, rungs, waterfall_tables, why_lines
 
 
 def lines_of(fall: Waterfall | None) -> list[str]:
@@ -108,7 +108,7 @@ def test_lines_stand_below_the_end_table_and_a_run_without_a_waterfall_is_told_w
     assert not [line for line in time_table(record).below if line.startswith("why")]
     said = {}
     for case, record in runs_without_one().items():
-        told = f"No waterfall: {missing(record)}"
+        told = f"No waterfall: {missing_input(record)}"
         lines = [line for line in time_table(record).below if line.startswith("why: unknown")]
         asked_for = bool(record.steps_planned.get("trace"))  # nobody is told at a run's end who has asked for no trace
         assert lines == ([f"why: unknown: {told.partition(': ')[2]}"] if asked_for else [])

@@ -12,7 +12,7 @@ from lm_profiler.report.views.improve_view import improve_blocks
 def test_bars_go_down_with_each_change_that_was_kept() -> None:
     blocks = improve_blocks({"helped": made_improve(), "nothing": nothing_helped()})
     helped = titled(blocks, "helped")
-    assert "step 168.0 → 97.1 ms, 1.73 × [1.69, 1.77], measured anew in 4 pairs" in text_of([helped])
+    assert "step 168.0 → 97.1 ms, 1.73 × [1.69, 1.77], measured again in 4 pairs" in text_of([helped])
     rows = list(bars_of(helped).values())
     lengths = [row["pieces"][0]["width"] for row in rows]
     assert [length / lengths[0] for length in lengths] == pytest.approx([1.0, 120 / 168, 97.2 / 168], abs=0.01)
