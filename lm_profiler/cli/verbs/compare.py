@@ -20,12 +20,12 @@ from lm_profiler.record.files import json_of
 from lm_profiler.record.process_spread import ProcessSpread
 from lm_profiler.record.run_record import RecordError
 from lm_profiler.report.run.comparison_table import (
+    checked_comparison,
     comparison_table,
     github_annotation,
     github_outputs,
     github_summary,
     junit_text,
-    checked_comparison,
     verdict_line,
 )
 from lm_profiler.report.tables.formats import render

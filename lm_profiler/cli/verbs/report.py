@@ -37,8 +37,8 @@ from lm_profiler.report.pictures.plots import (
 )
 from lm_profiler.report.run.comparison_table import (
     changes_table,
-    junit_text,
     checked_runs,
+    junit_text,
 )
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables

@@ -1,4 +1,4 @@
-"""The list of all runs: what the views Compare and Trace draw, and from which the page chooses a run and a view."""
+"""The list of all runs and views, from which a user chooses; the views Compare and Trace draw its values."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ COLOURS: Json = {"parts": PART_COLOURS, "series": SERIES_COLOURS, "pale": PALE}
 COMPARE = {"name": "compare", "title": "Compare", "of_run": False, "is_live": False}
 TRACE = {"name": "trace", "title": "Trace", "of_run": True, "is_live": False}
 IMPROVE = {"name": "improve", "title": "Improve", "of_run": False, "is_live": False}
-_VERSION = "version_"  # a run's own folder, below the one that has its name
+_VERSION = "version_"  # the beginning of the name of a run's folder, which is inside the folder with the run's name
 
 
 def tab_views() -> list[Json]:
-    """Return the views of TensorBoard's tab in the order of their tabs."""
+    """Return the views in TensorBoard, in their order on the screen."""
     return [*_run_views(), TRACE, COMPARE, IMPROVE]
 
 
 def page_views() -> list[Json]:
-    """Return the views of the HTML page, which holds no traces."""
+    """Return the views of the HTML page, which contains no traces."""
     return [COMPARE, *_run_views(), IMPROVE]
 
 
@@ -54,9 +54,9 @@ def listing(
 ) -> Json:
     """Return all runs and cells by name with the value of each column, the columns, and the unreadable files.
 
-    ``source`` is where the runs are from.
+    ``source`` names the place that the runs are from.
     """
-    options = _options(runs.values())
+    options = _option_columns(runs.values())
     by_name = {column.name: column for column in _main_columns()} | options
     columns = list(by_name.values())
     outcome = COLUMNS["steadiness"].group
@@ -68,18 +68,18 @@ def listing(
     labels = short_names(runs)
     listed_runs = []
     for name, entry in runs.items():
-        listed_runs.append(_run(name, entry, columns) | {"label": labels[name]})
+        listed_runs.append(_run_entry(name, entry, columns) | {"label": labels[name]})
     return {
         "where": source,
         "views": list(views),
         "colours": COLOURS,
         "meanings": MEANINGS,
-        "columns": [_described(column) for column in columns],
+        "columns": [_column_description(column) for column in columns],
         "options": list(options),
-        # the columns of the table of runs, of which the headline stays in view
+        # the columns of the table of runs; those of the headline stay visible when it is scrolled
         "headline": [column.name for column in figures(Place.HEADLINE)],
         "table": table_columns,
-        # in the order of a stack
+        # in the order in which phases are stacked in a bar
         "parts": {part: TIMES[part].name for part in PART_COLOURS},
         "runs": listed_runs,
         "improve": improve_blocks(searches),
@@ -89,28 +89,36 @@ def listing(
 
 
 def _main_columns() -> list[Column]:
-    """Return the facts, and the figures of files, without those of single phases: they would be most of the answer."""
+    """Return the facts, and the figures that files for programs have.
+
+    Figures of single phases are left out: they would be most of the answer.
+    """
     main_columns = []
     for column in COLUMNS.values():
-        if column.quantity is None or (
-            column.place <= Place.FILE and column.quantity.member is None
-        ):
+        if column.quantity is None:
+            main_columns.append(column)
+            continue
+        is_of_single_phase = column.quantity.member is not None
+        if column.place <= Place.FILE and not is_of_single_phase:
             main_columns.append(column)
     return main_columns
 
 
-def _options(entries: Iterable[Entry]) -> dict[str, Column]:
-    """Return the options that were set on a command line, and those that distinguish runs anyway."""
-    # Options with a dot say what was run, others where files go.
+def _option_columns(entries: Iterable[Entry]) -> dict[str, Column]:
+    """Return columns by name: the options that were set for any run, and the facts that always distinguish runs."""
     paths: set[str] = set()
     for entry in entries:
-        paths.update(path for path in entry.overrides if "." in path)
-    set_options = [column_by_name(path) for path in sorted(paths)]
-    return {column.name: column for column in (*set_options, *COMPARED)}
+        for path in entry.overrides:
+            # Options without a dot, such as the name, do not change what is run.
+            if "." in path:
+                paths.add(path)
+    columns = [column_by_name(path) for path in sorted(paths)]
+    columns += COMPARED
+    return {column.name: column for column in columns}
 
 
-def _described(column: Column) -> Json:
-    """Return a column as the page's script reads it: its name, title, meaning, and how its figure is shown."""
+def _column_description(column: Column) -> Json:
+    """Return the description of a column for the script: name, title, meaning, and how its figure is shown."""
     quantity = column.quantity
     display = None
     if quantity is not None:
@@ -127,8 +135,8 @@ def _described(column: Column) -> Json:
     }
 
 
-def _run(name: str, entry: Entry, columns: Sequence[Column]) -> Json:
-    """Return what the page lists of a run: the values of ``columns`` with intervals, and which views are empty."""
+def _run_entry(name: str, entry: Entry, columns: Sequence[Column]) -> Json:
+    """Return the entry of a run in the list: its values of ``columns`` with intervals, and its empty views."""
     values: dict[str, Any] = {}
     intervals: dict[str, Any] = {}
     for column in columns:
@@ -146,7 +154,7 @@ def _run(name: str, entry: Entry, columns: Sequence[Column]) -> Json:
     has_trace = (entry.folder / "trace").is_dir()
     if not has_trace:
         empty_views.append("trace")
-    point = None  # equal for repeats
+    point = None  # a text that is equal for the repeats of a cell
     if entry.cell is not None:
         point = f"{entry.sweep}: {entry.cell.overrides}"
     return {
@@ -160,7 +168,7 @@ def _run(name: str, entry: Entry, columns: Sequence[Column]) -> Json:
 
 
 def _stamp(entry: Entry) -> str:
-    """Return a text that changes when there is something new to show."""
+    """Return a text that changes when any file of the run changes."""
     stamps = []
     for name in ("run.json", STEPS_FILE, COLUMNS_FILE, "trace"):
         path = entry.folder / name
@@ -171,7 +179,7 @@ def _stamp(entry: Entry) -> str:
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """Return a short name for each run: without the folders that all runs share, and without a single ``version_0``."""
-    stems = {name: _stem(name) for name in names}
+    stems = {name: _name_without_version(name) for name in names}
     counts = Counter(stems.values())
     labels = {}
     for name, stem in stems.items():
@@ -181,7 +189,7 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     return {name: label.removeprefix(shared) for name, label in labels.items()}
 
 
-def _stem(name: str) -> str:
+def _name_without_version(name: str) -> str:
     folder, _, run_name = name.rpartition("/")
     if folder and run_name.startswith(_VERSION):
         return folder
@@ -189,11 +197,11 @@ def _stem(name: str) -> str:
 
 
 def _shared_folder(names: Sequence[str]) -> str:
-    """Return the folders, with the slash behind them, that all ``names`` begin with."""
+    """Return the folders with which all ``names`` begin, with a slash at the end; empty if there are none."""
     folders = [name.split("/")[:-1] for name in names]
     shared = ""
-    for parts in zip(*folders, strict=False):
-        if len(set(parts)) > 1:
+    for parts_at_level in zip(*folders, strict=False):
+        if len(set(parts_at_level)) > 1:
             break
-        shared += f"{parts[0]}/"
+        shared += f"{parts_at_level[0]}/"
     return shared

@@ -1,4 +1,4 @@
-"""One HTML file with everything in it: the script of the tab, and the answers that the tab would fetch."""
+"""The page of runs as one HTML file: the script of the tab, and the answers that the tab would fetch."""
 
 from __future__ import annotations
 
@@ -44,20 +44,19 @@ _POLICY = (
 form-action 'none'"
 )
 
-# Limits on the size of a page: the steps, the rows of kernels and the points of curves of all runs, and the runs that
-# have kernels.
-_ALL_STEPS = 3_000
-_ALL_KERNELS = 5_500
-_ALL_POINTS = 10_000
-_MOST_POINTS = 1_000
-_KERNEL_RUNS = 100
-_FEWEST_ITEMS = 20  # what a run has of each in any case
+# Limits on the size of a page.
+_ALL_STEPS = 3_000  # over all runs
+_ALL_KERNELS = 5_500  # rows, over all runs
+_ALL_POINTS = 10_000  # of curves, over all runs
+_MOST_POINTS = 1_000  # of a curve of one run
+_KERNEL_RUNS = 100  # runs whose kernels are shown
+_FEWEST_ITEMS = 20  # steps, rows and points that each run may have in any case
 
 _DIGITS = 6  # the significant digits of numbers in a page; no figure is shown with more
 
 
 def script() -> str:
-    """Return the script of the tab and of the page: a classic one, since a page that is a file cannot load modules."""
+    """Return the script of the tab and of the page. It is a classic script: a page in a file cannot load modules."""
     parts = [(STATIC / name).read_text(encoding="utf-8") for name in SCRIPTS]
     return '"use strict";\n' + "\n".join(parts)
 
@@ -77,20 +76,22 @@ def _document(collection: Collection, top_table: Table | None) -> Iterator[str]:
     yield '<meta name="viewport" content="width=device-width">\n<title>lm_profiler: runs</title>'
     yield f"<style>\n{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>\n</head>\n<body>"
     yield "<noscript>This page needs its own scripts to show the runs: allow them.</noscript>"
-    yield _packed("plotly", plotly)
+    yield _packed_element("plotly", plotly)
     for route, answer in _answers(collection, top_table).items():
-        is_by_run = route in VIEWS
-        if is_by_run:
-            answer = _by_block(answer)
-        content = json.dumps(_rounded(answer), default=str, separators=(",", ":"))
-        yield _packed(route, content.encode())
+        has_answer_per_run = route in VIEWS
+        if has_answer_per_run:
+            answer = _grouped_by_block(answer)
+        content = json.dumps(
+            _with_rounded_numbers(answer), default=str, separators=(",", ":")
+        )
+        yield _packed_element(route, content.encode())
     yield f"<script>{page_script}</script>"
     yield "</body>\n</html>\n"
 
 
 def _answers(collection: Collection, top_table: Table | None) -> dict[str, Any]:
-    """Return the answer to each route that the script fetches; answers about runs are keyed by run name."""
-    runs, searches = _by_name(collection)
+    """Return the answers to the script's requests by route; the answer of a view has the blocks of each run by name."""
+    runs, searches = _named_runs_and_searches(collection)
     listed = listing(runs, searches, "this page", page_views(), collection.problems)
     recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
     limits = _limits(len(recorded))
@@ -106,43 +107,44 @@ def _answers(collection: Collection, top_table: Table | None) -> dict[str, Any]:
     return answers
 
 
-def _by_block(answers: Mapping[str, list[Json]]) -> Json:
+def _grouped_by_block(answers: Mapping[str, list[Json]]) -> Json:
     """Return the first block of all runs, then the second of all, and so on; None if a run has no more.
 
-    Equal blocks of two runs stand side by side, so that gzip, which looks back 32 KB, sees both.
+    So similar blocks of two runs are close to each other, and within the 32 KB in which gzip finds repetitions.
     """
     columns = zip_longest(*answers.values(), fillvalue=None)
     return {"names": list(answers), "blocks": [list(column) for column in columns]}
 
 
 def _limits(run_count: int) -> Limits:
-    """Return how much of each run a page with ``run_count`` runs shows, so that the file stays small."""
-    share = max(run_count, 1)
-    points = max(_FEWEST_ITEMS, min(_MOST_POINTS, _ALL_POINTS // share))
-    steps = max(_FEWEST_ITEMS, min(Limits.steps, _ALL_STEPS // share))
+    """Return how much a page with ``run_count`` runs shows of each run, so that the file stays small."""
+    runs = max(run_count, 1)
+    points = max(_FEWEST_ITEMS, min(_MOST_POINTS, _ALL_POINTS // runs))
+    steps = max(_FEWEST_ITEMS, min(Limits.steps, _ALL_STEPS // runs))
     return Limits(
         steps,
         points,
         watch_points=points,
-        kernel_rows=max(_FEWEST_ITEMS, _ALL_KERNELS // share),
+        kernel_rows=max(_FEWEST_ITEMS, _ALL_KERNELS // runs),
     )
 
 
 def _top_blocks(top_table: Table | None) -> list[Json]:
-    """Return the blocks above the runs: the table that the options describe; none if it is empty."""
-    if top_table is None or not (
-        top_table.headings or top_table.above or top_table.below
-    ):
+    """Return the blocks above the runs: the table that the options of the call describe; none if it is empty."""
+    if top_table is None:
+        return []
+    has_content = top_table.headings or top_table.above or top_table.below
+    if not has_content:
         return []
     default_title = "Table" if top_table.headings else "Notes"
     title = top_table.title or default_title
     return [card(title, *table(replace(top_table, title=""), is_long=True))]
 
 
-def _by_name(
+def _named_runs_and_searches(
     collection: Collection,
 ) -> tuple[dict[str, Entry], dict[str, ImproveRecord]]:
-    """Return the runs and the searches of ``collection`` by name: their path, as far as it differs."""
+    """Return the runs and the searches of ``collection`` by name: the parts of their paths that differ."""
     run_folders = [real_path(entry.folder) for entry in collection.entries]
     search_folders = [real_path(folder) for folder in collection.searches]
     root = _root_of_names([*run_folders, *search_folders])
@@ -154,23 +156,26 @@ def _by_name(
 
 
 def _root_of_names(folders: list[Path]) -> Path:
-    """Return where names begin: one folder above the one that holds all ``folders``."""
+    """Return the folder to which names are relative: the parent of the folder that contains all ``folders``."""
     if not folders:
         return Path()
     parents = [folder.parent for folder in folders]
     return Path(os.path.commonpath(parents)).parent
 
 
-def _rounded(value: Any) -> Any:
+def _with_rounded_numbers(value: Any) -> Any:
+    """Return a JSON value with all floats rounded to ``_DIGITS`` significant digits."""
     if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
+        return {key: _with_rounded_numbers(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(inner) for inner in value]
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+        return [_with_rounded_numbers(inner) for inner in value]
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    return value
 
 
-def _packed(route: str, content: bytes) -> str:
-    """Return ``content`` as an element without markup in it, which the browser's ``DecompressionStream`` unpacks."""
+def _packed_element(route: str, content: bytes) -> str:
+    """Return an element with ``content`` as gzip in base64; the script unpacks it with ``DecompressionStream``."""
     text = b64encode(gzip.compress(content, 9, mtime=0)).decode("ascii")
     return f'<script type="text/plain" data-route="{route}">{text}</script>'
 

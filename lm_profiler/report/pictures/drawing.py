@@ -1,4 +1,4 @@
-"""Functions that all pictures share: colours, style, a new figure, its legend, and texts that stay within it."""
+"""Functions and constants that all pictures share: colours, style, new figures, legends, and wrapped texts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PART_COLOURS = {
     "other": "#888888",
 }
 
-# Colours of lines that are not parts of a step (Tol muted teal, purple, rose, green); none of them means a phase.
-# Markers make more lines distinguishable.
+# Colours of lines that are not parts of a step (Tol muted teal, purple, rose, green); no phase has one of them. More
+# than four lines are distinguished by their markers.
 SERIES_COLOURS = ("#44AA99", "#AA4499", "#CC6677", "#117733")
 
 # the colour of shading, grids and missing figures, readable on white and on dark
@@ -123,12 +123,15 @@ class ErrorBars:
 
 
 def error_bars(figures: Iterable[tuple[float, Estimate]], scale: float) -> ErrorBars:
-    """Return the known ones of ``figures``, each with its place on the axis, times ``scale``."""
+    """Return the points and error bars of ``figures``, pairs of a place on the axis and a figure.
+
+    Figures are multiplied by ``scale``; unknown ones are left out.
+    """
     bars = ErrorBars()
     for place, figure in figures:
         if figure.value is None:
             continue
-        # without an interval nothing is drawn: a bar without length would claim an exact figure
+        # Without an interval no error bar is drawn: one of length 0 would suggest an exact figure.
         low = high = math.nan
         if figure.low is not None and figure.high is not None:
             low, high = figure.low, figure.high
@@ -140,7 +143,7 @@ def error_bars(figures: Iterable[tuple[float, Estimate]], scale: float) -> Error
 
 
 def error_bar_text(figures: Iterable[Estimate]) -> str:
-    """Return what the error bars of ``figures`` show; empty if there are none."""
+    """Return what the error bars of ``figures`` mean; empty if there are none."""
     counts = [figure.n for figure in figures if figure.low is not None]
     texts = []
     if 1 in counts:
@@ -151,7 +154,7 @@ def error_bar_text(figures: Iterable[Estimate]) -> str:
 
 
 def wrapped(text: str, inches: float) -> str:
-    """Return ``text`` on at most two lines no wider than ``inches``; the rest is left out."""
+    """Return ``text`` on at most two lines that are at most ``inches`` wide; the rest is left out."""
     width = max(8, int(inches * _CHARACTERS_PER_INCH))
     lines = textwrap.wrap(
         text, width, max_lines=2, placeholder=" …", break_on_hyphens=False
@@ -160,6 +163,6 @@ def wrapped(text: str, inches: float) -> str:
 
 
 def thinned(count: int, most_places: int) -> range:
-    """Return every k-th of ``count`` places, with the smallest k for which at most ``most_places`` are left."""
+    """Return every k-th index below ``count``, with the smallest k that leaves at most ``most_places``."""
     interval = math.ceil(count / most_places)
     return range(0, count, max(1, interval))

@@ -1,7 +1,8 @@
-"""Pictures of any figure: a heat map over two facts, and a bar with an error bar for each group."""
+"""Pictures of any figure: a heat map of two facts, and bars with error bars."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,9 @@ _WIDTH = 7.2
 
 
 def heat_map(groups: Sequence[Group], column: Column) -> Figure:
-    """Draw a cell for each pair of values of the two facts in which ``groups`` differ, coloured by a figure.
+    """Draw a heat map of a figure over two facts: rows are values of the first fact, columns of the second.
 
-    The first fact goes down, the second across. A cell without a figure shows how its runs ended.
+    A cell without a figure shows how its runs ended.
     """
     facts = groups[0].columns
     if len(facts) != 2:
@@ -60,10 +61,8 @@ def heat_map(groups: Sequence[Group], column: Column) -> Figure:
     ]
     texts: dict[tuple[int, int], str] = {}
     for group in groups:
-        row, place = (
-            row_values.index(group.values[0]),
-            column_values.index(group.values[1]),
-        )
+        row = row_values.index(group.values[0])
+        place = column_values.index(group.values[1])
         value = estimate(group.entries, column).value
         if value is None:
             texts[row, place] = group.failure_text or "unknown"
@@ -88,7 +87,7 @@ def heat_map(groups: Sequence[Group], column: Column) -> Figure:
 
 
 def _quantity(groups: Sequence[Group], column: Column) -> Quantity:
-    """Return how the figure of ``column`` is shown, in a unit that fits all groups."""
+    """Return the quantity of ``column`` in a unit that fits the values of all groups."""
     if column.quantity is None:
         raise UsageError(
             f"value: expected a figure such as step_s, given {column.name!r}"
@@ -104,10 +103,11 @@ def _quantity(groups: Sequence[Group], column: Column) -> Quantity:
 
 def _text_colour(image: Any, height: float) -> str:
     """Return black on light cells and white on dark ones."""
-    if height != height:  # not a number: a cell without a figure
+    if math.isnan(height):  # a cell without a figure
         return PALE
     red, green, blue, _ = image.cmap(image.norm(height))
-    is_light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
+    luminance = 0.299 * red + 0.587 * green + 0.114 * blue  # ITU-R BT.601
+    is_light = luminance > 0.5
     return "black" if is_light else "white"
 
 
@@ -127,7 +127,7 @@ def _fact_name(value: Any) -> str:
 
 
 def bars(groups: Sequence[Group], column: Column, is_logarithmic: bool) -> Figure:
-    """Draw a bar with an error bar for each group, from the top."""
+    """Draw a bar with an error bar for each group, the first at the top."""
     quantity = _quantity(groups, column)
     if len(groups) > _MOST_BARS:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Pictures of one step over its time: memory by cause, and computation during communication."""
+"""Pictures of the course of one step: memory by cause, and computation beside communication."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 
 # -- the memory of one step --------------------------------------------------------------------------------------------
 
-# inches of a picture with one panel, and of each further one
-_PANEL_WIDTH, _FURTHER_WIDTH = 8.6, 6.2
+_PANEL_WIDTH = 8.6  # inches of a picture with one panel
+_FURTHER_WIDTH = 6.2  # inches of each further panel
 _MOST_TIMELINES = 4
-_NARROW = 0.012  # the share of the axis for a character of a phase's name; names with less room are rotated
+_CHARACTER_SHARE = 0.012  # of the axis for each character of a phase's name; names with less room are rotated
 
 
 def titled_timelines(
     timelines: Sequence[MemoryTimeline], run_name: str = ""
 ) -> dict[str, MemoryTimeline]:
-    """Return ``timelines`` by the title of their source, after the run's name if given."""
+    """Return ``timelines`` by title: the run's name, if given, and the source of the timeline."""
     by_title = {}
     for timeline in timelines:
         title = SOURCES[timeline.source]
@@ -64,7 +64,7 @@ def titled_timelines(
 
 
 def memory_timelines(timelines: Mapping[str, MemoryTimeline]) -> Figure:
-    """Draw each of ``timelines`` in a panel under its name, side by side and to one scale."""
+    """Draw each of ``timelines`` in a panel below its name; panels are side by side and have one scale."""
     _check_count(len(timelines))
     most_bytes = max(timeline.peak for timeline in timelines.values())
     unit, unit_bytes = byte_unit(most_bytes)
@@ -109,7 +109,7 @@ def _check_count(count: int) -> None:
 def _draw_memory(
     axes: Axes, timeline: MemoryTimeline, unit_bytes: float
 ) -> Iterable[str]:
-    """Draw the stack, the phases behind it and the mark at the peak; return the causes that have an area."""
+    """Draw the stack of causes, the phases behind it and a mark at the peak; return the causes."""
     places, curves = timeline.curves()
     heights = []
     for curve in curves.values():
@@ -124,15 +124,15 @@ def _draw_memory(
         axes.axvspan(phase_begin, phase_end, color=colour, alpha=0.13, lw=0, zorder=0)
         axes.axvline(phase_begin, color=colour, lw=0.6, ymax=1.0)
         middle = (phase_begin + phase_end) / 2
-        is_narrow = (phase_end - phase_begin) / end < _NARROW * len(phase)
+        is_narrow = (phase_end - phase_begin) / end < _CHARACTER_SHARE * len(phase)
         _write_phase(axes, phase, middle, is_narrow)
 
     peak = timeline.peak / unit_bytes
     axes.plot([timeline.peak_at], [peak], "v", color="black", ms=6, clip_on=False)
-    # The text is on the side of the mark with more room.
-    offset, alignment = (
-        ((-7, 3), "right") if timeline.peak_at > 0.6 * end else ((7, 3), "left")
-    )
+    # The text is on the side of the mark that has more room.
+    offset, alignment = (7, 3), "left"
+    if timeline.peak_at > 0.6 * end:
+        offset, alignment = (-7, 3), "right"
     axes.annotate(
         f"peak {bytes_text(timeline.peak)}", (timeline.peak_at, peak), textcoords="offset points", va="bottom",
         fontweight="bold", xytext=offset, ha=alignment,
@@ -143,7 +143,7 @@ def _draw_memory(
 
 
 def _write_phase(axes: Axes, phase: str, middle: float, is_narrow: bool) -> None:
-    """Write a phase's name above the axes, rotated if its stretch is too narrow for it."""
+    """Write a phase's name above the axes, rotated if the phase is too narrow for it."""
     rotation, alignment = 0, "center"
     if is_narrow:
         rotation, alignment = 35, "left"
@@ -198,15 +198,18 @@ def _shape_text(allocation: Allocation) -> str:
 _MOST_RANKS = 4
 _HIDDEN_COLOUR = "#DDCC77"
 _EXPOSED_COLOUR = SERIES_COLOURS[2]
-_FINEST = 1000  # parts of a step: shorter gaps in computation are not drawn
-_WIDE_ENOUGH = 0.01  # the share of the computation from which on a phase can be seen
+_FINEST = 1000  # gaps in computation that are shorter than the step divided by this are not drawn
+_WIDE_ENOUGH = 0.01  # share of the computation from which on a phase is visible
 
 Span = tuple[float, float]  # begin and length in ms
 
 
 @dataclass(frozen=True)
 class _Lanes:
-    """A rank's last traced step: computation by phase, and collectives; ``exposed`` lies over ``hidden``."""
+    """The last traced step of a rank: computation by phase, and communication.
+
+    ``hidden`` has the spans of all collectives; ``exposed`` has the parts without computation, which are drawn over it.
+    """
 
     rank: int
     compute: dict[str, list[Span]]
@@ -223,7 +226,7 @@ class _Lanes:
 
 
 def overlap(groups: Sequence[Group]) -> Figure:
-    """Draw a panel for each group's first run: compute and communication of each of its first ranks."""
+    """Draw a panel for the first run of each group: computation and communication of its first ranks."""
     traced: list[tuple[Group, list[_Lanes]]] = []
     for group in groups:
         lanes = _lanes_of_run(group.entries[0])
@@ -253,7 +256,7 @@ def overlap(groups: Sequence[Group]) -> Figure:
 
 
 def _draw_lanes(axes: Any, lanes: Sequence[_Lanes]) -> None:
-    """Draw two rows for each rank: what it computes, and below it what it communicates."""
+    """Draw two rows for each rank: its computation, and below it its communication."""
     names: list[str] = []
     for lane in lanes:
         compute_row = len(names)
@@ -306,15 +309,17 @@ def _lanes_of_rank(rank: int, work: TracedWork, zero_ns: int) -> _Lanes:
     starts, ends = compute_spans(work)
     shortest_gap = (end - begin) // _FINEST
     ends_past_gaps = [stop + shortest_gap for stop in ends]
+    # Spans whose gap is short become one span, because their ends are moved past the gap.
     compute: dict[str, list[Span]] = {}
     for phase in work.packed.phases:
-        if begin <= phase.start < end:
-            busy_starts, busy_ends = union_of_intervals(
-                starts, ends_past_gaps, phase.start, phase.end
-            )
-            compute.setdefault(phase.name, []).extend(
-                _spans(busy_starts, busy_ends, zero_ns)
-            )
+        is_in_step = begin <= phase.start < end
+        if not is_in_step:
+            continue
+        busy_starts, busy_ends = union_of_intervals(
+            starts, ends_past_gaps, phase.start, phase.end
+        )
+        spans = _spans(busy_starts, busy_ends, zero_ns)
+        compute.setdefault(phase.name, []).extend(spans)
 
     calls = collective_calls(work)
     call_starts, call_ends = union_of_intervals(

@@ -1,4 +1,4 @@
-"""The pictures of runs, each saved in any format: a bar of phases for each group, and figures against a fact."""
+"""The pictures of runs and how they are saved: bars of phases, and figures against a fact."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ KINDS = (
 ANY_FIGURE = ("line", "bars", "heat")
 # the kinds whose axis of figures may be logarithmic
 LOGARITHMIC = ("line", "bars", "memory", "attention", "tokens", "mfu")
-TIMELINE = "memory_timeline"  # the kind of picture that shows one step of each run, from files next to its record
+TIMELINE = "memory_timeline"  # the kind of picture that is drawn from timelines, which are files next to the records
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
 
 # Without a date equal figures make equal files.
@@ -117,9 +117,9 @@ def draw(
     value: str | None = None,
     is_logarithmic: bool = False,
 ) -> Figure:
-    """Draw ``entries`` against ``by``, an option or a fact (None: one that varies).
+    """Draw a picture of ``entries`` against ``by``, the name of an option or a fact; by default one that varies.
 
-    ``value`` names the figure of a kind in ``ANY_FIGURE``; ``is_logarithmic`` asks for logarithmic axes.
+    ``value`` names the figure of a kind in ``ANY_FIGURE``. ``is_logarithmic`` makes the axis of figures logarithmic.
     """
     if kind == "phases":
         return phases(bar_groups(entries, by))
@@ -149,13 +149,14 @@ _FIGURE_OF_KIND = {"mfu": "mfu", "tokens": "tokens_per_s", "attention": "saved_b
 
 _BARS_WIDTH = 8.0
 _NAME_WIDTH = 2.6  # the width of the names in inches; longer ones have a second line
-# the most bars that have a name each; of more bars every k-th has one
-_MOST_NAMES = 100
-_SPACED_BARS = 50  # bars with a white line between their parts; on more, thinner bars it would hide them
+_MOST_NAMES = 100  # of more bars only every k-th has its name printed
+_SPACED_BARS = (
+    50  # fewer bars have a white line between their parts; it would hide thinner bars
+)
 
 
 def phases(groups: Sequence[Group]) -> Figure:
-    """Draw a bar for each group, from the top: the means of its parts, which add up to its step, with its interval."""
+    """Draw a bar for each group: the means of its parts, which add up to the mean step, and the step's interval."""
     count = len(groups)
     figure, axes = new_figure(_BARS_WIDTH, 1.4 + 0.36 * min(count, _MOST_NAMES))
     stacks = [group.part_seconds() for group in groups]
@@ -185,7 +186,7 @@ def phases(groups: Sequence[Group]) -> Figure:
     axes.set_ylim(count - 0.4, -0.6)
     highest_ms = [(step.high or step.value or 0.0) * scale for step in steps]
     axes.set_xlim(0, 1.03 * max([*ends_ms, *highest_ms]) or 1.0)
-    # a column: next to the bars the longest text would squeeze them all
+    # The times are in a column at the right: next to the bars, the longest text would squeeze all bars.
     right_axis = axes.secondary_yaxis("right")
     right_axis.set_yticks(list(named_rows), step_texts)
     right_axis.tick_params(length=0)
@@ -208,7 +209,7 @@ def phases(groups: Sequence[Group]) -> Figure:
 def _draw_stacks(
     axes: Axes, stacks: Sequence[Mapping[str, float]]
 ) -> tuple[list[str], list[float]]:
-    """Draw a row for each stack of parts; return the parts that occur, and where each row ends, in ms."""
+    """Draw a bar for each stack of parts; return the parts that occur, and the end of each bar in ms."""
     scale = TIMES["step"].scale
     line_width = 0.4 if len(stacks) < _SPACED_BARS else 0.0
     ends_ms = [0.0] * len(stacks)
@@ -235,7 +236,7 @@ def _draw_stacks(
 
 
 def _step_text(step: Estimate, failure_text: str) -> str:
-    """Return the time of a step and how its runs ended, on two lines if that is long."""
+    """Return the time of a step and how its runs failed, on two lines if the text is long."""
     if step.value is None:
         return shortened(failure_text)
     ms = TIMES["step"].show(step.value, digits=1)
@@ -246,9 +247,11 @@ def _step_text(step: Estimate, failure_text: str) -> str:
 
 # -- a figure against a fact -------------------------------------------------------------------------------------------
 
-_MOST_LINES = 12  # the most lines in a legend, and below an axis; of more, only the number is shown
+_MOST_LINES = 12  # in a legend, and of text below an axis; of further ones only the number is shown
 _WIDTH = 7.2
 _MOST_TICKS = 24
+_TICK_CHARACTERS = 32  # longer names are shortened
+_CHARACTERS_PER_INCH = 8  # names that need more room are rotated
 _MARKERS = "osD^vPX"
 _DASHES = ("-", "--", ":", "-.")
 
@@ -311,7 +314,7 @@ def _draw_line(
     label: str,
     is_connected: bool,
 ) -> None:
-    """Draw the ``index``-th line, whose colour, marker and dashes follow from that number; a cross is no figure."""
+    """Draw the ``index``-th line; colour, marker and dashes follow from the index. A cross marks a missing figure."""
     colour = SERIES_COLOURS[index % len(SERIES_COLOURS)]
     style = _MARKERS[index % len(_MARKERS)]
     if is_connected:
@@ -324,7 +327,7 @@ def _draw_line(
         color=colour,
         capsize=3,
         fmt=style,
-        markerfacecolor="none",  # of lines that lie on each other all markers show
+        markerfacecolor="none",  # so that all markers are visible if lines coincide
         label=label,
     )
     missing = [place for place, figure in points if figure.value is None]
@@ -333,7 +336,7 @@ def _draw_line(
 
 
 def _trouble_lines(groups: Sequence[Group], figures: Sequence[Estimate]) -> list[str]:
-    """Return a line on how each group ended that lacks a point, or has one for only some of its repeats."""
+    """Return a line for each group in which runs failed or the figure is unknown, with the reason."""
     lines = []
     for group, figure in zip(groups, figures, strict=True):
         failure_text = group.failure_text
@@ -347,16 +350,19 @@ def _trouble_lines(groups: Sequence[Group], figures: Sequence[Estimate]) -> list
 
 
 def _set_ticks(axes: Axes, axis: Axis) -> None:
-    """Name the places of the horizontal axis, some of many; numbers far apart get a logarithmic axis."""
-    smallest, largest = min(axis.places.values()), max(axis.places.values())
+    """Label the horizontal axis with at most ``_MOST_TICKS`` values; numbers far apart get a logarithmic axis."""
+    smallest = min(axis.places.values())
+    largest = max(axis.places.values())
     # From a factor of 4 on the axis is logarithmic, so that doubling values have equal distances.
     if axis.are_numbers and 0 < 4 * smallest <= largest:
         axes.set_xscale("log", base=2)
     values = list(axis.places)
     shown_values = [values[index] for index in thinned(len(values), _MOST_TICKS)]
-    names = [shortened(fact_text(value) or "unknown", 32) for value in shown_values]
+    names = []
+    for value in shown_values:
+        names.append(shortened(fact_text(value) or "unknown", _TICK_CHARACTERS))
     characters = sum(len(name) for name in names)
-    is_crowded = not axis.are_numbers and characters > _WIDTH * 8
+    is_crowded = not axis.are_numbers and characters > _WIDTH * _CHARACTERS_PER_INCH
     rotation: dict[str, Any] = {}
     if is_crowded:
         rotation = {"rotation": 30, "ha": "right"}
@@ -370,7 +376,7 @@ def _set_ticks(axes: Axes, axis: Axis) -> None:
 
 
 def bandwidths(rows: Sequence[LinkFigures]) -> Figure:
-    """Draw bus bandwidth against size, a line for each collective, with a dash pattern for each number of processes."""
+    """Draw bus bandwidth against size: a line for each collective, with dashes by the number of processes."""
     timed_rows = [row for row in rows if row.bus_bandwidth]
     if not timed_rows:
         raise UsageError(

@@ -1,7 +1,7 @@
 """Columns about attention alone: FLOP/s of each pass, and their share of the device's peak.
 
-FLOPs are those of FlashAttention's tables (Dao 2023): 4 for each pair of tokens and number of a query, half of it with
-a causal mask; 2.5 times as many in backward, which computes the scores again.
+FLOPs are counted as in FlashAttention's tables (Dao 2023): 4 per pair of tokens and element of a query, half of that
+with a causal mask, and 2.5 times as many in backward, which computes the scores again.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.report.tables.column import Column, asked_column
 
-_FLOPS_OF_PAIR = 4
+_FLOPS_OF_PAIR = 4  # per pair of tokens and element of a query
 _BACKWARD_OVER_FORWARD = 2.5
 _PASSES = ("forward", "backward")
 
 
 def attention_columns() -> list[Column]:
-    """Return the columns; they are unknown for runs of anything but attention alone."""
+    """Return the columns; their values are known only for runs that measure attention alone."""
     columns = []
     for phase in _PASSES:
         name = f"attention_{phase}_flops_per_s"
@@ -48,7 +48,7 @@ def _flops_per_s(phase: str, entry: Entry) -> float | None:
 
 
 def _share_of_peak(phase: str, entry: Entry) -> float | None:
-    """Return the same as a share of the device's peak; None also if that is unknown."""
+    """Return the FLOP/s of attention in ``phase`` as a share of the device's peak; None if either is unknown."""
     flops_per_s = _flops_per_s(phase, entry)
     if flops_per_s is None or entry.record is None:
         return None
@@ -59,12 +59,12 @@ def _share_of_peak(phase: str, entry: Entry) -> float | None:
 
 
 def _forward_flops(entry: Entry) -> float | None:
-    """Return the FLOPs of a forward pass over all sequences; None for a run of anything but attention alone."""
+    """Return the FLOPs of a forward pass over all sequences; None unless the run measures attention alone."""
     width = entry.option("model.d_model")
     tokens = entry.option("data.context_length")
     sequences = entry.option("data.batch_size")
     numbers = (width, tokens, sequences)
-    # Models of whole layers have one of these options, and the module that is only attention has none.
+    # Models with whole layers have one of these options; the module that is only attention has neither.
     has_layers = any(
         entry.option(option) is not None
         for option in ("model.size", "model.num_layers")
@@ -72,7 +72,7 @@ def _forward_flops(entry: Entry) -> float | None:
     are_known = all(isinstance(number, int) for number in numbers)
     if has_layers or not are_known:
         return None
-    # ``width`` is the numbers of a token's query, over all heads
+    # ``width`` is the number of elements of a token's query over all heads.
     flops = float(_FLOPS_OF_PAIR * sequences * tokens**2 * width)
     is_causal = entry.option("model.is_causal")
     if is_causal is None or is_causal:

@@ -17,13 +17,15 @@ class Column:
 
     name: str
     title: str
-    # returns an entry's value: a figure in SI, text, a truth value, or None if it is unknown
+    # returns an entry's value: a figure in SI units, a text, a truth value, or None if it is unknown
     get: Callable[[Entry], Any]
     meaning: str = ""
     group: str = ""
     place: Place = Place.TABLE  # how prominently it is shown
     option: str | None = None  # the option that sets a fact, where there is one
-    compared: bool = False  # whether it distinguishes runs if no option was swept
+    compared: bool = (
+        False  # whether runs are distinguished by it even if no option was swept
+    )
     quantity: Figure | None = None  # how figures are shown; None for facts
 
     @property
@@ -37,7 +39,7 @@ class Column:
         return self.quantity.interval(entry.record)
 
     def lacks_interval(self, entry: Entry) -> bool:
-        """Return whether a figure has no interval because the run's steps are too few, or too unlike."""
+        """Return whether a figure has no interval because the run has too few steps, or steps that differ too much."""
         if self.quantity is None or entry.record is None:
             return False
         return self.quantity.lacks_interval(entry.record)
@@ -52,9 +54,10 @@ class Column:
 def asked_column(
     name: str, title: str, meaning: str, get: Callable[[Entry], Any], unit: str = ""
 ) -> Column:
-    """Return a column that is shown only if ``--columns`` names it: of figures in ``unit`` (of ``UNITS``), or of texts.
+    """Return a column that is shown only if ``--columns`` names it.
 
-    Its values are computed from a run's files or options, and stand in no record.
+    Its values are computed from a run's files or options, and are in no record. They are figures in ``unit``, one of
+    ``UNITS``, or texts if there is no unit.
     """
     quantity = None
     if unit:

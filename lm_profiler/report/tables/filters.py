@@ -17,7 +17,7 @@ _CONDITION = re.compile(r"([\w.]+)(!?=)(.*)")
 
 @dataclass(frozen=True)
 class Condition:
-    """A fact that a run must have or, if it ``excludes``, must not have; ``value`` is text as in a table."""
+    """A condition on a fact: its text in a table must be ``value`` or, if it ``excludes``, must not be."""
 
     column: Column
     value: str
@@ -29,23 +29,24 @@ class Condition:
 
 
 def entries_where(entries: Sequence[Entry], conditions: Sequence[str]) -> list[Entry]:
-    """Return the entries that meet all ``conditions``; of several values of one fact a run needs only one.
+    """Return the entries that meet all ``conditions``; several values of one fact are alternatives.
 
     Raises:
         UsageError: a condition names no fact, or no run meets them all.
     """
     parsed = [_condition(text, entries) for text in conditions]
-    chosen = [entry for entry in entries if _meets(entry, parsed)]
-    if not chosen:
-        columns = {condition.column.name: condition.column for condition in parsed}
-        values = [known_values_text(column, entries) for column in columns.values()]
-        expected = f"expected runs with {', '.join(conditions)}"
-        raise UsageError(f"where: {expected}, found none; {'; '.join(values)}")
-    return chosen
+    matching = [entry for entry in entries if _meets(entry, parsed)]
+    if matching:
+        return matching
+    # The message lists the values that these facts do have.
+    columns = {condition.column.name: condition.column for condition in parsed}
+    values = [known_values_text(column, entries) for column in columns.values()]
+    expected = f"expected runs with {', '.join(conditions)}"
+    raise UsageError(f"where: {expected}, found none; {'; '.join(values)}")
 
 
 def _meets(entry: Entry, conditions: Sequence[Condition]) -> bool:
-    """Return whether ``entry`` meets one condition of each column, and none that excludes it."""
+    """Return whether ``entry`` has one of the wanted values of each fact, and none of the excluded ones."""
     wanted: dict[str, list[Condition]] = {}
     for condition in conditions:
         if not condition.excludes:
@@ -60,7 +61,7 @@ def _any_holds(conditions: Sequence[Condition], entry: Entry) -> bool:
 
 
 def _condition(text: str, entries: Sequence[Entry]) -> Condition:
-    """Return the condition that ``text`` states, such as verb=fit; raise UsageError if it is none."""
+    """Parse a condition such as verb=fit; raise UsageError if ``text`` is not a condition."""
     match = _CONDITION.fullmatch(text)
     if match is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Columns about the first step: how much longer each pass takes there, which is what compiling and autotuning cost."""
+"""Columns about the additional time of each pass in the first step: the cost of compilation and autotuning."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def first_step_columns() -> list[Column]:
 
 
 def _autotuning_s(entry: Entry) -> float | None:
-    """Return how much longer the passes took in the first step, without compilation; None if a part is unknown.
+    """Return the additional time of both passes in the first step, without compilation; None if it is unknown.
 
-    The time of compilation is known for the warm-up only, so the first step has to belong to it.
+    The time of compilation is known only for the warm-up, so the first step has to be part of it.
     """
     if entry.record is None or entry.record.warmup_compile_s is None:
         return None
@@ -49,7 +49,7 @@ def _autotuning_s(entry: Entry) -> float | None:
 
 
 def _extra_s(phase: str, entry: Entry) -> float | None:
-    """Return how much longer ``phase`` took in the first step than on average; None if either is unknown."""
+    """Return the additional time of ``phase`` in the first step over its mean; None if either is unknown."""
     if entry.record is None:
         return None
     mean_s = TIMES[phase].get(entry.record)

@@ -1,4 +1,4 @@
-"""A table for a terminal, as Markdown, LaTeX, Typst, CSV, JSON or Parquet.
+"""Write a table for a terminal, or as Markdown, LaTeX, Typst, CSV, JSON or Parquet.
 
 Control characters and markup in cells are escaped.
 """
@@ -31,7 +31,7 @@ FOR_PROGRAMS = ("csv", "json", "parquet")
 
 
 def render(tables: Sequence[Table], kind: str, file: TextIO | None = None) -> str:
-    """Return ``tables`` one below the other in the format ``kind``, a blank line before each title."""
+    """Return ``tables`` one after the other in the format ``kind``; on a terminal a blank line precedes each title."""
     if kind != "terminal":
         to_text = _TEXT_FUNCTIONS[kind]
         return "\n".join(to_text(table) for table in tables)
@@ -59,7 +59,7 @@ def _escaped_texts(table: Table, escape: Callable[[str], str]) -> list[list[str]
 
 
 def _column_widths(texts: Sequence[Sequence[str]]) -> list[int]:
-    """Return the characters of the longest text of each column; the heading, which comes first, has two more."""
+    """Return the width of each column: that of its longest text, where a heading, the first text, gets two more."""
     widths = []
     for column in zip(*texts, strict=True):
         title = column[0]
@@ -79,7 +79,7 @@ _LINE_START = re.compile(r"^(\d+(?=[.)])|(?=[#>+-]))")
 
 
 def markdown(table: Table) -> str:
-    """Return a pipe table below its title, with the lines around it as lists."""
+    """Return Markdown: the title, and a table between the lines above and below it, which become lists."""
     blocks = []
     if table.title:
         blocks.append(f"## {_markdown(table.title)}")
@@ -110,23 +110,28 @@ def _markdown(text: str) -> str:
 
 
 def _markdown_list(lines: Sequence[str]) -> list[str]:
-    """Return a list of the lines that are not empty, those with leading space nested; no block if there are none."""
+    """Return a block with a list of the lines that are not empty; no block if there are none.
+
+    Lines that begin with a space are nested items.
+    """
     items = []
-    for line in lines:
-        if line:
-            indent = " " * 4 if line[0].isspace() else ""
-            text = _LINE_START.sub(r"\1\\", _markdown(line.strip()))
-            items.append(f"{indent}- {text}")
-    return ["\n".join(items)] if items else []
+    for line in filter(None, lines):
+        indent = " " * 4 if line[0].isspace() else ""
+        text = _LINE_START.sub(r"\1\\", _markdown(line.strip()))
+        items.append(f"{indent}- {text}")
+    if not items:
+        return []
+    return ["\n".join(items)]
 
 
 def fenced(lines: Sequence[str]) -> list[str]:
-    """Return ``lines`` as a block of Markdown that shows them as they are; controls are spelled out."""
+    """Return a fenced block of Markdown with ``lines``, which are shown unchanged except for control characters."""
     text = "\n".join(plain(line) for line in lines)
     if not text:
         return []
     # The fence has to be longer than any run of backquotes in the text.
-    longest_run = max((len(run) for run in re.findall("`+", text)), default=0)
+    backquote_runs = re.findall("`+", text)
+    longest_run = max(map(len, backquote_runs), default=0)
     fence = "`" * max(3, longest_run + 1)
     return [f"{fence}text\n{text}\n{fence}"]
 
@@ -190,7 +195,10 @@ def _typst(text: str) -> str:
 
 
 def _commented(mark: str, table: Table, body: Iterable[str]) -> str:
-    """Return ``body``, if the table has columns, between the lines around the table, which become comments."""
+    """Return ``body`` between the lines above and below the table, which become comments.
+
+    ``body`` is left out if the table has no columns.
+    """
     lines = [_comment(mark, line) for line in table.above]
     if table.headings:
         lines += body
@@ -204,16 +212,16 @@ def _comment(mark: str, line: str) -> str:
 
 # -- files for programs ------------------------------------------------------------------------------------------------
 
-# text that a spreadsheet takes for a formula: it starts with one of these, and is not a number
+# Text that a spreadsheet would evaluate as a formula: it starts with one of these characters, and is not a number.
 _FORMULA = re.compile(r"[=@\t\r]|[+-](?!\d*\.?\d+(?:[eE][+-]?\d+)?$)")
-# characters that JSON leaves unchanged, and that a terminal or an editor would obey or hide
+# Characters that JSON does not escape, but that terminals and editors interpret or hide.
 _HIDDEN_CHARACTERS = re.compile(
     "[\x7f-\xa0\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
 )
 
 
 def csv_text(table: Table) -> str:
-    """Return a header and a line for each row; text like a formula has an apostrophe before it."""
+    """Return CSV with a header; an apostrophe precedes text that a spreadsheet would evaluate as a formula."""
     fields = table.fields()
     buffer = io.StringIO()
     # csv quotes only characters of its line terminator: with CRLF, a bare carriage return is quoted too.
@@ -243,23 +251,24 @@ def parquet(table: Table) -> bytes:
 
     columns = {}
     for name, values in table.fields().items():
-        columns[name] = _of_one_type([_scalar(value) for value in values])
+        columns[name] = _with_one_type([_scalar(value) for value in values])
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
     return buffer.getvalue()
 
 
 def _scalar(value: Any) -> Any:
-    """Return ``value``, or JSON of a list or a mapping."""
+    """Return ``value`` itself, or its JSON if it is a list or a mapping."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return json.dumps(value, default=str)
 
 
-def _of_one_type(values: list[Any]) -> list[Any]:
-    """Return ``values``, as text if they are of several types: a column of a file has one."""
+def _with_one_type(values: list[Any]) -> list[Any]:
+    """Return the values of a column for Parquet, in which a column has one type: mixed types become text."""
     types = {type(value) for value in values if value is not None}
-    if len(types) < 2 or types == {int, float}:
+    has_one_type = len(types) < 2 or types == {int, float}
+    if has_one_type:
         return values
     return [None if value is None else str(value) for value in values]
 
@@ -276,7 +285,9 @@ _TEXT_FUNCTIONS = {
 # -- the terminal ------------------------------------------------------------------------------------------------------
 
 _GAP = "  "  # between columns
-_LEAST_WIDTH = 16  # the least width of a column of text that is narrowed to keep a table in one piece
+_LEAST_WIDTH = (
+    16  # to which a column of text may be narrowed so that the table stays in one piece
+)
 _LINE_BREAKS = "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _SPACES_FOR_BREAKS = str.maketrans(dict.fromkeys(_LINE_BREAKS, " "))
 _ANSI_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
@@ -290,7 +301,7 @@ def plain(text: str) -> str:
 
 
 def terminal(table: Table, file: TextIO | None = None) -> str:
-    """Return the table as the terminal behind ``file`` shows it; without a terminal, as wide as it needs to be."""
+    """Return the table as text that fits the terminal behind ``file``; without a terminal the width is not limited."""
     max_width = sys.maxsize
     is_coloured = False
     if file is not None and file.isatty():
@@ -302,12 +313,13 @@ def terminal(table: Table, file: TextIO | None = None) -> str:
 def lines(
     table: Table, max_width: int = sys.maxsize, is_coloured: bool = False
 ) -> Iterator[str]:
-    """Yield the lines of ``table``, no wider than ``max_width`` if its figures allow it; they are never shortened.
+    """Yield the lines of ``table``, at most ``max_width`` wide if possible; figures are never shortened.
 
-    A table that is too wide is cut into pieces, one below the other, that all begin with the first column.
+    A table that is too wide is cut into pieces, which are printed one below the other. Each piece repeats the first
+    column.
     """
     if table.title:
-        yield _styled(plain(table.title), "bold", is_coloured)
+        yield _with_style(plain(table.title), "bold", is_coloured)
     for line in table.above:
         yield plain(line).rstrip()
 
@@ -330,19 +342,25 @@ def _row_lines(
     headings: Sequence[Heading],
     is_coloured: bool,
 ) -> Iterator[str]:
-    """Yield the lines of ``row``: the columns whose indices are in ``piece``, long texts on several lines."""
-    folded = [_fold(plain(row[index].text), widths[index]) for index in piece]
-    for texts in zip_longest(*folded, fillvalue=""):
+    """Yield the lines of one row of a piece of the table; long texts take several lines.
+
+    ``piece`` has the indices of the columns of the piece, ``widths`` the width of each column of the table.
+    """
+    folded_texts = []
+    for index in piece:
+        folded_texts.append(_folded_text(plain(row[index].text), widths[index]))
+    for texts in zip_longest(*folded_texts, fillvalue=""):
         padded = []
         for index, text in zip(piece, texts, strict=True):
             blank = " " * (widths[index] - cell_len(text))
-            styled = _styled(text, row[index].style, is_coloured)
-            padded.append(blank + styled if headings[index].figures else styled + blank)
+            styled = _with_style(text, row[index].style, is_coloured)
+            is_right_aligned = headings[index].figures
+            padded.append(blank + styled if is_right_aligned else styled + blank)
         yield _GAP.join(padded).rstrip()
 
 
 def _needed_widths(rows: Sequence[Sequence[TableCell]]) -> list[int]:
-    """Return the width of each column, in a terminal's cells, that takes all its texts on one line."""
+    """Return for each column the width in terminal cells of its longest text."""
     widths = []
     for column in zip(*rows, strict=True):
         widths.append(max(cell_len(plain(cell.text)) for cell in column))
@@ -352,9 +370,9 @@ def _needed_widths(rows: Sequence[Sequence[TableCell]]) -> list[int]:
 def _fitting_widths(
     widths: Sequence[int], headings: Sequence[Heading], max_width: int
 ) -> list[int]:
-    """Return ``widths``, with columns of text made narrower, the widest first, so that the table fits.
+    """Return ``widths``, with columns of text narrowed so that the table fits into ``max_width``, the widest first.
 
-    If it cannot fit in one piece, texts are only cut to half of ``max_width``.
+    If the table cannot fit, columns of text get at most half of ``max_width``.
     """
     text_columns = [
         index for index, heading in enumerate(headings) if not heading.figures
@@ -376,7 +394,7 @@ def _fitting_widths(
 
 
 def _pieces(widths: Sequence[int], max_width: int) -> Iterator[list[int]]:
-    """Yield the indices of the columns of each piece: as many as fit, and always the first column."""
+    """Yield the indices of the columns of each piece: the first column, and as many others as fit."""
     if not widths:
         return
     piece = [0]
@@ -389,18 +407,18 @@ def _pieces(widths: Sequence[int], max_width: int) -> Iterator[list[int]]:
     yield piece
 
 
-def _fold(text: str, width: int) -> list[str]:
-    """Return ``text`` in lines no wider than ``width``."""
+def _folded_text(text: str, width: int) -> list[str]:
+    """Return ``text`` as lines that are at most ``width`` wide."""
     if cell_len(text) <= width:
         return [text]
-    # textwrap counts characters, not cells: text with wide letters is cut anywhere instead of at spaces.
+    # textwrap counts characters, not terminal cells, so text with wide letters is cut at any letter instead.
     has_wide_letters = cell_len(text) != len(text)
     if has_wide_letters:
         return chop_cells(text, width)
     return textwrap.wrap(text, width)
 
 
-def _styled(text: str, style: str, is_coloured: bool) -> str:
+def _with_style(text: str, style: str, is_coloured: bool) -> str:
     if not (is_coloured and style and text):
         return text
     return f"\x1b[{_ANSI_CODES[style]}m{text}\x1b[0m"

@@ -1,4 +1,4 @@
-"""Columns about the kernels of each run's trace: the share of each kind, and the kernels that take the most time."""
+"""Columns about the kernels in each run's trace: the share of each kind, and the largest kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRODUCTS = ("matmul", "attention")
 
 
 def kernel_columns() -> list[Column]:
-    """Return all columns, those of shares first."""
+    """Return the columns of shares, then those of the largest kernels."""
     columns = []
     for kind in get_args(Kind):
         word = kind.replace("_", " ")
@@ -52,7 +52,7 @@ def kernel_columns() -> list[Column]:
 
 
 def _share(kind: Kind, phase: str | None, entry: Entry) -> float | None:
-    """Return the share of a kind in the time of a phase, or of the step; None without a trace."""
+    """Return the share of a kind of kernels in the time of a phase, or of the step; None without a trace."""
     table = first_kernels(entry)
     if table is None:
         return None
@@ -64,7 +64,7 @@ def _share(kind: Kind, phase: str | None, entry: Entry) -> float | None:
 
 
 def _top_kernel(phase: str | None, without: Sequence[str], entry: Entry) -> str | None:
-    """Return the kernel with the most time and its share, without those of the kinds ``without``."""
+    """Return the name of the largest kernel that is not of the kinds ``without``, and its share."""
     table = first_kernels(entry)
     if table is None:
         return None
@@ -78,7 +78,7 @@ def _top_kernel(phase: str | None, without: Sequence[str], entry: Entry) -> str 
 
 
 def first_kernels(entry: Entry) -> KernelTable | None:
-    """Return the kernels of the first rank that was traced; None if none was, or its file is damaged."""
+    """Return the kernels of the first rank that was traced; None if no rank was, or if the file is damaged."""
     for file in kernel_files(entry.folder):
         return _read(file, file.stat().st_mtime_ns)
     return None

@@ -1,7 +1,7 @@
-"""The layout ``kernels``, as in reports about kernels by size and context: shares of matmuls, and the largest kernels.
+"""The layout ``kernels``: shares of matmuls, and the largest kernels, by size and context.
 
-Shares are of the kernels' own time, as in the kernel summary of Nsight Systems: idle time does not count, as it does in
-the columns ``share_matmul`` and ``top_kernel``. Inference is the forward pass of runs that do not train.
+Shares refer to the time of the kernels alone, as in the kernel summary of Nsight Systems. The columns ``share_matmul``
+and ``top_kernel`` count idle time too. Inference is the forward pass of runs that do not train.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEGEND = "shares of the time of all kernels, without idle time"
 CellFunction = Callable[[Sequence[Entry]], list[TableCell]]
 
 
-class _Largest(NamedTuple):
+class _LargestKernel(NamedTuple):
     """The kernel that takes the most time of a pass, over all traced steps, and its share of the pass's kernels."""
 
     kernel: KernelSum
@@ -37,7 +37,7 @@ class _Largest(NamedTuple):
 
 
 def kernel_layout(entries: Sequence[Entry]) -> list[Table]:
-    """Return three tables for each model: shares of matmuls, the largest kernels, the largest that is no product."""
+    """Return three tables for each model: shares of matmuls, largest kernels, largest kernels that are not products."""
     tables: list[Table] = []
     for model, runs in _runs_by_model(entries).items():
         tables.append(
@@ -68,7 +68,7 @@ def kernel_layout(entries: Sequence[Entry]) -> list[Table]:
 
 
 def _runs_by_model(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """Return the runs that differ in nothing but context and verb, by their model and what else sets them apart."""
+    """Return the runs by model and by all facts that distinguish them, except for context and verb."""
     facts = [
         fact for fact in distinguishing(entries) if fact.name not in _FACTS_OF_ROWS
     ]
@@ -110,13 +110,13 @@ def _share_cells(runs: Sequence[Entry]) -> list[TableCell]:
 
 
 def _largest_cells(runs: Sequence[Entry]) -> list[TableCell]:
-    """Return the largest kernel of inference, and of both passes of training, or why it is unknown."""
+    """Return the largest kernels of inference and of both passes of training, or why they are unknown."""
     inference, training = _inference(runs), _training(runs)
     passes = ((inference, "forward"), (training, "forward"), (training, "backward"))
     cells = []
     for run, phase in passes:
         kernels = _kernels(run)
-        largest = None if kernels is None else _largest(kernels, phase)
+        largest = None if kernels is None else _largest_kernel(kernels, phase)
         if largest is None:
             cells.append(_reason_cell(run))
         else:
@@ -126,14 +126,15 @@ def _largest_cells(runs: Sequence[Entry]) -> list[TableCell]:
 
 
 def _largest_other_cells(runs: Sequence[Entry]) -> list[TableCell]:
-    """Return the largest kernel of the forward pass that is no product: its name, share, milliseconds and calls."""
+    """Return the name, share, milliseconds and calls of the largest kernel of forward that is not a product."""
     run = _inference(runs) or _training(runs)
     kernels = _kernels(run)
     largest = None
     if kernels is not None:
-        largest = _largest(kernels, "forward", kinds_left_out=PRODUCTS)
+        largest = _largest_kernel(kernels, "forward", kinds_left_out=PRODUCTS)
     if kernels is None or largest is None:
-        return [_reason_cell(run), *[TableCell()] * 3]
+        empty_cells = [TableCell()] * 3
+        return [_reason_cell(run), *empty_cells]
     step_s = largest.kernel.total_s / kernels.steps
     calls = largest.kernel.calls / kernels.steps
     return [
@@ -145,7 +146,7 @@ def _largest_other_cells(runs: Sequence[Entry]) -> list[TableCell]:
 
 
 def _inference(runs: Sequence[Entry]) -> Entry | None:
-    """Return the run that only computes forward passes, if there is one; of several, the first with a trace."""
+    """Return the run that computes only forward passes, if there is one; of several, the first with a trace."""
     return _traced_first([run for run in runs if run.verb != _TRAINING])
 
 
@@ -165,7 +166,7 @@ def _kernels(run: Entry | None) -> KernelTable | None:
 
 
 def _reason_cell(run: Entry | None) -> TableCell:
-    """Return the cell of a run without kernels: how it ended, or that it was not traced; empty without a run."""
+    """Return the cell of a run without kernels: how it ended, or that it was not traced; empty if there is no run."""
     if run is None:
         return TableCell()
     if run.status == "ok":
@@ -190,12 +191,12 @@ def _share_of_matmuls(kernels: KernelTable, phase: str | None) -> float | None:
     return kernels.kind_s("matmul", None if phase is None else [phase]) / all_s
 
 
-def _largest(
+def _largest_kernel(
     kernels: KernelTable, phase: str, kinds_left_out: Sequence[str] = ()
-) -> _Largest | None:
+) -> _LargestKernel | None:
     """Return the kernel of ``phase`` that takes the most time; None if none ran."""
     all_s = _kernels_s(kernels, phase)
     by_size = kernels.by_name([phase], kinds_left_out)
     if not by_size or not by_size[0].total_s or not all_s:
         return None
-    return _Largest(by_size[0], by_size[0].total_s / all_s)
+    return _LargestKernel(by_size[0], by_size[0].total_s / all_s)

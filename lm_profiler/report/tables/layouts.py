@@ -1,4 +1,4 @@
-"""Layouts of tables: pivots, and layouts of published reports with their column names."""
+"""Pivots, and the layouts of tables in published reports with their column names."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ def pivot(
     column_facts: Sequence[Column],
     value: Column,
 ) -> Table:
-    """Return ``value`` by the facts ``down`` and ``across``, or a word for why there is none."""
+    """Return a table of ``value``: a row for each value of ``row_facts``, and a column for each of ``column_facts``.
+
+    A cell without a figure has a word for the reason.
+    """
     facts = [*row_facts, *column_facts]
     rows = group_by_facts(entries, row_facts)
     columns = group_by_facts(entries, column_facts)
@@ -93,27 +96,29 @@ def pivot(
 
 
 def _pivot_title(group: RunGroup, column_facts: Sequence[Column]) -> str:
-    return (
-        " ".join(fact_text(fact_value(group, fact)) for fact in column_facts)
-        or "unknown"
-    )
+    texts = [fact_text(fact_value(group, fact)) for fact in column_facts]
+    return " ".join(texts) or "unknown"
 
 
 def _distinct_titles(names: Sequence[str], titles: Sequence[str]) -> list[str]:
-    """Return ``titles`` with a number where one was used before: facts of different types may look the same.
+    """Return ``titles``, with its position added to each title that an earlier column has too.
 
-    ``names`` are those of the columns to their left.
+    Facts of different types may have the same text. ``names`` are the names of the columns to the left.
     """
-    all_titles = [*names, *titles]
+    earlier_titles = set(names)
     distinct_titles = []
     for position, title in enumerate(titles, len(names)):
-        is_repeated = all_titles.index(title) < position
+        is_repeated = title in earlier_titles
+        earlier_titles.add(title)
         distinct_titles.append(f"{title} ({position})" if is_repeated else title)
     return distinct_titles
 
 
 def value_cell(group: RunGroup, value: Column, interval: bool = True) -> TableCell:
-    """Return the figure of ``group``, with the number of its runs if there are several, or a word for how it ended."""
+    """Return the cell of a figure of ``group``, with the number of runs if there are several.
+
+    If no run was successful, the cell has a word for how they ended.
+    """
     if not group:
         return TableCell()
     if value.quantity is None:
@@ -144,14 +149,15 @@ MODEL_FACTS = ("size", *DIMENSIONS, "parameters")
 
 
 def model_name(entry: Entry) -> str:
-    """Return the size with the dimensions that are not the preset's, or the run's name for a module without sizes."""
+    """Return the size with the dimensions that differ from its preset; a module without a size has the run's name."""
     size = COLUMNS["size"].get(entry)
     if size is None:
         return entry.name
+    preset = preset_of(size)
     changed = []
     for name in DIMENSIONS:
         value = COLUMNS[name].get(entry)
-        if value != getattr(preset_of(size), name, None):
+        if value != getattr(preset, name, None):
             changed.append(f"{name} {value}")
     if not changed:
         return str(size)
@@ -164,7 +170,7 @@ def distinguishing(entries: Sequence[Entry]) -> list[Column]:
 
 
 def names(entries: Sequence[Entry]) -> list[str]:
-    """Return a name for each entry: its model, the other facts that distinguish it, and its run if they do not."""
+    """Return a name for each entry: its model, the facts that distinguish it, and its run's name if needed."""
     facts = [fact for fact in distinguishing(entries) if fact.name not in MODEL_FACTS]
     labels = []
     for entry in entries:
@@ -181,7 +187,7 @@ def names(entries: Sequence[Entry]) -> list[str]:
 
 
 def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
-    """Return the type of each device, such as ``cuda``, or its name where several are of one type."""
+    """Return a short name for each device: its type, such as ``cuda``, or its full name if several have that type."""
     types: dict[str | None, str] = {}
     for entry in entries:
         device_type = "unknown"
@@ -206,7 +212,7 @@ _MEMORY_COLUMNS = {
     "fwd mem": "saved_bytes",
     "back mem": "backward_added_bytes",
 }
-_PASSES = {"forward": "fwd", "backward": "back", "forward_backward": "fwd & back"}
+_WIDE_PASSES = {"forward": "fwd", "backward": "back", "forward_backward": "fwd & back"}
 _DTYPES = {
     "64-true": "float64",
     "32-true": "float32",
@@ -226,12 +232,12 @@ _WIDE_FACTS = (
 
 
 def wide(entries: Sequence[Entry]) -> Table:
-    """Return a wide row for each run: means and standard deviations in seconds; memory as well for attention alone."""
-    # Repeats have separate rows, and so do training, the forward pass alone, and each cut of the steps.
+    """Return a row for each run with means and standard deviations in seconds, and with memory for attention alone."""
+    # Repeats have separate rows, and so has each number of warm-up steps of one run.
     groups = single_run_groups(entries)
     shown_names = set(_WIDE_FACTS)
     if _is_attention_alone(entries):
-        shown_names.add("attention")  # it stands in the place of the model's name
+        shown_names.add("attention")  # shown in the column of the model's name
     fact_names = []
     word_columns = set(_WORD_COLUMNS)
     for fact in distinguishing(entries):
@@ -254,7 +260,7 @@ def wide(entries: Sequence[Entry]) -> Table:
 def _wide_columns(
     entries: Sequence[Entry], more_facts: Sequence[str]
 ) -> dict[str, CellFunction]:
-    """Return the columns of ``wide`` by their titles, each as a function that makes the cell of a run."""
+    """Return the columns of ``wide``: title → a function that returns the cell of a run."""
     is_attention = _is_attention_alone(entries)
     types = device_names(entries)
 
@@ -276,7 +282,7 @@ def _wide_columns(
     if any(entry.cut is not None for entry in entries):
         columns["warmup_steps"] = _fact_column("warmup_steps")
         columns["benchmark_steps"] = _fact_column("benchmark_steps")
-    for part, title in _PASSES.items():
+    for part, title in _WIDE_PASSES.items():
         columns[f"{title} avg (sec)"] = _figure_column(f"{part}_s", _six_digits)
         columns[f"{title} std (sec)"] = _figure_column(f"{part}_std_s", _six_digits)
     if is_attention:
@@ -289,7 +295,7 @@ def _wide_columns(
 
 
 def _is_attention_alone(entries: Sequence[Entry]) -> bool:
-    """Whether all runs are of attention alone, which has a width and no size."""
+    """Return whether all runs measure attention alone: their model has a width but no size."""
     return all(
         COLUMNS["size"].get(entry) is None and COLUMNS["d_model"].get(entry) is not None
         for entry in entries
@@ -326,7 +332,7 @@ def _fact_column(name: str) -> CellFunction:
 
 
 def _figure_column(name: str, show: Callable[[float], str]) -> CellFunction:
-    """Return a function that makes the cell of a run for the figure ``name``, shown by ``show``."""
+    """Return a function that returns a run's cell of the figure ``name``, whose text is made by ``show``."""
 
     def make_cell(entry: Entry) -> TableCell:
         # The forward pass alone is not a time of both passes.
@@ -350,7 +356,7 @@ def _mib(count: float) -> str:
 
 # -- modes of a step ---------------------------------------------------------------------------------------------------
 
-# the extent of a run's step, by the part whose time is its figure; each mode has the parts before it, too
+# The modes of a step: the part whose time is the mode's figure → the title. Each mode includes the ones before it.
 MODES = {
     "forward": "forward",
     "forward_backward": "forward + backward",
@@ -360,7 +366,7 @@ _FACTS_OF_MODES = tuple(COLUMNS[name] for name in ("verb", "optimizer", "paramet
 
 
 def modes(entries: Sequence[Entry]) -> Table:
-    """Return sizes down and the modes of a step across: the mean of each ± the standard deviation of its steps."""
+    """Return a row for each size and a column for each mode of a step: mean ± standard deviation of the steps."""
     groups = single_run_groups(entries)
     facts = [COLUMNS["size"], COLUMNS["parameters"]]
     facts += [fact for fact in distinguishing(entries) if fact not in _FACTS_OF_MODES]
@@ -383,7 +389,7 @@ def modes(entries: Sequence[Entry]) -> Table:
     return Table(headings, body, lines_above, lines_below)
 
 
-def _mode(entry: Entry) -> str:
+def _mode_of(entry: Entry) -> str:
     if entry.verb != "fit":
         return "forward"
     has_no_optimizer = COLUMNS["optimizer"].get(entry) == "none"
@@ -391,13 +397,13 @@ def _mode(entry: Entry) -> str:
 
 
 def _runs_that_time(group: RunGroup, part: str) -> list[Entry]:
-    """Return the runs that time a part of the step: those that do exactly that, else those of the next longer mode.
+    """Return the runs whose step is exactly ``part``; if there are none, those of the next longer mode.
 
-    Others would mix in another time: an optimizer makes both passes slower.
+    Modes are not mixed, because an optimizer makes both passes slower.
     """
     all_modes = list(MODES)
     for mode in all_modes[all_modes.index(part) :]:
-        runs = [entry for entry in group if _mode(entry) == mode]
+        runs = [entry for entry in group if _mode_of(entry) == mode]
         if runs:
             return runs
     return []
@@ -428,7 +434,7 @@ _UPPER_CASE = ("cpu", "cuda", "mps", "xpu")
 
 
 def devices(entries: Sequence[Entry]) -> Table:
-    """Return sizes down and devices across: the mean forward pass, and forward with backward."""
+    """Return a row for each size and columns for each device: the mean times of forward, and of forward + backward."""
     device = COLUMNS["device"]
     fact_names = ["size", *DIMENSIONS]
     if any(entry.cut is not None for entry in entries):
@@ -471,7 +477,7 @@ def devices(entries: Sequence[Entry]) -> Table:
 
 
 def _milliseconds_cell(group: RunGroup, part: str) -> TableCell:
-    """Return the mean time of ``part`` in milliseconds; the cell of a single run also has its standard deviation."""
+    """Return the cell of the mean time of ``part`` in ms; that of a single run also has its standard deviation."""
     runs = _runs_that_time(group, part)
     cell = value_cell(runs, COLUMNS[f"{part}_s"], interval=False)
     if cell.value is None:
@@ -502,7 +508,10 @@ _LONGEST_RULE = 80
 
 
 def blocks(entries: Sequence[Entry]) -> Table:
-    """Return a block of text for each entry, a banner for each cut of the steps, and a table that sums them up."""
+    """Return a block of text for each entry below a banner for each cut of the steps, and a table of all entries.
+
+    A cut is a choice of warm-up and measured steps (``--warmup``, ``--steps``).
+    """
     lines_above: list[str] = []
     rows = []
     warmup_steps = COLUMNS["warmup_steps"]
@@ -514,14 +523,14 @@ def blocks(entries: Sequence[Entry]) -> Table:
         for entry in cut_entries:
             name = next(entry_names)
             steps = steps_after(entry) if entry.shows_steps else None
-            lines_above += [*_block(entry, name, steps), ""]
+            lines_above += [*_model_block(entry, name, steps), ""]
             rows.append(_summary_row(entry, name, steps))
     headings = titled_headings(_SUMMARY, figures=("Params",))
     return Table(headings, rows, lines_above, verbatim=True)
 
 
 def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
-    """Return the lines above the runs of one cut: the facts that all of them share, between two rules."""
+    """Return the lines above the runs of one cut: the facts that they share, between two horizontal rules."""
     facts = []
     if cut is not None and cut.warmup is not None:
         facts.append(f"warm-up {cut.warmup}")
@@ -538,14 +547,13 @@ def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
     return [rule, text, rule, ""]
 
 
-def _block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
+def _model_block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
     """Return the lines of one model: its size, its passes step by step, and the ratio of backward to forward."""
     size = str(COLUMNS["size"].get(entry) or entry.name)
     parameters_text = fact_cell([entry], COLUMNS["parameters"]).text or "unknown"
-    lines = [
-        f"{size.upper()} MODEL{name[len(size) :]}",
-        f"Parameters: {parameters_text}",
-    ]
+    # ``name`` begins with the size, followed by what else distinguishes the run.
+    details = name[len(size) :]
+    lines = [f"{size.upper()} MODEL{details}", f"Parameters: {parameters_text}"]
     if entry.status != "ok":
         word = _word_for(entry.status)
         lines.append(f"{word}: {entry.reason}" if entry.reason else word)
@@ -564,7 +572,7 @@ def _block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
 
 
 def _pass_lines(part: str, steps: Steps) -> list[str]:
-    """Return the lines of one pass: its warm-up and measured steps, their mean and their coefficient of variation."""
+    """Return the lines of one pass: its warm-up and measured steps, their mean and coefficient of variation."""
     lines = [f"{_PASS_TITLES[part]}:"]
     if steps.left_out:
         lines += _step_lines("Warm-up", "Warm-up", steps.left_out, part)
@@ -607,7 +615,7 @@ def _summary_row(entry: Entry, name: str, steps: Steps | None) -> list[TableCell
 
 
 def warmups(entries: Sequence[Entry]) -> Table:
-    """Return a row for each run, pass and warm-up: the mean seconds and their standard deviation."""
+    """Return a row for each run, pass and number of warm-up steps: mean and standard deviation in seconds."""
     titles = ("", "forward_only", "warmup_steps", "benchmark_steps", "avg", "std")
     runs: dict[Path, list[Entry]] = {}
     for entry in entries:
@@ -628,7 +636,7 @@ def warmups(entries: Sequence[Entry]) -> Table:
 
 
 def _warmup_row(entry: Entry, name: str, part: str) -> list[TableCell]:
-    """Return the row of one ``part`` of a run: its steps in both stages, mean and standard deviation."""
+    """Return the row of one ``part`` of a run: its numbers of steps, mean and standard deviation."""
     is_forward_only = part == "forward"
     cells = [_word_cell(name), _word_cell(is_forward_only)]
     for fact in ("warmup_steps", "benchmark_steps"):
@@ -650,14 +658,14 @@ LAYOUTS: dict[str, Callable[[Sequence[Entry]], Table]] = {
 
 
 def laid_out(entries: Sequence[Entry], layout: str) -> Table:
-    """Return the table of ``entries`` in the ``layout``, smallest sizes first; cells of a sweep keep its order."""
+    """Return the table of ``entries`` in the ``layout``, smallest sizes first; cells of a sweep keep their order."""
     return LAYOUTS[layout](by_size(entries))
 
 
 def by_size(entries: Sequence[Entry]) -> list[Entry]:
-    """Return runs of different sizes from the smallest on: the names of their folders are in alphabetical order.
+    """Return the runs from the smallest to the largest size; they come in alphabetical order.
 
-    The cells of one sweep stay in the order in which it names them.
+    The cells of a single sweep keep their order in the sweep.
     """
     sweeps = {entry.sweep for entry in entries}
     is_one_sweep = len(sweeps) == 1 and None not in sweeps

@@ -1,4 +1,4 @@
-"""The table of collectives: how long each takes at each size, and its bandwidth."""
+"""The table of collectives: the time and the bandwidths of each at each size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FACTS = (
 
 @dataclass(frozen=True)
 class LinkFigures:
-    """The figures of one collective of ``ranks`` processes at one size; ``unknown`` is why ``seconds`` is missing.
+    """The figures of one collective of ``ranks`` processes at one size; ``unknown`` is the reason if it was not timed.
 
     Bandwidths are those of nccl-tests (its doc/PERFORMANCE.md), in bytes/s.
     """
@@ -66,7 +66,7 @@ class LinkFigures:
 
 
 def bus_factor(op: str, ranks: int) -> float:
-    """Return the share of the size that each link of a ring carries."""
+    """Return the ratio of the bytes that each link of a ring carries to the size (doc/PERFORMANCE.md of nccl-tests)."""
     part_moved = (ranks - 1) / ranks
     if op == "all_reduce":
         return 2 * part_moved
@@ -76,16 +76,16 @@ def bus_factor(op: str, ranks: int) -> float:
 
 
 def link_table(rows: Sequence[LinkFigures]) -> Table:
-    """Return a row for each of ``rows``; a reason replaces unknown times."""
+    """Return a table with a row for each of ``rows``; an unknown time is replaced by the reason."""
     headings = headings_of((*_FACTS, SIZE, MEDIAN, ALGORITHM, BUS, _REPEATS))
     lines_above = [
-        "bandwidths are of the median, and as nccl-tests counts them: algbw = size / time, busbw is of one link"
+        "bandwidths are computed from the median, as in nccl-tests: algbw = size / time, busbw is that of one link"
     ]
     return Table(headings, [_cells(row) for row in rows], lines_above)
 
 
 def _cells(row: LinkFigures) -> list[TableCell]:
-    """Return the cells of a measured collective; where it is unknown, why."""
+    """Return the cells of a collective; if its time is unknown, the reason replaces it."""
     median_cell = figure_cell(MEDIAN, row.median, median_interval(row.seconds))
     if row.unknown is not None:
         median_cell = TableCell(

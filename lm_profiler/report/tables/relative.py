@@ -1,4 +1,4 @@
-"""Figures relative to a baseline: each row over the row that has all facts in common but one, such as attention."""
+"""Figures relative to a baseline, such as attention=sdpa: each row is divided by the otherwise equal baseline row."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
 from lm_profiler.report.tables.table_columns import COLUMNS
 from lm_profiler.usage_error import UsageError
 
-_FASTER_LEGEND = "x: the baseline's time over that of the column, with a 97 % interval"
-_TIMES_LEGEND = "x: the column's figure over the baseline's, with a 97 % interval"
-_LEGEND = "each figure over that of the row with {baseline} and the same other facts, with a 97 % interval"
+_FASTER_LEGEND = (
+    "x: the baseline's time divided by that of the column, with a 97 % interval"
+)
+_TIMES_LEGEND = "x: the column's figure divided by the baseline's, with a 97 % interval"
+_LEGEND = "each figure divided by that of the row with {baseline} and otherwise equal facts, with a 97 % interval"
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The fact, and its value, of the rows that others are divided by."""
+    """The fact and its value that mark the rows by which others are divided."""
 
     column: Column
     value: str
@@ -72,7 +74,7 @@ def baseline_named(text: str, groups: Sequence[RunGroup]) -> Baseline:
 def with_relative(
     table: Table, groups: Sequence[RunGroup], baseline: Baseline
 ) -> Table:
-    """Return ``table`` with a column behind each figure: its ratio to the baseline's.
+    """Return ``table`` with a further column after each figure: its ratio to the baseline's figure.
 
     ``groups`` are the rows of ``table``.
     """
@@ -92,9 +94,7 @@ def with_relative(
             row.append(_ratio_cell(group, baseline_group, column))
     lines_below = [*table.below, _LEGEND.format(baseline=baseline.text)]
     if None in baselines:
-        lines_below.append(
-            "without a ratio: rows for which there is no such row, or several"
-        )
+        lines_below.append("rows without a ratio have no such row, or several")
     return replace(table, headings=headings, rows=rows, below=lines_below)
 
 
@@ -106,9 +106,9 @@ def with_speedups(
     value: Column,
     baseline: Baseline,
 ) -> Table:
-    """Return ``table``, a pivot of ``value``, with columns at its end: how many times the baseline each column is.
+    """Return ``table``, a pivot of ``value``, with a column of ratios to the baseline for each other column.
 
-    Of times, how many times faster. The facts across include the baseline's.
+    For times the ratio is the speed-up. The fact of the baseline has to be one of ``column_facts``.
     """
     row_keys = list(group_by_facts(entries, row_facts))
     columns = group_by_facts(entries, column_facts)
@@ -134,7 +134,10 @@ def with_speedups(
 def _baselines_across(
     columns: Sequence[RunGroup], column_facts: Sequence[Column], baseline: Baseline
 ) -> list[int | None]:
-    """Return for each column of a pivot the index of the one with the baseline's value and the same other facts."""
+    """Return for each column of a pivot the index of its baseline column; None if it has none.
+
+    That is the column with the baseline's value and the same other facts.
+    """
     other_facts = [fact for fact in column_facts if fact.name != baseline.column.name]
     if len(other_facts) == len(column_facts):
         names = ", ".join(fact.name for fact in column_facts)
@@ -149,13 +152,14 @@ def _baselines_across(
 
 
 def _times_cell(group: RunGroup, baseline_group: RunGroup, value: Column) -> TableCell:
-    """Return how many times the baseline's figure that of ``group`` is; of times, how many times faster it is."""
+    """Return the ratio of the figure of ``group`` to the baseline's; for times, the speed-up."""
     no_ratio = TableCell(text="—")
     if not group or not baseline_group:
         return no_ratio
-    ratio = _ratio_cell(group, baseline_group, value)
+    numerator, denominator = group, baseline_group
     if value.is_time:
-        ratio = _ratio_cell(baseline_group, group, value)
+        numerator, denominator = baseline_group, group
+    ratio = _ratio_cell(numerator, denominator, value)
     if ratio.value is None:
         return no_ratio
     text = f"{ratio.value:.2f}x"
@@ -165,10 +169,13 @@ def _times_cell(group: RunGroup, baseline_group: RunGroup, value: Column) -> Tab
 
 
 def _baselines(groups: Sequence[RunGroup], baseline: Baseline) -> list[RunGroup | None]:
-    """Return the baseline of each group: the one with the baseline's value, and the same other settings."""
+    """Return for each group its baseline: the group with the baseline's value and the same other settings.
+
+    It is None if there is no such group, or if there are several.
+    """
     facts = []
     for fact in distinguishing_settings(groups):
-        # of runs with options they follow from these
+        # If runs have options, these determine the number of parameters.
         is_derived = fact.name == "parameters" and have_options(groups)
         if fact.name != baseline.column.name and not is_derived:
             facts.append(fact)
@@ -197,7 +204,8 @@ def _ratio_cell(
     """Return the figure of ``group`` divided by the baseline's, with its interval if that is known."""
     if baseline_group is None:
         return TableCell()
-    figure, baseline_figure = estimate(group, column), estimate(baseline_group, column)
+    figure = estimate(group, column)
+    baseline_figure = estimate(baseline_group, column)
     if figure.value is None or not baseline_figure.value:
         return TableCell()
     if group is baseline_group:
@@ -213,16 +221,14 @@ def _ratio_cell(
 def _ratio_interval(
     group: RunGroup, baseline_group: RunGroup, column: Column
 ) -> RatioInterval | None:
-    """Return the ratio with its interval; None if a side has neither repeats nor an interval of its own."""
+    """Return the ratio to the baseline with its interval; None if a group has neither repeats nor an interval."""
     if max(len(group), len(baseline_group)) > 1:
         return repeats_interval(_values(baseline_group, column), _values(group, column))
-    row, base = (
-        _interval(estimate(group, column)),
-        _interval(estimate(baseline_group, column)),
-    )
-    if row is None or base is None:
+    interval = _interval(estimate(group, column))
+    baseline_interval = _interval(estimate(baseline_group, column))
+    if interval is None or baseline_interval is None:
         return None
-    return single_interval(base, row)
+    return single_interval(baseline_interval, interval)
 
 
 def _values(group: RunGroup, column: Column) -> list[float]:

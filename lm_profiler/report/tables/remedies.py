@@ -1,4 +1,4 @@
-"""The lines below a table of runs: commands for runs that did not fit, and the best of a sweep's checkpoints."""
+"""Lines below a table of runs: commands for runs that did not fit, and a sweep's best activation checkpoints."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _LISTED_RUNS = 5  # the most runs for which a table lists remedies
 
 
 def remedies(entries: Sequence[Entry]) -> list[str]:
-    """Return, for each of ``entries`` that did not fit, a command that would fit as planned, and other options.
+    """Return, for each run that did not fit into memory, a command that fits according to the plan, and alternatives.
 
     Runs with the same remedies, such as repeats, are listed once, under the first one's name.
     """
     names: dict[tuple[str, ...], str] = {}
     for entry in entries:
-        commands = tuple(_remedies(entry))
+        commands = tuple(_remedy_lines(entry))
         if commands:
             names.setdefault(commands, entry.name)
     lines: list[str] = []
     for commands, name in list(names.items())[:_LISTED_RUNS]:
         lines += [f"{name}:", *commands]
     if len(names) > _LISTED_RUNS:
-        lines.append(f"{len(names) - _LISTED_RUNS} more did not fit")
+        lines.append(f"{len(names) - _LISTED_RUNS} more did not fit into memory")
     return lines
 
 
-def _remedies(entry: Entry) -> list[str]:
-    """Return the lines that say with which options a run that ran out of memory would fit."""
+def _remedy_lines(entry: Entry) -> list[str]:
+    """Return lines with options with which a run that did not fit would fit; none for other runs."""
     if entry.status not in ("oom", "refused"):
         return []
     command = _command(entry)
@@ -55,7 +55,7 @@ def _remedies(entry: Entry) -> list[str]:
 
 
 def _command(entry: Entry) -> str:
-    """Return the command of a run; that of a cell runs it alone, without the options that separate a sweep's cells."""
+    """Return the command of a run; that of a cell is without the name and folder that the sweep gave it."""
     if entry.cell is not None:
         words = []
         for word in entry.cell.arguments:
@@ -71,7 +71,7 @@ def _command(entry: Entry) -> str:
 
 _OPTION = "model.checkpoint_every"
 
-# blocks per checkpoint, and per checkpoint nested in it; () where a cell has no checkpoints
+# The blocks per checkpoint, followed by the blocks per nested checkpoint; () for a cell without checkpoints.
 Blocks = tuple[int, ...]
 
 # cells that differ only in their checkpoints
@@ -79,7 +79,11 @@ CellsByBlocks = Mapping[Blocks, Sequence[Entry]]
 
 
 def best_checkpoints(entries: Sequence[Entry]) -> list[str]:
-    """Return, for cells of a sweep that differ only in their checkpoints, a line with the smallest peak."""
+    """Return a line for each family of cells with the checkpoints that have the smallest peak of memory.
+
+    The cells of a family belong to one sweep, and differ only in their checkpoints.
+    """
+    # sweep and text of the other options → checkpoints → cells
     families: dict[tuple[Path | None, str], dict[Blocks, list[Entry]]] = {}
     for entry in entries:
         if entry.cell is None or _OPTION not in entry.overrides:
@@ -89,7 +93,7 @@ def best_checkpoints(entries: Sequence[Entry]) -> list[str]:
             if name != _OPTION:
                 other_options.append(f"{name}={value}")
         family = families.setdefault((entry.sweep, ", ".join(other_options)), {})
-        family.setdefault(_blocks(entry), []).append(entry)
+        family.setdefault(_blocks_of_cell(entry), []).append(entry)
 
     several_sweeps = len({sweep for sweep, _ in families}) > 1
     lines = []
@@ -105,7 +109,7 @@ def best_checkpoints(entries: Sequence[Entry]) -> list[str]:
     return lines
 
 
-def _blocks(entry: Entry) -> Blocks:
+def _blocks_of_cell(entry: Entry) -> Blocks:
     value = entry.option(_OPTION)
     if isinstance(value, int):
         return (value,)
@@ -113,14 +117,16 @@ def _blocks(entry: Entry) -> Blocks:
 
 
 def _best_line(cells: CellsByBlocks) -> str | None:
-    """Return a line on the checkpoints with the smallest peak and their neighbours; None if fewer than two have one."""
-    source, peaks = "measured", _peaks(cells, "allocated_peak_bytes")
+    """Return a line on the checkpoints with the smallest peak and their neighbours; None without two peaks."""
+    source = "measured"
+    peaks = _peaks(cells, "allocated_peak_bytes")
     if not peaks:
-        source, peaks = "planned", _peaks(cells, "planned_peak_bytes")
+        source = "planned"
+        peaks = _peaks(cells, "planned_peak_bytes")
     if len(peaks) < 2:
         return None
     in_order = sorted(peaks)
-    # of equal ones the first: without checkpoints if possible
+    # Of equal peaks the first is chosen, which has no checkpoints if possible.
     best = min(in_order, key=lambda blocks: peaks[blocks])
     position = in_order.index(best)
     neighbours = in_order[max(position - 1, 0) : position + 2]

@@ -55,9 +55,10 @@ def runs_table(
     columns: Sequence[Column] | None = None,
     by: Sequence[Column] = (),
 ) -> Table:
-    """Return a table for people: ``columns``, or the facts in which rows differ, the main figures and each run's end.
+    """Return a table for people.
 
-    ``by`` are the facts by which the user grouped the runs.
+    Its columns are ``columns`` or, by default, the facts in which rows differ, the main figures and the status. ``by``
+    are the facts by which the user grouped the runs.
     """
     names = by or naming_columns(groups)
     if columns:
@@ -74,7 +75,7 @@ def runs_table(
     lines_above = shared_fact_lines(groups, shown_columns)
     if columns is None:
         lines_above += _unknown_figures_line(groups)
-    lines_below = _legend(groups, table)
+    lines_below = _legend_lines(groups, table)
     lines_below += notes(groups, by or message_columns(names))
     return Table(table.headings, table.rows, lines_above, lines_below)
 
@@ -84,7 +85,7 @@ def raw_runs_table(
     columns: Sequence[Column] | None = None,
     by: Sequence[Column] = (),
 ) -> Table:
-    """Return a table for programs: facts that all rows share are columns too."""
+    """Return a table for programs, in which facts that all rows share are columns too."""
     if columns is None:
         columns = _columns_for_programs(groups, by)
     return _table(groups, columns)
@@ -93,7 +94,7 @@ def raw_runs_table(
 def _columns_for_programs(
     groups: Sequence[RunGroup], by: Sequence[Column]
 ) -> list[Column]:
-    """Return the columns of a file for programs: all facts and figures that some group has, each once."""
+    """Return the columns of a table for programs: all facts and figures that are known in any group."""
     columns = list(by)
     for fact in COLUMNS.values():
         if fact.quantity is None and fact.place is Place.HEADLINE:
@@ -103,6 +104,7 @@ def _columns_for_programs(
     for figure in figures(Place.FILE):
         if _is_known_column(groups, figure):
             columns.append(figure)
+    # A column that was added twice is kept once.
     by_name = {column.name: column for column in columns}
     return list(by_name.values())
 
@@ -112,17 +114,17 @@ def _table(
     columns: Sequence[Column],
     without_interval: Sequence[Column] = (),
 ) -> Table:
-    """Return a table of ``groups`` with ``columns``; n is the number of runs that a row has."""
+    """Return a table of ``groups`` with ``columns``; the column n has the number of successful runs of each row."""
     headings = [heading(column, groups) for column in columns]
     is_merged = any(len(group) > 1 for group in groups)
     if is_merged:
         headings.append(Heading("n", "n", figures=True))
     rows = []
     for group in groups:
-        row = [
-            cell(group, column, interval=column not in without_interval)
-            for column in columns
-        ]
+        row = []
+        for shown_column in columns:
+            shows_interval = shown_column not in without_interval
+            row.append(cell(group, shown_column, interval=shows_interval))
         if is_merged:
             n = sum(entry.status == "ok" for entry in runs_for_figures(group))
             row.append(TableCell(n, str(n)))
@@ -134,15 +136,17 @@ def _table(
 
 
 def _known_facts(groups: Sequence[RunGroup]) -> list[Column]:
-    """Return the facts that some row has; options without a column of their own are before the last of ``FACTS``."""
+    """Return the facts that are known in any row, among them options without a column in ``COLUMNS``."""
     options = [column(path) for path in overridden_options(groups)]
-    other_options = [option for option in options if option.name not in COLUMNS]
-    facts = [*FACTS[:-1], *other_options, FACTS[-1]]
+    further_options = [option for option in options if option.name not in COLUMNS]
+    # The last of ``FACTS`` is about the outcome, and stays last.
+    *settings, outcome = FACTS
+    facts = [*settings, *further_options, outcome]
     return [fact for fact in facts if _is_known_column(groups, fact)]
 
 
 def _main_figures(groups: Sequence[RunGroup]) -> list[Column]:
-    """Return the main figures; of the three readings of memory only those that these runs have."""
+    """Return the main figures, with only those readings of memory that these runs have."""
     entries = list(chain.from_iterable(groups))
     allocated = COLUMNS[MEMORY["allocated_peak"].name]
     resident = COLUMNS[MEMORY["resident_peak"].name]
@@ -164,7 +168,7 @@ def _is_known_column(groups: Sequence[RunGroup], column: Column) -> bool:
 
 
 def distinguishing_facts(groups: Sequence[RunGroup]) -> list[Column]:
-    """Return the facts in which rows differ, without dimensions that follow from a size."""
+    """Return the facts in which rows differ, without dimensions that follow from the size of a preset."""
     facts = []
     for fact in _known_facts(groups):
         if groups_differ(groups, fact) and not follows_from_size(groups, fact):
@@ -173,13 +177,16 @@ def distinguishing_facts(groups: Sequence[RunGroup]) -> list[Column]:
 
 
 def distinguishing_settings(groups: Sequence[RunGroup]) -> list[Column]:
-    """Return the facts in which rows differ, except those of the outcome: how steady the steps were."""
+    """Return the facts in which rows differ, except facts about the outcome, such as whether steps were steady."""
     outcome = COLUMNS["steadiness"].group
     return [fact for fact in distinguishing_facts(groups) if fact.group != outcome]
 
 
 def naming_columns(groups: Sequence[RunGroup]) -> list[Column]:
-    """Return the facts that distinguish rows, after the runs' names unless the facts identify the rows' cells."""
+    """Return the columns that identify rows: the facts that distinguish them, after the names of the runs.
+
+    Names are left out if all rows are cells of sweeps, and the facts alone distinguish them.
+    """
     facts = distinguishing_facts(groups)
     labels = set()
     for group in groups:
@@ -195,9 +202,11 @@ def naming_columns(groups: Sequence[RunGroup]) -> list[Column]:
 
 
 def message_columns(naming: Sequence[Column]) -> Sequence[Column]:
-    """Return the columns by which messages name a row: of ``naming_columns`` only the run if it is shown."""
-    shows_run = naming[0].name in ("name", "folder")
-    return naming[:1] if shows_run else naming
+    """Return the columns by which messages name a row: only the run's name if ``naming`` has it, else all of them."""
+    first_column = naming[0]
+    if first_column.name in ("name", "folder"):
+        return [first_column]
+    return naming
 
 
 # -- cells -------------------------------------------------------------------------------------------------------------
@@ -213,7 +222,7 @@ def heading(column: Column, groups: Sequence[RunGroup]) -> Heading:
 
 
 def cell(group: RunGroup, column: Column, interval: bool = True) -> TableCell:
-    """Return the cell of a fact or figure; empty if the run did not get that far or has no such phase."""
+    """Return the cell of a fact or figure; empty if the run ended before it or has no such phase."""
     if column.quantity is None:
         return fact_cell(group, column)
     typical = estimate(group, column)
@@ -234,16 +243,16 @@ def cell(group: RunGroup, column: Column, interval: bool = True) -> TableCell:
 
 
 def fact_cell(group: RunGroup, column: Column) -> TableCell:
-    """Return the cell of a fact that the runs of ``group`` share; how they ended is shown in its style."""
+    """Return the cell of a fact that the runs of ``group`` share; a status has its colour."""
     if column.name == "status":
         status = status_text(group)
         words = status_text(group, STATUS_WORDS)
         return TableCell(status, words, style=STATUS_STYLES.get(status, ""))
     value = fact_value(group, column)
-    return TableCell(value, _text(value, column))
+    return TableCell(value, _fact_text(value, column))
 
 
-def _text(value: Any, column: Column) -> str:
+def _fact_text(value: Any, column: Column) -> str:
     if column.name == "parameters" and isinstance(value, int):
         return f"{value:,}"
     return fact_text(value)
@@ -255,7 +264,7 @@ def _text(value: Any, column: Column) -> str:
 def shared_fact_lines(
     groups: Sequence[RunGroup], shown_columns: Sequence[Column]
 ) -> list[str]:
-    """Return a line of the facts that are the same in all rows, and one of the facts that only some rows have."""
+    """Return a line with the facts that all rows share, and one with the facts that are known in only some rows."""
     entries = list(chain.from_iterable(groups))
     runs = single_run_groups(entries)
     facts_of_all = []
@@ -263,8 +272,8 @@ def shared_fact_lines(
     for fact in _known_facts(groups):
         if fact in shown_columns or groups_differ(runs, fact):
             continue
-        text = f"{fact.title} {_text(fact_value(entries, fact), fact)}"
-        rows_with_fact = sum(_all_know(group, fact) for group in groups)
+        text = f"{fact.title} {_fact_text(fact_value(entries, fact), fact)}"
+        rows_with_fact = sum(_is_known_in_all(group, fact) for group in groups)
         if rows_with_fact == len(groups):
             facts_of_all.append(text)
         else:
@@ -277,26 +286,26 @@ def shared_fact_lines(
     return lines
 
 
-def _all_know(group: RunGroup, fact: Column) -> bool:
+def _is_known_in_all(group: RunGroup, fact: Column) -> bool:
     return all(fact.get(entry) is not None for entry in group)
 
 
 def _unknown_figures_line(groups: Sequence[RunGroup]) -> list[str]:
-    """Return a line of the main figures that no row has.
+    """Return a line with the main figures that are unknown in all rows.
 
-    A time that no row has belongs to a phase that did not occur, and a plan that no row has was not requested. Useful
-    tokens are known only where batches have padding.
+    Three figures are not listed: times, because the phase did not occur; the planned peak, if no run was planned; and
+    useful tokens, which are known only if batches have padding.
     """
     entries = chain.from_iterable(groups)
     has_plan = any(
         entry.record is not None and entry.record.planned for entry in entries
     )
-    not_missed = {_USEFUL_TOKENS_PER_S}
+    unlisted_names = {_USEFUL_TOKENS_PER_S}
     if not has_plan:
-        not_missed.add(PEAK.name)
+        unlisted_names.add(PEAK.name)
     titles = []
     for figure in _main_figures(groups):
-        if figure.name in not_missed or figure.is_time:
+        if figure.name in unlisted_names or figure.is_time:
             continue
         if not _is_known_column(groups, figure):
             titles.append(figure.title)
@@ -305,8 +314,8 @@ def _unknown_figures_line(groups: Sequence[RunGroup]) -> list[str]:
     return [f"unknown in all rows: {', '.join(titles)}"]
 
 
-def _legend(groups: Sequence[RunGroup], table: Table) -> list[str]:
-    """Return a line on what the figures and brackets of ``table`` are, where it has any that need one."""
+def _legend_lines(groups: Sequence[RunGroup], table: Table) -> list[str]:
+    """Return a line that explains the figures and brackets of ``table``; none if there are no brackets."""
     if any(len(group) > 1 for group in groups):
         return [MERGE_NOTE]
     has_interval = any(
@@ -318,11 +327,11 @@ def _legend(groups: Sequence[RunGroup], table: Table) -> list[str]:
 
 
 def notes(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[str]:
-    """Return notes for the reader: which rows mix different runs, and why some have no figures.
+    """Return notes on which rows combine different runs, and why some rows have no figures.
 
     ``naming`` are the columns by which a note names a row.
     """
-    return [*_mixed_row_notes(groups, naming), *_reasons(groups, naming)]
+    return [*_mixed_row_notes(groups, naming), *_reason_lines(groups, naming)]
 
 
 def _mixed_row_notes(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[str]:
@@ -339,14 +348,15 @@ def _mixed_row_notes(groups: Sequence[RunGroup], naming: Sequence[Column]) -> li
     return lines
 
 
-def _reasons(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[str]:
-    """Return why runs have no figures, each reason of a row once."""
-    reasons: dict[str, None] = {}
+def _reason_lines(groups: Sequence[RunGroup], naming: Sequence[Column]) -> list[str]:
+    """Return a line for each reason why runs of a row have no figures."""
+    reasons: dict[str, None] = {}  # an ordered set of lines
     for group in groups:
         for entry in group:
             if entry.reason is not None:
                 status = STATUS_WORDS.get(entry.status, entry.status)
-                reasons[f"{row_label(group, naming)}: {status}: {entry.reason}"] = None
+                line = f"{row_label(group, naming)}: {status}: {entry.reason}"
+                reasons[line] = None
     lines = list(reasons)
     if len(lines) <= _LISTED_REASONS:
         return lines

@@ -1,4 +1,4 @@
-"""Groups of runs, one for each row of a table: how runs are grouped, and the facts and figures of a group."""
+"""Groups of runs, each of which is a row of a table: how runs are grouped, and the facts and figures of a group."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ from lm_profiler.report.tables.table_columns import (
 )
 from lm_profiler.usage_error import UsageError
 
-RunGroup = Sequence[Entry]  # the runs of one row: at least one
+RunGroup = Sequence[Entry]  # the runs of one row, at least one
 
 STATUS_WORDS = {"oom": "OOM", "refused": "OOM (planned)"}
 _LISTED_VALUES = 3  # the most values of a fact that a row lists
 _VALUES_OF_MESSAGE = 10  # the most values of a fact that a message lists
+# all statuses, in the order in which their numbers are printed
 _STATUSES = tuple(dict.fromkeys((*get_args(CellStatus), *get_args(Status))))
+# the kinds of values that ``sort_key`` distinguishes, in their order
+_NUMBER, _PRESET, _TEXT, _UNKNOWN = range(4)
 
 
 # -- grouping ----------------------------------------------------------------------------------------------------------
@@ -58,7 +61,7 @@ def repeats_together(entries: Iterable[Entry]) -> list[RunGroup]:
 def group_by_facts(
     entries: Iterable[Entry], columns: Sequence[Column]
 ) -> dict[tuple[str, ...], list[Entry]]:
-    """Group the entries by their values of ``columns``, in the order of the columns."""
+    """Group the entries by their values of ``columns``, sorted by these values."""
 
     def sort_keys(entry: Entry) -> list[tuple[int, float, str]]:
         return [sort_key(column.get(entry)) for column in columns]
@@ -72,15 +75,18 @@ def group_by_facts(
 
 
 def sort_key(value: Any) -> tuple[int, float, str]:
-    """Return a sort key for a table: numbers by size, presets from the smallest, words by letter, None last."""
+    """Return a sort key: its kind, its size and its text.
+
+    The kinds are numbers, presets of a model by their parameters, texts, and None, which comes last.
+    """
     if isinstance(value, (int, float)):
-        return 0, value, ""
+        return _NUMBER, value, ""
     size = preset_of(value)
     if size is not None:
-        return 1, size.num_parameters(), value
+        return _PRESET, size.num_parameters(), value
     if value is None:
-        return 3, 0, ""
-    return 2, 0, str(value)
+        return _UNKNOWN, 0, ""
+    return _TEXT, 0, str(value)
 
 
 # -- figures and statuses ----------------------------------------------------------------------------------------------
@@ -88,26 +94,29 @@ def sort_key(value: Any) -> tuple[int, float, str]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure of ``n`` runs in SI: one run's with its 95 % interval, or the median of several with the extremes."""
+    """A figure of ``n`` runs in SI units.
+
+    Of a single run it is the run's figure with its 95 % interval, of several runs their median with the extremes.
+    """
 
     value: float | None = None
     low: float | None = None
     high: float | None = None
     n: int = 0
-    is_lower_bound: bool = False  # a rate of a machine that other programs used
-    # the run's steps are too few, or too unlike, for an interval
+    is_lower_bound: bool = False  # a rate on a machine that other programs used
+    # whether the run has too few steps, or too different ones, for an interval
     lacks_interval: bool = False
 
 
 def runs_for_figures(group: RunGroup) -> RunGroup:
-    """Return the runs that figures use: the successful ones, or a single one however it ended."""
+    """Return the runs that figures use: a single run in any case, of several only the successful ones."""
     if len(group) == 1:
         return group
     return [entry for entry in group if entry.status == "ok"]
 
 
 def estimate(group: RunGroup, column: Column) -> Estimate:
-    """Return the figure of ``column`` over the runs of a group that have it."""
+    """Return the figure of ``column`` for a group: it uses the runs in which the figure is known."""
     runs = [entry for entry in runs_for_figures(group) if column.get(entry) is not None]
     if not runs:
         return Estimate()
@@ -116,7 +125,9 @@ def estimate(group: RunGroup, column: Column) -> Estimate:
     values = []
     for entry, share in zip(runs, shares, strict=True):
         value = column.get(entry)
-        values.append(value if share is None else value * share)
+        if share is not None:
+            value *= share
+        values.append(value)
     if len(runs) > 1:
         return Estimate(
             value=statistics.median(values),
@@ -135,7 +146,7 @@ def estimate(group: RunGroup, column: Column) -> Estimate:
 
 
 def status_text(group: RunGroup, words: Mapping[str, str] = {}) -> str:
-    """Return ``ok``, or the number of entries by status; ``words`` replace statuses for people."""
+    """Return the status that all entries share, or their number by status; ``words`` replaces statuses for people."""
     statuses = {words.get(entry.status, entry.status) for entry in group}
     if len(statuses) == 1:
         return statuses.pop()
@@ -143,7 +154,7 @@ def status_text(group: RunGroup, words: Mapping[str, str] = {}) -> str:
 
 
 def status_counts(group: RunGroup, words: Mapping[str, str] = STATUS_WORDS) -> str:
-    """Return the number of entries by status, for people, successful ones first: ``1 OOM, 2 failed``."""
+    """Return the number of entries by status as text, successful ones first: ``1 OOM, 2 failed``."""
     counts = Counter(entry.status for entry in group)
     texts = []
     for status in sorted(counts, key=_status_order):
@@ -153,7 +164,7 @@ def status_counts(group: RunGroup, words: Mapping[str, str] = STATUS_WORDS) -> s
 
 
 def _status_order(status: str) -> tuple[int, str]:
-    """Return a sort key: statuses as the record names them, others last."""
+    """Return a sort key for a status: known statuses in the order of ``_STATUSES``, others last."""
     index = len(_STATUSES)
     if status in _STATUSES:
         index = _STATUSES.index(status)
@@ -199,14 +210,16 @@ def facts_named(
 
 
 def known_values_text(column: Column, entries: Iterable[Entry]) -> str:
-    """Return the values that ``entries`` have of a fact, for a message: ``verb is fit, validate``."""
+    """Return the values of a fact in ``entries`` for a message: ``verb is fit, validate``."""
     values = distinct_values(column.get(entry) for entry in entries)
+    if not values:
+        return f"{column.name} is unknown"
     texts = [fact_text(value) for value in values[:_VALUES_OF_MESSAGE]]
-    return f"{column.name} is {', '.join(texts) or 'unknown'}"
+    return f"{column.name} is {', '.join(texts)}"
 
 
 def fact_phrase(column: Column, value: Any) -> str:
-    """Return a single fact as text: numbers, truth values and ``none`` come with their title."""
+    """Return a fact as a phrase: numbers, truth values and ``none`` are preceded by the fact's title."""
     text = fact_text(value)
     names_itself = isinstance(value, str) and value != "none"
     if value is None or names_itself:
@@ -215,11 +228,11 @@ def fact_phrase(column: Column, value: Any) -> str:
 
 
 def groups_differ(groups: Sequence[RunGroup], column: Column) -> bool:
-    """Return whether ``groups`` differ in a fact; groups with the same mixture of values do not."""
+    """Return whether ``groups`` differ in a fact; two groups with the same mixture of values do not differ."""
     values = distinct_values(fact_value(group, column) for group in groups)
     if len(values) != 1:
         return len(values) > 1
-    # With one known value, a run that has not set the option differs; a run of which nothing is known does not.
+    # All known values are equal. A group differs if it certainly did not set the option, not if nothing is known.
     return any(
         fact_value(group, column) is None and is_unset(group[0], column)
         for group in groups
@@ -234,14 +247,15 @@ def is_unset(entry: Entry, column: Column) -> bool:
 
 
 def have_options(groups: Sequence[RunGroup]) -> bool:
-    """Return whether each run has options, which describe its model; a program that is profiled by itself has none."""
+    """Return whether every run has options; a program that was profiled with ``run`` has none."""
     records = [entry.record for entry in chain.from_iterable(groups)]
     return all(record is None or record.config is not None for record in records)
 
 
 def follows_from_size(groups: Sequence[RunGroup], column: Column) -> bool:
-    """Return whether ``column`` is a dimension that follows from the size of a preset, which has its own column."""
+    """Return whether ``column`` is a dimension of the model that follows from the size of its preset."""
     if column.name == "parameters":
+        # The number of parameters follows from the size if all dimensions do.
         follow = [follows_from_size(groups, COLUMNS[name]) for name in DIMENSIONS]
         return all(follow) and have_options(groups)
     if column.name not in DIMENSIONS:
@@ -280,7 +294,7 @@ def overridden_options(groups: Iterable[RunGroup]) -> list[str]:
 
 
 def mixed_facts(group: RunGroup) -> list[str]:
-    """Return the titles of facts that affect figures and in which the runs differ."""
+    """Return the titles of the facts that affect figures and in which the runs of ``group`` differ."""
     if len(group) < 2:
         return []
     names = list(DIMENSIONS)

@@ -1,4 +1,4 @@
-"""A table before it is printed; each cell has a value in SI for programs, and a text for people."""
+"""A table before it is printed: each cell has a value in SI units for programs, and a text for people."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ STATUS_STYLES = {
 
 @dataclass(frozen=True)
 class Heading:
-    """The heading of a column: ``name`` for programs, ``title`` with the unit for people; figures are right-aligned."""
+    """The heading of a column: ``name`` for programs, ``title`` with the unit for people.
+
+    ``figures`` is whether the column contains figures, which are right-aligned.
+    """
 
     name: str
     title: str
@@ -36,9 +39,9 @@ class Heading:
 class TableCell:
     """``value`` (with ``std``, ``low`` and ``high``) for programs, ``text`` for people, in a ``style`` on a terminal.
 
-    ``std`` is the standard deviation of the steps, ``low`` and ``high`` are the ends of the value's interval.
-    ``status`` is the reason if there is no figure: ``oom``, ``refused``, ``failed``, ``timeout``.
-    ``bound`` is ``at least`` for a figure that is a lower bound.
+    ``std`` is the standard deviation of the steps. ``low`` and ``high`` are the ends of the value's interval.
+    ``status`` is the reason why there is no figure: ``oom``, ``refused``, ``failed``, ``timeout``.
+    ``bound`` is ``at least`` if the figure is a lower bound.
     """
 
     value: Any = None
@@ -72,24 +75,25 @@ class Table:
         return titles if any(titles) else []
 
     def fields(self) -> dict[str, list[Any]]:
-        """Return columns for programs, in SI.
+        """Return the values of each column by its name, for programs, in SI units.
 
-        A column is followed by ``<name>_std``, ``_low``, ``_high``, ``_status`` and ``_bound`` where one of its cells
-        has them.
+        A column is followed by ``<name>_std``, ``<name>_low``, ``<name>_high``, ``<name>_status`` and ``<name>_bound``
+        if any of its cells has such a value.
         """
         fields: dict[str, list[Any]] = {}
         for index, heading in enumerate(self.headings):
             name = _unicode(heading.name)
             cells = [row[index] for row in self.rows]
             fields[name] = [_unicode(cell.value) for cell in cells]
-            for part in ("std", "low", "high", "status", "bound"):
-                values = [_unicode(getattr(cell, part)) for cell in cells]
-                if any(value is not None for value in values):
-                    fields[f"{name}_{part}"] = values
+            for attribute in ("std", "low", "high", "status", "bound"):
+                values = [_unicode(getattr(cell, attribute)) for cell in cells]
+                is_known = any(value is not None for value in values)
+                if is_known:
+                    fields[f"{name}_{attribute}"] = values
         return fields
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a mapping for each row, for programs, in SI."""
+        """Return each row as a mapping from column names to values, for programs, in SI units."""
         fields = self.fields()
         records = []
         for values in zip(*fields.values(), strict=True):
@@ -116,7 +120,7 @@ def titled_headings(titles: Iterable[str], figures: Container[str]) -> list[Head
 def text_table(
     titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **more: Any
 ) -> Table:
-    """Return a table of texts; the first ``left`` columns are left-aligned, the others figures.
+    """Return a table of texts; the first ``left`` columns are left-aligned, the others contain figures.
 
     ``more`` are further fields of the table, such as its title.
     """
@@ -130,7 +134,7 @@ def text_table(
 
 
 def fact_text(value: Any) -> str:
-    """Return a fact for people: truth values as options spell them, empty if it is unknown."""
+    """Return the text of a fact: truth values are written as in options, and an unknown fact is empty."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -146,7 +150,7 @@ def is_number(value: Any) -> bool:
 def figure_cell(
     quantity: Quantity, value: float | None, interval: tuple[float, float] | None = None
 ) -> TableCell:
-    """Return a figure with its interval, in the unit of its heading; empty if it is unknown."""
+    """Return the cell of a figure with its interval, in the unit of its heading; empty if it is unknown."""
     if value is None:
         return TableCell()
     if interval is None:

@@ -1,4 +1,4 @@
-"""The columns that a table of runs can have: one for each fact, figure and option of the runs, found by name."""
+"""The columns that a table of runs can have: each fact, figure and option of a run is a column with a name."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def column(name: str) -> Column:
 
 
 def preset_of(size: Any) -> TransformerConfig | None:
-    """Return the preset called ``size``; None if the config uses that name differently."""
+    """Return the preset called ``size``; None if ``size`` is not the name of a preset."""
     if not isinstance(size, str):
         return None
     return PRESETS.get(size)
 
 
 def device_text(environment: Environment | None) -> str | None:
-    """Return the device's name, and how many there are if several; None if it is unknown."""
+    """Return the device's name, with the number of devices if there are several; None if it is unknown."""
     if environment is None:
         return None
     if environment.world_size > 1:
@@ -63,7 +63,7 @@ def device_text(environment: Environment | None) -> str | None:
 
 
 def model_config(entry: Entry) -> TransformerConfig | None:
-    """Return the dimensions of our own model; None for another model, or if they do not fit together."""
+    """Return the dimensions of the built-in model; None for another model, or for an invalid combination."""
     options = {name: entry.option(f"model.{name}") for name in SHAPE_OPTIONS}
     try:
         return preset(entry.option("model.size"), **options)
@@ -72,7 +72,7 @@ def model_config(entry: Entry) -> TransformerConfig | None:
 
 
 def parameters(entry: Entry, embedding: bool = True) -> int | None:
-    """Return the number of parameters of the module; in a refused run, that of the model that was not built."""
+    """Return the number of parameters; for a refused run, that of the model that would have been built."""
     model = entry.record.model if entry.record is not None else None
     if model is not None and model.parameters:
         return model.parameters if embedding else model.parameters_without_embedding
@@ -83,14 +83,14 @@ def parameters(entry: Entry, embedding: bool = True) -> int | None:
 
 
 def _precision(entry: Entry) -> str | None:
-    """Return the precision of the run: the record's, else its option's; None if neither is known."""
+    """Return the precision of the run, from the record or else from its option; None if neither is known."""
     if entry.record is not None and entry.record.model is not None:
         return entry.record.model.precision
     option = entry.option("trainer.precision")
     options_are_known = entry.config is not None or entry.sibling is not None
     if option is None and not options_are_known:
         return None
-    return full_name(option)  # for None the Trainer's default
+    return full_name(option)  # If the option is not set, this is the Trainer's default.
 
 
 def _repeat(entry: Entry) -> int | None:
@@ -126,7 +126,7 @@ def _option_getter(path: str) -> Callable[[Entry], Any]:
 
 
 def _dimension_getter(name: str) -> Callable[[Entry], Any]:
-    """Return a function that returns a dimension of the model: the option, or else that of the size's preset."""
+    """Return a function that gets a dimension of the model, from the option or else from the size's preset."""
 
     def get(entry: Entry) -> Any:
         option = entry.option(f"model.{name}")
@@ -264,7 +264,7 @@ _FIRST_STEP = "The first step"
 
 
 def _named_columns() -> dict[str, Column]:
-    """Return every column with its own name: facts first, then figures; a fact replaces the figure of its name."""
+    """Return all columns by name: facts, then figures, then computed columns. A fact replaces a figure of its name."""
     columns = {}
     for group, facts in _FACTS.items():
         for fact in facts:
@@ -294,26 +294,26 @@ def _named_columns() -> dict[str, Column]:
 
 COLUMNS = _named_columns()
 
-# the columns of facts that an option sets, by that option
+# option → the column of the fact that it sets
 OPTIONS = {
     column.option: column for column in COLUMNS.values() if column.option is not None
 }
 
-# the columns that distinguish runs in a table
+# the facts that tables show by default if runs differ in them
 FACTS = [
     column
     for column in COLUMNS.values()
     if column.group in _FACTS and column.place is Place.TABLE
 ]
 
-# the facts that distinguish runs if no option was swept, options first
+# the facts by which runs are distinguished if no option was swept; those with an option come first
 COMPARED = sorted(
     (fact for fact in FACTS if fact.compared), key=lambda fact: fact.option is None
 )
 
 
 def figures(place: Place) -> list[Column]:
-    """Return the figures that are shown at ``place`` or earlier, in the registry's order."""
+    """Return the figures that are shown at ``place`` or a more prominent one, in the registry's order."""
     return [
         column
         for column in COLUMNS.values()
@@ -322,7 +322,7 @@ def figures(place: Place) -> list[Column]:
 
 
 def peak_memory(entries: Sequence[Entry]) -> Column:
-    """Return the column of the peak allocated on the device, or of the peak resident where no device reports it."""
+    """Return the column of the allocated peak, or of the resident peak if no run reports an allocated one."""
     allocated = COLUMNS[MEMORY["allocated_peak"].name]
     resident = COLUMNS[MEMORY["resident_peak"].name]
     is_reported = any(allocated.get(entry) is not None for entry in entries)
@@ -354,14 +354,15 @@ def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column
 
 
 def _option_paths(entry: Entry) -> Iterator[str]:
-    """Yield the paths of the options of ``entry``, and of the sections that hold them: ``model`` of ``model.size``."""
+    """Yield the paths of the options of ``entry``, and those of their sections: ``model`` for ``model.size``."""
     yield from entry.overrides
     for path in flat_options(entry.config or {}):
+        # "a.b.c" gives "a", "a.b" and "a.b.c"
         yield from itertools.accumulate(path.split("."), "{}.{}".format)
 
 
 def column_tables() -> list[Table]:
-    """Return a table for each group of columns: their names, units in files for programs, and meanings."""
+    """Return a table for each group of columns with names, meanings, and the units in files for programs."""
     rows_by_group: dict[str, list[tuple[str, str, str]]] = {}
     fact_names = set()
     for fact in COLUMNS.values():
@@ -385,6 +386,6 @@ def column_tables() -> list[Table]:
         )
     explanations = [
         f"PART is one of {', '.join(TIMES)}",
-        "any option of the runs is one too, such as data.batch_size",
+        "every option of the runs is a column too, such as data.batch_size",
     ]
     return [*tables, Table(below=explanations, title="Names of columns")]

@@ -1,6 +1,6 @@
-"""The blocks that a view is made of, as JSON: the browser draws each kind in the same way, whatever view it is in.
+"""The blocks that views consist of, as JSON. The browser draws a kind of block in the same way in each view.
 
-A table is the ``Table`` that the terminal prints. A chart is plotly's own JSON: ``data`` and ``layout``.
+A table block has the ``Table`` that the terminal prints. A chart has the ``data`` and ``layout`` of plotly's JSON.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from lm_profiler.report.tables.table import Table
 Json = dict[str, Any]
 
 CHART_PX = 360  # the usual height of a chart
-# the height of what surrounds the rows of a chart: its axis and its legend
-_CHART_FRAME_PX = 100
-_EXPLAINED = 3  # the columns of a table of facts: name, figure, meaning
+_CHART_FRAME_PX = 100  # the height of a chart's axis and legend
+_FACT_COLUMNS = 3  # the columns of a table of facts: name, figure, meaning
 # the styles of single cells; a row that begins with "bold" is bold as a whole
 _STYLES = ("green", "yellow", "red")
 _ROW_PX = 28  # the height of a row in a chart of rows
 
 
 def _filled(block: Json) -> Json:
-    """Return ``block`` without what is empty, which a page of many runs would hold thousands of times."""
+    """Return ``block`` without empty values, which a page of many runs would contain thousands of times."""
     return {key: value for key, value in block.items() if not _is_empty(value)}
 
 
@@ -44,7 +43,7 @@ def card(title: str, *blocks: Json, words: Sequence[str] = ()) -> Json:
 
 
 def fold(title: str, *blocks: Json) -> Json:
-    """Return a card of which only the title shows until somebody opens it."""
+    """Return a card that shows only its title until a user opens it."""
     return {"kind": "fold", "title": title, "blocks": list(blocks)}
 
 
@@ -69,7 +68,7 @@ def command(text: str) -> Json:
 
 
 def choice(label: str, choices: Mapping[str, Sequence[Json]]) -> Json:
-    """Return blocks of which one group shows at a time: the first, until another title is chosen."""
+    """Return groups of blocks of which one is shown at a time: the first, until a user chooses another title."""
     titled = []
     for title, blocks in choices.items():
         titled.append({"title": title, "blocks": list(blocks)})
@@ -114,23 +113,23 @@ def _figure_columns(table: Table) -> list[int]:
     return indices
 
 
-# The meanings of all figures, which tables name by their place here: in the page of a hundred runs they stand once.
+# The meanings of all figures. Tables refer to them by index, so that a page of a hundred runs has each of them once.
 MEANINGS = list(dict.fromkeys(figure.meaning for figure in QUANTITIES.values()))
-_MEANING_PLACES = {meaning: place for place, meaning in enumerate(MEANINGS)}
+_MEANING_INDEXES = {meaning: index for index, meaning in enumerate(MEANINGS)}
 
 
 def table_json(table: Table) -> Json:
-    """Return the titles and the text of each cell, and what cells look like, as far as anything is special.
+    """Return a table block: the titles, the text of each cell, and the style of cells that have one.
 
-    In a table of facts, which has no titles, the third column explains the first: the tip of its row.
+    A table of facts has no titles. Its third column becomes the tooltip of the row.
     """
     titles = [heading.title for heading in table.headings]
     rows = []
     for cells in table.rows:
         rows.append([cell.text for cell in cells])
     block: Json = {"kind": "table"}
-    if len(titles) == _EXPLAINED and not table.titles:
-        block["tips"] = [_MEANING_PLACES.get(row[-1], row[-1]) for row in rows]
+    if len(titles) == _FACT_COLUMNS and not table.titles:
+        block["tips"] = [_MEANING_INDEXES.get(row[-1], row[-1]) for row in rows]
         titles = titles[:-1]
         rows = [row[:-1] for row in rows]
     if any(row and row[0] in PART_COLOURS for row in rows):
@@ -154,20 +153,20 @@ def table_json(table: Table) -> Json:
 
 
 def shade(colour: str, strength: float) -> Json | None:
-    """Return the shade of a cell, the stronger the nearer ``strength`` is to 1; None for a weak one."""
+    """Return the background colour of a cell, strongest at a ``strength`` of 1; None for a strength near 0."""
     if strength <= 0.02:
         return None
     return {"colour": colour, "percent": round(70 * min(1.0, strength), 1)}
 
 
 def chart(data: Sequence[Json], layout: Json, rows: int | None = None) -> Json:
-    """Return a chart; one of ``rows`` is as high as its rows need. Fonts and colours of the frame are the page's."""
+    """Return a chart, as high as its ``rows`` need if it has rows. The script adds fonts and colours of the page."""
     height = CHART_PX if rows is None else _CHART_FRAME_PX + _ROW_PX * rows
     return {"kind": "chart", "data": list(data), "layout": {"height": height, **layout}}
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` for a chart, where plotly takes what looks like markup for it."""
+    """Return ``text`` escaped for a chart, because plotly interprets markup."""
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
@@ -175,7 +174,7 @@ def escaped(text: str) -> str:
 
 
 def bars(headings: Sequence[str], rows: Sequence[Json]) -> Json:
-    """Return rows of a title, a bar and cells; ``headings`` are those of these columns."""
+    """Return a block of rows, each with a title, a bar and cells; ``headings`` are the headings of these columns."""
     return {"kind": "bars", "headings": list(headings), "rows": list(rows)}
 
 
@@ -190,7 +189,7 @@ def bar(
     whisker: Json | None = None,
     is_total: bool = False,
 ) -> Json:
-    """Return a row of ``bars``; one with blocks ``inside`` can be opened."""
+    """Return a row of ``bars``; a row with blocks ``inside`` can be opened."""
     row = {
         "title": title,
         "pieces": list(pieces),
@@ -207,7 +206,7 @@ def bar(
 def piece(
     start: float, end: float, colour: str | None, tip: str, is_pale: bool = False
 ) -> Json:
-    """Return a piece of a bar, between two shares of its track; one without a colour is hatched."""
+    """Return a piece of a bar between two shares of the bar's track; a piece without a colour is hatched."""
     begin, end = sorted((start, end))
     block = {
         "left": begin,
@@ -222,7 +221,7 @@ def piece(
 def whisker(
     low: float | None, high: float | None, scale: float, tip: str
 ) -> Json | None:
-    """Return the interval of a bar; None if an end is unknown."""
+    """Return the line that shows the interval of a bar; None if an end is unknown."""
     if low is None or high is None:
         return None
     return {"left": low * scale, "width": (high - low) * scale, "tip": tip}

@@ -10,7 +10,7 @@ from lm_profiler.report.views.blocks import Json, fold, line, table
 
 
 def comparison_blocks(comparison: Comparison) -> list[Json]:
-    """Return the verdict, the table and what differs; where the work differs, behind a fold."""
+    """Return the verdict, the table and the differences; if the sides did different work, the result is in a fold."""
     printed = comparison_table(comparison)
     verdict, *notes = [text for text in printed.below if text]
     differences = {"kind": "verbatim", "text": "\n".join(printed.above).strip()}
@@ -21,7 +21,7 @@ def comparison_blocks(comparison: Comparison) -> list[Json]:
     ]
     if comparison.unlike:
         refusal = line(
-            "Not the same work on the same device: times say little about each other.",
+            "Not the same work on the same device, so the times can hardly be compared.",
             "error",
         )
         return [refusal, differences, fold("Compare anyway", *result)]

@@ -1,4 +1,4 @@
-"""The Improve view, which shows all searches: the way down as bars, a bar after each change that was kept."""
+"""The Improve view, which shows all searches: bars of the step time after each accepted change, and all changes."""
 
 from __future__ import annotations
 
@@ -38,26 +38,27 @@ def improve_blocks(searches: Mapping[str, ImproveRecord]) -> list[Json]:
 
 
 def _search(name: str, record: ImproveRecord) -> Json:
-    """Return the card of one search: its conclusion, the way to it, and a row for each change."""
+    """Return the card of one search: its conclusion, the bars of accepted changes, and a row for each change."""
     tried = improve_table(record)
     headline, *lines_below = tried.below
-    way = [_way(record)] if record.steps_after_changes else []
+    step_bars = [_step_bars(record)] if record.steps_after_changes else []
     rows = table(replace(tried, below=lines_below, title=""))
     return card(
         name,
         line(headline, "headline"),
-        *way,
+        *step_bars,
         *rows,
         command(record.command),
         words=[record.ended],
     )
 
 
-def _way(record: ImproveRecord) -> Json:
-    """Return a bar for each change that was kept; the pale piece behind it is what the change saved."""
-    scale = 1.0 / max(
+def _step_bars(record: ImproveRecord) -> Json:
+    """Return a bar of the step time after each accepted change; a pale piece shows what the change saved."""
+    ends_s = [
         max(point.step_s, point.high_s or 0.0) for point in record.steps_after_changes
-    )
+    ]
+    scale = 1.0 / max(ends_s)
     rows = []
     before_s = record.steps_after_changes[0].step_s
     for point, (text, interval) in zip(

@@ -36,11 +36,14 @@ _LEAST_OVERLAP = 0.001  # the share of the step from which overlapping work is m
 
 
 def blocks(entry: Entry, limits: Limits) -> list[Json]:
-    files = kernel_files(entry.folder)
-    by_rank = {_rank_name(file): _of_file(file, limits.kernel_rows) for file in files}
-    if len(by_rank) == 1:
-        return next(iter(by_rank.values()))
-    return [choice("Rank", by_rank)]
+    """Return the blocks of the traced rank; of several ranks one is shown at a time."""
+    blocks_by_rank = {}
+    for file in kernel_files(entry.folder):
+        blocks_by_rank[_rank_name(file)] = _rank_blocks(file, limits.kernel_rows)
+    if len(blocks_by_rank) == 1:
+        [blocks_of_rank] = blocks_by_rank.values()
+        return blocks_of_rank
+    return [choice("Rank", blocks_by_rank)]
 
 
 def missing(entry: Entry) -> str | None:
@@ -64,8 +67,8 @@ def _rank_name(file: Path) -> str:
     return name.replace("rank", "rank ").replace(".step", ", step ")
 
 
-def _of_file(file: Path, most_rows: int | None) -> list[Json]:
-    """Return what one rank's table holds; a damaged file is named and hides no other rank."""
+def _rank_blocks(file: Path, most_rows: int | None) -> list[Json]:
+    """Return the blocks of one rank; for a damaged file, an error message, so that other ranks are still shown."""
     try:
         kernels = read_kernels(file)
     except RecordError as error:
@@ -89,7 +92,7 @@ def _of_file(file: Path, most_rows: int | None) -> list[Json]:
             *_overlap_notes(kernels),
         ),
         card(title, *table(largest, is_long=True, first_sort="ms"), *notes),
-        fold("Answers to common questions", *_answers(kernels)),
+        fold("Answers to common questions", *_answer_table(kernels)),
         fold("The same as a table", *table(kinds_table(kernels))),
     ]
 
@@ -104,7 +107,7 @@ def _chart(kernels: KernelTable) -> Json:
     seconds = _seconds_by_kind(kernels)
     kinds = [kind for kind in KIND_LOOKS if kind in seconds]
     kinds += [kind for kind in seconds if kind not in KIND_LOOKS]  # of a later version
-    data = [_series(kernels, kind, seconds[kind], bars) for kind in kinds]
+    data = [_bars_of_kind(kernels, kind, seconds[kind], bars) for kind in kinds]
     layout = {
         "barmode": "stack",
         "bargap": 0.25,
@@ -126,13 +129,13 @@ def _seconds_by_kind(kernels: KernelTable) -> dict[str, dict[str, float]]:
     return seconds
 
 
-def _series(
+def _bars_of_kind(
     kernels: KernelTable,
     kind: str,
     seconds: Mapping[str, float],
     bars: Mapping[str, float],
 ) -> Json:
-    """Return Plotly's bars of one kind of kernels, one for each phase; ``bars`` holds the whole length of each."""
+    """Return Plotly's bars of one kind of kernels, one per phase; ``bars`` has the total seconds of each phase."""
     name = kind.replace("_", " ")
     if kind == IDLE and kernels.source == "operators":
         name = "no operator"
@@ -156,7 +159,7 @@ def _series(
 
 
 def _overlap_notes(kernels: KernelTable) -> list[Json]:
-    """Return the notes below the picture: how many steps were traced, and what ran at the same time."""
+    """Return the notes below the chart: how many steps were traced, and how much work overlapped."""
     steps = kernels.steps
     overlap_s = sum(phase.overlap_s for phase in kernels.phases.values())
     traced = "1 traced step" if steps == 1 else f"{steps} traced steps"
@@ -169,8 +172,8 @@ def _overlap_notes(kernels: KernelTable) -> list[Json]:
     return [line(note, "quiet") for note in notes]
 
 
-def _answers(kernels: KernelTable) -> Sequence[Json]:
-    """Return the answers about the kernels as a table without titles."""
+def _answer_table(kernels: KernelTable) -> Sequence[Json]:
+    """Return a table of answers to common questions about the kernels."""
     rows = [list(pair) for pair in kernel_answers(kernels)]
     share = kernels.memory_bound_share
     if share is not None:

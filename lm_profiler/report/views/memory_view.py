@@ -1,4 +1,4 @@
-"""The Memory view: what memory is held for over one step, the peak, and what is alive there."""
+"""The Memory view: the bytes in use over one step by cause, the peak, and the allocations at the peak."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def blocks(entry: Entry, limits: Limits) -> list[Json]:
     record = entry.record
     assert record is not None
     timelines = read_timelines(entry.folder)
-    # On one scale, so that what was planned and what was measured can be compared.
+    # All timelines have one scale, so that planned and measured memory can be compared.
     most_bytes = max((timeline.peak for timeline in timelines), default=0)
     view_blocks = []
     for timeline in timelines:
         view_blocks += _timeline(timeline, limits.points, most_bytes)
     phase, causes = _causes_at_peak(record)
-    # Without an allocator that counts, the causes lack activations, which the timeline has.
+    # On the CPU the causes do not include activations. Then the card is shown only if there is no timeline.
     has_activations = causes.get("activations_and_rest", 0) > 0
     if any(causes.values()) and (has_activations or not timelines):
         view_blocks.append(_peak_card(phase, causes))
@@ -72,7 +72,7 @@ MEMORY = View("memory", "Memory", blocks, missing)
 
 
 def _causes_at_peak(record: RunRecord) -> tuple[str, dict[str, int]]:
-    """Return the phase that holds most, and the bytes of each cause in it; nothing where causes are unknown."""
+    """Return the phase that holds the most bytes, and the bytes of each cause in it; empty if causes are unknown."""
     if record.memory is None:
         return "", {}
     largest_phase = ""
@@ -87,7 +87,7 @@ def _causes_at_peak(record: RunRecord) -> tuple[str, dict[str, int]]:
 
 
 def _peak_card(phase: str, causes: Mapping[str, int]) -> Json:
-    """Return a bar for each cause at the peak: in most runs the phases before and after it hold nearly the same."""
+    """Return a bar for each cause in the phase of the peak. In most runs its neighbours hold nearly the same."""
     peak_bytes = sum(causes.values())
     rows = []
     for cause in sorted(causes, key=lambda name: causes[name], reverse=True):
@@ -107,7 +107,7 @@ def _peak_card(phase: str, causes: Mapping[str, int]) -> Json:
 def _timeline(
     timeline: MemoryTimeline, most_points: int, most_bytes: int
 ) -> list[Json]:
-    """Return a stack of causes over one step, with its phases and its peak, and folds with the allocations."""
+    """Return the chart of the bytes in use over one step by cause, and folds with the allocations."""
     peak = bytes_text(timeline.peak)
     title = f"Bytes in use over one step: {SOURCES[timeline.source]}"
     headline = line(f"Peak {peak}.", "headline")

@@ -30,10 +30,11 @@ from lm_profiler.report.views.blocks import (
 )
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
-_EXCESS_COLOUR = SERIES_COLOURS[1]  # of more own work than the fast ranks have
-_WAITING = PALE
-_FULL = 0.1  # the least share of the mean step that has the full colour, so that noise stays pale
-_FULL_ONCE = 0.2  # the same of a single step
+_EXCESS_COLOUR = SERIES_COLOURS[1]  # for own work beyond that of the fast ranks
+_WAITING_COLOUR = PALE
+# An excess of this share of the mean step may have the full colour; a smaller one is paler, so that noise is pale.
+_FULL_COLOUR_SHARE = 0.1
+_FULL_COLOUR_SHARE_OF_ONE_STEP = 0.2
 _MOST_NAMES = 16  # ranks that an axis names
 # the height of the chart of steps, and of a rank in it
 _LEAST_PX = 190
@@ -42,7 +43,7 @@ _RANK_PX = 24
 
 
 def blocks(entry: Entry, _: Limits) -> list[Json]:
-    """Return who waits for whom: the conclusion, own work and waiting by phase, and both over the steps."""
+    """Return the conclusion about the ranks, own work and waiting by phase, and own work over the steps."""
     record = entry.record
     assert record is not None
     ranks = record.ranks
@@ -96,7 +97,7 @@ _SOURCES = [figure for figure in GROUPS["Ranks"] if _is_source(figure)]
 
 
 def _has_all_ranks(ranks: Ranks) -> bool:
-    """Return whether the record has every rank whose figures arrived; of very many it has only the extremes."""
+    """Return whether the record has every rank that sent its figures; of very many ranks it has only the extremes."""
     return len(ranks.by_rank) == ranks.heard
 
 
@@ -108,17 +109,17 @@ def _ranks_text(ranks: Ranks) -> str:
 
 
 def _rows(ranks: Ranks) -> list[RankTimes]:
-    """Return the ranks by their number; where only the extremes are known, those with most own work first."""
+    """Return the ranks by their numbers; if only the extremes are known, sorted by own work, the most first."""
     if _has_all_ranks(ranks):
         return sorted(ranks.by_rank, key=lambda row: row.rank)
     return sorted(ranks.by_rank, key=lambda row: (-row.all_own_s, row.rank))
 
 
 def excess_over_fast(ranks: Ranks, rows: Sequence[RankTimes], part: str) -> list[float]:
-    """Return the seconds of own work in ``part`` of each rank, minus those of a fast rank."""
+    """Return for each rank its seconds of own work in ``part`` minus those of the fast ranks."""
     seconds = [row.own_s.get(part, 0.0) for row in rows]
     if not _has_all_ranks(ranks):
-        # the median of the extremes would not be the median of all
+        # The median of the extremes is not the median of all ranks, which the record has too.
         return [own_s - ranks.own[part].median_s for own_s in seconds]
     return _excess_over_median_of_fast(seconds)
 
@@ -126,19 +127,20 @@ def excess_over_fast(ranks: Ranks, rows: Sequence[RankTimes], part: str) -> list
 def _excess_over_median_of_fast(seconds: Sequence[float]) -> list[float]:
     if len(seconds) < 2:
         return [0.0] * len(seconds)
-    usual_s = median(seconds[rank] for rank in fast_ranks(np.array(seconds)))
+    fast_seconds = [seconds[index] for index in fast_ranks(np.array(seconds))]
+    usual_s = median(fast_seconds)
     return [own_s - usual_s for own_s in seconds]
 
 
 def _by_phase(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
-    """Return the table of own work and waiting; a cell is shaded by what the rank has more than the fast ones."""
+    """Return the table of own work and waiting; a cell is shaded by the rank's excess over the fast ranks."""
     phases = []
     for part in PARTS:
         if part in ranks.own and ranks.own[part].largest_s:
             phases.append(part)
     excess_s = {part: excess_over_fast(ranks, rows, part) for part in phases}
-    # the time that has the full colour
-    full_s = _FULL * ranks.step_s
+    # the excess that has the full colour: the largest one, or more if all are small
+    full_s = _FULL_COLOUR_SHARE * ranks.step_s
     for row in rows:
         full_s = max(full_s, row.all_waiting_s)
     for excess_in_part_s in excess_s.values():
@@ -157,18 +159,21 @@ def _by_phase(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
             row_texts.append(f"{row.own_s.get(part, 0.0) * 1e3:,.1f}")
             row_shades.append(shade(_EXCESS_COLOUR, excess_s[part][index] / full_s))
         row_texts.append(f"{row.all_waiting_s * 1e3:,.1f}")
-        row_shades.append(shade(_WAITING, row.all_waiting_s / full_s))
+        row_shades.append(shade(_WAITING_COLOUR, row.all_waiting_s / full_s))
         texts.append(row_texts)
         shades.append(row_shades)
     all_titles = [*titles, *phases, "waiting"]
     own_table: Table = text_table(all_titles, texts, left=len(titles) - 1)
-    entries = [["more than the fast ranks", _EXCESS_COLOUR], ["waiting", _WAITING]]
+    entries = [
+        ["more than the fast ranks", _EXCESS_COLOUR],
+        ["waiting", _WAITING_COLOUR],
+    ]
     legend = {"kind": "legend", "entries": entries}
     return card("Own work and waiting (ms)", legend, *table(own_table, shades=shades))
 
 
 def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
-    """Return a heat map of ranks and steps."""
+    """Return a heat map of the excess of own work over the fast ranks, by rank and step."""
     own_s = np.array([row.own_by_column_s for row in rows])
     columns = [_excess_over_median_of_fast(column.tolist()) for column in own_s.T]
     excess_s = np.array(columns).T  # [rank, step]
@@ -184,7 +189,7 @@ def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
         if len(ranks.hosts) > 1:
             name = f"{escaped(rows[index].host)} · {name}"
         names.append(name)
-    most_ms = max(_FULL_ONCE * ranks.step_s, float(np.max(excess_s))) * 1e3
+    most_s = max(_FULL_COLOUR_SHARE_OF_ONE_STEP * ranks.step_s, float(np.max(excess_s)))
     data = {
         "type": "heatmap",
         "name": "own work",
@@ -195,7 +200,7 @@ def _by_steps(ranks: Ranks, rows: Sequence[RankTimes]) -> Json:
         "hovertemplate": "%{customdata}<extra>step %{x}</extra>",
         "colorscale": [[0, f"{_EXCESS_COLOUR}00"], [1, _EXCESS_COLOUR]],
         "zmin": 0,
-        "zmax": most_ms,
+        "zmax": most_s * 1e3,
         "ygap": 0 if len(rows) > _MOST_NAMES else 2,
         "colorbar": {
             "title": {"text": "ms more", "side": "right"},

@@ -1,4 +1,4 @@
-"""The views of a run. To delete one, delete its file and its line here; to add one, the other way round."""
+"""The views of a run. A view is added or deleted with its file and its line here."""
 
 from lm_profiler.report.views.kernels_view import KERNELS
 from lm_profiler.report.views.memory_view import MEMORY

@@ -1,4 +1,4 @@
-"""The Run view: what binds the run, its steps, its phases; behind folds all other lines and figures."""
+"""The Run view: what limits the run, its steps and its phases; other lines and figures are in folds."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from lm_profiler.report.views.blocks import (
 )
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
-_SLOW_WARMUP = 2  # a warm-up step that is this many times as long as all others is cut off, so that they can be read
-# the height of the axis, in measured steps, where the warm-up is cut off
-_AXIS_HEIGHT = 1.2
-_MOST_OWNERS = 12  # the fold with every figure has all
+# A warm-up step that takes this many times as long as all others is cut off, so that the others can be read.
+_SLOW_WARMUP = 2
+_AXIS_HEIGHT = 1.2  # times the longest measured step, if the warm-up is cut off
+_MOST_OWNERS = 12  # the fold with all figures has further ones
 
 
 def blocks(entry: Entry, limits: Limits) -> list[Json]:
@@ -70,7 +70,7 @@ RUN = View("run", "Run", blocks, missing)
 
 
 def _head(record: RunRecord) -> Json:
-    """Return the card with the conclusion: how the run failed, or what binds it and what to do next."""
+    """Return the card with the conclusion: how the run failed, or what limits it and what to do next."""
     head_blocks = [line(text, "error") for text in failure_lines(record)]
     verdict = verdict_lines(record)
     if verdict:
@@ -103,7 +103,7 @@ def _phases(record: RunRecord) -> list[Json]:
 
 
 def _more_lines(record: RunRecord) -> list[Json]:
-    """Return the notes, and what else the terminal prints of the run, behind a fold that counts them."""
+    """Return a fold with the notes and the further lines of the terminal; its title has their numbers."""
     head_lines = {*main_lines(record), *verdict_lines(record), *failure_lines(record)}
     notes = []
     further_lines = []
@@ -125,7 +125,7 @@ def _more_lines(record: RunRecord) -> list[Json]:
 
 
 def _owners(owned: OtherByOwner) -> Json:
-    """Return whose the time is that no phase covers: a bar for each of the longest actions."""
+    """Return a fold with the owners of the time outside the phases: a bar for each of the longest actions."""
     actions = owned.actions[:_MOST_OWNERS]
     longest_s = max(action.seconds for action in actions)
     rows = []
@@ -143,7 +143,7 @@ def _owners(owned: OtherByOwner) -> Json:
 
 
 def _figures(record: RunRecord) -> list[Json]:
-    """Return the sections of ``report RUN``; small ones stand side by side."""
+    """Return the sections of ``report RUN``; small ones are placed side by side."""
     section_blocks: list[Json] = []
     for printed in sections(record):
         blocks_of_table = table(replace(printed, title=""))
@@ -159,7 +159,7 @@ def _figures(record: RunRecord) -> list[Json]:
 
 @dataclass(frozen=True)
 class _StepColumns:
-    """The steps that are drawn, on one clock; the first ``warmup`` of them are in no summary."""
+    """The steps that are drawn, as timed by one clock; the first ``warmup`` of them are in no summary."""
 
     rows: Sequence[StepRow]
     warmup: int
@@ -169,7 +169,7 @@ class _StepColumns:
         return [self.time_ms(row, part) for row in self.rows]
 
     def time_ms(self, row: StepRow, part: str = "step") -> float | None:
-        """Return None if a device died before it reported."""
+        """Return the time of a part in ms; None if the device failed before it reported the time."""
         if row.seconds is None and self.clock == "device":
             return None
         return round(row.time(part, self.clock) * 1e3, 6)

@@ -13,7 +13,7 @@ from lm_profiler.report.views.blocks import Json, line
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that is shown of one run; the HTML page of many runs lowers them, so that it stays small."""
+    """Limits on what a view shows of one run; they are lower in an HTML page of many runs, so that it stays small."""
 
     steps: int = 4000  # more bars could not be distinguished or drawn
     points: int = 2000  # places of a memory timeline
@@ -23,16 +23,21 @@ class Limits:
 
 @dataclass(frozen=True)
 class View:
-    """A view of one run: ``blocks`` of what it shows, and ``missing``: why it has nothing to show, or None."""
+    """A view of one run.
+
+    ``blocks`` returns what it shows, ``missing`` returns why it has nothing to show, or None if it has something.
+    """
 
     name: str
     title: str
     blocks: Callable[[Entry, Limits], list[Json]]
     missing: Callable[[Entry], str | None]
-    is_live: bool = False  # whether it changes while the run's record stays as it is
+    is_live: bool = (
+        False  # whether the view may change although the run's record does not
+    )
 
     def answer(self, entry: Entry, limits: Limits | None = None) -> list[Json]:
-        """Return what the view shows of ``entry``; a file that is damaged is named in place of the content."""
+        """Return the blocks for ``entry``, or the reason why there are none; for a damaged file, an error message."""
         reason = self.missing(entry)
         if reason is not None:
             return [line(reason, "quiet")]

@@ -1,4 +1,4 @@
-"""The Watch view: step time over a whole training with its events, where the time went, what happened."""
+"""The Watch view: the step time over a whole training, where the time went, and the events."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from lm_profiler.report.views.blocks import (
 from lm_profiler.report.views.view import Limits, View, left_no_run
 
 _EVENTS = 200  # the most events that are listed and marked
-# the axis ends at so many times this quantile of the medians
-_AXIS_ABOVE = 3.0
+# The axis ends at this multiple of this quantile of the medians.
+_AXIS_FACTOR = 3.0
 _AXIS_QUANTILE = 0.98
-_ROWS_A_POINT = 10  # the least rows of steps behind a point of the curves
-# The tables of ``watch_tables`` that stand behind a fold, by the title of their first column.
+_ROWS_PER_POINT = 10  # the fewest steps that a point of the curves represents
+# the title of the first column of a table of ``watch_tables`` → the title of its fold
 _FOLDS = {"ms": "Phases", "rank": "Ranks"}
 
 
@@ -87,7 +87,7 @@ WATCH = View("watch", "Watch", blocks, missing, is_live=True)
 
 
 def _ledger(ledger: Table) -> Json:
-    """Return a bar for each row of the ledger; the last row is the wall time that they add up to."""
+    """Return a bar for each row of the ledger; the last row is the wall time, the sum of the others."""
     *terms, total = ledger.rows
     wall_s = _seconds(total[1].text)
     rows = []
@@ -109,18 +109,21 @@ def _seconds(text: str) -> float:
 
 
 def _curves(folder: Path, most_points: int) -> list[tuple[int, Sketch]]:
-    """Return first steps with the distribution of the step from there on: from rows as long as all are kept."""
+    """Return the points of the curves: the first step of each point, and the distribution of its step times.
+
+    The points are computed from the rows of single steps as long as the file has all of them, else from windows.
+    """
     rows = read_last_steps(folder)
     status = read_status(folder)
     windows = read_windows(folder)
     if status.window is not None:
         windows = [*windows, status.window]
-    has_dropped_rows = not len(rows) or (
-        len(windows) > 0 and rows["step"][0] > windows[0].first_step
-    )
+    if not len(rows):
+        return _merged_windows(windows, most_points)
+    has_dropped_rows = len(windows) > 0 and rows["step"][0] > windows[0].first_step
     if has_dropped_rows:
         return _merged_windows(windows, most_points)
-    points = min(most_points, math.ceil(len(rows) / _ROWS_A_POINT))
+    points = min(most_points, math.ceil(len(rows) / _ROWS_PER_POINT))
     curve = []
     for part in np.array_split(rows, points):
         step_s = part["seconds"][:, -1].astype(float)
@@ -145,7 +148,7 @@ def _merged_windows(
 def _chart(
     points: Sequence[tuple[int, Sketch]], events: Sequence[WatchEvent], world_size: int
 ) -> Json:
-    """Return plotly's chart of step times over a run, with marks at events; a stall may be beyond the axis."""
+    """Return the chart of step times over a run, with marks at events; a long stall may lie beyond the axis."""
     steps = [step for step, _ in points]
     curves = {
         "median": [sketch.quantile(0.5) for _, sketch in points],
@@ -188,11 +191,11 @@ def _rounded_ms(seconds: float | None) -> float | None:
 
 
 def _axis_end_ms(medians_ms: Sequence[float | None]) -> float:
-    """Return where the axis ends: well above nearly all medians, so that one stall does not flatten the curves."""
+    """Return the end of the axis: well above nearly all medians, so that a single stall does not flatten the curves."""
     known_ms = [value for value in medians_ms if value is not None]
     if not known_ms:
         return 0.0
-    return _AXIS_ABOVE * float(np.quantile(known_ms, _AXIS_QUANTILE))
+    return _AXIS_FACTOR * float(np.quantile(known_ms, _AXIS_QUANTILE))
 
 
 def _event_marks(
@@ -201,7 +204,7 @@ def _event_marks(
     medians_ms: Sequence[float | None],
     world_size: int,
 ) -> list[Json]:
-    """Return a sign on the median's curve for each event, in one series for each kind."""
+    """Return a mark on the curve of the median for each event; each kind of event is a series of the chart."""
     marks = []
     for index, kind in enumerate(dict.fromkeys(event.kind for event in events)):
         kind_events = [event for event in events if event.kind == kind]
@@ -232,7 +235,7 @@ def _event_marks(
 def _height(
     place: int, steps: Sequence[int], medians_ms: Sequence[float | None]
 ) -> float | None:
-    """Return the curve at the step ``place``: its last point before it."""
+    """Return the height of the curve at the step ``place``: that of the last point at or before it."""
     if not steps:
         return None
     index = max(bisect_right(steps, place) - 1, 0)
