@@ -3,16 +3,16 @@
 Convention: a multiply-add is two FLOPs. Only matmuls, convolutions and attention count; element-wise work, norms,
 softmax, look-ups, distances without a matmul, solvers and Fourier transforms do not. Causal attention counts in full,
 4·B·T²·D forward per layer, as in PaLM (Chowdhery et al. 2022, appendix B) and most published MFUs; to count half of
-it, subtract 2·B·T²·D per layer forward and 4·B·T²·D backward. Flash kernels compute the scores again in their backward:
-not counted, as it is their own choice. Recurrent layers of oneDNN and cuDNN compute the gradient of their input even
-if it is not needed: counted.
+it, subtract 2·B·T²·D per layer forward and 4·B·T²·D backward. The scores that flash kernels recompute in their backward
+do not count, because recomputing them is the kernel's choice. The gradient of the input of recurrent layers counts even
+if it is not needed, because oneDNN and cuDNN always compute it.
 
-Nothing runs twice, and results do not change. Backward passes are seen too, also where autograd runs them in threads of
-its own (on CUDA): it hands the caller's dispatch modes on to them (``ThreadLocalState`` in torch's ``graph_task.h``).
-Work outside of torch's dispatcher is not seen: graphs of torch.compile, replayed CUDA graphs, kernels of extensions
-that bypass torch, and threads that a step starts itself. Kernels that bypass torch show in their results
-(``foreign_kernels``): their FLOPs are missing, and so are those of operators without a formula. The count then names
-them, and is a lower bound.
+Nothing runs twice, and results do not change. Backward passes are seen even if autograd runs them in threads of its own
+(on CUDA), because these threads inherit the caller's dispatch modes (``ThreadLocalState`` in torch's ``graph_task.h``).
+Work that bypasses torch's dispatcher is not seen: graphs of torch.compile, replayed CUDA graphs, kernels that
+extensions launch themselves, and threads that a step starts itself. Such kernels are detected by their results
+(``foreign_kernels``). Their FLOPs and those of operators without a formula are missing: the count names them, and is a
+lower bound.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from lm_profiler.measure.boundary import comes_from_outside, error_text
 from lm_profiler.measure.clocks.tape import BACKWARD, FORWARD, OPTIMIZER, OUTSIDE
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts import flex_attention
+from lm_profiler.measure.counts.call_tensors import base_name
 from lm_profiler.measure.counts.foreign_kernels import ForeignKernels
 from lm_profiler.measure.counts.package_formulas import (
     PACKAGE_FORMULAS,
@@ -51,6 +52,7 @@ from lm_profiler.measure.counts.registered import (
     has_context,
     operator_formulas,
 )
+from lm_profiler.measure.counts.replaced_method import replaced_method
 from lm_profiler.measure.counts.step_operators import StepOperators
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.counts.uncountable import NoFormulaError, UncountableError
@@ -66,10 +68,9 @@ from lm_profiler.torch_names import (
 
 WORK = ("forward", "backward", "recomputation", "optimizer")
 
-# Formulas here also take the operator's result, as ``out_val``; registered ones take its arguments alone.
+# Formulas in this file also take the operator's result, as ``out_val``; registered ones take only its arguments.
 
-
-# Operators of distributed torch, which communicate and multiply nothing.
+# namespaces of distributed torch, whose operators communicate and multiply nothing
 _PARALLEL = (
     "c10d",
     "_c10d_functional",
@@ -136,10 +137,14 @@ _OVERLOAD = type(torch.ops.aten.add.Tensor)
 
 
 def formula_of(operator: Any) -> Formula | None:
-    """Return the formula of ``operator``; None if it multiplies nothing. Raises NoFormulaError."""
+    """Return the formula of ``operator``; None if it multiplies nothing.
+
+    Raises:
+        NoFormulaError: the operator may multiply, and has no formula.
+    """
     name = f"higher_order::{operator}"
     if isinstance(operator, _OVERLOAD):
-        name = operator.name().partition(".")[0]
+        name = base_name(operator)
     registered = operator_formulas.get(name)
     if registered is not None:
         return _without_result(registered)
@@ -148,11 +153,13 @@ def formula_of(operator: Any) -> Formula | None:
     namespace, _, base = name.partition("::")
     if namespace == "higher_order" and base in _HIGHER_ORDER:
         return _HIGHER_ORDER[base]
+    # A packet is an operator with all its overloads.
     packets = [getattr(operator, "overloadpacket", operator)]
     works_in_place = (
         namespace == "aten" and base.endswith("_") and not base.startswith("__")
     )
-    if works_in_place:  # ``addmm_`` has the formula of ``addmm``
+    if works_in_place:
+        # ``addmm_`` has the formula of ``addmm``
         packets.append(getattr(torch.ops.aten, base[:-1], None))
     for packet in packets:
         formula = _FORMULAS.get(packet) or flop_registry.get(packet)
@@ -164,7 +171,7 @@ def formula_of(operator: Any) -> Formula | None:
 
 
 def _without_result(formula: Formula) -> Formula:
-    """Return ``formula`` for a caller that passes the operator's result too."""
+    """Return ``formula`` for a caller that also passes the operator's result."""
 
     def formula_of_arguments(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         return formula(*args, **kwargs)
@@ -175,21 +182,25 @@ def _without_result(formula: Formula) -> Formula:
 def _matmul(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
     """Count the matmul of [G, M, K] and [G, K, N], where G, M and N may be missing.
 
-    Routed groups (mixture of experts) share the rows of ``left``, which count once.
+    If only one factor has groups (a mixture of experts), the other's rows or columns are divided among the groups. Each
+    of them meets one group, and counts once.
     """
     columns = right.shape[-1] if right.ndim > 1 else 1
     if left.layout is not torch.strided:
         return 2 * _stored_elements(left) * columns
     if right.layout is not torch.strided:
-        return 2 * _stored_elements(right) * left.shape[0]
+        rows = left.shape[0]
+        return 2 * rows * _stored_elements(right)
     are_both_batched = left.ndim == 3 and right.ndim == 3
     groups = left.shape[0] if are_both_batched else 1
-    return 2 * groups * prod(left.shape[-2:]) * columns
+    left_elements = prod(left.shape[-2:])  # of a group: M·K
+    return 2 * groups * left_elements * columns
 
 
 def _scaled_matmul(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
-    """Count the matmul of factors in 8 bits, or in 4, of which torch stores two in an element."""
-    values_per_element = 2 if str(left.dtype).endswith("_x2") else 1
+    """Count the matmul of factors in 8 bits, or in 4 bits, of which torch stores two values in an element."""
+    has_two_values_per_element = str(left.dtype).endswith("_x2")
+    values_per_element = 2 if has_two_values_per_element else 1
     return values_per_element * _matmul(left, right)
 
 
@@ -199,31 +210,38 @@ def _weight_by_rows(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
 
 
 def _stored_elements(factor: Tensor) -> int:
-    """Return how many elements a sparse matrix stores."""
+    """Return how many elements a sparse matrix stores (per matrix, if there is a batch of them)."""
     if factor.layout is torch.sparse_coo:
-        return int(factor.coalesce().values().shape[0])
+        values = factor.coalesce().values()
+        return int(values.shape[0])
     if factor.layout in (torch.sparse_csr, torch.sparse_csc):
-        return int(factor.values().shape[factor.ndim - 2])
+        batch_dimensions = factor.ndim - 2
+        return int(factor.values().shape[batch_dimensions])
     raise UncountableError(f"a product with a matrix of layout {factor.layout}")
 
 
 def _convolution(
     x: Tensor, weight: Tensor, *rest: Any, out_val: Tensor, **__: Any
 ) -> int:
-    # ``rest``: bias, stride, padding, dilation, whether it is transposed, …
-    return _convolution_flops(x.shape, weight, out_val.shape, rest[4])
+    # ``rest`` is bias, stride, padding, dilation, whether it is transposed, …
+    is_transposed = rest[4]
+    return _convolution_flops(x.shape, weight, out_val.shape, is_transposed)
 
 
 def _convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, **__: Any
 ) -> int:
-    """Return the FLOPs of the gradients of a convolution that are wanted."""
-    # The gradients of input and weight are each as much work as the convolution itself; torch's own formula counts
-    # grouped ones too high. ``rest``: the bias' sizes, stride, padding, dilation, whether it is transposed, …, and
-    # which gradients are wanted.
-    wants_input, wants_weight, _ = rest[7]  # the bias' gradient is a sum
-    gradients = int(wants_input) + int(wants_weight)
-    return gradients * _convolution_flops(x.shape, weight, grad.shape, rest[4])
+    """Count the gradients of a convolution that are asked for.
+
+    The gradients of input and weight are each as much work as the convolution itself; torch's own formula counts too
+    much for grouped convolutions.
+    """
+    # ``rest`` is the sizes of the bias, stride, padding, dilation, whether it is transposed, the padding of the output,
+    # groups, and which gradients are asked for.
+    is_transposed = rest[4]
+    needs_input, needs_weight, _ = rest[7]  # the gradient of the bias is a sum
+    gradients = int(needs_input) + int(needs_weight)
+    return gradients * _convolution_flops(x.shape, weight, grad.shape, is_transposed)
 
 
 def _convolution_flops(
@@ -232,10 +250,11 @@ def _convolution_flops(
     output_shape: Sequence[int],
     is_transposed: bool,
 ) -> int:
-    """Count one multiply-add for each weight and output position; input positions where it is transposed."""
+    """Count one multiply-add for each weight at each position of the output (of the input if it is transposed)."""
     shape = input_shape if is_transposed else output_shape
+    samples = input_shape[0]
     positions = prod(shape[2:])
-    return 2 * weight.numel() * input_shape[0] * positions
+    return 2 * weight.numel() * samples * positions
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
@@ -245,9 +264,9 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) ->
 
 
 def _twice_forward(forward_name: str, input_count: int) -> Formula:
-    """Return a formula for the backward of attention on sequences of different lengths: twice torch's own forward.
+    """Return a formula for the backward of attention on sequences of different lengths: twice torch's forward formula.
 
-    The backward takes the gradient, the forward's ``input_count`` tensors, results of the forward, and then lengths.
+    The backward's arguments are the gradient, the ``input_count`` inputs of forward, results of forward, and lengths.
     """
 
     def formula(gradient: Any, *args: Any, **options: Any) -> int:
@@ -257,7 +276,7 @@ def _twice_forward(forward_name: str, input_count: int) -> Formula:
                 "this torch has no formula for attention of sequences of unlike lengths"
             )
         inputs = args[:input_count]
-        # In both backwards the inputs and results before the lengths are five arguments.
+        # In both operators for which this is used, the inputs and results before the lengths are five arguments.
         lengths = args[5:9]
         return 2 * int(forward_formula(*inputs, *lengths))
 
@@ -276,7 +295,7 @@ def _multi_head_attention(
     """Count the fused ``nn.MultiheadAttention`` of evaluation: four projections, scores and weighted sums."""
     query_lengths = _lengths(query)
     key_lengths = _lengths(key)
-    # of queries and results, of keys, and of values
+    # Queries are projected, and so are results, which have as many rows; then keys and values.
     projected_rows = 2 * sum(query_lengths) + sum(key_lengths) + sum(_lengths(value))
     pairs = sum(
         queries * keys for queries, keys in zip(query_lengths, key_lengths, strict=True)
@@ -287,43 +306,46 @@ def _multi_head_attention(
 def _encoder_layer(x: Tensor, width: int, heads: int, *weights: Any, **__: Any) -> int:
     """Count the fused ``nn.TransformerEncoderLayer`` of evaluation.
 
-    ``weights`` are those of queries, keys and values, of the projection, three options, the norms' four, and then
-    weight and bias of the two layers of the feed-forward block.
+    ``weights`` begins with weight and bias of queries, keys and values, weight and bias of the projection, three
+    options and the norms' four parameters. Weight and bias of the two layers of the feed-forward block follow.
     """
     first_layer: Tensor = weights[11]
     second_layer: Tensor = weights[13]
     rows = sum(_lengths(x))
+    attention = _multi_head_attention(x, x, x, width, heads)
     feed_forward = 2 * rows * (first_layer.numel() + second_layer.numel())
-    return _multi_head_attention(x, x, x, width, heads) + feed_forward
+    return attention + feed_forward
 
 
 def _lengths(sequences: Tensor) -> list[int]:
-    """Return the length of each sequence of a batch; in a nested tensor, made from a padding mask, they differ."""
+    """Return the length of each sequence of a batch; they differ in a nested tensor, made from a padding mask."""
     if sequences.is_nested:
         return [sequence.shape[0] for sequence in sequences.unbind()]
-    return [sequences.shape[1]] * sequences.shape[0]
+    batch, length = sequences.shape[:2]
+    return [length] * batch
 
 
 def _recurrent_layer(
     x: Tensor, w_input: Tensor, w_hidden: Tensor, *_: Any, **__: Any
 ) -> int:
-    return 2 * prod(x.shape[:-1]) * (w_input.numel() + w_hidden.numel())
+    tokens = prod(x.shape[:-1])
+    return 2 * tokens * (w_input.numel() + w_hidden.numel())
 
 
-def _recurrent(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
-    return (
-        2
-        * prod(x.shape[:-1])
-        * sum(weight.numel() for weight in weights if weight.ndim == 2)
-    )
+def _recurrent_layers(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
+    tokens = prod(x.shape[:-1])
+    matrices = [weight for weight in weights if weight.ndim == 2]  # without biases
+    return 2 * tokens * sum(matrix.numel() for matrix in matrices)
 
 
 def _euclidean_distance(left: Tensor, right: Tensor, **_: Any) -> int:
-    return 2 * prod(left.shape) * right.shape[-2]
+    """Count the matmul of [M, K] and [N, K], from which the distances follow."""
+    rows_of_right = right.shape[-2]
+    return 2 * prod(left.shape) * rows_of_right
 
 
 def _skip_argument(formula: Formula) -> Formula:
-    """Return ``formula`` for an operator that has an argument before those of ``formula``: a bias or a gradient."""
+    """Return ``formula`` for an operator with one more argument in front, such as a bias or a gradient."""
 
     def formula_of_rest(_: Any, *args: Any, **kwargs: Any) -> int:
         return formula(*args, **kwargs)
@@ -340,7 +362,7 @@ def _double(formula: Formula) -> Formula:
     return doubled_formula
 
 
-# Torch's registry has most of them; here are those that it lacks, or counts otherwise than the convention above.
+# torch's registry has most formulas. Here are those that it lacks, or that do not follow the convention above.
 _SDPA = (
     "flash_attention",
     "flash_attention_for_cpu",
@@ -376,15 +398,15 @@ _BY_NAME: dict[str, Formula] = {
     "_transformer_encoder_layer_fwd": _encoder_layer,
     "mkldnn_rnn_layer": _recurrent_layer,
     "mkldnn_rnn_layer_backward": _double(_recurrent_layer),
-    **dict.fromkeys(("_cudnn_rnn", "miopen_rnn"), _recurrent),
+    **dict.fromkeys(("_cudnn_rnn", "miopen_rnn"), _recurrent_layers),
     **dict.fromkeys(
-        ("_cudnn_rnn_backward", "miopen_rnn_backward"), _double(_recurrent)
+        ("_cudnn_rnn_backward", "miopen_rnn_backward"), _double(_recurrent_layers)
     ),
 }
 
 
 def _formulas() -> dict[Any, Formula]:
-    """Return our formulas by operator, of those operators that this torch has."""
+    """Return the formulas of ``_BY_NAME`` by operator, for the operators that this version of torch has."""
     formulas: dict[Any, Formula] = {}
     for name, formula in _BY_NAME.items():
         operator = getattr(torch.ops.aten, name, None)
@@ -395,7 +417,7 @@ def _formulas() -> dict[Any, Formula]:
 
 _FORMULAS = _formulas()
 
-# By name: importing these operators would import torch's compiler.
+# by name, because importing these operators would import torch's compiler
 _HIGHER_ORDER: dict[str, Formula] = {
     "flex_attention": flex_attention.forward_flops,
     "flex_attention_backward": flex_attention.backward_flops,
@@ -405,27 +427,33 @@ _FUSED_ATTENTION = (_attention, flex_attention.forward_flops)
 
 # what torch returns as the number of the current backward pass if there is none
 _NO_GRAPH_TASK = -1
-# of the functions of Python that call autograd's engine
+# the functions of Python that call autograd's engine
 _AUTOGRAD_ENTRY_CODES = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
-# fake tensors', on which torch also tries operators to infer shapes
-_SHAPES_ALONE = FAKES.path.rpartition(".")[0]
+# The module of fake tensors, which have shapes and no data. torch itself runs operators on them, to infer shapes.
+_MODULE_OF_FAKES = FAKES.path.rpartition(".")[0]
 _PLAIN_DISPATCH = Tensor.__torch_dispatch__
 
 
 class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
-    """Counts the matmuls of all operators that run while the mode is entered and ``counting``.
+    """Counts the matmuls of all operators that run while the mode is entered and ``counting`` is set.
 
-    For tensors that wrap others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized ones) only parts
-    that this process multiplies count. An error while counting makes the count unknown, and has no other effect.
-    ``traffic`` sees all operators of forward passes, and ``operators`` all that run. With ``on_shapes`` the step itself
-    runs on fake tensors; otherwise torch only tries operators on them.
+    Of tensors that wrap others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized tensors), only
+    the parts count that this process multiplies. An error while counting makes the count unknown, and has no other
+    effect.
+
+    Args:
+        traffic: receives all operators of forward passes.
+        on_shapes: whether the step itself runs on fake tensors. Otherwise operators on fake tensors are torch's own
+            attempts to infer shapes, and do not count.
+        operators: receives all operators.
     """
 
     supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # so that torch does not import its compiler to keep it away; nothing compiled runs in here
+        # True would have torch import its compiler, to exclude this mode from it. Nothing compiled runs in here.
+        return False
 
     def __init__(
         self,
@@ -434,7 +462,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         operators: StepOperators | None = None,
     ) -> None:
         super().__init__()
-        GRAPH_TASK.find()  # raises here, before a step, where this torch lacks it
+        GRAPH_TASK.find()  # raises here, before a step, if this version of torch lacks it
         self._on_shapes = on_shapes
         self._traffic = traffic
         self._operators = operators
@@ -446,15 +474,20 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         self._missing: Counter[str] = Counter()
         # autograd Functions that a formula counts, in the order of their first call
         self._functions: dict[str, None] = {}
-        # of fused attention in forward, as if no pair were masked
+        # FLOPs of fused attention in forward, as if no pair were masked
         self._attention_flops = 0
+        # FLOPs by kind of ``WORK`` and dtype
         self._flops: Counter[tuple[str, str]] = Counter()
         self._formula_of = cache(formula_of)
         self._is_composite = cache(_is_composite)
         self._thread = threading.get_ident()
 
     def flops(self) -> Flops:
-        """Return what was counted so far; raises UncountableError if an operator ran whose work is unknown."""
+        """Return what was counted so far.
+
+        Raises:
+            UncountableError: the work of an operator that ran is unknown.
+        """
         if self._failure is not None:
             raise self._failure
         flops_by_work = dict.fromkeys(WORK, 0)
@@ -471,7 +504,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         )
 
     def _uncounted(self) -> list[str]:
-        """Return the names of what ran and was not counted, the most frequent first."""
+        """Return the names of operators and kernels that ran and were not counted, the most frequent first."""
         counts = self._missing + self._foreign_kernels.counts
         return [name for name, _ in counts.most_common()]
 
@@ -480,7 +513,7 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         return not self._functions and not self._foreign_kernels.counts
 
     def begin_pass(self) -> None:
-        """Note that forward, backward or an optimizer's step begins, and is seen from its beginning."""
+        """Begin to observe a forward pass, a backward pass or an optimizer's step."""
         self._foreign_kernels.begin()
 
     def add_forward(
@@ -489,10 +522,10 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
         """Count the forward of the registered Function ``name``, and return its FLOPs; None if they are unknown."""
         self._functions[name] = None
         flops = self.add_call(f"{name}.forward", formulas.forward, args, kwargs, result)
-        if flops is not None and formulas.unmasked is not None:
-            is_first_forward = self._kind_of_work() == "forward"
-            if is_first_forward:
-                self._attention_flops += formulas.unmasked(*args, **kwargs)
+        is_attention = flops is not None and formulas.unmasked is not None
+        if is_attention and self._kind_of_work() == "forward":  # no recomputation
+            assert formulas.unmasked is not None
+            self._attention_flops += formulas.unmasked(*args, **kwargs)
         return flops
 
     def add_call(
@@ -507,9 +540,8 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             self._foreign_kernels.forget(result)
             if self._failure is None:
                 flops = formula(*args, **kwargs)
-                self._flops[self._kind_of_work(), _dtype(args, (kwargs, result))] += (
-                    flops
-                )
+                dtype = _dtype(args, (kwargs, result))
+                self._flops[self._kind_of_work(), dtype] += flops
         except NoFormulaError as missing:
             self._missing[str(missing)] += 1
         except BaseException as error:
@@ -523,10 +555,11 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
 
     def by_dtype(self) -> dict[str, dict[str, int]]:
         """Return what was counted so far, by the kind of ``WORK`` and the dtype of the factors."""
-        flops_by_work: dict[str, dict[str, int]] = {}
+        by_dtype: dict[str, dict[str, int]] = {}
         for (work, dtype), flops in self._flops.items():
-            flops_by_work.setdefault(work, {})[dtype] = flops
-        return flops_by_work
+            flops_of_work = by_dtype.setdefault(work, {})
+            flops_of_work[dtype] = flops
+        return by_dtype
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -540,23 +573,24 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
             subclasses = [
                 kind for kind in types if kind.__torch_dispatch__ is not _PLAIN_DISPATCH
             ]
-            has_shapes_alone = any(
-                str(kind.__module__).startswith(_SHAPES_ALONE) for kind in subclasses
+            has_fakes = any(
+                str(kind.__module__).startswith(_MODULE_OF_FAKES) for kind in subclasses
             )
-            if subclasses and not has_shapes_alone:
-                return NotImplemented  # its tensors wrap others, whose operators arrive here one by one
-            is_composite = not has_shapes_alone and self._is_composite(func)
-            # ``prim`` has queries, such as the device of a fake tensor.
+            if subclasses and not has_fakes:
+                # The tensors wrap others. Their class runs the operator on those, and it arrives here again.
+                return NotImplemented
+            is_composite = not has_fakes and self._is_composite(func)
+            # The namespace ``prim`` has queries, such as the device of a fake tensor.
             is_query = func.namespace == "prim"
-            is_of_step = not is_query and (self._on_shapes or not has_shapes_alone)
+            is_of_step = not is_query and (self._on_shapes or not has_fakes)
             is_counted = self.counting and is_of_step
             if not is_composite and func.namespace not in _TORCHS_OWN:
                 autocast = _autocast_of_caller()
         except BaseException as error:
             self._stop_counting(func, error)
         if is_composite:
+            # dispatched anew, so that its parts run under autocast, as without this mode
             with enable_reentrant_dispatch(), self:
-                # so that its parts run under autocast, as without this mode
                 return func.decompose(*args, **kwargs)
         began_ns = 0 if self._operators is None else self._operators.clock()
         with autocast:
@@ -601,10 +635,10 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
                 self._traffic.lost = True
 
     def _stop_counting(self, func: Any, error: BaseException) -> None:
-        """Make the count unknown: an error of counting must not reach the step."""
+        """Make the count unknown. An error of counting must not reach the step, but others must, such as Ctrl-C."""
         if comes_from_outside(error):
             raise error
-        # made anew: the traceback of ``error`` would keep the tensors of the step
+        # a new exception, because the traceback of ``error`` would keep the tensors of the step alive
         if isinstance(error, UncountableError):
             self._failure = type(error)(str(error))
         else:
@@ -612,9 +646,10 @@ class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class tha
 
 
 def _unmasked(formula: Formula | None, args: Any, kwargs: Any) -> int:
-    """Return the FLOPs of a call as if no pair were masked; 0 if it is not fused attention."""
+    """Return the FLOPs of a call of fused attention as if no pair were masked; 0 of any other call."""
     if formula in _FUSED_ATTENTION:
-        return _attention(*args[:3])
+        query, key, value = args[:3]
+        return _attention(query, key, value)
     if isinstance(formula, AttentionFormula):
         return formula.unmasked(*args, **kwargs)
     return 0
@@ -627,7 +662,10 @@ def _dtype(args: Any, kwargs: Any) -> str:
 
 
 def _is_composite(func: Any) -> bool:
-    """Return whether ``func`` consists of other operators on every device; under inference mode they arrive whole."""
+    """Return whether ``func`` consists of other operators on every device.
+
+    torch splits such operators before they reach a mode, except under inference mode.
+    """
     if not isinstance(func, _OVERLOAD):
         return False
     has_kernel: Callable[[Any], bool] = func.has_kernel_for_dispatch_key
@@ -645,21 +683,20 @@ def _autocast_of_caller() -> AbstractContextManager[Any]:
         for device_type in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device_type):
                 dtypes[device_type] = torch.get_autocast_dtype(device_type)
+    is_cached = torch.is_autocast_cache_enabled()
     stack = ExitStack()
     for device_type, dtype in dtypes.items():
-        stack.enter_context(
-            torch.autocast(
-                device_type, dtype, cache_enabled=torch.is_autocast_cache_enabled()
-            )
-        )
+        autocast = torch.autocast(device_type, dtype, cache_enabled=is_cached)
+        stack.enter_context(autocast)
     return stack
 
 
 def _kind_of_pass(caller: int) -> str:
-    """Return what this thread does: "forward", "backward" or "recomputation". The thread ``caller`` called autograd.
+    """Return what this thread does: "forward", "backward" or "recomputation".
 
     Recomputation is what ``torch.utils.checkpoint`` runs within a backward pass, and whatever else runs there with
     gradients on: a backward pass has them off unless it will itself be differentiated (``create_graph``).
+    ``caller`` is the thread that called autograd.
     """
     is_in_backward = GRAPH_TASK.find()() != _NO_GRAPH_TASK
     if not is_in_backward:
@@ -693,17 +730,21 @@ def _engine_in(innermost: FrameType) -> FrameType | None:
     return None
 
 
+# the parts of a step whose FLOPs count
 _COUNTED_PARTS = frozenset((FORWARD, BACKWARD, OPTIMIZER))
 
 
 class StepFlops:
-    """Counts forward, backward and optimizers of a stage that is not timed: an observer of marks.
+    """Counts forward, backward and optimizers in a stage that is not timed: an observer of marks.
 
-    The mode is entered where the outermost of the three begins, and left where it ends; another part in between, such
-    as clipping, does not count. Data and hooks run without the mode.
+    The counter's mode is entered where the outermost of the three begins, and left where it ends. Another part inside
+    of it, such as clipping, does not count. Data and hooks run without the mode.
 
-    ``traffic`` counts the bytes that forward passes read, and is called when one begins; ``operators`` records all
-    calls. With ``on_shapes`` the step runs on tensors that have shapes and no data.
+    Args:
+        timeline: the timeline whose marks are observed.
+        traffic: counts the bytes that forward passes read.
+        on_shapes: whether the step runs on tensors that have shapes and no data.
+        operators: records all calls.
     """
 
     def __init__(
@@ -721,7 +762,7 @@ class StepFlops:
         self._traffic = traffic
         self._is_entered = False
         self._is_in_forward = False
-        # puts back the functions of torch that ``_enter_or_leave`` replaces
+        # restores the functions of torch that ``_enter_or_leave`` replaces
         self._replaced = ExitStack()
 
     def __call__(self, code: int) -> None:
@@ -733,7 +774,7 @@ class StepFlops:
         if is_in_forward and not self._is_in_forward and self._traffic is not None:
             self._traffic.begin()
         self._is_in_forward = is_in_forward
-        is_outside = stack[-1] == OUTSIDE  # in a validation, say
+        is_outside = stack[-1] == OUTSIDE  # in a validation, for example
         if self._operators is not None and not is_outside:
             begins_step = len(reading.step.codes) == 1
             if begins_step:
@@ -743,14 +784,14 @@ class StepFlops:
 
     @property
     def sees_all(self) -> bool:
-        """Whether all kernels of the step came from operators, as far as that is known."""
+        """Whether all kernels of the step came from operators, as far as can be seen."""
         return self._counter.sees_all
 
     def stop(self) -> None:
         self._enter_or_leave(is_wanted=False)
 
     def _enter_or_leave(self, is_wanted: bool) -> None:
-        """Have the counter see operators while that ``is_wanted``."""
+        """Enter the counter's mode if it ``is_wanted``, or leave it."""
         if is_wanted == self._is_entered:
             return
         if is_wanted:
@@ -762,8 +803,9 @@ class StepFlops:
             self._counter.__exit__(None, None, None)
             self._replaced.close()
             if self._operators is not None:
-                self._operators.guard.run(self._operators.part_ended)
-        else:  # the step left its own mode behind, on top of ours: ours leaves when that mode has left
+                self._operators.guard.run(self._operators.end_part)
+        else:
+            # The step has entered a mode of its own after ours. Modes are left in reverse order, so ours must wait.
             self._counter.counting = False
             return
         self._is_entered = is_wanted
@@ -773,16 +815,16 @@ class StepFlops:
 def _constructed_without(mode: FlopCounter) -> Iterator[None]:
     """Have Tensor's constructor leave ``mode`` while it runs.
 
-    A tensor that an operator returns through a mode has a Python object already, and torch refuses to make one of a
-    subclass from it: ``class Own(torch.Tensor)``, made by ``Own(tensor)``, would raise (``THPVariable_NewWithVar`` in
-    torch's ``python_variable.cpp``). A constructor runs no matmul, so nothing is lost.
+    A tensor that an operator returns through a mode has a Python object already, and torch cannot give it another one
+    of a subclass: ``Own(tensor)`` of a ``class Own(torch.Tensor)`` would raise (``THPVariable_NewWithVar`` in torch's
+    ``python_variable.cpp``). A constructor runs no matmul, so the count misses nothing.
     """
     mode_stack = MODE_STACK.find()
     replaced = vars(Tensor).get("__new__")
     construct = Tensor.__new__
 
     def construct_without_mode(kind: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        # Not under a Guard: all that could fail in here is torch's.
+        # No Guard is needed: only torch's own calls could fail in here.
         if mode_stack()[-1:] != [mode]:
             return construct(kind, *args, **kwargs)
         mode.__exit__(None, None, None)
@@ -811,16 +853,18 @@ def _registered_functions(counter: FlopCounter) -> Iterator[None]:
     with ExitStack() as stack:
         for function, formulas in formulas_by_function.items():
             counted = _CountedFunction(function, formulas, counter)
-            stack.enter_context(_replaced_method(function, "forward", counted.forward))
+            stack.enter_context(
+                _replaced_static_method(function, "forward", counted.forward)
+            )
             if formulas.backward is not None or formulas.backward_per_forward:
                 stack.enter_context(
-                    _replaced_method(function, "backward", counted.backward)
+                    _replaced_static_method(function, "backward", counted.backward)
                 )
         yield
 
 
 class _CountedFunction:
-    """Runs the methods of an autograd Function, and counts their calls by its formulas, not by the operators inside."""
+    """Runs the methods of an autograd Function; counts their calls by its formulas, instead of the operators inside."""
 
     def __init__(
         self, function: Any, formulas: FunctionFormulas, counter: FlopCounter
@@ -833,16 +877,18 @@ class _CountedFunction:
         self._takes_context = has_context(function)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward of an autograd Function, and add its FLOPs by the formula that the program registered."""
+        """Run the forward of an autograd Function, and add its FLOPs by its formula."""
         is_counted, result = self._run(self._forward_method, args, kwargs)
         if is_counted:
-            context = args[0] if self._takes_context else None
-            arguments = args[1:] if self._takes_context else args
+            context = None
+            arguments = args
+            if self._takes_context:
+                context, *arguments = args
             flops = self._counter.add_forward(
                 self._name, self._formulas, arguments, kwargs, result
             )
             if context is not None and self._formulas.backward_per_forward:
-                context.lm_profiler_flops = flops
+                context.lm_profiler_flops = flops  # for ``_backward_from_forward``
         return result
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
@@ -855,7 +901,7 @@ class _CountedFunction:
         return result
 
     def _backward_from_forward(self, context: Any, *_: Any, **__: Any) -> int:
-        """Return the FLOPs of backward as a multiple of those that this call's forward counted."""
+        """Return the FLOPs of backward: a multiple of what the forward of this call counted."""
         forward_flops = getattr(context, "lm_profiler_flops", None)
         if forward_flops is None:
             raise NoFormulaError(f"{self._name}.backward")
@@ -864,7 +910,7 @@ class _CountedFunction:
     def _run(
         self, method: Callable[..., Any], args: Any, kwargs: Any
     ) -> tuple[bool, Any]:
-        """Return whether the call counts, and its result; operators inside it do not count."""
+        """Run ``method`` while its operators do not count. Return whether the call itself counts, and its result."""
         is_counted = self._counter.counting
         self._counter.counting = False
         try:
@@ -873,18 +919,10 @@ class _CountedFunction:
             self._counter.counting = is_counted
 
 
-@contextmanager
-def _replaced_method(
+def _replaced_static_method(
     function: Any, name: str, replacement: Callable[..., Any]
-) -> Iterator[None]:
-    """Replace a static method of ``function``; signatures are read from the method that was there."""
-    own_method = vars(function).get(name)
-    run = wraps(getattr(function, name))(partial(replacement))
-    setattr(function, name, staticmethod(run))
-    try:
-        yield
-    finally:
-        if own_method is None:
-            delattr(function, name)
-        else:
-            setattr(function, name, own_method)
+) -> AbstractContextManager[None]:
+    """Replace a static method of an autograd Function; the replacement shows the signature of the original."""
+    # in a partial, because ``wraps`` sets attributes, which bound methods do not allow
+    wrapped = wraps(getattr(function, name))(partial(replacement))
+    return replaced_method(function, name, staticmethod(wrapped))

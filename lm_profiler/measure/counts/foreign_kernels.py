@@ -1,7 +1,7 @@
-"""Finds work that torch's dispatcher does not see: kernels launched past it, by Triton, CuTe or an extension.
+"""Finds kernels that bypass torch's dispatcher because Triton, CuTe or an extension launches them.
 
-Such a kernel shows in its result: memory that was allocated uninitialized, that no operator wrote, and that an operator
-then reads. Something else must have written it.
+Such a kernel shows in its result: memory that was allocated without a value, that no operator wrote, and that an
+operator then reads. Something else must have written it.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ _QUERIES = {
 
 
 class ForeignKernels:
-    """Sees the operators of a step, and counts by function the results that no operator wrote."""
+    """Observes the operators of a step, and counts the results that no operator wrote."""
 
     def __init__(self) -> None:
-        # how often each function got such a result
+        # the name of a function to the number of such results in memory that it allocated
         self.counts: Counter[str] = Counter()
-        # storages that no operator wrote yet, by their identity, with the function that allocated them
+        # by identity: storages that no operator has written yet, with the name of the function that allocated each
         self._unwritten: dict[int, tuple[ref[Any], str]] = {}
 
     def begin(self) -> None:
-        """Forget allocations: from here on a pass is seen from its beginning."""
+        """Begin a pass: forget earlier allocations, which operators outside of a pass may have written unseen."""
         self._unwritten = {}
 
     def note_call(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Note which new storages an ``operator`` writes, and which it reads though no operator wrote them."""
+        """Note which new storages ``operator`` writes, and which it reads although no operator wrote them."""
         name = operator.__name__.partition(".")[0]
         if name in _ALLOCATIONS and operator.namespace == "aten":
             self._note_allocation(result)
@@ -83,12 +83,12 @@ class ForeignKernels:
                 self._unwritten.pop(id(storage), None)
 
     def forget(self, value: Any) -> None:
-        """Take the tensors in ``value`` as written: a formula counted the work that wrote them."""
+        """Treat the tensors in ``value`` as written, because a formula counted the work that wrote them."""
         for storage in _storages(value):
             self._unwritten.pop(id(storage), None)
 
     def _note_allocation(self, result: Any) -> None:
-        """Note that a function of the program has allocated memory to which nothing has been written yet."""
+        """Note the memory of ``result``, which a function of the program has allocated and nothing has written yet."""
         function = _calling_function(sys._getframe(1))
         if function is None:
             return
@@ -99,7 +99,7 @@ class ForeignKernels:
     def _note_inputs(
         self, inputs: list[Any], results: list[Any], may_write: bool
     ) -> None:
-        """Count the inputs that are read though no operator wrote them: a kernel did that torch has no operator for."""
+        """Count the inputs that are read although no operator wrote them: a foreign kernel did."""
         for storage in inputs:
             is_view = not may_write and any(
                 storage is candidate for candidate in results
@@ -126,7 +126,10 @@ def _storages(value: Any) -> Iterator[Any]:
 
 
 def _calling_function(innermost: FrameType) -> str | None:
-    """Return the innermost function outside of torch, with its file and line; None if its kernels multiply nothing."""
+    """Return the innermost function outside of torch, as text with its file and line.
+
+    None if the kernels of its file are known to multiply nothing.
+    """
     for frame, line in walk_stack(innermost):
         code = frame.f_code
         if package_of(code.co_filename) in (TORCH, OURS):

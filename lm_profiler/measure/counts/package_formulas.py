@@ -1,8 +1,8 @@
-"""FLOPs of kernels that published packages bring along: flash-attn, Liger-Kernel and causal-conv1d.
+"""Counts the FLOPs of kernels of published packages: flash-attn, Liger-Kernel and causal-conv1d.
 
 A package need not be installed: formulas are looked up by the name of an operator or of an autograd Function that ran.
-Causal attention counts in full, as torch's own does. A window counts the pairs that it allows, as in flex attention.
-Backward counts twice as much as forward: what kernels compute again is their own choice.
+Causal attention counts in full, as torch's own does. Attention in a window counts the pairs that the window allows, as
+in flex attention. Backward counts twice as much as forward, without the scores that a kernel may choose to recompute.
 
 Sources, read in August 2026: flash-attn 2.8.4 (``flash_attn/flash_attn_interface.py``), its version 3
 (``hopper/flash_attn_interface.py``, ``hopper/flash_api.cpp``) and 4 (``flash_attn/cute/interface.py``), all at commit
@@ -27,7 +27,7 @@ from lm_profiler.measure.counts.flex_attention import value_of
 from lm_profiler.measure.counts.registered import Formula, FunctionFormulas
 from lm_profiler.measure.counts.uncountable import NoFormulaError
 
-# The arguments of operators, up to the last that a formula needs.
+# names of the arguments of operators, up to the last that a formula needs
 _WINDOW = "causal window_size_left window_size_right"
 _FLASH_2 = f"q k v dropout_p softmax_scale {_WINDOW}"
 _FLASH_2_VARLEN = (
@@ -57,14 +57,14 @@ _FLASH_3_BACKWARD_CPP = (
     f"dout q k v out softmax_lse dq dk dv {_FLASH_3_LENGTHS} softmax_scale {_WINDOW}"
 )
 
-# Of ``torch.nn.attention.varlen`` (torch 2.13), whose own formula counts no window.
+# arguments of ``torch.nn.attention.varlen`` (torch 2.13), whose own formula ignores windows
 _VARLEN_LENGTHS = "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k causal"
 _VARLEN = f"q k v {_VARLEN_LENGTHS} scale window_size enable_gqa seqused_k block_table"
 _VARLEN_BACKWARD = (
     f"dout q k v out softmax_lse {_VARLEN_LENGTHS} rng_state scale window_size"
 )
 
-# Arguments that change which pairs of query and key are multiplied, in ways that are not counted here.
+# arguments that change which pairs of query and key are multiplied; calls with one of them cannot be counted here
 _OTHER_PAIRS = (
     "qv",
     "k_new",
@@ -85,10 +85,10 @@ def attention_flops(
     """Count the forward of attention by flash-attn: scores, and weighted sums of values.
 
     Args:
-        name: what to call it.
-        arguments: by their names. Without ``cu_seqlens_q`` tensors are [batch, length, heads, width], with it
-            [tokens, heads, width].
-        is_masked: whether pairs that a window leaves out are left_keys out.
+        name: the operator or Function, for messages.
+        arguments: the arguments of the call, by name. Tensors are [batch, length, heads, width], or, with
+            ``cu_seqlens_q``, [tokens, heads, width].
+        is_masked: whether pairs that a window leaves out do not count.
 
     Raises:
         NoFormulaError: it is unknown which pairs are multiplied.
@@ -118,9 +118,10 @@ def attention_flops(
 
 
 def _lengths(name: str, tensor: Tensor, ends: Tensor | None) -> list[int]:
-    """Return the length of each sequence in ``tensor``: between ``ends``, or else all have the same."""
+    """Return the length of each sequence in ``tensor``: the differences of ``ends``, or else its second dimension."""
     if ends is None:
-        return [tensor.shape[1]] * tensor.shape[0]
+        batch, length = tensor.shape[:2]
+        return [length] * batch
     ends = value_of(ends)
     if ends is None:
         raise NoFormulaError(f"{name} of sequences whose lengths are unknown")
@@ -129,7 +130,7 @@ def _lengths(name: str, tensor: Tensor, ends: Tensor | None) -> list[int]:
 
 
 def _window(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return how many keys to the left and right of a query's own position it meets; None is all of them."""
+    """Return how many keys a query meets on the left and on the right of its own position; None means all."""
     left_keys = arguments.get("window_size_left")
     right_keys = arguments.get("window_size_right")
     if arguments.get("window_size") is not None:
@@ -140,7 +141,7 @@ def _window(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 def _limit(keys: int | None) -> int | None:
-    """Return a window's limit; None if there is none, for which flash-attn writes -1."""
+    """Return the limit of a window; None if there is no limit, which flash-attn writes as -1."""
     if keys is None or keys < 0:
         return None
     return keys
@@ -152,8 +153,8 @@ def pairs_of_window(
 ) -> int:
     """Return how many pairs of a query and a key a window allows. The last query is at the position of the last key.
 
-    Without a limit to the left, a window that ends at the query (``right_keys`` is 0) is causal attention, and counts
-    in full. As in flash-attn, a limit that no sequence reaches counts as no limit.
+    A window without a limit on the left that ends at the query (``right_keys`` is 0) is causal attention, and counts in
+    full. As in flash-attn, a limit that no sequence reaches counts as no limit.
     """
     if left_keys is not None and left_keys >= keys:
         left_keys = None
@@ -173,11 +174,11 @@ def pairs_of_window(
 
 @dataclass(frozen=True)
 class AttentionFormula:
-    """The formula of an operator that is attention, with the names of its first arguments."""
+    """The formula of an operator that computes attention, or its backward."""
 
     operator: str
-    argument_names: str
-    times_forward: int = 1
+    argument_names: str  # of its first arguments, in order, separated by spaces
+    times_forward: int = 1  # FLOPs as a multiple of those of the forward
 
     def __call__(self, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
         arguments = self._arguments(args, kwargs)
@@ -248,7 +249,10 @@ PACKAGE_FORMULAS = _operator_formulas()
 
 
 def _formulas_of_attention(function: Any) -> FunctionFormulas:
-    """Return the formulas of a Function of flash-attn's fourth version, whose arguments differ between releases."""
+    """Return the formulas of a Function of flash-attn 4.
+
+    Its arguments are found by their names, because their order differs between releases.
+    """
 
     def forward(*args: Any, **kwargs: Any) -> int:
         return count(args, kwargs, is_masked=True)
@@ -267,7 +271,7 @@ def _formulas_of_attention(function: Any) -> FunctionFormulas:
 
 
 def _formulas_of_experts(function: Any) -> FunctionFormulas:
-    """Return the formulas of Liger's experts: each token meets the weights of each of its experts."""
+    """Return the formulas of Liger's mixture of experts: each token meets the weights of each of its experts."""
 
     def forward(
         x: Tensor,
@@ -283,7 +287,7 @@ def _formulas_of_experts(function: Any) -> FunctionFormulas:
     return FunctionFormulas(forward, backward=None, backward_per_forward=2)
 
 
-# By module and name of autograd Functions whose kernels no operator launches.
+# autograd Functions whose kernels no operator launches, by module and name, with what makes their formulas
 _FUNCTIONS: dict[tuple[str, str], Callable[[Any], FunctionFormulas]] = {
     ("flash_attn.cute.interface", "FlashAttnFunc"): _formulas_of_attention,
     ("flash_attn.cute.interface", "FlashAttnVarlenFunc"): _formulas_of_attention,
@@ -292,7 +296,7 @@ _FUNCTIONS: dict[tuple[str, str], Callable[[Any], FunctionFormulas]] = {
 
 
 def imported_functions() -> dict[Any, FunctionFormulas]:
-    """Return those of the Functions above that the program has imported, with their formulas."""
+    """Return the Functions of ``_FUNCTIONS`` that the program has imported, with their formulas."""
     formulas = {}
     for (module_name, name), formulas_of in _FUNCTIONS.items():
         function = getattr(sys.modules.get(module_name), name, None)
@@ -301,7 +305,7 @@ def imported_functions() -> dict[Any, FunctionFormulas]:
     return formulas
 
 
-# Files of kernels in Triton that multiply no matrices: Liger's without ``tl.dot``, and flash-attn's.
+# files of Triton kernels that multiply no matrices: those of Liger-Kernel without ``tl.dot``, and those of flash-attn
 _LIGER_WITHOUT_PRODUCTS = (
     "attn_res|cross_entropy|dyt|fused_add_rms_norm|fused_linear_cross_entropy|fused_linear_jsd"
     "|fused_linear_scaled_cross_entropy|geglu|group_norm|grpo_loss|jsd|kl_div|layer_norm|llama4_rope"

@@ -1,6 +1,6 @@
-"""Formulas that the program registers: FLOPs of operators and autograd Functions that torch does not know.
+"""Keeps the formulas that a program registers, for FLOPs of operators and autograd Functions that torch does not know.
 
-Imports no torch, so that ``lm_profiler.register_flops`` costs nothing where nothing is profiled.
+Does not import torch, so that ``lm_profiler.register_flops`` costs nothing where nothing is profiled.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ _SUBJECT = "register_flops"
 
 @dataclass(frozen=True)
 class FunctionFormulas:
-    """The formulas of an autograd Function; if ``backward`` has none, the operators that it calls are counted."""
+    """The formulas of an autograd Function."""
 
     forward: Formula
+    # None: either ``backward_per_forward`` counts, or else the operators that backward calls
     backward: Formula | None
-    # instead of a formula for backward: how often it does the work that this call's forward did
+    # FLOPs of backward as a multiple of those of the same call's forward; 0 without such a rule
     backward_per_forward: int = 0
-    # of attention: the forward as if no pair were masked
+    # of attention: counts the forward as if no pair were masked
     unmasked: Formula | None = None
 
 
@@ -40,7 +41,7 @@ class ProgramFormula:
         BrokenFormulaError: the formula raises, or does not return a number.
     """
 
-    name: str  # what it counts
+    name: str  # the operator or method that it counts
     formula: Formula
 
     def __call__(self, *args: Any, **kwargs: Any) -> int:

@@ -1,7 +1,7 @@
-"""Reads the counters of this process between steps, and computes figures of each step from them after the run.
+"""Reads the operating system's counters of this process between steps; computes figures of each step after the run.
 
-A step costs two system calls: getrusage(2) of the process, and a read of ``/proc/thread-self/schedstat`` for the thread
-that trains (Documentation/scheduler/sched-stats.rst).
+Each step costs two system calls: getrusage(2) of the process, and a read of ``/proc/thread-self/schedstat`` for the
+thread that trains (Documentation/scheduler/sched-stats.rst).
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ from lm_profiler.torch_names import READY
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 # The most CPU time, in seconds, that a minor page fault takes: clearing a huge page of 2 MiB at 4 GB/s. A small page
-# takes a thousandth of that; the number of huge ones is unknown, so the kernel's CPU time is often the closer bound.
+# takes a thousandth of that. The number of huge pages is unknown, so the kernel's CPU time is often the tighter bound.
 DEAREST_FAULT_S = 0.5e-3
 
-# seconds by which the time of day may drift from the clock of the steps; beyond that its instants are not used
+# the most seconds by which the time of day may drift from the clock of the steps; if it drifts more, compilations are
+# unknown, because torch notes them by the time of day
 _MOST_DRIFT_S = 1e-3
 
+# the fields of getrusage(2) that are used: CPU time in user mode and in the kernel, minor and major page faults,
+# voluntary and involuntary context switches
 _USAGE = ("ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
 _process_usage = partial(getrusage, RUSAGE_SELF)
 
@@ -44,13 +47,14 @@ class Reading(NamedTuple):
     """The readings at the end of a step."""
 
     step: int
-    usage: Any  # of the process, as getrusage(2) has it
-    thread: bytes  # times of the thread that trains; empty if the system does not count
+    usage: Any  # of the process, as getrusage(2) returns it
+    # the content of schedstat for the thread that trains; empty if the system does not provide it
+    thread: bytes
     allocator: Sequence[int]  # the allocator's retries and segments
 
 
 class Raw(NamedTuple):
-    """The readings at the end of a step, and the times at which the step began and ended."""
+    """A ``Reading``, and the times at which its step began and ended."""
 
     step: int
     began_ns: int
@@ -61,36 +65,38 @@ class Raw(NamedTuple):
 
 
 class GarbageCollection(NamedTuple):
-    """One garbage collection of ``generation`` 0, 1 or 2: all of Python's threads stand still meanwhile."""
+    """One garbage collection; all threads of Python wait while it runs."""
 
     began_ns: int
     ended_ns: int
-    generation: int
-    own_share: float = 0.0  # of the objects whose number brought it about, the share that this profiler made
+    generation: int  # 0, 1 or 2
+    # Python collects when a number of objects has been made; this is the share of them that this profiler made
+    own_share: float = 0.0
 
 
 @dataclass(eq=False)
 class GarbageLog:
     """The garbage collections between ``start`` and ``stop``, in nanoseconds of ``clock``.
 
-    A signal handler may run inside a callback of the collector. Python drops what it raises there and calls
-    ``sys.unraisablehook``, so that Ctrl-C would be lost: ``signal_error`` keeps it, and ``StepReader`` raises it.
+    A signal handler may run while the garbage collector calls ``_note_collection``. Python discards an exception that
+    the handler raises there, and passes it to ``sys.unraisablehook``: Ctrl-C would be lost. So the hook keeps the
+    exception in ``signal_error``, and ``StepReader`` raises it.
     """
 
     clock: Callable[[], int]
     collections: list[GarbageCollection] = field(default_factory=list)
     signal_error: BaseException | None = None
-    # objects that this profiler has made since the last collection, and keeps
+    # how many objects this profiler has made since the last collection and still keeps
     own_objects: int = 0
     _own_share: float = 0.0  # ``own_share`` of the running collection
-    _began_ns: int = 0  # of the running collection
+    _began_ns: int = 0  # when the running collection began
     _replaced_hook: Any = None  # ``sys.unraisablehook`` before ``start``
-    _is_over: bool = False  # whether ``stop`` was called
+    _is_stopped: bool = False
 
     def start(self) -> None:
-        """Begin to note collections, and to keep errors that Python drops in our callback."""
+        """Begin to note collections, and to keep the exceptions of signal handlers that Python would discard."""
         self.stop()
-        self._is_over = False
+        self._is_stopped = False
         self.collections = []
         self.signal_error = None
         self.own_objects = 0
@@ -101,7 +107,7 @@ class GarbageLog:
     def stop(self) -> None:
         if self._note_collection in gc.callbacks:
             gc.callbacks.remove(self._note_collection)
-        self._is_over = True
+        self._is_stopped = True
         if sys.unraisablehook == self._keep_signal_error:
             sys.unraisablehook = _hook_in_use(self._replaced_hook)
 
@@ -109,12 +115,13 @@ class GarbageLog:
         """Note a collection: Python calls this as the collection starts and as it stops (``phase``)."""
         if phase == "start":
             self._began_ns = self.clock()
-            # Python collects once so many objects were made; a program may call for it earlier.
+            # Python collects when the number of new objects exceeds a threshold; a program may collect at any time.
             threshold = gc.get_threshold()[0]
-            is_automatic = 0 < threshold < gc.get_count()[0]
-            self._own_share = (
-                min(self.own_objects / threshold, 1.0) if is_automatic else 0.0
-            )
+            new_objects = gc.get_count()[0]
+            is_automatic = 0 < threshold < new_objects
+            self._own_share = 0.0
+            if is_automatic:
+                self._own_share = min(self.own_objects / threshold, 1.0)
             self.own_objects = 0
         else:
             ended_ns = self.clock()
@@ -128,16 +135,16 @@ class GarbageLog:
             )
 
     def add_own_objects(self, count_before: int) -> None:
-        """Note that the number of young objects has changed from ``count_before`` by what this profiler did."""
+        """Note the objects that this profiler has made since the collector's count was ``count_before``."""
         new_objects = gc.get_count()[0] - count_before
-        if new_objects > 0:  # else a collection came in between
+        if new_objects > 0:  # else a collection has reset the count
             self.own_objects += new_objects
 
     def _keep_signal_error(self, unraisable: Any) -> None:
-        """Keep an error that Python drops because it was raised in the callback of the garbage collector."""
-        # Recognised by the code of its outermost frame: from Python 3.14 on the hook is not given the callback.
-        # A program may keep this hook and put it back later: a log that is over holds nothing.
-        if unraisable.exc_traceback is not None and not self._is_over:
+        """Keep an exception that was raised inside ``_note_collection``; pass others to the replaced hook."""
+        # A program may keep this hook and restore it after ``stop``; then it only passes exceptions on.
+        if unraisable.exc_traceback is not None and not self._is_stopped:
+            # From Python 3.14 on the hook does not receive the callback that raised, so its code is compared.
             outermost_code = unraisable.exc_traceback.tb_frame.f_code
             if outermost_code is GarbageLog._note_collection.__code__:
                 self.signal_error = unraisable.exc_value
@@ -146,9 +153,9 @@ class GarbageLog:
 
 
 def _hook_in_use(hook: Any) -> Any:
-    """Return ``hook``, or, if it is that of a log that is over, the hook which that log had replaced."""
+    """Return ``hook``; if it belongs to a stopped log, return the hook that this log had replaced."""
     log = getattr(hook, "__self__", None)
-    while isinstance(log, GarbageLog) and log._is_over:
+    while isinstance(log, GarbageLog) and log._is_stopped:
         hook = log._replaced_hook
         log = getattr(hook, "__self__", None)
     return hook
@@ -161,18 +168,19 @@ class StepReader:
     clock: Callable[[], int]  # the clock of the marks, in nanoseconds
     # retries and segments of the device's allocator so far; empty if it does not count them
     allocator: Callable[[], Sequence[int]] = tuple
-    # usage of the process, as getrusage(2) has it
+    # returns the usage of the process, as getrusage(2) does
     usage: Callable[[], Any] = _process_usage
-    # those of torch.compile between ``start`` and ``stop``; None if they are unknown
+    # compilations by torch.compile between ``start`` and ``stop``; None if they are unknown
     compilations: Sequence[TimedCompilation] | None = None
     _readings: list[Reading] = field(default_factory=list)
-    # when each step began and ended (ns)
+    # the number of a step to when it began and ended (ns)
     _instants: dict[int, tuple[int, int]] = field(default_factory=dict)
     # the descriptor of the open schedstat; None if the system has none
     _file: int | None = None
-    # the time of day from which on compilations were not returned yet
-    _compiles_since_s: float = 0.0
-    _clock_ahead_s: float = 0.0  # by how much the clock of the steps was ahead of the time of day at that time
+    # the time of day when the clocks were last compared; compilations since then were not returned yet
+    _compared_at_s: float = 0.0
+    # by how much the clock of the steps was ahead of the time of day then
+    _clock_ahead_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.garbage = GarbageLog(self.clock)
@@ -182,10 +190,10 @@ class StepReader:
         return self.garbage.collections
 
     def start(self) -> None:
-        """Begin; the first reading is that of step 0, where the steps begin."""
+        """Begin with a reading of step 0, which is where step 1 begins."""
         self._readings = []
         self._instants = {}
-        with suppress(OSError):  # not Linux, or a kernel that does not count
+        with suppress(OSError):  # not Linux, or a kernel without schedstat
             self._file = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
         self.garbage.start()
         self._compare_clocks()
@@ -195,7 +203,7 @@ class StepReader:
 
     @property
     def raw(self) -> list[Raw]:
-        """The readings of each step so far; the first, of step 0, is where the readings start."""
+        """The readings of all steps whose times are noted, after that of step 0."""
         rows: list[Raw] = []
         for step, usage, thread, allocator in self._readings:
             if step in self._instants:
@@ -204,12 +212,12 @@ class StepReader:
         return rows
 
     def note_instants(self, step: int, began_ns: int, ended_ns: int) -> None:
-        """Note when ``step`` began and ended: its marks are read later than its counters."""
+        """Note when ``step`` began and ended; it is known only after its counters were read."""
         self._instants[step] = began_ns, ended_ns
 
     def read(self, step: int) -> None:
         """Read the counters of ``step``, which has just ended; raise what a signal handler raised in a collection."""
-        # getrusage brings the file up to date, which is otherwise as old as the kernel's last tick, 1 to 10 ms.
+        # getrusage first: it has the kernel update schedstat, which is otherwise as old as the last tick, 1 to 10 ms.
         usage = self.usage()
         thread = b"" if self._file is None else os.pread(self._file, 80, 0)
         self._readings.append(Reading(step, usage, thread, self.allocator()))
@@ -241,7 +249,7 @@ class StepReader:
 
     def _compare_clocks(self) -> None:
         """Note the time of day, and by how much the clock of the steps is ahead of it now."""
-        self._compiles_since_s = time.time()
+        self._compared_at_s = time.time()
         self._clock_ahead_s = self._seconds_ahead()
 
     def _seconds_ahead(self) -> float:
@@ -249,9 +257,12 @@ class StepReader:
         return self.clock() * 1e-9 - time.time()
 
     def _compilations(self) -> list[TimedCompilation] | None:
-        """Return the compilations on the clock of the steps; torch notes them by the time of day."""
+        """Return the compilations since the clocks were compared, with instants on the clock of the steps.
+
+        torch notes them by the time of day. None if they are unknown.
+        """
         ahead_s = self._seconds_ahead()
-        by_time_of_day = compilations(self._compiles_since_s)
+        by_time_of_day = compilations(self._compared_at_s)
         if by_time_of_day is None:
             return None
         if not by_time_of_day:
@@ -269,7 +280,7 @@ class StepReader:
         ]
 
 
-# returns the GPU's clock rate and throttle reasons between two instants, in seconds on the clock of the readings
+# takes two instants, in seconds on the clock of the readings; returns the GPU's clock rate and throttle reasons between
 ReadGpu = Callable[[float, float], tuple[float | None, list[str] | None]]
 
 
@@ -281,31 +292,27 @@ def step_counters(
     gpu: ReadGpu | None = None,
     checkpoint_instants_ns: Sequence[int] = (),
 ) -> list[StepCounters]:
-    """Return the counters of each step: of each reading but the first, which is where the steps begin.
+    """Return the counters of each step.
 
-    ``collections`` and ``compilations`` (None means unknown) are those of the same time, on the clock of the readings.
-    ``checkpoint_instants_ns`` is when each checkpoint began and ended, in turn.
+    Args:
+        raw: one row per step, after a row for the beginning of the first step.
+        collections: garbage collections of the same time, on the clock of the readings.
+        compilations: compilations of the same time, on the same clock; None if they are unknown.
+        rank: the rank of this process.
+        gpu: returns the GPU's clock rate and throttle reasons of a step; None without a GPU.
+        checkpoint_instants_ns: when each checkpoint began and ended, in turn.
     """
-    garbage: list[_TimeSpan] = []
-    own_garbage: list[_TimeSpan] = []
-    for collection in collections:
-        began_s = collection.began_ns * 1e-9
-        own_ns = collection.own_share * (collection.ended_ns - collection.began_ns)
-        own_end_s = (collection.began_ns + own_ns) * 1e-9
-        garbage.append(
-            _TimeSpan(
-                began_s, ended_s=collection.ended_ns * 1e-9, label=collection.generation
-            )
+    garbage = [
+        _TimeSpan(
+            began_s=collection.began_ns * 1e-9,
+            ended_s=collection.ended_ns * 1e-9,
+            label=collection.generation,
         )
-        own_garbage.append(_TimeSpan(began_s, ended_s=own_end_s, label=None))
+        for collection in collections
+    ]
+    own_garbage = [_own_span(collection) for collection in collections]
     compiling = None if compilations is None else disjoint(compilations)
-    saving: list[_TimeSpan] = []
-    for began_ns, ended_ns in zip(
-        checkpoint_instants_ns[::2], checkpoint_instants_ns[1::2], strict=False
-    ):
-        saving.append(
-            _TimeSpan(began_s=began_ns * 1e-9, ended_s=ended_ns * 1e-9, label=None)
-        )
+    saving = _checkpoint_spans(checkpoint_instants_ns)
 
     counters: list[StepCounters] = []
     for previous, current in pairwise(raw):
@@ -319,7 +326,7 @@ def step_counters(
         reasons: list[str] | None = None
         if gpu is not None:
             clock_hz, reasons = gpu(began_s, ended_s)
-        overlapping = StepCounters(
+        counters_of_step = StepCounters(
             step=current.step,
             rank=rank,
             wall_s=ended_s - began_s,
@@ -333,14 +340,33 @@ def step_counters(
             sm_clock_hz=clock_hz,
             throttled=reasons,
         )
-        counters.append(
-            overlapping.model_copy(update=_counted_between(previous, current))
-        )
+        of_system = _counted_between(previous, current)
+        counters.append(counters_of_step.model_copy(update=of_system))
     return counters
 
 
+def _own_span(collection: GarbageCollection) -> _TimeSpan:
+    """Return the part of a collection that this profiler causes: its first ``own_share``."""
+    own_ns = collection.own_share * (collection.ended_ns - collection.began_ns)
+    return _TimeSpan(
+        began_s=collection.began_ns * 1e-9,
+        ended_s=(collection.began_ns + own_ns) * 1e-9,
+        label=None,
+    )
+
+
+def _checkpoint_spans(instants_ns: Sequence[int]) -> list[_TimeSpan]:
+    """Return when checkpoints were saved; ``instants_ns`` alternates between begins and ends."""
+    # The last checkpoint may have no end yet.
+    begins_and_ends = zip(instants_ns[::2], instants_ns[1::2], strict=False)
+    return [
+        _TimeSpan(began_s=began_ns * 1e-9, ended_s=ended_ns * 1e-9, label=None)
+        for began_ns, ended_ns in begins_and_ends
+    ]
+
+
 def _counted_between(previous: Raw, current: Raw) -> dict[str, float | None]:
-    """Return the counters of the system between the ends of two steps."""
+    """Return what the system counted between the ends of two steps, by the fields of ``StepCounters``."""
     wall_s = max((current.ended_ns - previous.ended_ns) * 1e-9, 1e-9)
     used = {
         name: getattr(current.usage, name) - getattr(previous.usage, name)
@@ -348,9 +374,9 @@ def _counted_between(previous: Raw, current: Raw) -> dict[str, float | None]:
     }
     system_s = used["ru_stime"]
     cpu_s = used["ru_utime"] + system_s
-    # The kernel does not report the time of page faults. It is at most their number times the dearest fault that was
-    # measured, and at most the time in the kernel. Faults of several threads pass at the same time, so the sum is
-    # divided by the number of threads that ran on average.
+    # The kernel does not report the time of page faults. An upper bound is their number times the longest that one
+    # takes, and another is the time in the kernel. Several threads may have faults at the same time, so the bound is
+    # divided by the mean number of threads that ran.
     threads = max(cpu_s / wall_s, 1.0)
     fault_s = min(used["ru_minflt"] * DEAREST_FAULT_S, system_s) / threads
     cpu_wait_s = None
@@ -383,7 +409,7 @@ def _counted_between(previous: Raw, current: Raw) -> dict[str, float | None]:
 class _TimeSpan(NamedTuple):
     began_s: float
     ended_s: float
-    label: Any  # what happened meanwhile; None without a name
+    label: Any  # what happened meanwhile; None if it has no name
 
 
 class _Overlap(NamedTuple):
@@ -392,12 +418,15 @@ class _Overlap(NamedTuple):
 
 
 def _overlap(spans: Sequence[_TimeSpan], began_s: float, ended_s: float) -> _Overlap:
-    """Return the seconds of ``spans``, ordered and disjoint, within two instants, and the label of the longest."""
+    """Return how many seconds of ``spans`` lie between two instants, and the label of the longest of these spans.
+
+    The spans are in order and do not overlap.
+    """
     seconds_inside: list[float] = []
     longest_s = 0.0
     longest: Any = None
-    start = bisect_left(spans, began_s, key=attrgetter("ended_s"))
-    for span in islice(spans, start, None):
+    first = bisect_left(spans, began_s, key=attrgetter("ended_s"))
+    for span in islice(spans, first, None):
         if span.began_s >= ended_s:
             break
         seconds = min(span.ended_s, ended_s) - max(span.began_s, began_s)
@@ -409,7 +438,10 @@ def _overlap(spans: Sequence[_TimeSpan], began_s: float, ended_s: float) -> _Ove
 
 
 def disjoint(compilations: Sequence[TimedCompilation]) -> list[_TimeSpan]:
-    """Return the compilations in order and disjoint: a nested one counts only outside of the other."""
+    """Return the times of the compilations, in order and without overlaps.
+
+    A compilation within another one adds only the time that is not covered yet.
+    """
     spans: list[_TimeSpan] = []
     covered_s = 0.0  # the end of the spans so far
     for compilation in sorted(compilations, key=attrgetter("began_s")):
@@ -421,7 +453,7 @@ def disjoint(compilations: Sequence[TimedCompilation]) -> list[_TimeSpan]:
 
 
 def seconds_compiling(since_s: float) -> float | None:
-    """Return how long torch.compile has compiled since ``since_s``, in seconds since 1970; None if it is unknown."""
+    """Return how many seconds torch.compile has compiled since the time of day ``since_s``; None if unknown."""
     compiled = compilations(since_s)
     if compiled is None:
         return None
@@ -430,10 +462,10 @@ def seconds_compiling(since_s: float) -> float | None:
 
 
 class ThreadTimes(NamedTuple):
-    """Nanoseconds that the calling thread ran, and that it was ready but had no CPU, since it began."""
+    """The times of a thread since it began."""
 
-    ran_ns: int
-    no_cpu_ns: int
+    ran_ns: int  # on a CPU
+    no_cpu_ns: int  # ready to run, but waiting for a CPU
 
 
 def _thread_times(schedstat: bytes) -> ThreadTimes:
@@ -442,9 +474,9 @@ def _thread_times(schedstat: bytes) -> ThreadTimes:
 
 
 def thread_times() -> ThreadTimes | None:
-    """Return the thread's times; None if the system does not count."""
-    # Asked first: it makes the kernel count up to now. The file is otherwise as old as the last tick, 1 to 10 ms;
-    # getrusage counted up to now in older kernels, and does not in 6.18.
+    """Return the times of the calling thread; None if the system does not provide them."""
+    # thread_time first: it has the kernel update the file, which is otherwise as old as the last tick, 1 to 10 ms.
+    # getrusage did that in older kernels, but not in 6.18.
     ran_ns = time.thread_time_ns()
     try:
         _, waited, *_ = _SCHEDSTAT.read_bytes().split()
@@ -456,8 +488,8 @@ def thread_times() -> ThreadTimes | None:
 def ready_batches(iterator: Iterator[Any], workers: int | None) -> int | None:
     """Return how many prefetched batches a DataLoader's ``iterator`` holds in its queue; 0 without workers.
 
-    None for an iterator that is not torch's own, or where its queue has no length (macOS). Takes
-    microseconds and never blocks. Left out: batches that came out of order, and those that are not pinned yet.
+    None for an iterator that is not torch's own, or if its queue has no length (macOS). Takes microseconds and never
+    blocks. Batches that arrived out of order and batches that are not pinned yet do not count.
     """
     if type(iterator).__module__ != DataLoader.__module__:
         return None

@@ -28,17 +28,19 @@ class SyncDetector:
     """Collects the lines that synchronize between ``begin`` and ``end``.
 
     Args:
-        cuda: what has ``get_sync_debug_mode`` and ``set_sync_debug_mode``; tests hand in their own.
+        cuda: has ``get_sync_debug_mode`` and ``set_sync_debug_mode``, as ``torch.cuda`` does.
     """
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
         self._cuda = cuda
+        # how often each line waited, by file, line and function
         self._counts: Counter[tuple[str, int, str]] = Counter()
-        self._undo: ExitStack | None = None
+        self._undo: ExitStack | None = None  # None unless it is collecting
+        # ``warnings.showwarning`` before ``begin``
         self._show_others: Any = None
 
     def begin(self) -> None:
-        """Start collecting. Warnings other than torch's about synchronizing go where they went before."""
+        """Start collecting. Other warnings are shown as before."""
         if self._undo is not None:
             return
         with ExitStack() as undo:
@@ -76,17 +78,15 @@ class SyncDetector:
         lineno: int,
         *rest: Any,
     ) -> None:
-        """Count a warning of torch's about a wait for the device, by the line that waits; pass other warnings on."""
-        if str(message).startswith(_TEXT):
-            self._counts[
-                user_line(sys._getframe(1), frameworks=True) or (filename, lineno, "")
-            ] += 1
-        else:
+        """Count a warning by torch that the host waits for the device, by the user's line; show other warnings."""
+        if not str(message).startswith(_TEXT):
             self._show_others(message, category, filename, lineno, *rest)
+            return
+        line = user_line(sys._getframe(1), frameworks=True)
+        self._counts[line or (filename, lineno, "")] += 1
 
 
 def sync_detector_of(device: torch.device) -> SyncDetector | None:
     """Return a detector for ``device``; None if torch has no debug mode (only CUDA has one)."""
-    return (
-        SyncDetector() if device.type == "cuda" and torch.cuda.is_available() else None
-    )
+    has_debug_mode = device.type == "cuda" and torch.cuda.is_available()
+    return SyncDetector() if has_debug_mode else None

@@ -1,6 +1,6 @@
-"""Finds the least bytes that each phase of a step moves between a device and its memory.
+"""Finds a lower bound of the bytes that each phase of a step moves between a device and its memory.
 
-Each tensor counts as read or written once, regardless of caches, as stored on the device.
+Each tensor counts once per phase, with its size on the device; caches are ignored.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from lm_profiler.measure.memory.saved_tensors import SavedTensors
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.torch_names import tree_leaves
 
-# Operators that read as many rows or elements of their first tensor as indices say.
+# operators that read one row of their first tensor per index
 _LOOK_UPS = {
     "embedding",
     "_embedding_bag",
     "_embedding_bag_forward_only",
     "embedding_renorm_",
 }
+# operators that read as many elements of their first tensor as their result has
 _GATHERS = {"index", "index_select", "gather", "take", "_index_put_impl_"}
 # operators that read a tensor's shape, and not its elements
 _SHAPES_ALONE = {
@@ -64,59 +65,62 @@ class Regions:
     """Distinct pieces of storages. Partial overlaps count twice, but no storage counts for more than its size."""
 
     def __init__(self) -> None:
+        # the identity of a storage to the bytes of its pieces; a piece is its offset and its number of elements
         self._pieces: dict[int, dict[tuple[int, int], int]] = {}
+        # the identity of a storage to its size, and to a reference to it
         self._storage_bytes: dict[int, int] = {}
         self._storages: dict[int, ref[Any]] = {}
 
     def add(self, tensor: Tensor, count: int | None = None) -> None:
-        """Add ``tensor``, or ``count`` bytes of it."""
+        """Add ``tensor``, or only ``count`` bytes of it."""
         storage = tensor.untyped_storage()
         identity = id(storage)
         known_storage = self._storages.get(identity)
         if known_storage is not None and known_storage() is not storage:
-            self._keep_freed(identity)
+            self._rename_freed(identity)
         self._storages[identity] = ref(storage)
+
         size = tensor.nbytes if count is None else min(count, tensor.nbytes)
         piece_bytes = self._pieces.setdefault(identity, {})
         piece = int(tensor.storage_offset()), tensor.numel()
         piece_bytes[piece] = max(piece_bytes.get(piece, 0), size)
         self._storage_bytes[identity] = storage.nbytes()
 
-    def _keep_freed(self, identity: int) -> None:
-        """Keep what was read of a freed storage under another identity, because a new one has taken its own."""
-        other_identity = -len(self._pieces)
-        self._pieces[other_identity] = self._pieces.pop(identity)
-        self._storage_bytes[other_identity] = self._storage_bytes.pop(identity)
+    def _rename_freed(self, identity: int) -> None:
+        """Move the pieces of a freed storage to an unused key, because a new storage has its ``identity``."""
+        unused_key = -len(self._pieces)  # real identities are positive
+        self._pieces[unused_key] = self._pieces.pop(identity)
+        self._storage_bytes[unused_key] = self._storage_bytes.pop(identity)
 
     def bytes_by_storage(self) -> dict[int, int]:
-        """Return how many bytes were read of each storage; what is read twice counts once."""
+        """Return how many bytes were added of each storage; equal pieces count once."""
         sizes: dict[int, int] = {}
         for storage, piece_bytes in self._pieces.items():
-            sizes[storage] = min(
-                self._storage_bytes[storage], sum(piece_bytes.values())
-            )
+            all_pieces = sum(piece_bytes.values())
+            sizes[storage] = min(self._storage_bytes[storage], all_pieces)
         return sizes
 
 
 class ForwardTraffic:
-    """Collects what forward passes read that they did not make (weights, inputs, buffers), and what they made.
+    """Collects what forward passes read and did not make themselves (weights, inputs, buffers), and what they made.
 
-    It sees each operator that runs. A weight counts once a pass, however often it is used; a table only with the rows
-    that are looked up. Views read nothing.
+    ``note_call`` receives each operator that runs. A weight counts once per pass, however often it is used; of a table
+    only the rows count that are looked up. Views read nothing.
     """
 
     def __init__(self) -> None:
-        self.lost = False  # whether an operator could not be read: then no bytes are known, also of later passes
+        # whether reading an operator failed: then the bytes of this and all later passes are unknown
+        self.lost = False
         # the storages that the current or last pass made, by their identity
         self._made_storages: dict[int, ref[Any]] = {}
-        # those of them that are weights and inputs in autocast's dtype
+        # the identities of those that hold weights and inputs in autocast's dtype
         self.copied_storages: set[int] = set()
         self._passes = 0
         self._bytes_read = 0  # by the passes before the current one
         self._reads = Regions()
 
     def begin(self) -> None:
-        """Begin a pass, the first of a step or a further one."""
+        """Begin a forward pass; a step may have several."""
         self._end_pass()
         self._passes += 1
 
@@ -137,15 +141,16 @@ class ForwardTraffic:
         return made
 
     def _has_made(self, tensor: Tensor) -> bool:
-        """Return whether the current pass made the storage of ``tensor``: not one whose identity it has since."""
+        """Return whether the current pass made the storage of ``tensor``."""
         storage = tensor.untyped_storage()
         made_storage = self._made_storages.get(id(storage))
+        # A storage that the pass made and freed may have had the same identity.
         return made_storage is not None and made_storage() is storage
 
     def take(self) -> int | None:
-        """Return the bytes read by all passes since the last call, and begin to count anew.
+        """Return the bytes read by all passes since the last call, and restart the count from zero.
 
-        None if there was no pass, or ``lost`` is set.
+        None if there was no pass, or if ``lost`` is set.
         """
         self._end_pass()
         has_passes = self._passes > 0
@@ -181,7 +186,8 @@ class ForwardTraffic:
         for tensor in results:
             if _identity(tensor) in new_storages:
                 self._made_storages[_identity(tensor)] = ref(tensor.untyped_storage())
-        self.copied_storages -= new_storages  # a new storage may stand where a copy did
+        # A new storage may have the identity of a copy that was freed.
+        self.copied_storages -= new_storages
         if name == "_to_copy" and outer_inputs:
             self.copied_storages |= new_storages
 
@@ -208,60 +214,64 @@ def _identity(tensor: Tensor) -> int:
 
 
 class StepTraffic(NamedTuple):
-    # the phases that occurred; of the forward pass what is written
+    """The bytes that a step moves."""
+
+    # bytes of each phase that occurred, None if unknown; of forward only what it writes
     by_phase: Mapping[str, int | None]
-    # what the forward pass reads. None if the step is compiled, so that its operators were not seen: then
-    # ``by_phase`` includes saved inputs.
+    # Bytes that the forward pass reads. None if the step is compiled, so that its operators were not seen; then
+    # the bytes of forward in ``by_phase`` include saved inputs.
     forward_read: int | None
 
 
 @dataclass(eq=False)
 class TrafficReader:
-    """Keeps the traffic of the last step: an observer of marks, for a stage that is not timed.
+    """Measures the traffic of each step and keeps that of the last. Observes marks, in a stage that is not timed.
 
-    - forward: reads as in ``ForwardTraffic``; writes what it makes that is saved for backward.
-    - backward: reads what was saved (weights included) and the gradients that others are added to; writes gradients.
-    - zero_grad: writes zeros into gradients that are kept.
+    - forward: reads as in ``ForwardTraffic``; writes the tensors that it makes and that are saved for backward.
+    - backward: reads the saved tensors, weights included, and the gradients that it adds to; writes gradients.
+    - zero_grad: writes zeros into the gradients, unless it drops them.
     - clip: reads gradients.
-    - optimizer: reads gradients, reads and writes their parameters and states. Unknown if a gradient is sparse:
-      then only some of the rows may be touched.
+    - optimizer: reads gradients, reads and writes their parameters and states. Unknown if a gradient is sparse,
+      because then only some of the rows may be touched.
     """
 
     module: nn.Module
     # the plain optimizers, without Lightning's wrapping
     optimizers: Sequence[Optimizer]
-    device: torch.device  # the device whose memory is meant
+    device: torch.device  # only tensors in its memory count
     timeline: Timeline  # the timeline whose marks are observed
     # what autograd saved; ``HoldingsReader`` switches it on and off
     saved: SavedTensors
-    forward: ForwardTraffic  # sees the operators of forward passes; ``StepFlops`` shows them to it
+    # ``StepFlops`` passes the operators of forward passes to it
+    forward: ForwardTraffic
     traffic: StepTraffic | None = None  # the traffic of the last step that ended
+    # the bytes of the running step, by phase
     _bytes: Counter[str] = field(default_factory=Counter)
-    _open: frozenset[int] = frozenset()
-    _sparse: bool = False
+    _open_parts: frozenset[int] = frozenset()
+    _has_sparse_gradients: bool = False
     # the parameters that the optimizers step
     _stepped: list[Tensor] = field(default_factory=list)
     _stepped_gradient_bytes: int = 0
-    # a backward pass has begun since an optimizer's step was last counted
+    # whether a backward pass has begun since an optimizer's step was last counted
     _has_new_gradients: bool = False
 
     def __call__(self, code: int) -> None:
-        parts_before = self._open
-        self._open = frozenset(self.timeline.stack)
-        for part in self._open - parts_before:
+        parts_before = self._open_parts
+        self._open_parts = frozenset(self.timeline.stack)
+        for part in self._open_parts - parts_before:
             self._part_begins(part)
-        for part in parts_before - self._open:
+        for part in parts_before - self._open_parts:
             self._part_ends(part)
 
     def step_ended(self) -> None:
         """Keep the traffic of the step that ends, and start again from zero."""
         by_phase: dict[str, int | None] = dict(self._bytes)
-        if self._sparse:
+        if self._has_sparse_gradients:
             by_phase[PARTS[OPTIMIZER]] = None
         self.traffic = StepTraffic(by_phase, self.forward.take())
         self._bytes = Counter()
-        self._open = frozenset()
-        self._sparse = False
+        self._open_parts = frozenset()
+        self._has_sparse_gradients = False
 
     def _part_begins(self, part: int) -> None:
         """Add the bytes that ``part`` moves, as far as they are known when it begins."""
@@ -269,15 +279,14 @@ class TrafficReader:
             self._add(FORWARD, 0)
         elif part == BACKWARD:
             self._has_new_gradients = True
-            saved = self._saved_bytes()
-            self._add(BACKWARD, sum(saved.values()) + self._gradient_bytes())
-            made_storages = self._made_by_forward(saved)
-            self._add(
-                FORWARD,
-                sum(
-                    size for storage, size in saved.items() if storage in made_storages
-                ),
-            )
+            saved_bytes = self._saved_bytes()
+            self._add(BACKWARD, sum(saved_bytes.values()) + self._gradient_bytes())
+            made_storages = self._made_by_forward(saved_bytes)
+            written_by_forward = 0
+            for storage, size in saved_bytes.items():
+                if storage in made_storages:
+                    written_by_forward += size
+            self._add(FORWARD, written_by_forward)
         elif part == CLIP:
             self._add(CLIP, self._gradient_bytes())
         elif part == OPTIMIZER:
@@ -288,7 +297,7 @@ class TrafficReader:
         if part in (BACKWARD, ZERO_GRAD):
             self._add(part, self._gradient_bytes())
         elif part == OPTIMIZER and self._has_new_gradients:
-            # not before its closure, where it has changed nothing yet
+            # Before the closure of an optimizer, which runs forward and backward, it has changed nothing yet.
             self._has_new_gradients = False
             self._add_optimizer_step()
 
@@ -301,13 +310,13 @@ class TrafficReader:
         self._stepped = [
             parameter for parameter in parameters if parameter.grad is not None
         ]
-        # Together: FSDP's gradients are views of one storage.
+        # Counted together, because FSDP's gradients are views of one storage.
         self._stepped_gradient_bytes = self._stored_bytes(
             parameter.grad for parameter in self._stepped if parameter.grad is not None
         )
 
     def _add_optimizer_step(self) -> None:
-        """Add the bytes of a step that has ended; states are there by now, since the first step makes them."""
+        """Add the bytes of an optimizer's step that has ended; the first step makes its states."""
         states: list[Any] = []
         for optimizer in self.optimizers:
             states.extend(
@@ -317,29 +326,34 @@ class TrafficReader:
         self._add(OPTIMIZER, 2 * read_and_written + self._stepped_gradient_bytes)
         for parameter in self._stepped:
             if parameter.grad is not None and parameter.grad.is_sparse:
-                self._sparse = True
+                self._has_sparse_gradients = True
 
     def _saved_bytes(self) -> dict[int, int]:
-        """Return the bytes of each storage on the device that autograd saved."""
+        """Return the bytes that autograd saved of each storage on the device, by the storage's identity."""
         regions = Regions()
         for tensor in self.saved:
             for piece in plain_tensors_of(tensor):
-                device = piece.untyped_storage().device
-                if device.type == self.device.type and self.device.index in (
-                    None,
-                    device.index,
-                ):
+                if self._is_on_device(piece):
                     regions.add(piece)
         return regions.bytes_by_storage()
 
-    def _made_by_forward(self, saved: Mapping[int, int]) -> set[int]:
-        """Return which of ``saved`` the forward pass made; if no operator was seen, all but parameters and the like."""
+    def _is_on_device(self, tensor: Tensor) -> bool:
+        device = tensor.untyped_storage().device
+        if device.type != self.device.type:
+            return False
+        return self.device.index is None or self.device.index == device.index
+
+    def _made_by_forward(self, saved: Iterable[int]) -> set[int]:
+        """Return the storages that the forward pass made.
+
+        If no operator was seen, they are the ``saved`` storages that hold no parameter, gradient, state or buffer.
+        """
         if self.forward.made_storages:
             return self.forward.made_storages - self.forward.copied_storages
-        storages_held = chain.from_iterable(
+        storages_with_cause = chain.from_iterable(
             storages_by_cause(self.module, self.optimizers, self.device)
         )
-        return set(saved) - set(storages_held)
+        return set(saved) - set(storages_with_cause)
 
     def _gradient_bytes(self) -> int:
         return self._stored_bytes(gradients(self.module, self.optimizers))

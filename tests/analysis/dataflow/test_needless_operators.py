@@ -57,7 +57,7 @@ class Step:
                 self.operators.begin_step()
                 with FlopCounter(operators=self.operators):
                     self._train(loss_of)
-                self.operators.part_ended()
+                self.operators.end_part()
         finally:
             self.operators.stop()
         calls = self.operators.take(is_complete=True)

@@ -1,0 +1,82 @@
+"""Finds how much of the factors of matrix products, and of the gradients of tables, is zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lm_profiler.measure.counts.storage_numbers import StorageNumbers
+from lm_profiler.record.operator_calls import Operand, Product
+
+# operators that are matrix products, with the positions of their two factors
+_FACTORS = {
+    "aten::mm": (0, 1),
+    "aten::addmm": (1, 2),
+    "aten::bmm": (0, 1),
+    "aten::baddbmm": (1, 2),
+}
+_LEAST_ELEMENTS = 1 << 12  # smaller tensors are not searched for zeros
+_MOSTLY_ZERO = 0.5  # share of zeros from which on rows and columns are searched too
+
+
+def product_of_call(name: str, args: Any, storages: StorageNumbers) -> Product | None:
+    """Return the matrix product that the operator ``name`` computes; None if it computes none of dense matrices."""
+    positions = _FACTORS.get(name)
+    if positions is None:
+        return None
+    left, right = (args[position] for position in positions)
+    if left.layout is not torch.strided or right.layout is not torch.strided:
+        return None
+    batch = left.shape[0] if left.dim() == 3 else 1
+    return Product(
+        batch,
+        _operand(left, storages.number_of(left)),
+        _operand(right, storages.number_of(right)),
+    )
+
+
+def _operand(factor: Tensor, storage: int) -> Operand:
+    """Return the record of ``factor``, whose storage has the number ``storage``."""
+    rows, columns = factor.shape[-2:]
+    operand = Operand(storage, rows, columns)
+    if factor.numel() < _LEAST_ELEMENTS or not factor.is_floating_point():
+        return operand
+    return _with_zeros(operand, factor)
+
+
+def _with_zeros(operand: Operand, factor: Tensor) -> Operand:
+    """Return ``operand`` with the shares of zeros in ``factor``, which has its values."""
+    # A norm of order 0 counts the elements that are not zero; not in bfloat16, whose sums of ones end at 256.
+    dtype = torch.promote_types(factor.dtype, torch.float32)
+    nonzeros_of_rows = torch.linalg.vector_norm(factor, ord=0, dim=-1, dtype=dtype)
+    zeros = 1.0 - float(nonzeros_of_rows.sum()) / factor.numel()
+    if zeros < _MOSTLY_ZERO:
+        return operand._replace(zeros=zeros)
+    nonzeros_of_columns = torch.linalg.vector_norm(factor, ord=0, dim=-2, dtype=dtype)
+    fullest_row = float(nonzeros_of_rows.max()) / operand.columns
+    fullest_column = float(nonzeros_of_columns.max()) / operand.rows
+    return operand._replace(
+        zeros=zeros,
+        zero_rows=_share_of_zeros(nonzeros_of_rows),
+        zero_columns=_share_of_zeros(nonzeros_of_columns),
+        fullest_line=min(fullest_row, fullest_column),
+    )
+
+
+def zero_rows_of_table(name: str, result: Tensor | None) -> float:
+    """Return the share of zero rows in ``result`` if it is the gradient of an embedding table, else 0."""
+    is_gradient_of_table = name == "aten::embedding_dense_backward"
+    if not is_gradient_of_table or result is None:
+        return 0.0
+    if result.numel() < _LEAST_ELEMENTS:
+        return 0.0
+    largest_of_rows = torch.linalg.vector_norm(result, ord=float("inf"), dim=-1)
+    return _share_of_zeros(largest_of_rows)
+
+
+def _share_of_zeros(values: Tensor) -> float:
+    # not in bfloat16, whose sums of ones end at 256
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    return float((values == 0).to(dtype).mean())
