@@ -1,4 +1,4 @@
-"""Figures of a watched run while it runs, for the user's own loggers and for monitoring."""
+"""Computes figures of a watched run while it runs, for the user's loggers and for monitoring."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from lm_profiler.record.run_record import RunRecord
 from lm_profiler.record.steps import StepRow
 
 PREFIX = "lm_profiler/"  # of the names in a logger
-_LONGEST_ROW_NS = 10_000_000_000  # a row is sent at least this often
+_LONGEST_ROW_NS = 10_000_000_000  # a row covers at most this time
+# columns of ``TimedSteps.seconds``
 _DATA = TIMED.index("data")
+_STEP = TIMED.index("step")
 
 
 class CountedBatches(NamedTuple):
-    """What the batches of some steps held; None means unknown."""
+    """What the batches of some ``steps`` held together; None means unknown."""
 
     steps: int
     tokens: int | None
@@ -30,17 +32,17 @@ class CountedBatches(NamedTuple):
 
 @dataclass(frozen=True)
 class StageFigures:
-    """What the stages of a run measured, from which the watched steps' MFU follows. None means unknown."""
+    """Figures that the stages of a run measured, from which the MFU of watched steps follows. None means unknown."""
 
-    # the model FLOPs utilization of a step of one second
+    # model FLOPs utilization times seconds of the step: the MFU that the step would have if it took one second
     mfu_seconds: float | None = None
-    tokens_per_step: float | None = None  # of this rank
+    tokens_per_step: float | None = None  # on this rank
 
     @classmethod
     def from_stages(
         cls, rows: Sequence[StepRow], record: RunRecord | None
     ) -> StageFigures:
-        """Return the figures of stages that left ``rows`` and, on rank 0, a ``record``."""
+        """Return the figures of stages with these ``rows`` and, on rank 0, this ``record``."""
         tokens = [
             row.tokens
             for row in rows
@@ -58,7 +60,7 @@ class StageFigures:
         return cls(mfu_seconds, tokens_per_step)
 
     def mfu(self, step_s: float, tokens_per_step: float | None) -> float | None:
-        """Return the MFU of a step of ``step_s``: its work is in proportion to its tokens, if these are known."""
+        """Return the MFU of a step that takes ``step_s``; its FLOPs are taken to be in proportion to its tokens."""
         if self.mfu_seconds is None:
             return None
         relative_work = 1.0
@@ -74,17 +76,19 @@ class LiveSums:
     steps: int = 0
     step_s: float = 0.0
     data_s: float = 0.0
-    held_bytes: int | None = None  # after the last of them
+    held_bytes: int | None = None  # after the last step
     peak_bytes: int | None = None
     _batches: list[CountedBatches] = field(default_factory=list)
 
     def add_steps(self, timed: TimedSteps) -> None:
         """Add the steps whose times are known."""
-        is_known = ~np.isnan(timed.seconds[:, -1])
-        seconds = timed.seconds[is_known]
-        self.steps += len(seconds)
-        self.step_s += float(seconds[:, -1].sum())
-        self.data_s += float(seconds[:, _DATA].sum())
+        is_known = ~np.isnan(timed.seconds[:, _STEP])
+        known_seconds = timed.seconds[is_known]
+        step_s = known_seconds[:, _STEP]
+        data_s = known_seconds[:, _DATA]
+        self.steps += len(known_seconds)
+        self.step_s += float(step_s.sum())
+        self.data_s += float(data_s.sum())
 
     def add_batches(self, counted: CountedBatches | None) -> None:
         if counted is not None and counted.steps > 0:
@@ -96,7 +100,7 @@ class LiveSums:
             self.peak_bytes = max(peak_bytes, self.peak_bytes or 0)
 
     def per_step(self, count_name: str) -> float | None:
-        """Return the mean per step of a count of ``CountedBatches``; None if it is unknown for any of them."""
+        """Return the mean per step of the field ``count_name`` of ``CountedBatches``; None if any of them lacks it."""
         steps = 0
         total = 0
         for counted in self._batches:
@@ -113,9 +117,9 @@ class LiveSums:
 def live_figures(
     sums: LiveSums, stages: StageFigures, ranks: int = 1
 ) -> dict[str, float]:
-    """Return the figures of ``sums`` by name, without those that are unknown; empty without a step.
+    """Return the known figures of ``sums`` by name; empty without a step.
 
-    Throughput is that of all ``ranks``, if each has as much in a step as this one.
+    Throughput is that of all ``ranks``; each is taken to process as much per step as this one.
     """
     if sums.steps == 0 or sums.step_s <= 0.0:
         return {}
@@ -144,12 +148,12 @@ def _rate(count_per_step: float | None, step_s: float, ranks: int) -> float | No
 
 @dataclass(eq=False)
 class LiveRows:
-    """Sums up watched steps in rows for loggers: a row has ``every_steps`` steps or more, or those of ten seconds."""
+    """Sums up watched steps in rows for loggers. A row ends after ``every_steps`` steps, or after ten seconds."""
 
     stages: StageFigures
     ranks: int = 1
-    every_steps: int = 50  # the Trainer's log_every_n_steps; 0 for rows by time alone
-    began_ns: int = 0  # when the row began
+    every_steps: int = 50  # the Trainer's log_every_n_steps; 0 if only the time decides
+    began_ns: int = 0  # when the current row began
     sums: LiveSums = field(default_factory=LiveSums)
 
     def is_due(self, now_ns: int) -> bool:
@@ -157,7 +161,7 @@ class LiveRows:
         return has_steps or now_ns - self.began_ns >= _LONGEST_ROW_NS
 
     def end_row(self, now_ns: int) -> dict[str, float]:
-        """Return the row by the names that loggers get, and begin the next one; empty if it has no step."""
+        """Return the figures of the row, by their names in loggers, and begin the next row; empty without a step."""
         figures = live_figures(self.sums, self.stages, self.ranks)
         self.sums = LiveSums()
         self.began_ns = now_ns

@@ -1,4 +1,4 @@
-"""The sizes of a model: its parameters, and what its config names."""
+"""Reads the sizes of a model from its parameters and from its config."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
-# The names that configs of models give their sizes: of transformers, of GPT-2's kind there, and ours.
+# names of sizes in the configs of models: of transformers, of models like GPT-2 in transformers, and our own
 _SIZE_NAMES = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers"),
     "width": ("hidden_size", "n_embd", "d_model"),
@@ -24,7 +24,7 @@ def elements(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def embedding_weights(module: nn.Module) -> dict[int, nn.Parameter]:
-    """Return the weights of all embeddings by their identity: a tied weight is one tensor, which counts once."""
+    """Return the weights of all embeddings, by their identity, so that a tied weight counts once."""
     weights = {}
     for part in module.modules():
         weight = getattr(part, "weight", None)
@@ -40,42 +40,43 @@ def _is_embedding(part: nn.Module) -> bool:
 def parameters_in_products(module: nn.Module) -> int | None:
     """Return how many parameters a token is multiplied by, as torchtitan counts them (``torchtitan/models/utils.py``).
 
-    They are all but those of embeddings that only look up rows. Of experts those count that a token is sent to. None if
-    it is unknown how many these are.
+    They are all parameters except those of embeddings that only look up rows, and of experts that the token is not sent
+    to. None if it is unknown how many experts a token is sent to.
     """
-    looked_up = elements(_embeddings_without_products(module))
+    in_look_ups = elements(_embeddings_without_products(module))
     in_experts = elements(_expert_weights(module))
-    everything = elements(module.parameters())
+    in_all = elements(module.parameters())
     if not in_experts:
-        return everything - looked_up
+        return in_all - in_look_ups
     experts = _in_config(module, _EXPERTS_NAMES)
     experts_per_token = _in_config(module, _EXPERTS_PER_TOKEN_NAMES)
     if not experts or not experts_per_token:
         return None
-    met = in_experts * experts_per_token // experts
-    return everything - looked_up - in_experts + met
+    in_experts_of_token = in_experts * experts_per_token // experts
+    return in_all - in_look_ups - in_experts + in_experts_of_token
 
 
 def _embeddings_without_products(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the weights of embeddings that are no matrix of the LM head too."""
+    """Yield the weights of embeddings that are not also the matrix of the LM head."""
     embeddings = embedding_weights(module)
-    shared: set[int] = set()
+    ids_in_other_layers: set[int] = set()
     for part in module.modules():
-        if not _is_embedding(part):
-            shared.update(id(weight) for weight in part.parameters(recurse=False))
+        if _is_embedding(part):
+            continue
+        for weight in part.parameters(recurse=False):
+            ids_in_other_layers.add(id(weight))
     is_tied = bool(_in_config(module, _TIED_NAMES))
     vocabulary = _in_config(module, _SIZE_NAMES["vocabulary"])
     for weight_id, weight in embeddings.items():
         has_row_per_token = weight.shape[0] == vocabulary
         is_tied_by_config = is_tied and has_row_per_token
-        if weight_id in shared or is_tied_by_config:
-            continue
-        yield weight
+        if weight_id not in ids_in_other_layers and not is_tied_by_config:
+            yield weight
 
 
 def _expert_weights(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the weights of experts among which a router chooses, without those of the router."""
-    ids_seen = set()
+    """Yield the weights of experts among which a router chooses, without those of the router itself."""
+    ids_seen = set()  # experts may be parts of other experts, and share weights
     for path, part in module.named_modules():
         if not _holds_experts(path, part):
             continue
@@ -93,26 +94,35 @@ def _holds_experts(path: str, part: nn.Module) -> bool:
 
 
 def _in_config(module: nn.Module, names: Iterable[str]) -> int | None:
-    """Return the first number that the config of a part of ``module`` has by one of ``names``."""
+    """Return the first integer with one of ``names`` in the configs of the parts of ``module``; None without one."""
     for part in module.modules():
-        config = vars(part).get("config")
-        for name in names:
-            value = getattr(config, name, None)
-            if isinstance(value, int):
-                return int(value)
+        value = _first_integer(vars(part).get("config"), names)
+        if value is not None:
+            return value
     return None
 
 
 def sizes_in_config(module: nn.Module) -> dict[str, int]:
-    """Return the sizes of the model that the config of a part of ``module`` names; empty if none names all."""
+    """Return the sizes of the model, by the keys of ``_SIZE_NAMES``, from the first config that has all of them.
+
+    Empty if no part of ``module`` has such a config.
+    """
     for part in module.modules():
         config = vars(part).get("config")
         sizes: dict[str, int] = {}
         for size, names in _SIZE_NAMES.items():
-            for name in names:
-                value = getattr(config, name, None)
-                if isinstance(value, int):
-                    sizes.setdefault(size, value)
+            value = _first_integer(config, names)
+            if value is not None:
+                sizes[size] = value
         if len(sizes) == len(_SIZE_NAMES):
             return sizes
     return {}
+
+
+def _first_integer(config: object, names: Iterable[str]) -> int | None:
+    """Return the first integer attribute of ``config`` with one of ``names``; None without one."""
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return int(value)
+    return None

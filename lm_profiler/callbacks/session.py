@@ -37,8 +37,9 @@ from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.run_record import BetweenSteps, OutsideSteps, StepCounters
 from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow, StepTable
 
-_LAG_STEPS = 4  # before the marks of a step are read: by then the device has usually reached them
-# steps between two readings of marks with a device, whose events are used again once they were read
+# Marks of a step are read this many steps later; the device has usually reached them by then.
+_LAG_STEPS = 4
+# how often marks are read if there is a device, in steps: its events can be reused once they are read
 _READ_MARKS_EVERY = 8
 
 # nanoseconds between two writes of rows, and two draws of progress: a killed process loses at most this
@@ -49,8 +50,9 @@ _READ_EVERY_NS = 5_000_000
 
 _MOST_RECOMPILATIONS = 3  # that a note names
 
-# what may pass between steps, beside VALIDATION and EPOCH
-_CHECKPOINT, _INSTRUMENTS = "checkpoint", "instruments"
+# what may take time between steps, beside VALIDATION and EPOCH
+_CHECKPOINT = "checkpoint"
+_INSTRUMENTS = "instruments"
 
 _UNSEEN_BACKWARD = (
     "no backward pass was seen: the program calls neither manual_backward nor loss.backward(). Code that computes "
@@ -120,53 +122,54 @@ _UnreadStep = tuple[int, str, int | None, Peaks]
 
 @dataclass(eq=False)
 class Session:
-    """Drives the instruments from step to step. It works between steps only; ``steps`` counts the finished ones."""
+    """Drives the instruments from step to step, and works only between steps."""
 
     timeline: Timeline  # takes the marks
     stream: EventStream | None  # the device's clock of ``timeline``, or None
     schedule: StageCounter  # the stages and their steps
-    instruments: Instruments  # everything but the times
+    instruments: Instruments  # measure everything except the times of phases
     progress: Progress | None  # the progress line; None on every rank but one
     rank: int  # global rank of this process
-    stopping: StoppingRule  # ends the measuring before its steps are done, where enough is known
+    stopping: StoppingRule  # ends the measuring early if enough is known
     report: Callable[[str], object]  # gets a note
-    # appends rows to the file; called once a second at most
+    # appends rows to the file; called once per second at most
     append_rows: Callable[[Sequence[StepRow]], None] | None = None
-    # of the running step; the callback adds each batch
+    # counts the batches of the running step, which the callback adds
     counts: BatchCounts = field(default_factory=BatchCounts)
     # by how many steps the stages may become longer than planned
     spare_steps: float = 0
-    # limits the loop to the steps of the stages, once they are longer
+    # limits the loop to the steps of the stages, when these have become longer
     limit_steps: Callable[[Mapping[str, int]], object] = lambda steps_of_stages: None
     is_manual: bool = False  # whether the module steps its optimizers by itself (``automatic_optimization = False``)
     notes: list[str] = field(default_factory=list)
-    steps: int = 0
+    steps: int = 0  # that have finished
     rows: list[StepRow] = field(default_factory=list)  # rows that were read so far
-    # when each row's step began and ended
+    # when the step of each row began and ended
     instants_ns: list[tuple[int, int]] = field(default_factory=list)
     _written_rows: int = 0
-    _last_reading_ns: int = 0
-    _planned_steps: int = 0  # of the stage
-    _peaks: Peaks = UNKNOWN
+    _last_reading_ns: int = 0  # when instruments were last read
+    _planned_steps: int = 0  # of the current stage
+    _peaks: Peaks = UNKNOWN  # the last that were read
     _unread_steps: deque[_UnreadStep] = field(default_factory=deque)
-    _batch_counts: list[BatchCount] = field(default_factory=list)  # where they change
+    # what the batches of a step hold: an entry for each step in which it changes
+    _batch_counts: list[BatchCount] = field(default_factory=list)
     _last_count: StepCount | None = None  # of the last step
-    # batches, samples, elements, and the three counts of ``TokenUse``
+    # batches, samples, elements, and the counts of ``TokenUse`` in the last entry of ``_batch_counts``
     _last_sizes: tuple[Any, ...] | None = None
-    # From this step of the stage on, or from this instant on, more is due than to keep the step.
+    # After a step there is more to do than to keep it if the stage has reached this step, or the clock this instant.
     _next_due_step: int = 0
     _next_due_ns: int = 0
-    _last_due_step: int = 0  # the last step in which more was due
-    # between which instants steps were measured
+    _last_due_step: int = 0  # the last step after which there was more to do
+    # when the first measured step began and the last one ended
     _measured_ns: tuple[int, int] | None = None
-    # between and within measured steps
+    # spans between measured steps, and spans within them in which the loop left the step
     _gaps_ns: list[tuple[int, int]] = field(default_factory=list)
     _run_steps: list[RunStep] = field(default_factory=list)  # the steps of all stages
-    # in which this session worked between steps
+    # spans between steps in which this session worked
     _own_spans_ns: list[tuple[int, int]] = field(default_factory=list)
     # phases at whose start it was checked whether the device was idle
     _idle_checks: int = 0
-    _idle_starts: int = 0  # phases at whose start it was
+    _idle_starts: int = 0  # phases at whose start the device was idle
     _is_finished: bool = False
 
     def __post_init__(self) -> None:
@@ -178,7 +181,7 @@ class Session:
     def step_ended(self) -> int:
         """Keep the step that ended, begin the next stage if this one is over, and return how many steps are left.
 
-        In nearly all steps nothing else is due: then it calls no function of ours but the one that counts batches.
+        After nearly all steps nothing else is due. Then this calls only one other function of ours, to count batches.
         """
         schedule = self.schedule
         stage = schedule.stage
@@ -201,7 +204,7 @@ class Session:
         return schedule.steps_left
 
     def _keep_count(self, count: StepCount) -> None:
-        """Keep what the batches of the step held, if it is something else than in the step before."""
+        """Keep what the batches of the step held, if that differs from the previous step."""
         self._last_count = count
         sizes = (count.batches, count.samples, count.elements, *count.token_use)
         if sizes != self._last_sizes:
@@ -209,22 +212,26 @@ class Session:
             self._batch_counts.append(BatchCount(self.steps, *sizes))
 
     def _end_step(self, stage: str, tokens: int | None, now_ns: int) -> int:
-        """Keep the step that ended at ``now_ns``, and do all that is due then; return how many steps are left.
+        """Keep the step that ended at ``now_ns``, and do what is due after it; return how many steps are left.
 
-        A step after which nothing is due does not come here.
+        ``step_ended`` calls this only if something is due.
         """
-        young_objects_before = gc.get_count()[0]
+        new_objects_before = gc.get_count()[0]
         steps_done = self.schedule.steps_done + 1
-        # whether the stopping rule is asked after this step
+        # whether the stopping rule is evaluated after this step
         may_stop = stage == "measure" and steps_done >= self.stopping.next_check
         is_reading_due = (
-            may_stop or steps_done >= self._planned_steps or stage == "memory"
+            may_stop
+            or steps_done >= self._planned_steps
+            or stage == "memory"
+            or now_ns - self._last_reading_ns >= _READ_EVERY_NS
         )
         try:
-            if is_reading_due or now_ns - self._last_reading_ns >= _READ_EVERY_NS:
+            if is_reading_due:
                 self._last_reading_ns = now_ns
                 self._read_instruments(stage)
-        finally:  # otherwise Ctrl-C while reading would lose the step
+        finally:
+            # also after Ctrl-C while reading, which would otherwise lose the step
             self._unread_steps.append((self.steps, stage, tokens, self._peaks))
         if self.stream is not None and len(self._unread_steps) > _LAG_STEPS:
             self._read_reached_steps()
@@ -251,31 +258,34 @@ class Session:
         )
         if may_stop or self.stream is not None:
             self._note_next_due_step()
-        self._note_own_objects(young_objects_before)
+        self._note_own_objects(new_objects_before)
         return self.schedule.steps_left
 
-    def _note_own_objects(self, young_objects_before: int) -> None:
-        """Count the objects that this session made, so that a collection that they bring about is not the program's.
+    def _note_own_objects(self, new_objects_before: int) -> None:
+        """Report the objects that this session made to the log of garbage collections.
 
-        They are those of this step, of whose begin ``young_objects_before`` is Python's count of young objects, and one
-        entry of ``_unread_steps`` for each step since the last one after which more was due.
+        A collection that these objects cause is then not attributed to the program. ``new_objects_before`` is Python's
+        count of objects since the last collection, as ``_end_step`` began. Each earlier step since the last due one
+        made one object, its entry of ``_unread_steps``.
         """
         garbage = self.instruments.counters.reader.garbage
-        garbage.add_own_objects(young_objects_before)
+        garbage.add_own_objects(new_objects_before)
         garbage.own_objects += self.steps - self._last_due_step - 1
         self._last_due_step = self.steps
 
     def _note_next_due_step(self) -> None:
-        """Note in which step more is due than to keep it; in the stages that look closer it always is."""
-        self._next_due_step = self._planned_steps
+        """Note after which step of the stage there is more to do than to keep the step."""
         stage = self.schedule.stage
+        if stage not in ("warmup", "measure"):
+            # The other stages are not timed: there is more to do after each of their steps.
+            self._next_due_step = 0
+            return
+        self._next_due_step = self._planned_steps
         if stage == "measure":
             self._next_due_step = min(self._planned_steps, self.stopping.next_check)
         if self.stream is not None:
-            steps_until_reading = self.schedule.steps_done + _READ_MARKS_EVERY
-            self._next_due_step = min(self._next_due_step, steps_until_reading)
-        if stage not in ("warmup", "measure"):
-            self._next_due_step = 0
+            next_reading_step = self.schedule.steps_done + _READ_MARKS_EVERY
+            self._next_due_step = min(self._next_due_step, next_reading_step)
 
     def _read_instruments(self, stage: str) -> None:
         """Read memory, and in ``measure`` the counters of the step that has just ended.
@@ -283,7 +293,8 @@ class Session:
         In ``warmup`` and ``measure`` also read the ranks' collective calls, if that is due.
         """
         memory = self.instruments.memory
-        self._peaks = UNKNOWN  # otherwise an interrupt in the next line would leave the peaks of an earlier step
+        # first unknown, so that an interrupt in the next line does not leave the peaks of an earlier step
+        self._peaks = UNKNOWN
         self._peaks = memory.guard.run(memory.end_step, otherwise=UNKNOWN)
         if stage == "measure":
             counters = self.instruments.counters
@@ -302,7 +313,7 @@ class Session:
         self._written_rows = len(self.rows)
 
     def _end_measuring_if_enough(self) -> bool:
-        """End the stage ``measure`` if the steps so far are enough; return whether they are."""
+        """If the measured steps are enough, end the stage ``measure``; return whether they are."""
         self._read_reached_steps()
         elapsed_s = (self.timeline.clock() - self._stage_began_ns) * 1e-9
         is_enough = self.stopping.is_enough(
@@ -320,7 +331,7 @@ class Session:
         ]
 
     def finish(self, keep_trace: bool = True) -> None:
-        """End the stage that runs, and read what is still on the device: the run is over, as planned or not."""
+        """End the stage that runs, and read what is still on the device, because the run has ended or failed."""
         if not keep_trace:
             tracer = self.instruments.tracer
             tracer.guard.run(tracer.discard)
@@ -386,7 +397,7 @@ class Session:
         self.write_rows()
 
     def _plan_action_steps(self) -> None:
-        """Plan as many steps of the ``actions`` stage as show what makes every few measured steps slow."""
+        """Plan enough steps of the ``actions`` stage to show why every few measured steps are slow, if they are."""
         owners = self.instruments.owners
         planned = self.schedule.planned.get("actions", 0)
         if owners is None or planned == 0:
@@ -413,7 +424,10 @@ class Session:
         )
 
     def _read_reached_steps(self, wait: bool = False) -> None:
-        """Read the marks that the device has reached, or ``wait`` for all; only the host's if the device is dead."""
+        """Make rows of the steps that the device has reached; of all finished steps with ``wait``.
+
+        If the device has died, the rows have only the times of the host.
+        """
         is_device_alive = True
         if wait and self.stream is not None:
             try:
@@ -429,14 +443,14 @@ class Session:
             )
             if not is_readable:
                 return
-            self._read_step(
-                self._unread_steps.popleft(), finished.popleft(), is_device_alive
-            )
+            unread = self._unread_steps.popleft()
+            marks = finished.popleft()
+            self._read_step(unread, marks, is_device_alive)
 
     def _read_step(
         self, unread: _UnreadStep, marks: StepMarks, is_device_alive: bool
     ) -> None:
-        """Make the row of a step of its ``marks``."""
+        """Make the row of a step from its ``marks``, and pass the marks to what needs them."""
         step, stage, tokens, peaks = unread
         ranks = self.instruments.ranks
         if ranks is not None and is_device_alive:
@@ -454,8 +468,7 @@ class Session:
         self.instants_ns.append((begin_ns, end_ns))
         away_ns: list[tuple[int, int]] = []
         if OUTSIDE in marks.codes:
-            spans_ns = zip(marks.codes, pairwise(marks.host_ns), strict=False)
-            away_ns = [span_ns for code, span_ns in spans_ns if code == OUTSIDE]
+            away_ns = _spans_outside(marks)
         self._run_steps.append(
             RunStep(
                 stage,
@@ -483,11 +496,13 @@ class Session:
         self._idle_starts += marks.idle_starts
 
     def _unseen_backward_note(self) -> list[str]:
-        """Return a note if the user's own steps changed weights, but none of them had a backward pass."""
+        """Return a note if the module's manual optimization stepped an optimizer, but no backward pass was seen."""
+        if not self.is_manual:
+            return []
         measured = [row for row in self.rows if row.stage == "measure"]
         has_stepped = any(row.time("optimizer", "host") > 0.0 for row in measured)
         has_backward = any(row.time("backward", "host") > 0.0 for row in measured)
-        if not self.is_manual or not has_stepped or has_backward:
+        if not has_stepped or has_backward:
             return []
         return [_UNSEEN_BACKWARD]
 
@@ -515,7 +530,7 @@ class Session:
         return outside_steps(self._run_steps, events, self._own_spans_ns)
 
     def _stages_s(self) -> float | None:
-        """Return the seconds from the first step's beginning to the last one's end, without this session's work."""
+        """Return the seconds from the first step's beginning to the last step's end, without this session's work."""
         if not self._run_steps:
             return None
         run_begin_ns = self._run_steps[0].begin_ns
@@ -527,15 +542,26 @@ class Session:
         return (run_end_ns - run_begin_ns - own_ns) * 1e-9
 
 
+def _spans_outside(marks: StepMarks) -> list[tuple[int, int]]:
+    """Return when the loop left the step, and when it came back (ns)."""
+    spans_ns = zip(marks.codes, pairwise(marks.host_ns), strict=False)
+    return [span_ns for code, span_ns in spans_ns if code == OUTSIDE]
+
+
 def between_steps(
     gaps_ns: Sequence[tuple[int, int]],
     measured_ns: tuple[int, int],
     events: Sequence[NamedSpan],
 ) -> list[BetweenSteps]:
-    """Return what took time in the gaps between steps, the longest first; checkpoints also within steps.
+    """Return what took time in the gaps between steps, the longest first; checkpoints also count within steps.
 
-    A gap counts as validation if validation began in it, else as the turn of an epoch if one began in it, else as our
-    own. The time of a checkpoint counts only as checkpoint. Steps were measured in ``measured_ns``.
+    A gap counts as validation if a validation began in it, else as an epoch boundary if an epoch began in it, else as
+    our own time. The time of a checkpoint counts only as checkpoint.
+
+    Args:
+        gaps_ns: when each gap began and ended.
+        measured_ns: when the first measured step began and the last one ended.
+        events: the validations, epoch boundaries and checkpoints of the run.
     """
     seconds: defaultdict[str, float] = defaultdict(float)
     times: defaultdict[str, int] = defaultdict(int)
@@ -570,7 +596,7 @@ def between_steps(
 
 
 def _cause_of_gap(kinds: set[str]) -> str:
-    """Return what a gap counts as in which events of ``kinds`` began."""
+    """Return what a gap counts as, in which events of these ``kinds`` began."""
     if VALIDATION in kinds:
         return VALIDATION
     if EPOCH in kinds:

@@ -1,4 +1,4 @@
-"""Counts the steps through the stages: warm-up, measure, then stages that look closer."""
+"""Counts the steps of each stage: warm-up, measure, then stages whose instruments would disturb the timing."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from lm_profiler.measure.boundary import write_text
 from lm_profiler.record.parts import STAGE_NAMES
 from lm_profiler.record.quantities import count_text
 
-# Share of the measured steps that are measured until the next check. Each check may stop on a lucky streak; with checks
-# this far apart, the interval where measuring stops keeps its 95 % (benchmarks/statistics).
+# The number of steps until the next check, as a share of the measured steps. Each check may stop on a lucky streak.
+# With checks this far apart, the interval at which measuring stops keeps its coverage of 95 % (benchmarks/statistics).
 _SHARE_UNTIL_CHECK = 0.25
 
 _REDRAW_S = 0.5  # least seconds between two drawings on a terminal
-_WIDTH = 40  # of the longest line that is drawn, at least
+_WIDTH = 40  # that erases any line that is drawn
 
 
 @dataclass
 class StoppingRule:
-    """Decides whether enough was measured, where precision (``until_ci``) or time decides that."""
+    """Decides whether enough was measured, if that depends on precision (``until_ci``) or on time."""
 
-    options: StageOptions  # target and caps
-    # makes rank 0's answer, the steps until the next check, everybody's; a collective call
+    options: StageOptions  # the target and the limits
+    # returns on all ranks the number that rank 0 passes; all ranks have to call it
     agree: Callable[[int], int]
-    # most steps that the loop has for measuring, if time decides; the other stages need the rest
+    # the most steps that the loop has for measuring, if time decides; the other stages need the rest
     steps_of_loop: float = math.inf
-    # the number of measured steps after which the rule checks again; never if their number was given
+    # the number of measured steps after which to check next; never reached if the number of steps is fixed
     next_check: int = field(init=False)
-    _is_precise: bool = False
-    _is_over: bool = False
+    _is_precise: bool = False  # whether ``until_ci`` is reached
+    _has_stopped: bool = False
 
     def __post_init__(self) -> None:
         if self.options.until_ci is not None or self.options.is_timed:
-            # Checked from the first step on, because the time may be over before the tenth.
+            # from the first step on, because ten steps may take too long
             self.next_check = 1
         else:
             self.next_check = sys.maxsize
@@ -57,8 +57,8 @@ class StoppingRule:
     def is_enough(self, steps: int, step_s: Sequence[float], elapsed_s: float) -> bool:
         """Return whether ``steps`` measured steps are enough; ``step_s`` are their known seconds.
 
-        All ranks call this after the same step, and all get rank 0's answer. Unless it is yes, ``next_check`` is set to
-        the number of steps after which to ask again.
+        All ranks call this after the same step, and all get rank 0's answer. If it is no, ``next_check`` is set to the
+        number of steps after which to call it again.
         """
         target = self.options.until_ci
         if target is None:
@@ -79,38 +79,35 @@ class StoppingRule:
         return self._agree_on_check(steps, steps_until_check)
 
     def _steps_until_time(self, steps: int, elapsed_s: float) -> int:
-        """Return after how many more steps to check again; 0 if enough was measured.
-
-        The steps are at most doubled between two checks, because steps may become slower.
-        """
+        """Return after how many more steps to check again; 0 if enough was measured."""
         steps_per_second = steps / max(elapsed_s, 1e-9)
         steps_wanted = max(TIMED_STEPS, math.ceil(TIMED_SECONDS * steps_per_second))
         steps_that_fit = math.floor(TIMED_MOST_SECONDS * steps_per_second)
         affordable_steps = max(min(steps_wanted, steps_that_fit), FEWEST_STEPS)
         available_steps = max(self.steps_of_loop, TIMED_STEPS)
-        steps_left = (
-            int(min(affordable_steps, available_steps, TIMED_MOST_STEPS)) - steps
-        )
-        most_steps = max(steps, FEWEST_STEPS - steps)
-        return max(min(steps_left, most_steps), 0)
+        total_steps = int(min(affordable_steps, available_steps, TIMED_MOST_STEPS))
+        steps_left = total_steps - steps
+        # At most as many as so far, because steps may become slower.
+        most_steps_until_check = max(steps, FEWEST_STEPS - steps)
+        return max(min(steps_left, most_steps_until_check), 0)
 
     def follow_rank_0(self, steps: int) -> bool:
-        """Return whether the ranks agree that ``steps`` are enough, where this rank's instruments failed."""
-        if self._is_over:
+        """Return whether rank 0 has decided that ``steps`` are enough, for a rank whose instruments failed."""
+        if self._has_stopped:
             return True
         if steps < self.next_check:
             return False
         return self._agree_on_check(steps, steps_until_check=0)
 
     def _agree_on_check(self, steps: int, steps_until_check: int) -> bool:
-        """Take over rank 0's ``steps_until_check`` and note when to check next; return whether it is 0: enough."""
+        """Take over ``steps_until_check`` of rank 0, and note when to check next; return whether it is 0 (enough)."""
         agreed_steps = self.agree(steps_until_check)
         self.next_check = steps + agreed_steps
-        self._is_over = agreed_steps == 0
-        return self._is_over
+        self._has_stopped = agreed_steps == 0
+        return self._has_stopped
 
     def missed_target(self, step_s: Sequence[float]) -> list[str]:
-        """Return the note that a limit ended the measuring before the level of ``step_s`` was precise enough, if so."""
+        """Return a note if a limit ended the measuring before the level of ``step_s`` was precise enough; else none."""
         if self._is_precise or self.options.until_ci is None:
             return []
         width = level_half_width(step_s)
@@ -123,13 +120,20 @@ class StoppingRule:
 
 
 class StageCounter:
-    """Counts steps through the stages, in the order of ``steps``; a stage without steps is skipped."""
+    """Counts the steps of each stage.
+
+    Args:
+        steps: the number of steps of each stage, in order; a stage without steps is skipped.
+    """
 
     def __init__(self, steps: Mapping[str, int]) -> None:
         self.planned = dict(steps)
-        self._stages_left = [stage for stage, count in steps.items() if count > 0]
-        # until all stages are done
-        self.steps_left = sum(steps[stage] for stage in self._stages_left)
+        self._stages_left: list[str] = []  # the current stage first
+        self.steps_left = 0  # of all stages
+        for stage, count in steps.items():
+            if count > 0:
+                self._stages_left.append(stage)
+                self.steps_left += count
         self._begin_stage()
 
     def _begin_stage(self) -> None:
@@ -140,7 +144,7 @@ class StageCounter:
         self.steps_done = 0  # steps of that stage
 
     def advance(self) -> bool:
-        """Count one step; True if it was its stage's last."""
+        """Count one step; return whether it was the last of its stage."""
         self.steps_done += 1
         self.steps_left -= 1
         if self.steps_done < self.planned[self._stages_left[0]]:
@@ -149,18 +153,19 @@ class StageCounter:
         return True
 
     def extend(self, stage: str, steps: int) -> None:
-        """Plan ``steps`` for a stage that comes later, which had fewer."""
+        """Plan ``steps`` for a stage that has not begun and had fewer."""
         self.steps_left += steps - self.planned[stage]
         self.planned[stage] = steps
 
     def end_stage(self) -> None:
+        """End the current stage, also before its planned steps are done, and begin the next one."""
         stage = self._stages_left.pop(0)
         self.steps_left -= self.planned[stage] - self.steps_done
         self._begin_stage()
 
 
 class Progress:
-    """Draws ``measuring 7/20`` over itself on a terminal or in a notebook; elsewhere prints a line for each stage."""
+    """Shows progress: on a terminal or in a notebook one line like ``measuring 7/20``; elsewhere a line per stage."""
 
     def __init__(
         self,
@@ -175,13 +180,13 @@ class Progress:
         is_terminal = self._stream is not None and self._stream.isatty()
         is_notebook = type(self._stream).__module__.startswith("ipykernel.")
         self._is_live = is_terminal or is_notebook
-        # A notebook obeys a carriage return, but not the code that erases a line.
+        # What erases the previous line. A notebook ignores the terminal's code for that, so spaces overwrite the line.
         self._line_start = "\r\x1b[K" if is_terminal else f"\r{'':{_WIDTH}}\r"
         self._drawn_at_s = float("-inf")
         self._stage: str | None = None
 
     def draw(self, stage: str, steps_done: int, planned: int) -> None:
-        """Draw the progress of ``stage``: on a terminal ten times a second at most, else one line per stage."""
+        """Draw the progress of ``stage``: on a terminal twice per second at most, elsewhere one line per stage."""
         is_new_stage = stage != self._stage
         if self._is_live:
             now_s = self._clock()
@@ -204,7 +209,7 @@ class Progress:
         return f"{number}/{planned}"
 
     def _plan_text(self, stage: str, planned: int) -> str:
-        """Return how many steps ``stage`` will have, as a text."""
+        """Return the number of steps that ``stage`` will have, as text."""
         steps = count_text(planned, "step")
         if stage != "measure":
             return steps

@@ -1,4 +1,4 @@
-"""The Trainer's own loggers as a place for results: figures in each, files where a logger takes files."""
+"""Sends results to the Trainer's own loggers: figures to each, and files to those that accept files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MOST_BYTES = 64 * 2**20
 
 
 def figures(record: RunRecord, wanted: TrackedFigures = True) -> dict[str, float]:
-    """Return figures by names that every tracker takes; unknown ones are left out.
+    """Return the known figures of a run, by names that every tracker accepts.
 
-    They are those of the usual table of runs, or with ``"all"`` those that files for programs have.
+    They are the figures of the default table of runs, or with ``"all"`` those of files for programs.
     """
     place = Place.FILE if wanted == "all" else Place.TABLE
     values = dict[str, float]()
@@ -31,13 +31,14 @@ def figures(record: RunRecord, wanted: TrackedFigures = True) -> dict[str, float
         if quantity.place > place or quantity.is_text:
             continue
         value = quantity.get(record)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number:
             values[f"lm_profiler/{name}"] = float(value)
     return values
 
 
 def facts(record: RunRecord) -> dict[str, str | int]:
-    """Return what the run was, for a tracker's hyperparameters; unknown facts are left out."""
+    """Return the known facts about the model and the machine, for a tracker's hyperparameters."""
     values = dict[str, str | int | None]()
     if record.model is not None:
         values["parameters"] = record.model.parameters
@@ -83,7 +84,7 @@ def _send_to_comet(logger: Any, files: Sequence[Path]) -> None:
         logger.experiment.log_asset(str(path), path.name)
 
 
-# how a logger takes files, by its class name, which is the same in both of Lightning's namespaces
+# functions that send files to a logger, by its class name, which is the same in both of Lightning's namespaces
 _FILE_SENDERS = {
     "MLFlowLogger": _send_to_mlflow,
     "WandbLogger": _send_to_wandb,
@@ -92,21 +93,21 @@ _FILE_SENDERS = {
 
 
 class Tracker:
-    """Sends results to one ``logger`` of the Trainer; after it failed or blocked once it gets nothing more."""
+    """Sends results to one ``logger`` of the Trainer, until the logger fails or blocks for the first time."""
 
     def __init__(self, logger: Any, report: Callable[[str], object]) -> None:
         kind = type(logger)
         self._guard = Guard(kind.__name__, report, outcome="did not take the results")
         class_names = [base.__name__ for base in kind.__mro__]
-        # sends files to the logger; None if it takes none
+        # sends files to the logger; None if it does not accept files
         self.send_files: Callable[[Any, Sequence[Path]], None] | None = None
         for class_name in class_names:
             if class_name in _FILE_SENDERS:
                 self.send_files = _FILE_SENDERS[class_name]
                 break
-        # TensorBoard's logger would add a scalar of its own to them, ``hp_metric``; the run's folder has them for it.
+        # TensorBoard's logger would add a scalar to the facts, ``hp_metric``. The files in the run's folder show them.
         self._takes_facts = "TensorBoardLogger" not in class_names
-        # The unwrapped methods: a watched run later wraps the logger's to time them, and our calls must not count.
+        # The plain methods: a watched run later wraps them to time the program's calls, in which ours must not count.
         self._logger = logger
         self._log = logger.log_metrics
         self._save = logger.save
@@ -118,10 +119,10 @@ class Tracker:
         files: Sequence[Path] = (),
         facts: Mapping[str, str | int] | None = None,
     ) -> None:
-        """Log ``values`` as those of the Trainer's ``step``, and ``files`` where the logger takes files.
+        """Log ``values`` for the Trainer's ``step``, ``files`` if the logger accepts them, and ``facts``.
 
-        ``facts`` become hyperparameters. A logger may block, for example if its server is gone: training waits
-        ``PATIENCE_S`` for it.
+        ``facts`` become hyperparameters. A logger may block, for example if its server cannot be reached: training
+        waits ``PATIENCE_S`` for it.
         """
 
         def send() -> None:
@@ -145,7 +146,7 @@ class Tracker:
 
 
 def results(folder: Path, trace: Path, report: Callable[[str], object]) -> list[Path]:
-    """Write the page of the run in ``folder``; return the page and the ``trace``, each if it exists."""
+    """Write the page of the run in ``folder``; return the paths of the page and of the ``trace``, if they exist."""
     page = folder / "report.html"
 
     def write() -> None:

@@ -1,4 +1,4 @@
-"""The files of a watched run, as its thread writes them: events, windows, the last steps and the status."""
+"""Writes the files of a watched run: events, windows, the last steps and the status."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from lm_profiler.record.watch_files import (
     WatchWindow,
 )
 
-_STEPS_OF_WINDOW = 1000  # at least
-# size of the last steps in full: 160,000 to 320,000 of them
+_STEPS_OF_WINDOW = 1000  # the fewest
+# the size of the file with the last steps, which has 160,000 to 320,000 of them
 _LAST_STEPS_BYTES = 16 * 2**20
-_MOST_LINES = 10_000  # lines that wait in memory while the disk is full
+_MOST_LINES = 10_000  # lines of each file that wait in memory while the disk is full
 
 
 @dataclass(eq=False)
 class WatchOutput:
-    """Writes the files of one rank. Lines wait in memory while the disk takes none."""
+    """Writes the files of one rank. Lines wait in memory while they cannot be written."""
 
     folder: Path  # the folder of the run
     rank: int
     report: Callable[[str], object]  # gets a note of a problem
-    window: WatchWindow | None = None  # the steps that no complete window has yet
+    window: WatchWindow | None = None  # steps since the last complete window
     timed_steps: int = 0
-    # of all timed steps, by part
+    # the sums of all timed steps, one element per part of ``TIMED``
     seconds: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(TIMED)))
+    # lines to be written, by the name of their file
     _lines: dict[str, list[Part]] = field(
         default_factory=lambda: {EVENTS: [], WINDOWS: []}
     )
@@ -64,14 +65,14 @@ class WatchOutput:
         )
 
     def add_to_window(self, steps: WatchWindow) -> WatchWindow | None:
-        """Add ``steps`` to the window that grows; return the window if it is complete."""
+        """Add ``steps`` to the current window; return the window if it is complete."""
         self.window = steps if self.window is None else self.window.merge(steps)
         if self.window.steps < _STEPS_OF_WINDOW:
             return None
         return self.end_window()
 
     def end_window(self) -> WatchWindow | None:
-        """Return the window that grew, which is written next; None if no step is in it."""
+        """End the current window, which ``write_lines`` then writes, and return it; None if it has no steps."""
         window = self.window
         self.window = None
         if window is not None:
@@ -79,11 +80,12 @@ class WatchOutput:
         return window
 
     def write_lines(self) -> None:
-        """Write the lines that wait, as far as the disk takes them."""
+        """Write the lines that wait; keep the newest if they cannot be written."""
         for name, lines in self._lines.items():
-            if lines and self.try_to_write(
-                partial(files.append_lines, self._file(name), lines)
-            ):
+            if not lines:
+                continue
+            write = partial(files.append_lines, self._file(name), lines)
+            if self.try_to_write(write):
                 lines.clear()
             del lines[:-_MOST_LINES]
 
@@ -91,7 +93,10 @@ class WatchOutput:
         self.try_to_write(lambda: status.write(self._file(files.STATUS)))
 
     def try_to_write(self, write: Callable[[], object]) -> bool:
-        """Return whether ``write`` could: a full disk may have room again, so it is reported once and tried again."""
+        """Call ``write``; return whether it succeeded.
+
+        Only the first failure is reported: a full disk may have space again later.
+        """
         try:
             write()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Decides when steps of a watched run are traced: on request, or because of an event, within a budget."""
+"""Decides when steps of a watched run are traced: on request, or because of an event if the budget allows."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from lm_profiler.record.run_record import RecordError
 from lm_profiler.record.watch_files import WatchEvent
 
 _DAY_NS = 86_400 * 1_000_000_000
-_STEPS_OF_EVENT = 2  # that are traced because of an event
-# the budget of automatic traces: the most of a day, the least time between two, the most bytes of all together
-_MOST_OF_DAY = 8
-_LEAST_PAUSE_NS = 600 * 1_000_000_000
-_MOST_BYTES = 20 * 2**20
+_STEPS_OF_EVENT = 2  # steps of a trace that is taken because of an event
+# the budget of automatic traces
+_MOST_PER_DAY = 8
+_LEAST_PAUSE_NS = 600 * 1_000_000_000  # between two of them
+_MOST_BYTES = 20 * 2**20  # of all of them together
 
-_EventKey = tuple[str, int, float]  # what is the same in all lines of one event
+# identifies an event, which may be written several times: its kind, step and time
+_EventKey = tuple[str, int, float]
 
 
 @dataclass(eq=False)
 class TraceRequests:
-    """Tells training how many steps to trace next, and which event each trace belongs to."""
+    """Decides how many steps training traces next, and keeps which event caused each trace."""
 
     folder: Path  # the folder of the run
     rank: int
     options: WatchOptions  # whether traces may be taken
     report: Callable[[str], object]  # gets a note of a problem
-    steps: int = 0  # steps that training shall trace next; 0: none
-    # the event because of which the next trace is taken
+    steps: int = 0  # how many steps training should trace next
+    # the event that causes the next trace; None if a user requested it
     _cause: WatchEvent | None = None
-    # when automatic traces of the last day were requested
+    # when the automatic traces of the last day were requested
     _automatic_ns: deque[int] = field(default_factory=deque)
-    _automatic_bytes: int = 0
-    # the trace that each event caused
+    _automatic_bytes: int = 0  # of all automatic traces
+    # the file name of the trace that each event caused
     _files: dict[_EventKey, str] = field(default_factory=dict)
 
     def take(self) -> int:
-        """Return how many steps to trace next, and forget it."""
+        """Return how many steps to trace next, and reset the request."""
         steps = self.steps
         self.steps = 0
         return steps
@@ -53,27 +54,30 @@ class TraceRequests:
         return self._files.get(_key(event))
 
     def consider(self, event: WatchEvent, now_ns: int) -> None:
-        """Request a trace after a change of level or a slow step that repeats, where the budget allows."""
+        """Request a trace after a change of level or a repeated slow step, if the budget allows."""
         is_new_level = event.kind == "level" and not event.withdrawn
         is_repeated = event.kind == "slow step" and event.times > 1
         was_traced = _key(event) in self._files
         if was_traced or not (is_new_level or is_repeated):
             return
-        if self.options.traces and self.steps == 0 and self._budget_allows(now_ns):
+        is_another_requested = self.steps > 0
+        if not self.options.traces or is_another_requested:
+            return
+        if self._budget_allows(now_ns):
             self._automatic_ns.append(now_ns)
             self._cause = event
             self.steps = _STEPS_OF_EVENT
 
     def _budget_allows(self, now_ns: int) -> bool:
-        """Return whether a trace of our own may be taken now: few per day, with pauses, and few bytes in all."""
-        taken_ns = self._automatic_ns
-        while taken_ns and now_ns - taken_ns[0] > _DAY_NS:
-            taken_ns.popleft()
-        if len(taken_ns) >= _MOST_OF_DAY:
+        """Return whether another automatic trace may be taken now."""
+        requested_ns = self._automatic_ns
+        while requested_ns and now_ns - requested_ns[0] > _DAY_NS:
+            requested_ns.popleft()
+        if len(requested_ns) >= _MOST_PER_DAY:
             return False
         if self._automatic_bytes >= _MOST_BYTES:
             return False
-        return not taken_ns or now_ns - taken_ns[-1] >= _LEAST_PAUSE_NS
+        return not requested_ns or now_ns - requested_ns[-1] >= _LEAST_PAUSE_NS
 
     def read_request(self) -> None:
         """Read the file with which a user requests a trace, if there is one."""
@@ -85,7 +89,7 @@ class TraceRequests:
             try:
                 request = read_part(path, files.TraceRequest, "a request for a trace")
             except RecordError as error:
-                # `trace` replaces the file as a whole, so this is not a half-written one
+                # The verb `trace` replaces the file as a whole, so this is not a file that is still being written.
                 self.report(str(error))
             path.unlink(missing_ok=True)
             if self.options.traces and request is not None:

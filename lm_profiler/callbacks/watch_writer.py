@@ -1,4 +1,4 @@
-"""The thread of a watched run beside training: reads the tape, calls the analysis, has files written."""
+"""The thread of a watched run that works beside training: reads the tape, calls the analysis and writes files."""
 
 from __future__ import annotations
 
@@ -53,13 +53,17 @@ from lm_profiler.record.watch_files import (
     process_name,
 )
 
-_COMPARE_RANKS_NS = 30 * 1_000_000_000  # between two looks at the other ranks' reports
+_COMPARE_RANKS_NS = (
+    30 * 1_000_000_000
+)  # how often the reports of the other ranks are read
 _WAKE_UP_S = 1.0  # how long the thread sleeps if nothing is handed over
 _PAUSE_S = 5.0  # if this thread wakes up this much late, the process did not run
-# a step is stalled after a minute, and after twenty times the usual step
-_STALL_S, _STALL_STEPS = 60.0, 20.0
-_STALL_REPEATS = 3.0  # where a stall ended by itself, as in a slow validation, the next must take so much longer
-_MOST_UNSENT = 20  # rows for the trackers; two a second may come
+# Training is stalled if nothing begins or ends for a minute and for twenty times the usual step.
+_STALL_S = 60.0
+_STALL_STEPS = 20.0
+# If a stall ended by itself, as in a slow validation, the next one in the same place must take this many times longer.
+_STALL_REPEATS = 3.0
+_MOST_UNSENT = 20  # rows that wait for the trackers; up to two come per second
 _END_S = 30.0  # how long the end of training waits for this thread
 
 
@@ -67,8 +71,9 @@ class HandOver(NamedTuple):
     """The data that training hands over between two steps, about once per second."""
 
     now_ns: int
-    marks: Sequence[Any] = ()
-    passed_over: int = 0  # steps since the last hand-over that no figure includes, because they were traced
+    marks: Sequence[Any] = ()  # as ``Timeline.take_marks`` returns them
+    # steps since the last hand-over that are in no figure, because they were traced
+    skipped_steps: int = 0
     spans: Sequence[NamedSpan] = ()
     readings: Sequence[Reading] = ()
     collections: Sequence[GarbageCollection] = ()
@@ -78,12 +83,12 @@ class HandOver(NamedTuple):
     global_step: int = 0
     traced: Tracer | None = None  # a tracer that has finished a trace
     traced_steps: Sequence[TracedStep] = ()  # its steps
-    # what the steps' batches held; None if nobody counts them
+    # the contents of the steps' batches; None if they are not counted
     counted: CountedBatches | None = None
 
 
 class RunningSpan(NamedTuple):
-    """A named span that runs: when it began, and its name."""
+    """A named span that has begun and not ended."""
 
     begin_ns: int
     name: str
@@ -91,13 +96,13 @@ class RunningSpan(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class TrainingPosition:
-    """The current position of training, beside the marks; the watch's thread reads it when nothing is handed over."""
+    """What training does now, beside the marks; the watch's thread reads it when nothing is handed over."""
 
-    # those that run, the innermost last
+    # the named spans that run, the innermost last
     spans: list[RunningSpan] = field(default_factory=list)
-    # when a span without a mark last ended, such as a batch of validation
+    # when something without a mark last ended, such as a batch of validation
     alive_ns: int = 0
-    thread: int = field(default_factory=get_ident)  # the one that trains
+    thread: int = field(default_factory=get_ident)  # the thread that trains
 
 
 @dataclass(eq=False)
@@ -107,7 +112,7 @@ class WatchWriter:
     folder: Path  # the folder of the run
     rank: int
     world_size: int
-    timeline: Timeline  # its marks tell where training stands when no step ends
+    timeline: Timeline  # its marks show where training stands when no step ends
     run: WatchedRun  # concludes from the marks
     ledger: Ledger  # where the time goes
     options: WatchOptions  # whether traces may be taken
@@ -115,32 +120,36 @@ class WatchWriter:
     device: torch.device  # where steps run
     place: TrainingPosition = field(default_factory=TrainingPosition)
     resumed_at: int = 0  # the Trainer's count of steps when fit began
-    metrics: RunMetrics | None = None  # what monitoring gets
+    metrics: RunMetrics | None = None  # the metrics for monitoring
     publish: Callable[[], object] | None = None  # writes the metrics' file
     gpu: ReadGpu | None = None  # reads clock and throttle reasons of the rank's GPU
     cpu_clock: Callable[[], float] = time.process_time  # the process's CPU seconds
     error: str | None = None  # the type of the error that ended the fit
     traces: TraceRequests = field(init=False)
     output: WatchOutput = field(init=False)
-    # what loggers get while training runs; None without loggers
+    # the figures for loggers while training runs; None without loggers
     live_rows: LiveRows | None = None
-    # figures that training has not sent to the trackers yet, each with its global_step
+    # figures that training has not sent to the trackers yet, each set with its global_step
     unsent: deque[tuple[Mapping[str, float], int]] = field(
         default_factory=partial(deque, maxlen=_MOST_UNSENT)
     )
     _queue: SimpleQueue[HandOver | None] = field(default_factory=SimpleQueue)
     _thread: Thread | None = None
     _newest: HandOver = HandOver(0)  # noqa: RUF009 - a tuple
-    _unread: list[Reading] = field(default_factory=list)
+    # readings of counters of steps that are not timed yet
+    _early_readings: list[Reading] = field(default_factory=list)
+    # the last reading of a timed step; empty before the first
     _last_raw: list[Raw] = field(default_factory=list)
     _ranks: RankReports = field(default_factory=RankReports)
     _compared_ns: int = 0  # when the ranks' reports were last read
+    # steps that a resumed run does again, because they came after the checkpoint; None if unknown
     _repeated_steps: int | None = None
-    _stalled_in: str = ""  # where training stalls now
-    _stalled_waiting_s: float = 0.0  # booked as stalled in phases in which ranks wait, and not compared with ranks yet
-    # terms of the ledger that pauses were in, seconds
+    _stalled_place: str = ""  # where training stalls now; empty if it does not
+    # seconds of stalls in phases in which ranks wait, which the comparison of ranks has not seen yet
+    _stalled_waiting_s: float = 0.0
+    # the ledger's term in which each pause was, and the seconds of the pause
     _pauses: list[tuple[str, float]] = field(default_factory=list)
-    # that ended, by place
+    # the longest stall that has ended, by its place
     _longest_stall_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -152,7 +161,7 @@ class WatchWriter:
         self._process = process_name()
 
     def start(self) -> None:
-        """Start the thread that takes each hand-over, concludes from it and writes; ``end`` stops it."""
+        """Start the thread, which handles each hand-over until ``end`` stops it."""
         self._newest = HandOver(self.clock())
         self._compared_ns = self._newest.now_ns
         self._repeated_steps = files.steps_repeated(self.folder, self.resumed_at)
@@ -171,7 +180,10 @@ class WatchWriter:
         self._queue.put(None)
 
     def end(self, last: HandOver) -> None:
-        """Wait for the thread, then write what is left and the last status; nothing if the thread hangs or failed."""
+        """Wait for the thread, then write what is left and the last status.
+
+        If the thread hangs or has failed, write nothing.
+        """
         self.put(last)
         self.stop()
         if self._thread is not None:
@@ -180,7 +192,8 @@ class WatchWriter:
                 return
         if self.guard.is_disabled:
             return
-        self._write_status(last.now_ns)  # stays if one of the following fails
+        # a first time, for the case that one of the following calls fails
+        self._write_status(last.now_ns)
         self._add_events(self.run.finish())
         self._compare_ranks(last.now_ns, last=True)
         self.ledger.close(last.now_ns)
@@ -192,7 +205,7 @@ class WatchWriter:
         self._write_status(now_ns, has_ended=True)
 
     def _loop(self) -> None:
-        """Take what training hands over until None comes; in between, look for stalls, requests and slow ranks."""
+        """Handle what training hands over, until None comes; also check for stalls, requests and slow ranks."""
         while True:
             asleep_since_ns = self.clock()
             cpu_s = self.cpu_clock()
@@ -212,10 +225,10 @@ class WatchWriter:
                 self._compare_ranks(now_ns)
 
     def take(self, hand_over: HandOver) -> None:
-        """Read what was handed over, and write what follows from it."""
+        """Add what was handed over to the figures, conclude from it, and write the files."""
         first_traced_step = self.run.steps + 1
-        if hand_over.passed_over:
-            self.run.skip(hand_over.passed_over)
+        if hand_over.skipped_steps:
+            self.run.skip(hand_over.skipped_steps)
         timed = self._reader.read(hand_over.marks)
         first_step = self.run.steps + 1
         self.ledger.add(timed.begin_ns, timed.end_ns, timed.host_s, hand_over.spans)
@@ -224,7 +237,7 @@ class WatchWriter:
         events = self._conclude(timed, counters, hand_over, first_traced_step)
         if self.metrics is not None:
             self.metrics.add(timed, hand_over.held_bytes, hand_over.counted)
-        if self._stalled_in:
+        if self._stalled_place:
             self._end_stall(timed, hand_over.now_ns)
         for event in self._add_events(events):
             self.traces.consider(event, hand_over.now_ns)
@@ -233,17 +246,17 @@ class WatchWriter:
         self._newest = hand_over._replace(marks=())
         self._keep_steps(first_step, timed, hand_over)
         self._add_to_live_row(timed, hand_over)
-        # as often as rows: it takes 0.3 ms of this thread
+        # Writing the status takes 0.3 ms of this thread, so once per hand-over is affordable.
         self._write_status(hand_over.now_ns)
         self.output.write_lines()
 
     def _book_known_causes(self, counters: Sequence[StepCounters]) -> None:
-        """Move the time of compilations and of pauses from the parts of steps to terms of their own."""
+        """Move the time of compilations and of pauses, in the ledger, from the parts of steps to terms of their own."""
         compile_s = sum(step.compile_s or 0.0 for step in counters)
         self.ledger.move(compile_s, terms.COMPILING, terms.COMPILED_IN)
-        while self._pauses:
-            term, paused_s = self._pauses.pop()
-            self.ledger.move(paused_s, terms.PAUSED, [term])
+        for paused_term, paused_s in self._pauses:
+            self.ledger.move(paused_s, terms.PAUSED, [paused_term])
+        self._pauses.clear()
 
     def _conclude(
         self,
@@ -252,7 +265,7 @@ class WatchWriter:
         hand_over: HandOver,
         first_traced_step: int,
     ) -> list[WatchEvent]:
-        """Return what the analysis finds in the steps, in what passed outside of them, and in memory."""
+        """Return the events that the analysis finds in the steps, outside of the steps, and in memory."""
         instants_ns = np.column_stack([timed.begin_ns, timed.end_ns])
         spans = [
             span
@@ -272,7 +285,10 @@ class WatchWriter:
         return events
 
     def _add_events(self, events: Sequence[WatchEvent]) -> list[WatchEvent]:
-        """Keep events to be written, with this rank, and with the trace that an earlier line of them names."""
+        """Complete events and have them written; return the complete ones.
+
+        They get this rank, and the trace that was written for an earlier line about the same event.
+        """
         complete = []
         for event in events:
             changes = {"rank": self.rank, "trace": self.traces.file_of(event)}
@@ -286,43 +302,45 @@ class WatchWriter:
     def _counters(
         self, first_step: int, timed: TimedSteps, hand_over: HandOver
     ) -> list[StepCounters]:
-        """Return the counters of the steps that are timed by now, each since the reading before it.
+        """Return the counters of the ``timed`` steps, of which ``first_step`` is the first.
 
-        Readings of later steps are kept in ``_unread`` until those are timed, too. The last reading is kept as well,
-        because the next one is compared with it.
+        Readings of later steps wait until these are timed, too. The last reading is kept, because the next one is
+        compared with it.
         """
-        self._unread += hand_over.readings
+        self._early_readings += hand_over.readings
         end_step = first_step + len(timed.begin_ns)
         raw = self._last_raw
-        for reading in self._unread:
+        for reading in self._early_readings:
             if first_step <= reading.step < end_step:
                 index = reading.step - first_step
-                begin_ns, end_ns = int(timed.begin_ns[index]), int(timed.end_ns[index])
                 raw.append(
                     Raw(
                         reading.step,
-                        began_ns=begin_ns,
-                        ended_ns=end_ns,
+                        began_ns=int(timed.begin_ns[index]),
+                        ended_ns=int(timed.end_ns[index]),
                         usage=reading.usage,
                         thread=reading.thread,
                         allocator=reading.allocator,
                     )
                 )
-        self._unread = [reading for reading in self._unread if reading.step >= end_step]
+        self._early_readings = [
+            reading for reading in self._early_readings if reading.step >= end_step
+        ]
         self._last_raw = raw[-1:]
         return step_counters(
             raw, hand_over.collections, hand_over.compilations, self.rank, self.gpu
         )
 
     def _keep_trace(self, tracer: Tracer) -> None:
+        """Finish a trace, and write the event that caused it again, with the name of the trace."""
         cause = self.traces.finish(tracer)
-        if cause is not None:  # written again with the trace
+        if cause is not None:
             self._add_events([cause])
 
     def _keep_steps(
         self, first_step: int, timed: TimedSteps, hand_over: HandOver
     ) -> None:
-        """Write the steps as rows, and each thousand or more of them as a window."""
+        """Write the steps as rows, and summarize them in a window, which is written when it has a thousand steps."""
         count = len(timed.begin_ns)
         if count == 0:
             return
@@ -366,38 +384,43 @@ class WatchWriter:
     # -- pauses and stalls
 
     def _place_name(self) -> str:
-        """Return the innermost name of what training does now."""
-        spans = self.place.spans[-1:]  # a copy, since training changes the list
-        if spans:
-            return spans[0].name
+        """Return the name of what training does now; of nested spans and parts, the innermost."""
+        innermost_span = self.place.spans[
+            -1:
+        ]  # a copy, since training changes the list
+        if innermost_span:
+            return innermost_span[0].name
         reading = self.timeline.read_without_change()
         part = reading.stack[-1]
-        if part >= len(PARTS):
+        is_outside = part >= len(PARTS)
+        if is_outside:
             return terms.VALIDATION
         if not reading.is_step_running:
             return terms.EPOCH_TURN
         return PARTS[part]
 
     def _check_for_pause(self, asleep_since_ns: int, cpu_s: float) -> None:
-        """Report that the process as a whole was stopped, as by SIGSTOP or a machine that sleeps.
+        """Report it if the whole process was stopped, as by SIGSTOP or because the machine slept.
 
-        This thread slept since ``asleep_since_ns`` and was to be woken after a second; when it fell asleep, the process
-        had used ``cpu_s`` of CPU time.
+        Args:
+            asleep_since_ns: when this thread fell asleep; it should have been woken after a second.
+            cpu_s: the CPU time that the process had used then.
         """
         now_ns = self.clock()
         late_s = (now_ns - asleep_since_ns) * 1e-9 - _WAKE_UP_S
         used_s = self.cpu_clock() - cpu_s
-        if late_s < _PAUSE_S or used_s > late_s / 2:
-            # in the latter case only this thread did not run
+        # Otherwise only this thread did not run.
+        process_was_idle = used_s <= late_s / 2
+        if late_s < _PAUSE_S or not process_was_idle:
             return
         place = self._place_name()
         term = f"{STEPS}{place}" if place in PARTS else place
         self._pauses.append((term, late_s))
-        self.place.alive_ns = now_ns  # no stall
+        self.place.alive_ns = now_ns  # so that the pause does not also count as a stall
         self._report_stall(place, late_s, "the process was stopped")
 
     def _check_for_stall(self) -> None:
-        """Report where training stands if nothing has begun or ended there for long."""
+        """Report where training stands if nothing has begun or ended there for a long time."""
         now_ns = self.clock()
         self._write_status(now_ns)
         quiet_s = (now_ns - self._last_sign_of_life_ns()) * 1e-9
@@ -407,19 +430,18 @@ class WatchWriter:
         least_s = max(
             _STALL_S, _STALL_STEPS * usual_step_s, _STALL_REPEATS * earlier_stall_s
         )
-        if self._stalled_in or quiet_s < least_s:
+        if self._stalled_place or quiet_s < least_s:
             return
-        self._stalled_in = place
-        causes = [
-            cause
-            for cause in (self._running_line(), self._pending_collectives())
-            if cause
-        ]
+        self._stalled_place = place
+        possible_causes = (self._running_line(), self._pending_collectives())
+        causes = [cause for cause in possible_causes if cause]
         self._report_stall(place, quiet_s, ", ".join(causes) or None)
 
     def _last_sign_of_life_ns(self) -> int:
+        """Return when training last handed something over, took a mark, or began or ended a span."""
         signs_ns = [self._newest.now_ns, self.timeline.last_ns, self.place.alive_ns]
-        signs_ns.extend(span.begin_ns for span in self.place.spans[-1:])
+        for innermost_span in self.place.spans[-1:]:  # a copy, as in _place_name
+            signs_ns.append(innermost_span.begin_ns)
         return max(signs_ns)
 
     def _pending_collectives(self) -> str | None:
@@ -432,7 +454,7 @@ class WatchWriter:
         return try_or_note("flight recorder", lambda: oldest_pending_call(dump()), [])
 
     def _report_stall(self, place: str, seconds: float, cause: str | None) -> None:
-        """Write the event that this rank has been in ``place`` for ``seconds``, longer than usual."""
+        """Write the event that this rank has been in ``place`` for ``seconds``, far longer than usual."""
         event = WatchEvent(
             at_s=self._seconds_since_1970(self.clock()),
             rank=self.rank,
@@ -446,7 +468,7 @@ class WatchWriter:
         self.output.write_lines()
 
     def _running_line(self) -> str | None:
-        """Return the line of the program that runs, and the function that it waits in."""
+        """Return the line of the program that runs, and the function that it waits in; None if no line is found."""
         innermost = sys._current_frames().get(self.place.thread)
         frame = innermost
         while frame is not None and package_of(frame.f_code.co_filename):
@@ -459,28 +481,33 @@ class WatchWriter:
         return f"{line}, in {innermost.f_code.co_name}"
 
     def _end_stall(self, timed: TimedSteps, now_ns: int) -> None:
-        """Note how long the stall took; if it was in a step, book what that took beyond the usual as a stall."""
-        self._longest_stall_s[self._stalled_in] = (now_ns - self._newest.now_ns) * 1e-9
-        if self._stalled_in in PARTS and len(timed.host_s) > 0:
+        """Note how long the stall took; if it was in a step, move its time in the ledger."""
+        stall_s = (now_ns - self._newest.now_ns) * 1e-9
+        self._longest_stall_s[self._stalled_place] = stall_s
+        was_in_step = self._stalled_place in PARTS
+        if was_in_step and len(timed.host_s) > 0:
             self._book_stall(timed)
-        self._stalled_in = ""
+        self._stalled_place = ""
 
     def _book_stall(self, timed: TimedSteps) -> None:
-        """Move the excess of the longest part of ``timed`` in the ledger from its phase to the stalled time."""
-        step = int(timed.host_s[:, -1].argmax())
-        code = int(timed.host_s[step, :-1].argmax())
-        part_s = float(timed.host_s[step, code])
+        """Move what the stalled step took beyond a usual step, in the ledger, from its longest part to stalled time."""
+        step_s = timed.host_s[:, -1]
+        stalled_step = int(step_s.argmax())
+        part_s = timed.host_s[stalled_step, :-1]
+        longest_part = int(part_s.argmax())
         usual_step_s = self.run.step_s or 0.0
-        excess_s = max(part_s - usual_step_s, 0.0)
+        excess_s = max(float(part_s[longest_part]) - usual_step_s, 0.0)
+
+        phase = PARTS[longest_part]
         self.ledger.seconds[terms.STALLED] += excess_s
-        self.ledger.seconds[f"{STEPS}{PARTS[code]}"] -= excess_s
-        if PARTS[code] in WAITING_PHASES:
+        self.ledger.seconds[f"{STEPS}{phase}"] -= excess_s
+        if phase in WAITING_PHASES:
             self._stalled_waiting_s += excess_s
 
     # -- the other ranks, and the status
 
     def _compare_ranks(self, now_ns: int, last: bool = False) -> None:
-        """On rank 0, read the ranks' reports: who is late, who is silent. An unreadable report is skipped."""
+        """On rank 0, read the ranks' reports, and report which rank is late or silent. Skip unreadable reports."""
         self._compared_ns = now_ns
         if self.rank > 0 or self.world_size == 1:
             return
@@ -491,25 +518,25 @@ class WatchWriter:
         self.output.add_events(
             self._ranks.look(self._seconds_since_1970(now_ns), reports, last)
         )
-        # What rank 0 waited in a stalled step is booked as stalled already; each second is booked once.
+        # The seconds that rank 0 waited in a stalled step are in the stalled time already.
         booked_s = min(self._stalled_waiting_s, self._ranks.waited_s)
         self._stalled_waiting_s -= booked_s
         waited_s = self._ranks.waited_s - booked_s
-        self.ledger.move(
-            waited_s, terms.WAITING, [f"{STEPS}{part}" for part in WAITING_PHASES]
-        )
+        waiting_terms = [f"{STEPS}{phase}" for phase in WAITING_PHASES]
+        self.ledger.move(waited_s, terms.WAITING, waiting_terms)
         self._ranks.waited_s = 0.0
         self.output.write_lines()
 
     def _write_status(self, now_ns: int, has_ended: bool = False) -> None:
-        """Write the status file, which shows how far the run is and where its time went, and publish metrics."""
+        """Write the status file, which shows how far the run has come and where its time went, and publish metrics."""
         ledger = self.ledger.terms(now_ns)
         if has_ended:
             phase = ""
             wall_s = (now_ns - self.ledger.began_ns) * 1e-9
         else:
             phase = self._place_name()
-            ledger.pop(terms.UNEXPLAINED)  # the step that runs is in no term yet
+            # The time of the running step is in no term yet, so it would count as unexplained.
+            ledger.pop(terms.UNEXPLAINED)
             wall_s = sum(ledger.values())
         status = files.WatchStatus(
             rank=self.rank,

@@ -1,6 +1,6 @@
-"""The training thread's part of a watched run: marks, one comparison per step, and a hand-over once a second.
+"""The training thread's part of a watched run: marks, one comparison per step, and a hand-over once per second.
 
-It begins where the stages end, with its own marks and files, so that watching does not change the stages' record.
+It begins when the stages end, with its own marks and files, so that watching does not change the record of the stages.
 """
 
 from __future__ import annotations
@@ -55,32 +55,34 @@ from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run_record import LIGHTNING, OURS, RunRecord
 from lm_profiler.record.watch_files import STEPS
 
-# least nanoseconds between two hand-overs, and between two readings of counters, which take some microseconds each
-_HAND_OVER_NS, _READ_NS = 1_000_000_000, 5_000_000
-# the least nanoseconds between two steps that are noted as our own: a note for each step would fill memory
+_HAND_OVER_NS = 1_000_000_000  # least time between two hand-overs
+_READ_NS = 5_000_000  # least time between two readings of counters, which take some microseconds each
+# Shorter times of our own between two steps are not noted: a note for each step would fill memory.
 _LEAST_OWN_NS = 5_000
 
-# between two samples of the GPU, and how many are kept: the counters of a second's steps are made within seconds
-_SAMPLE_S, _SAMPLES = 0.5, 1000
-# steps that are left: training ends by itself, the watch does not end it
+_SAMPLE_S = 0.5  # between two samples of the GPU
+_SAMPLES = (
+    1000  # that are kept; a step's counters are computed within seconds of its samples
+)
+# the number of steps left that the marks receive: the watch does not end training
 _ENDLESS = 1 << 60
-_STATM = "/proc/self/statm"
+_STATM = "/proc/self/statm"  # its second number is the process's resident pages
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(eq=False)
 class Watching:
-    """Watches one fit from its set-up on. The constructor asks nothing."""
+    """Watches one fit from its set-up on. The constructor reads nothing from the Trainer."""
 
-    callback: Callback | None  # ours, whose time is named separately
+    callback: Callback | None  # our own callback, whose time is named separately
     trainer: Trainer  # the Trainer of the run
     options: WatchOptions  # what may be traced
     clock: Callable[[], int]  # the host's, in nanoseconds
     began_ns: int  # when fit began
     report: Callable[[str], object]  # gets a note of a problem
-    # guards all of it: if it fails, training continues without it
+    # guards the whole watch: if it fails, training continues without it
     guard: Guard = UNGUARDED
-    steps: int = 0
+    steps: int = 0  # that have ended, with those of the stages
     resumed_at: int = 0  # the Trainer's count of steps when the loop began
     trackers: Sequence[Tracker] = ()  # get the figures of each window, and live figures
     ledger: Ledger = field(init=False)
@@ -89,21 +91,23 @@ class Watching:
     _phases: PhaseProfiler = field(init=False)
     _reader: StepReader = field(init=False)
     _probe: Probe = field(init=False)
-    _users_profiler: object = None
+    _users_profiler: object = None  # ``trainer.profiler`` as the user has set it
     _writer: WatchWriter | None = None
-    _spans: list[NamedSpan] = field(default_factory=list)  # since the last hand-over
+    # named spans since the last hand-over
+    _spans: list[NamedSpan] = field(default_factory=list)
     _last_validation_ns: int = 0  # when the last validation ended
     _next_hand_over_ns: int = 0
     _next_reading_ns: int = 0
-    _tracer: Tracer | None = None
-    _steps_of_trace: int = 0  # that were traced so far
-    # since the last hand-over
-    _traced_steps: list[TracedStep] = field(default_factory=list)
+    _tracer: Tracer | None = None  # of the trace that runs
+    _steps_of_trace: int = 0  # steps of that trace so far
     _trace_began_ns: int = 0
-    # counts batches since the last hand-over; None if nobody gets the counts
+    # steps that were traced since the last hand-over
+    _traced_steps: list[TracedStep] = field(default_factory=list)
+    # counts batches since the last hand-over; None if the counts are not used
     _counts: BatchCounts | None = None
-    _steps_at_hand_over: int = 0
-    _steps_passed_over: int = 0  # since the last hand-over, because they were traced
+    _steps_at_hand_over: int = 0  # ``steps`` at the last hand-over
+    # steps since the last hand-over that are in no figure, because they were traced
+    _skipped_steps: int = 0
     _undo: ExitStack = field(default_factory=ExitStack)
     _unpublish: ExitStack = field(default_factory=ExitStack)
     _has_ended: bool = False
@@ -113,12 +117,15 @@ class Watching:
         self.ledger = Ledger(self.began_ns)
 
     def passed(self, term: str) -> None:
-        """Note that ``term`` is over, which began when the noted span before it ended; only before the first step."""
+        """Add the time since the last noted instant to ``term`` of the ledger.
+
+        This serves the time before the watch's first step; later calls do nothing.
+        """
         if self._writer is None and not self._has_ended:
             self.ledger.add_until(self.clock(), term)
 
     def timed(self, step_ended: Callable[[], int]) -> Callable[[], int]:
-        """Return the stages' ``step_ended``, whose time is noted as our own."""
+        """Return ``step_ended`` of the stages as a function whose time is noted as our own."""
 
         def timed_step_ended() -> int:
             begin_ns = self.clock()
@@ -232,7 +239,7 @@ class Watching:
         )
         hooks = vars(self.callback)
         hooks["on_train_batch_end"] = self._on_train_batch_end
-        # Lightning skips a hook that is not callable.
+        # It is replaced by None, not deleted, because Lightning skips a hook that is not callable.
         self._undo.callback(hooks.update, on_train_batch_end=None)
 
     def _on_train_batch_end(
@@ -243,7 +250,7 @@ class Watching:
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Count the batch of the step, as a hook of Lightning; it is not in the time of the step."""
+        """Count the batch: a hook that Lightning calls outside of the step's time."""
         if self._counts is None:
             return
         try:
@@ -252,7 +259,7 @@ class Watching:
             self.guard.handle(error)
 
     def _start_sampler(self, device: torch.device) -> ReadGpu | None:
-        """Sample the GPU's clock from now on; return what reads the samples, or None without a GPU."""
+        """Sample the GPU's clock from now on; return a function that reads the samples, or None without a GPU."""
         gpu = gpu_of(device)
         if gpu is None:
             return None
@@ -264,7 +271,7 @@ class Watching:
         return sampler.readings_between
 
     def _mark(self) -> None:
-        """Begin to take marks, and to name what passes outside of phases."""
+        """Begin to take marks, and to name what happens outside of phases."""
         trainer = self.trainer
         self._users_profiler = trainer.profiler  # type: ignore[attr-defined]
         self._phases = PhaseProfiler(
@@ -302,14 +309,14 @@ class Watching:
         return self._phases
 
     def take_over(self, stages_phases: PhaseProfiler) -> None:
-        """Have the end of the running epoch reported here, though the marker of the stages saw its begin."""
+        """Have the end of the running epoch reported here, although the marker of the stages saw its begin."""
         stages_phases.leave_epoch = self.leave_epoch  # type: ignore[method-assign]
 
     def leave_epoch(self) -> None:
         self.guard.run(lambda: self._phases.leave_epoch())
 
     def _book_stages(self, stages: Session, epoch_s: float) -> None:
-        """Book the stages like all other steps, the first one apart, and their end as our own."""
+        """Add the steps of the stages to the ledger, the first step apart; the end of the stages is our own time."""
         spans = [
             *self._spans,
             *passed(
@@ -322,7 +329,7 @@ class Watching:
             begin_ns, end_ns = np.array(stages.instants_ns, np.int64).T
             host_s = np.array([row.host_seconds for row in stages.rows])
             last_end_ns = int(end_ns.max())
-            # the rest is in the stages' end
+            # Later spans are in the end of the stages, which counts as a whole.
             spans = [span for span in spans if span.begin_ns < last_end_ns]
             self.ledger.add(begin_ns, end_ns, host_s, spans)
             self._book_first_step(
@@ -331,7 +338,10 @@ class Watching:
         self.passed(terms.INSTRUMENTS)
 
     def _book_first_step(self, host_s: Sequence[float], began_s: float) -> None:
-        """Move the first step from the parts of steps to a term of its own, and what compiled since then to another."""
+        """Move the first step, in the ledger, from the parts of steps to a term of its own.
+
+        Compilations since it began go to another term. ``host_s`` are the seconds of its parts.
+        """
         self.ledger.longest.clear()
         for part, seconds in zip(PARTS, host_s, strict=False):
             self.ledger.seconds[f"{STEPS}{part}"] -= seconds
@@ -345,14 +355,14 @@ class Watching:
         )
 
     def _named_span(self, action_name: str, span: Marked) -> Marked:
-        """Return the span of an action; hooks, checkpoints and validation have a name."""
+        """Return the span of an action; the spans of the user's hooks and of checkpoints are noted with a name."""
         if action_name == "save_checkpoint":
             return _TimedByName(self, terms.CHECKPOINTS)
         is_strategys = action_name.startswith("[Strategy]")
         if is_strategys and action_name.endswith(".on_validation_end"):
             return _CallsAfterwards(self, span, self._validation_ended)
         if is_strategys and action_name.endswith(".validation_step"):
-            return _CallsAfterwards(self, span, self._show_life)
+            return _CallsAfterwards(self, span, self._note_sign_of_life)
         owner, hook = owner_of(action_name, self.trainer, self.callback)
         is_users_hook = owner not in (LIGHTNING, OURS, "") and hook.startswith("on_")
         has_phase = span is not NOTHING and not isinstance(span, EpochHook)
@@ -361,11 +371,11 @@ class Watching:
         kind = "callback" if action_name.startswith("[Callback]") else "hooks"
         return _TimedByName(self, f"{kind}: {owner}")
 
-    def _show_life(self) -> None:
+    def _note_sign_of_life(self) -> None:
         self.place.alive_ns = self.clock()
 
     def _validation_ended(self) -> None:
-        """Add the span of a validation, whose last action is over; it begins where the loop left the step."""
+        """Add the span of the validation that has just ended; it began when the loop left the step."""
         for left_ns, reason in self._timeline.went_outside:
             if reason == terms.VALIDATION and left_ns > self._last_validation_ns:
                 self._last_validation_ns = self.clock()
@@ -375,7 +385,7 @@ class Watching:
                 return
 
     def _step_ended(self) -> int:
-        """Count a step; called in every step, so it only compares two clocks."""
+        """Count a step. It runs after every step, so usually it only compares the clock with two instants."""
         self.steps += 1
         now_ns = self.clock()
         if now_ns >= self._next_reading_ns:
@@ -392,7 +402,7 @@ class Watching:
         return _ENDLESS
 
     def _hand_over(self, now_ns: int, traced: Tracer | None = None) -> None:
-        """Pass what came since the last time to the writer; begin a trace if one was requested."""
+        """Pass the data since the last hand-over to the writer; begin a trace if one was requested."""
         writer = self._writer
         assert writer is not None
         self._next_hand_over_ns = now_ns + _HAND_OVER_NS
@@ -418,8 +428,8 @@ class Watching:
         timeline.went_outside.clear()
         timeline.checkpoint_instants_ns.clear()
         timeline.epoch_hooks.clear()
-        steps_passed_over = self._steps_passed_over
-        self._steps_passed_over = 0
+        skipped_steps = self._skipped_steps
+        self._skipped_steps = 0
         held_bytes = self._held_bytes()
         peak_bytes = self._peak_bytes(held_bytes)
         traced_steps = self._traced_steps
@@ -429,7 +439,7 @@ class Watching:
         return HandOver(
             now_ns=now_ns,
             marks=marks,
-            passed_over=steps_passed_over,
+            skipped_steps=skipped_steps,
             spans=spans,
             readings=readings,
             collections=collections,
@@ -443,7 +453,7 @@ class Watching:
         )
 
     def _take_counts(self) -> CountedBatches | None:
-        """Return what the batches since the last hand-over held, all of them in finished steps."""
+        """Return the contents of the batches since the last hand-over; None if they are not counted."""
         steps = self.steps - self._steps_at_hand_over
         self._steps_at_hand_over = self.steps
         if self._counts is None:
@@ -463,16 +473,18 @@ class Watching:
         return None
 
     def _peak_bytes(self, held_bytes: int | None) -> int | None:
-        """Return the allocator's peak, else the process's, at least ``held_bytes``; None if it is unknown."""
+        """Return the allocator's peak, or else the peak of the process; None if both are unknown."""
         allocated_bytes, _, resident_bytes = self._probe.peaks()
-        self._probe.usage()  # discards the reading that belongs to the process's peak: steps read their own
+        # Discard the usage that was read with the peak of the process: each step reads its own.
+        self._probe.usage()
         peak_bytes = resident_bytes if allocated_bytes is None else allocated_bytes
         if peak_bytes is None or held_bytes is None:
             return peak_bytes
-        return max(peak_bytes, held_bytes)  # Linux may raise a process's peak later
+        # Linux may update the peak of a process late, so that it is below the bytes held now.
+        return max(peak_bytes, held_bytes)
 
     def _begin_trace(self, writer: WatchWriter, steps: int, now_ns: int) -> None:
-        """Trace the next ``steps`` whole steps, after one in which torch's profiler warms up."""
+        """Trace the next ``steps`` whole steps, after one step in which torch's profiler warms up."""
         trainer = self.trainer
         tracer = Tracer(
             options=TraceOptions(steps=steps),
@@ -511,11 +523,11 @@ class Watching:
                 )
             )
         self._timeline.restart()  # no figure includes traced steps
-        self._steps_passed_over += self._steps_of_trace
+        self._skipped_steps += self._steps_of_trace
         self._hand_over(self.clock(), tracer)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Write what is left to write, once the fit has ended or ``error`` has ended it."""
+        """Write what is left to write. The fit has ended, or ``error`` has ended it."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -552,7 +564,7 @@ class Watching:
 
 @dataclass(eq=False, slots=True)
 class _TimedByName:
-    """The context of something with a name: adds its span when it is over. It can be entered again where it nests."""
+    """The context of something with a name: adds its span when it ends. It may be nested in itself."""
 
     watching: Watching
     name: str

@@ -18,14 +18,14 @@ from lm_profiler.record.run_record import Flops
 
 @dataclass(frozen=True)
 class SeenFlops:
-    """Counts over all steps of the ``memory`` stage together."""
+    """FLOPs of all steps of the ``memory`` stage together."""
 
     flops: Flops | None = None
-    # why FLOPs are unknown; None if no step of that stage ran
+    # why FLOPs are unknown; None if they are known, or if no step of that stage ran
     unknown: str | None = None
-    # whether the step is compiled, and FLOPs have to be counted on a copy
+    # whether the step is compiled, so that FLOPs have to be counted on a copy
     compiled: bool = False
-    # FLOPs of one rank, by the work and the dtype of the factors
+    # FLOPs of one rank, by the kind of work and the dtype of the factors
     by_dtype: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
@@ -39,10 +39,10 @@ class Measured(Evidence):
 
 
 class Instrument:
-    """Reads something in one stage of a run, and keeps it as facts, by the names of the fields of ``Measured``.
+    """Measures something in one stage of a run, and keeps the results in ``facts``, by the fields of ``Measured``.
 
-    It is called at every change of stage, between steps. If it raises, it is disabled: only ``discard`` is called.
-    ``guard`` guards what training calls of it during a step.
+    ``begin`` and ``end`` are called at every change of stage, between steps. If one of them raises, the instrument is
+    disabled: only ``discard`` is called. ``guard`` guards the functions that training calls during a step.
     """
 
     name: str = ""
@@ -63,30 +63,40 @@ class Instrument:
             self.start()
 
     def end(self, stage: str) -> None:
-        """End the work of ``stage``, which is over; at the end of ``measure`` the device is done too."""
+        """End the work of ``stage``; at the end of ``measure``, the device has done all its work too."""
         if stage == self.stage:
             self.facts.update(self.result())
 
     def start(self) -> None:
-        """Begin, where there is one stage only."""
+        """Begin to measure: the stage ``stage`` begins."""
 
     def result(self) -> Mapping[str, Any]:
-        """End, and return the facts."""
+        """Stop measuring, because the stage ends, and return the facts."""
         return {}
 
     def discard(self) -> None:
-        """Stop, and leave training's objects as they were."""
+        """Stop without a result, and restore what was changed in training."""
         self._undo.close()
 
     def observe(self, timeline: Timeline, *observers: Callable[[int], object]) -> None:
         """Call ``observers`` at each mark until the instrument is discarded."""
-        guarded_observers = tuple(self.guard.wrap(observer) for observer in observers)
+        guarded_observers = []
+        for observer in observers:
+            guarded_observers.append(self.guard.wrap(observer))
         self._undo.callback(timeline.unobserve, *guarded_observers)
-        timeline.observers += guarded_observers
+        timeline.observers += tuple(guarded_observers)
 
 
 class Watch(Instrument):
-    """Instrument of one stage that is made of functions: ``result`` gets what ``start`` returned, and returns facts."""
+    """Instrument of one stage that is made of functions.
+
+    Args:
+        name: of the instrument, for messages.
+        stage: in which it measures.
+        start: begins to measure, and returns a value for ``result``.
+        result: stops, and returns the facts.
+        stop: stops without a result; may be called twice.
+    """
 
     def __init__(
         self,
@@ -94,11 +104,10 @@ class Watch(Instrument):
         stage: str,
         start: Callable[[], Any],
         result: Callable[[Any], Mapping[str, Any]],
-        # ends the work without a result; may be called twice
         stop: Callable[[], object] = lambda: None,
     ) -> None:
         self.name = name
-        self.stage = stage  # type: ignore[misc]  # that of other instruments is their class's
+        self.stage = stage  # type: ignore[misc]  # other instruments have it as an attribute of their class
         self._start = start
         self._result = result
         self._stop = stop

@@ -1,6 +1,7 @@
-"""Divides the time that no phase covers among its owners.
+"""Attributes the time that no phase covers to owners: the classes whose code runs then, and their actions.
 
-Time is cut at the timeline's own marks, so the shares add up. The facts also contain the thread's time in each phase.
+The time is divided at the timeline's own marks, so the shares add up to it. The facts also contain the thread's CPU
+time in each phase.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from lm_profiler.record.run_record import (
 
 
 class ActionSteps(NamedTuple):
-    """The steps of the ``actions`` stage."""
+    """The number of steps of the ``actions`` stage."""
 
-    timed: int  # whose actions are timed by name: the first ones
-    before_lines: int  # before the last one, in which the program's Python is followed line by line
-    period: int = 1  # steps after which those that are timed repeat
+    timed: int  # the first steps, whose actions are timed by name
+    # all steps before the last one, in which the program's Python is followed line by line
+    before_lines: int
+    period: int = 1  # the number of steps after which a pattern of slow steps repeats
 
     @property
     def planned(self) -> int:
@@ -44,22 +46,24 @@ _ALL_STEPS = ActionSteps(timed=1 << 30, before_lines=1 << 30)
 
 
 def action_steps_of_pattern(steps: int, step_s: Sequence[float]) -> ActionSteps:
-    """Return steps that show what makes some of the measured steps, of ``step_s``, slower than others.
+    """Return a number of steps that shows why some of the measured steps are slower than others.
 
-    If they have a pattern, such as one slow step in five, whole periods of it are timed, of ``steps`` or more, and a
-    slow step is followed line by line.
+    If the measured seconds ``step_s`` have a pattern, such as one slow step in five, at least ``steps`` steps are timed
+    that make whole periods, and a slow step is followed line by line.
     """
     pattern = fit(step_s).pattern
     if pattern is None:
-        return ActionSteps(steps, steps)
-    timed = pattern.period * math.ceil(steps / pattern.period)
-    slowest_phase = int(pattern.offsets.argmax())
-    steps_until_slow = (slowest_phase - len(step_s) - timed) % pattern.period
-    return ActionSteps(timed, timed + steps_until_slow, pattern.period)
+        return ActionSteps(timed=steps, before_lines=steps)
+    period = pattern.period
+    timed = period * math.ceil(steps / period)
+    slowest_position = int(pattern.offsets.argmax())  # within a period
+    steps_so_far = len(step_s) + timed
+    steps_until_slow = (slowest_position - steps_so_far) % period
+    return ActionSteps(timed, timed + steps_until_slow, period)
 
 
 class Owner(NamedTuple):
-    """Whose time it is: the class whose code runs, and the action."""
+    """What a stretch of time is attributed to: the class whose code runs, and its action."""
 
     class_name: str
     action: str
@@ -71,11 +75,11 @@ _TIMING = Owner(OURS, "timing of these")
 
 @dataclass
 class _PhaseUse:
-    """What the thread did in one phase, over all timed steps."""
+    """The times of the thread in one phase, over all timed steps."""
 
     wall_ns: int = 0
-    ran_ns: int = 0
-    no_cpu_ns: int = 0
+    ran_ns: int = 0  # on a CPU
+    no_cpu_ns: int = 0  # waiting for a CPU
 
 
 class _StepShares(NamedTuple):
@@ -97,41 +101,40 @@ class Owners:
     guard: Guard = UNGUARDED  # guards what training calls here
     # the part of the step that runs now, as an index of ``PARTS``
     code: int = tape.OUTSIDE
-    # the innermost action last
+    # the owners of the actions that run, the innermost last
     _running: list[Owner] = field(default_factory=lambda: [LOOP])
-    _accounted_until_ns: int = 0  # when time was last given to an action
-    _noted_ns: int = 0  # when the method that did so ended: the time between the two is that of this watch
-    # in the running step
+    _accounted_until_ns: int = 0  # all time before it was given to an owner
+    # when the method that did so ended; the time from ``_accounted_until_ns`` to here is that of this class
+    _noted_ns: int = 0
+    # time and calls of each owner in the running step
     _ns: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))
-    # in the running step
     _calls: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))
-    # the finished steps that were timed, and the number of all that are finished
-    _steps: list[_StepShares] = field(default_factory=list)
-    _finished: int = 0
+    _steps: list[_StepShares] = field(default_factory=list)  # the timed ones
+    _finished_steps: int = 0  # timed or not
     _use_of_phase: defaultdict[int, _PhaseUse] = field(
         default_factory=lambda: defaultdict(_PhaseUse)
     )
     _last_thread_times: ThreadTimes | None = None
 
     def observe(self, code: int) -> None:
-        """Note that ``code`` begins at the timeline's last mark."""
+        """Note that the part ``code`` begins at the timeline's last mark."""
         timeline = self.timeline
         step = timeline.reading().step
         mark_ns = step.host_ns[-1]
-        if len(step.codes) == 1:
+        begins_step = len(step.codes) == 1
+        if begins_step:
             self._end_step()
-            # Of the first step, too, whose batch is awaited from here on.
             self._last_thread_times = self.thread()
         else:
             self._account_until(mark_ns)
             self._add_thread_use(step.host_ns[-2], mark_ns)
         self.code = code
         self._accounted_until_ns = mark_ns
-        # The clock is read last: what this method took is then counted as ours.
+        # The clock is read last, so that the time of this method counts as our own.
         self._noted_ns = timeline.clock()
 
     def _add_thread_use(self, begin_ns: int, end_ns: int) -> None:
-        """Add what this thread ran and waited for a CPU since the last mark to the part that ran meanwhile."""
+        """Add how long this thread ran and waited for a CPU since the last mark to the part that ran meanwhile."""
         before = self._last_thread_times
         now = self.thread()
         self._last_thread_times = now
@@ -159,22 +162,24 @@ class Owners:
     def _account_until(self, now_ns: int) -> None:
         """Add the time since the last call of this method to the owner of the innermost action.
 
-        Up to ``_noted_ns`` this class itself ran, to end that last call: this time goes to ``_TIMING``.
+        Up to ``_noted_ns`` this class itself ran, so that part of the time goes to ``_TIMING``.
         """
-        if self.code == tape.OTHER:
-            self._ns[self._running[-1]] += now_ns - self._noted_ns
+        is_outside_phases = self.code == tape.OTHER
+        if is_outside_phases:
+            owner = self._running[-1]
+            self._ns[owner] += now_ns - self._noted_ns
             self._ns[_TIMING] += self._noted_ns - self._accounted_until_ns
         self._accounted_until_ns = now_ns
 
     def _end_step(self) -> None:
-        """Keep what the step had that ended, if there was one; before the last step, follow the thread's Python."""
+        """Keep the shares of the step that ended, if there was one; before the last step, begin to follow its lines."""
         had_step = bool(self._ns or self._calls)
         if had_step:
-            self._finished += 1
+            self._finished_steps += 1
             if len(self._steps) < self.steps.timed:
                 self._steps.append(_StepShares(dict(self._ns), dict(self._calls)))
-            starts_lines = self._finished == self.steps.before_lines
-            if starts_lines and self.python_times is not None:
+            is_last_step_next = self._finished_steps == self.steps.before_lines
+            if is_last_step_next and self.python_times is not None:
                 self.python_times.start()
         self._ns.clear()
         self._calls.clear()
@@ -193,7 +198,7 @@ class Owners:
         return facts
 
     def thread_use(self) -> dict[str, ThreadUse]:
-        """Return what the thread did in each phase of a mean step; empty if the system does not report it."""
+        """Return the thread's times in each phase of a mean step; empty if the system does not report them."""
         ns_to_mean_s = 1e-9 / max(len(self._steps), 1)
         use_by_phase = {}
         for code, use in sorted(self._use_of_phase.items()):
@@ -206,7 +211,7 @@ class Owners:
         return use_by_phase
 
     def shares(self) -> OtherByOwner | None:
-        """Return the time that each owner took in a mean step, of the steps that ended; None if none ended."""
+        """Return the time that each owner took in a mean step; None if no step has ended."""
         if not self.timeline.reading().is_step_running:
             self._end_step()
         if not self._steps:
@@ -223,16 +228,20 @@ class Owners:
         return OtherByOwner(steps=len(self._steps), seconds=seconds, actions=actions)
 
     def _owned_time(self, owner: Owner) -> OwnedTime:
-        """Return the mean time of ``owner`` in a step, and the least: each of its steps as short as the shortest."""
+        """Return the mean time of ``owner`` in a step, and the least that it would take.
+
+        That is its mean time if it took no longer in any step than in its fastest step at the same position of the
+        pattern.
+        """
         count = len(self._steps)
         calls = sum(step.calls.get(owner, 0) for step in self._steps)
         ns_of_steps = [step.ns.get(owner, 0) for step in self._steps]
         least_ns = 0
         period = self.steps.period
-        for phase in range(period):
-            ns_where_it_ran = [ns for ns in ns_of_steps[phase::period] if ns > 0]
-            if ns_where_it_ran:
-                least_ns += min(ns_where_it_ran) * len(ns_where_it_ran)
+        for position in range(period):
+            ns_at_position = [ns for ns in ns_of_steps[position::period] if ns > 0]
+            if ns_at_position:
+                least_ns += min(ns_at_position) * len(ns_at_position)
         return OwnedTime(
             owner=owner.class_name,
             action=owner.action,
@@ -245,9 +254,9 @@ class Owners:
 
 @dataclass(eq=False, kw_only=True)
 class OwnersInstrument(Instrument):
-    """The ``actions`` stage, which divides the time of ``other`` among its owners, in any kind of loop."""
+    """The instrument of the ``actions`` stage, which divides the time of ``other`` among its owners."""
 
-    timeline: Timeline  # its marks tell when ``other`` runs
+    timeline: Timeline  # its marks show when ``other`` runs
     steps: ActionSteps
     name = "actions"
     stage = "actions"
@@ -267,9 +276,9 @@ class OwnersInstrument(Instrument):
         self._undo.callback(owners.python_times.stop)
 
     def plan_steps(self, step_s: Sequence[float], most_steps: float) -> int:
-        """Plan as many steps as show a pattern of the measured steps, of ``step_s``, and return their number.
+        """Plan enough steps to show a pattern in the measured seconds ``step_s``; return the planned number.
 
-        The plan stays as it is if that takes more than ``most_steps``.
+        If that takes more than ``most_steps``, the plan does not change.
         """
         steps = action_steps_of_pattern(self.steps.timed, step_s)
         if steps.planned <= most_steps:

@@ -1,4 +1,4 @@
-"""Divides the time that Python runs in a step among the lines of the program's own code."""
+"""Attributes the time that Python runs in a step to the lines of the program's own code."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from lm_profiler.measure.user_code import TORCH, package_of
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import PRINTING, OuterCall, PythonTime
 
-# Most calls and returns to follow. Each costs one or two microseconds, so a step takes at most 0.4 s longer.
+# The most calls and returns that are followed in a step. Each costs one or two microseconds, so the step takes at most
+# 0.4 s longer.
 MOST_EVENTS = 200_000
 
 _MOST_LINES = 16  # in the result
 
-# What following may cost beyond the calibrated cost, as a multiple of it: calls of an unusual kind, with cold caches.
+# The most that following an event may cost beyond the calibrated cost, as a multiple of it. Unusual calls and cold
+# caches cost more.
 _MOST_EXTRA_COST = 3.0
 
-_TRIALS = 3  # measurements, of which the least counts
+_TRIALS = 3  # measurements of a cost, of which the smallest counts
 
-# activities of a line; another one is the name of a package, or of a C function
-_PYTHON = "python"  # its own code
-_OPERATORS = "torch"  # operators that it calls itself
-_BUILTIN = "builtin"  # a function of C in ``builtins``, such as ``sorted``: it counts as Python, but runs no slower
-_INNER_OPERATORS = "torch in a library"  # operators that Python code of torch's calls
-# makes the text of a tensor, with operators: no model needs it
+# What a line is doing. Other activities are the name of a package, or of a C function.
+_PYTHON = "python"  # runs its own code
+_OPERATORS = "torch"  # runs operators that it calls itself
+_BUILTIN = "builtin"  # runs a C function of ``builtins``, such as ``sorted``; counts as Python, but is not slowed down
+_INNER_OPERATORS = "torch in a library"  # runs operators that torch's Python code calls
+# the code that makes the text of a tensor, by calling operators that no model needs
 _PRINTING_FILE = "/torch/_tensor_str.py"
 
 Line = tuple[str, int, str]  # file, line and function
@@ -42,20 +44,21 @@ Line = tuple[str, int, str]  # file, line and function
 
 @dataclass(eq=False)
 class FollowedTime:
-    """The time of one line, and how long the thread ran in it; both include the cost of following."""
+    """The time of one activity of a line; it includes the cost of following."""
 
-    clock_ns: int = 0
-    ran_ns: int = 0
+    clock_ns: int = 0  # by the clock
+    ran_ns: int = 0  # that the thread ran
     calls: int = 0
-    # between two events, each of which holds the cost of following once
+    # the number of intervals between events that the time consists of; each includes the cost of one event
     intervals: int = 0
 
 
 class _FollowedCall(NamedTuple):
-    """A call that is followed: the frame whose line has its time, if any, and the activity of that line."""
+    """A call on the stack of calls that are followed."""
 
+    # the frame whose line gets the time of the call; None outside of the program's code
     owner: FrameType | None
-    activity: str
+    activity: str  # what that line is doing
 
 
 class _RunningCall(NamedTuple):
@@ -67,17 +70,18 @@ class _RunningCall(NamedTuple):
     begin_ns: int
 
 
-_OUTERMOST = _FollowedCall(owner=None, activity="")  # what no call is around
+_OUTERMOST = _FollowedCall(owner=None, activity="")  # the bottom of the stack
 
 
 @dataclass(eq=False)
 class PythonTimes:
-    """Follows calls and returns of one thread, from ``start`` to ``stop``, and subtracts the cost of following.
+    """Follows the calls and returns of one thread, from ``start`` to ``stop``, and subtracts the cost of following.
 
-    The time between two events goes to the program's line that runs, and to one of its activities: ``python``, its own
-    code; ``torch``, operators that it calls itself; ``library``, Python code of torch's; ``printing of tensors``, all
-    that makes their text; another package by its name; or a C function by its name. A C function may wait, so its time
-    is read from the clock; all other time is what the thread ran, which other programs cannot lengthen.
+    An event is a call or a return, as ``sys.setprofile`` reports it. The time between two events goes to the program's
+    line that runs, and to one of its activities: ``python``, its own code; ``torch``, operators that it calls itself;
+    ``library``, Python code of torch; ``printing of tensors``, whatever makes their text; another package by its name;
+    or a C function by its name. A C function may wait, so its time is read from the clock. All other time is the CPU
+    time of the thread, which other programs cannot lengthen.
     """
 
     # returns the part of the step that runs now, as an index of ``PARTS``
@@ -87,7 +91,7 @@ class PythonTimes:
     thread_clock: Callable[[], int] = time.thread_time_ns
     guard: Guard = UNGUARDED  # guards what training calls here
     _cost: FollowingCost = field(default_factory=lambda: FollowingCost())
-    # by phase, line and activity
+    # the times by phase, line and activity
     _followed: dict[tuple[int, Line, str], FollowedTime] = field(
         default_factory=lambda: defaultdict(FollowedTime)
     )
@@ -95,11 +99,13 @@ class PythonTimes:
     _outer_ns: defaultdict[tuple[int, Line], int] = field(
         default_factory=lambda: defaultdict(int)
     )
-    _outer_call: _RunningCall | None = None  # that runs
+    # the call from outside of the program's code that runs now
+    _outer_call: _RunningCall | None = None
     _stack: list[_FollowedCall] = field(default_factory=lambda: [_OUTERMOST])
     _events_left: int = MOST_EVENTS
-    # the phase in which following ended because of ``MOST_EVENTS``; None if it did not
+    # the phase in which ``MOST_EVENTS`` ended the following; None if that limit was not reached
     _cut_phase: int | None = None
+    # the clock, and the time that the thread had run, after the last event
     _last_ns: int = 0
     _last_ran_ns: int = 0
 
@@ -120,10 +126,10 @@ class PythonTimes:
         del self._stack[1:]
 
     def _event(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Handle a call or return that Python reports: the time since the last event goes to the line that ran."""
+        """Handle a call or return that Python reports: add the time since the last event to the line that ran."""
         # the line and the activity that ran until this event
         owner, activity = self._stack[-1]
-        # Outside of the program's code, as in an optimizer of torch's, no clock is read: that is half of the cost.
+        # Outside of the program's code, as in torch's optimizers, no clock is read, which saves half of the cost.
         if owner is not None:
             now_ns = self.clock()
             ran_ns = self.thread_clock()
@@ -138,7 +144,7 @@ class PythonTimes:
             elif event == "c_call":
                 self._enter(self._call_of_c(argument))
             elif len(self._stack) > 1:
-                # functions that were entered before the start are not on the stack
+                # (Functions that were called before ``start`` are not on the stack.)
                 self._stack.pop()
                 self._end_outer_call()
             self._events_left -= 1
@@ -146,7 +152,7 @@ class PythonTimes:
                 self._cut_phase = self.phase()
                 self.stop()
             if self._stack[-1].owner is not None:
-                # what passed since the reading above is the cost of following
+                # The time since the readings above is part of the cost of following, and goes to no line.
                 self._last_ran_ns = self.thread_clock()
                 self._last_ns = self.clock()
         except BaseException as error:
@@ -154,7 +160,7 @@ class PythonTimes:
             self.guard.handle(error)
 
     def _end_outer_call(self) -> None:
-        """Add the time of the outer call that has just returned, if one has."""
+        """If the event was the return of the outer call, add the time of that call."""
         outer = self._outer_call
         if outer is not None and len(self._stack) < outer.depth:
             self._outer_ns[outer.phase, outer.function] += self.clock() - outer.begin_ns
@@ -172,33 +178,33 @@ class PythonTimes:
             self._followed[self.phase(), _line_of(call.owner), call.activity].calls += 1
 
     def _call_of_python(self, frame: FrameType) -> _FollowedCall:
-        """Return to which line and activity the time of a Python function goes, which ``frame`` begins to run."""
+        """Return which line and activity get the time of the Python function that ``frame`` begins to run."""
         caller = self._stack[-1]
         file = frame.f_code.co_filename
         package = package_of(file)
-        if file.endswith(_PRINTING_FILE) or (package and caller.activity == PRINTING):
+        is_called_by_printing = package and caller.activity == PRINTING
+        if file.endswith(_PRINTING_FILE) or is_called_by_printing:
             return _FollowedCall(caller.owner, PRINTING)
         if package:
             return _FollowedCall(caller.owner, package)
-        # a lambda counts as the function it is in
+        # A lambda or comprehension, whose name is like ``<lambda>``, counts as the function that contains it.
         is_inner_function = frame.f_code.co_name.startswith("<")
         if caller.owner is not None and is_inner_function:
             return _FollowedCall(caller.owner, _PYTHON)
         return _FollowedCall(frame, _PYTHON)
 
     def _call_of_c(self, function: Any) -> _FollowedCall:
-        """Return to which line and activity the time of a C ``function`` goes."""
+        """Return which line and activity get the time of a C ``function``."""
         caller = self._stack[-1]
         if caller.owner is None:
             return caller
         is_called_by_program = caller.activity in (_PYTHON, _BUILTIN)
         name = _name_of(function)
-        if not name:
-            return (
-                _FollowedCall(caller.owner, _BUILTIN)
-                if is_called_by_program
-                else caller
-            )
+        is_builtin = not name
+        if is_builtin:
+            if is_called_by_program:
+                return _FollowedCall(caller.owner, _BUILTIN)
+            return caller
         if name != _OPERATORS or is_called_by_program:
             return _FollowedCall(caller.owner, name)
         if caller.activity == TORCH:
@@ -206,38 +212,44 @@ class PythonTimes:
         return caller
 
     def shares(self, untraced_s: Mapping[str, float] | None = None) -> list[PythonTime]:
-        """Return the lines with most time, the longest first, without the operators that torch's own modules call.
+        """Return the lines that take most time, the longest first, without the operators that torch's own modules call.
 
-        ``untraced_s`` is how long the thread ran in each phase of a step that is not followed. The lines of a phase
-        together cannot take longer than that: what they take beyond it is the cost of following, event by event. In
-        the phase in which following ended with the most events, what came after is taken to be like what came before.
+        ``untraced_s`` is how long the thread runs in each phase of a step that is not followed, in seconds. The lines
+        of a phase together cannot take longer than that, so any excess is a further cost of following, in proportion
+        to the number of events. If ``MOST_EVENTS`` ended the following within a phase, the rest of the phase is assumed
+        to be like what was followed.
         """
+        # both by phase, line and activity
         seconds: defaultdict[tuple[int, Line, str], float] = defaultdict(float)
         calls: defaultdict[tuple[int, Line, str], int] = defaultdict(int)
         corrections = self._corrections(untraced_s or {})
         for (phase, line, activity), followed in self._followed.items():
-            if phase >= len(PARTS) or activity == _INNER_OPERATORS:
+            is_outside = phase >= len(PARTS)
+            if is_outside or activity == _INNER_OPERATORS:
                 continue
             correction = corrections.get(phase, _NO_CORRECTION)
-            own_ns = (
-                self._cost.own_ns(followed, activity)
-                - correction.event_ns * followed.intervals
-            )
-            place = (phase, line, _PYTHON if activity == _BUILTIN else activity)
-            seconds[place] += correction.scale * own_ns * 1e-9
-            if activity != _BUILTIN:
-                calls[place] += followed.calls
+            extra_cost_ns = correction.event_ns * followed.intervals
+            own_ns = self._cost.own_ns(followed, activity) - extra_cost_ns
+            own_s = correction.scale * own_ns * 1e-9
+            if activity == _BUILTIN:
+                seconds[phase, line, _PYTHON] += own_s
+            else:
+                seconds[phase, line, activity] += own_s
+                calls[phase, line, activity] += followed.calls
+
         rows = []
-        for place, own_s in seconds.items():
+        for (phase, line, activity), own_s in seconds.items():
             if own_s > 0.0:
-                rows.append(_row(*place, own_s, calls[place]))
+                calls_of_line = calls[phase, line, activity]
+                rows.append(_row(phase, line, activity, own_s, calls_of_line))
         rows.sort(key=attrgetter("seconds"), reverse=True)
         return rows[:_MOST_LINES]
 
     def outer_calls(self) -> list[OuterCall]:
-        """Return the functions that are called outside of all phases, with all that they call, the longest first.
+        """Return the functions of the program that are called outside of all phases, the longest first.
 
-        Their seconds include the cost of following: they only compare with each other.
+        Their seconds include all that they call, and the cost of following, so they can only be compared with each
+        other.
         """
         calls = []
         for (phase, (file, number, function)), ns in self._outer_ns.items():
@@ -254,10 +266,10 @@ class PythonTimes:
         return calls[:_MOST_LINES]
 
     def _corrections(self, untraced_s: Mapping[str, float]) -> dict[int, _Correction]:
-        """Return the corrections of the phases whose lines take longer together than the phase does when no call is
-        followed.
+        """Return the corrections of the times, by phase; phases without need of one are missing.
 
-        And of the phase in which following was cut off, whose lines take too little together.
+        A phase is corrected if its lines together ran longer than the phase runs when no call is followed, or if
+        following ended within it.
         """
         ran_ns: defaultdict[int, float] = defaultdict(float)
         intervals: defaultdict[int, int] = defaultdict(int)
@@ -267,27 +279,37 @@ class PythonTimes:
 
         corrections = {}
         for phase, phase_ran_ns in ran_ns.items():
-            if phase >= len(PARTS) or PARTS[phase] not in untraced_s:
+            is_outside = phase >= len(PARTS)
+            if is_outside or PARTS[phase] not in untraced_s:
                 continue
-            most_ns = untraced_s[PARTS[phase]] * 1e9
-            if phase_ran_ns <= most_ns:
-                if phase == self._cut_phase and phase_ran_ns > 0.0:
-                    rest_factor = most_ns / phase_ran_ns
-                    corrections[phase] = _Correction(event_ns=0.0, scale=rest_factor)
-                continue
-            excess_ns = (phase_ran_ns - most_ns) / intervals[phase]
-            event_ns = min(excess_ns, _MOST_EXTRA_COST * self._cost.event_ran_ns)
-            rest_ns = phase_ran_ns - event_ns * intervals[phase]
-            scale = min(most_ns / max(rest_ns, 1.0), 1.0)
-            corrections[phase] = _Correction(event_ns, scale)
+            untraced_ns = untraced_s[PARTS[phase]] * 1e9
+            if phase_ran_ns > untraced_ns:
+                corrections[phase] = self._correction_of_excess(
+                    phase_ran_ns, untraced_ns, intervals[phase]
+                )
+            elif phase == self._cut_phase and phase_ran_ns > 0.0:
+                rest_factor = untraced_ns / phase_ran_ns
+                corrections[phase] = _Correction(event_ns=0.0, scale=rest_factor)
         return corrections
+
+    def _correction_of_excess(
+        self, ran_ns: float, untraced_ns: float, intervals: int
+    ) -> _Correction:
+        """Return the correction of a phase whose lines ran longer together than the phase runs when not followed."""
+        excess_per_event_ns = (ran_ns - untraced_ns) / intervals
+        most_event_ns = _MOST_EXTRA_COST * self._cost.event_ran_ns
+        event_ns = min(excess_per_event_ns, most_event_ns)
+        # Beyond that limit the excess has another cause, so it is removed from all lines in proportion to their time.
+        rest_ns = ran_ns - event_ns * intervals
+        scale = min(untraced_ns / max(rest_ns, 1.0), 1.0)
+        return _Correction(event_ns, scale)
 
 
 class _Correction(NamedTuple):
-    """What an event costs beyond the calibrated cost, and by what the rest of the time is scaled."""
+    """A correction of the times of the lines of a phase."""
 
-    event_ns: float
-    scale: float
+    event_ns: float  # the cost of an event beyond the calibrated cost
+    scale: float  # the factor for the time that is left without that cost
 
 
 _NO_CORRECTION = _Correction(event_ns=0.0, scale=1.0)
@@ -311,31 +333,36 @@ def _row(
 
 @dataclass(frozen=True)
 class FollowingCost:
-    """The cost of tracing Python: per event, on each clock, and the factor by which Python runs slower."""
+    """The cost of following the calls of a thread."""
 
-    event_ns: float = 0.0
-    event_ran_ns: float = 0.0
-    # Python 3.11 leaves its faster instructions while a thread is followed
+    event_ns: float = 0.0  # of an event, by the clock
+    event_ran_ns: float = 0.0  # of an event, in CPU time of the thread
+    # The factor by which Python's own code runs slower: from 3.11 on, Python does not use its fast instructions while
+    # a thread is followed.
     slower: float = 1.0
 
     def own_ns(self, followed: FollowedTime, activity: str) -> float:
         """Return the time of a line without the cost of following."""
-        may_wait = "." in activity  # a C function, by its name
-        if may_wait:
+        if _is_named_c_function(activity):
+            # It may wait, so the clock counts.
             return followed.clock_ns - self.event_ns * followed.intervals
         return self.own_ran_ns(followed, activity)
 
     def own_ran_ns(self, followed: FollowedTime, activity: str) -> float:
         """Return how long the thread ran in a line, without the cost of following."""
         own_ns = followed.ran_ns - self.event_ran_ns * followed.intervals
-        is_c_function = "." in activity or activity in (
-            _OPERATORS,
-            _INNER_OPERATORS,
-            _BUILTIN,
-        )
-        if is_c_function:
+        if _is_named_c_function(activity) or activity in _C_ACTIVITIES:
             return own_ns
         return own_ns / self.slower
+
+
+# activities that run C code, beside C functions by their names
+_C_ACTIVITIES = (_OPERATORS, _INNER_OPERATORS, _BUILTIN)
+
+
+def _is_named_c_function(activity: str) -> bool:
+    """Return whether ``activity`` is the name of a C function, such as ``time.sleep``; other activities have no dot."""
+    return "." in activity
 
 
 def following_cost(
@@ -343,9 +370,9 @@ def following_cost(
 ) -> FollowingCost:
     """Measure what following costs on this thread.
 
-    Reading the clocks is the smallest part of this cost. The interpreter makes a frame object and a call for each
-    event, which calls of small functions show; and it runs the code in between slower, which a loop without calls
-    shows.
+    The cost has three parts. Reading the clocks is the smallest. For each event the interpreter makes a frame object
+    and a call: calls of small functions measure that. And it runs the code in between more slowly: a loop without calls
+    measures that.
     """
     reading = _reading_cost(clock, thread_clock)
 
@@ -401,16 +428,17 @@ def _followed_trial(
 
 
 class _ReadingCost(NamedTuple):
-    """What reading the clocks alone takes, by each clock."""
+    """The cost of only reading the clocks."""
 
-    clock_ns: float
-    ran_ns: float
+    clock_ns: float  # by the clock
+    ran_ns: float  # in CPU time of the thread
 
 
 def _reading_cost(
     clock: Callable[[], int], thread_clock: Callable[[], int]
 ) -> _ReadingCost:
-    """Return the median cost over calls that take some 20 ns themselves."""
+    """Return the median time between two events, of calls that take only some 20 ns themselves."""
+    # of each event: both clocks when its handler begins, and both when it ends
     readings: list[tuple[int, int, int, int]] = []
     sys.setprofile(
         lambda *_: readings.append((clock(), thread_clock(), thread_clock(), clock()))
@@ -453,7 +481,7 @@ def _line_of(frame: FrameType) -> Line:
 
 
 def _name_of(function: Any) -> str:
-    """Return ``torch`` for operators and tensor methods, a name like ``time.sleep``, or nothing for builtins."""
+    """Return ``torch`` for operators and tensor methods, "" for builtins, and else a name like ``time.sleep``."""
     owner = getattr(function, "__self__", None)
     owner_module = type(owner).__module__
     module = getattr(function, "__module__", None) or owner_module or ""

@@ -1,4 +1,4 @@
-"""Notices that a module is called twice in a step with the same inputs, so that it computes the same again."""
+"""Finds modules that are called twice in a step with the same inputs, so that they compute the same again."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-# inputs of these types are the same if they are equal
+# types whose values are compared by ``==``
 _PLAIN_TYPES = (bool, int, float, str, type(None))
 
-_UNKNOWN = object()  # stands for an input that may have changed
+_UNKNOWN = object()  # stands for an input that may have changed since the call
 
-_MOST_CALLS = 8  # of a module in a step that are remembered: a decoder may call one for each token
+# calls of a module that are remembered per step; a decoder may call one for each token
+_MOST_CALLS = 8
 
 
 class _Inputs:
-    """The inputs of one call. Tensors are not kept alive by it."""
+    """The inputs of one call. It does not keep tensors alive.
+
+    ``arguments`` holds the positional arguments by position, and the others by name.
+    """
 
     def __init__(self, arguments: Mapping[int | str, Any]) -> None:
         self._references = {}
@@ -26,7 +30,7 @@ class _Inputs:
             self._references[name] = _reference_to(value)
 
     def are_inputs_of(self, arguments: Mapping[int | str, Any]) -> bool:
-        """Return whether a call with ``arguments`` gets the same objects."""
+        """Return whether ``arguments`` are the same tensors and equal plain values."""
         if arguments.keys() != self._references.keys():
             return False
         return all(
@@ -44,10 +48,10 @@ class CallsOfStep:
     def add(
         self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> bool:
-        """Note a call of ``module``; return whether the step had one with the same inputs.
+        """Note a call of ``module``; return whether the step had an earlier call with the same inputs.
 
-        A tensor that was changed in place in between counts as the same. What is neither a tensor nor a plain value,
-        such as a cache of keys, may have changed: a call that gets it is never the same as another.
+        A tensor that was changed in place in between counts as the same. An input that is neither a tensor nor a plain
+        value, such as a cache of keys, may have changed: a call with such an input never counts as the same.
         """
         arguments: dict[int | str, Any] = dict(enumerate(args))
         arguments.update(kwargs)
@@ -68,7 +72,7 @@ class CallsOfStep:
 
 
 def _reference_to(value: Any) -> Any:
-    """Return a weak reference to a tensor, and a plain value as it is; for all else what equals no plain value."""
+    """Return a weak reference to a tensor, a plain value itself, and ``_UNKNOWN`` for anything else."""
     if isinstance(value, Tensor):
         return weakref.ref(value)
     if isinstance(value, _PLAIN_TYPES):
@@ -77,7 +81,7 @@ def _reference_to(value: Any) -> Any:
 
 
 def _refers_to(reference: Any, value: Any) -> bool:
-    """Return whether ``reference`` is one to ``value``, as ``_reference_to`` returns it."""
+    """Return whether ``reference``, which ``_reference_to`` has returned, stands for ``value``."""
     if isinstance(value, Tensor):
         return isinstance(reference, weakref.ref) and reference() is value
     if isinstance(value, _PLAIN_TYPES):

@@ -1,4 +1,4 @@
-"""Maps each of Lightning's actions to what it means for the timeline: a context that is entered in every step."""
+"""Maps each of Lightning's actions to a context that takes its marks; a step enters some thirty of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from lm_profiler.measure.clocks.timeline import Span, Timeline
 
 Marked = AbstractContextManager[None]
 
-# Hooks that Lightning calls inside a phase but that are not its work: a user's gradient norm is not the backward pass.
-# Only under manual optimization is the last one inside a phase: the forward pass.
+# Hooks that Lightning calls inside a phase, but whose time must not count as that phase: a user's gradient norm is not
+# the backward pass. The last one is inside a phase only under manual optimization: then it is inside forward.
 _HOOKS_INSIDE = (
     "on_before_backward",
     "on_after_backward",
@@ -26,28 +26,29 @@ _HOOKS_INSIDE = (
     "on_before_optimizer_step",
 )
 
-# Hooks that Lightning calls as an epoch begins or ends, between steps: their own time is noted by their names.
+# Hooks that Lightning calls between steps, when an epoch begins or ends; their time is noted by their names.
 _EPOCH_HOOKS = ("train_dataloader", "on_train_epoch_start", "on_train_epoch_end")
 
-# spans that are kept at most: a program may name a section of its own anew in every step
+# The most spans that are kept: a program may give its own actions a new name in every step.
 _MOST_NAMES = 10_000
 
-# matches the part of ``[Owner]Class.hook`` that is must_end out, to give ``[Owner].hook``
+# matches ``]Class.`` in ``[Owner]Class.hook``, which becomes ``[Owner].hook``
 _CLASS = re.compile(r"\].*\.", re.DOTALL)
 
 
 class Nothing(AbstractContextManager[None]):
-    """A context that does nothing, thirty times per step: built-in methods cost a tenth of Python functions."""
+    """A context that does nothing. A step enters thirty of them, and built-in methods cost a tenth of Python's."""
 
     __enter__ = staticmethod(bool)  # type: ignore[assignment]
-    __exit__ = staticmethod("".format)  # type: ignore[assignment]  # takes anything; "" lets exceptions through
+    # takes any arguments; returns "", which is false, so that exceptions are raised
+    __exit__ = staticmethod("".format)  # type: ignore[assignment]
 
 
 NOTHING = Nothing()
 
 
 class LoopEvents(Protocol):
-    """Receives steps and epochs from the spans; ``PhaseProfiler`` is one."""
+    """Receives the ends of steps and epochs from the spans; ``PhaseProfiler`` implements it."""
 
     is_step_done: bool  # whether the work of the step is done
     must_end: bool  # whether the loop must end now
@@ -92,7 +93,7 @@ class CheckpointSaving(Nothing):
 
 @dataclass(eq=False)
 class EpochHook(Nothing):
-    """A hook of the program as an epoch begins or ends: adds its start, its end and its name to the timeline."""
+    """A hook of the program at the begin or end of an epoch: adds its begin, its end and its name to the timeline."""
 
     timeline: Timeline
     name: str
@@ -111,7 +112,7 @@ class EpochHook(Nothing):
 
 
 class LastSpan(Span):
-    """The phase that ends the step: forward, where Lightning calls no optimizer step after it."""
+    """The last phase of a step: forward, if Lightning calls no optimizer step after it."""
 
     def __init__(self, timeline: Timeline, code: int, loop: LoopEvents) -> None:
         super().__init__(timeline, code)
@@ -144,8 +145,8 @@ class OptimizerStep(Nothing):
 class Epoch(Nothing):
     """An epoch of the training loop.
 
-    If the loop must end, it raises StopIteration as it ends: the loop ends too, and skips its own work at the end of
-    an epoch.
+    If the loop must end, the context raises StopIteration when the epoch ends. Then the loop ends too, without its own
+    work at the end of an epoch.
     """
 
     loop: LoopEvents
@@ -162,12 +163,12 @@ class Epoch(Nothing):
         except BaseException as error:
             self.guard.handle(error)
         if self.loop.must_end:
-            raise StopIteration  # Lightning's fit loop takes it as the end of the loop
+            raise StopIteration  # which ends Lightning's fit loop
 
 
 @dataclass(eq=False)
 class SpanInUsersProfiler(AbstractContextManager[Any]):
-    """A span inside the user's own profiler, so that the profiler's cost is outside the phase."""
+    """A span inside the context of the user's own profiler, so that the profiler's cost is outside the phase."""
 
     users_context: AbstractContextManager[Any]
     span: Marked
@@ -180,14 +181,14 @@ class SpanInUsersProfiler(AbstractContextManager[Any]):
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         try:
             self.span.__exit__(kind, value, traceback)
-        finally:  # the span raises StopIteration where the loop must end
+        finally:  # ``Epoch`` may raise StopIteration
             self.users_context.__exit__(kind, value, traceback)
 
 
 class Actions(dict[str, Marked]):
-    """The span of each action, looked up when the action is first seen.
+    """The span of each action by the action's name; a span is made when its action is first seen.
 
-    ``timeline`` takes the marks; once its guard is disabled, only steps are counted.
+    ``timeline`` takes the marks. Once its guard is disabled, new spans only count steps.
     """
 
     def __init__(self, trainer: Any, timeline: Timeline, loop: LoopEvents) -> None:
@@ -205,7 +206,7 @@ class Actions(dict[str, Marked]):
         else:
             forward_span = LastSpan(timeline, tape.FORWARD, loop)
             step_end = forward
-        # The actions that counting steps needs: where a step is done, and where the loop ends.
+        # the actions that counting steps needs: one ends a step, the other the loop
         self._counting_actions = (step_end, "run_training_epoch")
         self._spans: dict[str, Marked] = {
             forward: forward_span,
@@ -213,7 +214,7 @@ class Actions(dict[str, Marked]):
             "[Strategy].backward": Span(timeline, tape.BACKWARD),
         }
         if is_fit:
-            # Validation during training belongs to no step; the loop resumes when it asks for a batch.
+            # Validation during training belongs to no step. The step continues when the loop asks for a batch.
             validation = Action(timeline, partial(timeline.go_outside, VALIDATION))
             self._spans |= {
                 "run_training_epoch": Epoch(loop, timeline.guard),
@@ -233,7 +234,7 @@ class Actions(dict[str, Marked]):
         guard = self._timeline.guard
         kind = _CLASS.sub("].", action_name)
         span = guard.run(self._span, action_name, kind) or NOTHING
-        if guard.is_disabled:  # the timeline has stopped: spans only count steps
+        if guard.is_disabled:
             span = self._spans[kind] if kind in self._counting_actions else NOTHING
         if self._surrounding is not None:
             span = self._surrounding(action_name, span)
@@ -241,25 +242,23 @@ class Actions(dict[str, Marked]):
         return span
 
     def surround(self, surrounding: Callable[[str, Marked], Marked] | None) -> None:
-        """Let ``surrounding`` make the span of each action from now on; None gives the plain span back."""
+        """Use the spans that ``surrounding`` makes from an action's name and its plain span; None ends that."""
         self._surrounding = surrounding
         action_names = list(self)
         self.clear()
         if surrounding is None:
             return
         for action_name in action_names:
-            # made now, so that the first step is not slower
+            # Looking the span up makes it. Made later, it would slow down the first step.
             self[action_name]
 
     def _span(self, action_name: str, kind: str) -> Marked | None:
         """Return the span of ``[Owner]Class.hook``, whose short name is ``kind``; None if the action is ignored."""
         owner, _, hook = kind.partition(".")
         if hook in _HOOKS_INSIDE:
-            return (
-                Span(self._timeline, tape.OTHER)
-                if self._is_users(owner, action_name, hook)
-                else None
-            )
+            if self._is_users(owner, action_name, hook):
+                return Span(self._timeline, tape.OTHER)
+            return None
         if hook in _EPOCH_HOOKS and self._is_users(owner, action_name, hook):
             owning_object = candidates(self._trainer, owner, action_name, hook)[0]
             return EpochHook(self._timeline, f"{type(owning_object).__name__}.{hook}")
@@ -271,7 +270,7 @@ class Actions(dict[str, Marked]):
         return any(overrides(owning_object, hook) for owning_object in owning_objects)
 
 
-# the attribute of the Trainer that has the owner of an action, unless that is a callback
+# the attribute of the Trainer that holds the owner of an action, unless the owner is a callback
 _OWNER_ATTRIBUTES = {
     "[LightningModule]": "lightning_module",
     "[LightningDataModule]": "datamodule",
@@ -280,9 +279,10 @@ _OWNER_ATTRIBUTES = {
 
 
 def candidates(trainer: Any, owner: str, action_name: str, hook: str) -> list[object]:
-    """Return the objects whose ``hook`` the action may be: several where callbacks share a state key."""
+    """Return the objects whose ``hook`` the action may be: several if callbacks share a state key."""
     if owner == "[Callback]":
-        key = action_name[len(owner) : -len(hook) - 1]
+        # The name is ``[Callback]state_key.hook``, and the key may contain dots.
+        key = action_name.removeprefix(owner).removesuffix(f".{hook}")
         return [callback for callback in trainer.callbacks if callback.state_key == key]
     if owner not in _OWNER_ATTRIBUTES:
         return []

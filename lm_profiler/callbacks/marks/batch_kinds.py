@@ -1,4 +1,4 @@
-"""Tells batches apart by what they hold and by their shapes, so that each is searched once and not in every step."""
+"""Compares batches by their contents and shapes, so that only one batch of each kind has to be searched."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 _MOST_ENTRIES = 64  # a longer list holds entries of one kind
 
-# classes that hold nothing else: nearly all entries of batches are of them
+# classes whose instances contain no tensors; nearly all entries of batches have one of them
 _LEAVES = frozenset({Tensor, int, float, bool, str, bytes, type(None)})
 
 
 def kind_of(part: Any) -> Any:
-    """Return what is equal for batches that hold the same things under the same names; it is never None.
+    """Return a key, never None, that is equal for batches with entries of the same classes and names.
 
-    It runs for every batch. So the entries of a usual batch are compared by built-in functions, without a Python frame
-    for each of them.
+    It runs for every batch, so it compares the entries of a usual batch with built-in functions, without a Python frame
+    for each entry.
     """
     part_class = type(part)
     if part_class in _LEAVES:
@@ -29,7 +29,7 @@ def kind_of(part: Any) -> Any:
             return part_class
         values = tuple(part)
     elif isinstance(part, (dict, Mapping)):
-        # the dict comes first: to ask whether something is a Mapping takes a Python frame
+        # dict is checked first, because checking for a Mapping takes a Python frame
         names = tuple(part)
         values = tuple(part.values())
     else:
@@ -44,9 +44,9 @@ get_shape = attrgetter("shape")
 
 
 def layout_of(batch: Any) -> Any:
-    """Return what is equal for batches of one kind whose tensors have equal shapes; None for any but usual batches.
+    """Return a key that is equal for batches of one kind whose tensors have equal shapes.
 
-    A usual batch is a tensor, or a list, a tuple or a mapping of tensors. It is looked at by built-in functions alone.
+    None unless the batch is a tensor, or a list, a tuple or a mapping of tensors. It uses only built-in functions.
     """
     batch_class = type(batch)
     try:

@@ -23,9 +23,11 @@ from lm_profiler.torch_names import tree_leaves
 # the name that tokenizers and collators of transformers give token ids
 _TOKEN_IDS = "input_ids"
 
-_MOST_LAYOUTS = 4096  # of batches that are remembered: a program may pad each batch to a length of its own
+# the most layouts of batches that are remembered; a program may pad each batch to another length
+_MOST_LAYOUTS = 4096
 
-_Path = tuple[Any, ...]  # the keys that lead to a tensor in a batch
+# the keys and indices that lead to a tensor in a batch, from the outermost container inwards
+_Path = tuple[Any, ...]
 
 
 class StepCount(NamedTuple):
@@ -39,7 +41,7 @@ class StepCount(NamedTuple):
 
 
 class BatchSizes(NamedTuple):
-    """What one batch holds; None means unknown. Batches of one layout share it: they are compared by identity."""
+    """What one batch holds; None means unknown. Batches of one layout share one object."""
 
     tokens: int | None
     samples: int | None
@@ -50,12 +52,15 @@ class BatchSizes(NamedTuple):
 class BatchCounts:
     """Adds up the batches of the running step, their tokens and samples; a count that fails is unknown from then on.
 
-    ``combined`` is true if a batch holds one batch from each of several loaders; ``batch_size`` is that of one loader.
-    ``report`` gets a sentence if a count fails. ``counts_elements`` is whether their elements are counted too, which
-    only the stages need.
+    Batches are counted in every timed step, where code costs several times as much as in a tight loop. So the sizes
+    that follow from a batch's layout are found once per layout, and a step only notes the sizes of its batches.
 
-    A batch is counted in every timed step, where code costs several times as much as in a tight loop. So what follows
-    from a batch's layout is counted once per layout, and a step keeps only which layouts its batches have.
+    Args:
+        module: the module that trains; its method ``tokens_in`` counts tokens, if it has one.
+        combined: whether a batch holds one batch from each of several loaders.
+        report: gets a sentence if a count fails.
+        batch_size: the batch size of the loader; None without one.
+        counts_elements: whether elements are counted too, which only the stages need.
     """
 
     def __init__(
@@ -79,12 +84,12 @@ class BatchCounts:
         self._count_elements: Elements | None = Elements() if counts_elements else None
         self._useful_tokens = UsefulTokens()
         self._sizes_by_layout: dict[Any, BatchSizes] = {}
-        self._failed_counts: list[str] = []
-        # of each batch of the running step
+        self._failed_counts: list[str] = []  # the names of their guards
+        # the sizes of each batch of the running step
         self._sizes: list[BatchSizes] = []
-        # the tokens of each batch by the module's own count, if it has one
+        # the tokens of each of these batches by the module's own count, if it has one
         self._own_tokens: list[int | None] = []
-        # of the step before, and what they add up to
+        # the same two of the previous step, and their sums
         self._last_sizes: list[BatchSizes] = []
         self._last_own_tokens: list[int | None] = []
         self._last_count = StepCount(batches=0, tokens=None, samples=0, elements=0)
@@ -98,7 +103,10 @@ class BatchCounts:
                 self._useful_guard.handle(error)
 
     def add(self, batch: Any) -> None:
-        """Count ``batch``. It runs in every timed step: Guard.run is written out, and layout_of for usual batches."""
+        """Count ``batch``.
+
+        Runs in every timed step, so Guard.run is written out, and so is layout_of for usual batches.
+        """
         batch_class = type(batch)
         try:
             layout: Any
@@ -110,9 +118,10 @@ class BatchCounts:
                 layout = layout_of(batch)
         except AttributeError:  # something in it has no shape
             layout = None
-        except BaseException as error:  # in the program's own mapping: each counter meets it in its own guard
+        except BaseException as error:
             if comes_from_outside(error):
                 raise
+            # The program's own mapping raises. Each counter will meet the error in its own guard.
             layout = None
         sizes = self._sizes_by_layout.get(layout)
         if sizes is None:
@@ -133,7 +142,7 @@ class BatchCounts:
             self._useful_guard.run(self._useful_tokens.add, batch, tokens)
 
     def _sizes_of(self, batch: Any, layout: Any) -> BatchSizes:
-        """Return what ``batch`` holds, and keep it for its ``layout`` unless that is None."""
+        """Return the sizes of ``batch``, and remember them for its ``layout`` unless that is None."""
         tokens: int | None = None
         if self._count_tokens is not None and self._tokens_in is None:
             tokens = self._tokens_guard.run(self._count_tokens, batch)
@@ -148,7 +157,7 @@ class BatchCounts:
         guards = (self._tokens_guard, self._samples_guard, self._elements_guard)
         failed_counts = [guard.name for guard in guards if guard.is_disabled]
         if failed_counts != self._failed_counts:
-            # what such a count was before is unknown from now on, too
+            # Remembered sizes still have the counts that are unknown from now on.
             self._failed_counts = failed_counts
             self._sizes_by_layout.clear()
         if layout is not None and len(self._sizes_by_layout) < _MOST_LAYOUTS:
@@ -158,7 +167,7 @@ class BatchCounts:
     def take(self) -> StepCount:
         """Return the counts of the step that ended, and start again from zero; call it between steps.
 
-        Where they are those of the step before, as in nearly all steps, they are the same object.
+        If they equal the counts of the previous step, as in nearly all steps, the same object is returned.
         """
         is_like_last = (
             self._sizes == self._last_sizes
@@ -173,7 +182,7 @@ class BatchCounts:
         return self._add_up()
 
     def _add_up(self) -> StepCount:
-        """Return the counts of the step that ended from those of its batches, and start again from zero."""
+        """Return the sums over the batches of the step that ended, and start again from zero."""
         token_use = UNKNOWN_USE
         if self._useful_tokens.batches:
             token_use = self._useful_guard.run(
@@ -213,7 +222,7 @@ def _sum_of_known(counts: Sequence[int | None]) -> int | None:
 
 
 def own_tokens(tokens_in: Callable[[Any], Any], batch: Any) -> int:
-    """Return the tokens that the program's own ``tokens_in`` counts in ``batch``; raises if that is no count."""
+    """Return the tokens that the program's own ``tokens_in`` counts in ``batch``; raise if that is no count."""
     tokens = index(tokens_in(batch))
     if tokens < 0:
         raise no_count(tokens)
@@ -226,9 +235,9 @@ def no_count(tokens: int) -> ValueError:
 
 
 class Tokens:
-    """Counts a batch's tokens, by the ``tokens_in`` of ``module`` or else as the size of what is called ``input_ids``.
+    """Counts a batch's tokens, by the ``tokens_in`` of ``module``, or else as the size of the tensors ``input_ids``.
 
-    The latter includes padding: telling padding apart would make the host wait for the device.
+    The latter includes padding, because the host would have to wait for the device to recognize padding.
     """
 
     def __init__(self, module: object) -> None:
@@ -236,14 +245,18 @@ class Tokens:
         self._paths_by_kind: dict[Any, list[_Path]] = {}
 
     def __call__(self, batch: Any) -> int | None:
-        """Return the tokens of ``batch``; raises if ``tokens_in`` gives no count."""
+        """Return the tokens of ``batch``; None if nothing shows them. Raise if ``tokens_in`` returns no count."""
         if self.tokens_in is not None:
             return own_tokens(self.tokens_in, batch)
         kind = kind_of(batch)
         paths = self._paths_by_kind.get(kind)
         if paths is None:
-            # only once per kind: walking through every batch would cost more than all marks
-            paths = [path for path, _ in _tensors(batch) if path[-1:] == (_TOKEN_IDS,)]
+            # once per kind, because searching every batch would cost more than all marks
+            paths = []
+            for path, _ in _tensors_with_paths(batch):
+                is_token_ids = bool(path) and path[-1] == _TOKEN_IDS
+                if is_token_ids:
+                    paths.append(path)
             self._paths_by_kind[kind] = paths
         if not paths:
             return None
@@ -252,11 +265,11 @@ class Tokens:
 
 
 class Samples:
-    """Counts a batch's samples: its graphs, or a dimension that all its tensors have; None means unknown.
+    """Counts a batch's samples: its graphs, or the length of a dimension that all its tensors share.
 
-    That is the first dimension, or the second where only this one is as long as the loader's ``batch_size``: sequences
-    are often padded into batches whose first dimension is time. It searches each kind of batch once. The samples of
-    several ``combined`` loaders add up.
+    That is the first dimension, or the second if only the second is as long as the loader's ``batch_size``: sequences
+    are often padded into batches whose first dimension is time. Each kind of batch is searched once. The samples of
+    several ``combined`` loaders are added.
     """
 
     def __init__(self, combined: bool, batch_size: int | None = None) -> None:
@@ -265,12 +278,12 @@ class Samples:
         self._counters_by_kind: dict[Any, Callable[[Any], int | None]] = {}
 
     def __call__(self, batch: Any) -> int | None:
-        """Return the samples of ``batch``; None if those of a loader that gave a batch are unknown."""
+        """Return the samples of ``batch``; None if those of one of its loaders are unknown."""
         if not self._combined:
             return self._count(batch)
         total: int | None = None
         for _, loader_batch in _entries(batch):
-            if loader_batch is None:  # a loader is exhausted
+            if loader_batch is None:  # its loader has no more batches
                 continue
             samples = self._count(loader_batch)
             if samples is None:
@@ -307,7 +320,8 @@ class Elements:
 
 
 def _path_of_largest(batch: Any) -> _Path | None:
-    sizes = {path: tensor.numel() for path, tensor in _tensors(batch)}
+    """Return the path of the largest tensor in ``batch``; None without tensors."""
+    sizes = {path: tensor.numel() for path, tensor in _tensors_with_paths(batch)}
     return max(sizes, key=sizes.__getitem__, default=None)
 
 
@@ -320,27 +334,30 @@ def _entries(batch: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-def _tensors(part: Any, path: _Path = ()) -> Iterator[tuple[_Path, Tensor]]:
-    """Yield the tensors in ``part``, which is at ``path`` in its batch, and their paths."""
+def _tensors_with_paths(part: Any, path: _Path = ()) -> Iterator[tuple[_Path, Tensor]]:
+    """Yield each tensor in ``part`` after its path; ``path`` is that of ``part`` in its batch."""
     if isinstance(part, Tensor):
         yield path, part
     for key, inner_part in _entries(part):
-        yield from _tensors(inner_part, (*path, key))
+        yield from _tensors_with_paths(inner_part, (*path, key))
 
 
 def _sample_counter(batch: Any, batch_size: int | None) -> Callable[[Any], int | None]:
     """Return a function that counts the samples of batches like ``batch``."""
     if _own_count(batch) is not None:
         return _own_count
-    with_paths = [(path, tensor) for path, tensor in _tensors(batch) if tensor.ndim > 0]
-    tensors = [tensor for _, tensor in with_paths]
-    tensors += [
-        leaf
-        for leaf in tree_leaves(batch)
-        if isinstance(leaf, Tensor) and leaf.ndim > 0
-    ]
+    paths: list[_Path] = []
+    tensors: list[Tensor] = []
+    for path, tensor in _tensors_with_paths(batch):
+        if tensor.ndim > 0:
+            paths.append(path)
+            tensors.append(tensor)
+    # also those in containers for which there is no path, such as dataclasses
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.ndim > 0:
+            tensors.append(leaf)
     first_lengths = {tensor.shape[0] for tensor in tensors}
-    if not with_paths or len(first_lengths) != 1:
+    if not paths or len(first_lengths) != 1:
         return _unknown_count
     is_time_first = (
         batch_size is not None
@@ -348,20 +365,21 @@ def _sample_counter(batch: Any, batch_size: int | None) -> Callable[[Any], int |
         and all(tensor.ndim > 1 and tensor.shape[1] == batch_size for tensor in tensors)
     )
     dimension = 1 if is_time_first else 0
-    path, _ = with_paths[0]
+    first_path = paths[0]
 
     def count(batch: Any) -> int | None:
+        """Return the length of that dimension in the tensor at ``first_path``."""
         try:
-            return int(reduce(getitem, path, batch).shape[dimension])
+            return int(reduce(getitem, first_path, batch).shape[dimension])
         except (AttributeError, IndexError, KeyError, TypeError):
-            # not like the first batch of its kind
+            # The batch is not like the first one of its kind.
             return None
 
     return count
 
 
 def _unknown_count(batch: Any) -> None:
-    """Return None: the samples of such a batch are unknown."""
+    """Return None, because the samples of such a batch are unknown."""
 
 
 def _own_count(batch: Any) -> int | None:

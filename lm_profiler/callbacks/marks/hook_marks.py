@@ -1,7 +1,7 @@
-"""Marks the phases of a loop of unknown code, at torch's own hooks and functions.
+"""Marks the phases of any training loop, whose code is unknown, at hooks and functions of torch.
 
-A step begins where the loop asks a loader for a batch, and in a step without a loader where it calls its model. It is
-done once an optimizer has stepped, and ends where the next begins. The phases:
+A step begins when the loop asks a loader for a batch, or, without a loader, when it calls its model. The step is done
+when an optimizer has stepped, and ends when the next step begins. The phases:
 
 | phase | what marks it |
 | --- | --- |
@@ -13,11 +13,11 @@ done once an optimizer has stepped, and ends where the next begins. The phases:
 | optimizer | ``step`` of all optimizers, and of ``GradScaler`` |
 | zero_grad | ``zero_grad`` of optimizers and modules |
 
-All of it runs within the program's own calls. So each entry returns at once while torch.compile traces it or in another
-thread, and an error in it takes the profiler out, never the program: whatever decides anything is called in the guard.
+All of this runs within the program's own calls. So each hook returns at once in another thread and while torch.compile
+traces it, and runs in the guard: an error disables the profiler and does not reach the program.
 
-A step calls all of it once, where code costs several times as much as in a tight loop. So ``Guard.run``,
-``Timeline.mark`` and the first question of ``_is_unmarked`` are written out where each step passes.
+Each step runs these hooks once, where code costs several times as much as in a tight loop. So ``Guard.run``,
+``Timeline.mark`` and the first check of ``_is_unmarked`` are written out in the functions that every step runs.
 """
 
 from __future__ import annotations
@@ -59,26 +59,38 @@ _TRANSFERS = (
     ("accelerate.data_loader", "send_to_device"),
 )
 
-# steps with such a call before it counts as a part of the next one
+# A call without gradients counts as part of the next step if at least this many steps so far had one before them.
 _FEWEST_ACTED_STEPS = 3
 
 NESTED_DATA = (
     "run.data runs within another run.data: the batches of both are in the same steps"
 )
 
-_MOST_LEVELS = 3  # of modules within modules that get hooks until one of them is called
-_MOST_SEARCHES = 8  # for the modules of a new optimizer: each takes some 0.3 s
+# Hooks are added to the children of modules whose calls are not seen, down to this depth.
+_MOST_LEVELS = 3
+_MOST_SEARCHES = 8  # for the modules of new optimizers; each takes some 0.3 s
 
 
 class Autocast(NamedTuple):
-    """Whether autocast was on where the model was first called, and its dtype."""
+    """The state of autocast when the model was first called."""
 
     is_on: bool
     dtype: torch.dtype
 
 
 class HookMarks:
-    """The marks of one loop, in the thread that makes them, from ``install`` until ``restore``."""
+    """The marks of one loop, in the thread that makes this object, from ``install`` until ``restore``.
+
+    Args:
+        timeline: takes the marks.
+        counter: counts the steps.
+        modules: the outermost modules of the loop; those of further optimizers are added.
+        optimizers: the optimizers of the loop; further ones that step are added.
+        count_batch: receives each batch.
+        note_call: receives the model and the arguments of its first call in a step.
+        find_modules: returns the modules of an optimizer.
+        report: receives notes for the user.
+    """
 
     def __init__(
         self,
@@ -93,54 +105,57 @@ class HookMarks:
     ) -> None:
         self.timeline = timeline
         self.counter = counter
-        self.modules = modules  # the outermost ones; those of further optimizers come
-        self.optimizers = optimizers  # further ones that step come
+        self.modules = modules
+        self.optimizers = optimizers
         self._ids_of_optimizers = {id(optimizer) for optimizer in optimizers}
         self.batches_per_step: int | None = None  # of the last step
         self.autocast: Autocast | None = None
         self._count_batch = count_batch
-        # gets the model and the arguments of its first call in a step; None after that
+        # None after the first call
         self._note_call: Callable[[nn.Module, Any], object] | None = note_call
-        self._find_modules = find_modules  # returns the modules of an optimizer
+        self._find_modules = find_modules
         self._report = report
         self._guard = timeline.guard
         self._thread = get_ident()
-        # the thread whose calls are marked: that one, or 0 while none are
+        # the thread whose calls are marked: ``_thread``, or 0 while no calls are marked
         self._marked_thread = 0
         self._replaced = Replacements()
         self._undo = ExitStack()  # removes the modules' hooks
-        self._hooked_modules: list[nn.Module] = []  # the innermost ones with hooks
+        self._hooked_modules: list[nn.Module] = []  # the innermost modules with hooks
         self._levels_left = _MOST_LEVELS
         self._searches_left = _MOST_SEARCHES
         self._is_active = False
 
-        # what runs
+        # what runs now
         self._running_phases: set[int] = set()  # the phases whose function runs
-        # phases that the program names, the innermost last
+        # phases that the program names with ``run.phase``, the innermost last
         self._named_phases: list[int] = []
-        self._forward_depth = 0
-        self._optimizer_depth = 0
+        self._forward_depth = 0  # of nested calls of hooked modules
+        self._optimizer_depth = 0  # of nested steps of optimizers
         self._forward_is_marked = False  # whether the outermost call began a phase
-        self._forward_is_open = False  # whether that call is over, and the loss follows
-        # whether the loop validates, or is between epochs; else it is within a step, from its first mark on
+        # whether that call has returned, but the phase goes on to include the loss
+        self._forward_is_open = False
+        # whether the loop validates or is between epochs, so that it is not within a step
         self._is_outside = False
 
-        # what came before
+        # what happened before
         self._began_amid_step = False  # whether the hooks were added within a step
-        self._is_amid_step = False  # whether that step has not ended since then
-        self._has_begun = False  # whether a step began since then
-        # steps before which a model in training mode was called without gradients; whether the next is one
+        self._is_amid_step = False  # whether that step still runs
+        self._has_begun = False  # whether a step began after the hooks were added
+        # steps before which a model in training mode was called without gradients
         self._acted_steps = 0
-        self._has_acted = False
+        self._has_acted = False  # whether the running step is one of them
         self._has_trained = False  # whether a model was called in training mode
-        # whether the next batch is the first of a loop, or of one that goes on after a loop within it
+        # whether the next batch may be the first of a loop, or of an outer loop that continues
         self._checks_next_loop = True
-        self._earlier_iterator_ref: Callable[[], Any] = _no_iterator  # of such a batch
-        self._batches = 0  # that the running step has from a loader
-        self._calls = 0  # of models, in the running step
-        self._backwards = 0  # in the running step
+        # returns the iterator from which the last such batch came
+        self._earlier_iterator_ref: Callable[[], Any] = _no_iterator
+        # in the running step: batches from a loader, calls of models, and backward passes
+        self._batches = 0
+        self._calls = 0
+        self._backwards = 0
 
-        # what the record reports
+        # for ``_report_what_was_not_seen``
         self._ended_steps = 0
         self._steps_with_loader = 0
         self._steps_with_forward = 0
@@ -151,7 +166,7 @@ class HookMarks:
     # -- putting the marks there, and taking them away
 
     def install(self) -> None:
-        """Put all marks into torch and the modules; within the step of an optimizer they count from its end on."""
+        """Add all marks to torch and to the modules. If an optimizer steps now, marks count when its step has ended."""
         self._is_active = True
         self._began_amid_step = OPTIMIZER_HOOKS.is_in_hook
         self._is_amid_step = OPTIMIZER_HOOKS.is_in_hook
@@ -177,10 +192,10 @@ class HookMarks:
             replace(kind, "__next__", self._marked_fetch)
 
     def see_host_batches(self, note: Callable[[Any], object]) -> None:
-        """Do nothing: such a loop moves its batches itself, and masks on a device are not read."""
+        """Do nothing: the loop moves its batches itself, and masks on a device are not read."""
 
     def mark_optimizers(self) -> None:
-        """Do nothing: the hooks of ``install`` are those of all optimizers."""
+        """Do nothing: the hooks of ``install`` mark all optimizers."""
 
     def restore(self) -> None:
         """Take all marks away, and report which parts of the steps had none."""
@@ -189,7 +204,7 @@ class HookMarks:
             return
         self._is_active = False
         self._marked_thread = 0
-        with ExitStack() as undo:  # each of them, also if another one fails
+        with ExitStack() as undo:  # calls each of them, even if another one fails
             undo.callback(OPTIMIZER_HOOKS.detach)
             undo.callback(self._replaced.undo)
             undo.callback(self._undo.close)
@@ -206,7 +221,7 @@ class HookMarks:
         """Mark the calls of ``modules``; a module that was compiled in place gets no hooks."""
         self._hooked_modules = list(modules)
         for module in modules:
-            # Compiled in place, it would trace the hooks, be compiled once more for them, and call none.
+            # A module compiled in place would be compiled again with the hooks, and then not call them.
             if is_compiled(module) and not is_wrapped_by_compiler(module):
                 continue
             begins = module.register_forward_pre_hook(
@@ -221,7 +236,7 @@ class HookMarks:
             self._undo.callback(ends.remove)
 
     def _hook_parts(self) -> None:
-        """Mark the calls of the modules' parts, because the program calls one of those and not the whole."""
+        """Mark the calls of the modules' children, because the program calls these and not the whole module."""
         self._levels_left -= 1
         parts: list[nn.Module] = []
         for module in self._hooked_modules:
@@ -234,7 +249,7 @@ class HookMarks:
     def _end_step_if_done(self) -> None:
         """End the running step if its optimizer has stepped; otherwise it continues.
 
-        Called where something comes that can begin a step: a batch, a call of the model, a phase that is named data.
+        Called before whatever can begin a step: a batch, a call of the model, or a phase that is named data.
         """
         if self._forward_is_open:
             self._close_forward()
@@ -255,7 +270,10 @@ class HookMarks:
         self.counter.end_step_if_done()
 
     def _is_validation(self, modules: Sequence[nn.Module]) -> bool:
-        """Return whether a call of ``modules`` now, or of a loader, trains nothing: a mode for evaluation is on."""
+        """Return whether a call of ``modules`` or of a loader is for validation now.
+
+        It is if all modules are in evaluation mode, or if gradients are off between steps.
+        """
         if self._has_trained and modules and not any(map(_is_training, modules)):
             return True
         is_between_steps = self.counter.is_step_done or not self._has_begun
@@ -264,25 +282,25 @@ class HookMarks:
     def _acts_before_steps(self) -> bool:
         """Return whether a model in training mode was called without gradients before most steps so far.
 
-        In reinforcement learning it chooses the next actions; no validation comes so often.
+        In reinforcement learning such a call chooses the next actions. It is no validation, which would be rarer.
         """
         acts_before_most = 2 * self._acted_steps >= self._ended_steps
         return acts_before_most and self._acted_steps >= _FEWEST_ACTED_STEPS
 
     def _go_outside(self, reason: str) -> None:
-        """Leave the step until the loop is back at one; what passes until then has the name ``reason``."""
+        """Leave the step until the loop begins or continues one; the time until then is named ``reason``."""
         self._close_forward()
         if self._is_outside:
             return
         self._is_outside = True
         self.timeline.go_outside(reason)
-        # Once more, after the mark: a gap has the name of what began within it.
+        # Noted once more, after the mark, because a gap is named after what began within it.
         self.timeline.went_outside.append((self.timeline.clock(), reason))
 
     # -- data
 
     def fetch(self, get_batch: Callable[..., Any], *args: Any) -> Any:
-        """Return the batch that ``get_batch`` returns: the phase data, unless it is no batch to train on."""
+        """Call ``get_batch`` as the phase data, unless its batch is not for training; return the batch."""
         try:
             is_marked = self._begin_fetch(*args)
         except BaseException as error:
@@ -302,11 +320,11 @@ class HookMarks:
         return batch
 
     def report_nested_loop(self) -> None:
-        """Report that the program iterates over ``run.data`` within another one."""
+        """Report that the program iterates over ``run.data`` within another iteration over it."""
         self._run_guarded(self._report_nested_loop)
 
     def leave_loop(self) -> None:
-        """Note that the program leaves a loop over batches before their end."""
+        """Note that the program leaves a loop over batches before the last batch."""
         self._run_guarded(self._end_loop)
 
     def _report_nested_loop(self) -> None:
@@ -328,9 +346,9 @@ class HookMarks:
         return marked_fetch
 
     def _begin_fetch(self, iterator: Any = None) -> bool:
-        """Note that the loop asks for a batch; return False if that is not marked, because it trains nothing."""
+        """Note that the loop asks for a batch; return whether that is marked, as a batch for training is."""
         if tape.DATA in self._running_phases:
-            return False  # fetched within another batch
+            return False  # a fetch within the fetch of another batch
         if get_ident() != self._marked_thread and self._is_unmarked():
             return False
         if self._named_phases:
@@ -359,28 +377,33 @@ class HookMarks:
         self._count_batch(batch)
 
     def _fail_fetch(self, error: BaseException, iterator: Any = None) -> None:
-        """Note that ``error`` came in place of a batch of ``iterator``, which may be the end of its data."""
+        """Note that ``iterator`` raised ``error`` instead of returning a batch; StopIteration ends its data."""
         self._running_phases.discard(tape.DATA)
         self._batches -= 1
-        is_end = isinstance(error, StopIteration)
-        if not is_end:
+        is_end_of_data = isinstance(error, StopIteration)
+        if not is_end_of_data:
             self.timeline.mark(tape.FAIL)
         self.timeline.mark(tape.LEAVE)
-        if is_end:
+        if is_end_of_data:
             self._go_outside(EPOCH)
             self._note_loop_end(iterator)
 
     def _note_loop_begin(self, iterator: Any) -> None:
-        """Note which loop fetches next, and report if it goes on: the loop that has ended ran within it."""
+        """Note which loop fetches a batch now.
+
+        If it is the earlier loop, which continues, the loop that has ended in between ran within it: report that.
+        """
         self._checks_next_loop = False
         if iterator is not None and iterator is self._earlier_iterator_ref():
             self._report_once(
                 "a loop over batches runs within a step of another loop: each step of an optimizer is a step of its own"
             )
             return
-        # A weak reference: the workers of a loader end with its iterator.
+        # a weak reference, so that the workers of a loader can end with its iterator
         self._earlier_iterator_ref = _no_iterator
-        with suppress(TypeError):  # an iterator of Python's own has none
+        with suppress(
+            TypeError
+        ):  # Python's own iterators do not support weak references
             self._earlier_iterator_ref = ref(iterator)
 
     def _note_loop_end(self, iterator: Any) -> None:
@@ -389,7 +412,8 @@ class HookMarks:
         If its steps had one batch each, it may have run within another loop: the next fetch shows whether it did.
         """
         if iterator is self._earlier_iterator_ref():
-            self._earlier_iterator_ref = _no_iterator  # a loader may use it again
+            # A loader may reuse the iterator for the next epoch.
+            self._earlier_iterator_ref = _no_iterator
         may_be_inner_loop = self._batches == 0 and self.batches_per_step == 1
         if may_be_inner_loop:
             self._checks_next_loop = True
@@ -397,7 +421,7 @@ class HookMarks:
     # -- forward
 
     def _begin_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Begin the phase forward, unless the call is in another one, in backward or in a validation."""
+        """Begin the phase forward, unless the call is within another call, a backward pass or a validation."""
         if get_ident() != self._marked_thread and self._is_unmarked():
             return
         self._forward_depth += 1
@@ -411,7 +435,7 @@ class HookMarks:
                 self._go_outside(VALIDATION)
             return
         if not torch.is_grad_enabled():
-            # within a step, for example to make the batch: no phase
+            # A call within a step, for example to make the batch, is no forward pass.
             return
         if self._batches == 0:
             self._end_step_if_done()
@@ -432,11 +456,11 @@ class HookMarks:
         timeline.note((tape.FORWARD, timeline.clock()))
 
     def _end_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Note that the call of a model ends; after a batch of a loader, forward stays open to include the loss."""
+        """Note that the call of a model ends; if a loader made the batch, forward stays open to include the loss."""
         if get_ident() != self._marked_thread and self._is_unmarked():
             return
-        began_before = self._forward_depth == 0  # the hooks were added within this call
-        if began_before:
+        began_before_hooks = self._forward_depth == 0
+        if began_before_hooks:
             return
         self._forward_depth -= 1
         if self._forward_depth > 0 or not self._forward_is_marked:
@@ -445,15 +469,15 @@ class HookMarks:
         has_failed = output is None and sys.exc_info()[0] is not None
         if has_failed:
             self.timeline.mark(tape.FAIL)
-        # After a loader's batch only the loss is left between the model and backward. Where a function of the program
-        # makes the batch, that may come in between.
+        # If a loader made the batch, only the loss comes between the model and backward. Without a loader, the program
+        # may make the next batch there.
         if self._batches > 0 and not has_failed:
             self._forward_is_open = True
         else:
             self.timeline.mark(tape.LEAVE)
 
     def _close_forward(self) -> None:
-        """End the phase forward, if the model's call is over and the phase stayed open to include the loss."""
+        """End the phase forward, if it stayed open after the model's call to include the loss."""
         if self._forward_is_open:
             timeline = self.timeline
             self._forward_is_open = False
@@ -468,7 +492,7 @@ class HookMarks:
             self._begin_optimizer(optimizer)
 
     def _end_step_of(self, optimizer: Any) -> None:
-        """Note that an optimizer has stepped: the step of the loop is done."""
+        """Note that an optimizer has stepped, so that the step of the loop is done."""
         if self._is_amid_step:
             self._is_amid_step = False
             self._marked_thread = self._thread
@@ -481,7 +505,7 @@ class HookMarks:
             self._end_optimizer()
 
     def _begin_optimizer(self, optimizer: Any) -> None:
-        """Begin the phase optimizer, unless this optimizer is called by another one that steps."""
+        """Begin the phase optimizer, unless another optimizer that steps has called this one."""
         if id(optimizer) not in self._ids_of_optimizers:
             self._add_optimizer(optimizer)
         self._optimizer_depth += 1
@@ -493,18 +517,18 @@ class HookMarks:
 
     def _end_optimizer(self, has_stepped: bool = True) -> None:
         """End the phase optimizer; the loop's step is done if the optimizer ``has_stepped``."""
-        # the hooks may have been added within this step
+        # at least 0, because the hooks may have been added within this optimizer's step
         self._optimizer_depth = max(self._optimizer_depth - 1, 0)
         if self._optimizer_depth > 0:
             return
         if has_stepped:
-            # a step that began before the hooks were added does not count
+            # A step of the loop that began before the hooks were added does not count.
             self.counter.is_step_done = self._has_begun
         timeline = self.timeline
         timeline.note((tape.OPTIMIZED, timeline.clock()))
 
     def _add_optimizer(self, optimizer: Any) -> None:
-        """Add an optimizer that was not known, and its modules."""
+        """Add a new optimizer and its modules."""
         self.optimizers.append(optimizer)
         self._ids_of_optimizers.add(id(optimizer))
         if self._searches_left == 0:
@@ -520,7 +544,10 @@ class HookMarks:
         self._hooked_modules += hooked_before
 
     def _marked_scaler(self, step: Function) -> Function:
-        """Mark a scaler's step like the optimizer's, which it may skip: the loop's step is done all the same."""
+        """Mark the step of a ``GradScaler`` like that of its optimizer.
+
+        The scaler may skip the optimizer's step; the step of the loop is done in any case.
+        """
 
         def marked_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if _is_compiling() or not self._run_guarded(
@@ -538,21 +565,21 @@ class HookMarks:
         return marked_step
 
     def _begin_scaled_step(self, optimizer: Any) -> bool:
-        """Note that a scaler is about to step ``optimizer``; return False if that is not marked."""
+        """Note that a scaler is about to step ``optimizer``; return whether that is marked."""
         if self._is_unmarked() or self._named_phases or self._optimizer_depth > 0:
             return False
         self._begin_optimizer(getattr(optimizer, "optimizer", optimizer))
         return True
 
     def _fail_optimizer(self) -> None:
-        """End the phase of an optimizer's step that raised: the loop's step is not done."""
+        """End the phase of an optimizer's step that raised; the step of the loop is not done."""
         self.timeline.mark(tape.FAIL)
         self._end_optimizer(has_stepped=False)
 
     # -- functions that are a phase each
 
     def _marked(self, code: int, function: Function) -> Function:
-        """Return ``function`` as the phase ``code``; calls within that phase, or in a validation, are not marked."""
+        """Return ``function`` with its calls marked as the phase ``code``, except within that phase or a validation."""
         guard = self._guard
 
         def marked_function(*args: Any, **kwargs: Any) -> Any:
@@ -579,13 +606,13 @@ class HookMarks:
         return marked_function
 
     def _begin_function(self, code: int) -> bool:
-        """Note that a function is called that is the phase ``code``; return False if the call is not marked."""
+        """Note that a function is called that makes up the phase ``code``; return whether the call is marked."""
         if code in self._running_phases or self._named_phases or self._is_outside:
             return False
         if get_ident() != self._marked_thread and self._is_unmarked():
             return False
+        # Gradients may be cleared between the model's call and backward, while forward stays open.
         if self._forward_is_open and code != tape.ZERO_GRAD:
-            # which may stand between the model's call and backward
             self._close_forward()
         if code == tape.BACKWARD:
             self._count_backward()
@@ -609,21 +636,21 @@ class HookMarks:
     # -- phases that the program names
 
     def begin_phase(self, code: int) -> bool:
-        """Begin a phase that the program names, and return True; return False if it is not marked.
+        """Begin a phase that the program names; return whether it is marked.
 
         It is not marked in another thread, in a step whose beginning was not seen, and in a validation.
         """
         return bool(self._run_guarded(self._begin_named_phase, code))
 
     def end_phase(self, code: int, error: BaseException | None) -> None:
-        """End the innermost phase ``code`` that the program named, by ``error`` if that is not None."""
+        """End the innermost phase ``code`` that the program named; ``error`` is what was raised in it, or None."""
         self._run_guarded(self._end_named_phase, code, error)
 
     def _begin_named_phase(self, code: int) -> bool:
-        """Begin a phase that the program names; return False if it is not marked."""
+        """Begin a phase that the program names; return whether it is marked."""
         if self._is_unmarked():
             return False
-        # A step begins with its first batch. A loop whose batches are not seen begins it with the model's call.
+        # A step begins with its first batch, or with the model's call if no batch is seen.
         can_begin_step = code == tape.DATA
         if code == tape.FORWARD and self._batches == 0:
             can_begin_step = True
@@ -636,8 +663,8 @@ class HookMarks:
                 self._end_step_if_done()
             self._is_outside = False
             self._has_begun = True
+        # Gradients may be cleared between the model's call and backward, while forward stays open.
         if code != tape.ZERO_GRAD:
-            # Clearing gradients may stand between the model's call and backward.
             self._close_forward()
         if code == tape.DATA:
             self._batches += 1
@@ -650,10 +677,11 @@ class HookMarks:
         return True
 
     def _end_named_phase(self, code: int, error: BaseException | None) -> None:
-        """End the innermost phase ``code`` that the program named, by ``error`` if that is not None."""
+        """End the innermost phase ``code`` that the program named; ``error`` is what was raised in it, or None."""
         if code not in self._named_phases:
-            # The program had left it open when its step ended, and it was closed there.
+            # It was still open when its step ended, and was closed there.
             return
+        # Reversed, because ``remove`` takes the first match, and the innermost is the last.
         self._named_phases.reverse()
         self._named_phases.remove(code)
         self._named_phases.reverse()
@@ -674,10 +702,10 @@ class HookMarks:
             self.timeline.mark(tape.OPTIMIZED if code == tape.OPTIMIZER else tape.LEAVE)
         self._named_phases.clear()
 
-    # -- what all of them need
+    # -- shared by all marks
 
     def _run_guarded(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Call what the program's own call must survive."""
+        """Return the result of ``call``; if it raises, handle the error in the guard and return None."""
         try:
             return call(*args)
         except BaseException as error:
@@ -685,8 +713,7 @@ class HookMarks:
             return None
 
     def _is_unmarked(self) -> bool:
-        """Return whether a call is not marked: it belongs to a step whose beginning was not seen, or to another
-        thread."""
+        """Return whether a call is not to be marked: in another thread, or in a step whose beginning was not seen."""
         if not self._is_active or self._is_amid_step:
             return True
         if get_ident() == self._thread:
@@ -702,11 +729,9 @@ class HookMarks:
     def _report_what_was_not_seen(self) -> None:
         """Report which parts of the steps have no marks, and why."""
         if self._backwards_outside > 0:
-            times = (
-                "once"
-                if self._backwards_outside == 1
-                else f"{self._backwards_outside} times"
-            )
+            times = "once"
+            if self._backwards_outside > 1:
+                times = f"{self._backwards_outside} times"
             self._report_once(
                 f"backward was called {times} outside of a step, which no figure includes"
             )
@@ -731,10 +756,11 @@ class HookMarks:
 
 
 def _no_iterator() -> None:
-    """Stand in for the weak reference to an iterator that is gone."""
+    """Stand in for a weak reference whose iterator no longer exists."""
 
 
 def _autocast_of(module: nn.Module) -> Autocast:
+    """Return the present state of autocast on the device of ``module``."""
     parameter = next(module.parameters(), None)
     device_type = "cpu" if parameter is None else parameter.device.type
     return Autocast(

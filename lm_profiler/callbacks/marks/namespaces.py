@@ -1,7 +1,7 @@
 """Recognises Lightning's classes by name, under both of its package names.
 
-``lightning.pytorch`` and ``pytorch_lightning`` each define every class, and a Trainer, a module or an exception may be
-from either. So classes are never compared by identity, but here, by name.
+``lightning.pytorch`` and ``pytorch_lightning`` each define every class, and a Trainer, a module or an exception may
+come from either. So other code never compares these classes by identity, but calls the functions here.
 """
 
 from __future__ import annotations
@@ -55,18 +55,19 @@ def trainer_of(module: object) -> Any:
 
 
 def overrides(thing: object, hook: str) -> bool:
-    """Return whether ``thing``, or a class of it, overrides the empty ``hook`` that Lightning defines."""
+    """Return whether ``thing`` or its class overrides the empty ``hook`` that Lightning defines."""
     if hook in getattr(thing, "__dict__", ()):
         # such as model.train_dataloader = lambda: loader, which Lightning calls too
         return True
-    return sum(hook in vars(kind) for kind in type(thing).__mro__) > 1
+    definitions = [kind for kind in type(thing).__mro__ if hook in vars(kind)]
+    return len(definitions) > 1  # one of them is Lightning's
 
 
 def is_fetch(frame: FrameType) -> bool:
     """Return whether ``frame`` runs the function in which Lightning's loops ask for a batch."""
-    return frame.f_code.co_name == "__next__" and frame.f_globals.get(
-        "__name__", ""
-    ).endswith(".loops.fetchers")
+    module_name = frame.f_globals.get("__name__", "")
+    is_next = frame.f_code.co_name == "__next__"
+    return is_next and module_name.endswith(".loops.fetchers")
 
 
 def _is_lightnings(kind: type, name: str) -> bool:

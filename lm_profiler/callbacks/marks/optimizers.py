@@ -1,9 +1,9 @@
-"""Marks at the optimizers themselves, and under manual optimization at what the user calls in place of Lightning.
+"""Marks the steps of optimizers, and under manual optimization the functions that the user calls instead of Lightning.
 
-The optimizer's phase is what runs inside of its ``step``, without what its closure does, under automatic and manual
+The phase optimizer is the time inside an optimizer's ``step``, without its closure, under automatic and manual
 optimization alike. Under manual optimization the user calls ``zero_grad``, ``clip_gradients`` and ``manual_backward``
-or ``backward``, none of which is an action of Lightning's. These functions are wrapped until the run is over: torch's
-own hooks of an optimizer are not called where its ``step`` raises, nor around a ``step`` that the user put there.
+or ``backward``, which are no actions of Lightning. All these functions are wrapped until the run ends. torch's own
+hooks of optimizers would not do: they are not called if ``step`` raises, nor if the user has replaced it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OptimizerMarks:
     def attach(self, trainer: Trainer, module: LightningModule) -> None:
         """Mark every optimizer of ``trainer``, and under manual optimization the functions that the user calls."""
         for optimizer in trainer.optimizers:
-            # Lightning's own, where the user has no optimizer
+            # Lightning uses an optimizer class of its own if the user has no optimizer.
             is_stand_in = lightning_base_of(optimizer) != ""
             if is_stand_in:
                 continue
@@ -51,8 +51,8 @@ class OptimizerMarks:
         """Mark backward, clipping and clearing of gradients, which the user calls under manual optimization."""
         backward = Span(self._timeline, tape.BACKWARD)
         self._wrap_in_context(module, "manual_backward", backward)
-        # ``loss.backward()`` calls this function of torch, and so does ``manual_backward``, inside of which it changes
-        # nothing: both are the same phase.
+        # ``loss.backward()`` calls this function of torch. So does ``manual_backward``, but a mark within the same phase
+        # changes nothing.
         self._wrap_in_context(torch.autograd, "backward", OnThisThread(backward))
         self._wrap_in_context(module, "clip_gradients", Span(self._timeline, tape.CLIP))
         # Lightning wraps each optimizer in an instance of a subclass, which does not see attributes of the inner one.
@@ -71,7 +71,7 @@ class OptimizerMarks:
 
 
 class OnThisThread(AbstractContextManager[None]):
-    """Enters ``span`` only in the thread that made it: other threads may call the same function, and have no phases."""
+    """Enters ``span`` only in the thread that made this object; calls in other threads are in no phase."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -115,21 +115,21 @@ def _replace_method(owner: Any, name: str, wrapper: _Wrapper, undo: ExitStack) -
 
 
 def _restore_method(owner: Any, name: str, replaced: Any, wrapper: _Wrapper) -> None:
-    """Give ``owner`` back what it had in place of ``wrapper``, unless somebody has wrapped that since."""
+    """Replace ``wrapper`` by what ``owner`` had before, unless other code has replaced ``wrapper`` since then."""
     attributes = getattr(owner, "__dict__", {})
     has_another = name in attributes and attributes[name] is not wrapper
     if has_another:
         return
     if replaced is not None:
         setattr(owner, name, replaced)
-    elif name in attributes:  # delattr only where needed: a Mock would lose the method
+    elif name in attributes:  # not by delattr, after which a Mock would lack the method
         del attributes[name]
     else:
         delattr(owner, name)
 
 
 class _Wrapper:
-    """Stands in for a method of ``owner``. A copy of the owner, or its pickle, has the plain method instead."""
+    """Stands in for a method of ``owner``; a copy or a pickle of the owner has the plain method instead."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self._owner = owner
@@ -186,8 +186,8 @@ class _MarkedStep(_Wrapper):
     def __init__(self, optimizer: Optimizer, timeline: Timeline) -> None:
         super().__init__(optimizer, "step")
         self._timeline = timeline
-        # Torch's own optimizers, and the one of a rehearsal, call their closure before anything else. Their phase
-        # begins where it ends, and not also for a moment before it.
+        # torch's own optimizers, and that of a rehearsal, call their closure first. Then the phase begins only when the
+        # closure returns, without a short first part before it.
         is_torchs_own = getattr(self._method, "__module__", "").startswith(
             "torch.optim."
         )
@@ -198,14 +198,14 @@ class _MarkedStep(_Wrapper):
 
     @property
     def __func__(self) -> Any:
-        """The plain function: a scheduler of torch that is made during the run replaces ``step`` by way of it."""
+        """The plain function; torch's schedulers read it when they are made and replace ``step``."""
         return self._method.__func__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         timeline = self._timeline
         guard = timeline.guard
         closure: Any = args[0] if args else kwargs.get("closure")
-        # A step of the user's own may take something else at that place, such as a module.
+        # A user's own ``step`` may take something else as its first argument, such as a module.
         has_closure = callable(closure) and not isinstance(closure, Module)
         if has_closure:
             closure_outside_phase = partial(self._run_closure, closure)
@@ -247,7 +247,7 @@ class _MarkedStep(_Wrapper):
             timeline.guard.handle(error)
         return result
 
-    # The next two run within steps: Guard.run and Timeline.mark are written out.
+    # The next two methods run within steps, so Guard.run and Timeline.mark are written out.
 
     def _begin_phase(self) -> None:
         """Begin the phase optimizer."""
@@ -259,7 +259,7 @@ class _MarkedStep(_Wrapper):
             timeline.guard.handle(error)
 
     def _end_phase(self) -> None:
-        """End the phase optimizer, if it runs."""
+        """End the phase optimizer."""
         timeline = self._timeline
         self._is_open = False
         try:

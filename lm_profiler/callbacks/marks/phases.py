@@ -1,7 +1,7 @@
-"""Marks the phases, from Lightning's own profiler actions.
+"""Marks the phases of a Trainer's loop, from Lightning's own profiler actions.
 
-Lightning wraps every action of its loops in ``trainer.profiler``. ``PhaseProfiler`` gives that object other methods for
-the run, which turn actions that begin or end a phase into marks, and call the user's own ones for every action.
+Lightning wraps every action of its loops in ``trainer.profiler``. During the run, ``PhaseProfiler`` gives that object
+other methods: they take a mark if an action begins or ends a phase, and call the user's own methods for every action.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lm_profiler.measure.clocks import tape
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.torch_names import PrivateName
 
-# after this many steps' worth of batches without a step, the loader has nothing to train on
+# If this many times the batches of a step come without a step, no step is expected to come.
 _MOST_STEPS_WITHOUT_ONE = 1000
 
 
@@ -29,31 +29,35 @@ _MOST_STEPS_WITHOUT_ONE = 1000
 class PhaseProfiler:
     """Marks the actions of ``trainer.profiler`` from ``install`` to ``restore``, and the optimizers of a fit.
 
-    It counts the steps by itself and ends the loop, even if the instruments fail. ``give_up_without_actions`` must be
-    called until ``has_seen_actions``, which the first step makes true: it notices where Lightning's actions have other
-    names.
+    It counts the steps by itself and ends the loop, even if the instruments fail. Until ``has_seen_actions`` is set,
+    which the first step does, ``give_up_without_actions`` must be called after each batch: it detects a version of
+    Lightning whose actions have other names.
     """
 
-    trainer: Any  # Lightning sets some of its attributes where no type checker looks
+    trainer: Any  # without its type, because Lightning sets some attributes where no type checker sees them
     timeline: Timeline  # takes the marks
     steps_left: int  # until the stages are done
     # called between a step and the next; returns how many are left
     step_ended: Callable[[], int]
-    # whose run this is; while the Trainer does not have it (a Tuner tries a learning rate), nothing is marked
+    # the callback of this run; while the Trainer does not have it (a Tuner tries a learning rate), nothing is marked
     callback: object
-    # returns the other ranks' count of steps left, given this rank's, where the instruments failed; does not raise
+    # called if the instruments failed: takes this rank's count of steps left and returns that of the other ranks; does
+    # not raise
     agree_on_steps_left: Callable[[int], int] = lambda steps_left: steps_left
-    # called when none is left; returns whoever marks the rest of training, if anybody does; does not raise
+    # called when no step is left; returns the object that marks the rest of training, or None; does not raise
     stages_ended: Callable[[], PhaseProfiler | None] = lambda: None
-    ends_loop: bool = False  # whether the loop ends then: StopIteration looks like the end of its data
-    # gets what had no step, where the loop would never end
+    # whether the loop ends with the stages, by a StopIteration that looks like the end of its data
+    ends_loop: bool = False
+    # called if the loop would never end; takes what had no step, such as "an epoch"
     on_no_step: Callable[[str], object] = lambda place: None
     is_step_done: bool = False  # whether the work of the step is done
     has_seen_actions: bool = False  # whether Lightning's actions came, or ``give_up_without_actions`` gave up
     must_end: bool = False  # whether the loop must end now
-    _is_in_trial_fit: bool = False  # a Tuner's fit, in which nothing is marked
+    _is_in_trial_fit: bool = (
+        False  # whether a Tuner's fit runs, in which nothing is marked
+    )
     _batches_without_step: int = 0
-    _has_fetched: bool = False
+    _has_fetched: bool = False  # whether the loop has asked for a batch
     _in_epoch: bool = False
     _undo: ExitStack = field(default_factory=ExitStack)
 
@@ -73,7 +77,7 @@ class PhaseProfiler:
         self._profiler_marks = ProfilerMarks(trainer.profiler)
         # the methods of the user's profiler; None if the user has none
         self.users_methods: ProfilerMethods | None = self._profiler_marks.users_methods
-        # Called thirty times a step: a built-in method saves ten microseconds of Python frames.
+        # Called thirty times per step. A built-in method saves the Python frames, which would take ten microseconds.
         profile: Callable[[str], AbstractContextManager[Any]] = (
             self._actions.__getitem__
         )
@@ -101,20 +105,21 @@ class PhaseProfiler:
             call_before(strategy, "batch_to_device", note, self._undo)
 
     def restore(self) -> None:
-        """Leave the Trainer's profiler and its optimizers."""
+        """Restore the Trainer's profiler and its optimizers."""
         self._profiler_marks.remove()
         self._undo.close()
 
     def count_only(self) -> None:
-        """Take no more marks, but still count steps, and end the loop where it would have ended."""
+        """Take no more marks, but still count steps, and end the loop when it would have ended."""
         self.timeline.stop()
         self._actions.surround(None)
-        self._undo.close()  # otherwise its hooks mark a timeline that nobody reads
+        # removes hooks whose marks would be dropped
+        self._undo.close()
 
-    # Lightning calls the next three for each action.
+    # Lightning calls the next three methods for each action.
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:
-        """Return the context of an action, where the user has a profiler."""
+        """Return the context of an action, if the user has a profiler."""
         assert self.users_methods is not None
         span = self._actions[action_name]
         users = self.users_methods.profile(action_name)
@@ -123,9 +128,13 @@ class PhaseProfiler:
         return SpanInUsersProfiler(users, span)
 
     def start(self, action_name: str) -> None:
-        """Note that an action begins. Where the loop asks for a batch, the step ends if it is done."""
+        """Note that an action begins. If the loop asks for a batch, end the step that is done, and begin data.
+
+        Raises:
+            StopIteration: the loop must end.
+        """
         if self.users_methods is not None:
-            # before our mark, so that its cost is in no phase that begins here
+            # called before our mark, so that the phase that begins here does not include its cost
             self.users_methods.start(action_name)
         if action_name != self._fetch_action:
             return
@@ -136,7 +145,7 @@ class PhaseProfiler:
                 self.must_end = True
                 raise StopIteration
         elif self.steps_left > 0:
-            # Guard.run and close_step, written out: three frames fewer per step.
+            # Guard.run and close_step are written out, which saves three frames per step.
             self.is_step_done = False
             self.has_seen_actions = True
             self._batches_without_step = 0
@@ -164,7 +173,7 @@ class PhaseProfiler:
                     raise StopIteration
                 if successor is None:
                     return
-                # this batch is the first of a run that is watched from here on
+                # The run is watched from here on: its first phase is the data of this batch.
                 timeline = successor.timeline
         try:
             timeline.note((tape.DATA, timeline.clock()))
@@ -172,7 +181,7 @@ class PhaseProfiler:
             timeline.guard.handle(error)
 
     def stop(self, action_name: str) -> None:
-        """Note that an action ends: after the loop has its batch, the phase data is over."""
+        """Note that an action ends. If the loop has received its batch, end the phase data."""
         if action_name == self._fetch_action:
             timeline = self.timeline
             try:
@@ -183,7 +192,7 @@ class PhaseProfiler:
             self.users_methods.stop(action_name)
 
     def _is_loop_endless(self) -> bool:
-        """Count one more batch without a step; report a fit without any limit in which no step will come."""
+        """Count one more batch without a step; return whether the fit has no limit and no step is expected to come."""
         self._batches_without_step += 1
         most_batches = _MOST_STEPS_WITHOUT_ONE * self.trainer.accumulate_grad_batches
         if self._batches_without_step <= most_batches or not self._has_no_limit():
@@ -192,16 +201,17 @@ class PhaseProfiler:
         return True
 
     def _end_stages(self) -> PhaseProfiler | None:
-        """End the stages, and the loop if it ends with them; return who marks from here on, if anybody does."""
+        """End the stages, and the loop if it ends with them; return the marker of the rest of training, or None."""
         successor = self.stages_ended()
         if self.ends_loop:
             self._end_loop_outside_epochs()
         return successor
 
     def close_step(self) -> None:
-        """End the step if it is done, as the loop is left; otherwise the step waits until the loop resumes."""
+        """Handle the end of an epoch: end the step if it is done; otherwise suspend it until the loop continues."""
         if self.steps_left <= 0:
-            return  # the stages ended within this step, for example where it asks for its batch itself
+            # The stages have ended within this step, for example because the step fetches its batches itself.
+            return
         if not self.is_step_done:
             self.timeline.go_outside()
             return
@@ -214,7 +224,8 @@ class PhaseProfiler:
         if self.steps_left > 0:
             return
         self.stages_ended()
-        if self.ends_loop and self._is_fit:  # the epoch ends too, in the usual way
+        if self.ends_loop and self._is_fit:
+            # This ends the epoch, too, in the usual way.
             self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
 
     def _end_step(self) -> int:
@@ -222,7 +233,7 @@ class PhaseProfiler:
         return self.step_ended()
 
     def give_up_without_actions(self) -> bool:
-        """Give up if no action of Lightning's came although a batch is over; returns whether the loop must end.
+        """Give up if a batch has ended without the actions of Lightning; return whether the loop must end.
 
         Without the actions no step would ever be counted, and the loop would not end.
         """
@@ -249,9 +260,9 @@ class PhaseProfiler:
         return None
 
     def _end_loop_outside_epochs(self) -> None:
-        """End the loop if no epoch's context is open; an open one raises StopIteration if ``must_end`` is set."""
+        """End a fit outside of the context of an epoch; inside, that context ends it, if ``must_end`` is set."""
         if self._is_fit and not self._in_epoch:
-            # this version of Lightning names its epochs differently
+            # The context of the epoch was not entered, so this version of Lightning has another name for it.
             self.trainer.fit_loop.epoch_loop.max_steps = self.trainer.global_step
 
     def enter_epoch(self) -> None:
@@ -269,7 +280,7 @@ class PhaseProfiler:
     def leave_epoch(self) -> None:
         """Close the step, and end a fit without any limit whose epoch had no step.
 
-        After a trial fit of the Tuner, in which nothing is marked, only begin to mark again.
+        After a trial fit of the Tuner, in which nothing was marked, only resume marking.
         """
         if self._is_in_trial_fit:
             self._is_in_trial_fit = False
@@ -283,7 +294,7 @@ class PhaseProfiler:
         self.on_no_step("an epoch")
 
     def _has_no_limit(self) -> bool:
-        """Return whether nothing but the stages would end this fit."""
+        """Return whether only the stages end this fit."""
         trainer = self.trainer
         return bool(
             self.ends_loop

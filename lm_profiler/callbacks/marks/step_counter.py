@@ -1,4 +1,4 @@
-"""Counts the steps of a loop through the stages, for whoever marks it."""
+"""Counts the steps of a loop that are left until its stages are done."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from lm_profiler.measure.clocks.timeline import Timeline
 
 @dataclass(eq=False)
 class StepCounter:
-    """The steps that are left, and what happens where one ends. A Trainer's ``PhaseProfiler`` counts by itself."""
+    """Counts the steps of a loop without a Trainer; a Trainer's ``PhaseProfiler`` counts by itself."""
 
     timeline: Timeline  # takes the mark that ends a step
     steps_left: int  # until the stages are done
     # called between a step and the next; returns how many are left
     step_ended: Callable[[], int]
-    # returns the other ranks' count of steps left, given this rank's, where the instruments failed; does not raise
+    # called if the instruments failed: takes this rank's count of steps left and returns that of the other ranks; does
+    # not raise
     agree_on_steps_left: Callable[[int], int] = lambda steps_left: steps_left
-    # called when none is left; returns whoever marks the rest of training, if anybody does; does not raise
+    # called when no step is left; returns the object that marks the rest of training, or None; does not raise
     stages_ended: Callable[[], Any] = lambda: None
-    # whether the loop ends with the stages, where it can be ended
+    # whether the loop ends with the stages, if it can be ended
     ends_loop: bool = False
-    # whether an optimizer has stepped: the step ends where the next begins
+    # whether an optimizer has stepped; the step ends when the next begins
     is_step_done: bool = False
 
     def end_step_if_done(self) -> bool:
-        """End the step if it is done; return whether it was. After the last step end the stages too."""
+        """End the step if it is done, and the stages if it was the last; return whether it was done."""
         if not self.is_step_done or self.steps_left <= 0:
             return False
         self.is_step_done = False
@@ -41,8 +42,8 @@ class StepCounter:
             except BaseException as error:
                 guard.handle(error)
         if guard.is_disabled:
-            # ``step_ended`` agrees with the other ranks. Where the instruments failed it does not run any more, but the
-            # other ranks still wait for this one's answer.
+            # ``step_ended`` agrees with the other ranks on the steps left. It no longer runs if the instruments failed,
+            # but the other ranks still wait for this rank's answer.
             steps_left = self.agree_on_steps_left(steps_left)
         self.steps_left = steps_left
         if self.steps_left <= 0:

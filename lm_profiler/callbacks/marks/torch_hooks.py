@@ -1,7 +1,7 @@
-"""What is put into torch for a run, and taken out after it: two hooks of all optimizers, and replaced functions.
+"""Adds hooks to torch for a run, and removes them after it: two hooks of all optimizers, and replaced functions.
 
-torch calls all of it within the program's own steps, so a caller must not add or remove hooks while torch goes through
-them, must return at once while ``torch.compile`` traces it, and must leave other threads alone.
+torch calls them within the program's own steps. So nothing may add or remove hooks while torch iterates over them, and
+each must return at once in other threads and while ``torch.compile`` traces it.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ OptimizerHook = Callable[[Any], object]  # gets the optimizer
 class SharedOptimizerHooks:
     """One pair of hooks of all optimizers of this process, which calls ``step_begins`` and ``step_ends`` of one loop.
 
-    torch goes through the hooks themselves: to add or remove one within a hook would raise "OrderedDict mutated during
-    iteration" in the program's ``optimizer.step()``. So there is one pair, which stays in torch if ``detach`` is called
-    within a hook, and then calls nothing.
+    torch iterates over the hooks themselves, so that adding or removing one within a hook would raise "OrderedDict
+    mutated during iteration" in the program's ``optimizer.step()``. So there is only one pair. If ``detach`` is called
+    within a hook, the pair stays in torch and calls nothing.
     """
 
     def __init__(self) -> None:
         self.step_begins: OptimizerHook | None = None
         self.step_ends: OptimizerHook | None = None
-        self._guard: Guard = UNGUARDED  # of those two
-        # whether whoever attaches next may take the hooks over
+        self._guard: Guard = UNGUARDED  # guards these two
+        # whether the next call of ``attach`` may replace these two
         self.is_provisional = False
         self._handles: list[Any] = []
-        self.is_in_hook = False  # whether torch is amid the hooks of an optimizer
+        self.is_in_hook = False  # whether torch is calling the hooks of an optimizer
 
     @property
     def is_taken(self) -> bool:
-        """Whether somebody profiles a loop of this process already, or waits for one."""
+        """Whether a loop of this process is profiled already, or its profiler waits for it to begin."""
         return self.step_begins is not None and not self.is_provisional
 
     def attach_provisionally(self, step_begins: OptimizerHook) -> None:
@@ -71,7 +71,7 @@ class SharedOptimizerHooks:
             ]
 
     def detach(self) -> None:
-        """Call nothing more; call this again outside of optimizers to remove the hooks too."""
+        """Stop calling the functions, and remove the hooks; within a hook they stay until this is called again."""
         self.is_provisional = False
         self.step_begins = None
         self.step_ends = None
@@ -121,12 +121,12 @@ class ModuleHook:
             self._guard.handle(error)
 
     def __reduce__(self) -> Any:
-        # A bound method of the standard library that takes any arguments and returns None.
+        # the copy is a bound method of the standard library that takes any arguments and returns None
         return getattr, (nullcontext(), "__exit__")
 
 
 class Replacements:
-    """Functions that stand in for others until ``undo``. What somebody else has replaced since then stays."""
+    """Replaces functions until ``undo``, which leaves alone what other code has replaced in the meantime."""
 
     def __init__(self) -> None:
         self._undo = ExitStack()
@@ -134,39 +134,48 @@ class Replacements:
     def replace(
         self, owner: Any, name: str, wrap: Callable[[Function], Function]
     ) -> None:
-        """Put what ``wrap`` returns for the function in its place: an attribute of a module, or a method of a class."""
+        """Replace the attribute ``name`` of a module, or a method of a class, by what ``wrap`` returns for it."""
         original = vars(owner)[name]
         wrapper = update_wrapper(wrap(original), original)
         setattr(owner, name, wrapper)
-        self._undo.callback(_put_back, owner, name, original, wrapper)
+        self._undo.callback(_restore, owner, name, original, wrapper)
 
     def replace_everywhere(
         self, wraps: Mapping[Function, Callable[[Function], Function]]
     ) -> None:
-        """Replace functions, each by what its ``wrap`` returns, also in modules that have imported them by name."""
+        """Replace functions in all modules, also in those that have imported them by name.
+
+        ``wraps`` maps each function to what makes its replacement.
+        """
+        # by identity, because other values in modules may not be hashable
         wrap_by_id = {id(original): wrap for original, wrap in wraps.items()}
         for module in list(sys.modules.values()):
-            names = dict(getattr(module, "__dict__", {}))
-            for name, value in names.items():
-                if id(value) in wrap_by_id:
-                    self.replace(module, name, wrap_by_id[id(value)])
+            attributes = dict(getattr(module, "__dict__", {}))
+            for name, value in attributes.items():
+                wrap = wrap_by_id.get(id(value))
+                if wrap is not None:
+                    self.replace(module, name, wrap)
 
     def undo(self) -> None:
         self._undo.close()
 
 
-def _put_back(owner: Any, name: str, original: Function, wrapper: Function) -> None:
-    if vars(owner).get(name) is wrapper:
+def _restore(owner: Any, name: str, original: Function, wrapper: Function) -> None:
+    was_replaced_again = vars(owner).get(name) is not wrapper
+    if not was_replaced_again:
         setattr(owner, name, original)
 
 
 def loader_iterators() -> list[type]:
-    """Return the classes of torch's iterators over a ``DataLoader`` that fetch a batch, and those derived from them."""
-    classes: list[type] = []
+    """Return the classes of iterators over a ``DataLoader`` that fetch a batch: those of torch, and subclasses."""
+    classes: dict[type, None] = {}  # a dict keeps their order
     for value in vars(dataloader).values():
-        if isinstance(value, type) and value.__module__ == dataloader.__name__:
-            classes += [value, *subclasses(value)]
-    return [kind for kind in dict.fromkeys(classes) if "__next__" in vars(kind)]
+        is_own_class = (
+            isinstance(value, type) and value.__module__ == dataloader.__name__
+        )
+        if is_own_class:
+            classes.update(dict.fromkeys([value, *subclasses(value)]))
+    return [kind for kind in classes if "__next__" in vars(kind)]
 
 
 def subclasses(kind: type) -> list[type]:
@@ -191,7 +200,7 @@ def clipping_functions() -> list[Function]:
 
 
 def clearing_classes(objects: Collection[object]) -> list[type]:
-    """Return the classes that clear gradients: torch's own, and those of ``objects`` that do it themselves."""
+    """Return the classes that define ``zero_grad``: torch's own, and the classes of ``objects``."""
     classes: list[type] = [torch.optim.Optimizer, torch.nn.Module]
     for instance in objects:
         classes += [

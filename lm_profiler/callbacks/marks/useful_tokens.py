@@ -1,7 +1,7 @@
 """Counts a batch's tokens without padding, and the lengths of its sequences, from masks that are on the host.
 
-A mask on a device is never read: that would make the host wait. ``note_host_batch`` gets batches before their transfer.
-Masks are kept while the step runs, and counted after its end.
+A mask on a device is never read, because the host would have to wait for the device. So ``note_host_batch`` receives
+batches before their transfer. Masks are kept while the step runs, and counted after it ends.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ Numbers = NDArray[Any]
 
 _ATTENTION_MASKS = ("attention_mask",)
 _LABELS = ("labels",)
+# cumulative lengths of the sequences of a batch without padding: [0, length of the first, …, all tokens]
 _BOUNDARIES = ("cu_seqlens", "cu_seqlens_q", "cu_seq_lens", "cu_seq_lens_q")
 _POSITIONS = ("position_ids",)
-# Tensors of numbers in a list or tuple have no names: those with the label that is ignored are taken for labels.
+# The prefix of our names for integer tensors in a list or tuple, which have none. They count as labels if they contain
+# the ignored label.
 _UNNAMED = "unnamed "
 _NAMES = {*_ATTENTION_MASKS, *_LABELS, *_BOUNDARIES, *_POSITIONS, "input_ids"}
 
@@ -32,12 +34,12 @@ _MOST_DEPTH = 3  # of containers within a batch
 
 
 class TokenUse(NamedTuple):
-    """The tokens of a step. None means unknown."""
+    """Counts of the tokens of a step. None means unknown."""
 
-    useful: int | None = None  # without padding
-    positions: int | None = None  # with padding
-    squares: int | None = None  # the sum of the squared lengths of its sequences
-    unused: int | None = None  # positions beyond the longest sequence of their batch
+    useful: int | None = None  # tokens without padding
+    positions: int | None = None  # tokens with padding
+    squares: int | None = None  # the sum of the squared lengths of the sequences
+    unused: int | None = None  # positions that no sequence of their batch reaches
 
     def __add__(self, other: Any) -> TokenUse:
         """Return the sums of both counts; a sum is unknown if one of its terms is."""
@@ -57,8 +59,9 @@ class UsefulTokens:
     """Adds up the useful tokens of the batches of a step."""
 
     def __init__(self) -> None:
-        self._host_tensors: dict[str, Tensor] | None = None  # of the batch on its way
-        # of the running step: the tensors of each batch, and the tokens that the module itself counted
+        # tensors by name of the batch that is being transferred
+        self._host_tensors: dict[str, Tensor] | None = None
+        # of each batch of the running step: its tensors by name, and the tokens that the module itself counted
         self.batches: list[tuple[dict[str, Tensor], int | None]] = []
 
     def note_host_batch(self, batch: Any) -> None:
@@ -66,7 +69,7 @@ class UsefulTokens:
         self._host_tensors = dict(_named_tensors(batch))
 
     def has_token_tensors(self, batch: Any) -> bool:
-        """Return whether ``batch``, or what was noted before its transfer, has tensors that ``add`` needs."""
+        """Return whether ``batch`` has tensors from which ``add`` can count; those before its transfer, if noted."""
         tensors = self._host_tensors or dict(_named_tensors(batch))
         return any(
             not name.startswith(_UNNAMED) or _has_ignored_labels(tensor)
@@ -74,9 +77,9 @@ class UsefulTokens:
         )
 
     def add(self, batch: Any, own_count: int | None) -> None:
-        """Add ``batch``, as the step got it; what was noted before its transfer counts instead.
+        """Add ``batch``, as the step received it; if it was noted before its transfer, the noted tensors count.
 
-        ``own_count`` are the tokens that the module itself counted, if it does.
+        ``own_count`` is the number of tokens that the module itself counted; None if it does not count.
         """
         tensors = self._host_tensors
         self._host_tensors = None
@@ -86,7 +89,7 @@ class UsefulTokens:
             self.batches.append((tensors, own_count))
 
     def take(self) -> TokenUse:
-        """Return the tokens of the step that ended, and start again; call it between steps."""
+        """Return the tokens of the step that ended, and forget its batches; call it between steps."""
         batches = self.batches
         if not batches:
             return UNKNOWN_USE
@@ -99,7 +102,10 @@ class UsefulTokens:
 
 
 def _named_tensors(part: Any, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of ``part`` that describe its tokens, by their names; one of each name."""
+    """Yield the names and tensors in ``part`` that may describe its tokens.
+
+    ``part`` is a batch, or a container within it at ``depth``.
+    """
     if isinstance(part, Mapping):
         for name, value in part.items():
             if isinstance(value, Tensor):
@@ -116,15 +122,16 @@ def _named_tensors(part: Any, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
 
 
 def _has_ignored_labels(tensor: Tensor) -> bool:
-    """Return whether ``tensor``, if it is on the host, holds the label of a position without a loss."""
+    """Return whether ``tensor`` contains the ignored label; False if it is on a device."""
     return tensor.device.type == "cpu" and bool((tensor == IGNORED_LABEL).any())
 
 
 def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> TokenUse:
-    """Return how many tokens a batch has, and how many of them are no padding, as its ``tensors`` show it.
+    """Count the tokens of a batch.
 
-    ``tensors`` are by their names in the batch: attention masks, labels, positions and the like. ``own_count`` is the
-    module's own count of useful tokens. Without any such tensor both numbers are unknown.
+    Args:
+        tensors: its tensors by name: attention masks, labels, positions and the like.
+        own_count: the module's own count of useful tokens, which takes precedence; None without one.
     """
     mask = _host_array(tensors, _ATTENTION_MASKS, dimensions=(2,))
     labels = _host_array(tensors, _LABELS, dimensions=(2,))
@@ -134,6 +141,7 @@ def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> To
     positions = _host_array(tensors, _POSITIONS, dimensions=(1, 2))
     ids = tensors.get("input_ids")
 
+    # The first source that a batch has counts: of all tokens, and of the useful ones.
     useful = own_count
     count = None
     if ids is not None:
@@ -151,9 +159,11 @@ def token_use(tensors: Mapping[str, Tensor], own_count: int | None = None) -> To
         useful = _first_known(useful, positions.size)
     if count is None and boundaries is None:
         return TokenUse()
+
     lengths = _lengths(mask, boundaries, positions)
     squares = None
     if lengths is not None:
+        # in 64 bits, because squares of 32-bit lengths may overflow
         squares = int(np.square(lengths.astype(np.int64)).sum())
     return TokenUse(
         useful=useful,
@@ -173,25 +183,33 @@ def _unnamed_labels(tensors: Mapping[str, Tensor]) -> Numbers | None:
 
 
 def _unused_positions(mask: Numbers | None, labels: Numbers | None) -> int | None:
-    """Return the positions that no sequence of the batch reaches; None if both are unknown.
+    """Return how many positions of the batch no sequence reaches; None without ``mask`` and ``labels``.
 
-    Labels show only the unused positions at the end: those at the beginning are ignored in a prompt, too.
+    Both are [sequence, position]. Labels show only unused positions at the end: at the beginning, the labels of a
+    prompt are ignored, too.
     """
     if mask is not None:
         rows: int = mask.shape[0]
-        return rows * (_empty_columns(mask) + _empty_columns(mask[:, ::-1]))
+        empty_at_begin = _empty_columns(mask)
+        empty_at_end = _empty_columns(mask[:, ::-1])
+        return rows * (empty_at_begin + empty_at_end)
     if labels is not None:
         rows = labels.shape[0]
         is_used = labels != IGNORED_LABEL
-        return rows * _empty_columns(is_used[:, ::-1])
+        empty_at_end = _empty_columns(is_used[:, ::-1])
+        return rows * empty_at_end
     return None
 
 
 def _empty_columns(array: Numbers) -> int:
-    """Return how many columns at the beginning of ``array`` hold only zeros; 0 if all do."""
-    if array.size == 0 or array[:, 0].any():  # in most batches: no search is needed
+    """Return how many columns at the beginning of ``array`` contain only zeros; 0 if all columns do."""
+    if (
+        array.size == 0 or array[:, 0].any()
+    ):  # true of most batches, which need no search
         return 0
-    return int(np.argmax(array.any(axis=0)))
+    is_used = array.any(axis=0)
+    first_used = np.argmax(is_used)
+    return int(first_used)
 
 
 def _first_known(count: int | None, second_count: int | None) -> int | None:
@@ -203,7 +221,10 @@ def _first_known(count: int | None, second_count: int | None) -> int | None:
 def _host_array(
     tensors: Mapping[str, Tensor], names: tuple[str, ...], dimensions: tuple[int, ...]
 ) -> Numbers | None:
-    """Return the first tensor of one of ``names`` that is on the host; None if there is none."""
+    """Return the first integer tensor with one of ``names`` that is on the host; None if there is none.
+
+    It must have one of these numbers of ``dimensions``.
+    """
     for name in names:
         tensor = tensors.get(name)
         if tensor is None or tensor.device.type != "cpu" or tensor.is_floating_point():
@@ -227,21 +248,26 @@ def _lengths(
         is_useful = np.ones(rows.shape, bool)
         if mask is not None and mask.shape == rows.shape:
             is_useful = mask != 0
+        # The positions of each sequence begin at 0.
         return _lengths_between(rows == 0, is_useful)
     if mask is None:
         return None
     is_packed = mask.dtype != bool and mask.size and mask.max() > 1
-    if is_packed:  # the sequences of a row are numbered
-        starts = np.zeros(mask.shape, bool)
-        starts[:, 1:] = mask[:, 1:] != mask[:, :-1]
-        return _lengths_between(starts, mask != 0)
+    if is_packed:
+        # A row has several sequences, whose positions have the numbers 1, 2, … in the mask.
+        begins_sequence = np.zeros(mask.shape, bool)
+        begins_sequence[:, 1:] = mask[:, 1:] != mask[:, :-1]
+        return _lengths_between(begins_sequence, mask != 0)
     row_lengths: Numbers = np.count_nonzero(mask, axis=1)
     return row_lengths
 
 
-def _lengths_between(starts: Numbers, is_useful: Numbers) -> Numbers:
-    """Return how many useful positions follow each start; each row begins a sequence."""
-    starts = starts.copy()
-    starts[:, :1] = True
-    sequences = np.cumsum(starts.ravel())
-    return np.bincount(sequences, weights=is_useful.ravel())
+def _lengths_between(begins_sequence: Numbers, is_useful: Numbers) -> Numbers:
+    """Return how many useful positions each sequence has.
+
+    Both arrays are [row, position], of booleans. Each row begins a sequence in any case.
+    """
+    begins_sequence = begins_sequence.copy()
+    begins_sequence[:, :1] = True
+    sequence_of_position = np.cumsum(begins_sequence.ravel())
+    return np.bincount(sequence_of_position, weights=is_useful.ravel())

@@ -1,8 +1,8 @@
-"""Puts our marks into the profiler of the Trainer, which stays the user's own object.
+"""Adds our marks to the profiler of the Trainer, which stays the same object.
 
-A program may use ``trainer.profiler`` too: its class, ``summary()``, ``describe()``, its attributes, or a name of its
-own for the same object. So the object is not replaced. While marks are taken, it has another class: a subclass of its
-own class, with the same name, whose ``profile``, ``start`` and ``stop`` are ours.
+The program may use ``trainer.profiler`` too: its class, ``summary()``, ``describe()``, its attributes, or another
+reference to it. So the object is not replaced. While marks are taken, its class is a subclass of its own class with the
+same name, in which ``profile``, ``start`` and ``stop`` are ours.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class ProfilerMethods:
 
 
 class ProfilerMarks:
-    """Gives ``profiler`` other methods between ``put`` and ``remove``; ``users_methods`` are its own ones.
+    """Gives ``profiler`` our methods between ``install`` and ``remove``.
 
-    A copy or a pickle of the profiler has its own methods.
+    ``users_methods`` are its own methods, which copies and pickles of the profiler have too.
     """
 
     def __init__(self, profiler: Any) -> None:
@@ -40,11 +40,12 @@ class ProfilerMarks:
         self._profiler = profiler
         self._plain_class = type(profiler)
         self._marked_class: type | None = None
+        # attributes of the object with the names of methods; they would hide the methods of its class
         self._displaced: dict[str, Any] = {}
         self.are_installed = False  # whether the profiler has our methods
 
     def prepare(self, methods: ProfilerMethods) -> None:
-        """Make the class that has ``methods``."""
+        """Make the class with our ``methods``."""
         self._marked_class = _subclass(
             self._plain_class, {**vars(methods), "__reduce_ex__": self._reduce_plain()}
         )
@@ -55,7 +56,6 @@ class ProfilerMarks:
             return
         attributes = vars(self._profiler)
         for name in _METHODS:
-            # an attribute of the object would hide the method of its class
             if name in attributes:
                 self._displaced[name] = attributes.pop(name)
         _set_attribute(self._profiler, "__class__", self._marked_class)
@@ -84,7 +84,7 @@ class ProfilerMarks:
 
 
 def _subclass(plain_class: type, methods: dict[str, Any]) -> type:
-    """Return a subclass of ``plain_class`` with its name and layout, and ``methods`` in place of some of its own."""
+    """Return a subclass of ``plain_class`` with the same name and layout that overrides some methods."""
     metaclass = type(plain_class)
     described = {
         "__module__": plain_class.__module__,

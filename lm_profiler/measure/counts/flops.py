@@ -883,7 +883,8 @@ class _CountedFunction:
             context = None
             arguments = args
             if self._takes_context:
-                context, *arguments = args
+                context = args[0]
+                arguments = args[1:]
             flops = self._counter.add_forward(
                 self._name, self._formulas, arguments, kwargs, result
             )

@@ -339,9 +339,9 @@ class TrafficReader:
 
     def _is_on_device(self, tensor: Tensor) -> bool:
         device = tensor.untyped_storage().device
-        if device.type != self.device.type:
-            return False
-        return self.device.index is None or self.device.index == device.index
+        # A device without an index stands for all devices of its type.
+        is_same_index = self.device.index in (None, device.index)
+        return device.type == self.device.type and is_same_index
 
     def _made_by_forward(self, saved: Iterable[int]) -> set[int]:
         """Return the storages that the forward pass made.
