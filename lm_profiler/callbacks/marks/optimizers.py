@@ -51,8 +51,8 @@ class OptimizerMarks:
         """Mark backward, clipping and clearing of gradients, which the user calls under manual optimization."""
         backward = Span(self._timeline, tape.BACKWARD)
         self._wrap_in_context(module, "manual_backward", backward)
-        # ``loss.backward()`` calls this function of torch. So does ``manual_backward``, but a mark within the same phase
-        # changes nothing.
+        # ``loss.backward()`` calls this function of torch. So does ``manual_backward``, inside of which a mark of the
+        # same phase changes nothing.
         self._wrap_in_context(torch.autograd, "backward", OnThisThread(backward))
         self._wrap_in_context(module, "clip_gradients", Span(self._timeline, tape.CLIP))
         # Lightning wraps each optimizer in an instance of a subclass, which does not see attributes of the inner one.
