@@ -60,6 +60,7 @@ class OperatorCall:
     is_host_read: bool = False  # whether Python reads the values
     elements: int = 0  # of its largest result
     size: int = 0  # elements of its largest argument or result
+    first_elements: int = 0  # of its first argument
     # whether it makes a far larger tensor of two that hold few elements, such as the table of all pairs of two columns
     broadcasts: bool = False
     makes_double: bool = False  # whether that result is of float64

@@ -190,6 +190,10 @@ CASES: dict[str, tuple[str, float, RunRecord]] = {
     "a large table": ("unused_rows", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("unused_rows"))),
     "float64 in a part": ("some_double", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("some_double"))),
     "a metric in each step": ("figures", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("figures"))),
+    "a loop over samples": ("looped", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("looped"))),
+    "a layer on edges": ("gathered", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("gathered"))),
+    "permuted tensors": ("copied", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("copied"))),
+    "a costly loss": ("weightless", 37.5, made({"forward": 50.0, "backward": 50.0}, **needless("weightless"))),
     "an optimizer that computes roots": (
         "owner", 42.0,
         made({"optimizer": 50.0}, settings=Settings(samples_per_batch=64), python_times=[

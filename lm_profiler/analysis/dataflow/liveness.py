@@ -31,7 +31,7 @@ def liveness_of(step: StepCalls) -> Liveness | None:
     """
     if not step.is_complete:
         return None
-    flow = _Dataflow(step)
+    flow = Dataflow(step)
     trained_writers = flow.last_writers_of(step.trained)
     if not trained_writers:
         return None
@@ -59,12 +59,14 @@ def liveness_of(step: StepCalls) -> Liveness | None:
     )
 
 
-class _Dataflow:
+class Dataflow:
     """Which calls a call depends on."""
 
     def __init__(self, step: StepCalls) -> None:
         self._step = step
-        self._sources: list[set[int]] = []  # of each call
+        self.sources: list[
+            set[int]
+        ] = []  # of each call: the calls that wrote what it reads
         # the calls that wrote what a storage holds
         self._writers: defaultdict[int, list[int]] = defaultdict(list)
         # the storages that a call reads, some of which may be as the step before has left it
@@ -77,7 +79,7 @@ class _Dataflow:
                 sources.update(self._writers[storage])
                 if storage not in overwritten:
                     read_first.add(storage)
-            self._sources.append(sources)
+            self.sources.append(sources)
             self._read_first.append(read_first)
             for storage in call.writes:
                 if storage in call.overwrites:
@@ -104,7 +106,7 @@ class _Dataflow:
         found = set(numbers)
         unvisited = list(found)
         while unvisited:
-            for source in self._sources[unvisited.pop()]:
+            for source in self.sources[unvisited.pop()]:
                 if source not in found:
                     found.add(source)
                     unvisited.append(source)

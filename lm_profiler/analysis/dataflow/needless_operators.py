@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+from lm_profiler.analysis.dataflow.copies import (
+    copying_calls,
+    layers_on_copied_rows,
+)
 from lm_profiler.analysis.dataflow.growing_copies import growing_copies
 from lm_profiler.analysis.dataflow.liveness import Liveness, liveness_of
+from lm_profiler.analysis.dataflow.loops import calls_in_loops
 from lm_profiler.analysis.dataflow.products import (
     calls_at_ignored_positions,
     calls_on_broadcasts,
@@ -19,6 +24,7 @@ from lm_profiler.analysis.dataflow.repeats import (
     repeated_calls,
 )
 from lm_profiler.analysis.dataflow.sparse_gradients import calls_for_unused_rows
+from lm_profiler.analysis.dataflow.weightless import calls_without_weights
 from lm_profiler.record.findings import NeedlessOperators, NeedlessReason
 from lm_profiler.record.operator_calls import CodeLine, StepCalls
 
@@ -38,6 +44,7 @@ _FACTORIZING = (
 )
 # elements of the largest argument or result: a smaller call takes what calling takes, and may only steer the program
 _LEAST_SIZE = 1 << 10
+_LOOPED = "looped"  # the reason that is about small calls
 _LEAST_SHARE = 0.02  # of the step's operators
 _SHARE_OF_DOUBLE = 0.5  # of the time of float64 that float32 saves
 
@@ -55,7 +62,7 @@ def needless_operators(
     for reason, shares, place in _groups(step):
         new_shares = {}
         for number, share in shares.items():
-            is_large = step.calls[number].size >= _LEAST_SIZE
+            is_large = reason == _LOOPED or step.calls[number].size >= _LEAST_SIZE
             if is_large and number not in seen:
                 new_shares[number] = share
         seen.update(new_shares)
@@ -100,6 +107,11 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
         shares_of_double = dict.fromkeys(double, _SHARE_OF_DOUBLE)
         yield "some_double", shares_of_double, _origin(step, double)
     yield "figures", dict.fromkeys(_calls_only_python_reads(step, liveness), 1.0), None
+    yield "looped", calls_in_loops(step), None
+    yield "gathered", layers_on_copied_rows(step), None
+    yield "copied", dict.fromkeys(copying_calls(step), 1.0), None
+    weightless, main_line = calls_without_weights(step)
+    yield "weightless", dict.fromkeys(weightless, 1.0), main_line
 
 
 def _products_among(step: StepCalls, numbers: Iterable[int]) -> list[int]:

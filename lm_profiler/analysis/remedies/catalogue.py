@@ -715,6 +715,35 @@ def _figures_text(finding: Finding, settings: Settings) -> str:
     )
 
 
+def _looped_text(finding: Finding, settings: Settings) -> str:
+    calls = round(finding.facts.get("operators", 0.0))
+    return (
+        f"Replace the loop at {_code(finding)} by operators on whole tensors: it makes {calls:,} small calls that do "
+        "not depend on each other."
+    )
+
+
+def _gathered_text(finding: Finding, settings: Settings) -> str:
+    return (
+        f"Apply the layer before rows are copied, and copy its results: {_share_text(finding)} of the rows that "
+        f"{_code(finding)} multiplies by a weight are copies of others."
+    )
+
+
+def _copied_text(finding: Finding, settings: Settings) -> str:
+    return (
+        f"Avoid the copies at {_code(finding)}, such as contiguous(), clone(), a change of the type, or reshape() of a "
+        "permuted tensor: keep one layout and type."
+    )
+
+
+def _weightless_text(finding: Finding, settings: Settings) -> str:
+    return (
+        f"Compute less in {_code(finding)}, or less often: its operators use no weights of the model (costliest: "
+        f"{finding.what})."
+    )
+
+
 def _code(finding: Finding) -> str:
     """Return the line that a finding is about, or else its main operator."""
     return _place(finding) or str(finding.what)
@@ -793,6 +822,10 @@ REMEDIES: Sequence[Remedy] = (
     Remedy("unused_rows", _unused_rows_text, likely_share=0.9),
     Remedy("some_double", _some_double_text, likely_share=0.9),
     Remedy("figures", _figures_text, likely_share=0.9),
+    Remedy("looped", _looped_text, likely_share=0.8),
+    Remedy("gathered", _gathered_text, likely_share=0.8),
+    Remedy("copied", _copied_text, likely_share=0.6),
+    Remedy("weightless", _weightless_text, likely_share=0.6),
     Remedy("loss", smaller_settings=chunked_loss),
     Remedy(
         "small_batch",

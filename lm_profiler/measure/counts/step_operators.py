@@ -178,6 +178,7 @@ class StepOperators:
                 is_constant=is_constant,
                 is_host_read=is_host_read,
                 elements=result_elements,
+                first_elements=inputs[0].numel() if inputs else 0,
                 size=max(input_elements, result_elements),
                 broadcasts=_broadcasts(operator, inputs, largest_result),
                 makes_double=_makes_double(largest_result),

@@ -192,6 +192,34 @@ def metric_of_numpy(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits, labels)
 
 
+def loop_over_samples(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    rows = [step.net.head(row[None]) for row in hidden]  # here
+    return functional.cross_entropy(torch.cat(rows), labels)
+
+
+def layer_on_edges(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    sources = torch.randint(TOKENS, (6 * TOKENS,))
+    targets = torch.randint(TOKENS, (6 * TOKENS,))
+    messages = step.net.head(hidden[sources])  # here
+    received = torch.zeros(TOKENS, CLASSES).index_add(0, targets, messages)
+    return functional.cross_entropy(received, labels)
+
+
+def permuted_copies(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    for _ in range(4):
+        hidden = (2.0 * hidden).T.contiguous()  # here
+    return plain(step, hidden, labels)
+
+
+def costly_penalty(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    def penalty(scores: Tensor) -> Tensor:
+        for _ in range(8):
+            scores = scores.softmax(0).softmax(1)  # here
+        return scores.mean()
+
+    return plain(step, hidden, labels) + penalty(hidden)
+
+
 @pytest.mark.parametrize(
     "plant, reason, phase",
     [
@@ -210,6 +238,10 @@ def metric_of_numpy(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
         (metric, "figures", "forward"),
         (metric_of_numpy, "figures", "forward"),
         (histogram_in_a_hook, "figures", "backward"),
+        (loop_over_samples, "looped", "backward"),
+        (layer_on_edges, "gathered", "backward"),
+        (permuted_copies, "copied", "forward"),
+        (costly_penalty, "weightless", "backward"),
     ],
 )
 def test_what_is_needless_has_its_reason_and_its_line(
@@ -273,6 +305,18 @@ def sparse_activations(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     return plain(step, activations, labels)
 
 
+def recurrent(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Each call needs the one before it."""
+    for _ in range(40):
+        hidden = step.net.block(hidden)
+    return plain(step, hidden, labels)
+
+
+def layer_on_each_token(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
+    """A permutation copies rows, but none of them twice."""
+    return plain(step, hidden[torch.randperm(TOKENS)], labels)
+
+
 def dead_units(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
     """Most units of a ReLU are off for all inputs: their gradient is zero at each position."""
     with torch.no_grad():
@@ -303,8 +347,9 @@ def kept_for_later(step: Step, hidden: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "needed",
-    [plain, accumulated, two_batches, checkpointed, two_draws, changed_copies, acting, attention, sparse_activations],
-)
+    [plain, accumulated, two_batches, checkpointed, two_draws, changed_copies, acting, attention, sparse_activations,
+     recurrent, layer_on_each_token],
+)  # fmt: skip
 def test_what_training_needs_is_not_needless(needed: Callable[[Step, Tensor, Tensor], Tensor]) -> None:
     assert Step(dropout=0.1).needless(needed) == []
 

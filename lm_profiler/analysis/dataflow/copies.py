@@ -1,0 +1,72 @@
+"""Finds copies into another layout or type, and layers that are applied to copies of the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lm_profiler.record.operator_calls import StepCalls
+
+_FORWARD = "forward"
+_COPIES = ("aten::clone", "aten::copy_", "aten::_to_copy")
+_JOIN = "aten::cat"
+# operators that copy whole rows, some of them several times
+_ROW_COPIES = ("aten::index", "aten::index_select", "aten::gather", "aten::repeat")
+_MOST_DISTINCT = 0.5  # of the rows that a layer gets: more are hardly worth a change
+
+
+def copying_calls(step: StepCalls) -> Iterator[int]:
+    """Yield the calls of forward that only copy a tensor, and those of their backward passes.
+
+    A copy that the program changes afterwards is needed.
+    """
+    for number, call in enumerate(step.calls):
+        is_copy = call.phase == _FORWARD and call.name in _COPIES
+        if is_copy and all(len(step.writers[storage]) == 1 for storage in call.writes):
+            yield from step.with_backward(number)
+
+
+def layers_on_copied_rows(step: StepCalls) -> dict[int, float]:
+    """Return the products with a weight whose other factor repeats rows, with the share of the rows that are copies.
+
+    Such as a layer of a graph network that is applied to edges, of which each node has several. A layer computes the
+    same for equal rows: it could be applied before they are copied.
+    """
+    shares: dict[int, float] = {}
+    for number, call in enumerate(step.calls):
+        if call.product is None or call.phase != _FORWARD:
+            continue
+        if step.trained.isdisjoint(call.reads):
+            continue
+        for operand in (call.product.left, call.product.right):
+            if operand.storage in step.trained:
+                continue
+            writers = step.writers.get(operand.storage, ())
+            if len(writers) != 1 or writers[0] >= number:
+                continue
+            copied = step.calls[writers[0]]
+            distinct_share = _distinct_elements(step, writers[0]) / copied.elements
+            if distinct_share <= _MOST_DISTINCT:
+                for related in step.with_backward(number):
+                    shares[related] = 1.0 - distinct_share
+    return shares
+
+
+def _distinct_elements(step: StepCalls, number: int) -> int:
+    """Return the elements of a call's result without those that it has copied from others of it, at most."""
+    call = step.calls[number]
+    if call.name in _ROW_COPIES:
+        return min(call.elements, call.first_elements)
+    if call.name == _JOIN:
+        joined = 0
+        for storage in call.reads:
+            writer = _only_writer(step, storage)
+            if writer is None or writer >= number:
+                return call.elements
+            joined += _distinct_elements(step, writer)
+        return min(joined, call.elements)
+    return call.elements
+
+
+def _only_writer(step: StepCalls, storage: int) -> int | None:
+    writers = step.writers.get(storage, ())
+    return writers[0] if len(writers) == 1 else None
