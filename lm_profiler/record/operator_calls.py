@@ -1,4 +1,4 @@
-"""The calls of operators in one step: what each reads and writes, how long it took, and which lines called it."""
+"""The operator calls of one step: what each reads and writes, how long it took, and which lines called it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class CodeLine(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A factor of a matrix product, with the shares of it that hold nothing but zeros."""
+    """A factor of a matrix product, and how much of it is zero."""
 
     storage: int
     rows: int
     columns: int
-    zeros: float = 0.0  # of its elements
-    zero_rows: float = 0.0  # of its rows
-    zero_columns: float = 0.0  # of its columns
-    # of the fullest row the share that is not zero, or of the fullest column, whichever is less
+    zeros: float = 0.0  # share of its elements that are zero
+    zero_rows: float = 0.0  # share of its rows that are zero everywhere
+    zero_columns: float = 0.0  # share of its columns that are zero everywhere
+    # the smaller of two shares: of nonzero elements in the row that has most of them, and in such a column
     fullest_line: float = 1.0
 
 
@@ -40,53 +40,57 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorCall:
-    """A call of an operator. Storages are numbers, each of which stands for the memory of one or more tensors."""
+    """A call of an operator.
+
+    A storage is the memory of one or more tensors; it is identified by a number. A call is identified by its index in
+    ``StepCalls.calls``, its number.
+    """
 
     name: str  # such as ``aten::mm``
     phase: str
     seconds: float
     reads: tuple[int, ...]  # the storages whose content it reads
-    writes: tuple[int, ...]  # the storages that it makes or changes
-    # those of them of whose earlier content it leaves nothing
+    writes: tuple[int, ...]  # the storages that it creates or changes
+    # the storages among ``writes`` that keep nothing of their earlier content
     overwrites: frozenset[int] = frozenset()
-    # the program's lines that led to it, the outermost first; in backward only those of hooks and the like
+    # the program's lines that led to it, the outermost first; in backward only lines of hooks and the like
     lines: tuple[CodeLine, ...] = ()
-    # the number of the call whose backward pass it is a part of; None in forward, or if that is unknown
+    # for a call of a backward pass, the number of the forward call that it belongs to; None if unknown
     forward: int | None = None
-    # calls with the same number compute the same; None if it is unknown what this one computes
+    # identifies the computed value: calls with the same one compute the same; None if unknown
     value: int | None = None
     # whether it computes the same in each step, because nothing that it depends on changes
     is_constant: bool = False
-    is_host_read: bool = False  # whether Python reads the values
-    elements: int = 0  # of its largest result
-    size: int = 0  # elements of its largest argument or result
-    first_elements: int = 0  # of its first argument
-    # whether it makes a far larger tensor of two that hold few elements, such as the table of all pairs of two columns
+    is_host_read: bool = False  # whether Python reads the computed values
+    elements: int = 0  # number of elements of its largest result
+    size: int = 0  # number of elements of its largest argument or result
+    first_elements: int = 0  # number of elements of its first argument
+    # whether it broadcasts small tensors to a far larger one, such as two columns to the table of all their pairs
     broadcasts: bool = False
-    makes_double: bool = False  # whether that result is of float64
-    product: Product | None = None
-    # of the rows of a table's gradient, the share that is zero, because no index looks them up
+    makes_double: bool = False  # whether its largest result is of float64
+    product: Product | None = None  # its factors, if it is a matrix product
+    # if it computes the gradient of a table: the share of rows that are zero because no index looked them up
     zero_rows: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCalls:
-    """The calls of one step in their order, and what is left of their results when it ends."""
+    """All operator calls of one step, in order."""
 
     calls: Sequence[OperatorCall]
     # storages of the parameters that an optimizer updates
     trained: frozenset[int] = frozenset()
-    # storages that code which is not seen may read, now or after the step
+    # storages that may be read by code whose calls were not recorded, in the step or after it
     kept: frozenset[int] = frozenset()
-    # whether all that reads a result was seen: False if kernels ran that bypass torch
+    # False if kernels ran that bypass torch: they may have read results without being recorded
     is_complete: bool = True
-    trained_elements: int = 0  # of all those parameters
+    trained_elements: int = 0  # number of elements of all trained parameters
     # whether the parameters are of float64
     is_double: bool = False
 
     @cached_property
     def phase_s(self) -> Mapping[str, float]:
-        """The seconds of all calls of each phase."""
+        """The seconds of the calls of each phase."""
         seconds: defaultdict[str, float] = defaultdict(float)
         for call in self.calls:
             seconds[call.phase] += call.seconds
@@ -94,7 +98,7 @@ class StepCalls:
 
     @cached_property
     def writers(self) -> Mapping[int, Sequence[int]]:
-        """The numbers of the calls that write each storage, in their order."""
+        """For each storage, the numbers of the calls that write it, in order."""
         writers: defaultdict[int, list[int]] = defaultdict(list)
         for number, call in enumerate(self.calls):
             for storage in call.writes:
@@ -103,7 +107,7 @@ class StepCalls:
 
     @cached_property
     def readers(self) -> Mapping[int, Sequence[int]]:
-        """The numbers of the calls that read each storage, in their order."""
+        """For each storage, the numbers of the calls that read it, in order."""
         readers: defaultdict[int, list[int]] = defaultdict(list)
         for number, call in enumerate(self.calls):
             for storage in call.reads:
@@ -112,7 +116,7 @@ class StepCalls:
 
     @cached_property
     def backward_of(self) -> Mapping[int, Sequence[int]]:
-        """The numbers of the calls of each call's backward pass."""
+        """For each forward call, by its number, the numbers of the calls of its backward pass."""
         backward: defaultdict[int, list[int]] = defaultdict(list)
         for number, call in enumerate(self.calls):
             if call.forward is not None:
@@ -120,20 +124,20 @@ class StepCalls:
         return backward
 
     def with_backward(self, number: int) -> tuple[int, ...]:
-        """Return a call and those of its backward pass."""
+        """Return the numbers of a call and of the calls of its backward pass."""
         return (number, *self.backward_of.get(number, ()))
 
     def lines_of(self, number: int) -> tuple[CodeLine, ...]:
-        """Return the lines that led to a call, or else those that led to the call whose backward pass it is of."""
+        """Return the lines that led to a call; for a call of a backward pass, those of its forward call."""
         call = self.calls[number]
         if call.lines or call.forward is None:
             return call.lines
         return self.calls[call.forward].lines
 
     def place_of(self, numbers: Iterable[int]) -> CodeLine | None:
-        """Return the innermost line that led to half of the seconds of the calls, or else the line with most of them.
+        """Return the line of the program that is most responsible for the time of some calls; None if there is none.
 
-        None if no line of the program led to them.
+        It is the innermost line that led to at least half of their seconds, or else the line that led to most of them.
         """
         total_s = 0.0
         seconds_by_line: defaultdict[CodeLine, float] = defaultdict(float)

@@ -1,8 +1,8 @@
-"""Divides the calls of a step by what becomes of their results: training needs them, something reads them, or nothing.
+"""Finds which calls of a step are needed for training, which only for something else, and which for nothing.
 
-This is the analysis of live variables, as compilers make it to remove dead code (Aho, Lam, Sethi & Ullman 2007,
-section 9.2.5), on a recorded step in place of a program. A step stands for those after it: what one leaves to the next
-is needed if the next, doing the same, needs it.
+This is live-variable analysis, with which compilers find dead code (Aho, Lam, Sethi & Ullman 2007, section 9.2.5),
+applied to a recorded step instead of a program. The next step is assumed to do the same: what this step leaves behind
+is needed if a needed call of this step reads such data from the step before.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from lm_profiler.record.operator_calls import StepCalls
 
 @dataclass(frozen=True)
 class Liveness:
-    """The numbers of the calls of a step."""
+    """The calls of a step, by their numbers, in three classes."""
 
-    needed: frozenset[int]  # the parameters after the step depend on them
-    # training does not need them, but Python, or code that was not seen, may read what they lead to
+    needed: frozenset[
+        int
+    ]  # the trained parameters depend on them, after this step or a later one
+    # Training does not need them, but Python or unrecorded code may read what was computed from them.
     needed_only_elsewhere: frozenset[int]
-    dead: frozenset[int]  # nothing reads what they lead to
+    dead: frozenset[int]  # nothing reads what was computed from them
 
 
 def liveness_of(step: StepCalls) -> Liveness | None:
-    """Return what becomes of the results of the calls of ``step``.
+    """Return the liveness of the calls of ``step``; None if it is unknown.
 
-    None if that is unknown: something else read results, or no parameter was updated.
+    It is unknown if unrecorded kernels may have read results, or if no trained parameter was updated.
     """
     if not step.is_complete:
         return None
@@ -36,9 +38,9 @@ def liveness_of(step: StepCalls) -> Liveness | None:
     if not trained_writers:
         return None
     needed = flow.with_sources(trained_writers)
-    # What a needed call reads before this step writes it, the step before has left. So the calls are needed, too, that
-    # leave it to the next step.
-    carried_over: set[int] = set()  # storages
+    # A needed call may read a storage before this step writes it: its content is from the step before. So the calls
+    # that write this storage for the next step are needed too.
+    carried_over: set[int] = set()  # such storages
     while True:
         newly_found = flow.read_first_by(needed) - carried_over
         if not newly_found:
@@ -60,18 +62,18 @@ def liveness_of(step: StepCalls) -> Liveness | None:
 
 
 class Dataflow:
-    """Which calls a call depends on."""
+    """The dependencies between the calls of a step."""
 
     def __init__(self, step: StepCalls) -> None:
         self._step = step
-        self.sources: list[
-            set[int]
-        ] = []  # of each call: the calls that wrote what it reads
-        # the calls that wrote what a storage holds
+        # for each call, the calls that wrote what it reads
+        self.sources: list[set[int]] = []
+        # for each storage, the calls that wrote what it holds at the end of the step
         self._writers: defaultdict[int, list[int]] = defaultdict(list)
-        # the storages that a call reads, some of which may be as the step before has left it
+        # for each call, the storages it reads that may still hold data of the step before
         self._read_first: list[set[int]] = []
         overwritten: set[int] = set()
+        # the calls in order: ``self._writers`` holds the writers so far
         for number, call in enumerate(step.calls):
             sources: set[int] = set()
             read_first: set[int] = set()
@@ -88,21 +90,21 @@ class Dataflow:
                 self._writers[storage].append(number)
 
     def last_writers_of(self, storages: Iterable[int]) -> list[int]:
-        """Return the calls that wrote what ``storages`` hold when the step ends."""
+        """Return the calls that wrote what ``storages`` hold at the end of the step."""
         writers: list[int] = []
         for storage in storages:
             writers += self._writers.get(storage, [])
         return writers
 
     def all_writers_of(self, storages: Iterable[int]) -> list[int]:
-        """Return the calls that wrote to ``storages`` at any time."""
+        """Return all calls that wrote to ``storages``, also what was overwritten later."""
         writers: list[int] = []
         for storage in storages:
             writers += self._step.writers.get(storage, [])
         return writers
 
     def with_sources(self, numbers: Iterable[int]) -> set[int]:
-        """Return the calls and all that they depend on."""
+        """Return the calls ``numbers`` and all calls on whose results they depend, directly or not."""
         found = set(numbers)
         unvisited = list(found)
         while unvisited:
@@ -113,7 +115,7 @@ class Dataflow:
         return found
 
     def read_first_by(self, numbers: Iterable[int]) -> set[int]:
-        """Return the storages that one of the calls reads as the step before has left them."""
+        """Return the storages that the calls ``numbers`` read with data of the step before."""
         storages: set[int] = set()
         for number in numbers:
             storages |= self._read_first[number]

@@ -1,4 +1,4 @@
-"""Collects the operators of a step that may be needless, by the reason and the place."""
+"""Collects the operators of a step that may be needless: for each reason, their time and their line."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from lm_profiler.record.findings import NeedlessOperators, NeedlessReason
 from lm_profiler.record.operator_calls import CodeLine, StepCalls
 
 _FORWARD, _BACKWARD, _OPTIMIZER = "forward", "backward", "optimizer"
-# operators of layers that are no matrix products
+# operators of trained layers, besides matrix products
 _LAYERS = ("aten::embedding", "aten::convolution")
-# parts of names
+# parts of the names of operators that factorize a matrix or solve a system
 _FACTORIZING = (
     "cholesky",
     "eigh",
@@ -42,19 +42,21 @@ _FACTORIZING = (
     "linalg_lu",
     "linalg_qr",
 )
-# elements of the largest argument or result: a smaller call takes what calling takes, and may only steer the program
+# Calls whose largest tensor has fewer elements are ignored: they are mostly call overhead, and may be control flow.
 _LEAST_SIZE = 1 << 10
 _LOOPED = "looped"  # the reason that is about small calls
-_LEAST_SHARE = 0.02  # of the step's operators
-_SHARE_OF_DOUBLE = 0.5  # of the time of float64 that float32 saves
+# of the time of the step's operators: a reason with less is left out
+_LEAST_SHARE = 0.02
+_SHARE_OF_DOUBLE = 0.5  # the share of the time in float64 that float32 saves
 
 
 def needless_operators(
     step: StepCalls, least_share: float = _LEAST_SHARE
 ) -> list[NeedlessOperators]:
-    """Return the operators of ``step`` that may be needless; each call counts for one reason only.
+    """Return the operators of ``step`` that may be needless, one entry per reason.
 
-    Those of a reason are left out if they take less than ``least_share`` of the time of all operators.
+    A call counts only for the first reason that applies. A reason is left out if its operators take less than
+    ``least_share`` of the time of all operators.
     """
     found: list[NeedlessOperators] = []
     seen: set[int] = set()
@@ -75,16 +77,17 @@ def needless_operators(
 
 
 def factorizing_operators(step: StepCalls) -> list[str]:
-    """Return the names of the step's operators that factorize a matrix or solve a system, and lose digits by it."""
+    """Return the names of operators of the step that factorize a matrix or solve a system, which loses digits."""
     names = {call.name for call in step.calls}
     return sorted(name for name in names if any(part in name for part in _FACTORIZING))
 
 
+# a reason; its calls by number, with the needless share of each; the line that causes them (None: not known here)
 _Group = tuple[NeedlessReason, Mapping[int, float], CodeLine | None]
 
 
 def _groups(step: StepCalls) -> Iterator[_Group]:
-    """Yield each reason, its calls with the share of them that may be needless, and the line to look at if known."""
+    """Yield the group of each reason; groups may be empty, and may overlap."""
     liveness = liveness_of(step)
     dead = _dead_calls_of_model(step, liveness)
     yield "unused", dict.fromkeys(dead, 1.0), None
@@ -115,12 +118,12 @@ def _groups(step: StepCalls) -> Iterator[_Group]:
 
 
 def _products_among(step: StepCalls, numbers: Iterable[int]) -> list[int]:
-    """Return those of the calls that are matrix products: the others compute from their results."""
+    """Return the calls of ``numbers`` that are matrix products."""
     return [number for number in numbers if step.calls[number].product is not None]
 
 
 def _dead_calls_of_model(step: StepCalls, liveness: Liveness | None) -> list[int]:
-    """Return the dead calls without those of an optimizer, which are its own business, and those that only allocate."""
+    """Return the dead calls, except those of an optimizer (the user does not write it) and those that only allocate."""
     if liveness is None:
         return []
     dead = []
@@ -134,12 +137,12 @@ def _dead_calls_of_model(step: StepCalls, liveness: Liveness | None) -> list[int
 def _calls_only_python_reads(step: StepCalls, liveness: Liveness | None) -> list[int]:
     """Return the calls of forward and backward whose results only Python reads (metrics, hooks).
 
-    Excluded: trained layers and what consumes their outputs, since Python may feed those back (an agent's actions,
-    generated text).
+    Trained layers, and what is computed from their outputs, are left out: Python may feed the result back into
+    training (the actions of an agent, generated text).
     """
     if liveness is None:
         return []
-    # what such layers have written, and what was computed from it
+    # storages of the outputs of such layers, and of what was computed from them
     layer_storages: set[int] = set()
     found = []
     for number, call in enumerate(step.calls):
@@ -156,7 +159,7 @@ def _calls_only_python_reads(step: StepCalls, liveness: Liveness | None) -> list
 
 
 def _origin(step: StepCalls, double: list[int]) -> CodeLine | None:
-    """Return the line of the first call that makes float64."""
+    """Return the line of the first of the calls ``double``, which introduces float64."""
     if not double:
         return None
     lines = step.lines_of(double[0])
@@ -169,20 +172,20 @@ def _operators(
     shares: Mapping[int, float],
     place: CodeLine | None,
 ) -> NeedlessOperators:
-    """Return the calls of ``shares`` as one."""
-    needless_s: defaultdict[str, float] = defaultdict(float)
+    """Return the record's entry for one reason; ``shares`` has the needless share of each call, by its number."""
+    seconds_by_phase: defaultdict[str, float] = defaultdict(float)
     seconds_by_name: defaultdict[str, float] = defaultdict(float)
     for number, share in shares.items():
         call = step.calls[number]
-        needless_s[call.phase] += share * call.seconds
+        seconds_by_phase[call.phase] += share * call.seconds
         seconds_by_name[call.name] += share * call.seconds
-    if place is None:
-        place = step.place_of(shares)
     phase_shares = {
         phase: seconds / step.phase_s[phase]
-        for phase, seconds in needless_s.items()
+        for phase, seconds in seconds_by_phase.items()
         if seconds > 0.0
     }
+    if place is None:
+        place = step.place_of(shares)
     return NeedlessOperators(
         reason=reason,
         phase_shares=phase_shares,

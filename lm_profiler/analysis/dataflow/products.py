@@ -1,4 +1,4 @@
-"""Finds operators with needless elements: zeros in products, products in a costly order, tables of all pairs."""
+"""Finds operators that compute needless elements: products with zeros or in a costly order, tables of all pairs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from lm_profiler.record.operator_calls import (
 
 _FORWARD, _BACKWARD = "forward", "backward"
 
-# shares from which on zeros are no chance: of the elements of a factor, and of the positions of a gradient
+# A factor is reported if at least this share of its elements is zero, ...
 _MOSTLY_ZEROS = 0.95
-# of each row, or of each column, that is not zero: that of a ReLU's result is larger in some of them
+# ... and at most this share of each row, or of each column, is not. The result of a ReLU has rows with more.
 _FULLEST_LINE = 0.02
+# the least reported share of positions at which the gradient is zero
 _MANY_ZERO_POSITIONS = 0.5
-# of the elements of a product's result: what is computed from it, as long as it is as large
+# A call continues the work of an earlier one if it computes at least this share of that call's elements.
 _AS_LARGE = 0.5
-# of the multiplications in the order that was chosen: those of the other order
+# The other order of a product of three matrices is cheaper if it needs at most this share of the multiplications.
 _CHEAPER_ORDER = 0.4
 
 
 def products_with_zeros(step: StepCalls) -> dict[int, float]:
-    """Return the products one factor of which holds zeros almost alone, with that share of them as zeros.
+    """Return matrix products with a factor that is nearly all zeros, such as a diagonal or a one-hot matrix.
 
-    Such as a diagonal matrix, or a one-hot one. Their backward passes are among them. Weights are left out: some are
-    initialised with zeros.
+    Weights do not count as such a factor, because some are initialised with zeros.
+
+    Returns:
+        by the number of a product, or of a call of its backward pass, the share of zeros in the factor.
     """
     shares: dict[int, float] = {}
     for number, call in enumerate(step.calls):
@@ -48,17 +51,20 @@ def products_with_zeros(step: StepCalls) -> dict[int, float]:
 
 
 def calls_at_ignored_positions(step: StepCalls) -> dict[int, float]:
-    """Return the calls for positions whose gradient is zero, with their share of the positions.
+    """Return calls that compute many positions whose gradient is zero, so that the loss does not depend on them.
 
-    The loss does not depend on them: labels that it ignores, padding, outputs that nothing uses. They are products,
-    and what is computed from their results as long as it is as large.
+    Examples are ignored labels, padding, and unused outputs. The calls are products with a weight, and operators of
+    about the same size that use their results.
+
+    Returns:
+        by the number of the call, the share of its positions whose gradient is zero.
     """
     shares: dict[int, float] = {}
     for call in step.calls:
         if call.product is None or call.phase != _BACKWARD or call.forward is None:
             continue
         zero_share = _zero_positions(step, call, step.calls[call.forward])
-        # A gradient penalty has a pass whose gradient is zero everywhere, because a ReLU has no second derivative.
+        # A share of 1 has another reason: in a gradient penalty, the second derivative of a ReLU is zero everywhere.
         if not _MANY_ZERO_POSITIONS <= zero_share < 1.0:
             continue
         for number in _as_large_as(step, call.forward):
@@ -70,17 +76,17 @@ def calls_at_ignored_positions(step: StepCalls) -> dict[int, float]:
 def _zero_positions(
     step: StepCalls, call: OperatorCall, forward_call: OperatorCall
 ) -> float:
-    """Return the share of the positions at which the gradient of a product with a weight is zero.
+    """Return the share of positions at which the gradient of a product with a weight is zero; 0 if it has no weight.
 
-    The gradient G of Y = X·W is multiplied by W for the gradient of X, and by X for that of W. Positions are the rows
-    of G, which are also those of X.
+    ``call`` is a product of its backward pass. For Y = X·W, with the gradient G of Y, backward computes two products:
+    G with W for the gradient of X, and X with G for the gradient of W. Positions are the rows of X, Y and G.
     """
     assert call.product is not None
     weights = step.trained.intersection(forward_call.reads)
     if forward_call.product is None or not weights:
         return 0.0
     left, right = call.product.left, call.product.right
-    # The other operand is the weight, or the product's other factor.
+    # One operand is a factor of the forward product, X or W. The other one is the gradient.
     gradient_is_left = left.storage not in forward_call.reads
     gradient_is_right = right.storage not in forward_call.reads
     if gradient_is_left:
@@ -97,7 +103,11 @@ def _zero_positions(
 
 
 def calls_on_broadcasts(step: StepCalls) -> dict[int, float]:
-    """Return the calls that broadcast small tensors to a large one, and those that compute as much from it."""
+    """Return calls that broadcast small tensors to a far larger one, and operators of about its size that use it.
+
+    Returns:
+        1.0, the share that may be needless, by the number of each call, and of the calls of its backward pass.
+    """
     shares: dict[int, float] = {}
     for number, call in enumerate(step.calls):
         if not call.broadcasts or call.phase != _FORWARD:
@@ -109,7 +119,10 @@ def calls_on_broadcasts(step: StepCalls) -> dict[int, float]:
 
 
 def _as_large_as(step: StepCalls, number: int) -> Iterator[int]:
-    """Yield a call of forward, and those that compute something as large from its result."""
+    """Yield a call of forward, and the later calls that compute something of about its size from its result.
+
+    Matrix products end the chain.
+    """
     least_elements = _AS_LARGE * step.calls[number].elements
     found = {number}
     unvisited = [number]
@@ -127,7 +140,11 @@ def _as_large_as(step: StepCalls, number: int) -> Iterator[int]:
 
 
 def products_in_costly_order(step: StepCalls) -> dict[int, float]:
-    """Return the products (A·B)·C where A·(B·C) takes far fewer multiplications, with the share that it saves."""
+    """Return the two products of each (A·B)·C for which A·(B·C) takes far fewer multiplications.
+
+    Returns:
+        by the number of a product, or of a call of its backward pass, the share of multiplications that would be saved.
+    """
     shares: dict[int, float] = {}
     for number, call in enumerate(step.calls):
         if call.product is None or call.phase != _FORWARD:
@@ -146,7 +163,11 @@ def products_in_costly_order(step: StepCalls) -> dict[int, float]:
 
 
 def _product_that_made(step: StepCalls, operand: Operand, before: int) -> int | None:
-    """Return the only call that wrote ``operand``, if it is a product of forward whose result only ``before`` reads."""
+    """Return the number of the product that computed ``operand``; None if there is no such product.
+
+    It must be the only call that writes this storage, and in forward the call ``before`` must be the only one that
+    reads it.
+    """
     writers = step.writers.get(operand.storage, ())
     if len(writers) != 1:
         return None
@@ -165,35 +186,41 @@ def _product_that_made(step: StepCalls, operand: Operand, before: int) -> int | 
 def _saved_by_other_order(
     first: OperatorCall, second: OperatorCall, result: Operand
 ) -> float:
-    """Return the share of the multiplications of two products that the other order saves.
+    """Return the share of the multiplications of two products that the other order of the three factors saves.
 
-    ``result`` is that of the ``first`` one, as the ``second`` one reads it: as it is, or transposed.
+    ``result`` is the result of the ``first`` product as the ``second`` one reads it, possibly transposed.
     """
     assert first.product is not None
     assert second.product is not None
-    dims = _dimensions(first.product, second.product, result)
-    if dims is None:
+    dimensions = _dimensions(first.product, second.product, result)
+    if dimensions is None:
         return 0.0
-    a, b, c, d = dims
-    in_this_order = a * b * c + a * c * d
-    in_other_order = b * c * d + a * b * d
+    a, b, c, d = dimensions
+    in_this_order = a * b * c + a * c * d  # (A·B), then (A·B)·C
+    in_other_order = b * c * d + a * b * d  # (B·C), then A·(B·C)
     return 1.0 - in_other_order / in_this_order
 
 
 def _dimensions(
     first: Product, second: Product, result: Operand
 ) -> Sequence[int] | None:
-    """Return the sizes a, b, c, d of (a × b · b × c) · c × d, as which two products can be written; None if none."""
-    rows, inner, columns = first.left.rows, first.left.columns, first.right.columns
+    """Return a, b, c, d if the two products are (A·B)·C of A (a × b), B (b × c), C (c × d); None if they are not.
+
+    ``result`` is A·B as the ``second`` product reads it. If it is the right factor there, C·(A·B), or if it is read
+    transposed, the transpose of the whole product has the form (A·B)·C and the same cost.
+    """
     if first.batch != second.batch:
         return None
-    is_left = result is second.left
-    # (A·B)·C has the same cost as its transpose, Cᵀ·(Bᵀ·Aᵀ).
-    outer = second.right.columns if is_left else second.left.rows
-    meeting = result.columns if is_left else result.rows
-    kept = result.rows if is_left else result.columns
-    if (kept, meeting) == (rows, columns):
+    rows, inner, columns = first.left.rows, first.left.columns, first.right.columns
+    result_is_left = result is second.left
+    if result_is_left:
+        kept, summed = result.rows, result.columns
+        outer = second.right.columns
+    else:
+        kept, summed = result.columns, result.rows
+        outer = second.left.rows
+    if (kept, summed) == (rows, columns):
         return rows, inner, columns, outer
-    if (kept, meeting) == (columns, rows):
+    if (kept, summed) == (columns, rows):
         return columns, inner, rows, outer
     return None

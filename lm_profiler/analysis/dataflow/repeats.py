@@ -1,7 +1,7 @@
-"""Finds calls that compute what the step has computed already, or what each step computes anew.
+"""Finds calls that repeat a computation of the same step, and calls that compute the same in every step.
 
-Calls are numbered by what they compute (value numbering: Cocke & Schwartz 1970, Programming Languages and Their
-Compilers): by their operator and the values of its inputs.
+Calls have equal value numbers (``OperatorCall.value``) if they apply the same operator to the same values. Compilers
+use such numbers too (value numbering: Cocke & Schwartz 1970, Programming Languages and Their Compilers).
 """
 
 from __future__ import annotations
@@ -17,36 +17,39 @@ _FORWARD, _BACKWARD = "forward", "backward"
 def repeated_calls(
     step: StepCalls, dead: Collection[int]
 ) -> dict[int, CodeLine | None]:
-    """Return the calls that repeat an earlier one, each with the line that leads to it and not to the earlier one.
+    """Return the calls that repeat an earlier call, and the calls of their backward passes.
 
-    An earlier call that is ``dead`` does not count: then the later one is the only one that is needed. The backward
-    pass of a repeated call counts as repeated, too. Activation checkpointing, which repeats forward in backward to save
-    memory, does not.
+    Activation checkpointing, which repeats forward in backward to save memory, does not count. Nor does a call whose
+    earlier one is ``dead``, because then the later call is the one that is needed.
+
+    Returns:
+        by the number of the call, the line of the program that repeats the computation.
     """
     repeated: dict[int, CodeLine | None] = {}
-    backward_pairs: list[tuple[int, int]] = []
-    for first, number in _pairs_of_equal_value(step):
+    pairs_in_backward: list[tuple[int, int]] = []
+    for first, later in _pairs_of_equal_value(step):
         if first in dead:
             continue
-        if step.calls[number].phase == _BACKWARD:
-            backward_pairs.append((first, number))
-        elif not (_is_changed(step, first) or _is_changed(step, number)):
-            repeated[number] = _line_of_repetition(step, first, number)
-    for number in [*repeated]:
-        for backward in step.backward_of.get(number, ()):
-            repeated[backward] = repeated[number]
-    for first, number in backward_pairs:
+        if step.calls[later].phase == _BACKWARD:
+            pairs_in_backward.append((first, later))
+        elif not _is_any_changed(step, first, later):
+            repeated[later] = _line_of_repetition(step, first, later)
+    for later in [*repeated]:
+        for backward in step.backward_of.get(later, ()):
+            repeated[backward] = repeated[later]
+    # the rest is repeated in backward alone, by a second backward pass
+    for first, later in pairs_in_backward:
         is_checkpointing = step.calls[first].phase == _FORWARD
-        is_known = first in repeated or number in repeated
-        are_changed = _is_changed(step, first) or _is_changed(step, number)
-        if not is_checkpointing and not is_known and not are_changed:
-            repeated[number] = _line_of_repetition(step, first, number)
+        is_known = first in repeated or later in repeated
+        if is_checkpointing or is_known or _is_any_changed(step, first, later):
+            continue
+        repeated[later] = _line_of_repetition(step, first, later)
     return repeated
 
 
 def _pairs_of_equal_value(step: StepCalls) -> Iterator[tuple[int, int]]:
-    """Yield the first call that computes a value and each later one, by the later one's number."""
-    first_calls: dict[int, int] = {}  # by value
+    """Yield the numbers of each pair of calls that compute the same: the first such call, and a later one."""
+    first_calls: dict[int, int] = {}  # number of the call, by its value
     for number, call in enumerate(step.calls):
         if call.value is None or not call.reads or not call.writes:
             continue
@@ -56,21 +59,28 @@ def _pairs_of_equal_value(step: StepCalls) -> Iterator[tuple[int, int]]:
 
 
 def constant_calls(step: StepCalls) -> Iterator[int]:
-    """Yield the calls that compute the same in each step, for results that nothing changes afterwards."""
+    """Yield the numbers of calls that compute the same in each step, and whose results nothing changes later."""
     for number, call in enumerate(step.calls):
         if call.is_constant and call.writes and not _is_changed(step, number):
             yield number
 
 
+def _is_any_changed(step: StepCalls, first: int, later: int) -> bool:
+    return _is_changed(step, first) or _is_changed(step, later)
+
+
 def _is_changed(step: StepCalls, number: int) -> bool:
-    """Return whether something else writes to what a call has made, so that the step needs it for itself."""
+    """Return whether other calls also write to the result of a call. The step then needs a result of its own."""
     writes = step.calls[number].writes
     return any(len(step.writers[storage]) > 1 for storage in writes)
 
 
-def _line_of_repetition(step: StepCalls, first: int, number: int) -> CodeLine | None:
-    """Return the outermost line that leads to a call and not to the ``first`` one; the innermost if there is none."""
-    lines = step.lines_of(number)
+def _line_of_repetition(step: StepCalls, first: int, later: int) -> CodeLine | None:
+    """Return the outermost line that led to the ``later`` call but not to the ``first`` one.
+
+    If the same lines led to both, return the innermost line.
+    """
+    lines = step.lines_of(later)
     first_lines = step.lines_of(first)
     for line, first_line in zip(lines, first_lines, strict=False):
         if line != first_line:
@@ -81,7 +91,7 @@ def _line_of_repetition(step: StepCalls, first: int, number: int) -> CodeLine | 
 def longest_line(
     step: StepCalls, repeated: dict[int, CodeLine | None]
 ) -> CodeLine | None:
-    """Return the line of the ``repeated`` calls with most of their seconds."""
+    """Return the line to which most seconds of the ``repeated`` calls belong; None if no line is known."""
     seconds: defaultdict[CodeLine, float] = defaultdict(float)
     for number, line in repeated.items():
         if line is not None:

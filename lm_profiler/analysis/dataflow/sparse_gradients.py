@@ -1,4 +1,4 @@
-"""Finds tables of which a step uses few rows, while their gradient and the optimizer's step have all."""
+"""Finds embedding tables of which a step uses few rows, although the gradient and the optimizer process all rows."""
 
 from __future__ import annotations
 
@@ -7,30 +7,38 @@ from collections.abc import Iterator
 from lm_profiler.record.operator_calls import StepCalls
 
 _OPTIMIZER = "optimizer"
-_MANY_ZERO_ROWS = 0.95
-# of all parameters: with a smaller table the optimizer's time is mostly that of the rest
+_MANY_ZERO_ROWS = 0.95  # share of a table's rows that the step does not use
+# share of all parameters: for a smaller table, the optimizer spends most of its time on the other parameters
 _LARGE_TABLE = 0.3
-# operators that update all parameters at once
+# beginnings of the names of operators that update all parameters at once
 _JOINT_NAMES = ("aten::_foreach", "aten::_fused")
 
 
 def calls_for_unused_rows(step: StepCalls) -> dict[int, float]:
-    """Return the calls that make and use the gradients of such tables, with the share of each that zero rows take."""
+    """Return the calls that compute the gradient of such a table, and the optimizer's calls that use it.
+
+    Returns:
+        by the number of the call, the share of its work that is spent on rows that the step does not use.
+    """
     shares: dict[int, float] = {}
     for number, call in enumerate(step.calls):
         share_of_parameters = call.elements / max(step.trained_elements, call.elements)
         if call.zero_rows < _MANY_ZERO_ROWS or share_of_parameters < _LARGE_TABLE:
             continue
         shares[number] = call.zero_rows
-        for user in _calls_of_optimizer(step, number):
-            is_joint = step.calls[user].name.startswith(_JOINT_NAMES)
-            share_of_table = share_of_parameters if is_joint else 1.0
-            shares[user] = shares.get(user, 0.0) + call.zero_rows * share_of_table
+        for update in _calls_of_optimizer(step, number):
+            updates_all = step.calls[update].name.startswith(_JOINT_NAMES)
+            share_of_table = share_of_parameters if updates_all else 1.0
+            # one call may update several such tables
+            shares[update] = shares.get(update, 0.0) + call.zero_rows * share_of_table
     return shares
 
 
 def _calls_of_optimizer(step: StepCalls, gradient: int) -> Iterator[int]:
-    """Yield the optimizer's calls that work on a gradient, or on the states that follow from it."""
+    """Yield the optimizer's calls that read or write a gradient, or tensors computed from it, such as moments.
+
+    ``gradient`` is the number of the call that computes it.
+    """
     storages = set(step.calls[gradient].writes)
     for number in range(gradient + 1, len(step.calls)):
         call = step.calls[number]
