@@ -1,4 +1,4 @@
-"""Compares the steps after the measured ones with the level: a short window does not show whether the level lasts."""
+"""Checks whether steps after the measured ones still have their level: a short measurement cannot show if it lasts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ from lm_profiler.record.quantities import count_text, duration_text
 from lm_profiler.record.steps import StepRow
 
 _FEWEST_STEPS = 3  # one or two later steps may be slow by chance
-_FEWEST_MEASURED = 10  # fewer measured steps do not show how far steps scatter
-_LEAST_SHARE = 0.05  # least difference that is reported, as a share of the level
-# Least difference that is reported, in spreads of the measured steps around their level. With 3, steps that resemble
-# their neighbours (AR(1) of 0.6 to 0.9) are noted by chance in 2 %, with 4 in under 1 %.
+_FEWEST_MEASURED = 10  # fewer measured steps do not show the spread of step times
+# A difference is reported if it is at least this share of the level, ...
+_LEAST_SHARE = 0.05
+# ... this many standard deviations of the measured steps (with autocorrelated noise, AR(1) of 0.6 to 0.9, 3 would give
+# false alarms in 2 % of runs, 4 in under 1 %), ...
 _LEAST_SPREADS = 4.0
-_LEAST_SPAN_S = 1.0  # a neighbour holds a process up for as long as a second: less may lie in one such burst
-_LEAST_S = 3e-4  # least difference that is reported: timing the actions of a step takes up to that long
+# ... and this many seconds: timing the actions of a step takes up to that long.
+_LEAST_S = 3e-4
+# The later steps must take at least this long: another program may delay a process for about a second.
+_LEAST_SPAN_S = 1.0
 
 
 def level_check_note(
     model: StepModel, measured: Sequence[StepRow], later: Sequence[StepRow]
 ) -> list[str]:
-    """Return a note if ``later`` steps without a tracer differ from what the ``model`` of ``measured`` expects."""
+    """Return a note if ``later`` untraced steps differ from what the ``model`` of the ``measured`` steps predicts.
+
+    The list is empty if they do not differ, or if there are too few steps to tell.
+    """
     if len(later) < _FEWEST_STEPS or len(measured) < _FEWEST_MEASURED or model.kinds:
         return []
     indices = np.array([row.step - measured[0].step for row in later])
@@ -50,7 +56,7 @@ def level_check_note(
 
 
 def _spread(model: StepModel) -> float:
-    """Return the standard deviation of the logarithms of the measured steps around the model, odd steps aside."""
+    """Return the standard deviation of the logarithms of the measured steps around the model, without odd steps."""
     is_usual = ~model.odd
     is_usual[: model.cut] = False
     if not is_usual.any():

@@ -1,4 +1,4 @@
-"""Finds why a step was slow: the counter, read between steps, that explains its excess over the other steps."""
+"""Finds why a step was slow: which counter, read between steps, explains its excess over the usual step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lm_profiler.record.quantities import count_text, duration_text
 from lm_profiler.record.run_record import OddStep, StepCounters
 from lm_profiler.record.steps import StepRow
 
-# the share of a step's excess over the median that a cause must explain
+# A cause must explain this share of a step's excess over the median step.
 EXPLAINED = 0.5
-_WORTH_REPORTING = 0.1  # the share of the same excess from which a counter is reported
+_WORTH_REPORTING = 0.1  # without a cause, a counter is reported if it differs by this share of the excess
 
-# counters that are reported by their number: the singular and the plural of what they count
+# counters that are reported as a count: the singular and the plural of what they count
 _COUNT_WORDS = {
     "major_faults": ("major page fault", "major page faults"),
     "minor_faults": ("page fault", "page faults"),
@@ -24,7 +24,7 @@ _COUNT_WORDS = {
     "alloc_retries": ("retry of the allocator", "retries of the allocator"),
     "new_segments": ("new segment", "new segments"),
 }
-# how many more than usual are worth a word, where it is not one: a page fault takes a microsecond
+# the fewest additional events that are reported, if more than one: a page fault takes only a microsecond
 _FEWEST_EXTRA = {"minor_faults": 1000}
 
 _SECONDS_WORDS = {
@@ -36,7 +36,7 @@ _SECONDS_WORDS = {
     "system_s": "in the kernel",
 }
 
-NO_CPU = "waiting for a CPU"  # the cause that is another program's
+NO_CPU = "waiting for a CPU"  # caused by other programs
 _EMPTY_QUEUE = "the loader's queue was empty"
 _LOADER = "the loader"
 _CHECKPOINT = "a checkpoint"
@@ -65,11 +65,11 @@ class _RankReadings:
 
     counters: dict[int, StepCounters]  # by step
     usual: StepCounters
-    # by step: how long the loop waited for its batch, on the host
+    # by step: how long the host waited for its batch
     data_s: dict[int, float]
 
     def excess(self, name: str, step: int) -> float:
-        """Return by how much ``name`` is more than usual in ``step``; 0 if that is unknown."""
+        """Return by how much the counter ``name`` exceeds its usual value in ``step``; 0 if unknown."""
         value = getattr(self.counters[step], name)
         usual_value = getattr(self.usual, name)
         if value is None or usual_value is None:
@@ -78,12 +78,12 @@ class _RankReadings:
         return max(excess, 0.0)
 
     def excess_in_step(self, name: str, step: int) -> float:
-        """Return the same of seconds, less what may have passed between steps."""
+        """Return the same for a counter of seconds, without what may have been counted between steps."""
         between_steps_s = self.excess("between_s", step)
         return max(self.excess(name, step) - between_steps_s, 0.0)
 
     def data_excess_s(self, step: int) -> float:
-        """Return how much longer than usual ``step`` waited for its batch; 0 if that is unknown."""
+        """Return how much longer than usual ``step`` waited for its batch; 0 if unknown."""
         if step not in self.data_s:
             return 0.0
         usual_s = median(self.data_s.values())
@@ -102,10 +102,17 @@ def with_causes(
     counters: Sequence[StepCounters],
     workers: int | None,
 ) -> tuple[list[OddStep], list[StepCounters]]:
-    """Return ``odd`` with what explains each step, and the counters that show it.
+    """Explain odd steps by the counters of all ranks.
 
-    ``rows`` and ``counters`` are those of all ranks. The counters returned are the usual ones of the ranks that the
-    explanations are about, then those of the odd steps.
+    Args:
+        odd: the steps to explain.
+        rows: the rows of all ranks.
+        counters: the readings of all ranks.
+        workers: the number of loader workers; None if unknown.
+
+    Returns:
+        ``odd`` with their causes; and the counters that show these: first the usual counters of the ranks to which the
+        causes belong, then the counters of the odd steps.
     """
     if not odd:
         return [], []
@@ -151,12 +158,17 @@ def explained_by(
     data_s: tuple[float, float],
     workers: int | None,
 ) -> OddStep:
-    """Return ``odd`` with what explains it: the counters of this step, or of a level, and the usual ones.
+    """Return ``odd``, a step or a level of steps, with its cause.
 
-    ``data_s`` is how long a step usually waits for its batch, and how long this one did.
+    Args:
+        odd: what to explain.
+        counters: its counters.
+        usual: the usual counters.
+        data_s: how long a step usually waits for its batch, and how long this one did.
+        workers: the number of loader workers; None if unknown.
     """
     usual_data_s, odd_data_s = data_s
-    # the median of which is the usual one
+    # two more steps that do not exist, so that the median is the usual wait
     waits_s = {odd.step: odd_data_s, -1: usual_data_s, -2: usual_data_s}
     rank = _RankReadings(counters={odd.step: counters}, usual=usual, data_s=waits_s)
     return _explained(odd, {0: rank}, workers)
@@ -168,11 +180,14 @@ def usual_counters(counters: Sequence[StepCounters]) -> StepCounters:
 
 
 def counters_per_step(counters: Sequence[StepCounters]) -> StepCounters:
-    """Return the mean of each figure per step. One reading may cover several steps: all that passed since the last."""
+    """Return the mean of each figure per step, from readings that may be several steps apart.
+
+    Most figures of a reading are sums over all steps since the reading before it.
+    """
     begin = counters[0].step or 0
     end = counters[-1].step or 0
     readings_per_step = (len(counters) - 1) / max(end - begin, 1)
-    # A clock, and the time of the step itself, are not sums over steps; the time before a reading is of other steps.
+    # The clock rate and the time of the step itself are not such sums. The time between steps is not part of a step.
     special_factors = {"sm_clock_hz": 1.0, "wall_s": 1.0, "between_s": 0.0}
     mean = _averaged(counters, fmean)
     figures: dict[str, Any] = {}
@@ -194,7 +209,10 @@ def counters_per_step(counters: Sequence[StepCounters]) -> StepCounters:
 def mean_counters(
     counters: Sequence[StepCounters], rank: int = 0
 ) -> StepCounters | None:
-    """Return the mean of each figure over the steps of ``rank``, as far as known, and what was compiled longest."""
+    """Return the mean of each figure over the steps of ``rank``, with the function whose compilation took longest.
+
+    None if the rank has no counters.
+    """
     rank_counters = [reading for reading in counters if reading.rank == rank]
     if not rank_counters:
         return None
@@ -220,17 +238,17 @@ def _averaged(
 
 
 def has_own_finding(cause: str | None) -> bool:
-    """Return whether a finding of its own is about ``cause``, or it is another program's."""
+    """Return whether ``cause`` has a finding of its own, or is due to another program."""
     return cause is not None and cause.startswith(_CAUSES_WITH_FINDING)
 
 
 def _explained(
     odd: OddStep, ranks: dict[int, _RankReadings], workers: int | None
 ) -> OddStep:
-    """Return ``odd`` with the cause that explains half of its excess; without one, with the counters that differ.
+    """Return ``odd`` with the cause that explains most of its excess, over all ranks.
 
-    With several ranks, the cause that explains most counts. A step that is faster than the others stays as it is:
-    nothing happened to it.
+    If no cause explains half of it, return it with the counters that differ on the rank whose step took longest. A step
+    that is faster than usual is returned unchanged.
     """
     usual_s = odd.step_s / odd.ratio if odd.ratio else odd.step_s
     excess_s = odd.step_s - usual_s
@@ -258,7 +276,7 @@ def _explained(
 def _possible_causes(
     rank: _RankReadings, odd: OddStep, workers: int | None
 ) -> list[_Cause]:
-    """Return what may have held ``odd`` up, each with the seconds that it explains."""
+    """Return all causes that may have delayed ``odd``, each with the seconds that it explains (possibly 0)."""
     step = odd.step
     counters = rank.counters[step]
     page_faults = count_text(round(counters.minor_faults or 0), "page fault")
@@ -276,7 +294,7 @@ def _possible_causes(
         asleep_s = rank.excess_in_step("asleep_s", step)
         causes.append(_Cause(_EMPTY_QUEUE, min(data_s, asleep_s)))
         return causes
-    # What has a cause of its own may have passed in the loader.
+    # The other causes may have delayed the loader, so their time is subtracted.
     loader_s = data_s - sum(cause.seconds for cause in causes)
     loader = f"{_LOADER} (num_workers=0)" if workers == 0 else _LOADER
     causes.append(_Cause(loader, max(loader_s, 0.0)))
@@ -284,7 +302,7 @@ def _possible_causes(
 
 
 def _compilation_words(compiled: str | None) -> str:
-    """Return the cause of a compilation; ``compiled`` is the function, with its reason if it was compiled again."""
+    """Return the words for a compilation; ``compiled`` is the function, with the reason if it was compiled again."""
     if not compiled:
         return f"{_COMPILATION} of a backward pass"
     has_reason = "): " in compiled
@@ -302,7 +320,7 @@ def _clock_words(counters: StepCounters) -> str:
 
 
 def _seconds_by_clock(rank: _RankReadings, odd: OddStep) -> float:
-    """Return how much longer the median step takes at this step's clock than at the usual one, if all of it does."""
+    """Return how much longer the median step would take at this step's clock rate, if all of it depended on that."""
     clock_hz = rank.counters[odd.step].sm_clock_hz
     usual_hz = rank.usual.sm_clock_hz
     if not clock_hz or not usual_hz:
@@ -312,7 +330,7 @@ def _seconds_by_clock(rank: _RankReadings, odd: OddStep) -> float:
 
 
 def _differing_counters(rank: _RankReadings, step: int, excess_s: float) -> str:
-    """Return the counters that differ: seconds by how many more, counts as they are."""
+    """Return the counters that differ from the usual ones, as text: additional seconds, and total counts."""
     least_s = _WORTH_REPORTING * excess_s
     differences = []
     for name, words in _SECONDS_WORDS.items():
@@ -320,7 +338,7 @@ def _differing_counters(rank: _RankReadings, step: int, excess_s: float) -> str:
         if more_s >= least_s:
             differences.append(f"{duration_text(more_s)} more {words}")
     if rank.excess("between_s", step) >= least_s:
-        # then counts may be of the time between steps
+        # the events may have been counted between steps
         return ", ".join(differences)
 
     for name, (singular, plural) in _COUNT_WORDS.items():

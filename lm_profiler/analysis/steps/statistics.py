@@ -1,6 +1,6 @@
 """Statistics of step times: their location, their spread, and the uncertainty of their mean.
 
-Everything takes seconds and returns seconds; shares (cv, half widths) are plain ratios.
+Times are in seconds; shares (cv, half widths) are plain ratios.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from lm_profiler.record.run_record import TimeSummary
 
 Series = NDArray[np.float64]
 
-FEWEST_VALUES = 3  # an interval needs three values
+FEWEST_VALUES = 3  # for an interval
 
-FINEST = 0.0003  # noise, as a share of the value, below which timers and rounding hide a finer one
+FINEST = 0.0003  # the smallest noise, as a share of the value: less cannot be seen behind timers and rounding
 
-# coefficients of AR(1) noise that are weighed against each other
+# the coefficients of AR(1) noise over which likelihoods are averaged
 PHI = np.arange(0.0, 0.96, 0.05)
 
-# An interval that reaches farther than the mean itself is not reported: the values are too few, or too unlike.
+# The widest half interval that is reported, as a share of the mean. It is wider if values are few or differ too much.
 WIDEST_REPORTED = 1.0
 
-_TO_NORMAL = 1.4826  # the standard deviation of normal values over their median distance from the median
+# for normal values, the ratio of the standard deviation to the median distance from the median
+_TO_NORMAL = 1.4826
 
-_DRAWS = 4000  # of Student's t
-# of the density of Student's t: its quantiles are right to five digits
+_DRAWS = 4000  # random numbers from Student's t
+# number of intervals for integrating the density of Student's t; quantiles are then correct to five digits
 _ANGLES = 20_000
-_NORMAL_97_5 = 1.96
+_NORMAL_97_5 = 1.96  # quantile of the normal distribution
 
+# A value is an outlier if it is this many standard deviations from the median of the five values around it.
 _HAMPEL_NEIGHBOURS = 5
-_HAMPEL_DEVIATIONS = 4.0  # from the median of the neighbours
-_LARGEST_TICK = 0.06  # of a step: a larger difference is no clock's tick
-_LOWER_QUARTERS_MEAN = 0.5146  # mean of the lower three quarters of |normal|
+_HAMPEL_DEVIATIONS = 4.0
+_LARGEST_TICK = 0.06  # of a step: a larger difference is not the tick of a coarse clock
+_LOWER_QUARTERS_MEAN = 0.5146  # mean of the lowest 75 % of the absolute values of a standard normal distribution
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Interval:
 
     @property
     def relative_half_width(self) -> float | None:
-        """Half the interval as a share of the mean, its wider side's; None if the mean is 0."""
+        """The upper half of the interval, as a share of the mean; None if the mean is 0."""
         if self.mean <= 0.0:
             return None
         return self.high / self.mean - 1.0
@@ -65,7 +67,7 @@ class Interval:
 
 
 def require_finite(values: ArrayLike) -> Series:
-    """Return ``values`` as a flat float array; ValueError if one is NaN or infinite: it must not be averaged."""
+    """Return ``values`` as a flat float array; raise ValueError if one of them is NaN or infinite."""
     array = np.asarray(values, dtype=np.float64).ravel()
     unusable = int(np.count_nonzero(~np.isfinite(array)))
     if unusable:
@@ -76,10 +78,10 @@ def require_finite(values: ArrayLike) -> Series:
 
 
 def mean_interval(values: ArrayLike) -> Interval | None:
-    """Return the mean of ``values`` with its 95 % interval, in their unit; None of fewer than three.
+    """Return the mean of ``values`` with its 95 % interval, in their unit; None if there are fewer than three.
 
-    Student's t about the mean of an AR(1) process, averaged over its coefficient under Jeffreys' prior: neighbours
-    that resemble each other carry less information than as many independent values.
+    The interval accounts for autocorrelation: the values are an AR(1) process of unknown coefficient. For a given
+    coefficient, the mean follows Student's t. This is averaged over the coefficient, under Jeffreys' prior.
     """
     array = require_finite(values)
     count = array.size
@@ -87,13 +89,14 @@ def mean_interval(values: ArrayLike) -> Interval | None:
         return None
     mean = float(array.mean())
     scale = mean or 1.0
-    # one entry for each coefficient
+    # (coefficients,) each
     scores, centres, standard_errors = ar1_means(array / scale - 1.0)
     likelihoods = np.exp(-0.5 * (scores - scores.min()))
     posterior = likelihoods / np.sqrt(1.0 - PHI**2)
     posterior /= posterior.sum()
 
-    # Each draw takes one coefficient; the likelier a coefficient, the more draws take it.
+    # (draws,) Draws from the averaged distribution: each coefficient, by its index, is used in proportion to its
+    # posterior probability.
     quantiles = (np.arange(_DRAWS) + 0.5) / _DRAWS
     coefficients = np.searchsorted(np.cumsum(posterior)[:-1], quantiles)
     errors = _draws_of_student(count - 1) * standard_errors[coefficients]
@@ -104,29 +107,37 @@ def mean_interval(values: ArrayLike) -> Interval | None:
 
 
 def ar1_means(values: Series) -> tuple[Series, Series, Series]:
-    """Return for each of ``PHI``: -2 log of the marginal likelihood of the values; their mean; its standard error.
+    """Fit the mean of AR(1) ``values`` for each coefficient of ``PHI``, by generalised least squares.
 
-    The mean is the generalised one: values count for what they add to those before them. A value is whitened by
-    subtracting from it the coefficient times the value before it; the first value has none before it, and its variance
-    is larger than the others' by 1 / ``first_weight``.
+    Returns:
+        (coefficients,) each: -2 log of the marginal likelihood; the mean; its standard error.
     """
-    count = values.size
+    first_value = values[0]
+    earlier_values = values[:-1]
+    later_values = values[1:]
+    count_later = values.size - 1
+
+    # Whitening subtracts from each value the coefficient times the value before it, which makes the noise independent.
+    # The first value has none before it: its variance is larger than that of the others by 1 / first_weight.
+    # (coefficients, n - 1)
+    whitened = later_values - PHI[:, None] * earlier_values
     whitened_one = 1.0 - PHI
     first_weight = 1.0 - PHI**2
-    whitened = values[1:] - PHI[:, None] * values[:-1]
-    weight = first_weight + (count - 1) * whitened_one**2
-    weighted_sum = first_weight * values[0] + whitened_one * whitened.sum(axis=1)
-    squares = first_weight * values[0] ** 2 + (whitened**2).sum(axis=1)
+
+    weight = first_weight + count_later * whitened_one**2
+    weighted_sum = first_weight * first_value + whitened_one * whitened.sum(axis=1)
+    mean = weighted_sum / weight
+    squares = first_weight * first_value**2 + (whitened**2).sum(axis=1)
     squares_about_mean = np.maximum(squares - weighted_sum**2 / weight, 0.0)
-    variance = squares_about_mean / (count - 1) + FINEST**2 * first_weight
-    score = (count - 1) * np.log(variance) - np.log(first_weight) + np.log(weight)
-    return score, weighted_sum / weight, np.sqrt(variance / weight)
+    variance = squares_about_mean / count_later + FINEST**2 * first_weight
+    score = count_later * np.log(variance) - np.log(first_weight) + np.log(weight)
+    return score, mean, np.sqrt(variance / weight)
 
 
 def poisson_factors(events: float) -> tuple[float, float]:
-    """Return the 95 % interval of the rate of ``events`` that were counted, as factors of the estimated rate.
+    """Return the 95 % interval of a rate as two factors of its estimate, if ``events`` were counted (Poisson).
 
-    The score interval (Garwood's exact one is a little wider): one event has a rate between 0.18 and 5.7 times as high.
+    It is the score interval; Garwood's exact one is a little wider. For one event the factors are 0.18 and 5.7.
     """
     half_square = _NORMAL_97_5**2 / 2.0
     reach = _NORMAL_97_5 * math.sqrt(events + half_square / 2.0)
@@ -136,15 +147,17 @@ def poisson_factors(events: float) -> tuple[float, float]:
 
 
 def median_interval(values: ArrayLike) -> tuple[float, float] | None:
-    """Return the 95 % interval of the median, whatever the distribution; None of fewer than six values.
+    """Return the 95 % interval of the median, whatever the distribution; None if there are fewer than six values.
 
-    Between two order statistics: of n values fewer than k lie below the median with the odds of n coins (David and
-    Nagaraja 2003, section 7.1).
+    Its ends are two of the sorted values. Each value is below the median with probability 1/2, so that the number of
+    values below it is binomial (David and Nagaraja 2003, section 7.1).
     """
     ordered = np.sort(require_finite(values))
     count = ordered.size
     rank = 0
-    chance_below = 1 / 2**count
+    chance_below = (
+        1 / 2**count
+    )  # the probability that at most ``rank`` values are below the median
     while chance_below <= 0.025:
         rank += 1
         chance_below += math.comb(count, rank) / 2**count
@@ -155,15 +168,15 @@ def median_interval(values: ArrayLike) -> tuple[float, float] | None:
 
 @lru_cache(maxsize=64)
 def student_quantile(freedom: float, confidence: float) -> float:
-    """Return the two-sided quantile of Student's t, in standard errors; scipy's, which only reports may need."""
+    """Return the two-sided quantile of Student's t, in standard errors; computed here so that scipy is not needed."""
     if math.isinf(freedom):
         return NormalDist().inv_cdf((1.0 + confidence) / 2.0)
-    # t is the tangent of an angle, times the root of the freedom; the angle's density is a power of its cosine.
+    # With t = tan(angle) * sqrt(freedom), the density of the angle is a power of its cosine, which is integrated here.
     width = math.pi / 2.0 / _ANGLES
     middles = (np.arange(_ANGLES) + 0.5) * width
     ends = (np.arange(_ANGLES) + 1.0) * width
-    summed = np.cumsum(np.cos(middles) ** (freedom - 1.0))
-    angle = np.interp(confidence, summed / summed[-1], ends)
+    integral = np.cumsum(np.cos(middles) ** (freedom - 1.0))
+    angle = np.interp(confidence, integral / integral[-1], ends)
     return math.tan(angle) * math.sqrt(freedom)
 
 
@@ -173,10 +186,10 @@ def _draws_of_student(freedom: int) -> Series:
 
 
 def noise_of(differences: Series) -> float:
-    """Return the standard deviation of values whose ``differences`` these are.
+    """Return the standard deviation of values, from the ``differences`` of neighbours (von Neumann 1941).
 
-    It comes from the lower three quarters of them, which neither spikes nor changes of level reach (von Neumann 1941).
-    For a coarse clock it is half a tick at least; it is never less than ``FINEST``.
+    Only the smaller 75 % of the differences are used, because spikes and changes of level cause large ones. The result
+    is at least ``FINEST``, and at least half a tick of a coarse clock.
     """
     ordered = np.sort(np.abs(differences))
     lower = ordered[: max(1, 3 * ordered.size // 4)]
@@ -185,27 +198,32 @@ def noise_of(differences: Series) -> float:
 
 
 def rank_correlation(values: ArrayLike) -> float:
-    """Return Kendall's rank correlation of two or more ``values`` with their order: 1 if they only rise."""
+    """Return Kendall's rank correlation of at least two ``values`` with their index: 1 if they only rise."""
     series = np.asarray(values)
     earlier, later = np.triu_indices(len(series), 1)
     return float(np.sign(series[later] - series[earlier]).mean())
 
 
 def robust_std(values: Series) -> float:
-    """Return the standard deviation of normal ``values``, by their median distance from the median (Hampel 1974).
+    """Return the standard deviation of ``values``, by their median distance from the median (Hampel 1974).
 
-    Up to half of them may lie anywhere.
+    Fewer than half of the values may be outliers.
     """
     return _TO_NORMAL * float(np.median(np.abs(values - np.median(values))))
 
 
 def _tick_of(ordered: Series, lower: Series) -> float:
-    """Return the tick of a coarse clock; 0.0 if the clock is not coarse."""
+    """Return the tick of a coarse clock; 0.0 if the clock is not coarse.
+
+    Args:
+        ordered: the sorted absolute differences of neighbours.
+        lower: the smaller 75 % of them.
+    """
     larger = ordered[np.searchsorted(ordered, FINEST) :]
     if not larger.size:
         return 0.0
     least_difference = float(larger[0])
-    # With a coarse clock most differences are zero. So are they if a few steps differ from equal ones.
+    # With a coarse clock most differences are zero. (They also are if only a few of many equal steps differ.)
     are_mostly_equal = lower[lower.size // 2] < FINEST
     if not are_mostly_equal or least_difference > _LARGEST_TICK:
         return 0.0
@@ -213,9 +231,10 @@ def _tick_of(ordered: Series, lower: Series) -> float:
 
 
 def without_outliers(values: Series) -> tuple[Series, NDArray[np.bool_]]:
-    """Return ``values`` with outliers moved to the median of the five around them, and which these are (Hampel 1974).
+    """Return ``values`` with outliers replaced by the median of the five values around them, and (n,) which these are.
 
-    The scale is the differences of neighbours, which neither a change of level nor a spike makes larger.
+    (Hampel 1974.) The standard deviation comes from differences of neighbours, which changes of level and spikes do not
+    inflate.
     """
     if values.size < _HAMPEL_NEIGHBOURS:
         return values, np.zeros(values.size, bool)
@@ -231,10 +250,10 @@ def without_outliers(values: Series) -> tuple[Series, NDArray[np.bool_]]:
 def summarise_times(
     values: Sequence[float] | Series, interval: Interval | None = None
 ) -> TimeSummary:
-    """Return a summary of times in seconds with the ``interval`` of their mean, whose mean it takes over.
+    """Return a summary of times in seconds; the mean and its interval are those of ``interval``, if there is one.
 
-    std is the sample's (ddof=1, None below two values), percentiles interpolate linearly (Hyndman & Fan 1996, type 7).
-    An interval that reaches farther than the mean itself is left out.
+    std is that of a sample (ddof=1; None for fewer than two values), percentiles are interpolated linearly (Hyndman &
+    Fan 1996, type 7). An interval wider than the mean itself is left out.
     """
     array = require_finite(values)
     if array.size == 0:

@@ -1,11 +1,13 @@
-"""The course of a series under autocorrelated noise: levels, a straight line, or an excess that dies away.
+"""Fits the course of a series with autocorrelated noise: levels, a straight line, or an excess that decays.
 
-The noise is AR(1) with an unknown coefficient. Likelihoods are averaged over the coefficient, so that a series that
-wanders is not mistaken for one that jumps. Noise is estimated within the segments, never from data that still contain
-the change.
+The noise is AR(1) with an unknown coefficient. Likelihoods are averaged over the coefficient, so that a series with
+strongly correlated noise is not mistaken for one that jumps. The noise is estimated within segments, never from data
+that contain the change.
 
-A course must also beat chance: the same values in random order may not show one as clear (``beats_random_order``).
-So the rate of false alarms does not depend on the distribution of the noise.
+A course must also be clearer than chance: the same values in random order must not show a course that is as clear
+(``beats_random_order``). This way the rate of false alarms does not depend on the distribution of the noise.
+
+Scores are -2 log likelihood: the lower, the better. Gains are differences of scores.
 """
 
 from __future__ import annotations
@@ -21,53 +23,59 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.steps.statistics import FINEST, Series
 
-FEWEST = 3  # values of a segment: one or two are odd values, not a level
+FEWEST = 3  # values per segment: one or two are outliers, not a level
 
 # Coefficients of AR(1) noise over which likelihoods are averaged, with their prior weights. The first one is 0.
 _COEFFICIENTS = np.array([0.0, 0.3, 0.6, 0.8, 0.9, 0.95])
 _PRIOR = np.array([4.0, 3.0, 2.0, 1.0, 1.0, 1.0]) / 12.0
 
-_MOST_CHANGES = 10  # of level that are searched for
-# of more values, means of a few at once are searched: the search is quadratic
+_MOST_CHANGES = 10  # the most changes of level that are searched for
+# A longer series is divided into this many blocks, and their means are searched: the search takes quadratic time.
 _MOST_VALUES = 400
-_IMPOSSIBLE = 1e300  # score of a course that cannot be
+_IMPOSSIBLE = 1e300  # the score of a course that cannot exist
 
-# Costs, in units of twice the log likelihood: simulated (benchmarks/statistics)
-_BURST_BONUS = 1.5  # a burst has one level less than two changes have
-_TREND_COST = 6.5  # of a line or a decay
+# What a course must gain. Determined by simulation (benchmarks/statistics).
+_BURST_BONUS = 1.5  # a burst needs less than two changes, because it has one level less
+_TREND_COST = 6.5  # for a line or a decay
 
-# How clear a change must be: simulated
-_NEARBY = 12  # values on each side of a change whose spread is its noise
+# How clear a change must be. Determined by simulation.
+_NEARBY = 12  # values on each side of a change from whose spread its noise is estimated
 _STANDARD_ERRORS = 4.0  # by which the levels of two short segments must differ
-_LONG_FACTOR = 2.0  # how many times as much long segments must differ: means of alike neighbours scatter more
-_LONG_FACTOR_UP_TO = 80  # values; with more of them the likeness of neighbours is known, and the factor falls to 1
+# Long segments must differ by up to this factor more, because means of autocorrelated values scatter more. With more
+# values than the second number, autocorrelation is known well, and the factor falls to 1.
+_LONG_FACTOR = 2.0
+_LONG_FACTOR_UP_TO = 80
 
-# Decays: values in which an excess falls to 1/e; a power law falls with the root of the steps since its beginning.
+# An exponential decay falls to 1/e within this many values.
 _DECAYS = (1.5, 2.1, 3.0, 4.2, 6.0, 8.5, 12.0, 17.0, 24.0, 34.0, 48.0, 68.0, 96.0)
-# steps before the first value, itself included: without and with a usual warm-up
+# A power-law decay falls with the square root of the steps since its beginning. The first value is this many steps
+# after it: without a warm-up, and with a usual one.
 _POWER_LAW_BEGINNINGS = (1.0, 6.0)
 
-# Orders of a series that are tried, of which at most so many may show as clear a course. Three of twenty values that
-# are apart are neighbours in one order of 63: with fewer values the test could not be passed.
+# A course is chance if more than 3 of 60 random orders of the values show one that is as clear.
 _SHUFFLES = 60
-_MOST_SHUFFLED = 100  # of more values, means of a few at once are shuffled
-_CLEAR_SHUFFLES = 3  # shuffled series that may look as clear by chance
-FEWEST_TO_SHUFFLE = 20  # values: of fewer, too few orders differ
+_CLEAR_SHUFFLES = 3
+_MOST_SHUFFLED = 100  # of a longer series, the means of this many blocks are shuffled
+# A shorter series is not shuffled. Among 20 values, three slow ones are neighbours in one random order of 63. With
+# fewer values that is more frequent, and no course could pass the test.
+FEWEST_TO_SHUFFLE = 20
 
 
 @dataclass(frozen=True)
 class Course:
     """The fitted course of a series of n values."""
 
-    edges: tuple[int, ...]  # indices at which segments begin, 0 first, and n at the end
+    edges: tuple[
+        int, ...
+    ]  # the indices at which segments begin (0 first), and n at the end
     levels: tuple[float, ...]  # the mean of each segment, without ``trend``
-    trend: Series  # (n,) what a line or a decay adds to the level, 0 on average; zeros if there is none
-    # (n,) of a decay: how far each value lies above what it falls to
+    trend: Series  # (n,) what a line or a decay adds to the level, with mean 0; zeros if there is none
+    # (n,) for a decay: the excess of each value over the level to which the series decays
     excess: Series | None = None
 
     @property
     def fitted(self) -> Series:
-        """(n,) the course itself."""
+        """(n,) the fitted values."""
         return np.repeat(self.levels, np.diff(self.edges)) + self.trend
 
     @property
@@ -75,7 +83,7 @@ class Course:
         return len(self.levels) == 1 and not np.any(self.trend)
 
     def starting_at(self, edge: int) -> Course:
-        """Return the course from ``edge`` on, at which a segment begins."""
+        """Return the course of the values from ``edge`` on; a segment must begin there."""
         segment = self.edges.index(edge)
         edges = tuple(later_edge - edge for later_edge in self.edges[segment:])
         excess = None if self.excess is None else self.excess[edge:]
@@ -83,7 +91,7 @@ class Course:
 
 
 def flat_course(values: Series) -> Course:
-    """Return the course that is one level."""
+    """Return a course with a single level."""
     return Course(
         edges=(0, values.size),
         levels=(float(values.mean()),),
@@ -92,7 +100,12 @@ def flat_course(values: Series) -> Course:
 
 
 def find_course(values: Series, smallest: float) -> Course:
-    """Return the course of ``values``, logarithms without odd ones. A trend smaller than ``smallest`` is left out."""
+    """Return the course of ``values``: of levels, or of a line or a decay if that fits better.
+
+    Args:
+        values: (n,) logarithms, without outliers.
+        smallest: the smallest change of a level, or over a whole trend, that is fitted.
+    """
     count = values.size
     block = _block_size(count)
     means = _block_means(values, block)
@@ -116,7 +129,7 @@ def find_course(values: Series, smallest: float) -> Course:
 
 
 def beats_random_order(values: Series) -> bool:
-    """Return whether ``values``, logarithms without odd ones, show a clearer course than they do in random order."""
+    """Return whether ``values`` (logarithms, without outliers) show a clearer course than in random order."""
     if values.size < FEWEST_TO_SHUFFLE:
         return True
     observed_clearness = _clearness_in_order(values)
@@ -132,7 +145,7 @@ def beats_random_order(values: Series) -> bool:
 
 
 def _clearness_in_order(values: Series) -> float:
-    """Return the most that a course gains over one level, less its cost, if noise is independent."""
+    """Return the largest gain of a course over a single level, minus the gain it needs, for independent noise."""
     means = _block_means(values, _block_size(values.size, _MOST_SHUFFLED))
     centred = means - np.median(means)
     most_changes = _most_changes(means.size)
@@ -151,7 +164,7 @@ def _block_size(count: int, most_blocks: int = _MOST_VALUES) -> int:
 
 
 def _block_means(values: Series, block: int) -> Series:
-    """Return the means of ``block`` values at a time; those after the last full block do not count."""
+    """Return the means of blocks of ``block`` values; the values after the last full block are ignored."""
     blocks = values.size // block
     means = values[: blocks * block].reshape(blocks, block).mean(axis=1)
     return np.asarray(means)
@@ -165,10 +178,11 @@ def _means_between(values: Series, edges: Sequence[int]) -> tuple[float, ...]:
 
 
 def change_costs(count: int, changes: int) -> float:
-    """Return by how much ``changes`` must raise twice the log likelihood of ``count`` values.
+    """Return the gain that a course of ``count`` values with this number of changes needs over a single level.
 
-    Simulated (benchmarks/statistics): false alarms of at most 1 % if values are independent and normal, 3 % at AR(1) of
-    0.6; in the form of Schwarz's criterion (Yao 1988, Statistics & Probability Letters 6:181).
+    The form is that of Schwarz's criterion (Yao 1988, Statistics & Probability Letters 6:181). The constants are from
+    simulation (benchmarks/statistics): false alarms in at most 1 % of series with independent normal noise, and in 3 %
+    with AR(1) noise of 0.6.
     """
     return 8.5 + changes * (2.0 + math.log(count))
 
@@ -178,21 +192,22 @@ def _most_changes(count: int) -> int:
 
 
 def _needed_gains(count: int, most_changes: int) -> Series:
-    """Return what 0 to ``most_changes`` changes must gain, and a burst."""
+    """Return (most_changes + 2,) the gain that courses with 0, 1, … ``most_changes`` changes need, and last a burst."""
     gains = [change_costs(count, changes) for changes in range(most_changes + 1)]
     burst_gain = change_costs(count, 2) - _BURST_BONUS
     return np.array([*gains, burst_gain])
 
 
 def _find_levels(values: Series, smallest: float) -> tuple[list[int], float]:
-    """Return where the level changes, and how much that gains over one level; dynamic programming over all cuts.
+    """Return the indices at which the level changes, and by how much the gain over one level exceeds the needed one.
 
-    The segmentation is that of Auger & Lawrence (1989, Bulletin of Mathematical Biology 51:39); the likelihood is
-    marginal in levels and scale (Harville 1974) and averaged over the AR(1) coefficient. A burst, with one level
-    before and after it, is a candidate of its own (Olshen et al. 2004, Biostatistics 5:557).
+    The best cuts for each number of changes come from dynamic programming (Auger & Lawrence 1989, Bulletin of
+    Mathematical Biology 51:39). The likelihood is marginal in levels and scale (Harville 1974), and averaged over the
+    AR(1) coefficient. A burst, with the same level before and after it, is another candidate (Olshen et al. 2004,
+    Biostatistics 5:557).
     """
     most_changes = _most_changes(values.size)
-    # sums of squares about 0 lose digits far from it
+    # values far from 0 would lose digits in sums of squares
     centred = values - np.median(values)
     score_rows = []
     candidate_rows = []
@@ -203,7 +218,7 @@ def _find_levels(values: Series, smallest: float) -> tuple[list[int], float]:
         score_rows.append([*scores, burst_score])
         candidate_rows.append([*candidates, burst])
 
-    # [candidate], and [coefficient, candidate]; the first candidate has no change
+    # (candidates,) and (coefficients, candidates); the first candidate has no change, the last is the burst
     mean_scores, posterior = _averaged(np.array(score_rows))
     gains = mean_scores[0] - mean_scores
     margins = gains - _needed_gains(values.size, most_changes)
@@ -218,27 +233,31 @@ def _find_levels(values: Series, smallest: float) -> tuple[list[int], float]:
 
 
 def _clear_cuts(values: Series, cuts: Sequence[int], smallest: float) -> list[int]:
-    """Return those of ``cuts`` that are large enough, and not explained by the noise around them."""
+    """Return the ``cuts`` whose change of level is at least ``smallest``, and large compared with the noise around."""
     clear_cuts = list(cuts)
     while clear_cuts:
         edges = [0, *clear_cuts, values.size]
         clearness = []
         for begin, cut, end in zip(edges, clear_cuts, edges[2:], strict=False):
-            clearness.append(
-                _clearness(values[begin:cut], values[cut:end], values.size, smallest)
-            )
+            earlier = values[begin:cut]
+            later = values[cut:end]
+            clearness.append(_clearness(earlier, later, values.size, smallest))
         weakest = int(np.argmin(clearness))
         if clearness[weakest] >= 1.0:
             break
-        # one at a time: its neighbours have longer levels now, and may be clear
+        # Only one cut is removed at a time: the cuts beside it then have longer levels, and may be clear.
         del clear_cuts[weakest]
     return clear_cuts
 
 
 def _clearness(earlier: Series, later: Series, count: int, smallest: float) -> float:
-    """Return how many times as large a change is as it has to be.
+    """Return the ratio of a change of level to the smallest change that is accepted.
 
-    It lies between the values of two levels, ``earlier`` and ``later``, in a series of ``count`` values.
+    Args:
+        earlier: the values of the level before the change.
+        later: the values of the level after it.
+        count: the number of values of the whole series.
+        smallest: the smallest accepted change, whatever the noise is.
     """
     earlier_level = earlier.mean()
     later_level = later.mean()
@@ -250,30 +269,34 @@ def _clearness(earlier: Series, later: Series, count: int, smallest: float) -> f
     standard_error = noise * math.sqrt(1 / earlier.size + 1 / later.size)
 
     shorter_size = min(earlier.size, later.size)
-    most_factor = max(min(_LONG_FACTOR, _LONG_FACTOR_UP_TO / count), 1.0)
-    factor = min(math.sqrt(shorter_size / FEWEST), most_factor)
+    largest_factor = max(min(_LONG_FACTOR, _LONG_FACTOR_UP_TO / count), 1.0)
+    factor = min(math.sqrt(shorter_size / FEWEST), largest_factor)
 
     change = abs(float(later_level - earlier_level))
-    least_by_noise = _STANDARD_ERRORS * factor * standard_error
-    return min(change / smallest, change / least_by_noise)
+    smallest_by_noise = _STANDARD_ERRORS * factor * standard_error
+    return min(change / smallest, change / smallest_by_noise)
 
 
 @dataclass(frozen=True)
 class _SegmentWeights:
-    """What every segment [begin, end) of n values weighs under AR(1) noise, whatever the values are."""
+    """The part of the likelihood of every segment of n values that does not depend on the values.
 
-    weights: Series  # (n, n + 1) the sum of squares of the segment's whitened constant
+    All arrays are (n, n + 1): row b and column e belong to the segment [b, e). The weight of a segment is the sum of
+    squares of a constant, whitened for AR(1) noise. It is the weight with which the segment's mean is known.
+    """
+
+    weights: Series
     log_weights: Series
-    weights_around: Series  # the same of everything before the segment and after it
+    weights_around: Series  # the weight of everything before the segment and after it
     is_long_enough: NDArray[np.bool_]
-    # long enough, and so is what lies before it and after it
+    # long enough, as are the values before it and those after it
     may_be_burst: NDArray[np.bool_]
 
 
-# Each order that is tried needs the same weights; of many values they take megabytes.
+# One entry: all random orders of a series need the same weights, and those of a long series take megabytes.
 @lru_cache(maxsize=1)
 def _segment_weights(count: int, coefficient: float) -> _SegmentWeights:
-    """Return what all segments of ``count`` values weigh under AR(1) noise of ``coefficient``."""
+    """Return the weights of all segments of ``count`` values under AR(1) noise of ``coefficient``."""
     first_weight = 1.0 - coefficient**2
     lengths = np.arange(count + 1)[None, :] - np.arange(count)[:, None]
     weights = first_weight + (lengths - 1) * (1.0 - coefficient) ** 2
@@ -293,7 +316,7 @@ def _segment_weights(count: int, coefficient: float) -> _SegmentWeights:
 
 
 def _sums_around(sums: Series) -> Series:
-    """Return the sums over everything before each segment and after it."""
+    """Return (n, n + 1) the sums over everything before and after each segment, from the (n, n + 1) of segments."""
     count = len(sums)
     sums_before = sums[0, :count, None]
     sums_after = np.append(sums[:, count], 0.0)[None, :]
@@ -302,36 +325,38 @@ def _sums_around(sums: Series) -> Series:
 
 @dataclass(frozen=True)
 class _SegmentCosts:
-    """Sums over every segment [begin, end) of a series under AR(1) noise that begins anew at each change.
+    """Sums over every segment of a series of n values, whitened for AR(1) noise; from these, the best segmentations.
 
-    Rows are begins from 0 to n - 1, columns are ends from 0 to n.
+    Whitening subtracts from each value the coefficient times the value before it. It starts again in each segment, so
+    that a segment's first value is not whitened. Arrays are (n, n + 1): row b, column e belong to the segment [b, e).
     """
 
     count: int  # n
-    # of a segment's first value beside the others: 1 - coefficient squared
+    # the weight of a segment's first value, relative to the others: 1 - coefficient squared
     first_weight: float
-    squares: Series  # (n, n + 1) the sum of squares of the segment's whitened values
-    sums: Series  # the product of the whitened values with a whitened constant
+    squares: Series  # the sum of squares of the whitened values
+    sums: Series  # the sum of the products of the whitened values with a whitened 1
     weights: _SegmentWeights
 
     @classmethod
     def from_values(cls, values: Series, coefficient: float) -> _SegmentCosts:
-        """Return the sums of all segments of ``values``, from cumulative sums of the whitened values."""
+        """Return the sums over all segments of ``values``, as differences of cumulative sums."""
         count = values.size
         whitened_one = 1.0 - coefficient
         first_weight = 1.0 - coefficient**2
 
-        # Sums from index 1 to before index i, which is 0 and 1 for none.
+        # (n + 1,) at index i, the sum over the whitened values with indices 1 to i - 1
         whitened = values[1:] - coefficient * values[:-1]
         sums_before = np.concatenate([[0.0, 0.0], np.cumsum(whitened)])
         squares_before = np.concatenate([[0.0, 0.0], np.cumsum(whitened**2)])
 
-        # The first value of a segment has no value before it; the others are whitened.
+        # sums over all values of a segment except the first
         second_indices = np.arange(1, count + 1)
-        later_sums = sums_before[None, :] - sums_before[second_indices][:, None]
-        later_squares = (
-            squares_before[None, :] - squares_before[second_indices][:, None]
-        )
+        sums_before_second = sums_before[second_indices][:, None]
+        squares_before_second = squares_before[second_indices][:, None]
+        later_sums = sums_before[None, :] - sums_before_second
+        later_squares = squares_before[None, :] - squares_before_second
+        # what the first value adds
         first_sums = (first_weight * values)[:, None]
         first_squares = (first_weight * values * values)[:, None]
 
@@ -342,18 +367,22 @@ class _SegmentCosts:
 
     @cached_property
     def _residuals(self) -> Series:
-        """The sum of squares of each segment about its own level; infinite if it is too short."""
+        """(n, n + 1) the sum of squares of each segment about its own mean; infinite if it is too short."""
         about_level = self.squares - self.sums**2 / self.weights.weights
         return np.where(self.weights.is_long_enough, about_level, np.inf)
 
     def segmentations(self, most_changes: int) -> tuple[list[float], list[list[int]]]:
-        """Return the score of the best segmentation with 0 to ``most_changes`` changes, and where these are."""
+        """Return the score and the cuts of the best segmentation with 0, 1, … ``most_changes`` changes each.
+
+        Dynamic programming: the best division of the values before an end into k segments consists of a last segment,
+        and of the best division of the values before that into k - 1 segments.
+        """
         count = self.count
         residuals = self._residuals
         log_weights = self.weights.log_weights
         ends = np.arange(count + 1)
 
-        # of the best segmentation of the values before each end
+        # (n + 1,) of the best division of the values before each end
         best_residuals = residuals[0]
         best_log_weights = log_weights[0]
         last_cuts: list[NDArray[np.intp]] = []
@@ -361,7 +390,7 @@ class _SegmentCosts:
         candidates = []
         for levels in range(1, most_changes + 2):
             if levels > 1:
-                # [last cut, end]
+                # (n, n + 1) by the last cut and the end
                 sums = best_residuals[:count, None] + residuals
                 last_cut = sums.argmin(axis=0)
                 best_residuals = sums[last_cut, ends]
@@ -380,28 +409,33 @@ class _SegmentCosts:
         return scores, candidates
 
     def burst(self) -> tuple[float, list[int]]:
-        """Return the score of the best segment that has one level before and after it, and where it is."""
+        """Return the score and the two cuts of the best burst: a segment with the same level before and after it."""
         weights_around = self.weights.weights_around
         if not self.weights.may_be_burst.any():
             return _IMPOSSIBLE, []
 
         squares_around = _sums_around(self.squares)
         sums_around = _sums_around(self.sums)
-        totals = self._residuals + squares_around - sums_around**2 / weights_around
-        totals[~self.weights.may_be_burst] = np.inf
-        place = np.unravel_index(int(totals.argmin()), totals.shape)
-        weight = self.weights.weights[place]
-        log_weight = math.log(weights_around[place]) + math.log(weight)
-        score = self._score(float(totals[place]), log_weight, levels=2, segments=3)
-        begin, end = place
+        residuals_around = squares_around - sums_around**2 / weights_around
+        residuals = self._residuals + residuals_around
+        residuals[~self.weights.may_be_burst] = np.inf
+        best = np.unravel_index(int(residuals.argmin()), residuals.shape)
+        log_weight_of_burst = math.log(self.weights.weights[best])
+        log_weight = math.log(weights_around[best]) + log_weight_of_burst
+        score = self._score(float(residuals[best]), log_weight, levels=2, segments=3)
+        begin, end = best
         return score, [int(begin), int(end)]
 
     def _score(
         self, residual: float, log_weight: float, *, levels: int, segments: int
     ) -> float:
-        """Return -2 log of the likelihood, marginal in the levels and the scale.
+        """Return the score of a segmentation: -2 log likelihood, marginal in the levels and the scale.
 
-        A burst has one level before and after it: two levels in three segments.
+        Args:
+            residual: the sum of squares about the levels.
+            log_weight: the sum of the logarithms of the weights of the levels.
+            levels: the number of different levels.
+            segments: the number of segments: one more than levels if there is a burst.
         """
         variance = (
             residual / max(self.count - levels, 1) + FINEST**2 * self.first_weight
@@ -411,7 +445,10 @@ class _SegmentCosts:
 
 
 def _traced_back(last_cuts: Sequence[NDArray[np.intp]], count: int) -> list[int]:
-    """Return the cuts of the best segmentation of all values; ``last_cuts`` has the last cut before each end."""
+    """Return the cuts of the best segmentation of all ``count`` values.
+
+    ``last_cuts`` has one array for each number of segments from 2 on: the last cut of the best division, by its end.
+    """
     cuts: list[int] = []
     end = count
     for last_cut in reversed(last_cuts):
@@ -421,10 +458,18 @@ def _traced_back(last_cuts: Sequence[NDArray[np.intp]], count: int) -> list[int]
 
 
 def _averaged(scores: Series, prior: Series = _PRIOR) -> tuple[Series, Series]:
-    """Return -2 log of the likelihood averaged over the coefficient (the first axis), and its posterior."""
+    """Average likelihoods over the AR(1) coefficient.
+
+    Args:
+        scores: (coefficients, …) the score for each coefficient.
+        prior: (coefficients,) the prior probability of each coefficient.
+
+    Returns:
+        (…) the scores of the averaged likelihoods, and (coefficients, …) the posterior probability of each coefficient.
+    """
     best_scores = scores.min(axis=0)
     prior_by_row = prior.reshape(-1, *[1] * (scores.ndim - 1))
-    # relative to the best coefficient, whose likelihood would underflow otherwise
+    # likelihoods relative to that of the best coefficient, because they would underflow otherwise
     weighted = np.exp(-0.5 * (scores - best_scores)) * prior_by_row
     totals = weighted.sum(axis=0)
     return best_scores - 2.0 * np.log(totals), weighted / totals
@@ -435,13 +480,18 @@ def _averaged(scores: Series, prior: Series = _PRIOR) -> tuple[Series, Series]:
 
 @dataclass(frozen=True)
 class _Trend:
-    gain: float  # over one level, in twice the log likelihood
-    values: Series  # (n,) of a line: about its mean; of a decay: above what it falls to
-    dies_away: bool
+    """A straight line or a decay."""
+
+    gain: float  # over a single level
+    values: Series  # (n,) for a line, relative to its mean; for a decay, the excess over its final level
+    dies_away: bool  # whether it is a decay
 
 
 def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Trend:
-    """Return the best of a straight line and of decays; only the first few ``coefficients`` of the noise are tried."""
+    """Return the best of a straight line and several decays.
+
+    The likelihood is averaged over the first ``coefficients`` AR(1) coefficients (1: independent noise only).
+    """
     centred = values - np.median(values)
     shapes, dies_away = _unit_shapes(values.size)
     level_scores = np.empty(coefficients)
@@ -457,7 +507,7 @@ def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Tren
     mean_shape_scores, posterior = _averaged(shape_scores, prior)
     mean_slopes = (posterior * slopes).sum(axis=0)
     gains = mean_level_score - mean_shape_scores
-    # A decay with a negative slope rises to a level, which is no warm-up.
+    # A decay with a negative slope rises to its final level, which is not a warm-up.
     rises_to_level = dies_away & (mean_slopes <= 0)
     gains[rises_to_level] = -np.inf
     best = int(gains.argmax())
@@ -469,18 +519,18 @@ def _find_trend(values: Series, coefficients: int = _COEFFICIENTS.size) -> _Tren
 
 @dataclass(frozen=True)
 class _Regressors:
-    """A whitened level and the whitened unit shapes [S, n], with the products that no value changes."""
+    """What a regression on a constant and a unit shape needs, apart from the values. All is whitened."""
 
-    constant: Series
-    shapes: Series
-    constant_weight: float
-    shapes_on_constant: Series
-    weights: Series  # of each shape, about its mean
+    constant: Series  # (n,)
+    shapes: Series  # (shapes, n)
+    constant_weight: float  # the sum of squares of ``constant``
+    shapes_on_constant: Series  # (shapes,) the products of each shape with ``constant``
+    weights: Series  # (shapes,) the sum of squares of each shape about its mean
 
 
 @lru_cache(maxsize=16)
 def _regressors(count: int, coefficient: float) -> _Regressors:
-    """Return what every line and decay through ``count`` values needs under AR(1) noise of ``coefficient``."""
+    """Return the regressors for ``count`` values under AR(1) noise of ``coefficient``."""
     constant = _whitened(np.ones(count), coefficient)
     shapes = _whitened(_unit_shapes(count)[0], coefficient)
     constant_weight = float(constant @ constant)
@@ -490,9 +540,10 @@ def _regressors(count: int, coefficient: float) -> _Regressors:
 
 
 def _fit_shapes(values: Series, coefficient: float) -> tuple[float, Series, Series]:
-    """Fit ``values`` by a level alone, and by a level and one of the unit shapes [S, n], under AR(1) noise.
+    """Fit a level to ``values``, and a level plus each of the unit shapes, under AR(1) noise of ``coefficient``.
 
-    Return -2 log of the likelihood of the level, that of each shape, and the slope of each shape.
+    Returns:
+        the score of the level, (shapes,) the score with each shape, and (shapes,) the slope of each shape.
     """
     count = values.size
     first_weight = 1.0 - coefficient**2
@@ -501,7 +552,7 @@ def _fit_shapes(values: Series, coefficient: float) -> tuple[float, Series, Seri
     response = _whitened(values, coefficient)
     response_on_constant = float(regressors.constant @ response)
 
-    # What follows is about the mean: without what the constant explains.
+    # sums of squares and products about the mean, that is, without what the constant explains
     squares = float(response @ response) - response_on_constant**2 / constant_weight
     products_by_constant = regressors.shapes_on_constant * response_on_constant
     products = regressors.shapes @ response - products_by_constant / constant_weight
@@ -518,15 +569,21 @@ def _fit_shapes(values: Series, coefficient: float) -> tuple[float, Series, Seri
 
 
 def _whitened(values: Series, coefficient: float) -> Series:
-    """Return ``values`` (along the last axis) without what each has from the one before it."""
-    first_value = math.sqrt(1.0 - coefficient**2) * values[..., :1]
-    later_values = values[..., 1:] - coefficient * values[..., :-1]
-    return np.concatenate([first_value, later_values], axis=-1)
+    """Return (…, n) ``values`` whose AR(1) noise is made independent, with the same variance for all.
+
+    From each value the coefficient times the value before it is subtracted; the first value is only scaled.
+    """
+    first_value = values[..., :1]
+    earlier_values = values[..., :-1]
+    later_values = values[..., 1:]
+    scaled_first = math.sqrt(1.0 - coefficient**2) * first_value
+    whitened = later_values - coefficient * earlier_values
+    return np.concatenate([scaled_first, whitened], axis=-1)
 
 
 @lru_cache(maxsize=64)
 def _unit_shapes(count: int) -> tuple[Series, NDArray[np.bool_]]:
-    """Return (shapes of unit mean square, which of them die away): a straight line first, then decays."""
+    """Return a straight line and decays as (shapes, n) with mean square 1, and (shapes,) which of them are decays."""
     steps = np.arange(count)
     shapes = [steps - (count - 1) / 2.0]
     for decay in _DECAYS:

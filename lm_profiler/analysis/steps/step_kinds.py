@@ -1,7 +1,7 @@
-"""Kinds of steps: a share of the steps takes another time, in random order (buckets of lengths, for example).
+"""Finds kinds of steps: clusters of step times that occur in random order, for example by buckets of lengths.
 
-A few steps of one kind may follow each other by chance. That does not mean that the run became slower or faster from
-there on (a change of level), nor that the slow steps repeat at an interval (a pattern).
+A few steps of one kind may follow each other by chance. This is neither a change of level, after which the run stays
+slower or faster, nor a pattern, in which slow steps repeat at an interval.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.steps.statistics import Series
 
-_FEWEST = 3  # steps of a kind
-_MOST_KINDS = 5  # more of them are no kinds, but noise with gaps
-_GAP = math.log(1.1)  # in logarithms: kinds are 10 % apart at least
-_GAP_IN_SPREADS = 3.0  # standard deviations within a kind
-_ORDER = 0.02  # chance of as few changes between two kinds in random order, at which they count as ordered
-# standard errors by which a kind may come earlier or later than the others
+_FEWEST = 3  # steps per kind
+_MOST_KINDS = 5  # with more clusters, they are noise with gaps and not kinds
+_GAP = math.log(1.1)  # kinds are at least 10 % apart
+# and at least this many of the largest standard deviation within a kind
+_GAP_IN_SPREADS = 3.0
+# A kind counts as ordered if so few changes between it and the others have less than this probability, ...
+_ORDER = 0.02
+# ... or if its mean position in the run differs by this many standard errors from that of the others.
 _POSITION = 2.6
 
 
@@ -28,12 +30,12 @@ _POSITION = 2.6
 class RarerKind:
     """A kind that is rarer than the most frequent one."""
 
-    members: NDArray[np.bool_]  # (n,) which steps are of it
-    offset: float  # how far they lie above the most frequent kind, in logarithms
+    members: NDArray[np.bool_]  # (n,) which steps are of this kind
+    offset: float  # the logarithm of their time, relative to the most frequent kind
 
 
 def find_kinds(values: Series) -> list[RarerKind]:
-    """Return the kinds of ``values``, logarithms, beside the most frequent one; none if the values are of one kind."""
+    """Return the kinds of ``values`` (logarithms) except the most frequent one; none if all are of one kind."""
     clusters = _clusters(values)
     if not 2 <= len(clusters) <= _MOST_KINDS:
         return []
@@ -48,7 +50,7 @@ def find_kinds(values: Series) -> list[RarerKind]:
 
 
 def offsets_of(kinds: list[RarerKind], count: int) -> Series:
-    """(count,) what the kinds add to each value."""
+    """Return (count,) the offset of each value from the most frequent kind."""
     total = np.zeros(count)
     for kind in kinds:
         total += kind.offset * kind.members
@@ -56,9 +58,9 @@ def offsets_of(kinds: list[RarerKind], count: int) -> Series:
 
 
 def _clusters(values: Series) -> list[NDArray[np.bool_]]:
-    """Return the groups of alike values, as masks, the lowest first. One or two values are no group.
+    """Return the clusters of values as (n,) masks, the lowest first; clusters of one or two values are left out.
 
-    The list is empty if groups are as wide as the gaps between them.
+    None are returned if a gap between clusters is not much wider than the clusters are.
     """
     if not values.size:
         return []
@@ -79,7 +81,7 @@ def _clusters(values: Series) -> list[NDArray[np.bool_]]:
 
 
 def _has_order(members: NDArray[np.bool_]) -> bool:
-    """Return whether ``members`` come together, or earlier or later than the others, more than chance explains."""
+    """Return whether ``members`` occur together, or earlier or later than the others, more than by chance."""
     count = members.size
     member_count = int(members.sum())
     other_count = count - member_count
@@ -93,17 +95,20 @@ def _has_order(members: NDArray[np.bool_]) -> bool:
 
 
 def _chance_of_runs(count_a: int, count_b: int, runs: int) -> float:
-    """Return the chance of ``runs`` runs or fewer of two kinds in random order (Wald & Wolfowitz 1940)."""
+    """Return the probability that steps of two kinds in random order form at most ``runs`` runs of equal steps.
+
+    (Wald & Wolfowitz 1940.) ``count_a`` and ``count_b`` are the numbers of steps of each kind.
+    """
     ways = 0
     for number in range(2, runs + 1):
-        # The kinds take turns, and either may begin: so many runs of one, so many of the other.
-        longer_half = math.ceil(number / 2)
-        half = number // 2
-        ways += _ways_to_cut(count_a, longer_half) * _ways_to_cut(count_b, half)
-        ways += _ways_to_cut(count_a, half) * _ways_to_cut(count_b, longer_half)
+        # Runs of the kinds alternate. If their number is odd, the kind that begins has one more.
+        more = math.ceil(number / 2)
+        fewer = number // 2
+        ways += _ways_to_cut(count_a, more) * _ways_to_cut(count_b, fewer)  # a begins
+        ways += _ways_to_cut(count_a, fewer) * _ways_to_cut(count_b, more)  # b begins
     return ways / math.comb(count_a + count_b, count_a)
 
 
 def _ways_to_cut(count: int, runs: int) -> int:
-    """Return in how many ways ``count`` steps in a row make ``runs`` runs, none of them empty."""
+    """Return the number of ways to divide ``count`` steps in a row into ``runs`` runs that are not empty."""
     return math.comb(count - 1, runs - 1)

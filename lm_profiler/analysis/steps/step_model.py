@@ -1,10 +1,10 @@
-"""One model of a run's step times: warm-up, then levels, a pattern, kinds, odd steps and noise; and the word for it.
+"""The model of a run's step times, and the word that describes it, such as `steady`.
 
     log seconds = course (levels, a line, or a decay) + pattern (every p-th step) + kinds + odd steps + AR(1) noise
 
-Time is a sum, so the parts of a stretch of steps add up to its mean: the level of the regular steps, what the pattern
-adds to it, and what odd steps add. A run in whose few noisy steps no change of level was found is not steady for that
-reason: if its level is not known to 5 %, it is `noisy`, whatever else is known of it.
+Warm-up at the beginning is cut off. Figures describe a stretch of the other steps. Its mean is the sum of the level of
+the regular steps, what the pattern adds, and what odd steps add. A run is not `steady` just because no change of level
+was found in a few noisy steps: if the level is not known to within 5 %, the run is `noisy`.
 """
 
 from __future__ import annotations
@@ -41,75 +41,82 @@ from lm_profiler.record.run_record import Steadiness, StepKind, StepLevel, StepP
 
 Word = Literal["steady", "slowing", "unsettled"]
 
-WIDEST_OF_KNOWN = 0.05  # a level that may be off by a larger share than this is not known, and the run is `noisy`
+# A level is known if half its interval is at most this share of it; otherwise the run is `noisy`.
+WIDEST_OF_KNOWN = 0.05
 
-SMALLEST_EFFECT = 0.01  # changes of level under 1 % are not worth a word
+SMALLEST_EFFECT = 0.01  # changes of level below 1 % are ignored
 
-ODD = 0.10  # the share of its level by which a step is odd: one that is off by less hardly moves any figure
+ODD = 0.10  # a step is odd if it differs by at least this share: smaller differences hardly change any figure
 
-FEWEST_STEPS = 10  # below ten steps no course and no pattern is looked for
+FEWEST_STEPS = 10  # with fewer steps, no course and no pattern is searched for
 
-# half an interval, as a share of the level, below which one process proves nothing: memory layout, clocks and
-# neighbours move whole processes by about as much (Mytkowicz et al., ASPLOS 2009; Kalibera & Jones, ISMM 2013)
+# A narrower half interval, as a share of the level, has no meaning for a single process: memory layout, clocks and
+# other programs change the mean of a whole process by about as much (Mytkowicz et al., ASPLOS 2009; Kalibera & Jones,
+# ISMM 2013).
 FINEST_TARGET = 0.005
 
-# In fewer than ten steps, whose noise is hardly known, a step is odd that is this far from their median.
+# Among 5 to 9 steps, whose noise is hardly known, a step is odd if it differs from their median by this share of the
+# median, and by this many standard deviations of the others.
 _FEWEST_FOR_A_MEDIAN = 5
-_ODD_OF_FEW = 0.5  # as a share of the median
-_DEVIATIONS_OF_FEW = 4.0  # and in standard deviations of the others
+_ODD_OF_FEW = 0.5
+_DEVIATIONS_OF_FEW = 4.0
 
-_INDEPENDENT_STEPS = 20.0  # simulated: the interval where measuring stops holds in 93 % at AR(1) of 0, 0.6 and 0.9
+# By simulation: if measuring stops with at least so many, the interval is correct in 93 % of the cases, for AR(1) noise
+# of 0, 0.6 and 0.9.
+_INDEPENDENT_STEPS = 20.0
 
 _SMALL_LOG = math.log1p(SMALLEST_EFFECT)
-_WIDEST = 10.0  # half an interval in logarithms: beyond it nothing is known
-# later steps that are as slow as the first ones show that these are no warm-up
+_WIDEST = 10.0  # the widest half interval, in logarithms
+# The first steps are no warm-up if this many later steps are as slow.
 _ALIKE_LATER = 2
 
 
 class Parts(NamedTuple):
-    """The parts of a mean, which they add up to."""
+    """The parts of a mean; their sum is the mean."""
 
-    level: float  # of the regular steps
-    pattern: float  # what the pattern adds to it
+    level: float  # the mean of the regular steps
+    pattern: float  # what the pattern adds
     odd: float  # what odd steps add
 
 
 @dataclass(frozen=True)
 class StepModel:
-    """The model of a run's step times, by index from 0.
+    """The model of the times of n steps; indices of steps start at 0.
 
-    Figures describe a stretch of the steps: the longest level, or all steps of a trend.
+    Figures describe a stretch of the steps, [begin, end): the longest level, or all steps of a trend.
     """
 
-    seconds: Series  # (n,) the series
-    cut: int  # leading steps that are warm-up
-    edges: tuple[int, ...]  # where levels begin, ``cut`` first, and n at the end
-    # (n,) what a trend adds to the logarithm of the level; zeros of levels
+    seconds: Series  # (n,) the times
+    cut: int  # the number of warm-up steps at the beginning
+    edges: tuple[
+        int, ...
+    ]  # the indices at which levels begin (``cut`` first), and n at the end
+    # (n,) what a trend adds to the logarithm of the level; zeros without a trend
     trend: Series
-    is_settled: bool  # whether what died away at the beginning was over before half of the steps
-    pattern: Pattern | None  # what repeats; None if nothing does
-    # (n,) which steps are odd: far from their neighbours, or of a rarer kind, and 10 % off
+    is_settled: bool  # whether the warm-up was over within the first half of the steps
+    pattern: Pattern | None
+    # (n,) which steps are odd: they differ by 10 % or more from their neighbours, or are of a rarer kind
     odd: NDArray[np.bool_]
-    begin: int  # the stretch begins here
-    end: int  # and ends before this step
-    # kinds of steps without an order; all of their steps are odd
+    begin: int  # first step of the stretch
+    end: int  # first step after it
+    # the rarer kinds of steps, in random order; all their steps are odd
     kinds: tuple[RarerKind, ...] = field(default=())
 
     @cached_property
     def regular(self) -> NDArray[np.bool_]:
-        """(n,) which steps are neither odd nor different by the pattern."""
+        """(n,) which steps are neither odd nor in a slow phase of the pattern."""
         return np.asarray(~self.odd & (self._classes == 0))
 
     @property
     def rise(self) -> float:
-        """The share by which a trend's last step lies above its first; 0 if there are levels."""
+        """The share by which the last step of a trend is longer than the first; 0 without a trend."""
         if not self.trend.size:
             return 0.0
         return math.expm1(float(self.trend[-1] - self.trend[self.cut]))
 
     @cached_property
     def levels(self) -> tuple[float, ...]:
-        """Seconds of each level: its regular steps' mean."""
+        """The seconds of each level: the mean of its regular steps, or of all its steps if none is regular."""
         means = []
         for begin, end in pairwise(self.edges):
             steps_s = self.seconds[begin:end]
@@ -124,7 +131,7 @@ class StepModel:
 
     @property
     def expected(self) -> Series:
-        """(n,) seconds that each step would have taken without noise, were it not odd."""
+        """(n,) the seconds that each step would have taken without noise, and if it were not odd."""
         warm_up_s = np.full(self.cut, self.levels[0])
         later_s = np.repeat(self.levels, np.diff(self.edges))
         level_by_step_s = np.concatenate([warm_up_s, later_s])
@@ -134,7 +141,10 @@ class StepModel:
         return np.asarray(level_by_step_s * np.exp(logs))
 
     def expected_later(self, indices: NDArray[np.int64]) -> Series:
-        """Return the seconds of later steps at ``indices`` if the last level, the trend's end and the pattern go on."""
+        """Return the seconds that later steps, at ``indices``, would take if the last level and the pattern continue.
+
+        A trend is assumed to stay at its last value.
+        """
         last_trend = float(self.trend[-1]) if self.trend.size else 0.0
         logs = np.full(indices.size, last_trend)
         if self.pattern is not None:
@@ -142,25 +152,29 @@ class StepModel:
         return np.asarray(self.levels[-1] * np.exp(logs))
 
     def usual(self, step: int, values: Series) -> float:
-        """Return what a series of the same steps is in the regular steps of the level of ``step``."""
-        is_usual = np.zeros(self.seconds.size, bool)
+        """Return the usual value of a series of the same steps, for comparison with that of ``step``.
+
+        It is the mean over the steps of its level that are not odd, and in the same phase of the pattern. If there are
+        none, it is the mean over all regular steps, or over all steps.
+        """
+        is_comparable = np.zeros(self.seconds.size, bool)
         for begin, end in pairwise(self.edges):
             if begin <= step < end:
-                is_usual[begin:end] = True
-        is_usual &= ~self.odd & (self._classes == self._classes[step])
-        for choice in (is_usual, self.regular):
-            if choice.any():
-                return float(values[choice].mean())
+                is_comparable[begin:end] = True
+        is_comparable &= ~self.odd & (self._classes == self._classes[step])
+        for mask in (is_comparable, self.regular):
+            if mask.any():
+                return float(values[mask].mean())
         return float(values.mean())
 
     @cached_property
     def level(self) -> Interval | None:
-        """The mean of the stretch's regular steps; None of fewer than three."""
+        """The mean of the regular steps of the stretch, with its interval; None if there are fewer than three."""
         return self.level_interval(self.seconds)
 
     @property
     def slow(self) -> tuple[int, ...]:
-        """The phases of the pattern that differ."""
+        """The phases of the pattern that differ from its base."""
         if self.pattern is None:
             return ()
         differences = np.abs(np.expm1(self.pattern.offsets))
@@ -169,8 +183,8 @@ class StepModel:
 
     @property
     def extra(self) -> float:
-        """The largest excess of a step of the pattern over the level, as a share of the level; 0 without a pattern."""
-        # without odd steps, of which one would pass for its whole phase
+        """The largest excess of a phase of the pattern over the level, as a share of the level; 0 without a pattern."""
+        # These means are without odd steps: a single one would distort the mean of its phase.
         means = self._class_means(self.seconds)
         base = means.pop(0, 0.0)
         if base <= 0.0 or not means:
@@ -178,7 +192,7 @@ class StepModel:
         return max((mean / base - 1.0 for mean in means.values()), key=abs)
 
     def parts_of(self, values: Series) -> Parts:
-        """Return what the mean of any series of the same steps consists of, over the stretch, in its own unit."""
+        """Return the parts of the mean over the stretch of a series of the same steps, in the unit of ``values``."""
         mean = self.mean_of(values)
         is_regular = self._in_stretch(self.regular)
         if not is_regular.any():
@@ -188,12 +202,15 @@ class StepModel:
         return Parts(level, pattern=inlier_mean - level, odd=mean - inlier_mean)
 
     def mean_of(self, values: Series) -> float:
-        """Return the mean of a series over the stretch; each phase of a pattern weighs as it does in a whole period."""
+        """Return the mean over the stretch of a series of the same steps.
+
+        The stretch may not consist of whole periods of the pattern, so each phase is weighted as in a whole period.
+        """
         return float(self.weights @ self._in_stretch(values))
 
     @cached_property
     def weights(self) -> Series:
-        """The weight of each step of the stretch in means; they add up to 1."""
+        """The weight of each step of the stretch in its mean; the sum is 1."""
         classes = self._in_stretch(self._classes)
         weights = np.zeros(classes.size)
         for label, share in self._class_shares.items():
@@ -202,27 +219,30 @@ class StepModel:
         return weights
 
     def interval_of(self, values: Series) -> Interval | None:
-        """The mean of any series of the same steps over the stretch, with its interval; None of fewer than three.
+        """Return the mean over the stretch of a series of the same steps, with its interval.
 
-        Noise is that of the inliers about the trend and their own phase of the pattern. The rate of odd steps is as
-        uncertain as a count of events. The two are combined as Zou & Donner do (2008, Statistics in Medicine 27:1693).
+        None if there are fewer than three inliers. The interval combines the uncertainty of the inliers' mean with
+        that of the rate of odd steps, which are counted events (Zou & Donner 2008, Statistics in Medicine 27:1693).
         """
         inliers = self._inlier_interval(values)
         if inliers is None:
             return None
-        odd_low, odd_high = self._odd_reach(values)
+        odd_below, odd_above = self._odd_reach(values)
         mean = self.mean_of(values)
-        low = mean - math.hypot(inliers.mean - inliers.low, odd_low)
-        high = mean + math.hypot(inliers.high - inliers.mean, odd_high)
+        low = mean - math.hypot(inliers.mean - inliers.low, odd_below)
+        high = mean + math.hypot(inliers.high - inliers.mean, odd_above)
         return Interval(mean, low, high, inliers.lag1)
 
     def level_interval(self, values: Series) -> Interval | None:
-        """The mean of the regular steps of the stretch alone, with its interval; None of fewer than three."""
+        """Return the mean of the regular steps of the stretch, with its interval; None if there are fewer than three.
+
+        ``values`` is a series of the same steps.
+        """
         noise = self._inlier_noise(values)
         regular = self._in_stretch(self.regular)
         if noise is None or not regular.any():
             return noise
-        # The variance of a mean falls with the number of values.
+        # Of the inliers only the regular steps count, and the variance of a mean falls with the number of values.
         ratio = self._inlier_count / int(regular.sum())
         half = (noise.high - noise.mean) * math.sqrt(ratio)
         mean = float(self._in_stretch(values)[regular].mean())
@@ -230,7 +250,7 @@ class StepModel:
 
     @cached_property
     def _classes(self) -> NDArray[np.intp]:
-        """(n,) 0 of the pattern's base, else 1 + the phase."""
+        """(n,) the class of each step: 0 for the base of the pattern, and 1 + phase for each of its slow phases."""
         phases = np.arange(self.odd.size) % self._period
         return np.where(np.isin(phases, self.slow), phases + 1, 0)
 
@@ -240,7 +260,7 @@ class StepModel:
 
     @cached_property
     def _class_shares(self) -> dict[int, float]:
-        """The share of each class in a period, for the classes that occur in the stretch."""
+        """The share of each class in a whole period, for the classes that occur in the stretch."""
         phase_counts: dict[int, int] = {}
         for label in np.unique(self._in_stretch(self._classes)).tolist():
             phase_counts[label] = 1
@@ -251,7 +271,7 @@ class StepModel:
 
     @property
     def _is_inlier(self) -> NDArray[np.bool_]:
-        """Which steps of the stretch are not odd, in whatever class."""
+        """Which steps of the stretch are not odd (of any class)."""
         return np.asarray(~self._in_stretch(self.odd))
 
     @property
@@ -259,7 +279,7 @@ class StepModel:
         return int(self._is_inlier.sum())
 
     def _class_means(self, values: Series) -> dict[int, float]:
-        """Return the mean of each class's inliers in the stretch; of all its steps if every one is odd."""
+        """Return the mean of the inliers of each class in the stretch; if all steps of a class are odd, of these."""
         stretch = self._in_stretch(values)
         classes = self._in_stretch(self._classes)
         is_inlier = self._is_inlier
@@ -278,7 +298,10 @@ class StepModel:
         return sum(share * means[label] for label, share in self._class_shares.items())
 
     def _inlier_noise(self, values: Series) -> Interval | None:
-        """Return the interval of the unweighted mean of the inliers, without what trend and pattern add to noise."""
+        """Return the unweighted mean of the inliers with its interval, from the noise about the pattern and the trend.
+
+        None if there are fewer than three inliers.
+        """
         is_inlier = self._is_inlier
         if is_inlier.sum() < FEWEST_VALUES:
             return None
@@ -295,34 +318,35 @@ class StepModel:
         return mean_interval(float(inliers.mean()) + residuals)
 
     def _inlier_interval(self, values: Series) -> Interval | None:
-        """Return the interval of the mean that a series would have without odd steps."""
+        """Return the mean that a series would have without odd steps, with its interval."""
         noise = self._inlier_noise(values)
         if noise is None:
             return None
-        # The variance of the mean of classes by their shares, as a multiple of one step's; that of the unweighted mean
-        # is one over the number of inliers.
+        # The interval of the unweighted mean is widened by the ratio of the variances of the weighted mean of the
+        # classes and of the unweighted mean. Both are in units of a single step's variance.
         inlier_classes = self._in_stretch(self._classes)[self._is_inlier]
-        variance_of_mean = 0.0
+        weighted_variance = 0.0
         for label, share in self._class_shares.items():
             steps_of_class = int((inlier_classes == label).sum())
-            variance_of_mean += share**2 / max(steps_of_class, 1)
-        ratio = variance_of_mean * inlier_classes.size
+            weighted_variance += share**2 / max(steps_of_class, 1)
+        ratio = weighted_variance * inlier_classes.size  # the other one is 1 / size
         half = (noise.high - noise.mean) * math.sqrt(ratio)
         return _interval_around(self._inlier_mean(values), half, noise.lag1)
 
     def _odd_reach(self, values: Series) -> tuple[float, float]:
-        """Return how far the mean may lie below and above what is measured, since few odd steps were seen."""
+        """Return by how much the long-run mean may be lower, and higher, because only a few odd steps were observed."""
         odd = self._in_stretch(self.odd)
         if not odd.any():
             return 0.0, 0.0
         means = self._class_means(values)
         odd_classes = self._in_stretch(self._classes)[odd]
         usual = np.array([means[label] for label in odd_classes.tolist()])
+        # what each odd step adds to the mean; negative for a step that is faster than usual
         costs = self.weights[odd] * (self._in_stretch(values)[odd] - usual)
-        slower_less, slower_more = _cost_reach(costs[costs > 0.0])
-        faster_less, faster_more = _cost_reach(-costs[costs < 0.0])
-        reach_below = math.hypot(slower_less, faster_more)
-        reach_above = math.hypot(slower_more, faster_less)
+        slow_less, slow_more = _cost_reach(costs[costs > 0.0])
+        fast_less, fast_more = _cost_reach(-costs[costs < 0.0])
+        reach_below = math.hypot(slow_less, fast_more)
+        reach_above = math.hypot(slow_more, fast_less)
         return reach_below, reach_above
 
     def _in_stretch(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -330,18 +354,18 @@ class StepModel:
 
 
 def _cost_reach(costs: Series) -> tuple[float, float]:
-    """Return how much less and how much more events may cost in the long run than the ``costs`` that were seen."""
+    """Return how much less, and how much more, events may cost in the long run than the observed ``costs``."""
     if not costs.size:
         return 0.0, 0.0
     cost = float(costs.sum())
-    # as many as there would be if all cost the same
+    # the effective number of events: as if all cost the same
     events = cost**2 / float(costs @ costs)
     low_factor, high_factor = poisson_factors(events)
     return cost * (1.0 - low_factor), cost * (high_factor - 1.0)
 
 
 def _interval_around(mean: float, half: float, lag1: float) -> Interval:
-    """Return the interval that reaches as far in logarithms on either side: a time is never negative."""
+    """Return an interval around ``mean`` that is symmetric in logarithms, because a time is never negative."""
     if mean <= 0.0:
         return Interval(mean, low=mean - half, high=mean + half, lag1=lag1)
     factor = math.exp(min(half / mean, _WIDEST))
@@ -349,18 +373,18 @@ def _interval_around(mean: float, half: float, lag1: float) -> Interval:
 
 
 def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
-    """Fit the model to step times in seconds, in the order in which they were taken, warm-up included.
+    """Fit the model to step times in seconds, in order, including warm-up.
 
-    Without ``warms_up`` what is high at the beginning is a level like others, or a decay, and nothing is cut.
+    If ``warms_up`` is False, slow steps at the beginning are not cut off: they are a level, or a decay.
     """
     seconds = require_finite(step_s)
     count = seconds.size
     if count < FEWEST_STEPS or not seconds.min() > 0.0:
         return plain(seconds)
 
-    # In logarithms noise is a share of the step, the same at each level.
+    # Logarithms, because noise is the same share of the step time at each level.
     logs = np.log(seconds)
-    pattern = _pattern_and_course_in_turns(logs)
+    pattern = _pattern_beside_course(logs)
     if pattern is not None:
         logs = logs - pattern.repeated(count)
     kinds = find_kinds(logs)
@@ -395,10 +419,13 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
 
 
 def _cut_warm_up(logs: Series) -> tuple[int, bool, Course, NDArray[np.bool_]]:
-    """Return how many leading steps are warm-up, at most half of them, and whether it was over by then.
+    """Find the warm-up, which is at most the first half of the steps.
 
-    Then the course of the steps after it, and which of them are outliers. Warm-up is single steps that are far out,
-    then what dies away, then levels that are higher than what follows.
+    It consists of single slow steps, then of a decay, then of levels that are higher than what follows.
+
+    Returns:
+        the number of its steps; whether it was over within the first half; the course of the steps after it; which of
+        these are outliers.
     """
     count = logs.size
     cut = _far_out_at_the_beginning(logs)
@@ -420,7 +447,7 @@ def _cut_warm_up(logs: Series) -> tuple[int, bool, Course, NDArray[np.bool_]]:
 
 
 def _longest_stretch(edges: Sequence[int]) -> tuple[int, int]:
-    """Return where the longest level begins and ends; of equally long ones the last, which the run goes on with."""
+    """Return the begin and the end of the longest level; of equally long ones the last, because the run stays there."""
     longest = (edges[0], edges[1])
     for begin, end in pairwise(edges):
         if end - begin >= longest[1] - longest[0]:
@@ -429,7 +456,7 @@ def _longest_stretch(edges: Sequence[int]) -> tuple[int, int]:
 
 
 def level_half_width(step_s: ArrayLike) -> float | None:
-    """Half the 95 % interval of the level of step times, as a share of it; None if there is no interval."""
+    """Return half the 95 % interval of the level of step times, as a share of the level; None without an interval."""
     level = fit(step_s).level
     if level is None:
         return None
@@ -437,11 +464,10 @@ def level_half_width(step_s: ArrayLike) -> float | None:
 
 
 def is_level_known(step_s: ArrayLike, target: float) -> bool:
-    """Return whether measuring may stop: whether the level of step times is known to the share ``target`` of it.
+    """Return whether measuring may stop, because half the interval of the level is at most the share ``target`` of it.
 
-    If steps resemble their neighbours, few of them do not show how much, and a lucky streak looks precise. So the
-    interval counts as wider as long as fewer than ``_INDEPENDENT_STEPS`` independent steps would give an interval as
-    narrow.
+    A few autocorrelated steps do not show how strong the autocorrelation is, so that their interval may be too narrow.
+    It is widened if they are worth fewer than ``_INDEPENDENT_STEPS`` independent steps.
     """
     model = fit(step_s)
     level = model.level
@@ -461,7 +487,7 @@ def is_level_known(step_s: ArrayLike, target: float) -> bool:
 
 
 def plain(step_s: ArrayLike) -> StepModel:
-    """The model in which all steps belong to one level, none is left out and nothing repeats; odd ones are marked."""
+    """Return a model in which all steps are one level, without warm-up and pattern; odd steps are marked."""
     seconds = require_finite(step_s)
     count = seconds.size
     odd = np.zeros(count, bool)
@@ -487,8 +513,11 @@ def plain(step_s: ArrayLike) -> StepModel:
     )
 
 
-def _pattern_and_course_in_turns(logs: Series) -> Pattern | None:
-    """Return the pattern of ``logs``; it is sought twice, since the course is found better without it."""
+def _pattern_beside_course(logs: Series) -> Pattern | None:
+    """Return the pattern of ``logs``, which may also have a course.
+
+    Each is found better without the other: pattern and course are searched for in turn, twice.
+    """
     course, _ = _course_of(logs, may_be_chance=True)
     pattern = find_pattern(logs - course.fitted, SMALLEST_EFFECT)
     if pattern is None:
@@ -501,9 +530,9 @@ def _pattern_and_course_in_turns(logs: Series) -> Pattern | None:
 def _course_of(
     logs: Series, may_be_chance: bool = False
 ) -> tuple[Course, NDArray[np.bool_]]:
-    """Return the course of ``logs``, and which of them are far from their neighbours.
+    """Return the course of ``logs``, and which of them are outliers.
 
-    Unless it ``may_be_chance``, a course that random order explains is one level.
+    Unless it ``may_be_chance``, a course that is no clearer than in random order is replaced by one level.
     """
     clean, is_outlier = without_outliers(logs)
     course = find_course(clean, _SMALL_LOG)
@@ -515,23 +544,25 @@ def _course_of(
 
 
 def _far_out_at_the_beginning(logs: Series) -> int:
-    """Count leading steps far above the median of the first five that are left, one normal one between them.
+    """Return the number of leading steps up to the last of those that are outliers and slow.
 
-    They are no warm-up if later steps are as slow.
+    One normal step may be between two of them. A slow step is no warm-up if later steps are as slow.
     """
     cut = 0
     half = logs.size // 2
     while cut < half and logs.size - cut >= 6:
-        logs_left = logs[cut:]
-        _, is_outlier = without_outliers(logs_left)
-        is_slow = is_outlier & (logs_left > np.median(logs_left))
+        remaining_logs = logs[cut:]
+        _, is_outlier = without_outliers(remaining_logs)
+        is_slow = is_outlier & (remaining_logs > np.median(remaining_logs))
         if is_slow[0]:
             next_slow = 0
         elif cut > 0 and is_slow[1]:
             next_slow = 1
         else:
             break
-        is_as_slow = logs_left[next_slow + 1 :] >= logs_left[next_slow] - _SMALL_LOG
+        later_logs = remaining_logs[next_slow + 1 :]
+        is_as_slow = later_logs >= remaining_logs[next_slow] - _SMALL_LOG
+        # if the very next step is as slow, both may be warm-up
         if is_as_slow.sum() >= _ALIKE_LATER and not is_as_slow[0]:
             break
         cut += next_slow + 1
@@ -539,15 +570,18 @@ def _far_out_at_the_beginning(logs: Series) -> int:
 
 
 def _leading_high_levels(course: Course, most_values: int) -> int:
-    """Count values of leading levels that lie above most of what follows; at most ``most_values``."""
+    """Return the number of values in leading levels that are above the median of what follows; at most ``most_values``.
+
+    A level counts only as a whole.
+    """
     level_by_value = np.repeat(course.levels, np.diff(course.edges))
     high_values = 0
-    for edge, level in zip(course.edges[1:-1], course.levels, strict=False):
-        usual_later = float(np.median(level_by_value[edge:]))
+    for level_end, level in zip(course.edges[1:-1], course.levels, strict=False):
+        usual_later = float(np.median(level_by_value[level_end:]))
         is_high = level >= usual_later + _SMALL_LOG
-        if edge > most_values or not is_high:
+        if level_end > most_values or not is_high:
             break
-        high_values = edge
+        high_values = level_end
     return high_values
 
 
@@ -557,9 +591,13 @@ def steadiness(
     parts_s: Mapping[str, Series] = {},
     first_step: int = 1,
 ) -> Steadiness:
-    """Return the course of a run's measured steps, of which the first is the run's ``first_step``.
+    """Return the record's description of the course of a run's measured steps.
 
-    ``parts_s``, of the same steps, show in which part a pattern is.
+    Args:
+        model: the model of these steps.
+        recompilations: the number of recompilations in them.
+        parts_s: (n,) seconds of each part in the same steps; they show which part causes a pattern.
+        first_step: the number in the run of the first measured step.
     """
     level = model.level
     word = word_of(model)
@@ -605,7 +643,7 @@ def steadiness(
 def _pattern_record(
     pattern: Pattern, model: StepModel, parts_s: Mapping[str, Series]
 ) -> StepPattern:
-    """Return the record's pattern: its period, its slow places, their excess, and the part that causes most of it."""
+    """Return the record's entry for a pattern: its period, slow phases, their excess, and the part that causes it."""
     costs_s = {
         part: abs(model.parts_of(part_s).pattern) for part, part_s in parts_s.items()
     }
@@ -619,7 +657,7 @@ def _pattern_record(
 
 
 def _kind_records(model: StepModel) -> list[StepKind]:
-    """Return the kinds with steps in the stretch, the most frequent one first."""
+    """Return the record's entries for kinds that have steps in the stretch, the most frequent one first."""
     regular_s = model.parts_of(model.seconds).level
     records = []
     for kind in model.kinds:
@@ -632,10 +670,10 @@ def _kind_records(model: StepModel) -> list[StepKind]:
 
 
 def word_of(model: StepModel) -> Word | None:
-    """Return the word for the course of the steps; None of fewer than ten steps.
+    """Return the word for the course of the steps; None if there are fewer than ten steps.
 
-    ``slowing`` if a trend rises, or levels only rise; ``unsettled`` if they change otherwise, or if what dies away at
-    the beginning takes more than half of the steps; else ``steady``.
+    It is ``slowing`` if a trend rises, or if levels only rise; ``unsettled`` if they change otherwise, or if the
+    warm-up takes more than half of the steps; and otherwise ``steady``.
     """
     if model.seconds.size < FEWEST_STEPS:
         return None

@@ -1,4 +1,7 @@
-"""Finds a repeating pattern in a series: every p-th value is higher, two levels alternate, or a saw-tooth."""
+"""Finds a repeating pattern in a series: every p-th value is higher, two levels alternate, or it is a sawtooth.
+
+A pattern has a period of p values. The positions within the period are its phases, 0 to p - 1.
+"""
 
 from __future__ import annotations
 
@@ -12,36 +15,40 @@ from numpy.typing import NDArray
 from lm_profiler.analysis.steps.statistics import Series, noise_of
 
 _LONGEST_PERIOD = 50  # in steps
-_REPEATS = 3  # of the period, at least
-_FEWEST_SLOW = 4  # steps that differ, at least
-# of the two classes of phases: simulated, see benchmarks/statistics
+_REPEATS = 3  # a period must be repeated at least this often
+_FEWEST_SLOW = 4  # at least this many steps must differ from the others
+# what a split of the phases into two classes must gain: from simulation, see benchmarks/statistics
 _NEEDED_GAIN = 28.0
-# of the best split's gain: the shortest such period is the pattern's
+# The pattern has the shortest period whose best split gains this share of what the best split of any period gains.
 _LEAST_GAIN_SHARE = 0.7
-# standard deviations that one step may count for: two spikes make no pattern
+# A single step counts for at most this many standard deviations, so that two spikes do not make a pattern.
 _CLIP = 4.0
-# how probable the best of all splits may be if the same values stand in random order
+# The best split must be less likely than this if the same values are in random order.
 _LOG_CHANCE = math.log(0.01)
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """What repeats after ``period`` values."""
+    """Offsets that repeat after ``period`` values."""
 
     period: int
-    offsets: Series  # (period,) how far each phase lies above the base, as a logarithm; 0 for the base
+    offsets: Series  # (period,) how far each phase is above the base, as a logarithm; 0 for the base
 
     def repeated(self, count: int) -> Series:
-        """(count,) the pattern itself, from phase 0 on."""
+        """Return (count,) the offsets of values that start with phase 0."""
         return np.asarray(self.offsets[np.arange(count) % self.period])
 
 
 def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
-    """Return the pattern of ``residuals``, logarithms about their level; None if none is as large as ``smallest``.
+    """Return the pattern of ``residuals``; None if there is none, or if it is smaller than ``smallest``.
 
-    Epoch folding: for every period the phases are split into two classes, the one with most phases being the base. The
-    split counts by the square of its t statistic, less what choosing it among all splits and periods gains by chance.
-    The parts of a split are split again, so that a saw-tooth gets as many levels as it needs.
+    For every period, the phases are split into two classes (epoch folding). The gain of a split is the square of its t
+    statistic, minus what the best of so many splits gains by chance. What remains is split again, so that a sawtooth
+    gets as many different offsets as it needs.
+
+    Args:
+        residuals: (n,) logarithms, relative to their level.
+        smallest: the smallest range of the offsets that is a pattern.
     """
     longest = min(residuals.size // _REPEATS, _LONGEST_PERIOD)
     splits = [_best_split(residuals, period) for period in range(2, longest + 1)]
@@ -66,62 +73,67 @@ def find_pattern(residuals: Series, smallest: float) -> Pattern | None:
 
     if np.ptp(offsets) < smallest:
         return None
+    # The base, whose offset is 0, is the most frequent level; of two alternating levels, it is the lower one.
+    base_offset = np.median(offsets)
     if period == 2:
-        # Either level is as frequent as the other.
-        return Pattern(period, offsets - float(offsets.min()))
-    return Pattern(period, offsets - float(np.median(offsets)))
+        base_offset = offsets.min()
+    return Pattern(period, offsets - float(base_offset))
 
 
 @dataclass(frozen=True)
 class _Split:
-    """The phases of a period in two classes."""
+    """A split of the phases of a period into two classes."""
 
     gain: float
     period: int
-    phases: tuple[int, ...]  # those of the class with fewer phases
+    phases: tuple[int, ...]  # the phases of the smaller class; the others are the base
 
     def is_slow(self, count: int) -> NDArray[np.bool_]:
-        """(count,) which values belong to ``phases``."""
+        """Return (count,) which values belong to ``phases``."""
         return np.isin(np.arange(count) % self.period, self.phases)
 
 
 def _split_of_shortest_period(splits: Sequence[_Split]) -> _Split:
-    """Return the first split that gains nearly as much as the best one: a pattern repeats after two periods, too."""
+    """Return the split of the shortest period that gains nearly as much as the best one.
+
+    A pattern also repeats after two or more periods, so that longer periods may gain about as much. ``splits`` are
+    ordered by period.
+    """
     most_gain = max(split.gain for split in splits)
     for split in splits:
         if split.gain >= _LEAST_GAIN_SHARE * most_gain:
             return split
-    return max(splits, key=lambda split: split.gain)  # no split gains anything
+    return max(splits, key=lambda split: split.gain)  # all gains are negative
 
 
 def _best_split(residuals: Series, period: int) -> _Split:
-    """Return the split of a period's positions into fast and slow ones that explains the residuals best.
+    """Return the split of the phases of ``period`` that explains the residuals best.
 
-    Its gain is reduced by what the best of so many splits gains by chance.
+    The phases are sorted by their median, and divided at one place into lower and higher ones.
     """
     count = residuals.size
-    # the pattern cancels out
+    # in differences over a whole period, the pattern cancels out
     noise = noise_of(residuals[period:] - residuals[:-period])
     periods = count // period
     by_period = residuals[: periods * period].reshape(periods, period)
     medians = np.median(by_period, axis=0)
     scores = np.clip((residuals - np.median(medians)) / noise, -_CLIP, _CLIP)
 
-    # [period], the phase with the lowest median first
+    # (period,) for each phase, the one with the lowest median first
     phases = np.arange(count) % period
     order = np.argsort(medians)
     sums = np.bincount(phases, scores, period)[order]
     counts = np.bincount(phases, minlength=period)[order]
 
-    # [period - 1], the phases below each split and those above it
+    # (period - 1,) for each place at which the ordered phases can be divided
     sums_below = np.cumsum(sums)[:-1]
     sums_above = sums.sum() - sums_below
     counts_below = np.cumsum(counts)[:-1]
     counts_above = count - counts_below
     differences = sums_above / counts_above - sums_below / counts_below
     variances = 1.0 / counts_below + 1.0 / counts_above
-    numbers = [_number_of_splits(period, slow) for slow in range(1, period)]
-    gains_by_chance = 2.0 * np.log(numbers)
+    splits = [_number_of_splits(period, slow) for slow in range(1, period)]
+    gains_by_chance = 2.0 * np.log(splits)
     gains = differences**2 / variances - gains_by_chance
 
     best = int(gains.argmax())
@@ -134,30 +146,36 @@ def _best_split(residuals: Series, period: int) -> _Split:
 
 
 def _number_of_splits(period: int, slow_phases: int) -> int:
-    """Return among how many splits the best one is chosen: longer periods have more of them."""
+    """Return the number of splits from which one with this period and number of slow phases is chosen.
+
+    The factor ``period`` is for the choice among periods.
+    """
     return period * math.comb(period, slow_phases)
 
 
 def _separates(split: _Split, residuals: Series) -> bool:
-    """Return whether the split's values differ from the others in one direction by more than chance explains.
+    """Return whether the values of the split's phases differ from the others in one direction, not just by chance.
 
-    Three in four of them must lie beyond nine in ten of the others.
+    At least 75 % of them must be higher, or lower, than 90 % of the others. And so many of them must be among the most
+    extreme values of all that this is unlikely in random order.
     """
     is_slow = split.is_slow(residuals.size)
     slow_values = residuals[is_slow]
     usual_values = residuals[~is_slow]
     count_above = int((slow_values > np.quantile(usual_values, 0.9)).sum())
     count_below = int((slow_values < np.quantile(usual_values, 0.1)).sum())
-    if max(count_above, count_below) < max(_FEWEST_SLOW, 0.75 * slow_values.size):
+    fewest_beyond = max(_FEWEST_SLOW, 0.75 * slow_values.size)
+    if max(count_above, count_below) < fewest_beyond:
         return False
     if count_above >= count_below:
-        order = np.argsort(-residuals, kind="stable")
+        most_extreme_first = np.argsort(-residuals, kind="stable")
     else:
-        order = np.argsort(residuals, kind="stable")
-    overlap = int(is_slow[order[: slow_values.size]].sum())
+        most_extreme_first = np.argsort(residuals, kind="stable")
+    most_extreme = most_extreme_first[: slow_values.size]
+    overlap = int(is_slow[most_extreme].sum())
     log_chance = _log_chance_of_overlap(residuals.size, slow_values.size, overlap)
-    number_of_splits = _number_of_splits(split.period, len(split.phases))
-    return log_chance + math.log(number_of_splits) <= _LOG_CHANCE
+    splits = _number_of_splits(split.period, len(split.phases))
+    return log_chance + math.log(splits) <= _LOG_CHANCE
 
 
 def _log_chance_of_overlap(count: int, size: int, overlap: int) -> float:

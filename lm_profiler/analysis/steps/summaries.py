@@ -1,4 +1,4 @@
-"""Figures of a run from its rows, the batches of its steps, and what another warm-up would have given."""
+"""Computes the figures of a run from its rows, also with another warm-up than that of the run."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ _FIGURES_OF_FLOPS = {
     *(f"{work}_flops" for work in ("forward", "backward", "optimizer")),
 }
 
-WARMUPS = (0, 1, 2, 5)  # the settings that reports in this field compare
+WARMUPS = (0, 1, 2, 5)  # numbers of warm-up steps that are commonly used
 
-# batches of each worker that must have been made meanwhile for anything to be said: with two workers it is then known
-# to about a half, and to a quarter with twice as many
+# The rate of the workers is estimated only if each has made this many batches, on average, during the measurement. With
+# two workers it is then known to within about 50 %, and with twice as many batches to within 25 %.
 _FEWEST_MADE = 1
 
 
 def mean_over_ranks(rows: Sequence[StepRow], world: int | None = None) -> list[StepRow]:
-    """Return one row per step: times averaged over the ranks (so that parts add up), tokens summed, the largest peaks.
+    """Return one row per step, over all ranks: mean times (so that parts add up), all tokens, and the largest peaks.
 
-    Tokens of a step are unknown if not all ``world`` ranks (by default, those that have rows) have a row of it.
+    The tokens of a step are unknown unless all ``world`` ranks (by default, all ranks that have rows) have a row of it.
     """
     table = StepTable.from_rows(rows)
     ranks = max(len(np.unique(table.rank)), world or 0)
@@ -100,7 +100,7 @@ def rank_medians(rows: Sequence[StepRow]) -> list[float]:
 
 
 def ideal_step_s(record: RunRecord) -> float | None:
-    """Return how long a step would take at the device's peak: what MFU is a share of. None if the MFU is unknown."""
+    """Return how long a step would take at the device's peak FLOP/s; None if the MFU is unknown."""
     step_s = record.time["step"].mean
     if record.utilisation is None or record.utilisation.mfu is None or step_s is None:
         return None
@@ -108,7 +108,10 @@ def ideal_step_s(record: RunRecord) -> float | None:
 
 
 def scalars(row: StepRow, ideal_s: float | None = None) -> dict[str, float]:
-    """Return the TensorBoard scalars of one measured step, by tag; at the device's peak it would take ``ideal_s``."""
+    """Return the TensorBoard scalars of one measured step, by tag.
+
+    ``ideal_s`` is how long the step would take at the device's peak; without it there is no MFU.
+    """
     values: list[tuple[Quantity, float | None]] = []
     for part, quantity in HOST_TIMES.items():
         values.append((quantity, row.time(part, "host")))
@@ -128,9 +131,9 @@ def scalars(row: StepRow, ideal_s: float | None = None) -> dict[str, float]:
 
 
 def model_of(rows: Sequence[StepRow], keeps_all_steps: bool = False) -> StepModel:
-    """Return the model of the step times of ``rows``, which all have the device's time.
+    """Return the model of the step times of ``rows``, all of which have times of the device.
 
-    ``keeps_all_steps`` is whether the figures use every step, and not only the longest level.
+    If ``keeps_all_steps``, figures use all steps, and not only the longest level.
     """
     seconds = [row.time("step") for row in rows]
     return plain(seconds) if keeps_all_steps else fit(seconds)
@@ -139,7 +142,13 @@ def model_of(rows: Sequence[StepRow], keeps_all_steps: bool = False) -> StepMode
 def summaries(
     rows: Sequence[StepRow], clock: str, model: StepModel
 ) -> dict[str, TimeSummary]:
-    """Return a summary of each part, the step, and forward + backward, over the stretch of ``model`` of ``rows``."""
+    """Return a summary of the times of each part, the step, and forward + backward.
+
+    Args:
+        rows: the measured steps.
+        clock: "device" or "host".
+        model: the model of these steps; the summaries are over its stretch.
+    """
     by_part: dict[str, TimeSummary] = {}
     for part in TIMES:
         seconds = np.array([row.time(part, clock) for row in rows])
@@ -151,7 +160,7 @@ def summaries(
 def step_figures(
     rows: Sequence[StepRow], model: StepModel, samples: float | None = None
 ) -> dict[str, Any]:
-    """Return fields of a record for measured ``rows``; ``samples`` are those of a mean step, over all ranks."""
+    """Return the record's fields for measured ``rows``; ``samples`` is the mean number per step, over all ranks."""
     times = summaries(rows, "device", model)
     step_s = times["step"].mean
     shares = {}
@@ -169,7 +178,7 @@ def step_figures(
 
 
 def odd_steps(rows: Sequence[StepRow], model: StepModel) -> list[OddStep]:
-    """Return steps far from what the others predict, the farthest first, each with the part that differs most."""
+    """Return the odd steps, those that differ most first, each with the part that contributes most to that."""
     odd_indices = np.flatnonzero(model.odd).tolist()
     if not odd_indices:
         return []
@@ -184,9 +193,8 @@ def odd_steps(rows: Sequence[StepRow], model: StepModel) -> list[OddStep]:
         excess_s: dict[str, float] = {}
         for part, part_s in parts_s.items():
             excess_s[part] = float(part_s[index]) - model.usual(index, part_s)
-        # A part that differs the other way is no explanation.
-        is_slow = ratio > 1.0
-        choose = max if is_slow else min
+        # of a slow step the part with the largest excess, of a fast step the one with the smallest
+        choose = max if ratio > 1.0 else min
         part = choose(excess_s, key=excess_s.__getitem__)
         odd.append(
             OddStep(
@@ -206,10 +214,15 @@ def throughput(
     samples: float | None = None,
     weights: Sequence[float] | Series | None = None,
 ) -> Throughput:
-    """Return tokens and ``samples`` of a step over the mean step ``step_s``, because time is a sum.
+    """Return the mean tokens and samples per step, and divided by the mean step time, per second.
 
-    Tokens are unknown if one of ``rows`` has none. The rows count by their ``weights``, as they do in the mean step;
-    equally if there are none.
+    Tokens are unknown if one of ``rows`` has none.
+
+    Args:
+        rows: the steps.
+        step_s: their mean time.
+        samples: the mean samples per step.
+        weights: the weight of each row in the means, as in the mean step time; None for equal ones.
     """
     counts = [row.tokens for row in rows if row.tokens is not None]
     tokens = None
@@ -226,7 +239,7 @@ def throughput(
 def with_token_use(
     rate: Throughput, counts: MeanCounts, step_s: float | None
 ) -> Throughput:
-    """Return ``rate`` with the useful tokens of ``counts``, which belong to a mean step of ``step_s``."""
+    """Return ``rate`` with the useful tokens (without padding) of ``counts``; a mean step takes ``step_s``."""
     useful_tokens = counts.useful_tokens
     if useful_tokens is None:
         return rate
@@ -245,20 +258,24 @@ def with_token_use(
 
 
 class BatchCount(NamedTuple):
-    """The batches of each step of a rank from ``step`` on, and what is in them; 0 and None are unknown."""
+    """How many batches a rank processes per step from ``step`` on, and their content; 0 and None mean unknown.
+
+    It applies until the next entry. All counts are sums over the batches of a step.
+    """
 
     step: int
     batches: int
     samples: int | None
-    elements: int | None = None  # of the largest tensor of each batch, in sum
+    elements: int | None = None  # of the largest tensor of each batch
     useful_tokens: int | None = None  # without padding
     token_positions: int | None = None  # with padding
-    squared_lengths: int | None = None  # of the sequences, in sum
-    unused_positions: int | None = None  # beyond the longest sequence of their batch
+    squared_lengths: int | None = None  # of the sequences
+    # positions beyond the longest sequence of their batch
+    unused_positions: int | None = None
 
 
 class MeanCounts(NamedTuple):
-    """What a mean step holds, over all ranks; None means unknown."""
+    """The mean counts per step, summed over all ranks; None means unknown."""
 
     batches: float | None = None
     samples: float | None = None
@@ -272,7 +289,10 @@ class MeanCounts(NamedTuple):
 def mean_counts(
     ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]
 ) -> MeanCounts:
-    """Return the mean over ``steps`` of the counts of all ``ranks``. Unknown if it is for one step of one rank."""
+    """Return the mean over ``steps`` of the counts, summed over ``ranks``.
+
+    A count that is unknown for a single step of a single rank is unknown.
+    """
     if not (ranks and all(ranks) and len(steps)):
         return MeanCounts()
     means = np.zeros(len(MeanCounts._fields))
@@ -288,7 +308,7 @@ def mean_counts(
 def _counts_of_steps(
     counts: Sequence[BatchCount], steps: Sequence[int]
 ) -> list[BatchCount]:
-    """Return the entry of ``counts`` that applies to each of ``steps``: the latest one up to it."""
+    """Return for each of ``steps`` the entry of ``counts`` that applies: the latest one at or before it."""
     positions = np.searchsorted([count.step for count in counts], steps, "right") - 1
     return [counts[position] for position in positions]
 
@@ -296,7 +316,7 @@ def _counts_of_steps(
 def short_steps(
     ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]
 ) -> dict[int, int]:
-    """Return those of ``steps`` in which the first of ``ranks`` had fewer samples than in most, and how many."""
+    """Return the ``steps`` in which the first rank had fewer samples than in the median step, and how many it had."""
     if not ranks or not ranks[0] or not steps:
         return {}
     samples_by_step: dict[int, int] = {}
@@ -311,7 +331,7 @@ def short_steps(
 
 
 def slower_throughput(rate: Throughput, share: float) -> Throughput:
-    """Return ``rate`` where the time per step makes only ``share`` of it possible."""
+    """Return ``rate`` with all rates multiplied by ``share``; the counts per step stay."""
     slower: dict[str, float] = {}
     if rate.tokens_per_s is not None:
         slower["tokens_per_s"] = rate.tokens_per_s * share
@@ -323,10 +343,10 @@ def slower_throughput(rate: Throughput, share: float) -> Throughput:
 
 
 def share_in_steps(record: RunRecord) -> float:
-    """Return the share of the training loop's time that its measured steps took; validation does not count.
+    """Return the share of the training loop's time, without validation, that the measured steps took.
 
-    The rest passed between them: ends of epochs, and what the profiler wrote once a second. A rate of the steps times
-    this share is a lower bound also where that takes long, because other programs use the machine.
+    The rest is between steps: epoch boundaries, and the profiler's own writing once per second. A rate of the steps
+    multiplied by this share is a lower bound, also if other programs on the machine make that time long.
     """
     step = record.time.get("step")
     steps = record.steps.get("measure", 0)
@@ -342,9 +362,10 @@ def share_in_steps(record: RunRecord) -> float:
 
 
 def lower_bound_share(quantity: Quantity, record: RunRecord) -> float | None:
-    """Return the share of a figure that is certain if it is a lower bound; None for other figures.
+    """If a figure is a lower bound, return the factor that makes it one; otherwise None.
 
-    Rates are lower bounds if other programs used the machine, and what is computed from FLOPs if not all were counted.
+    Rates are lower bounds if other programs used the machine. Figures computed from FLOPs are if not all FLOPs were
+    counted.
     """
     use = record.utilisation
     if quantity.name in _FIGURES_OF_FLOPS and use is not None and use.flops.uncounted:
@@ -358,8 +379,7 @@ def lower_bound_share(quantity: Quantity, record: RunRecord) -> float | None:
 def changed_batches_note(
     counts: Sequence[BatchCount], last_step: int, mean: float | None
 ) -> list[str]:
-    """Return the note on a rank whose steps up to ``last_step`` have different numbers of batches, ``mean`` on
-    average."""
+    """Return a note if the number of batches per step of a rank changes up to ``last_step``; ``mean`` is the mean."""
     known_counts = []
     for count in counts:
         if count.batches and count.step <= last_step:
@@ -378,15 +398,24 @@ def changed_batches_note(
 def lasting_step_s(
     mean_s: float, steps: int, batches: float, loader: LoaderFacts | None
 ) -> float | None:
-    """Return the seconds of a step in the long run: as long as the workers take to make its batches.
+    """Return the seconds of a step in the long run, when no prefetched batches are left.
 
-    In the seconds of ``steps`` that took ``batches`` each, workers made all but those that were ``used_up``, and if
-    the queue shrinks they never rest: so that is their rate, and the loop's once no prefetched batch is left. It is
-    ``mean_s`` if nothing was used up, or that is unknown; None if too few were made meanwhile to estimate a rate.
+    If the queue of prefetched batches shrinks during the measurement, workers are never idle: the batches that they
+    made meanwhile show their rate, which then limits the loop.
+
+    Args:
+        mean_s: the measured mean step; returned if the queue did not shrink, or if this is unknown.
+        steps: the number of measured steps.
+        batches: the number of batches per step.
+        loader: the state of the loader's queue before and after.
+
+    Returns:
+        the seconds; None if the workers made too few batches to estimate their rate.
     """
     used_batches = steps * batches
     if loader is None or not loader.used_up or used_batches <= 0:
         return mean_s
+    # a batch that is being made counts as half
     half_made_before = _half_made(loader, loader.ready_before)
     half_made_after = _half_made(loader, loader.ready_after)
     made_batches = used_batches - loader.used_up + (half_made_after - half_made_before)
@@ -397,7 +426,7 @@ def lasting_step_s(
 
 
 def _half_made(loader: LoaderFacts, ready: int | None) -> float:
-    """Return half the number of batches that are being made: none if the queue is full."""
+    """Return half the number of batches that workers are making while ``ready`` are in the queue; 0 if it is full."""
     free_places = max((loader.ahead or 0) - (ready or 0), 0)
     batches = min(loader.workers or 0, free_places)
     return batches / 2.0
@@ -405,7 +434,7 @@ def _half_made(loader: LoaderFacts, ready: int | None) -> float:
 
 @dataclass(frozen=True)
 class Steps:
-    """A run's steps, each a mean over the ranks, and the summary of their parts on the device's clock."""
+    """Steps of a run, each a mean over the ranks, and summaries of their parts by the device's times."""
 
     rows: Sequence[StepRow]
     times: Mapping[str, TimeSummary]
@@ -415,9 +444,10 @@ class Steps:
 def steps_after(
     entry: Entry, warmup: int | None = None, count: int | None = None
 ) -> Steps:
-    """Return ``count`` recorded steps (None: all) after the first ``warmup``; if neither is given, as ``entry`` is cut.
+    """Return ``count`` recorded steps (None: all) after the first ``warmup`` steps.
 
-    Without any cut these are the measured steps from which the run's own figures were computed.
+    If neither is given, the cut of ``entry`` is used. If it has none, these are the steps from which the run's own
+    figures were computed.
     """
     if warmup is None and count is None and entry.cut is not None:
         warmup = entry.cut.warmup
@@ -454,7 +484,7 @@ def _recorded(entry: Entry) -> list[StepRow]:
     )
 
 
-# returns the batches of each rank's steps of the run in a folder, as ``BatchCount`` has them; none if they are unknown
+# returns for the run in a folder the batch counts of each rank; nothing if they are unknown
 ReadBatchCounts = Callable[[Path], Sequence[Sequence[BatchCount]]]
 
 
@@ -464,10 +494,17 @@ def judged_after_warmups(
     count: int | None,
     read_batch_counts: ReadBatchCounts = lambda folder: (),
 ) -> tuple[list[Entry], list[str]]:
-    """Return each of ``entries`` once for each warm-up, with figures of ``count`` (all) steps after it; and problems.
+    """Compute the figures of runs as if other numbers of warm-up steps had been chosen.
 
-    Those that died before their steps stay as they are. A run with fewer steps than were requested is left out:
-    figures of unlike numbers of steps would stand side by side.
+    Args:
+        entries: the runs.
+        warmups: the numbers of warm-up steps; None for a run's own.
+        count: the number of steps after them; None for all.
+        read_batch_counts: returns the batch counts of a run's ranks.
+
+    Returns:
+        each run once per warm-up; and the problems. A run that died before its steps is returned unchanged. A run with
+        too few steps is a problem and left out, because figures from different numbers of steps cannot be compared.
     """
     problems: list[str] = []
     cut_entries: list[Entry] = []
@@ -506,7 +543,7 @@ def _cut_entry(entry: Entry, cut: Cut, counts: Sequence[Sequence[BatchCount]]) -
     figures = step_figures(steps.rows, model, samples)
     step_s = figures["time"]["step"].mean
     figures["throughput"] = with_token_use(figures["throughput"], mean, step_s)
-    # The run's own record has the causes of odd steps among the measured ones; nothing was read in warm-up.
+    # The causes of odd steps are those of the run's own record; in warm-up steps no counters were read.
     causes = {
         odd.step: odd.model_dump(include={"cause", "cause_s", "beside", "rank"})
         for odd in record.odd_steps
@@ -520,7 +557,8 @@ def _cut_entry(entry: Entry, cut: Cut, counts: Sequence[Sequence[BatchCount]]) -
         "measure": len(steps.rows),
     }
     figures["utilisation"] = _scaled_utilisation(record, steps.times)
-    figures["steadiness"] = None  # it is that of the run's own cut
+    # these are about the steps that the run itself measured
+    figures["steadiness"] = None
     figures["verdict"] = None
     cut_entry = replace(entry, cut=cut, record=record.model_copy(update=figures))
     cut_entry.__dict__["rows"] = entry.rows  # read once for all settings
@@ -528,7 +566,7 @@ def _cut_entry(entry: Entry, cut: Cut, counts: Sequence[Sequence[BatchCount]]) -
 
 
 def _exact_samples_per_step(record: RunRecord) -> float | None:
-    """Return the samples of a mean step; the record's own number of them is a whole one."""
+    """Return the mean samples per step from the rate, because the record's ``samples_per_step`` is rounded."""
     rates = record.throughput
     step_s = record.time["step"].mean
     if rates is None or rates.samples_per_s is None or step_s is None:
@@ -539,7 +577,7 @@ def _exact_samples_per_step(record: RunRecord) -> float | None:
 def _scaled_utilisation(
     record: RunRecord, times: Mapping[str, TimeSummary]
 ) -> Utilisation | None:
-    """Return the utilisation of steps that take ``times``: shares of a peak go by the inverse of the mean step."""
+    """Return the record's utilisation for steps that take ``times``: it is inversely proportional to the mean step."""
     use = record.utilisation
     recorded_step_s = record.time["step"].mean
     step_s = times["step"].mean
@@ -554,7 +592,7 @@ def _scaled_utilisation(
 
 
 def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
-    """Return those of ``entries`` that have steps to cut, and a line on each other."""
+    """Return the ``entries`` that have steps to cut, and one line about each of the others."""
     problems: list[str] = []
     with_steps = []
     for entry in entries:
