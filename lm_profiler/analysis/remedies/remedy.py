@@ -112,9 +112,8 @@ class Candidate:
 class Smaller(Candidate):
     """Options with which a run needs less memory, as `plan` offers them."""
 
-    surely_fits: bool = (
-        False  # whether it is known to fit, so that it need not be rehearsed
-    )
+    # whether it is known to fit, so that it need not be rehearsed
+    surely_fits: bool = False
 
     @property
     def words(self) -> list[str]:

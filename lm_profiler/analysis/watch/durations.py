@@ -1,4 +1,4 @@
-"""Judges how long validations, checkpoints and epoch boundaries take: single long ones, and a course that grows."""
+"""Finds validations, checkpoints and epoch boundaries that take long: single ones, and a lasting increase."""
 
 from __future__ import annotations
 
@@ -8,29 +8,34 @@ from typing import NamedTuple
 
 import numpy as np
 
-_MOST_DURATIONS = 20  # durations that are compared with
-_FEWEST = 3  # durations before anything is reported
-_LONG_RATIO = 1.5  # times the median before it
-_LONG_AGAINST_LONGEST = 1.25  # times the longest before it
-_GREW_RATIO = 1.25  # by which all of the last ``_FEWEST`` are above the reference
-_LEAST_S, _LEAST_STEPS = 0.1, 10.0  # seconds and steps below which nothing is reported
-_CORRECTED = 0.1  # share by which a course must have moved to be reported again
+_MOST_DURATIONS = 20  # the last durations, with which a new one is compared
+_FEWEST = 3  # durations that are needed for any comparison
+# A single duration is long if it is this many times the median, and this many times the longest, of those before it.
+_LONG_RATIO = 1.5
+_LONG_AGAINST_LONGEST = 1.25
+# Durations have increased for good if each of the last three is this many times the median of the first three.
+_GREW_RATIO = 1.25
+# an excess below this many seconds, or below the time of this many steps, is not reported
+_LEAST_S = 0.1
+_LEAST_STEPS = 10.0
+_CORRECTED = 0.1  # a lasting increase is reported again if the duration has changed by this share
 
 
 @dataclass(eq=False, kw_only=True)
 class LongDurations:
-    """Single durations that are longer than usual, or a course: durations that stay longer than they were."""
+    """An event: single durations that are longer than usual, or a course (durations that have increased for good)."""
 
     first_step: int
     found_step: int  # the step at which it was found
-    at_s: float
-    against_s: float  # the usual duration, or the one at the beginning of the course
-    now_s: float  # the mean of the long ones, or the duration by now
+    at_s: float  # when the first of the durations ended
+    against_s: float  # the usual duration; of a course, the duration at the beginning
+    now_s: float  # the mean of the long durations; of a course, the last duration
     is_course: bool = False
-    times: int = 1
-    excess_s: float = 0.0
+    times: int = 1  # number of durations
+    excess_s: float = 0.0  # sum over single long durations of the time beyond the usual
+    # the step at which a course had ended; None: it has not
     until_step: int | None = None
-    is_withdrawn: bool = False  # a course stands for it
+    is_withdrawn: bool = False  # whether a course includes it
     _reported_s: float = 0.0
 
     @property
@@ -49,8 +54,9 @@ class _Duration(NamedTuple):
 
 @dataclass(eq=False)
 class Durations:
-    """The durations of one kind, as they come."""
+    """Follows the durations of one kind, such as validations."""
 
+    # the last durations that were not long
     _usual_s: deque[float] = field(
         default_factory=lambda: deque(maxlen=_MOST_DURATIONS)
     )
@@ -65,7 +71,7 @@ class Durations:
     _changed: list[LongDurations] = field(default_factory=list)
 
     def add(self, seconds: float, step: int, at_s: float, step_s: float) -> None:
-        """Take how long one took, which ended at ``at_s`` after ``step``; a step usually takes ``step_s``."""
+        """Add a duration that ended at ``at_s`` after ``step``; a step usually takes ``step_s``."""
         least_s = max(_LEAST_S, _LEAST_STEPS * step_s)
         usual_s = float(np.median(self._usual_s)) if self._usual_s else seconds
         self._last_durations.append(_Duration(seconds, step, at_s))
@@ -92,13 +98,17 @@ class Durations:
         self._changed.append(self._long_event)
 
     def _is_long_duration(self, seconds: float, usual_s: float, least_s: float) -> bool:
+        """Return whether a duration is much longer than the usual ones, by at least ``least_s``."""
         if len(self._usual_s) < _FEWEST or seconds - usual_s < least_s:
             return False
         least_by_longest_s = _LONG_AGAINST_LONGEST * max(self._usual_s)
         return seconds >= max(_LONG_RATIO * usual_s, least_by_longest_s)
 
     def _follow_course(self, seconds: float, step: int, least_s: float) -> bool:
-        """Return whether the durations have grown for good, and keep the event of it up to date."""
+        """Update the course, or begin one if the durations have increased for good; return whether there is one.
+
+        ``least_s`` is the least increase in seconds that is worth an event.
+        """
         if self._reference_s is None:
             self._first_durations_s.append(seconds)
             if len(self._first_durations_s) == _FEWEST:
@@ -120,6 +130,7 @@ class Durations:
         if shortest_s < _GREW_RATIO * reference_s or seconds - reference_s < least_s:
             return False
         first = self._last_durations[0]
+        # if the first durations of the run increased already, the very first one is what to compare with
         first_durations_s = self._first_durations_s
         grows_from_start = first_durations_s == sorted(first_durations_s)
         against_s = first_durations_s[0] if grows_from_start else reference_s
@@ -133,6 +144,7 @@ class Durations:
             times=_FEWEST,
         )
         self._changed.append(self._course)
+        # an event of single long durations that the course includes is withdrawn
         event = self._long_event
         if event is not None and event.first_step >= first.step:
             event.is_withdrawn = True
@@ -141,12 +153,12 @@ class Durations:
         return True
 
     def finish(self) -> None:
-        """At the end of the run, report the last duration of a course."""
+        """At the end of the run, report a course with its last duration."""
         if self._course is not None:
             self._changed.append(self._course)
 
     def take_changed(self) -> list[LongDurations]:
-        """Return the events that are new or have changed."""
+        """Return the events that are new, or have changed, since the last call."""
         changed = []
         for event in self._changed:
             if event not in changed:

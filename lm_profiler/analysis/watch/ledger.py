@@ -14,21 +14,23 @@ from numpy.typing import NDArray
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.watch_files import STEPS
 
-VALIDATION, EPOCH = "validation", "epoch"  # why a loop leaves its steps
+# names of terms; the first two are also reasons for which a loop leaves its steps
+VALIDATION, EPOCH = "validation", "epoch"
 CHECKPOINTS, LOGGERS, EPOCH_TURN = "checkpoints", "loggers", "epoch turn"
 INSTRUMENTS, STALLED, PAUSED = "own instruments", "stalled", "paused"
 CLOSING, UNEXPLAINED = "closing", "unexplained"
 WAITING, COMPILING, FIRST_STEP = "waiting for ranks", "compiling", "first step"
 
-_LEAST_S = 1e-6  # seconds below which a term is left out
+_LEAST_S = 1e-6  # shorter terms are left out
 
+# the terms from which the time of compilation is moved to ``COMPILING``
 COMPILED_IN = [f"{STEPS}{part}" for part in ("optimizer", "backward", "forward")]
 
 
 class NamedSpan(NamedTuple):
-    """A span of time with a name, such as a callback's; others may lie within it.
+    """An interval of time with a name, such as that of a callback. Other spans may lie within it.
 
-    A span of no length is a moment: an ``EPOCH`` began, or the loop left its steps for ``VALIDATION``.
+    A span of length 0 is a moment: ``EPOCH`` means that an epoch began, ``VALIDATION`` that the loop left its steps.
     """
 
     begin_ns: int
@@ -41,7 +43,7 @@ class NamedSpan(NamedTuple):
 
 
 class SpansInOrder:
-    """Spans by their begin. Looking for those of a stretch of time takes as long as the stretch has spans."""
+    """Spans sorted by their begin, so that those of an interval are found without searching all of them."""
 
     def __init__(self, spans: Sequence[NamedSpan]) -> None:
         self._spans = sorted(spans, key=lambda span: span.begin_ns)
@@ -54,7 +56,7 @@ class SpansInOrder:
         return self._spans[begin:end]
 
     def around(self, begin_ns: int, end_ns: int) -> Sequence[NamedSpan]:
-        """Return the same and the span before them, which may reach into them: for spans that do not overlap."""
+        """Return the same and the span before them, which may end in the interval; for spans that do not overlap."""
         begin = max(bisect_left(self._begins_ns, begin_ns) - 1, 0)
         end = bisect_right(self._begins_ns, end_ns)
         return self._spans[begin:end]
@@ -63,9 +65,11 @@ class SpansInOrder:
 def passed(
     departures: Iterable[tuple[int, str]], checkpoint_instants_ns: Sequence[int] = ()
 ) -> list[NamedSpan]:
-    """Return the moments at which a loop left its steps, with the reason, and the spans of its checkpoints.
+    """Return the departures of a loop from its steps, and its checkpoints, as named spans.
 
-    ``checkpoint_instants_ns`` holds the begin and the end of one checkpoint after the other.
+    Args:
+        departures: the instant and the reason of each departure.
+        checkpoint_instants_ns: the begin of the first checkpoint, its end, the begin of the second, and so on.
     """
     spans = []
     for instant_ns, reason in departures:
@@ -80,30 +84,32 @@ def passed(
 
 @dataclass(eq=False)
 class Ledger:
-    """Adds up where the time went since ``began_ns``.
+    """Divides the time since ``began_ns`` into terms.
 
-    Time belongs to the innermost name: a checkpoint that a callback writes after validation is checkpoint. Time with
-    no name outside of a step is the turn of an epoch if one began there; else it is unexplained.
+    The time of nested spans belongs to the innermost one: a checkpoint that a callback writes after validation counts
+    as checkpoint. Time between steps that is in no span counts as epoch boundary if an epoch began there, and otherwise
+    as unexplained.
     """
 
     began_ns: int
+    # by term
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    last_ns: int = 0
-    # seconds of each validation, checkpoint and turn of an epoch since the last call that took them
+    last_ns: int = 0  # the time until which everything has been added
+    # the seconds of each validation, checkpoint and epoch boundary, until the caller takes them out
     longest: dict[str, list[float]] = field(default_factory=dict)
-    # which may lie in steps that are not known yet
+    # spans that may lie in steps which have not been added yet
     _waiting_spans: list[NamedSpan] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.last_ns = self.last_ns or self.began_ns
 
     def add_until(self, now_ns: int, term: str) -> None:
-        """Add all time since the last entry to ``term``."""
+        """Add the time since the last entry to ``term``."""
         self.seconds[term] += max(now_ns - self.last_ns, 0) * 1e-9
         self.last_ns = max(now_ns, self.last_ns)
 
     def move(self, seconds: float, term: str, sources: Sequence[str]) -> None:
-        """Move ``seconds``, or as many as there are, from ``sources`` to ``term``; the last source gives first."""
+        """Move ``seconds`` (or fewer if there are fewer) from ``sources`` to ``term``, from the last source first."""
         for source in reversed(sources):
             moved_s = min(seconds, max(self.seconds[source], 0.0))
             self.seconds[source] -= moved_s
@@ -124,34 +130,42 @@ class Ledger:
         host_s: NDArray[np.float64],
         spans: Sequence[NamedSpan],
     ) -> None:
-        """Add n steps, their instants (n,) and seconds (n, TIMED), and ``spans`` since the last call as they ended."""
+        """Add steps, and the spans that ended since the last call.
+
+        Args:
+            begin_ns: (n,) when the steps began.
+            end_ns: (n,) when they ended.
+            host_s: (n, TIMED) the seconds of their parts, and last of the whole step, on the host's clock.
+            spans: the spans in the order in which they ended.
+        """
         self._waiting_spans += spans
         if not len(begin_ns):
             return
         spans = self._take_spans_until(int(end_ns[-1]))
         outer_spans = self._add_own_times(spans)
-        # outside within a step, as in validation
+        # (n,) how long the loop had left each step before it ended, for example for validation
         away_s = (end_ns - begin_ns) * 1e-9 - host_s[:, -1]
-        # of each step in which the loop left its steps: when it first did
+        # when the loop first left a step for validation, by the index of the step
         departures_ns: dict[int, int] = {}
         for span in spans:
             if _is_moment(span, VALIDATION):
                 step = int(np.searchsorted(begin_ns, span.begin_ns, "right")) - 1
                 departures_ns.setdefault(step, span.begin_ns)
 
-        # before each step
+        # (n,) the time before each step since the step before it
         gaps_ns = begin_ns - np.concatenate([[self.last_ns], end_ns[:-1]])
+        # The time of each span is subtracted from the place where it lies: away from a step, in one, or before one.
         unnamed_gaps_s = gaps_ns * 1e-9
         unnamed_away_s = float(away_s.sum())
         for span in outer_spans:
             seconds = span.ns * 1e-9
             step = int(np.searchsorted(begin_ns, span.begin_ns, "right")) - 1
-            is_outside_steps = False
+            is_away_from_step = False
             if step in departures_ns:
                 since_departure_ns = span.begin_ns - departures_ns[step]
-                is_outside_steps = 0 <= since_departure_ns < away_s[step] * 1e9
+                is_away_from_step = 0 <= since_departure_ns < away_s[step] * 1e9
             is_in_step = step >= 0 and span.begin_ns < end_ns[step]
-            if is_outside_steps:
+            if is_away_from_step:
                 unnamed_away_s -= seconds
             elif is_in_step:
                 self.seconds[f"{STEPS}other"] -= seconds
@@ -169,7 +183,7 @@ class Ledger:
         self.last_ns = int(end_ns[-1])
 
     def _take_spans_until(self, end_ns: int) -> list[NamedSpan]:
-        """Return the spans that began before ``end_ns``; the others wait."""
+        """Remove and return the waiting spans that began before ``end_ns``."""
         spans = []
         waiting_spans = []
         for span in self._waiting_spans:
@@ -181,14 +195,16 @@ class Ledger:
         return spans
 
     def _add_own_times(self, spans: Sequence[NamedSpan]) -> list[NamedSpan]:
-        """Add each span's own time to its name, without that of spans within it; return the outermost spans."""
+        """Add the time of each span, without the spans within it, to the term of its name; return the outermost spans.
+
+        ``spans`` are in the order in which they ended, so that the spans within another one come before it.
+        """
         outer_spans: list[NamedSpan] = []
         for span in spans:
             if not span.ns:
                 continue
             inner_ns = 0
             while outer_spans and outer_spans[-1].begin_ns >= span.begin_ns:
-                # what lies within a span ended before it
                 inner_ns += outer_spans.pop().ns
             outer_spans.append(span)
             self.seconds[span.what] += (span.ns - inner_ns) * 1e-9
@@ -197,7 +213,7 @@ class Ledger:
         return outer_spans
 
     def terms(self, now_ns: int) -> dict[str, float]:
-        """Return the seconds of each term, the largest first; they add up to the wall time until ``now_ns``."""
+        """Return the seconds of each term, the largest first; with ``UNEXPLAINED`` they add up to the wall time."""
         terms = {}
         for term, seconds in sorted(self.seconds.items(), key=lambda item: -item[1]):
             if abs(seconds) >= _LEAST_S:

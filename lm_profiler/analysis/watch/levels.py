@@ -1,9 +1,12 @@
-"""Follows the level of a running training's steps: changes, drifts, and levels that wander or alternate.
+"""Follows the level of a running training's steps, and finds changes, drifts, and levels that wander or alternate.
 
-The reference is the level that was reported last; it stays as it is until a change is reported, so that a slow drift
-adds up against it. A change is found by a generalised likelihood ratio over blocks of steps (Lorden 1971, Annals of
-Mathematical Statistics 42:1897; Siegmund & Venkatraman 1995, Annals of Statistics 23:255). The noise of a block is
-estimated from the differences of successive blocks, which a drift does not inflate.
+New steps are compared with the first blocks of the present level. This reference stays fixed until a change is found,
+so that a slow drift adds up and is found too. A change is found by a generalised likelihood ratio test over blocks of
+steps (Lorden 1971, Annals of Mathematical Statistics 42:1897; Siegmund & Venkatraman 1995, Annals of Statistics
+23:255). The noise of a block is estimated from the differences of successive blocks, which a drift does not inflate.
+
+A change goes through these stages: ``_find_onset`` finds it, it waits as unconfirmed until it has lasted or has cost
+enough (a short burst is removed instead), and ``_classify`` reports it, or merges it into an earlier event.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.steps.statistics import FINEST, rank_correlation
 from lm_profiler.analysis.steps.step_model import SMALLEST_EFFECT
-from lm_profiler.analysis.watch.level_change import LevelChange
+from lm_profiler.analysis.watch.level_change import Course, LevelChange
 from lm_profiler.analysis.watch.step_blocks import (
     BLOCK,
     RecentSteps,
@@ -31,9 +34,9 @@ from lm_profiler.analysis.watch.step_blocks import (
     are_two_levels,
     cut_into_blocks,
     end_of_line,
+    fit_line_better,
     knee_of,
     logs_of,
-    make_line,
     mean_seconds,
     merge_blocks,
     middle_half,
@@ -42,99 +45,110 @@ from lm_profiler.analysis.watch.step_blocks import (
 from lm_profiler.record.parts import PARTS
 
 # -- finding a change
-_REFERENCE = 25  # blocks that estimate the level, from where it began
-# blocks of a reference before a change against it is looked for
+# (sizes of changes are differences of the logarithm of the step time)
+_REFERENCE = 25  # the first blocks of a level, from which it is estimated
+# blocks that this estimate must have before changes are searched for
 _FEWEST_AT_START = 5
 _FEWEST_AFTER_CHANGE = 2
-_SETTLING = 35  # blocks in which a run warms up: it may become faster, and only large changes are reported
-_SMALLEST_EARLY_CHANGE = 0.1  # of the logarithm of the step
-SMALLEST_CHANGE = 0.015  # of the logarithm of the step: machines wander by one percent
-# Standard errors of a change. Simulated (tests): less than one false alarm in 10^6 steps, also under AR(1) noise of
-# 0.6 and Student's t of three degrees.
+# In its first blocks a run warms up: it may become faster, and only large changes are reported.
+_SETTLING = 35
+_SMALLEST_EARLY_CHANGE = 0.1
+SMALLEST_CHANGE = 0.015  # the speed of machines varies by one percent
+# A change must exceed this many standard errors. In simulations (see the tests) there is less than one false alarm in
+# 10^6 steps, also with AR(1) noise of 0.6 and with Student's t of three degrees of freedom.
 _THRESHOLD = 6.0
-_RECENT = 50  # blocks in which a change may lie: 1,000 steps
-_NOISE_BLOCKS = 200  # blocks that estimate the noise
-_FEWEST_DIFFERENCES = 3  # of successive blocks
-_HISTORY = 800  # blocks in memory; the older half is merged in pairs beyond that
+_RECENT = 50  # the last blocks, in which a change is searched for: 1,000 steps
+_NOISE_BLOCKS = 200  # blocks from which the noise is estimated
+_FEWEST_DIFFERENCES = 3  # of successive blocks, to estimate the noise
+# blocks in memory; beyond that, blocks of the older half are merged in pairs
+_HISTORY = 800
 _STEPS_COMPARED = 400  # steps before a change whose median is compared with that of the steps after it
-_SHARE_OF_MEDIAN = 0.3  # share of a change that the median step must have, too
-# share of a change from which on a part shows where the level changed
+# the median step must change by at least this share of the change of the mean
+_SHARE_OF_MEDIAN = 0.3
+# A part with at least this share of a change is used to find the exact step.
 _CHANGED_PART = 0.25
 
 # -- when a change is reported
-# It has lasted so many blocks, or has cost this share of the time watched so far, within limits in seconds. A short
-# burst is taken out instead. What slows all phases alike is mostly the machine.
+# It has lasted for this many blocks, or has cost this share of the time watched so far (within limits in seconds).
+# A uniform change, which affects all phases alike, is mostly due to the machine and must last longer or cost more.
 _LASTING = 10
 _LASTING_IF_UNIFORM = 20
 _COST_SHARE = 5e-3
 _LEAST_COST_S = 0.05
 _MOST_COST_S = 5.0
 _COST_RATIO_IF_UNIFORM = 5.0
-# blocks after a change at which its size is estimated anew
+# numbers of blocks after a change at which its size is estimated again
 _BLOCKS_AT_CORRECTION = (5, 10, 25, 100)
-_MOST_WAITING = 50  # changes that may become worth reporting
-_MOST_OPEN_CHANGES = 12  # changes that may go back yet
+# unreported changes that are kept, because they may become worth reporting
+_MOST_WAITING = 50
+_MOST_OPEN_CHANGES = 12  # changes kept in ``open_changes``
 
-# -- a level that wanders: so many changes of direction among the last changes
+# -- a level that wanders: it has reversed its direction this many times within the last changes
 _REVERSALS = 4
 _CHANGES_REMEMBERED = 7
-# a change so many times as large as the last changes usually are is no wandering
+# A jump, a change this many times as large as the other changes usually are, does not count as wandering.
 _JUMP_BESIDE_OTHERS = 3.0
-_LEAST_JUMP = 0.2  # of the logarithm of the step
-_FEWEST_BESIDE_JUMP = 3  # other changes that show the usual size
-_MOST_JUMPS = 2  # a level that jumps more often alternates
-# The same for small changes that no part makes up alone: on real machines the speed moves by a few percent.
+_LEAST_JUMP = 0.2
+_FEWEST_BESIDE_JUMP = 3  # other changes from which the usual size is known
+_MOST_JUMPS = 2  # with more jumps, the level alternates
+# The same for small changes of several parts, because the speed of real machines varies by a few percent.
 _REVERSALS_OF_MACHINE = 1
-_WIDEST_RANGE_OF_MACHINE = 0.2  # of the logarithm of the step
-_REPORTED_EVERY_TIME = 100  # changes of it that are reported if they widen its range; more only when they double
-_TREND = 0.7  # Kendall's rank correlation of the level with time, from which on it follows a trend
-_TREND_GROUPS = 20  # groups of blocks whose medians are correlated
+_WIDEST_RANGE_OF_MACHINE = 0.2
+# Up to this many changes, wandering is reported again whenever its range widens; then only when their number doubles.
+_REPORTED_EVERY_TIME = 100
+_TREND = 0.7  # with this rank correlation (Kendall's) of level and time, the level follows a trend
+_TREND_GROUPS = 20  # groups of blocks whose medians are correlated with time
 
 # -- a drift
-_STAIRS = 8  # successive changes in one direction that are reported one by one; more are a drift
-# successive changes in one direction that are a drift if the level jumps nowhere
+_STAIRS = 8  # up to this many successive changes in one direction are reported one by one; more are a drift
+# this many successive changes in one direction are a drift if the level rises without jumps
 _FEWEST_OF_GRADUAL_RISE = 3
-_BLOCKS_BESIDE_JUMP = 10  # on either side of it
-_SHARE_OF_JUMPS = 0.5  # of a rise
-# changes of a drift at which its beginning is estimated anew
+# blocks on either side of a change whose medians show whether it is a jump
+_BLOCKS_BESIDE_JUMP = 10
+_SHARE_OF_JUMPS = 0.5  # a rise is gradual if jumps make up less than this share of it
+# numbers of changes of a drift at which its beginning is estimated again
 _CHANGES_AT_CORRECTION = (4, 8)
-_FEWEST_BEFORE_DRIFT = 10  # blocks whose mean is the level before a drift
-_JUMP_BEFORE_DRIFT = 3.0  # ratio to all that follows, from which on a change is no part of the drift after it
-_DRIFT_SLOWER = 4.0  # ratio of the intervals between two changes of a drift
-_BLOCKS_AT_END = 50  # blocks whose line ends at the current level of a drift
-# a change is a piece of a drift up to these shares of its size, in the drift's direction and against it
+_FEWEST_BEFORE_DRIFT = 10  # blocks from which the level before a drift is estimated
+# A change this many times as large as all later changes together is not part of the drift that follows it.
+_JUMP_BEFORE_DRIFT = 3.0
+# The interval between changes of a drift is at most this many times as long as the next interval.
+_DRIFT_SLOWER = 4.0
+_BLOCKS_AT_END = 50  # the last blocks of a drift, through which a line is fitted to find its current level
+# a change up to these shares of a drift's size is part of the drift, in its direction and against it
 _SMALL_BESIDE_DRIFT = 0.5
 _SMALL_AGAINST_DRIFT = 0.25
 
 
 class _UnconfirmedChange(NamedTuple):
-    """A change that may be a short burst."""
+    """A change that may still turn out to be a short burst."""
 
     change: LevelChange
-    begin_step: int  # the first step of the block with which it began
-    is_part_of_line: bool
+    begin_step: int  # the first step of the first block of the new level
+    is_part_of_line: (
+        bool  # whether a line fits the blocks before and after better than two levels
+    )
 
 
 class LevelFollower:
-    """Takes steps as they come and keeps the changes of their level.
+    """Receives the steps of a run as they arrive, and keeps the changes of their level.
 
-    ``take_changed`` returns those that are new or corrected.
+    ``take_changed`` returns the changes that are new or were corrected. ``is_worth_reporting`` decides which to hide.
     """
 
     def __init__(
         self, is_worth_reporting: Callable[[LevelChange], bool] = lambda change: True
     ) -> None:
         self._is_worth_reporting = is_worth_reporting
-        # changes that have not gone back, the oldest first
+        # changes whose level has not gone back, the oldest first
         self.open_changes: list[LevelChange] = []
-        # the least change that is looked for, as a logarithm of the step
+        # smaller changes are ignored (in logarithms); the caller may set it
         self.smallest_change = SMALLEST_CHANGE
         self._unfinished = UnfinishedBlock()
         self._recent = RecentSteps()
         self._blocks: list[StepBlock] = []
         # index of the first block of the current level
         self._level_begin = 0
-        # of each block: the square of its difference from the one before it; unknown if a new level begins
+        # for each block, the squared difference of its logarithm from that of the block before; NaN at a new level
         self._squared_differences: list[float] = []
         self._watched_s = 0.0
 
@@ -143,9 +157,9 @@ class LevelFollower:
         self._reported_changes: deque[LevelChange] = deque(
             maxlen=4 * _CHANGES_REMEMBERED
         )
-        # successive changes in one direction
+        # the last successive changes in one direction
         self._same_direction_changes: list[LevelChange] = []
-        # what stands for a level that wanders, and the seconds between which it does
+        # the event into which the changes of a wandering level are merged, and its range: lowest and highest seconds
         self._wandering: LevelChange | None = None
         self._wandering_range_s = (0.0, 0.0)
         self._changes_to_report: list[LevelChange] = []
@@ -159,7 +173,7 @@ class LevelFollower:
         return float(np.mean([block.seconds[-1] for block in last_blocks]))
 
     def add(self, steps: StepNumbers, seconds: Seconds) -> None:
-        """Take the next steps: their numbers and (n, TIMED) seconds."""
+        """Add the next n steps: their numbers, and (n, TIMED) seconds of the parts and (last) of the whole step."""
         steps, seconds = self._unfinished.fill(steps, seconds)
         if len(steps) == 0:
             return
@@ -174,13 +188,13 @@ class LevelFollower:
         self._merge_old_blocks()
 
     def forget_unfinished(self) -> None:
-        """Forget the steps that fill no block yet, because steps are left out after them."""
+        """Forget the steps of the unfinished block: the steps that follow them are missing."""
         self._unfinished.forget()
 
     def take_changed(self) -> list[LevelChange]:
-        """Return the changes that are new or differ from what was reported of them.
+        """Return the changes that are new, or that were corrected, since the last call.
 
-        Those that are not worth reporting wait, because they may be so later.
+        Changes that are not worth reporting are kept, because they may become so when they are corrected.
         """
         changed = []
         waiting = []
@@ -195,16 +209,16 @@ class LevelFollower:
         return changed
 
     def finish(self) -> None:
-        """At the end of the run, report what has not lasted for long and correct what is still open."""
+        """At the end of the run, report unconfirmed changes that have cost enough, and correct the last change."""
         if self._unconfirmed_changes and self._has_cost_enough():
             self._report_unconfirmed()
         drift = self._current_drift()
-        if drift is not None and self._goes_on(drift):
-            self._unconfirmed_changes = []  # they are pieces of it
+        if drift is not None and self._unconfirmed_continue(drift):
+            self._unconfirmed_changes = []  # the correction of the drift includes them
         self._correct_current(run_is_over=True)
 
-    def _goes_on(self, drift: LevelChange) -> bool:
-        """Return whether all unconfirmed changes may be pieces of ``drift``, in its direction."""
+    def _unconfirmed_continue(self, drift: LevelChange) -> bool:
+        """Return whether all unconfirmed changes may be part of ``drift`` and go in its direction."""
         for candidate in self._unconfirmed_changes:
             has_its_direction = candidate.change.direction == drift.direction
             if not has_its_direction or not candidate.change.may_hide_in(drift):
@@ -212,7 +226,7 @@ class LevelFollower:
         return True
 
     def _merge_old_blocks(self) -> None:
-        """Merge the older half of the blocks in pairs if there are many."""
+        """Merge blocks of the older half in pairs if there are more than ``_HISTORY``."""
         if len(self._blocks) <= _HISTORY:
             return
         half = _HISTORY // 2
@@ -220,11 +234,11 @@ class LevelFollower:
         for index in range(0, half, 2):
             merged.append(merge_blocks(self._blocks[index], self._blocks[index + 1]))
         level_step = self._blocks[self._level_begin].first_step
-        self._squared_differences = [
-            *[math.nan] * len(merged),
-            *self._squared_differences[half:],
-        ]
-        self._blocks = [*merged, *self._blocks[half:]]
+        # differences of merged blocks would have less noise
+        unknown_differences = [math.nan] * len(merged)
+        later_differences = self._squared_differences[half:]
+        self._squared_differences = unknown_differences + later_differences
+        self._blocks = merged + self._blocks[half:]
         self._level_begin = self._index_of(level_step)
 
     def _index_of(self, step: int) -> int:
@@ -235,7 +249,7 @@ class LevelFollower:
     # -- finding a change ----------------------------------------------------------------------------------------------
 
     def _inspect(self) -> None:
-        """Look for a change of level in the last blocks, and correct the size of the last one."""
+        """Search for a change of level in the last blocks; otherwise correct the size of the last change."""
         onset = self._find_onset()
         blocks_of_level = len(self._blocks) - self._level_begin
         if onset is not None:
@@ -250,7 +264,8 @@ class LevelFollower:
     def _find_onset(self) -> int | None:
         """Return the index of the first block of a new level; None if the level has not changed.
 
-        The last 2, 3, … blocks are compared with the first blocks of the level.
+        The mean of the last 2, 3, … blocks is compared with the first blocks of the level. The comparison with the most
+        standard errors counts.
         """
         logs = logs_of(self._blocks[self._level_begin :])
         is_first_level = self._level_begin == 0
@@ -262,7 +277,7 @@ class LevelFollower:
         if noise is None:
             return None
 
-        # one entry for each number of last blocks
+        # The arrays have one entry for each number of last blocks: 2, 3, …
         counts = np.arange(2, most_blocks + 1)
         reference_counts = np.minimum(_REFERENCE, len(logs) - counts)
         centers = self._centers(reference_counts)
@@ -270,7 +285,7 @@ class LevelFollower:
         sizes = winsorized_differences(last_logs, centers)
         errors = noise * np.sqrt(1.0 / counts + 1.0 / reference_counts)
         scores = np.abs(sizes) / errors
-        # few differences estimate the noise (Student's t)
+        # less certain if the noise is estimated from few differences (as with Student's t)
         scores *= math.sqrt(1.0 - 4.0 / (differences + 4.0))
         is_settling = len(self._blocks) <= _SETTLING
         smallest = self.smallest_change
@@ -285,25 +300,28 @@ class LevelFollower:
         return onset if self._is_change_of_most_steps(onset) else None
 
     def _centers(self, reference_counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the level by its first blocks, as many as each of ``reference_counts``.
+        """Return the level estimated from its first n blocks, for each n of ``reference_counts``.
 
-        It is the mean of the middle half of their logarithms, so that a burst among them counts little.
+        The estimate is the mean of the middle half of their logarithms, so that a short burst has little effect.
         """
         fewest = int(reference_counts.min())
         most = int(reference_counts.max())
         blocks = self._blocks[self._level_begin : self._level_begin + most]
-        centers = np.zeros(most + 1)  # by count
-        logs: list[float] = []  # in their order
+        centers = np.zeros(most + 1)  # index: the number of blocks
+        sorted_logs: list[float] = []
         for count, block in enumerate(blocks, 1):
-            insort(logs, block.log_s)
+            insort(sorted_logs, block.log_s)
             if count >= fewest:
                 quarter = count // 4
-                middle_logs = logs[quarter : count - quarter]
+                middle_logs = sorted_logs[quarter : count - quarter]
                 centers[count] = sum(middle_logs) / len(middle_logs)
         return centers[reference_counts]
 
     def _noise(self, recent: int) -> tuple[float | None, int]:
-        """Return the standard deviation of a block around its level, and from how many differences it is known."""
+        """Return the standard deviation of a block, and the number of differences from which it was estimated.
+
+        The last ``recent`` blocks, in which the level may have changed, are left out. None if there are too few others.
+        """
         end = len(self._blocks) - recent
         begin = max(end - _NOISE_BLOCKS, 0) + 1
         squares = np.array(self._squared_differences[begin:end])
@@ -314,18 +332,19 @@ class LevelFollower:
         return max(math.sqrt(variance), FINEST), len(squares)
 
     def _split(self, begin: int, center: float, size: float) -> int:
-        """Return the index of the block from which on the level is nearer to its new value than to ``center``.
+        """Return the index of the most likely first block of a new level, which differs by ``size`` from ``center``.
 
-        The level before began with the block ``begin``.
+        The old level began with the block ``begin``.
         """
         logs = logs_of(self._blocks[begin:])
+        # positive for blocks that are nearer to the new level than to the old one
         nearness = (logs - center - size / 2.0) * math.copysign(1.0, size)
         sums_to_end = np.cumsum(nearness[::-1])[::-1]
         onset = begin + int(sums_to_end.argmax())
         return min(max(onset, begin + 1), len(self._blocks) - 2)
 
     def _is_change_of_most_steps(self, onset: int) -> bool:
-        """Return whether the median step changed too: otherwise there were only more slow steps than usual."""
+        """Return whether the median step changed too. If only the mean did, a few steps became very slow."""
         begin = max(self._level_begin, onset - _STEPS_COMPARED // BLOCK)
         begin_step = self._blocks[begin].first_step
         onset_step = self._blocks[onset].first_step
@@ -347,7 +366,10 @@ class LevelFollower:
     # -- a new level ---------------------------------------------------------------------------------------------------
 
     def _begin_level(self, onset: int) -> None:
-        """Begin a new level with the block ``onset``; take a short burst out if the level is back where it was."""
+        """Begin a new level with the block ``onset``.
+
+        If it reverts an unconfirmed change, that was a short burst: its blocks are removed, and no level begins.
+        """
         self._end_level(self._blocks[self._level_begin : onset])
         blocks_before = self._blocks[self._level_begin : onset]
         blocks_after = self._blocks[onset:]
@@ -362,20 +384,22 @@ class LevelFollower:
         candidate = _UnconfirmedChange(
             change=change,
             begin_step=self._blocks[onset].first_step,
-            is_part_of_line=make_line(blocks_before, blocks_after),
+            is_part_of_line=fit_line_better(blocks_before, blocks_after),
         )
-        burst = self._burst_before(change)
+        burst = self._unconfirmed_change_undone_by(change)
         if burst is not None:
-            self._take_out(burst, candidate.begin_step)
+            self._remove_burst(burst, candidate.begin_step)
             return
 
-        is_only_change = not self._unconfirmed_changes and not self._last_changes
-        has_warmed_up = onset < _SETTLING and change.direction < 0 and is_only_change
         self._squared_differences[onset] = math.nan
+        # a block that holds steps of both levels belongs to neither
         starts_within_block = self._blocks[onset].first_step < step
         has_straddling_block = starts_within_block and len(blocks_after) > 1
         self._level_begin = onset + 1 if has_straddling_block else onset
         self._squared_differences[self._level_begin] = math.nan
+        # a run that only becomes faster at its beginning has warmed up, which is no event
+        is_only_change = not self._unconfirmed_changes and not self._last_changes
+        has_warmed_up = onset < _SETTLING and change.direction < 0 and is_only_change
         if not has_warmed_up:
             self._unconfirmed_changes.append(candidate)
 
@@ -385,7 +409,7 @@ class LevelFollower:
         blocks_before: Sequence[StepBlock],
         blocks_after: Sequence[StepBlock],
     ) -> int:
-        """Return the step at which the level changed, from the steps around the block ``onset``."""
+        """Return the first step of the new level, found among the single steps around the block ``onset``."""
         first_block = max(onset - 2, onset - len(blocks_before))
         last_block = min(onset + 1, len(self._blocks) - 1)
         steps, seconds = self._recent.steps_between(
@@ -394,7 +418,7 @@ class LevelFollower:
         if len(steps) < BLOCK:
             return self._blocks[onset].first_step
 
-        # The parts that change most of all show it best.
+        # Only the parts that changed much are considered, because they show the change most clearly.
         before_s = mean_seconds(blocks_before[-_REFERENCE:])
         after_s = mean_seconds(blocks_after[-_REFERENCE:])
         differences_s = after_s - before_s
@@ -403,13 +427,17 @@ class LevelFollower:
         is_changed = in_direction_s >= _CHANGED_PART * abs(size_s)
         if not is_changed.any():
             is_changed = np.full(len(PARTS), True)
-        low_s = before_s[:-1][is_changed].sum()
-        high_s = after_s[:-1][is_changed].sum()
-        changed_s = seconds[:, :-1][:, is_changed].sum(axis=1)
+        old_level_s = before_s[:-1][is_changed].sum()
+        new_level_s = after_s[:-1][is_changed].sum()
+        step_s = seconds[:, :-1][:, is_changed].sum(axis=1)
 
-        # A step counts by how much nearer it is to the new level; single slow ones count no more than that level.
-        clipped_s = np.clip(changed_s, min(low_s, high_s), max(low_s, high_s))
-        nearness = (clipped_s - (low_s + high_s) / 2.0) * np.sign(high_s - low_s)
+        # (steps,) positive for steps nearer to the new level. Clipping limits the weight of a single slow step.
+        lowest_s = min(old_level_s, new_level_s)
+        highest_s = max(old_level_s, new_level_s)
+        middle_s = (old_level_s + new_level_s) / 2.0
+        direction = np.sign(new_level_s - old_level_s)
+        nearness = (np.clip(step_s, lowest_s, highest_s) - middle_s) * direction
+        # The sum is least at the last step of the old level.
         sums = np.cumsum(nearness)
         last_index = int(sums.argmin())
         has_new_level_at_once = nearness[0] > 0 and sums.min() > 0
@@ -417,15 +445,17 @@ class LevelFollower:
             return int(steps[0])
         return int(steps[min(last_index + 1, len(steps) - 1)])
 
-    def _burst_before(self, change: LevelChange) -> _UnconfirmedChange | None:
+    def _unconfirmed_change_undone_by(
+        self, change: LevelChange
+    ) -> _UnconfirmedChange | None:
         """Return the unconfirmed change that ``change`` reverts, or None."""
         for candidate in self._unconfirmed_changes:
             if change.reverts(candidate.change):
                 return candidate
         return None
 
-    def _take_out(self, burst: _UnconfirmedChange, end_step: int) -> None:
-        """Forget the steps from ``burst`` to the end of the block that begins with ``end_step``."""
+    def _remove_burst(self, burst: _UnconfirmedChange, end_step: int) -> None:
+        """Remove the steps from the begin of ``burst`` to the end of the block that begins with ``end_step``."""
         begin = self._index_of(burst.begin_step)
         end = self._index_of(end_step) + 1
         self._recent.remove(burst.begin_step, self._blocks[end - 1].last_step)
@@ -439,14 +469,14 @@ class LevelFollower:
     # -- reporting a change --------------------------------------------------------------------------------------------
 
     def _has_lasted(self) -> bool:
-        """Return whether the level since the last unconfirmed change is no short burst."""
+        """Return whether the level after the last unconfirmed change has lasted too long for a burst."""
         change = self._unconfirmed_changes[-1].change
         blocks_of_level = len(self._blocks) - self._level_begin
         fewest = _LASTING_IF_UNIFORM if change.is_uniform else _LASTING
         return blocks_of_level >= fewest
 
     def _has_cost_enough(self) -> bool:
-        """Return whether the unconfirmed changes have cost enough, or saved enough, to be reported at once."""
+        """Return whether the unconfirmed changes have cost (or saved) enough time to be reported at once."""
         first = self._unconfirmed_changes[0]
         before_s = float(first.change.before_s[-1])
         cost_s = 0.0
@@ -458,13 +488,13 @@ class LevelFollower:
         return abs(cost_s) >= min(least_s, _MOST_COST_S)
 
     def _report_unconfirmed(self) -> None:
-        """Report the unconfirmed changes one after the other, unless the level is back where it was before them."""
+        """Report the unconfirmed changes one after the other, unless the level has come back to that before one."""
         level = self._blocks[self._level_begin :]
         current_s = mean_seconds(middle_half(level[-_REFERENCE:]))
         for candidate in self._unconfirmed_changes:
             if candidate.change.is_undone_at(current_s):
                 last_block = self._blocks[self._level_begin - 1]
-                self._take_out(candidate, last_block.first_step)
+                self._remove_burst(candidate, last_block.first_step)
                 return
         confirmed_changes = self._unconfirmed_changes
         self._unconfirmed_changes = []
@@ -475,7 +505,7 @@ class LevelFollower:
             self._classify(candidate.change, candidate.is_part_of_line)
 
     def _correct_begin(self, change: LevelChange) -> None:
-        """Correct where ``change`` began, now that its level is known from more blocks."""
+        """Find the first step of ``change`` again, now that its level is known from more blocks."""
         begin = self._index_of(change.before_since_step)
         log_before = math.log(change.before_s[-1])
         size = math.log(change.after_s[-1]) - log_before
@@ -487,17 +517,17 @@ class LevelFollower:
         change.before_s = mean_seconds(blocks_before)
 
     def _classify(self, change: LevelChange, is_part_of_line: bool) -> None:
-        """Report ``change``, unless an earlier event stands for it."""
+        """Report ``change`` as a new event, unless it is part of an earlier one (see each condition)."""
         earlier_changes = self._same_direction_changes
         if earlier_changes and earlier_changes[-1].direction != change.direction:
             earlier_changes = []
         self._same_direction_changes = [*earlier_changes, change]
         self._last_changes.append(change)
-        if self._wanders(change):
+        if self._merge_into_wandering(change):
             return
-        if self._returns(change):
+        if self._close_undone_by(change):
             return
-        if self._continues_drift(change, is_part_of_line):
+        if self._merge_into_drift(change, is_part_of_line):
             return
         self.open_changes.append(change)
         self._reported_changes.append(change)
@@ -505,7 +535,7 @@ class LevelFollower:
         del self.open_changes[:-_MOST_OPEN_CHANGES]
 
     def _end_level(self, blocks: Sequence[StepBlock]) -> None:
-        """Estimate the level that ends from all of its ``blocks``."""
+        """Set the level that has just ended to the mean of all its ``blocks``, as the level after the last change."""
         level_s = mean_seconds(blocks)
         if self._unconfirmed_changes:
             self._unconfirmed_changes[-1].change.after_s = level_s
@@ -516,7 +546,7 @@ class LevelFollower:
             self._correct(self.open_changes[-1], level_s, run_is_over=False)
 
     def _correct_current(self, run_is_over: bool) -> None:
-        """Estimate the size of the last open change anew."""
+        """Estimate the size of the last open change again, from the blocks since then."""
         level = self._blocks[self._level_begin :]
         if self.open_changes and level and not self._unconfirmed_changes:
             self._correct(self.open_changes[-1], mean_seconds(level), run_is_over)
@@ -524,20 +554,20 @@ class LevelFollower:
     def _correct(
         self, change: LevelChange, level_s: Seconds, run_is_over: bool
     ) -> None:
-        """Correct the size of ``change``, after which the level is ``level_s``; withdraw it if nothing is left."""
+        """Set the level after ``change`` to ``level_s``, or of a drift to its end; withdraw it if it is negligible."""
         is_drift = change.course == "drift"
         change.after_s = self._end_of_drift(change) if is_drift else level_s
         if change.is_negligible:
             self._withdraw([change])
             if self._last_changes and change is self._last_changes[-1]:
-                # The level before goes on.
+                # the level before the change still lasts
                 self._level_begin = self._index_of(change.before_since_step)
             return
         if change.is_corrected or (run_is_over and is_drift):
             self._changes_to_report.append(change)
 
     def _withdraw(self, changes: Sequence[LevelChange]) -> None:
-        """Withdraw ``changes``, because another one stands for them."""
+        """Withdraw ``changes``, because they are part of another one, or have turned out to be none."""
         for change in changes:
             is_reported = change in self._changes_to_report or change.was_reported
             if is_reported and not change.is_withdrawn:
@@ -547,8 +577,8 @@ class LevelFollower:
             change for change in self.open_changes if not change.is_withdrawn
         ]
 
-    def _returns(self, change: LevelChange) -> bool:
-        """Return whether ``change`` goes back to the level before a change that is open, which it closes."""
+    def _close_undone_by(self, change: LevelChange) -> bool:
+        """Close the last open change that ``change`` reverts, and all later ones; return whether there was one."""
         for index in range(len(self.open_changes) - 1, -1, -1):
             if change.reverts(self.open_changes[index]):
                 self._close_open_changes(index, change.since_step - 1)
@@ -556,7 +586,7 @@ class LevelFollower:
         return False
 
     def _close_open_changes(self, index: int, last_step: int) -> None:
-        """Close the open changes from ``index`` on."""
+        """Close the open changes from ``index`` on: their level has gone back after ``last_step``."""
         closed = self.open_changes[index:]
         del self.open_changes[index:]
         for change in closed:
@@ -568,9 +598,10 @@ class LevelFollower:
 
     # -- a level that wanders ------------------------------------------------------------------------------------------
 
-    def _wanders(self, change: LevelChange) -> bool:
-        """Return whether the level wanders, so that ``change`` is only counted."""
-        if self._jumps_among_last_changes()[-1]:
+    def _merge_into_wandering(self, change: LevelChange) -> bool:
+        """Merge ``change`` into a wandering level, which may begin with it; return whether it was merged."""
+        is_jump = self._jumps_among_last_changes()[-1]
+        if is_jump:
             return False
         wandering = self._wandering
         if wandering is not None:
@@ -599,10 +630,7 @@ class LevelFollower:
         return True
 
     def _may_be_machine(self, changes: Sequence[LevelChange]) -> bool:
-        """Return whether ``changes`` are the machine, whose speed moves back and forth by a few percent.
-
-        A first change that goes back as it came is an episode of its own.
-        """
+        """Return whether ``changes`` may be due to the machine, whose speed goes up and down by a few percent."""
         if _count_reversals(changes) < _REVERSALS_OF_MACHINE:
             return False
         if not all(change.may_be_machine for change in changes):
@@ -611,45 +639,48 @@ class LevelFollower:
         if self._wandering is not None:
             levels_s.extend(self._wandering_range_s)
         else:
-            is_episode = any(
+            # The first change that goes back completely is an event of its own.
+            is_undone = any(
                 changes[-1].reverts(open_change) for open_change in self.open_changes
             )
-            if is_episode:
+            if is_undone:
                 return False
         return math.log(max(levels_s) / min(levels_s)) <= _WIDEST_RANGE_OF_MACHINE
 
     def _changes_since_jump(self) -> list[LevelChange]:
-        """Return the last changes, since a jump far beyond them, or a jump from which the level has not come back.
+        """Return the last changes after the last jump.
 
-        The latter is longer than the range of the levels on either side of it.
+        A jump is a change far larger than the others, or one after which the level has stayed away: the gap between all
+        earlier and all later levels is wider than the range of either.
         """
         changes = list(self._last_changes)
         are_jumps = self._jumps_among_last_changes()
         if any(are_jumps):
             last_jump = len(changes) - 1 - are_jumps[::-1].index(True)
             changes = changes[last_jump + 1 :]
-        logs = np.log(np.array(_levels_around(changes)))
-        for place in range(len(logs) - 1, 0, -1):
-            earlier = logs[:place]
-            later = logs[place:]
+        log_levels = np.log(np.array(_levels_around(changes)))
+        for split in range(len(log_levels) - 1, 0, -1):
+            earlier = log_levels[:split]
+            later = log_levels[split:]
             gap_up = later.min() - earlier.max()
             gap_down = earlier.min() - later.max()
-            if max(gap_up, gap_down) > max(np.ptp(earlier), np.ptp(later)):
-                return changes[place:]
+            widest_range = max(np.ptp(earlier), np.ptp(later))
+            if max(gap_up, gap_down) > widest_range:
+                return changes[split:]
         return changes
 
     def _jumps_among_last_changes(self) -> list[bool]:
-        """Return for each of the last changes whether it is a jump: one or two that are far larger than all others.
+        """Return for each of the last changes whether it is far larger than all others; at most two may be.
 
-        Example: a level wanders by a few percent, as machines do, and once goes up by half and back. That is an episode
-        of two jumps, and no wandering.
+        Example: the level wanders by a few percent, because the machine's speed varies, and once rises by half and
+        falls again. These two changes are jumps, and not part of the wandering.
         """
         sizes = [change.log_size for change in self._last_changes]
         if len(sizes) <= _FEWEST_BESIDE_JUMP:
             return [False] * len(sizes)
         are_jumps = []
-        for place, size in enumerate(sizes):
-            other_sizes = [*sizes[:place], *sizes[place + 1 :]]
+        for index, size in enumerate(sizes):
+            other_sizes = [*sizes[:index], *sizes[index + 1 :]]
             usual_size = float(np.median(other_sizes))
             least_jump = max(_JUMP_BESIDE_OTHERS * usual_size, _LEAST_JUMP)
             are_jumps.append(size >= least_jump)
@@ -658,25 +689,26 @@ class LevelFollower:
         return are_jumps
 
     def _reach_range(self, changes: Sequence[LevelChange]) -> bool:
-        """Return whether the level still wanders about where it did, by the lowest or the highest of its levels."""
+        """Return whether the lowest or the highest level after ``changes`` is in the range of the wandering level."""
         by_level = sorted(changes, key=lambda change: change.after_s[-1])
         lowest_s = by_level[0].after_s
         highest_s = by_level[-1].after_s
         return self._is_in_range(lowest_s) or self._is_in_range(highest_s)
 
     def _begin_wandering(self, changes: Sequence[LevelChange]) -> LevelChange:
-        """Return what stands for ``changes`` from now on."""
+        """Return a new event into which ``changes`` are merged: its levels are the lowest and the highest of them."""
         lowest = min(changes, key=lambda change: change.after_s[-1])
         highest = max(changes, key=lambda change: change.after_s[-1])
+        course: Course = "wanders"
+        if are_two_levels(_levels_around(changes)):
+            course = "alternates"
         wandering = LevelChange(
             since_step=changes[0].since_step,
             before_s=lowest.after_s,
             after_s=highest.after_s,
             found_step=changes[-1].found_step,
             before_since_step=changes[0].before_since_step,
-            course="alternates"
-            if are_two_levels(_levels_around(changes))
-            else "wanders",
+            course=course,
             times=len(changes),
         )
         self._wandering = wandering
@@ -685,7 +717,7 @@ class LevelFollower:
         return wandering
 
     def _widen(self, wandering: LevelChange, level_s: Seconds) -> None:
-        """Widen the range in which the level wanders by a level that is beyond it."""
+        """Widen the range of the wandering level so that it includes ``level_s``."""
         if level_s[-1] < wandering.before_s[-1]:
             wandering.before_s = level_s
         if level_s[-1] > wandering.after_s[-1]:
@@ -693,7 +725,7 @@ class LevelFollower:
         self._wandering_range_s = _range_of(wandering)
 
     def _withdraw_within_range(self, wandering: LevelChange) -> None:
-        """Withdraw the earlier changes between levels that are within the range in which the level wanders."""
+        """Withdraw earlier changes between levels that are within the range of ``wandering``: they are part of it."""
         within_range = []
         for change in self._reported_changes:
             is_other = change is not wandering
@@ -708,13 +740,13 @@ class LevelFollower:
         self._withdraw(within_range)
 
     def _is_in_range(self, level_s: Seconds) -> bool:
-        """Return whether a level is within the range in which the level wanders, or half of it beyond."""
+        """Return whether ``level_s`` is within the range of the wandering level, widened by half of it on each side."""
         low_s, high_s = self._wandering_range_s
-        margin = math.sqrt(high_s / low_s)
+        margin = math.sqrt(high_s / low_s)  # half of the range, in logarithms
         return bool(low_s / margin <= level_s[-1] <= high_s * margin)
 
     def _count_wandering(self, wandering: LevelChange, change: LevelChange) -> None:
-        """Count ``change`` as one of ``wandering``, which stands for it."""
+        """Count ``change`` as part of the event ``wandering``."""
         wandering.times += 1
         self._close_changes_since(wandering, last_step=change.since_step - 1)
         if wandering.course == "wanders":
@@ -723,7 +755,7 @@ class LevelFollower:
         self._report_wandering_again(wandering)
 
     def _close_changes_since(self, wandering: LevelChange, last_step: int) -> None:
-        """Close the open changes that are not older than ``wandering``."""
+        """Close the open changes that began with ``wandering`` or after it."""
         first_newer_index = 0  # the oldest changes come first
         for open_change in self.open_changes:
             if open_change.since_step < wandering.since_step:
@@ -731,14 +763,14 @@ class LevelFollower:
         self._close_open_changes(first_newer_index, last_step)
 
     def _report_wandering_again(self, wandering: LevelChange) -> None:
-        """Report ``wandering`` at 1, 2, 4, … changes; while it has few, also if its range has widened."""
+        """Report ``wandering`` again if it now has 1, 2, 4, … changes, or if its range has widened and they are few."""
         is_power_of_two = wandering.times.bit_count() == 1
         has_few_changes = wandering.times < _REPORTED_EVERY_TIME
         if is_power_of_two or (wandering.is_corrected and has_few_changes):
             self._changes_to_report.append(wandering)
 
     def _follows_trend(self, since_step: int) -> bool:
-        """Return whether the level rises or falls all the time since ``since_step``, or since a drift began."""
+        """Return whether the level has steadily risen or fallen since ``since_step``, or since an open drift began."""
         drift = self._current_drift()
         if drift is not None:
             since_step = min(since_step, drift.since_step)
@@ -757,8 +789,11 @@ class LevelFollower:
             return None
         return self.open_changes[-1]
 
-    def _continues_drift(self, change: LevelChange, is_line: bool) -> bool:
-        """Return whether ``change`` is a piece of a drift of earlier changes, one of which then stands for it."""
+    def _merge_into_drift(self, change: LevelChange, is_line: bool) -> bool:
+        """Merge ``change`` into a drift, which an earlier change becomes; return whether it was merged.
+
+        If there is no earlier change to merge with, but the level rises gradually, ``change`` itself becomes a drift.
+        """
         is_small_piece = False
         drift = self._current_drift()
         if drift is not None and change.may_hide_in(drift):
@@ -784,7 +819,7 @@ class LevelFollower:
         return True
 
     def _extend_drift(self, drift: LevelChange, is_gradual: bool) -> None:
-        """Let ``drift`` stand for the open changes after it, and for one more."""
+        """Merge the open changes after ``drift``, and the latest change, which is not open yet, into ``drift``."""
         is_new_drift = drift.course != "drift"
         pieces = self.open_changes[self.open_changes.index(drift) + 1 :]
         self._withdraw(pieces)
@@ -800,28 +835,32 @@ class LevelFollower:
             self._changes_to_report.append(drift)
 
     def _rises_gradually(self) -> bool:
-        """Return whether the last changes in one direction are no stairs: at none of them the level jumps."""
+        """Return whether the level rose (or fell) between the last changes in one direction, and not in jumps at them.
+
+        A jump is the difference of the medians of the blocks just before and just after a change.
+        """
         changes = self._same_direction_changes
         if len(changes) < _FEWEST_OF_GRADUAL_RISE:
             return False
-        jumps = 0.0
+        sum_of_jumps = 0.0
         for change in changes:
-            place = self._index_of(change.since_step)
-            begin = max(place - _BLOCKS_BESIDE_JUMP, 0)
-            end = place + 1 + _BLOCKS_BESIDE_JUMP
-            logs_before = logs_of(self._blocks[begin:place])
-            logs_after = logs_of(self._blocks[place + 1 : end])
+            index = self._index_of(change.since_step)
+            begin = max(index - _BLOCKS_BESIDE_JUMP, 0)
+            end = index + 1 + _BLOCKS_BESIDE_JUMP
+            logs_before = logs_of(self._blocks[begin:index])
+            logs_after = logs_of(self._blocks[index + 1 : end])
             if logs_before.size and logs_after.size:
-                jumps += float(np.median(logs_after) - np.median(logs_before))
-        rise = math.log(changes[-1].after_s[-1] / changes[0].before_s[-1])
-        return abs(jumps) < _SHARE_OF_JUMPS * abs(rise)
+                sum_of_jumps += float(np.median(logs_after) - np.median(logs_before))
+        whole_rise = math.log(changes[-1].after_s[-1] / changes[0].before_s[-1])
+        return abs(sum_of_jumps) < _SHARE_OF_JUMPS * abs(whole_rise)
 
     def _begin_of_drift(
         self, change: LevelChange, has_many_stairs: bool
     ) -> LevelChange | None:
-        """Return the open change with which the drift began that ``change`` belongs to; None if that is ``change``.
+        """Return the open change with which the drift of ``change`` began; None if it begins with ``change``.
 
-        The changes of a drift follow each other ever faster or about as fast; stairs may be of any length.
+        Going back in time, the drift includes changes in the same direction until a jump, or until the changes follow
+        each other much more slowly than later ones (which does not matter in a drift of many stairs).
         """
         begin = None
         next_step = change.since_step
@@ -844,7 +883,7 @@ class LevelFollower:
         return begin
 
     def _correct_begin_of_drift(self, drift: LevelChange) -> None:
-        """Correct where a drift began: where a constant becomes a line, over the blocks since the level before."""
+        """Find the beginning of ``drift`` again: the block at which the level before it turns into a line."""
         blocks = self._blocks[self._index_of(drift.before_since_step) :]
         knee = knee_of(blocks)
         drift.since_step = blocks[knee].first_step
@@ -853,13 +892,13 @@ class LevelFollower:
         drift.before_s = mean_seconds(middle_half(level_before))
 
     def _end_of_drift(self, drift: LevelChange) -> Seconds:
-        """Return the current level of a drift, by part."""
+        """Return (TIMED,) the current level of ``drift``: the end of a line through its last blocks."""
         blocks = self._blocks[self._index_of(drift.since_step) :]
         return end_of_line(blocks[-_BLOCKS_AT_END:])
 
 
 def _range_of(wandering: LevelChange) -> tuple[float, float]:
-    """Return the lowest and the highest seconds of the step between which a level wanders."""
+    """Return the lowest and the highest seconds of the step of a level that wanders."""
     return float(wandering.before_s[-1]), float(wandering.after_s[-1])
 
 
@@ -883,6 +922,6 @@ def _levels_around(changes: Sequence[LevelChange]) -> list[float]:
 
 
 def _without_straddling(blocks: Sequence[StepBlock], step: int) -> Sequence[StepBlock]:
-    """Return the blocks that lie after ``step`` as a whole, or all if there are none."""
+    """Return the blocks that begin at ``step`` or later; all of ``blocks`` if there is none."""
     later_blocks = [block for block in blocks if block.first_step >= step]
     return later_blocks or blocks

@@ -56,9 +56,8 @@ _MOST_LEFT = 0.06
 _LEAST_DRIFT = 0.02
 _LEAST_CHANGE = 0.1
 _LEAST_RANGE = 0.1  # of a speed that moves back and forth
-_UNUSUAL_RATIO = (
-    3.0  # a reported change is at least this many times the usual variation
-)
+# a reported change is at least this many times the usual variation
+_UNUSUAL_RATIO = 3.0
 
 
 class MachineSpeed:

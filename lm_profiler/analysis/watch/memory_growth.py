@@ -10,32 +10,36 @@ import numpy as np
 
 from lm_profiler.analysis.steps.statistics import rank_correlation
 
-_READINGS = 40  # readings of a window: the least memory in equal spans of time
+# A window is divided into this many equal intervals; the least memory in each of them is one reading.
+_READINGS = 40
 _WINDOWS_S = (1200.0, 4800.0, 19_200.0, 76_800.0)
-_GREW_SHARE = 0.02  # a share of the held bytes, and ...
-_GREW_BYTES = 32 * 2**20  # ... bytes, below which growth is that of caches and heaps
-# Windows for runs of minutes, in which growth must be steep: a cache that fills up in ten minutes looks steady in the
-# first of them. If it doubles the memory, it grows by less than this share in a window that is short enough to look
-# steady (``_SLOWING``).
+# Smaller growth, as a share of the memory held or in bytes, is due to caches and heaps.
+_GREW_SHARE = 0.02
+_GREW_BYTES = 32 * 2**20
+# Short windows are for runs of minutes. Growth in them must be steep: at first, a cache that fills up within ten
+# minutes seems to grow steadily. Even if it doubles the memory, it grows by less than this share in any window that is
+# short enough to look steady (``_SLOWING``).
 _SHORT_READINGS = 15
 _SHORT_WINDOWS_S = (15.0, 60.0, 240.0)
 _STEEP_SHARE = 0.15
-_RISING = 0.8  # Kendall's rank correlation with time
-_UNEVEN = 0.25  # least slope of a quarter of the window over the mean
-_SLOWING = 0.88  # least slope of the second half over that of the first: what fills up grows slower and slower
-_ENDED_SHARE = 0.1  # share of the first slope below which growth has ended
-_CORRECTED = 0.2  # share by which a slope must differ to be reported again
+# Memory grows steadily if all of these hold:
+_RISING = 0.8  # its rank correlation (Kendall's) with time is at least this
+_UNEVEN = 0.25  # in each quarter of the readings the slope is at least this share of the mean slope
+_SLOWING = 0.88  # the second half has at least this share of the slope of the first; a cache fills more and more slowly
+# growth has ended if its slope is below this share of the first slope
+_ENDED_SHARE = 0.1
+_CORRECTED = 0.2  # growth is reported again if its slope differs by this share from the one reported
 
 
 @dataclass(eq=False, kw_only=True)
 class MemoryGrowth:
-    """Memory that grows, as it is known by now."""
+    """Growth of memory. Its estimates are corrected while readings arrive."""
 
-    step: int
-    at_s: float
+    step: int  # the step at which it was found
+    at_s: float  # when it was found
     bytes_per_s: float
-    grew_bytes: float  # since it was first seen to grow
-    until_step: int | None = None
+    grew_bytes: float  # since the first reading of the window in which it was found
+    until_step: int | None = None  # the step at which it had ended; None: it has not
     _first_bytes: float = 0.0
     _first_per_s: float = 0.0
     _reported_per_s: float = 0.0
@@ -43,19 +47,19 @@ class MemoryGrowth:
 
 
 class _Window:
-    """The memory in the last two windows of ``span_s`` seconds, as the least of it in each of equal spans."""
+    """The readings of memory in the last two windows of ``span_s`` seconds; each is the least memory of an interval."""
 
     def __init__(self, span_s: float, readings: int, grew_share: float) -> None:
         self.span_s = span_s
-        self._readings = readings  # in a window
-        self._grew_share = grew_share  # of the held bytes: less is no growth
+        self._readings = readings  # per window
+        self._grew_share = grew_share  # the least growth, as a share of the memory held
         self.times_s: deque[float] = deque(maxlen=2 * readings)
         self.held_bytes: deque[float] = deque(maxlen=2 * readings)
         self._begin_s: float | None = None
         self._least_bytes = math.inf
 
     def add(self, at_s: float, held_bytes: float) -> bool:
-        """Take a reading; return whether it completes a span."""
+        """Add the memory held at ``at_s``; return whether this completes an interval, and thus a reading."""
         if self._begin_s is None:
             self._begin_s = at_s
         self._least_bytes = min(self._least_bytes, held_bytes)
@@ -86,12 +90,12 @@ class _Window:
         slope_before = float(slopes[:2].mean())
         slope = float(slopes[2:].mean())
         is_slowing = slope < _SLOWING * slope_before
-        if has_jump or is_slowing:  # one jump is a level, not a slope
+        if has_jump or is_slowing:  # a jump is a change of level, not steady growth
             return None
         return slope
 
     def last_slope(self) -> float | None:
-        """Return bytes per second over the last window, steady or not."""
+        """Return bytes per second over the last window, whether the growth is steady or not."""
         if len(self.held_bytes) < self._readings:
             return None
         grew_bytes = self.held_bytes[-1] - self.held_bytes[-self._readings]
@@ -99,7 +103,7 @@ class _Window:
 
 
 def _all_windows() -> list[_Window]:
-    """Return the windows in which memory is watched, the shortest first."""
+    """Return windows of all lengths, the shortest first."""
     windows = [
         _Window(span_s, _SHORT_READINGS, _STEEP_SHARE) for span_s in _SHORT_WINDOWS_S
     ]
@@ -109,14 +113,14 @@ def _all_windows() -> list[_Window]:
 
 @dataclass(eq=False)
 class MemoryWatch:
-    """Takes the bytes that a process or a device holds between steps."""
+    """Watches the bytes that a process or a device holds between steps."""
 
     growth: MemoryGrowth | None = None
     _windows: list[_Window] = field(default_factory=_all_windows)
     _growing_window: _Window | None = None
 
     def add(self, at_s: float, held_bytes: float, step: int) -> MemoryGrowth | None:
-        """Take a reading; return growth that is new, whose slope has changed, or that has ended."""
+        """Add the bytes held at ``at_s``; return growth if it is new, if its slope has changed, or if it has ended."""
         changed = None
         for window in self._windows:
             if not window.add(at_s, held_bytes):
@@ -128,7 +132,7 @@ class MemoryWatch:
         return changed
 
     def _look_for_growth(self, window: _Window, step: int) -> MemoryGrowth | None:
-        """Return the growth that ``window`` shows, as of ``step``; None if memory does not grow in it."""
+        """Return new growth if memory grew steadily in ``window``; None otherwise."""
         slope = window.slope()
         if slope is None:
             return None
@@ -146,7 +150,7 @@ class MemoryWatch:
         return self.growth
 
     def _follow_growth(self, window: _Window, step: int) -> MemoryGrowth | None:
-        """Judge the growth again once a whole window has passed."""
+        """Check the growth again, once per window; return it if its slope has changed, or if it has ended."""
         growth = self.growth
         slope = window.last_slope()
         if growth is None or slope is None:

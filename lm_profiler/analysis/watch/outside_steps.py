@@ -1,7 +1,7 @@
-"""Activities outside the phases of a run's steps, and their long-run cost per step.
+"""Finds activities outside the phases of a run's steps, and their cost per step in the long run.
 
-A few measured steps may contain no validation, or more starts of epochs than average. So it is counted from
-the first step of the run to its last one, in all stages, and how often it comes is taken from when it came last.
+The few measured steps may contain no validation, or more epoch boundaries than average. So activities are counted from
+the first step of the run to the last, in all stages, and their frequency is estimated from when they last occurred.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from lm_profiler.record.run_record import (
     OutsideSteps,
 )
 
-# in later stages what passes is traced or timed, and takes longer
+# In later stages, tracing and detailed timing make activities longer.
 TIMED_STAGES = ("warmup", "measure")
 
-_INSTRUMENTS = "instruments"
+_INSTRUMENTS = "instruments"  # the kind of the time in which this profiler worked
 
 
 class RunStep(NamedTuple):
-    """One step of any stage."""
+    """One step of any stage. All times are on the host's clock."""
 
     stage: str
     begin_ns: int
     end_ns: int
-    data_s: float  # how long it waited for its batches, on the host
-    # spans within the step in which the loop had left it
+    data_s: float  # how long it waited for its batches
+    # begin and end of each interval in which the loop had left the step, for example for validation
     away_ns: Sequence[tuple[int, int]] = ()
-    other_s: float = 0.0  # how long the host was in no phase
+    other_s: float = 0.0  # the time in no phase
 
     @property
     def rest_s(self) -> float:
@@ -47,15 +47,19 @@ class RunStep(NamedTuple):
 
 
 class _Kind(NamedTuple):
+    """A kind of activity, as ``OutsideSteps`` names it."""
+
     what: str
     owner: str | None = None
-    in_step: bool = False
+    in_step: bool = False  # whether its time is part of a step's time
 
 
 class _Event(NamedTuple):
+    """One occurrence of an activity."""
+
     seconds: float
-    steps_before: int
-    is_timed: bool  # whether it came in a stage whose times count
+    steps_before: int  # number of steps of the run before it
+    is_timed: bool  # whether it occurred in one of ``TIMED_STAGES``
 
 
 def outside_steps(
@@ -63,98 +67,112 @@ def outside_steps(
     events: Sequence[NamedSpan],
     own_spans: Sequence[tuple[int, int]],
 ) -> list[OutsideSteps]:
-    """Return what took time outside the phases of ``steps``, the costliest per mean step first.
+    """Return the activities outside the phases of ``steps``, such as validations and hooks, the costliest first.
 
-    Such as validations, checkpoints and hooks.
-
-    ``events`` are the moments at which the loop left its steps, and the spans of checkpoints and hooks. ``own_spans``
-    are those in which our instruments worked between steps.
+    Args:
+        steps: all steps of the run.
+        events: the moments at which the loop left its steps, and the spans of checkpoints and hooks.
+        own_spans: begin and end of each interval between steps in which this profiler worked.
     """
     if not steps:
         return []
-    kinds: defaultdict[_Kind, list[_Event]] = defaultdict(list)
-    # A run may have ten thousand steps and as many events: each step looks only at those that began in it.
+    events_by_kind: defaultdict[_Kind, list[_Event]] = defaultdict(list)
+    # There may be ten thousand steps and as many events, so each step must find its own events quickly.
     events_in_order = SpansInOrder(events)
     own_spans_in_order = SpansInOrder(
         [NamedSpan(*span, _INSTRUMENTS) for span in own_spans]
     )
     first_steps = _first_steps_of_epochs(steps, events_in_order)
-    later_steps = []
-    for number, step in enumerate(steps):
-        if number not in first_steps:
-            later_steps.append(step)
-    usual_data_s = median(step.data_s for step in later_steps)
-    usual_rest_s = median(step.rest_s for step in later_steps)
-    usual_other_s = median(step.other_s for step in steps)
-    for number, step in enumerate(steps):
+    usual = _usual_step(steps, first_steps)
+    for index, step in enumerate(steps):
         is_timed = step.stage in TIMED_STAGES
         gaps = list(step.away_ns)
-        if number:
-            gaps.insert(0, (steps[number - 1].end_ns, step.begin_ns))
+        if index:
+            gap_before_step = (steps[index - 1].end_ns, step.begin_ns)
+            gaps.insert(0, gap_before_step)
         for gap in gaps:
             instruments_ns = 0
             for span in own_spans_in_order.around(*gap):
                 instruments_ns += _overlap_ns(gap, span)
             gap_events = events_in_order.beginning(*gap)
-            by_kind = _seconds_by_kind(gap, gap_events, instruments_ns)
-            for kind, seconds in by_kind.items():
-                kinds[kind].append(
-                    _Event(
-                        seconds=seconds, steps_before=max(number, 1), is_timed=is_timed
-                    )
-                )
+            seconds_by_kind = _seconds_by_kind(gap, gap_events, instruments_ns)
+            for kind, seconds in seconds_by_kind.items():
+                events_by_kind[kind].append(_Event(seconds, max(index, 1), is_timed))
+
         for span in events_in_order.beginning(step.begin_ns, step.end_ns):
             if span.what == CHECKPOINTS and _is_within_step(span, step):
-                seconds = _checkpoint_s(span, step, usual_other_s)
-                checkpoint = _Event(
-                    seconds=seconds, steps_before=number + 1, is_timed=is_timed
-                )
-                kinds[_Kind(CHECKPOINT, in_step=True)].append(checkpoint)
-        if number in first_steps:
-            excess_s = max(step.data_s - usual_data_s, 0.0)
-            first_batch = _Event(
-                seconds=excess_s, steps_before=number, is_timed=is_timed
-            )
-            kinds[_Kind(FIRST_BATCH, in_step=True)].append(first_batch)
-            # such as the copies of memory that new workers share until one of the two writes to it
-            excess_s = max(step.rest_s - usual_rest_s, 0.0)
-            first_step = _Event(
-                seconds=excess_s, steps_before=number, is_timed=is_timed
-            )
-            kinds[_Kind(FIRST_STEP, in_step=True)].append(first_step)
+                seconds = _checkpoint_s(span, step, usual.other_s)
+                kind = _Kind(CHECKPOINT, in_step=True)
+                events_by_kind[kind].append(_Event(seconds, index + 1, is_timed))
+
+        if index in first_steps:
+            seconds = max(step.data_s - usual.data_s, 0.0)
+            kind = _Kind(FIRST_BATCH, in_step=True)
+            events_by_kind[kind].append(_Event(seconds, index, is_timed))
+            # The rest of the step may be longer too, for example because memory that new workers share with this
+            # process is copied when one of them writes to it.
+            seconds = max(step.rest_s - usual.rest_s, 0.0)
+            kind = _Kind(FIRST_STEP, in_step=True)
+            events_by_kind[kind].append(_Event(seconds, index, is_timed))
+
     costs = []
-    for kind, kind_events in kinds.items():
+    for kind, kind_events in events_by_kind.items():
         if kind.what != _INSTRUMENTS:
             costs.append(_long_run_cost(kind, kind_events, len(steps)))
     return sorted(costs, key=lambda cost: cost.per_step_s, reverse=True)
 
 
+class _UsualStep(NamedTuple):
+    """The median times of steps."""
+
+    data_s: float  # without first steps of epochs
+    rest_s: float  # without first steps of epochs
+    other_s: float
+
+
+def _usual_step(steps: Sequence[RunStep], first_steps: set[int]) -> _UsualStep:
+    """Return the median times of ``steps``; ``first_steps`` are the indices of those that begin an epoch."""
+    later_steps = []
+    for index, step in enumerate(steps):
+        if index not in first_steps:
+            later_steps.append(step)
+    return _UsualStep(
+        data_s=median(step.data_s for step in later_steps),
+        rest_s=median(step.rest_s for step in later_steps),
+        other_s=median(step.other_s for step in steps),
+    )
+
+
 def _seconds_by_kind(
     gap: tuple[int, int], events: Sequence[NamedSpan], instruments_ns: int
 ) -> Mapping[_Kind, float]:
-    """Return the seconds of each kind in a gap between steps; a span's own are those without spans inside of it.
+    """Divide the time of a gap, in which the loop was in no step, among kinds of activities; return their seconds.
 
-    ``events`` are the moments and spans that begin in the gap, in which our instruments worked for ``instruments_ns``.
+    Args:
+        gap: its begin and its end.
+        events: the moments and spans that begin in it.
+        instruments_ns: how long this profiler worked in it.
     """
     begin_ns, end_ns = gap
     spans = [event for event in events if event.ns]
     seconds: defaultdict[_Kind, float] = defaultdict(float)
     rest_ns = end_ns - begin_ns - instruments_ns
     for span in spans:
-        inner_ns = 0
+        inner_ns = 0  # spans within this one
         for inner in spans:
             if inner is not span and _contains(span, inner):
                 inner_ns += inner.ns
         own_ns = max(span.ns - inner_ns, 0)
         seconds[_kind_of(span)] += own_ns * 1e-9
         rest_ns -= own_ns
+    # the rest, which is in no span, belongs to the reason for which the loop left its steps
     moments = {event.what for event in events if not event.ns}
-    rest = _INSTRUMENTS
+    kind_of_rest = _INSTRUMENTS
     if VALIDATION in moments:
-        rest = VALIDATION
+        kind_of_rest = VALIDATION
     elif EPOCH in moments:
-        rest = EPOCH
-    seconds[_Kind(rest)] += max(rest_ns, 0) * 1e-9
+        kind_of_rest = EPOCH
+    seconds[_Kind(kind_of_rest)] += max(rest_ns, 0) * 1e-9
     return seconds
 
 
@@ -183,18 +201,18 @@ def _is_within_step(span: NamedSpan, step: RunStep) -> bool:
 
 
 def _checkpoint_s(span: NamedSpan, step: RunStep, usual_other_s: float) -> float:
-    """Return what a checkpoint within ``step`` took, with what its callback did around ``span``, the writing.
+    """Return the seconds of a checkpoint within ``step``: writing it (``span``), and other work of its callback.
 
-    It deletes older checkpoints, for example. What another callback does in the same step is not told apart, so
-    at most as much again as the writing counts.
+    The callback may delete older checkpoints, for example. The excess of ``other`` in this step includes that, but also
+    the work of other callbacks, so it counts only up to twice the time of the writing.
     """
-    written_s = span.ns * 1e-9
+    writing_s = span.ns * 1e-9
     excess_s = step.other_s - usual_other_s
-    return min(max(written_s, excess_s), 2.0 * written_s)
+    return min(max(writing_s, excess_s), 2.0 * writing_s)
 
 
 def _first_steps_of_epochs(steps: Sequence[RunStep], events: SpansInOrder) -> set[int]:
-    """Return the indices of steps that begin an epoch; not the run's first one, of which it is not known."""
+    """Return the indices of the steps that begin an epoch, except that of the run's first step."""
     first_steps = set()
     for number in range(1, len(steps)):
         gap = events.beginning(steps[number - 1].end_ns, steps[number].begin_ns)
@@ -204,14 +222,14 @@ def _first_steps_of_epochs(steps: Sequence[RunStep], events: SpansInOrder) -> se
 
 
 def _long_run_cost(kind: _Kind, events: Sequence[_Event], steps: int) -> OutsideSteps:
-    """Return the cost of the ``events`` of one kind per step, as often as they come in the long run."""
+    """Return the cost per step of the ``events`` of one kind, with the frequency that they have in the long run."""
     seconds = [event.seconds for event in events]
     timed_s = [event.seconds for event in events if event.is_timed]
-    # It came so often up to the last time; and after that, for as long as the run went on, not again.
+    # The frequency is that up to the last event, but at most one event in the steps after it, which had none.
     steps_before_last = events[-1].steps_before
-    per_step = min(
-        len(events) / max(steps_before_last, 1), 1.0 / max(steps - steps_before_last, 1)
-    )
+    steps_after_last = steps - steps_before_last
+    frequency_until_last = len(events) / max(steps_before_last, 1)
+    per_step = min(frequency_until_last, 1.0 / max(steps_after_last, 1))
     if len(events) > steps:  # several in each step
         per_step = len(events) / steps
     return OutsideSteps(

@@ -1,6 +1,7 @@
-"""Finds late and silent ranks of a run, from the statuses that the ranks write.
+"""Finds late and silent ranks of a run, from the status reports that the ranks write.
 
-Instants are those at which rank 0 saw a report change, on its own clock: the ranks' clocks may differ.
+The clocks of ranks may differ. So all times here are on the clock of rank 0: a report's time is when rank 0 first read
+it.
 """
 
 from __future__ import annotations
@@ -16,50 +17,52 @@ from lm_profiler.record.parts import PARTS
 from lm_profiler.record.watch_files import WAITING_PHASES, WatchEvent, WatchStatus
 
 SILENT_S = 60.0
-_FEWEST_STEPS = 20  # of each rank between two comparisons
-_LATE_SHARE = 0.05  # share of the step that a late rank must cost the others
-_CHRONIC_TIMES = 3  # comparisons in a row after which a rank is always late
-_REPEATED_TIMES = 120  # comparisons in a row after which a late rank is reported again
+_FEWEST_STEPS = 20  # that each rank must have made since the last comparison
+# a rank is late if it costs the others at least this share of its step
+_LATE_SHARE = 0.05
+# numbers of successive comparisons in which a rank was late:
+_CHRONIC_TIMES = 3  # from this on it counts as always late
+_REPEATED_TIMES = 120  # after each so many it is reported again
 
 
-class _HeardReport(NamedTuple):
-    """The last report of a rank that was a new one, and when rank 0 read it."""
+class _NewReport(NamedTuple):
+    """The last new report of a rank, and when rank 0 read it."""
 
     at_s: float
     status: WatchStatus
 
 
 class _Lateness(NamedTuple):
-    """The number of consecutive comparisons in which a rank was late in one phase, and the waiting of the others."""
+    """A rank's lateness in one phase, over successive comparisons."""
 
-    times: int
-    cost_s: float
+    times: int  # number of comparisons
+    cost_s: float  # how long the other ranks waited for it
 
 
 class _StepTimes(NamedTuple):
     """The mean steps of all ranks since the last comparison."""
 
     ranks: list[int]
-    steps: list[int]  # of each rank
-    per_step_s: NDArray[np.float64]  # (ranks, PARTS)
+    steps: list[int]  # number of steps of each rank
+    per_step_s: NDArray[np.float64]  # (ranks, PARTS) mean seconds per step
 
 
 @dataclass(eq=False)
 class RankReports:
-    """Takes all ranks' statuses every now and then.
+    """Compares the status reports of all ranks from time to time.
 
-    A rank is late in a phase where it takes longer than the others' median, and they spend that time in a later forward
-    or backward pass, where it spends less. A rank whose backward pass is slow looks like the others, which wait for
-    it there, and is not reported.
+    A rank is late in a phase if it takes longer there than the median of the others, and the others then wait for it in
+    a later forward or backward pass, which takes them longer than it. A rank with a slow backward pass cannot be told
+    from the others, which wait for it in their backward pass, and is not reported.
     """
 
-    # the ranks that do not report, and since when
+    # when each silent rank made its last report, by rank
     silent: dict[int, float] = field(default_factory=dict)
-    waited_s: float = 0.0  # how long rank 0 waited for a late rank since the last reset
-    _last_reports: dict[int, _HeardReport] = field(default_factory=dict)
-    # the reports of the last comparison
+    waited_s: float = 0.0  # how long rank 0 waited for late ranks; the caller resets it
+    _last_reports: dict[int, _NewReport] = field(default_factory=dict)
+    # the reports at the last comparison, by rank
     _compared: dict[int, WatchStatus] = field(default_factory=dict)
-    # by rank and phase
+    # by rank and phase; only of ranks that were late at the last comparison
     _lateness: dict[tuple[int, str], _Lateness] = field(default_factory=dict)
 
     def look(
@@ -68,19 +71,20 @@ class RankReports:
         reports: Mapping[int, WatchStatus],
         run_is_over: bool = False,
     ) -> list[WatchEvent]:
-        """Take what the ranks report at ``now_s`` of rank 0's clock; at the last look, few steps suffice."""
+        """Return the events of silent and late ranks, from the ranks' reports as rank 0 reads them at ``now_s``."""
         silent_events = []
         for rank, report in reports.items():
             event = self._silence(now_s, rank, report)
             if event is not None:
                 silent_events.append(event)
-        heard_reports = {}
+        reports_to_compare = {}
         for rank, report in reports.items():
             if rank not in self.silent:
-                heard_reports[rank] = report
+                reports_to_compare[rank] = report
         fewest_steps = 1 if run_is_over else _FEWEST_STEPS
-        late_events = self._compare(now_s, heard_reports, fewest_steps)
-        if run_is_over:  # the last comparison books what rank 0 waited; over a few steps anybody may be late
+        late_events = self._compare(now_s, reports_to_compare, fewest_steps)
+        if run_is_over:
+            # The last comparison only adds to ``waited_s``: over a few steps any rank may be late.
             return silent_events
         return [*silent_events, *late_events]
 
@@ -90,7 +94,7 @@ class RankReports:
         """Return an event if ``report`` shows that ``rank`` has become silent."""
         last_report = self._last_reports.get(rank)
         if last_report is None or report.ended or _is_newer(report, last_report.status):
-            self._last_reports[rank] = _HeardReport(now_s, report)
+            self._last_reports[rank] = _NewReport(now_s, report)
             self.silent.pop(rank, None)
             return None
         quiet_s = now_s - last_report.at_s
@@ -109,7 +113,7 @@ class RankReports:
     def _compare(
         self, now_s: float, reports: Mapping[int, WatchStatus], fewest_steps: int
     ) -> list[WatchEvent]:
-        """Return the ranks that were late since the last comparison, once all ranks have enough steps."""
+        """Return events of ranks that were late since the last comparison; none while ranks have too few steps."""
         times = self._times_since_last_comparison(reports)
         if len(times.ranks) < 2 or min(times.steps) < fewest_steps:
             return []
@@ -118,8 +122,10 @@ class RankReports:
         self._lateness = {}
         events = []
         for index, rank in enumerate(times.ranks):
+            # (PARTS,) of this rank, and the median of the others
             own_s = times.per_step_s[index]
-            usual_s = np.median(np.delete(times.per_step_s, index, axis=0), axis=0)
+            other_ranks_s = np.delete(times.per_step_s, index, axis=0)
+            usual_s = np.median(other_ranks_s, axis=0)
             costs_s = _costs_s(own_s, usual_s)
             part_index = int(costs_s.argmax())
             part = PARTS[part_index]
@@ -154,7 +160,7 @@ class RankReports:
     def _times_since_last_comparison(
         self, reports: Mapping[int, WatchStatus]
     ) -> _StepTimes:
-        """Return the number of steps of each rank since it was last compared, and its seconds per step and part."""
+        """Return the number of steps of each rank, and its mean seconds per step, since the last comparison."""
         steps = []
         seconds = []
         for rank, report in reports.items():
@@ -165,10 +171,9 @@ class RankReports:
             previous = self._compared[rank]
             steps.append(report.timed - previous.timed)
             seconds.append(_part_seconds(report) - _part_seconds(previous))
-        per_step_s = np.array(seconds).reshape(-1, len(PARTS)) / np.maximum(
-            steps, 1
-        ).reshape(-1, 1)
-        return _StepTimes(list(reports), steps, per_step_s)
+        sums_s = np.array(seconds).reshape(-1, len(PARTS))
+        counts = np.maximum(steps, 1).reshape(-1, 1)
+        return _StepTimes(list(reports), steps, per_step_s=sums_s / counts)
 
     def _add_waiting(self, times: _StepTimes, late_index: int, part_index: int) -> None:
         """Add how long rank 0 waited for the late rank."""
@@ -191,11 +196,20 @@ def _part_seconds(report: WatchStatus) -> NDArray[np.float64]:
 def _costs_s(
     own_s: NDArray[np.float64], others_s: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return by part what a rank's excess time costs the others per step: how long they wait for it afterwards."""
+    """Return (PARTS,) how long the other ranks wait per step because this rank takes longer in each part.
+
+    The others wait in the forward and backward passes that follow the part, where they take longer than this rank. An
+    excess costs them at most that wait.
+
+    Args:
+        own_s: (PARTS,) the seconds per step of this rank.
+        others_s: (PARTS,) the usual seconds per step of the others.
+    """
     waits_s = np.zeros(len(PARTS))
     for phase in WAITING_PHASES:
         index = PARTS.index(phase)
         waits_s[index] = max(others_s[index] - own_s[index], 0.0)
+    # Forward is followed by backward only. After backward, nobody waits in the same step.
     waits_afterwards_s = np.full(len(PARTS), waits_s.sum())
     waits_afterwards_s[PARTS.index("forward")] = waits_s[PARTS.index("backward")]
     waits_afterwards_s[PARTS.index("backward")] = 0.0

@@ -1,7 +1,7 @@
-"""Finds the slow steps of a running training and groups those of the same phase, cause and size.
+"""Finds the slow steps of a running training, and groups those of the same phase, cause and size.
 
-A slow step takes ``SLOW_RATIO`` times the median of its neighbours. A group of them becomes an event if it costs enough
-to be worth reporting: either a single step, measured against how long the run has been watched, or all together.
+A step is slow if it takes ``SLOW_RATIO`` times the median of its neighbours. A group becomes an event if a single step,
+or the whole group, costs a certain share of the time that the run has been watched.
 """
 
 from __future__ import annotations
@@ -17,52 +17,55 @@ from numpy.typing import NDArray
 
 from lm_profiler.record.parts import PARTS, TIMED
 
-NEIGHBOURS = 40  # steps of a block; the usual step is the largest median of its own block and the two beside it
+# Steps per block. The usual time of a step is the largest median of its own block and the two blocks beside it.
+NEIGHBOURS = 40
 SLOW_RATIO = 1.5
 
-# A single step is worth an event if it costs this share of the time watched so far: rare delays happen in every
-# process, and the longest of them grows with the time. Within these limits in seconds.
+# A single step is an event if its excess time is this share of the time watched so far, within limits in seconds. It is
+# a share because rare delays happen in every process, and the longest of them grows with time.
 _SINGLE_SHARE = 5e-4
-_SINGLE_CAUSED_SHARE = 1e-4
+_SINGLE_CAUSED_SHARE = 1e-4  # for a step with a cause of its own
 _SINGLE_LEAST_S = 0.05
 _SINGLE_MOST_S = 1.0
-# Without a cause of its own it must also be this much longer than most of the last slow steps.
+# Without a cause of its own, its excess must also be 3 times the 0.9 quantile of that of the last slow steps.
 _COMMON_STEPS = 100
 _FEWEST_COMMON = 10
 _COMMON_QUANTILE = 0.9
 _ABOVE_COMMON = 3.0
-# Steps with a cause of their own (a callback, a checkpoint, garbage collection) are worth one together by this share.
+# A group with a cause of its own (a callback, a checkpoint, garbage collection), or with regular slow steps, is an
+# event if its excess is this share of the time since its first step, and at least so long.
 _CAUSED_SHARE = 2e-3
 _CAUSED_LEAST_S = 0.1
-# All others must cost this share of the last minute.
+# Other groups are an event if their excess is this share of the last minute.
 _RECENT_SHARE = 0.02
 _RECENT_S = 60.0
-_FEWEST_REPEATS = 4  # slow steps before anything is said of how regularly they come
-_REGULAR_SHARE = 0.8  # share of the intervals that must be alike
-_REGULAR_WITHIN = 0.02  # share of the interval by which they may differ
-# a group is written again after this growth, or this time
-_UPDATE_GROWTH, _UPDATE_APART_S = 1.5, 600.0
+_FEWEST_REPEATS = 4  # slow steps that are needed to judge whether they are regular
+_REGULAR_SHARE = 0.8  # the share of them that must come at the expected steps
+_REGULAR_WITHIN = 0.02  # the share of the interval by which they may miss these
+# An event is written again after this growth of its group, or after this time.
+_UPDATE_GROWTH = 1.5
+_UPDATE_APART_S = 600.0
 _MOST_GROUPS = 40
-_FASTER = 0.1  # share of the interval so far below which slow steps come faster
-_SAME_SIZE = 3.0  # ratio of excess times beyond which slow steps differ: a stall of a second is no delay of 20 ms
-# causes that other processes bring about: they say nothing about the program
+_FASTER = 0.1  # slow steps accelerate if the next interval is shorter than this share of the mean one
+_SAME_SIZE = 3.0  # the largest ratio of excess times in a group: a stall of a second is not like a delay of 20 ms
+# beginnings of causes that are due to other processes, and not to the program
 _CONTENTION = ("waiting for a CPU", "page fault")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowStep:
-    """A step that took several times the median of its neighbours."""
+    """A step that took much longer than its neighbours."""
 
     step: int
     begin_ns: int
     end_ns: int
     step_s: float
-    usual_s: float
-    # the part of the step that took most of the excess; None if no part took half of it
+    usual_s: float  # the usual time of a step around it
+    # the part of the step with most of the excess; None if no part has half of it
     part: str | None
-    part_s: float  # what that part took, or the whole step
-    data_s: float
-    usual_data_s: float
+    part_s: float  # the time of that part, or of the whole step if it is None
+    data_s: float  # the time of the part "data" in this step
+    usual_data_s: float  # and usually
 
     @property
     def excess_s(self) -> float:
@@ -71,30 +74,31 @@ class SlowStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Occurrence:
-    """A slow step with what is known of it."""
+    """A slow step and its cause."""
 
     slow: SlowStep
     at_s: float  # when it ended
-    cause: str | None
-    cause_s: float
-    starts_epoch: bool
+    cause: str | None  # None: unknown
+    cause_s: float  # the seconds that the cause explains
+    starts_epoch: bool  # whether it was the first step of an epoch
 
 
 @dataclass(eq=False)
 class SlowSteps:
     """Finds slow steps, in blocks of ``NEIGHBOURS`` steps.
 
-    A step is judged once the block of steps after its own is known, or the run is over. The first block, and the first
-    one after ``forget``, has no block before it and is never judged.
+    A step is judged as soon as the block after its own is complete, or when the run is over. The first block, and the
+    first one after ``forget``, has no block before it and is never judged.
     """
 
-    # the steps that are still to be judged, or are neighbours of these: their numbers
+    # The steps that are not judged yet, and those that are needed as their neighbours:
+    # (n,) their numbers
     _steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    # [step, 2], when each began and ended
+    # (n, 2) when they began and ended
     _begin_end_ns: NDArray[np.int64] = field(
         default_factory=lambda: np.empty((0, 2), np.int64)
     )
-    # [step, TIMED], what each part took, and last the step
+    # (n, TIMED) the seconds of their parts, and last of the whole step
     _seconds: NDArray[np.float64] = field(
         default_factory=lambda: np.empty((0, len(TIMED)))
     )
@@ -106,7 +110,14 @@ class SlowSteps:
         seconds: NDArray[np.float64],
         run_is_over: bool = False,
     ) -> list[SlowStep]:
-        """Take the next n steps: their numbers, (n, 2) begin and end, (n, TIMED) seconds. Return the slow ones."""
+        """Add the next steps; return those that have turned out to be slow.
+
+        Args:
+            steps: (n,) their numbers.
+            ns: (n, 2) when they began and ended.
+            seconds: (n, TIMED) the seconds of their parts, and last of the whole step.
+            run_is_over: whether to judge all steps that are left.
+        """
         self._steps = np.concatenate([self._steps, steps])
         self._begin_end_ns = np.concatenate([self._begin_end_ns, ns])
         self._seconds = np.concatenate([self._seconds, seconds])
@@ -116,10 +127,10 @@ class SlowSteps:
             return []
         steps_in_blocks = blocks * NEIGHBOURS
         by_block = self._seconds[:steps_in_blocks].reshape(blocks, NEIGHBOURS, -1)
-        medians_s = np.median(by_block, axis=1)  # [block, TIMED]
+        medians_s = np.median(by_block, axis=1)  # (blocks, TIMED)
 
-        # The first block is only the neighbour of the second one. The last block waits for the block after it, unless
-        # the run is over: then it is judged with the steps that follow it and are no whole block.
+        # The first block is only a neighbour of the second one. The last block waits for the next one. If the run is
+        # over, it is judged too, together with the steps after it, which do not fill a block.
         begin = NEIGHBOURS
         end = steps_in_blocks - NEIGHBOURS
         usual_s = _usual_between_blocks_s(medians_s)
@@ -141,9 +152,9 @@ class SlowSteps:
         self._seconds = self._seconds[keep_from:]
         return slow_steps
 
-    def _slow_step(self, place: int, usual_parts_s: NDArray[np.float64]) -> SlowStep:
-        """Return the slow step at ``place``, with the usual (TIMED,) seconds around it."""
-        seconds = self._seconds[place]
+    def _slow_step(self, index: int, usual_parts_s: NDArray[np.float64]) -> SlowStep:
+        """Return the step at ``index`` as a slow step; ``usual_parts_s`` are the usual (TIMED,) seconds around it."""
+        seconds = self._seconds[index]
         excess_s = seconds[:-1] - usual_parts_s[:-1]
         largest = int(excess_s.argmax())
         step_s = float(seconds[-1])
@@ -155,9 +166,9 @@ class SlowSteps:
             part_s = float(seconds[largest])
         data = PARTS.index("data")
         return SlowStep(
-            step=int(self._steps[place]),
-            begin_ns=int(self._begin_end_ns[place, 0]),
-            end_ns=int(self._begin_end_ns[place, 1]),
+            step=int(self._steps[index]),
+            begin_ns=int(self._begin_end_ns[index, 0]),
+            end_ns=int(self._begin_end_ns[index, 1]),
             step_s=step_s,
             usual_s=usual_s,
             part=part,
@@ -167,26 +178,29 @@ class SlowSteps:
         )
 
     def forget(self) -> None:
-        """Forget the steps that are not judged yet, because steps are left out after them."""
+        """Forget the steps that are not judged yet: the steps that follow them are missing."""
         self._steps = self._steps[:0]
         self._begin_end_ns = self._begin_end_ns[:0]
         self._seconds = self._seconds[:0]
 
 
 def _usual_between_blocks_s(medians_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the usual [step, TIMED] seconds around each step of all blocks but the first and the last.
+    """Return (steps, TIMED) the usual seconds around each step of all blocks except the first and the last.
 
-    For the whole step (the last column) these are the largest median of three blocks, so that the steps near a change
-    to a slower level are not slow steps.
+    Args:
+        medians_s: (blocks, TIMED) the medians of each block.
     """
-    step_s = medians_s[:, -1]
     usual_s = medians_s[1:-1].copy()
-    usual_s[:, -1] = np.max([step_s[:-2], step_s[1:-1], step_s[2:]], axis=0)
+    # For the whole step (the last column) the largest median of three blocks counts, so that the first steps of a
+    # slower level do not count as slow steps.
+    step_s = medians_s[:, -1]
+    before_s, own_s, after_s = step_s[:-2], step_s[1:-1], step_s[2:]
+    usual_s[:, -1] = np.max([before_s, own_s, after_s], axis=0)
     return np.repeat(usual_s, NEIGHBOURS, axis=0)
 
 
 def _usual_at_end_s(medians_s: NDArray[np.float64], steps: int) -> NDArray[np.float64]:
-    """Return the same for the last ``steps`` of a run, from the last two blocks."""
+    """Return (steps, TIMED) the same for the last ``steps`` of a run, from the medians of the last two blocks."""
     usual_s = medians_s[-1].copy()
     usual_s[-1] = medians_s[-2:, -1].max()
     return np.tile(usual_s, (steps, 1))
@@ -201,19 +215,19 @@ class SlowStepGroup:
     first_step: int
     first_at_s: float
     times: int = 0
-    step_s: float = 0.0  # what the steps took together
-    usual_s: float = 0.0  # what they would have taken usually
-    cause_s: float = 0.0  # what the cause explains together
+    step_s: float = 0.0  # sum of the times of the steps
+    usual_s: float = 0.0  # sum of the times that they would usually have taken
+    cause_s: float = 0.0  # sum of the seconds that their causes explain
     last_step: int = 0
     epoch_starts: int = 0  # how many of them were the first step of an epoch
-    # the last of them
+    # the numbers of the last of them
     steps: deque[int] = field(default_factory=lambda: deque(maxlen=50))
-    is_reported: bool = False
+    is_reported: bool = False  # whether the group is an event
     _last_occurrence: Occurrence | None = None
-    _recent_s: float = 0.0  # the excess of the last minute; older excess fades
+    _recent_s: float = 0.0  # the excess of about the last minute, as of ``_recent_at_s``; it decays exponentially
     _recent_at_s: float = 0.0
-    _written_times: int = 0
-    _written_at_s: float = 0.0
+    _written_times: int = 0  # the value of ``times`` when the event was last written
+    _written_at_s: float = 0.0  # when that was
 
     @property
     def excess_s(self) -> float:
@@ -234,40 +248,42 @@ class SlowStepGroup:
         self._recent_at_s = occurrence.at_s
 
     def recent_s(self, at_s: float) -> float:
-        """Return what the slow steps of about the last minute cost."""
+        """Return the excess of about the last minute before ``at_s``."""
         age_s = max(at_s - self._recent_at_s, 0.0)
         return self._recent_s * math.exp(-age_s / _RECENT_S)
 
     @property
     def has_own_cause(self) -> bool:
+        """Whether the cause is known, and is not another process."""
         return self.cause is not None and not self.cause.startswith(_CONTENTION)
 
     def costs_much_by_itself(self, at_s: float) -> bool:
-        """Return whether steps cost enough together that have a cause of their own, or come regularly."""
+        """Return whether the group has a cause of its own, or is regular, and costs enough to be an event."""
         since_s = at_s - self.first_at_s
         least_s = max(_CAUSED_SHARE * since_s, _CAUSED_LEAST_S)
         if self.times < 2 or self.excess_s < least_s:
             return False
         if self.has_own_cause or self.starts_epochs():
             return True
-        # the interval is not computed at each slow step
-        may_be_regular = self.times % _FEWEST_REPEATS == 0
-        return may_be_regular and self.interval() is not None
+        # computing the interval takes a while: it is done only at every fourth slow step
+        is_interval_due = self.times % _FEWEST_REPEATS == 0
+        return is_interval_due and self.interval() is not None
 
     def costs_much_recently(self, at_s: float) -> bool:
+        """Return whether the excess of the last minute is large enough for an event."""
         if self.times < _FEWEST_REPEATS:
             return False
         return self.recent_s(at_s) >= _RECENT_SHARE * _RECENT_S
 
-    def comes_faster(self, step: int) -> bool:
-        """Return whether ``step`` comes much sooner after the last one than the steps before did."""
+    def accelerates_at(self, step: int) -> bool:
+        """Return whether a slow step at ``step`` follows the last one much sooner than the earlier ones did."""
         if self.times < 2:
             return False
-        interval = (self.last_step - self.first_step) / (self.times - 1)
-        return step - self.last_step < _FASTER * interval
+        mean_interval = (self.last_step - self.first_step) / (self.times - 1)
+        return step - self.last_step < _FASTER * mean_interval
 
     def restart(self) -> None:
-        """Begin with the last slow step, as what happens from there on is not what happened before."""
+        """Drop all slow steps except the last one, because from there on something new has been happening."""
         occurrence = self._last_occurrence
         assert occurrence is not None
         self.times = 0
@@ -281,7 +297,7 @@ class SlowStepGroup:
         self.add(occurrence)
 
     def should_write(self, at_s: float) -> bool:
-        """Return whether the group's event is to be written, for the first time or again."""
+        """Return whether to write the group's event at ``at_s``, for the first time or again."""
         if not self.is_reported or self.times == self._written_times:
             return False
         has_grown = self.times >= _UPDATE_GROWTH * self._written_times
@@ -295,7 +311,7 @@ class SlowStepGroup:
         self._written_at_s = at_s
 
     def starts_epochs(self) -> bool:
-        """Return whether the slow steps are the first ones of epochs."""
+        """Return whether most of the slow steps are the first step of an epoch."""
         return self.times >= 2 and self.epoch_starts >= _REGULAR_SHARE * self.times
 
     def interval(self) -> int | None:
@@ -308,15 +324,16 @@ class SlowStepGroup:
         expected_steps = expected_steps[expected_steps <= steps[-1]]
         if len(expected_steps) < _FEWEST_REPEATS - 1:
             return None
-        # [expected step]: how far the nearest slow step is from it
-        distances = np.abs(steps[None, :] - expected_steps[:, None]).min(axis=1)
+        # (expected steps, slow steps), then for each expected step the distance of the nearest slow step
+        all_distances = np.abs(steps[None, :] - expected_steps[:, None])
+        distances = all_distances.min(axis=1)
         is_close = distances <= _REGULAR_WITHIN * interval
         if is_close.mean() < _REGULAR_SHARE:
             return None
         return interval
 
     def share(self) -> float | None:
-        """Return the share of all steps since the first slow one; None if they are few."""
+        """Return the share of slow steps among all steps since the first of them; None if they are too few."""
         if self.times < _FEWEST_REPEATS:
             return None
         return self.times / (self.last_step - self.first_step + 1)
@@ -327,20 +344,20 @@ class SlowStepGroups:
     """The groups of slow steps of a run: by phase, cause and size, at most ``_MOST_GROUPS`` of them."""
 
     _groups: list[SlowStepGroup] = field(default_factory=list)
-    # the last excess times
+    # the excess times of the last slow steps without a cause of their own
     _unexplained_s: deque[float] = field(
         default_factory=lambda: deque(maxlen=_COMMON_STEPS)
     )
 
     def add(self, occurrence: Occurrence, watched_s: float) -> None:
-        """Add a slow step that came ``watched_s`` after the watch began."""
+        """Add a slow step, which occurred ``watched_s`` seconds after the watch began, to its group."""
         slow = occurrence.slow
         cause = occurrence.cause
         at_s = occurrence.at_s
         kind = None if cause is None else cause_kind(cause)
         part = slow.part
         if kind is not None and kind.startswith(_CONTENTION):
-            part = None  # other processes delay whatever runs
+            part = None  # other processes may delay any part
         group = self._nearest(part, kind, slow.excess_s)
         if group is None:
             group = SlowStepGroup(
@@ -349,9 +366,9 @@ class SlowStepGroups:
             self._groups.append(group)
             self._drop_cheapest(new_group=group)
         elif group.cause != cause:
-            group.cause = kind
+            group.cause = kind  # what the causes have in common
         may_restart = not group.is_reported and not group.has_own_cause
-        if may_restart and group.comes_faster(slow.step):
+        if may_restart and group.accelerates_at(slow.step):
             group.restart()
         group.add(occurrence)
 
@@ -367,56 +384,56 @@ class SlowStepGroups:
     def _is_worth_alone(
         self, slow: SlowStep, watched_s: float, has_own_cause: bool
     ) -> bool:
-        """Return whether a single step costs enough to be worth an event.
-
-        Delays without a cause come in every process. One of them must be clearly longer than most of the last ones.
-        """
+        """Return whether a single slow step costs enough to be an event."""
         share = _SINGLE_CAUSED_SHARE if has_own_cause else _SINGLE_SHARE
         least_s = max(share * watched_s, _SINGLE_LEAST_S)
         if slow.excess_s < min(least_s, _SINGLE_MOST_S):
             return False
         if has_own_cause or len(self._unexplained_s) < _FEWEST_COMMON:
             return True
+        # Every process has delays without a known cause: this one must be much longer than the usual ones.
         common_s = float(np.quantile(np.array(self._unexplained_s), _COMMON_QUANTILE))
         return slow.excess_s >= _ABOVE_COMMON * common_s
 
     def _stands_out(self, group: SlowStepGroup, at_s: float) -> bool:
-        """Return whether a group costs much of the last minute, and more than all other groups without a cause.
+        """Return whether a group costs much of the last minute and, without a cause, half of all unexplained delays.
 
-        A cause that delays all phases alike is the machine, not the program.
+        If delays without a cause are spread over several groups, the machine delays all phases, and not the program.
         """
         if not group.costs_much_recently(at_s):
             return False
         if group.cause is not None:
             return True
         unexplained_s = 0.0
-        for any_group in self._groups:
-            if any_group.cause is None:
-                unexplained_s += any_group.recent_s(at_s)
+        for other_group in self._groups:
+            if other_group.cause is None:
+                unexplained_s += other_group.recent_s(at_s)
         return group.recent_s(at_s) >= 0.5 * unexplained_s
 
     def _nearest(
         self, part: str | None, kind: str | None, excess_s: float
     ) -> SlowStepGroup | None:
-        """Return the group of this phase and cause whose steps cost about as much; None if there is none."""
+        """Return the group of this part and kind of cause whose mean excess is nearest; None if none is near enough."""
         nearest = None
         least_ratio = _SAME_SIZE
         for group in self._groups:
             group_kind = None if group.cause is None else cause_kind(group.cause)
-            has_no_part = part is None and kind is None and group.is_reported
-            if group_kind != kind or (group.part != part and not has_no_part):
+            # a step without a main part and a cause may belong to any event without a cause
+            may_be_of_any_part = part is None and kind is None and group.is_reported
+            is_of_part = group.part == part or may_be_of_any_part
+            if group_kind != kind or not is_of_part:
                 continue
-            typical_s = group.excess_s / group.times
-            ratio = max(excess_s / typical_s, typical_s / excess_s)
+            mean_excess_s = group.excess_s / group.times
+            ratio = max(excess_s / mean_excess_s, mean_excess_s / excess_s)
             if kind is not None and kind.startswith(_CONTENTION):
-                ratio = 1.0  # other processes delay steps by any time
+                ratio = 1.0  # delays by other processes may have any length
             if ratio <= least_ratio:
                 nearest = group
                 least_ratio = ratio
         return nearest
 
     def _drop_cheapest(self, new_group: SlowStepGroup) -> None:
-        """Drop the group that costs least, but not ``new_group``, if there are too many."""
+        """If there are too many groups, drop the one that costs least (but not ``new_group``)."""
         if len(self._groups) <= _MOST_GROUPS:
             return
         old_groups = [group for group in self._groups if group is not new_group]
@@ -424,19 +441,18 @@ class SlowStepGroups:
         self._groups.remove(cheapest)
 
     def to_write(self, at_s: float, run_is_over: bool) -> Sequence[SlowStepGroup]:
-        """Return the groups whose event is to be written now; at the end, all that have changed."""
+        """Return the groups whose event should be written at ``at_s``; when the run is over, all that have changed."""
         groups = []
         for group in self._groups:
-            if group.should_write(at_s) or (
-                run_is_over and group.has_unwritten_steps()
-            ):
+            is_due_at_end = run_is_over and group.has_unwritten_steps()
+            if group.should_write(at_s) or is_due_at_end:
                 group.mark_written(at_s)
                 groups.append(group)
         return groups
 
 
 def cause_kind(cause: str) -> str:
-    """Return ``cause`` without what differs each time: numbers, and which function was compiled."""
+    """Return ``cause`` without its variable parts: numbers, and the name of a compiled function."""
     kind = re.sub(r"\d[\d,.]*", "", cause).strip()
     if kind.startswith(("compilation", "recompilation")):
         return kind.split()[0]

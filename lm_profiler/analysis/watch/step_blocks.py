@@ -1,4 +1,4 @@
-"""Blocks of successive steps, whose means single slow steps do not move; and whether they make a line or levels."""
+"""Blocks of successive steps with a robust mean each; and whether the means of blocks form a line or levels."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from numpy.typing import NDArray
 
 from lm_profiler.record.parts import TIMED
 
-BLOCK = 20  # steps of a block
-_TRIMMED = 6  # of them on either side; the block's value is the mean of the rest
+BLOCK = 20  # steps per block
+# A block's value is a trimmed mean: without this many of its shortest steps, and as many of its longest.
+_TRIMMED = 6
 
-_LEAST_STEP_S = 1e-9  # the logarithm of nothing is unknown
-# share of the squared error that is left if a drift began later than with its first block
+_LEAST_STEP_S = 1e-9  # shorter steps count as this, because 0 has no logarithm
+# A drift counts as begun after the first block only if this reduces the squared error to this share.
 _LATER_KNEE = 0.85
-_MOST_KNEES = 100  # places at which a knee is tried
-# two levels: how far each may scatter, as a share of the gap between them
+_MOST_KNEES = 100  # blocks that are tried as the beginning of a drift
+# The values of each of two levels may differ by at most this share of the gap between the levels.
 _SPREAD_OF_LEVEL = 0.25
-_FEWEST_OF_LEVEL = 2  # times that each of two levels occurs
+_FEWEST_OF_LEVEL = 2  # times that each of two levels must occur
 
 StepNumbers = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
 
 class StepBlock(NamedTuple):
-    """Some successive steps."""
+    """Successive steps, with means over those of middle length."""
 
     first_step: int
     last_step: int
-    log_s: float  # mean logarithm of the step's seconds, of those in the middle
-    seconds: Seconds  # (TIMED,) means of the same steps
+    log_s: float  # mean logarithm of the seconds of a step
+    seconds: Seconds  # (TIMED,) mean seconds of each part, and last of the whole step
 
     @property
     def steps(self) -> int:
@@ -40,7 +41,7 @@ class StepBlock(NamedTuple):
 
 
 class UnfinishedBlock:
-    """Keeps the last steps, which fill no block yet."""
+    """Keeps the steps after the last full block."""
 
     def __init__(self) -> None:
         self._steps: StepNumbers = np.empty(0, np.int64)
@@ -49,27 +50,28 @@ class UnfinishedBlock:
     def fill(
         self, steps: StepNumbers, seconds: Seconds, fewest_blocks: int = 1
     ) -> tuple[StepNumbers, Seconds]:
-        """Take the next steps with their (n, TIMED) seconds, and return those that fill whole blocks.
+        """Add the next steps with their (n, TIMED) seconds. Remove and return the steps that fill whole blocks.
 
-        None are returned if they fill less than ``fewest_blocks``.
+        No step is returned while they fill less than ``fewest_blocks``.
         """
         steps = np.concatenate([self._steps, steps])
         seconds = np.concatenate([self._seconds, seconds])
-        count = len(steps) // BLOCK * BLOCK
-        if count < fewest_blocks * BLOCK:
-            count = 0
-        self._steps = steps[count:]
-        self._seconds = seconds[count:]
-        return steps[:count], seconds[:count]
+        full_blocks = len(steps) // BLOCK
+        if full_blocks < fewest_blocks:
+            full_blocks = 0
+        steps_in_blocks = full_blocks * BLOCK
+        self._steps = steps[steps_in_blocks:]
+        self._seconds = seconds[steps_in_blocks:]
+        return steps[:steps_in_blocks], seconds[:steps_in_blocks]
 
     def forget(self) -> None:
-        """Forget the steps, because others are left out after them."""
+        """Forget the steps: the steps that follow them are missing."""
         self._steps = self._steps[:0]
         self._seconds = self._seconds[:0]
 
 
 class RecentSteps:
-    """The last steps one by one: they show where a level changed more exactly than blocks do."""
+    """The last steps one by one. They show the exact step at which a level changed, which blocks do not."""
 
     def __init__(self) -> None:
         self._steps: StepNumbers = np.empty(0, np.int64)
@@ -95,35 +97,50 @@ class RecentSteps:
 
 
 def cut_into_blocks(steps: StepNumbers, seconds: Seconds) -> list[StepBlock]:
-    """Return the blocks of n steps, a multiple of ``BLOCK``, with their (n, TIMED) seconds."""
+    """Return n steps as blocks; n must be a multiple of ``BLOCK``.
+
+    Args:
+        steps: (n,) the numbers of the steps.
+        seconds: (n, TIMED) the seconds of each part, and last of the whole step.
+    """
     count = len(steps) // BLOCK
     step_s = seconds[:, -1].reshape(count, BLOCK)
-    # (count, steps in the middle): the place in its block, then the row of ``seconds``
+    # (count, 8): the steps of middle length of each block, by their index in the block
     by_length = np.argsort(step_s, axis=1, kind="stable")
-    middle_places = by_length[:, _TRIMMED:-_TRIMMED]
-    middle_rows = middle_places + np.arange(count)[:, None] * BLOCK
-    means = seconds[middle_rows].mean(axis=1)
+    middle_steps = by_length[:, _TRIMMED:-_TRIMMED]
+    # the same by their row in ``seconds``
+    first_rows = np.arange(count)[:, None] * BLOCK
+    middle_rows = first_rows + middle_steps
+
+    means = seconds[middle_rows].mean(axis=1)  # (count, TIMED)
     positive_s = np.maximum(seconds[middle_rows, -1], _LEAST_STEP_S)
-    logs = np.log(positive_s).mean(axis=1)
+    mean_logs = np.log(positive_s).mean(axis=1)
     blocks = []
     for index in range(count):
-        first_step = int(steps[index * BLOCK])
-        last_step = int(steps[(index + 1) * BLOCK - 1])
-        log_s = float(logs[index])
-        blocks.append(StepBlock(first_step, last_step, log_s, means[index]))
+        block_steps = steps[index * BLOCK : (index + 1) * BLOCK]
+        block = StepBlock(
+            first_step=int(block_steps[0]),
+            last_step=int(block_steps[-1]),
+            log_s=float(mean_logs[index]),
+            seconds=means[index],
+        )
+        blocks.append(block)
     return blocks
 
 
 def merge_blocks(earlier: StepBlock, later: StepBlock) -> StepBlock:
-    """Return the two as one block."""
+    """Return one block in place of two successive ones; its means are weighted by their numbers of steps."""
     weight = earlier.steps / (earlier.steps + later.steps)
-    log_s = weight * earlier.log_s + (1.0 - weight) * later.log_s
-    seconds = weight * earlier.seconds + (1.0 - weight) * later.seconds
-    return StepBlock(earlier.first_step, later.last_step, log_s, seconds)
+    return StepBlock(
+        first_step=earlier.first_step,
+        last_step=later.last_step,
+        log_s=weight * earlier.log_s + (1.0 - weight) * later.log_s,
+        seconds=weight * earlier.seconds + (1.0 - weight) * later.seconds,
+    )
 
 
 def mean_seconds(blocks: Sequence[StepBlock]) -> Seconds:
-    """Return (TIMED,) the mean of the steps of ``blocks``."""
+    """Return (TIMED,) mean seconds over all steps of ``blocks``."""
     weights = np.array([block.steps for block in blocks], dtype=float)
     seconds = np.array([block.seconds for block in blocks])
     mean: Seconds = weights @ seconds / weights.sum()
@@ -131,12 +148,12 @@ def mean_seconds(blocks: Sequence[StepBlock]) -> Seconds:
 
 
 def logs_of(blocks: Sequence[StepBlock]) -> NDArray[np.float64]:
-    """Return the logarithm of each block."""
+    """Return (blocks,) the mean logarithm of each block."""
     return np.array([block.log_s for block in blocks])
 
 
 def middle_half(blocks: Sequence[StepBlock]) -> Sequence[StepBlock]:
-    """Return the middle half of ``blocks`` by how long their steps took, so that a burst among them counts little."""
+    """Return ``blocks`` without the fastest quarter and the slowest quarter, which a short burst may have distorted."""
     quarter = len(blocks) // 4
     by_length = sorted(blocks, key=lambda block: block.log_s)
     return by_length[quarter : len(blocks) - quarter]
@@ -145,10 +162,15 @@ def middle_half(blocks: Sequence[StepBlock]) -> Sequence[StepBlock]:
 def winsorized_differences(
     values: NDArray[np.float64], centers: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return by how much the means of the first 2, 3, … ``values`` differ from ``centers``, one for each.
+    """Return by how much the mean of the first ``count`` values differs from a center, for each count of 2, 3, ….
 
-    The most extreme value counts as the next one, so a single block that is far off, such as one with many slow steps,
-    is no change of level.
+    The means are winsorized: the value farthest from the center, on the side of the mean, is replaced by the second
+    farthest. So a single outlier, such as a block with many slow steps, does not look like a change of level. A
+    difference that changes its sign by this counts as 0.
+
+    Args:
+        values: (n,) the values.
+        centers: (n - 1,) the center for each count from 2 to n.
     """
     highest, second_highest = -math.inf, -math.inf
     lowest, second_lowest = math.inf, math.inf
@@ -164,75 +186,95 @@ def winsorized_differences(
             continue
         center = float(centers[count - 2])
         if total > count * center:
-            mean = (total - highest + second_highest) / count
-            differences.append(max(mean - center, 0.0))
+            winsorized_mean = (total - highest + second_highest) / count
+            differences.append(max(winsorized_mean - center, 0.0))
         else:
-            mean = (total - lowest + second_lowest) / count
-            differences.append(min(mean - center, 0.0))
+            winsorized_mean = (total - lowest + second_lowest) / count
+            differences.append(min(winsorized_mean - center, 0.0))
     return np.array(differences)
 
 
-def make_line(earlier: Sequence[StepBlock], later: Sequence[StepBlock]) -> bool:
-    """Return whether one line fits the blocks better than two levels."""
+def fit_line_better(earlier: Sequence[StepBlock], later: Sequence[StepBlock]) -> bool:
+    """Return whether one straight line fits ``earlier`` and ``later`` blocks better than a constant level for each."""
     if len(earlier) < 3 or len(later) < 2:
         return False
     blocks = [*earlier, *later]
     weights = np.array([block.steps for block in blocks], dtype=float)
     logs = logs_of(blocks)
-    middles = np.array([block.first_step + block.last_step for block in blocks]) / 2.0
+
+    split = len(earlier)
     levels = np.empty(len(blocks))
-    for side in (slice(0, len(earlier)), slice(len(earlier), None)):
-        levels[side] = np.average(logs[side], weights=weights[side])
-    slope, start = np.polyfit(middles, logs, 1, w=np.sqrt(weights))
+    levels[:split] = np.average(logs[:split], weights=weights[:split])
+    levels[split:] = np.average(logs[split:], weights=weights[split:])
     error_of_levels = float(weights @ (logs - levels) ** 2)
-    error_of_line = float(weights @ (logs - start - slope * middles) ** 2)
+
+    middle_steps = _middle_steps(blocks)
+    slope, start = np.polyfit(middle_steps, logs, 1, w=np.sqrt(weights))
+    error_of_line = float(weights @ (logs - start - slope * middle_steps) ** 2)
     return error_of_line < error_of_levels
 
 
+def _middle_steps(blocks: Sequence[StepBlock]) -> NDArray[np.float64]:
+    """Return (blocks,) the step in the middle of each block, for lines over the steps."""
+    first_and_last = [block.first_step + block.last_step for block in blocks]
+    middle_steps: NDArray[np.float64] = np.array(first_and_last) / 2.0
+    return middle_steps
+
+
 def knee_of(blocks: Sequence[StepBlock]) -> int:
-    """Return the index of the block at which a level becomes a line."""
+    """Return the index of the block at which a constant level turns into a rising or falling line.
+
+    For each block in turn, a level before it and a line from it on are fitted; the one with the least squared error is
+    returned.
+    """
     logs = logs_of(blocks)
-    begins = np.array([float(block.first_step) for block in blocks])
+    first_steps = np.array([float(block.first_step) for block in blocks])
     best_knee = 0
     least_error = math.inf
-    for knee in range(0, len(blocks) - 3, max(len(blocks) // _MOST_KNEES, 1)):
-        rise = np.maximum(begins - begins[knee], 0.0)
-        design = np.column_stack([np.ones(len(blocks)), rise])
+    stride = max(len(blocks) // _MOST_KNEES, 1)
+    for knee in range(0, len(blocks) - 3, stride):
+        steps_since_knee = np.maximum(first_steps - first_steps[knee], 0.0)
+        design = np.column_stack([np.ones(len(blocks)), steps_since_knee])
         solution, *_ = np.linalg.lstsq(design, logs, rcond=None)
         error = float(((logs - design @ solution) ** 2).sum())
-        # The first block stays the choice unless a later one is clearly better: a drift may begin with the run.
-        share = _LATER_KNEE if best_knee == 0 else 1.0
-        if error < share * least_error:
+        # The first block is kept unless a later one fits clearly better, because a drift may begin with the run.
+        needed_share = _LATER_KNEE if best_knee == 0 else 1.0
+        if error < needed_share * least_error:
             best_knee = knee
             least_error = error
     return best_knee
 
 
 def end_of_line(blocks: Sequence[StepBlock]) -> Seconds:
-    """Return (TIMED,) where the line through ``blocks`` ends; of fewer than four, their mean."""
+    """Return (TIMED,) the seconds at the last block, by a line through all blocks; of fewer than four, the mean."""
     if len(blocks) < 4:
         return mean_seconds(blocks)
-    middles = np.array([(block.first_step + block.last_step) / 2.0 for block in blocks])
+    middle_steps = _middle_steps(blocks)
     seconds = np.array([block.seconds for block in blocks])
-    from_end = (middles - middles[-1]) / (middles[-1] - middles[0])
-    design = np.column_stack([np.ones(len(blocks)), from_end])
-    is_usual = np.full(len(blocks), True)
-    for _ in range(2):  # the second line leaves out what lies far off the first one
-        line, *_ = np.linalg.lstsq(design[is_usual], seconds[is_usual], rcond=None)
-        distances_s = np.abs(seconds[:, -1] - design @ line[:, -1])
-        is_usual = distances_s <= 4.0 * np.median(distances_s)
-    end_s: Seconds = line[0]
+    # from -1 at the first block to 0 at the last, where the line has the value of its constant term
+    positions = (middle_steps - middle_steps[-1]) / (middle_steps[-1] - middle_steps[0])
+    design = np.column_stack([np.ones(len(blocks)), positions])
+    is_near_line = np.full(len(blocks), True)
+    for _ in range(
+        2
+    ):  # the second fit leaves out blocks that are far from the first line
+        solution, *_ = np.linalg.lstsq(
+            design[is_near_line], seconds[is_near_line], rcond=None
+        )
+        distances_s = np.abs(seconds[:, -1] - design @ solution[:, -1])
+        is_near_line = distances_s <= 4.0 * np.median(distances_s)
+    end_s: Seconds = solution[0]
     return end_s
 
 
 def are_two_levels(levels_s: Sequence[float]) -> bool:
-    """Return whether the levels are two: each is near one of them, and each of the two occurs at least twice."""
+    """Return whether the levels form two narrow clusters of at least two levels each."""
     logs = np.sort(np.log(np.array(levels_s)))
     gaps = np.diff(logs)
-    split = int(gaps.argmax()) + 1
-    low = logs[:split]
-    high = logs[split:]
+    largest_gap = int(gaps.argmax())
+    low = logs[: largest_gap + 1]
+    high = logs[largest_gap + 1 :]
     if len(low) < _FEWEST_OF_LEVEL or len(high) < _FEWEST_OF_LEVEL:
         return False
     spread = max(float(low[-1] - low[0]), float(high[-1] - high[0]))
-    return spread <= _SPREAD_OF_LEVEL * float(gaps.max())
+    return spread <= _SPREAD_OF_LEVEL * float(gaps[largest_gap])

@@ -1,7 +1,7 @@
-"""Events of a running training, from its steps, validations and memory as they come.
+"""Finds the events of a running training, from its steps, validations and memory as they arrive.
 
-Times of single steps and levels are judged on the device's clock where there is one. An event is returned again when
-more is known of it: its repetitions, its size, where it ended (see ``WatchEvent``).
+Steps are judged by the times of the device, if there is one, and otherwise of the host. An event is returned again when
+it changes: it was repeated, its size was corrected, or it has ended (see ``WatchEvent``).
 """
 
 from __future__ import annotations
@@ -38,42 +38,46 @@ from lm_profiler.record.parts import PARTS, TIMED
 from lm_profiler.record.run_record import OddStep, StepCounters
 from lm_profiler.record.watch_files import WatchEvent
 
-_READINGS = 2400  # readings of counters, named spans and steps in memory
-_USUAL_READINGS = 200  # readings whose median is the usual one
-_MOST_EXPLAINED = 20  # slow steps of one hand-over whose cause is looked for; the others count without a cause
-# of a usual step, below which a named span cannot explain a slow one
+_READINGS = 2400  # readings of counters, named spans and steps that are kept in memory
+_USUAL_READINGS = 200  # the last readings of counters, whose median is the usual one
+# of the slow steps of one call, only this many get a cause: the slowest
+_MOST_EXPLAINED = 20
+# A span can explain a slow step only if it takes this share of a usual step. Shorter spans are dropped, but none of 50
+# ms or more.
 _SPAN_SHARE = 0.25
-_LONGEST_SPAN_NS = 50_000_000  # a span of this length is kept in any case
-_PAGES = 1000  # page faults that are worth being a cause: each takes a microsecond
-# a cause of a level holds in at least so many of so many parts of it
+_LONGEST_SPAN_NS = 50_000_000
+_PAGES = 1000  # fewer page faults are no cause: each takes a microsecond
+# The steps of a level are divided into 4 parts. A cause explains the level if it explains at least 3 of them.
 _LASTING_PARTS = 4
 _LASTING = 3
 _DATA = PARTS.index("data")
-# of the logarithm of a step: a change of the program that lies in no part of the step, but in several
+# in logarithms: a change of several parts of the step is reported as one of the program only if it is this large
 _LARGE = 0.1
 
-# A traced step is slow if it takes so many seconds and so many times more than the others of the same trace, which
-# tracing slows down as much.
+# A traced step is slow if its excess over the usual traced step is at least this many seconds, and this many times the
+# usual step. It is compared with steps of the same trace because tracing slows down all of them.
 _TRACED_EXCESS_S = 0.2
 _TRACED_RATIO = 3.0
 
 
 class TracedStep(NamedTuple):
-    """A step that was traced, so that no figure includes it."""
+    """A traced step. Figures do not include it, because tracing slows it down."""
 
     begin_ns: int
     end_ns: int
-    seconds: Sequence[float]  # of each part and of the step, on the host's clock
+    seconds: Sequence[
+        float
+    ]  # of each part, and last of the whole step, on the host's clock
 
 
 @dataclass(eq=False, kw_only=True)
 class WatchedRun:
-    """Takes a run's readings as they come, and returns events that are new or known better."""
+    """Receives the readings of a run as they arrive, and returns events that are new or have changed."""
 
     workers: int | None = None  # processes of the loader; None means unknown
-    on_device: bool = False  # whether a device's clock times the steps
-    epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
-    steps: int = 0
+    on_device: bool = False  # whether the steps are timed on a device's clock
+    epoch_s: float = 0.0  # what 0 on the clock of the steps is in seconds since 1970
+    steps: int = 0  # number of steps so far
     levels: LevelFollower = field(init=False)
     memory: MemoryWatch = field(default_factory=MemoryWatch)
     _machine: MachineSpeed = field(default_factory=MachineSpeed)
@@ -82,6 +86,7 @@ class WatchedRun:
     _durations: defaultdict[str, Durations] = field(
         default_factory=lambda: defaultdict(Durations)
     )
+    # the numbers of the last steps, and when they ended
     _numbers: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))
     _ends_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))
     _counters: deque[StepCounters] = field(
@@ -91,20 +96,22 @@ class WatchedRun:
     # when epochs began
     _epochs_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_READINGS))
     _began_ns: int | None = None
-    # rank, step and time of events, by identity
+    # The keys of the next dictionaries are the id() of changes of level:
+    # step and time of a change's event, which identify the event
     _names: dict[int, dict[str, Any]] = field(default_factory=dict)
-    # by which the levels of changes are multiplied in their events, by identity
+    # the factor by which a change's levels are multiplied in its event
     _scales: dict[int, float] = field(default_factory=dict)
-    # the objects of those identities, so that they stay alive
-    _named_objects: list[object] = field(default_factory=list)
+    # its cause, and the seconds that this explains
     _causes: dict[int, tuple[str | None, float | None]] = field(default_factory=dict)
+    # the changes themselves, which must stay alive so that their id() stays unique
+    _named_objects: list[object] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.levels = LevelFollower(self._is_worth_reporting)
 
     @property
     def step_s(self) -> float | None:
-        """How long a step takes now, in seconds; None before it is known."""
+        """The current time of a step; None before it is known."""
         program_s = self.levels.level_s
         if program_s is None:
             return None
@@ -117,7 +124,14 @@ class WatchedRun:
         counters: Sequence[StepCounters] = (),
         spans: Sequence[NamedSpan] = (),
     ) -> list[WatchEvent]:
-        """Take the next n steps: (n, 2) when they began and ended, and their (n, TIMED) seconds."""
+        """Add the next steps; return events that are new or have changed.
+
+        Args:
+            ns: (n, 2) when they began and ended.
+            seconds: (n, TIMED) the seconds of their parts, and last of the whole step.
+            counters: the readings of counters since the last call.
+            spans: the named spans that have ended since the last call.
+        """
         self._counters.extend(counters)
         self._add_spans(spans)
         if not len(ns):
@@ -128,7 +142,7 @@ class WatchedRun:
             self._began_ns = int(ns[0, 0])
         self._numbers.extend(numbers.tolist())
         self._ends_ns.extend(ns[:, 1].tolist())
-        is_timed = ~np.isnan(seconds[:, -1])  # on a device, an instant may be unknown
+        is_timed = ~np.isnan(seconds[:, -1])  # an instant of a device may be unknown
         numbers = numbers[is_timed]
         seconds = np.nan_to_num(seconds[is_timed])
         slow = self._slow.add(numbers, ns[is_timed], seconds)
@@ -153,7 +167,7 @@ class WatchedRun:
         return events
 
     def skip(self, steps: int) -> None:
-        """Skip traced steps, which no figure includes."""
+        """Count ``steps`` traced steps without judging their times, which tracing lengthens."""
         self.steps += steps
         self._slow.forget()
         self.levels.forget_unfinished()
@@ -162,10 +176,15 @@ class WatchedRun:
     def judge_traced(
         self, first_step: int, traced: Sequence[TracedStep]
     ) -> list[WatchEvent]:
-        """Return the event of traced steps that took far longer than tracing takes; ``first_step`` is their number."""
+        """Return the events of traced steps that took far longer than the others of their trace.
+
+        Args:
+            first_step: the number of the first of them.
+            traced: all steps of one trace, in order.
+        """
         if not traced:
             return []
-        seconds = np.array([step.seconds for step in traced])
+        seconds = np.array([step.seconds for step in traced])  # (n, TIMED)
         usual_parts_s = np.median(seconds, axis=0)
         usual_s = max(float(usual_parts_s[-1]), self.step_s or 0.0)
         slow_steps = []
@@ -192,10 +211,10 @@ class WatchedRun:
     def add_durations(
         self, term: str, seconds: Sequence[float], at_s: float
     ) -> list[WatchEvent]:
-        """Record how long the latest validations, checkpoints or epoch boundaries took; return the events they cause.
+        """Record the durations of validations, checkpoints or epoch boundaries; return events that follow from them.
 
         Args:
-            term: which of these three it is, by its name in the ledger.
+            term: the name in the ledger of one of these three.
             seconds: how long each took, in order.
             at_s: the time now, in seconds since 1970.
         """
@@ -207,16 +226,19 @@ class WatchedRun:
     def add_held_bytes(
         self, at_s: float, held_bytes: int, free_bytes: Callable[[], int | None]
     ) -> list[WatchEvent]:
-        """Record the bytes that are held between steps; ``free_bytes`` returns what the machine has left."""
+        """Record the bytes of memory held between steps; return the event if memory grows.
+
+        ``free_bytes`` returns how many bytes are free on the machine, or None if this is unknown.
+        """
         growth = self.memory.add(at_s, held_bytes, self.steps)
         if growth is None:
             return []
         return [self._memory_event(growth, free_bytes)]
 
-    # -- what the steps show -------------------------------------------------------------------------------------------
+    # -- slow steps ----------------------------------------------------------------------------------------------------
 
     def _add_spans(self, spans: Sequence[NamedSpan]) -> None:
-        """Keep the spans that may explain a slow step; a run has several short ones in each step."""
+        """Keep the spans that are long enough to explain a slow step; each step has several that are shorter."""
         level_ns = (self.step_s or 0.0) * 1e9
         shortest_ns = min(_SPAN_SHARE * level_ns, _LONGEST_SPAN_NS)
         for span in spans:
@@ -226,7 +248,7 @@ class WatchedRun:
                 self._spans.append(span)
 
     def _events(self, slow: Sequence[SlowStep], run_is_over: bool) -> list[WatchEvent]:
-        """Return the events of the ``slow`` steps, and of changes of level and of the machine's speed."""
+        """Return events that have changed: of ``slow`` steps, of the program's level, and of the machine's speed."""
         self._group(slow)
         now_s = self.epoch_s
         if self._ends_ns:
@@ -243,18 +265,19 @@ class WatchedRun:
         return self.epoch_s + ns * 1e-9
 
     def _group(self, slow: Sequence[SlowStep]) -> None:
-        """Put slow steps into groups by phase and cause; of many, only the slowest are explained."""
+        """Add slow steps to the groups of their phase and cause; only the slowest of them get a cause."""
         if not slow:
             return
         slowest = sorted(slow, key=lambda step: -step.excess_s)[:_MOST_EXPLAINED]
-        explained = {step.step for step in slowest}
+        steps_to_explain = {step.step for step in slowest}
         counters = [*self._counters]
         usual = usual_counters(counters[-_USUAL_READINGS:]) if counters else None
-        by_step = {reading.step: reading for reading in counters}
+        counters_by_step = {reading.step: reading for reading in counters}
         for step in slow:
             cause, cause_s = None, 0.0
-            if step.step in explained:
-                cause, cause_s = self._cause(step, by_step.get(step.step), usual)
+            if step.step in steps_to_explain:
+                own_counters = counters_by_step.get(step.step)
+                cause, cause_s = self._cause(step, own_counters, usual)
             watched_s = (step.end_ns - (self._began_ns or 0)) * 1e-9
             occurrence = Occurrence(
                 slow=step,
@@ -266,14 +289,14 @@ class WatchedRun:
             self._groups.add(occurrence, watched_s)
 
     def _starts_epoch(self, step: SlowStep) -> bool:
-        """Return whether an epoch began in the step, or between it and the one before it."""
+        """Return whether an epoch began in the step, or within a usual step time before it."""
         before_ns = step.begin_ns - round(step.usual_s * 1e9)
         return any(before_ns <= epoch_ns <= step.end_ns for epoch_ns in self._epochs_ns)
 
     def _cause(
         self, step: SlowStep, counters: StepCounters | None, usual: StepCounters | None
     ) -> tuple[str | None, float]:
-        """Return what explains most of a slow step, and how many seconds of it."""
+        """Return the cause of a slow step, by its counters or the longest span in it, and the seconds it explains."""
         cause = None
         cause_s = 0.0
         if counters is not None and usual is not None:
@@ -298,7 +321,7 @@ class WatchedRun:
         return cause, min(cause_s, step.excess_s)
 
     def _longest_span(self, begin_ns: int, end_ns: int) -> NamedSpan | None:
-        """Return the span that took longest between two instants; the one within it that explains most of it."""
+        """Return the longest span that begins between two instants, or a span within it that is most of it."""
         spans = [span for span in self._spans if begin_ns <= span.begin_ns < end_ns]
         if not spans:
             return None
@@ -314,7 +337,7 @@ class WatchedRun:
         return longest
 
     def _slow_step_event(self, group: SlowStepGroup) -> WatchEvent:
-        """Return the event of a group of slow steps, with the means over the group."""
+        """Return the event of a group of slow steps; its times are means over the group."""
         interval = group.interval()
         starts_epochs = group.starts_epochs()
         is_regular = interval is not None or starts_epochs
@@ -338,9 +361,9 @@ class WatchedRun:
     # -- levels --------------------------------------------------------------------------------------------------------
 
     def _is_worth_reporting(self, change: LevelChange) -> bool:
-        """Return whether a change of the program lies in a part of the step, or is large.
+        """Return whether a change is likely one of the program: it is in one part of the step, or it is large.
 
-        The machine does not slow all parts by the same factor, so small changes of several parts are left of it.
+        Small changes of several parts may be due to the machine, which does not slow down all parts by the same factor.
         """
         if self.on_device:
             return True
@@ -350,20 +373,28 @@ class WatchedRun:
         return is_large or (is_in_part and change.log_size >= smallest)
 
     def _level_event(self, change: LevelChange) -> WatchEvent:
-        """Return the event of a change of the program."""
+        """Return the event of a change of the program's level.
+
+        The program's levels are at the machine's usual speed. The event has them at its present speed.
+        """
         event = self._change_event(change, scale=self._machine.slowness)
         return event.model_copy(update={"part": change.part})
 
     def _machine_event(self, change: LevelChange) -> WatchEvent:
-        """Return the event of a change of the machine's slowness, for a step as long as they are now."""
+        """Return the event of a change of the machine's speed.
+
+        The levels of such a change are those of a step of usual length. The event has them for a step of present
+        length.
+        """
         program_s = self.levels.level_s or self._machine.usual_step_s
         event = self._change_event(change, program_s / self._machine.usual_step_s)
         return event.model_copy(update={"in_all_parts": True})
 
     def _change_event(self, change: LevelChange, scale: float) -> WatchEvent:
-        """Return the event of a change of level; its relative levels times ``scale`` are seconds."""
+        """Return the event of a change of level, with the levels multiplied by ``scale``."""
         name = self._name(change, change.found_step, self._end_of(change.found_step))
         if change.course != "drift":
+            # later corrections of the event keep its first scale
             scale = self._scales.setdefault(id(change), scale)
         cause, cause_s = self._cause_of_level(change)
         return WatchEvent(
@@ -381,22 +412,23 @@ class WatchedRun:
         )
 
     def _name(self, key: object, step: int, at_s: float) -> dict[str, Any]:
-        """Return step and time of the event of ``key``, which stay as they were at first."""
+        """Return step and time of the event of ``key``: those that were passed in the first call for it."""
         if id(key) not in self._names:
             self._names[id(key)] = {"step": step, "at_s": at_s}
             self._named_objects.append(key)
         return self._names[id(key)]
 
     def _end_of(self, step: int) -> float:
-        """Return when ``step`` ended, in seconds since 1970."""
+        """Return when ``step``, or the last step if it is not in memory, ended, in seconds since 1970."""
         if step in self._numbers:
             return self._seconds_since_1970(self._ends_ns[self._numbers.index(step)])
         return self._seconds_since_1970(self._ends_ns[-1])
 
     def _cause_of_level(self, change: LevelChange) -> tuple[str | None, float | None]:
-        """Return what explains a level, if it lasts as long as the level does.
+        """Return the cause of a change of level, and the seconds per step it explains; it must last like the level.
 
-        Later corrections of the event keep the cause, unless the readings around the change are still in memory.
+        The counters before the change are compared with those after it. Once they are no longer in memory, the cause
+        that was found last is kept.
         """
         is_single_change = change.course is None
         if not is_single_change:
@@ -421,25 +453,27 @@ class WatchedRun:
         )
         data_s = float(change.before_s[_DATA]), float(change.after_s[_DATA])
         usual = counters_per_step(readings_before)
-        # by kind of cause: the causes and their seconds in each part of the level that it explains
+        # For each kind of cause, one entry for each quarter of the level that it explains: the cause and its seconds.
         names_by_kind = defaultdict[str, list[str]](list)
         seconds_by_kind = defaultdict[str, list[float]](list)
         for indices in np.array_split(np.arange(len(readings_after)), _LASTING_PARTS):
-            part_counters = counters_per_step([readings_after[i] for i in indices])
-            explained = explained_by(odd, part_counters, usual, data_s, self.workers)
+            quarter = counters_per_step([readings_after[index] for index in indices])
+            explained = explained_by(odd, quarter, usual, data_s, self.workers)
             name = explained.cause
-            if name is not None and _is_worth_naming(name, part_counters):
+            if name is not None and _is_worth_naming(name, quarter):
                 names_by_kind[cause_kind(name)].append(name)
                 seconds_by_kind[cause_kind(name)].append(explained.cause_s or 0.0)
         cause: tuple[str | None, float | None] = (None, None)
-        kind = max(names_by_kind, key=lambda kind: len(names_by_kind[kind]), default="")
-        if len(names_by_kind[kind]) >= _LASTING:
-            cause_s = float(np.mean(seconds_by_kind[kind]))
-            cause = (names_by_kind[kind][-1], cause_s)
+        main_kind = max(
+            names_by_kind, key=lambda kind: len(names_by_kind[kind]), default=""
+        )
+        if len(names_by_kind[main_kind]) >= _LASTING:
+            cause_s = float(np.mean(seconds_by_kind[main_kind]))
+            cause = (names_by_kind[main_kind][-1], cause_s)
         self._causes[id(change)] = cause
         return cause
 
-    # -- what is outside of steps --------------------------------------------------------------------------------------
+    # -- between steps -------------------------------------------------------------------------------------------------
 
     def _duration_events(self, term: str, durations: Durations) -> list[WatchEvent]:
         events = []
@@ -449,8 +483,8 @@ class WatchedRun:
 
     def _duration_event(self, term: str, durations: LongDurations) -> WatchEvent:
         """Return the event of long durations of ``term``, such as validations or checkpoints."""
-        # Reports of one event have the same kind, step and instant. A course and the single long duration that it
-        # withdraws may share the instant, so the step is the one at which it was found, which differs.
+        # Kind, step and time identify an event. A course may have the same time as the single long duration that it
+        # withdraws. So the step is that at which it was found, which differs.
         is_course = durations.is_course
         return WatchEvent(
             at_s=durations.at_s,
@@ -469,7 +503,7 @@ class WatchedRun:
     def _memory_event(
         self, growth: MemoryGrowth, free_bytes: Callable[[], int | None]
     ) -> WatchEvent:
-        """Return the event of a memory that grows: bytes per hour, and in how many seconds the rest will be used up."""
+        """Return the event of growing memory: bytes per hour, and the seconds until the free memory is used up."""
         full_in_s = None
         if growth.until_step is None and growth.bytes_per_s > 0.0:
             free = free_bytes()
@@ -486,5 +520,5 @@ class WatchedRun:
 
 
 def _is_worth_naming(cause: str, counters: StepCounters) -> bool:
-    """Return whether a cause means something to a user: a few page faults take microseconds."""
+    """Return whether a cause is large enough to be named: a few page faults, which take microseconds, are not."""
     return "page fault" not in cause or (counters.minor_faults or 0.0) >= _PAGES
