@@ -10,7 +10,8 @@ from lm_profiler.callbacks.marks.torch_hooks import OPTIMIZER_HOOKS
 from lm_profiler.callbacks.own_loop import loop_options
 from lm_profiler.callbacks.run_request import RunRequest, claim, parse_request
 
-_OWNER = "loop"  # who claims the run in place of a Trainer's number: all ranks of such a loop
+# the owner that all ranks of such a loop claim the run for; a Trainer claims it with its number
+_OWNER = "loop"
 
 
 def profile_loop_of(optimizer: Any, text: str) -> None:
@@ -43,5 +44,6 @@ def _claims_run(request: RunRequest) -> bool:
         return True
     try:
         return claim(request.claims, _OWNER)
-    except OSError:  # another node: each for itself
+    except OSError:
+        # This is another node, whose processes do not share the folder: each decides for itself.
         return True

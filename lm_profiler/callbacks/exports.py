@@ -28,11 +28,11 @@ from lm_profiler.record.watch_files import rank_file_name
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-# upper ends of the histogram's buckets: four a decade, from 1 ms to 100 s
+# the upper edges of the histogram's buckets: four per decade, from 1 ms to 100 s
 _EDGES_S = 1e-3 * 10.0 ** (np.arange(21) / 4)
 
 
-# gauges by the names of ``live_figures``: their own name, and what they mean
+# by the name of a figure in ``live_figures``: the name and the help text of its gauge
 _GAUGES = {
     "tokens_per_second": (
         "lm_profiler_tokens_per_second",
@@ -56,22 +56,24 @@ _GAUGES = {
 
 @dataclass(eq=False)
 class RunMetrics:
-    """The sums of a watched run, which the watch's thread adds to, as a collector of ``prometheus_client``."""
+    """Sums over the steps of a watched run, to which the watch's thread adds: a collector of ``prometheus_client``."""
 
     labels: Mapping[str, str]  # of every metric: ``rank``, ``host`` and ``run``
     stages: StageFigures = field(default_factory=StageFigures)
-    epoch_s: float = 0.0  # seconds since 1970 at 0 of the clock of the steps
+    epoch_s: float = 0.0  # the time of day, in seconds since 1970, at which the clock of the steps is 0
     _lock: Lock = field(default_factory=Lock)
+    # how many steps are in each bucket of the histogram; the last bucket has no upper edge
     _counts: NDArray[np.int64] = field(
         default_factory=lambda: np.zeros(len(_EDGES_S) + 1, np.int64)
     )
+    # the seconds of each part over all steps, and last those of the steps
     _sums_s: NDArray[np.float64] = field(
         default_factory=lambda: np.zeros(len(PARTS) + 1)
     )
-    _last_ns: int | None = None
-    _tokens: int | None = 0
+    _last_ns: int | None = None  # when the last step ended
+    _tokens: int | None = 0  # of all steps; None if those of some are unknown
     _recent_figures: Mapping[str, float] = field(default_factory=dict)
-    _memory_bytes: dict[str, int] = field(default_factory=dict)
+    _memory_bytes: dict[str, int] = field(default_factory=dict)  # ``held`` and ``peak``
 
     def add(
         self,
@@ -79,7 +81,7 @@ class RunMetrics:
         held_bytes: int | None,
         counted: CountedBatches | None = None,
     ) -> None:
-        """Add steps that were timed, the bytes held after them, and their batches to totals and recent figures."""
+        """Add timed steps, the bytes held after them, and the contents of their batches."""
         seconds = np.nan_to_num(steps.seconds)
         recent = LiveSums()
         recent.add_steps(steps)
@@ -98,7 +100,7 @@ class RunMetrics:
             self._add_tokens(counted)
 
     def _add_tokens(self, counted: CountedBatches | None) -> None:
-        """Add the tokens of the counted batches; once those of a batch are unknown, the sum stays unknown."""
+        """Add the tokens of the counted batches; if those of a batch are unknown, the sum is unknown from then on."""
         if counted is None or counted.tokens is None:
             has_unknown_batches = counted is None or counted.steps > 0
             if has_unknown_batches:
@@ -171,7 +173,7 @@ class RunMetrics:
         return metric
 
     def _memory_metric(self) -> Metric:
-        """Return the gauges of bytes in use between steps: now, and at most so far."""
+        """Return the gauges of the bytes in use between steps: now, and the highest so far."""
         from prometheus_client.core import GaugeMetricFamily
 
         metric = GaugeMetricFamily(
@@ -184,7 +186,7 @@ class RunMetrics:
         return metric
 
     def _gauge(self, name: str, meaning: str, value: float | None) -> Metric:
-        """Return a metric with one value; without a sample if that is unknown."""
+        """Return a metric with one value, or without a value if it is unknown."""
         from prometheus_client.core import GaugeMetricFamily
 
         metric = GaugeMetricFamily(name, meaning, labels=list(self.labels))
@@ -212,9 +214,10 @@ def publish(
     local_rank: int,
     undo: ExitStack,
 ) -> Callable[[], object] | None:
-    """Publish ``metrics`` as ``options`` request it, until ``undo`` is closed.
+    """Publish ``metrics`` as ``options`` request, until ``undo`` is closed.
 
-    Returns what writes the file again, if there is a file.
+    Returns:
+        A function that writes the file anew; None without a file.
     """
     if not options.monitoring:
         return None

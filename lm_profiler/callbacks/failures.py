@@ -1,7 +1,7 @@
-"""Turns the exception that ended a run into the failure of its record; of several ranks' ends, finds the first cause.
+"""Turns the exception that ended a run into the failure of its record, and collects how the ranks ended.
 
-Each rank that ends badly leaves how it ended in the run's folder. Ranks do not end each other: whoever launched
-them does that, or the time limit of the process group.
+Each rank that fails writes how it ended into the run's folder. Ranks do not end each other: their launcher does, or the
+time limit of the process group.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def status_of(error: BaseException) -> Status:
 
 
 def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
-    """Return the phase in which the run died after ``steps`` steps: also ``setup``, and ``other`` between phases."""
+    """Return the phase in which the run died after ``steps`` steps; ``setup`` before the first, ``other`` in none."""
     reading = timeline.reading()
     if steps == 0 and not reading.is_step_running:
         return "setup"
-    # The timeline has left "data" by then: Lightning's fetcher ends its action before it lets the error through
+    # The timeline has left "data" already, because Lightning's fetcher ends its action before the error leaves it
     # (2.6.6).
     if any(is_fetch(frame) for frame, _ in walk_tb(error.__traceback__)):
         return "data"
@@ -64,7 +64,7 @@ def failure_of(
     step: int | None,
     device: torch.device | None = None,
 ) -> Failure:
-    """Return the failure for the record, with the cause where ``device`` ran out of memory."""
+    """Return the failure for the record, with the cause if ``device`` ran out of memory."""
     return Failure(
         phase=phase,
         step=None if phase == "setup" else step,
@@ -75,7 +75,7 @@ def failure_of(
 
 
 def keep_snapshot(device: torch.device, path: Path) -> None:
-    """Write a snapshot of the allocator for memory_viz, where it recorded its history."""
+    """Write a snapshot of the allocator for memory_viz, if the allocator recorded its history."""
     history = memory_history_of(device)
     if history is not None:
         with suppress(Exception):  # a record without a snapshot is better than none
@@ -88,22 +88,21 @@ _GROUP_FAILED = re.compile(
     r"remote (server|process)|TCPStore|wait timeout after|Watchdog",
 )
 
-# seconds to wait for other ranks' ends if another rank failed first: it has left its end by now
+# How long to wait for the ends of other ranks: if another rank failed first, it has written its end already.
 _PATIENCE_S = 2.0
-# and if a signal ended this rank: the others may be in the middle of a long operation
+# If a signal ended this rank, other ranks may be in the middle of a long operation.
 _PATIENCE_AFTER_SIGNAL_S = 8.0
-_CHECK_EVERY_S = 0.1  # seconds between two looks at the other ranks
+_CHECK_EVERY_S = 0.1
 
 
 def is_of_the_group(error: BaseException) -> bool:
-    """Return whether ``error`` reports only that another rank is gone or did not arrive, without the reason."""
-    if type(error).__name__.startswith("Dist"):
-        # torch's own: DistBackendError, DistNetworkError, …
+    """Return whether ``error`` only reports that another rank has ended or is late, without the reason."""
+    is_torchs_own = type(error).__name__.startswith("Dist")  # such as DistBackendError
+    if is_torchs_own:
         return True
-    return (
-        isinstance(error, (RuntimeError, OSError))
-        and _GROUP_FAILED.search(message_of(error)) is not None
-    )
+    if not isinstance(error, (RuntimeError, OSError)):
+        return False
+    return _GROUP_FAILED.search(message_of(error)) is not None
 
 
 def ends_of_ranks(
@@ -113,9 +112,16 @@ def ends_of_ranks(
     codes: Callable[[], Mapping[int, int | None]],
     pause: Callable[[float], object] = time.sleep,
 ) -> dict[int, RankEnd]:
-    """Return the ends that ranks left, when all have or after some seconds; at once if ``own_end`` came first.
+    """Wait until all ranks have ended, some seconds at most, and return the ends that they wrote.
 
-    ``codes`` returns the exit codes of the ranks that this process started.
+    If ``own_end`` came first, do not wait.
+
+    Args:
+        own_end: how this rank ended.
+        folder: the folder of the run.
+        ranks: the number of ranks.
+        codes: returns the exit codes of the ranks that this process started; None for those that run.
+        pause: sleeps for some seconds.
     """
     patience_s = 0.0
     if own_end.followed:
@@ -123,10 +129,10 @@ def ends_of_ranks(
     elif own_end.is_signalled and not codes():
         patience_s = _PATIENCE_AFTER_SIGNAL_S
     ends = {own_end.failure.rank or 0: own_end}
+    # The launcher may interrupt the wait, because it ends all ranks; then the ends that are known are returned.
     with suppress(KeyboardInterrupt):
-        # whoever started the ranks ends them all; report what is known by then
         for pauses_left in range(round(patience_s / _CHECK_EVERY_S), -1, -1):
-            # a dead rank leaves no end
+            # A rank that was killed writes no end.
             dead_ranks = {rank for rank, code in codes().items() if code is not None}
             ends = {**read_ends(folder), **ends}
             ended_ranks = ends.keys() | dead_ranks

@@ -1,4 +1,4 @@
-"""Finds the models of an optimizer and the framework of a program among the objects of the process."""
+"""Finds the models that an optimizer trains, and the framework of the program, among the objects of the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lm_profiler.callbacks.marks.namespaces import is_a, trainer_of
 from lm_profiler.callbacks.marks.torch_hooks import subclasses
 from lm_profiler.record.run_record import LoopKind
 
-# classes that wrap a model and have it as ``module``, by their names: torch's, Lightning Fabric's
+# the names of classes that wrap a model, which is their attribute ``module``: of torch, and of Lightning Fabric
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "_FabricModule")
 _COMPILED = "OptimizedModule"  # the class of what ``torch.compile(model)`` returns
 
@@ -25,7 +25,7 @@ _MIXED = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 @dataclass(frozen=True)
 class FrameworkFacts:
-    """What a framework states about its loop; None where it states nothing."""
+    """Facts that a framework states about its loop; None means that it does not."""
 
     kind: LoopKind = "own"
     device: torch.device | None = None
@@ -38,7 +38,7 @@ class FrameworkFacts:
 
 @dataclass(frozen=True)
 class FoundLoop:
-    """What lives in the process of one loop."""
+    """The objects of one loop that exist in the process."""
 
     # the outermost modules that hold parameters of the optimizer
     modules: list[nn.Module]
@@ -48,7 +48,7 @@ class FoundLoop:
 
 
 class LoopModules(nn.ModuleList):
-    """The models of a loop that has several, as one module: its parameters are those of all."""
+    """The models of a loop with several models, as one module with the parameters of all."""
 
 
 def facts_of_fabric(fabric: Any) -> FrameworkFacts:
@@ -92,8 +92,8 @@ def facts_of_accelerator(accelerator: Any) -> FrameworkFacts:
     )
 
 
-# the class with which a framework runs a loop: its module, its name, and what returns its facts; transformers' Trainer
-# uses an Accelerator, so it comes first
+# The class with which each framework runs a loop: its module, its name, and the function that returns its facts.
+# transformers' Trainer uses an Accelerator, so the Trainer comes first.
 _FRAMEWORKS: tuple[tuple[str, str, Callable[[Any], FrameworkFacts]], ...] = (
     ("lightning.fabric.fabric", "Fabric", facts_of_fabric),
     ("lightning_fabric.fabric", "Fabric", facts_of_fabric),
@@ -103,7 +103,7 @@ _FRAMEWORKS: tuple[tuple[str, str, Callable[[Any], FrameworkFacts]], ...] = (
 
 
 def find_loop(optimizer: Any) -> FoundLoop:
-    """Return what lives of the loop that steps ``optimizer``. It looks through all objects, which takes some 0.3 s."""
+    """Return the objects of the loop that steps ``optimizer``. It searches all objects, which takes some 0.3 s."""
     module_classes = _module_classes()
     loader_class: type = torch.utils.data.DataLoader
     loader_classes = {loader_class, *subclasses(loader_class)}
@@ -111,9 +111,8 @@ def find_loop(optimizer: Any) -> FoundLoop:
     module_candidates: list[nn.Module] = []
     loaders: list[Any] = []
     frameworks: list[Any] = []
-    for candidate in _living(
-        module_classes | loader_classes | framework_classes.keys()
-    ):
+    wanted_classes = module_classes | loader_classes | framework_classes.keys()
+    for candidate in _instances_of(wanted_classes):
         if type(candidate) in module_classes:
             module_candidates.append(candidate)
         elif type(candidate) in loader_classes:
@@ -131,7 +130,7 @@ def find_loop(optimizer: Any) -> FoundLoop:
 
 def find_modules(optimizer: Any) -> list[nn.Module]:
     """Return the outermost modules that hold parameters of ``optimizer``."""
-    return _outermost_holders(_living(_module_classes()), optimizer)
+    return _outermost_holders(_instances_of(_module_classes()), optimizer)
 
 
 def outermost_wrapper(module: nn.Module) -> nn.Module:
@@ -141,7 +140,7 @@ def outermost_wrapper(module: nn.Module) -> nn.Module:
         if module_class.__name__ in (*WRAPPERS, _COMPILED):
             wrapper_classes.add(module_class)
     wrappers: list[nn.Module] = []
-    for wrapper in _living(wrapper_classes):
+    for wrapper in _instances_of(wrapper_classes):
         if _has_part(wrapper, module):
             wrappers.append(wrapper)
     inner_ids = _ids_of_children(wrappers)
@@ -154,21 +153,21 @@ def outermost_wrapper(module: nn.Module) -> nn.Module:
 def find_framework(modules: Sequence[nn.Module]) -> FrameworkFacts:
     """Return the facts of the framework that runs the loop of ``modules``."""
     classes = _framework_classes()
-    return _facts_of_framework(_living(classes.keys()), classes, modules)
+    return _facts_of_framework(_instances_of(classes.keys()), classes, modules)
 
 
 def _module_classes() -> set[type]:
     return {nn.Module, *subclasses(nn.Module)} - {LoopModules}
 
 
-def _living(classes: Collection[type]) -> list[Any]:
-    """Return all objects of the process that are of one of ``classes``."""
-    # By type(): isinstance would ask each object for its ``__class__``, which runs foreign code where it is a proxy.
+def _instances_of(classes: Collection[type]) -> list[Any]:
+    """Return all objects of the process whose class is one of ``classes``."""
+    # By type(), because isinstance reads the attribute ``__class__``, which runs foreign code if the object is a proxy.
     return [candidate for candidate in gc.get_objects() if type(candidate) in classes]
 
 
 def _outermost_holders(modules: Sequence[nn.Module], optimizer: Any) -> list[nn.Module]:
-    """Return those of ``modules`` that hold a parameter of ``optimizer`` and are in none of the others."""
+    """Return the ``modules`` that hold a parameter of ``optimizer`` and are not children of other modules."""
     parameter_ids: set[int] = set()
     for group in optimizer.param_groups:
         parameter_ids |= {id(parameter) for parameter in group["params"]}
@@ -210,9 +209,9 @@ def _facts_of_framework(
     facts_by_class: dict[type, Callable[[Any], FrameworkFacts]],
     modules: Sequence[nn.Module],
 ) -> FrameworkFacts:
-    """Return the facts of the youngest object of a framework that runs ``modules``; unknown facts if there is none."""
+    """Return the facts of the newest object of a framework that runs ``modules``; unknown facts if there is none."""
     instance_by_class: dict[type, Any] = {}
-    for candidate in objects:  # the youngest come first
+    for candidate in objects:  # the newest come first
         instance_by_class.setdefault(type(candidate), candidate)
     for kind, get_facts in facts_by_class.items():
         instance = instance_by_class.get(kind)
@@ -222,10 +221,10 @@ def _facts_of_framework(
 
 
 def _runs(framework: Any, modules: Sequence[nn.Module]) -> bool:
-    """Return whether ``framework`` runs ``modules``: another part of the program may have used it."""
+    """Return whether ``framework`` runs ``modules``; another part of the program may have used it."""
     if is_a(framework, "Fabric"):
         return any(is_a(module, "_FabricModule") for module in modules)
-    # transformers' Trainer has its model, an Accelerator does not.
+    # transformers' Trainer has its model as an attribute; an Accelerator does not.
     model = getattr(framework, "model", None)
     if model is None:
         return True

@@ -1,9 +1,9 @@
 """Exchanges data between ranks, and merges their measurements.
 
-Nothing here is a collective call: every rank must keep the order of training's collectives, and a rank whose
-instruments failed would leave the others waiting for ever. The store in which torch's process group was set up has no
-order, and every wait has an end. It listens without a password: its content is JSON of declared types and of
-bounded size, checked like a file from a stranger. A process that can reach it can send figures, but no code.
+Ranks use the store of torch's process group, not collective calls: training relies on the order of its collectives, and
+a rank whose instruments failed would leave the others waiting forever. Every wait for the store has a time limit. The
+store has no password, so its content is JSON of declared types and limited size, checked like an untrusted file. A
+process that can reach the store can send figures, but no code.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from lm_profiler.record.steps import Peaks, StepTable, largest_peaks
 from lm_profiler.record.text import ranks_text
 from lm_profiler.torch_names import DEFAULT_STORE
 
-_PATIENCE_S = 60.0  # seconds to wait for what another rank sends: all do the same steps, so none is far behind
+# How long to wait for data from another rank. All ranks do the same steps, so none is far behind.
+_PATIENCE_S = 60.0
 
-# Most bytes that a rank sends, some 30,000 steps; a rank with more has them read from its file. Torch refuses
+# The most bytes that a rank sends, some 30,000 steps. If a rank has more, they are read from its file. torch refuses
 # values beyond 8 MiB (MAX_PAYLOAD_LEN of TCPStoreLibUvBackend.cpp).
 MOST_BYTES = 8 * 1024**2 - 1024
 
-# Numbers this process's runs. All ranks begin the same runs in the same order, so that the numbers agree.
+# Numbers the runs of this process. All ranks begin the same runs in the same order, so their numbers agree.
 _RUN_NUMBERS = count()
 
 Value = TypeVar("Value", str, int)
@@ -62,7 +63,7 @@ class _Measurements(_Message):
 
 
 def packed(measured: Measured) -> bytes:
-    """Return ``measured`` as bytes for ``unpacked``; empty if it is too large to be sent."""
+    """Return ``measured`` as bytes, which ``unpacked`` reads; empty if there are too many to send."""
     rows = StepTable.from_rows(measured.rows)
     message = _Measurements(rows=rows, rest=replace(measured, rows=()))
     content = json_of(message).encode()
@@ -72,10 +73,10 @@ def packed(measured: Measured) -> bytes:
 
 
 def unpacked(content: bytes, rank: int) -> Measured:
-    """Return what ``rank`` packed.
+    """Return the measurements that ``rank`` has packed into ``content``.
 
     Raises:
-        ValueError: it was too large, or is not what our ranks send.
+        ValueError: they were too large to be sent, or are not what a rank sends.
     """
     if not content:
         raise ValueError("they are empty")
@@ -83,7 +84,7 @@ def unpacked(content: bytes, rank: int) -> Measured:
         raise ValueError(f"they are larger than {MOST_BYTES:,} bytes")
     message = _Measurements.model_validate_json(content)
     rows, rest = message.rows, message.rest
-    # The types are checked; relations between fields, which types cannot express, are checked here.
+    # The types are checked by now. Relations between fields, which types cannot express, are checked here.
     column_lengths = {len(getattr(rows, name)) for name in rows.__dataclass_fields__}
     timeline_ranks = {timeline.rank for timeline in rest.timelines}
     is_of_one_rank = (
@@ -96,7 +97,7 @@ def unpacked(content: bytes, rank: int) -> Measured:
 
 @dataclass(eq=False)
 class Exchange:
-    """Passes data between the ranks of a run, each of which must make one; a single process gets its own data back."""
+    """Passes data between the ranks of a run. Each rank must make one; a single process gets its own data back."""
 
     store: Any = None  # the store that all ranks see; None if this process is alone
     rank: int = 0  # the rank of this process
@@ -114,7 +115,7 @@ class Exchange:
         ):
             return Exchange()
         store = DEFAULT_STORE.find()()
-        # Half of the group's own limit: while a rank waits longer, the others' collectives time out.
+        # At most half of the group's own limit, because while a rank waits the collectives of the others may time out.
         group_limit_s = store.timeout.total_seconds()
         return Exchange(
             store=store,
@@ -127,7 +128,7 @@ class Exchange:
         """Return on every rank what ``find`` returns on rank 0. All ranks have to call it in the same order.
 
         Raises:
-            Exception: ``find`` raised on rank 0, or its answer is not in our format, or did not come in time.
+            Exception: ``find`` raised on rank 0, or its answer has another format or did not come in time.
         """
         if self.store is None:
             return find()
@@ -141,14 +142,14 @@ class Exchange:
         try:
             value = find()
         except BaseException as error:
-            # also Ctrl-C: the other ranks wait for an answer
+            # also for Ctrl-C, because the other ranks wait for an answer
             self._put(key, _Answer(error=error_text(error)))
             raise
         self._put(key, _Answer(value=value))
         return value
 
     def gather(self, measured: Measured) -> Measured:
-        """Return what all ranks measured, with a note on silent ranks; on ranks other than 0, return ``measured``."""
+        """On rank 0, return the measurements of all ranks, with a note on silent ranks; else return ``measured``."""
         if self.store is None:
             return measured
         if self.rank > 0:
@@ -158,7 +159,7 @@ class Exchange:
         by_rank = {0: measured}
         silent_ranks: list[int] = []
         problems: list[str] = []
-        # One limit for all ranks together: one for each would add up to hours.
+        # One time limit for all ranks together: separate limits would add up to hours.
         deadline_s = time.monotonic() + self.patience_s
         for rank in range(1, self.ranks):
             seconds_left = deadline_s - time.monotonic()
@@ -169,7 +170,8 @@ class Exchange:
                 by_rank[rank] = unpacked(content, rank)
             except RuntimeError:
                 silent_ranks.append(rank)
-            except ValueError as error:  # not from our ranks: whoever reaches the store's port can write to it
+            except ValueError as error:
+                # Any process that can reach the store's port can write to it.
                 problems.append(
                     f"the measurements of rank {rank} are invalid and not used: {error_text(error)}"
                 )
@@ -206,7 +208,7 @@ class Exchange:
 
 
 def merge(by_rank: Mapping[int, Measured]) -> Measured:
-    """Merge what the ranks measured, rank 0 first. Fields that are not merged are rank 0's."""
+    """Merge the measurements of the ranks, of which rank 0 comes first. Fields that are not merged are rank 0's."""
     ranks = list(by_rank.values())
     return replace(
         ranks[0],
@@ -239,7 +241,7 @@ def _peaks_by_part(ranks: Sequence[Mapping[str, Peaks]]) -> dict[str, Peaks]:
 
 
 def _merged_notes(by_rank: Mapping[int, Iterable[str]]) -> list[str]:
-    """Return each note once, with all ranks that wrote it; a note of rank 0 alone does not name the rank."""
+    """Return each note once, after the ranks that wrote it; a note that only rank 0 wrote names no rank."""
     writers: dict[str, set[int]] = {}
     for rank, notes in by_rank.items():
         for note in notes:

@@ -1,4 +1,4 @@
-"""Begins and ends the profile of a loop that is marked by torch's own hooks, and finds such a loop by itself."""
+"""Begins and ends the profile of a loop that is marked by torch's own hooks, and finds such a loop automatically."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ class HookedRun:
         return self.attachment.finisher.is_over
 
     def end(self, error: BaseException | None = None, ends_step: bool = True) -> None:
-        """Record the loop, which is over or which ``error`` ended, unless its stages were over before.
+        """Record the loop, which has ended, or which ``error`` has ended; do nothing if it is recorded already.
 
-        With ``ends_step`` its last step ends here; where the program ends it is unknown what it did after that step.
+        ``ends_step`` is whether its last step ends here. If the whole program ends, it is unknown what the program did
+        after that step.
         """
         attachment = self.attachment
         finisher = attachment.finisher
@@ -61,12 +62,12 @@ class HookedRun:
             if ends_step and attachment.phases is not None:
                 attachment.guard.run(attachment.phases.close_step)
             finisher.guard.run(finisher.finished_early)
-        # Not in the guards above: they may be out.
+        # In a new guard, because those above may be disabled.
         Guard("leaving the loop", attachment.report).run(attachment.restore_loop)
 
 
 def begin(loop: HookedLoop, options: ProfilingOptions) -> HookedRun:
-    """Profile ``loop``, which runs, or is about to, in this thread."""
+    """Profile ``loop``, which runs or is about to run in this thread."""
 
     def restore() -> None:
         if loop.marks is not None:
@@ -83,15 +84,17 @@ def begin(loop: HookedLoop, options: ProfilingOptions) -> HookedRun:
 class LoopSearch:
     """Waits for the first optimizer that steps, finds the loop that steps it, and profiles that loop.
 
-    The step that runs then is not counted: its beginning was not seen.
+    The step that runs then does not count, because its begin was not seen.
     """
 
     options: ProfilingOptions
     tokens_in: Callable[[Any], int] | None = None  # counts the tokens of a batch
     fabric: Any = None  # the Fabric of the loop, if it is known
-    admits: Callable[[], bool] = lambda: True  # called once a loop is found
+    # called when a loop is found; returns whether to profile it
+    admits: Callable[[], bool] = lambda: True
     run: HookedRun | None = field(default=None, init=False)
-    has_reported: bool = field(default=False, init=False)  # why there is no run
+    # whether it was reported why there is no run
+    has_reported: bool = field(default=False, init=False)
     _process: int = field(default_factory=os.getpid, init=False)
 
     def start(self) -> None:
@@ -104,16 +107,17 @@ class LoopSearch:
         OPTIMIZER_HOOKS.attach(self._wait)
 
     def stop(self) -> None:
-        """Wait no more, and remove what is left of the run's hooks."""
+        """Stop waiting, and remove the hook that waits."""
         if self.run is None and OPTIMIZER_HOOKS.step_begins == self._wait:
             OPTIMIZER_HOOKS.detach()
 
     def _wait(self, optimizer: Any) -> None:
-        if os.getpid() == self._process:  # a forked child is another program
+        is_forked_copy = os.getpid() != self._process
+        if not is_forked_copy:
             self.find(optimizer)
 
     def find(self, optimizer: Any) -> None:
-        """Find the loop that steps ``optimizer``, and profile it if it is admitted; raises no error of ours."""
+        """Find the loop that steps ``optimizer``, and profile it if it is admitted; errors of ours are reported."""
         OPTIMIZER_HOOKS.detach()
         try:
             self._begin(optimizer)
@@ -123,19 +127,19 @@ class LoopSearch:
             self._report(f"the loop is not profiled: {error_text(error)}")
 
     def _begin(self, optimizer: Any) -> None:
-        """Begin the run of the loop that has stepped ``optimizer``, unless that is a Trainer's or not admitted."""
-        living = find_loop(optimizer)
-        if living.is_of_trainer:
+        """Begin the run of the loop that steps ``optimizer``, unless a Trainer runs it or it is not admitted."""
+        found = find_loop(optimizer)
+        if found.is_of_trainer:
             if not self.options.launch.added:
                 self._report(_TRAINER_RUNS)
             return
         if not self.admits():
             return
-        framework = living.framework
+        framework = found.framework
         if self.fabric is not None:
             framework = facts_of_fabric(self.fabric)
         loop = HookedLoop(
-            living.modules, [optimizer], framework, living.loader, self.tokens_in
+            found.modules, [optimizer], framework, found.loader, self.tokens_in
         )
         self.run = begin(loop, self.options)
 

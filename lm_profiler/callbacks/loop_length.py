@@ -1,4 +1,4 @@
-"""The number of steps that a Trainer's loop has left, as far as its limits determine it."""
+"""Computes how many steps a Trainer's loop has left, as far as its limits determine it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from lm_profiler.record.run_record import Verb
 
 
 def fewest_steps_left(trainer: Trainer, verb: Verb) -> float:
-    """Return the steps that the loop of ``verb``, which begins now, has at least; infinity if nothing limits it.
+    """Return how many steps the loop of ``verb``, which begins now, has at least; infinity if nothing limits it.
 
-    An epoch whose length is unknown counts as one step. What ends a loop early (a callback, ``max_time``) is unknown.
+    An epoch of unknown length counts as one step. What may end the loop early (a callback, ``max_time``) is ignored.
     """
     if verb == "fit":
         return min(_steps_until_max_steps(trainer), _steps_until_max_epochs(trainer))

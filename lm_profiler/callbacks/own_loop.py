@@ -1,4 +1,4 @@
-"""Profiles a loop that is no Lightning Trainer: ``with profile(model, optimizer) as run: ...``."""
+"""Profiles a loop without a Lightning Trainer: ``with profile(model, optimizer) as run: ...``."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ _NOTHING_STEPPED = (
 
 
 class ProfiledLoop:
-    """A loop that is profiled. Phases that the program does not name are found by themselves.
+    """A loop that is profiled. Phases that the program does not name are found automatically.
 
-    ``record`` holds the run's record once it is written, ``folder`` its folder; both are None before that, and where
-    the loop is not profiled.
+    ``record`` is the run's record once it is written, and ``folder`` the run's folder. Both are None before that, and
+    if the loop is not profiled.
     """
 
     def __init__(self, get_run: Callable[[], HookedRun | None]) -> None:
@@ -69,7 +69,7 @@ class ProfiledLoop:
         return None if run is None else run.folder
 
     def data(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Iterate over ``batches``, of any kind. A step begins where one is requested."""
+        """Iterate over ``batches``, of any kind. A step begins when the loop requests a batch."""
         run = self._get_run()
         if run is not None and run.loop.loader is None:
             run.loop.loader = batches
@@ -83,7 +83,7 @@ class ProfiledLoop:
 
     def _report_nested_loop(self) -> None:
         marks = self._marks()
-        if marks is None:  # the loop was not found yet
+        if marks is None:  # because the loop was not found yet
             print_message(NESTED_DATA)
         else:
             marks.report_nested_loop()
@@ -104,7 +104,7 @@ class ProfiledLoop:
                 raise
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Name what runs inside: it is this phase, whatever it calls.
+        """Return a context whose code counts as the phase ``name``, whatever it calls.
 
         Raises:
             UsageError: there is no phase of this name.
@@ -121,7 +121,7 @@ class ProfiledLoop:
 
 
 class _NamedPhase(AbstractContextManager[None]):
-    """A phase from where it is entered to where it is left, also where it was never marked."""
+    """The context of a phase that the program names; it does nothing if the phase is not marked."""
 
     def __init__(self, marks: HookMarks, code: int) -> None:
         self._marks = marks
@@ -153,26 +153,26 @@ def profile(
     quiet: bool = False,
     export_trackers: TrackedFigures = False,
 ) -> Iterator[ProfiledLoop]:
-    """Profile the training loop that runs inside the ``with`` block, in this thread. It is never ended.
+    """Profile the training loop that runs inside the ``with`` block, in this thread. The loop runs to its own end.
 
     Without ``parties`` it is the loop of the first optimizer that steps inside, such as that of transformers' Trainer.
 
     Args:
         parties: the models and optimizers of the loop.
-        tokens_in: returns the number of tokens of a batch; if not given, the size of what is called ``input_ids``.
+        tokens_in: returns the number of tokens of a batch; if not given, tokens are the size of ``input_ids``.
         warmup_steps: steps before the measured ones.
         measure_steps: steps to measure; if not given, at least 40 steps and 10 s, but at most a minute.
         trace_steps: steps to trace with torch.profiler afterwards; 0 for none.
         memory_steps: steps in which memory is measured by phase, and FLOPs are counted; 0 for none.
-        action_steps: steps in which the time of no phase is divided; 0 for none.
+        action_steps: steps in which the time outside of all phases is divided; 0 for none.
         name: name of the run.
-        log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
+        log_dir: folder of all runs; the folder of this run is ``<name>/version_<n>`` below it.
         verbose: print all figures at the end, not only the most important ones.
         quiet: print neither progress nor the table.
-        export_trackers: log the figures of the usual table to Fabric's own loggers, after the stages.
+        export_trackers: log the figures of the default table to Fabric's own loggers, after the stages.
 
     Raises:
-        UsageError: an option is wrong, or something else than models and optimizers is given.
+        UsageError: an option is wrong, or ``parties`` contains something other than models and optimizers.
     """
     for party in parties:
         is_party = isinstance(party, (nn.Module, Optimizer))
@@ -199,7 +199,7 @@ def profile_with(
     parties: Iterable[nn.Module | Optimizer] = (),
     tokens_in: Callable[[Any], int] | None = None,
 ) -> Iterator[ProfiledLoop]:
-    """Do what ``profile`` does, with all options."""
+    """Do what ``profile`` does, with any ``options``."""
     parties = list(parties)
     search = LoopSearch(options, tokens_in=tokens_in)
     if parties and not OPTIMIZER_HOOKS.is_taken:
@@ -223,16 +223,15 @@ def profile_with(
 def _loop_of(
     parties: Iterable[Any], tokens_in: Callable[[Any], int] | None
 ) -> HookedLoop:
-    """Return the loop of what the user gave to ``profile()``: models, optimizers, or Fabric's wrappers of them."""
-    modules = [
-        outermost_wrapper(party) for party in parties if isinstance(party, nn.Module)
-    ]
-    # Fabric and accelerate wrap an optimizer. Torch calls the hooks of the optimizer inside, not those of the wrapper.
-    optimizers = [
-        getattr(party, "optimizer", party)
-        for party in parties
-        if isinstance(party, Optimizer)
-    ]
+    """Return the loop of the arguments of ``profile()``: models, optimizers, or Fabric's wrappers of them."""
+    modules: list[nn.Module] = []
+    optimizers: list[Any] = []
+    for party in parties:
+        if isinstance(party, nn.Module):
+            modules.append(outermost_wrapper(party))
+        elif isinstance(party, Optimizer):
+            # Fabric and accelerate wrap optimizers. torch calls the hooks of the optimizer inside the wrapper.
+            optimizers.append(getattr(party, "optimizer", party))
     if not modules:
         for optimizer in optimizers:
             modules += find_modules(optimizer)
@@ -262,7 +261,7 @@ def loop_options(
     launch: Launch | None = None,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> ProfilingOptions:
-    """Return the options of a loop that is no Trainer's; raises UsageError if one is wrong."""
+    """Return the options of a loop without a Trainer; raise UsageError if one is wrong."""
     expect_step_numbers(
         warmup_steps=warmup_steps,
         measure_steps=measure_steps,

@@ -1,4 +1,4 @@
-"""The files of a run: in which folder they are, and what is written there."""
+"""Chooses the folder of a run, and writes the run's files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lm_profiler.tensorboard.summary import scalars_summary, write_events
 
 @dataclass(eq=False)
 class RunFiles:
-    """Writes the files of one run, into a temporary folder where its own one cannot be made or written to."""
+    """Writes the files of one run; into a temporary folder if the run's own folder cannot be made or written to."""
 
     name: str  # the name of the run
     report: Callable[[str], object]  # gets a note of a problem
-    folder: Path | None = None  # holds the run's files; None before there is one
-    record: RunRecord | None = None  # what was last written there
+    folder: Path | None = None  # of the run; None before it is known
+    record: RunRecord | None = None  # the record that was last written there
 
     def folder_or_new(self) -> Path:
         """Return the run's folder; if there is none, make one in the temporary folder."""
@@ -70,7 +70,7 @@ class RunFiles:
 
 
 def write_all_rows(folder: Path, evidence: Evidence) -> Evidence:
-    """Write the rows of all ranks; return ``evidence`` with the notes on that."""
+    """Write the rows of all ranks; return ``evidence`` with notes on problems."""
     notes = write_rows(folder, evidence.rows, all_ended=evidence.failure is None)
     return replace(evidence, notes=[*evidence.notes, *notes])
 
@@ -105,7 +105,7 @@ def _write_scalars(folder: Path, evidence: Evidence, record: RunRecord) -> None:
 
 
 def with_rows_left_behind(evidence: Evidence, folder: Path) -> Evidence:
-    """Return ``evidence`` with the steps that ranks left in ``folder`` but could not send."""
+    """Return ``evidence`` with the steps of ranks that could not send them but left a file in ``folder``."""
     if evidence.ranks_heard >= evidence.world_size:
         return evidence
     notes = list(evidence.notes)
@@ -132,11 +132,11 @@ def run_folder(
 ) -> Path:
     """Return the folder of this run on every rank: the ``claimed`` one, or one that rank 0 makes below ``parent``.
 
-    A claimed folder that already holds a record belongs to another run. If none can be made, it is a temporary one.
+    A claimed folder that already has a record belongs to another run. If no folder can be made, return a temporary one.
     """
 
     def folder_of_rank_0() -> str:
-        """Return the claimed folder, else a new one, else a temporary one if none can be made."""
+        """Return the claimed folder, else a new one, else a temporary one."""
         if claimed is not None and not (claimed / "run.json").exists():
             return str(claimed.absolute())
         making = Guard("the run's folder", report, outcome="cannot be made")
@@ -150,7 +150,8 @@ def run_folder(
 
 def make_temporary_folder(name: str, report: Callable[[str], object]) -> Path:
     """Make and return a temporary folder for a run whose own folder cannot be written to; ``report`` gets its path."""
-    # A random name, which only its owner may enter: others could have put a link at a known path in a shared folder.
-    folder = Path(tempfile.mkdtemp(prefix=f"lm_profiler-{Path(name).name[:50]}-"))
+    # With a random name, and only for its owner: another user could have put a link at a known path.
+    short_name = Path(name).name[:50]
+    folder = Path(tempfile.mkdtemp(prefix=f"lm_profiler-{short_name}-"))
     report(f"the run's files are in {folder}")
     return folder

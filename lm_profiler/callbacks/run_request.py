@@ -1,4 +1,4 @@
-"""What ``lm_profiler run`` asks of the processes of a program, and which of their loops is the one to profile."""
+"""Reads what ``lm_profiler run`` requests from the processes of a program, and decides which loop is profiled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lm_profiler.usage_error import expect
 
 @dataclass(frozen=True)
 class RunRequest:
-    """The request, each part of which may be missing."""
+    """The request; each part may be missing."""
 
     options: dict[str, Any] = field(default_factory=dict)  # of ``profiling_callbacks``
     command: str = ""
@@ -25,11 +25,11 @@ class RunRequest:
 
 
 def parse_request(text: str) -> RunRequest:
-    """Return the request that ``text`` is: a JSON object, or ``1`` for one without any part.
+    """Return the request in ``text``: a JSON object, or ``1`` for a request without any part.
 
     Raises:
         UsageError: it is neither.
-        ValueError: it is no JSON.
+        ValueError: it is not valid JSON.
     """
     has_no_details = text.strip() == "1"
     is_valid = has_no_details or text.lstrip().startswith("{")
@@ -51,7 +51,11 @@ def parse_request(text: str) -> RunRequest:
 
 
 def claim(folder: Path, owner: str) -> bool:
-    """Return whether the run belongs to ``owner``, who is the first to ask; raises OSError without the folder."""
+    """Claim the run for ``owner``; return whether it belongs to ``owner``, because no other owner was first.
+
+    Raises:
+        OSError: the folder does not exist.
+    """
     link = folder / CLAIMED
     with suppress(FileExistsError):
         link.symlink_to(owner)  # creating a link is atomic

@@ -1,4 +1,4 @@
-"""Shows a run that is recorded: TensorBoard's HPARAMS and TEXT, the trackers that were requested, and the table."""
+"""Shows a recorded run: in TensorBoard's HPARAMS and TEXT, in the trackers that were requested, and as a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lm_profiler.tensorboard.summary import write_hparams
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run whose ``record`` is in ``folder``. A part that cannot be shown is reported, and the rest is shown."""
+    """A run whose ``record`` is in ``folder``. What cannot be shown is reported, and the rest is shown."""
 
     folder: Path
     record: RunRecord
@@ -40,11 +40,14 @@ class RecordedRun:
     def _print_table(self) -> None:
         """Print the table in one call, so that nothing else is printed between its lines."""
         tables = end_tables(self.record, self.folder, self.options.verbose)
-        stream = sys.stderr if self.options.launch.added else sys.stdout
-        write_text(stream, render(tables, "terminal", stream))
+        # The output of a program that did not request the profile is not ours to extend.
+        is_added_from_outside = self.options.launch.added
+        stream = sys.stderr if is_added_from_outside else sys.stdout
+        text = render(tables, "terminal", stream)
+        write_text(stream, text)
 
     def send_to_trackers(self, loop: Loop, trace: Path) -> Sequence[Tracker]:
-        """Send figures, facts and files, such as ``trace``, to the loop's loggers if requested; return those."""
+        """If requested, send figures, facts and files, such as ``trace``, to the loop's loggers; return trackers."""
         if not self.options.export.trackers:
             return ()
         return Guard("the trackers", self.report).run(
@@ -52,7 +55,7 @@ class RecordedRun:
         )
 
     def _send(self, loop: Loop, trace: Path) -> Sequence[Tracker]:
-        """Send figures and facts to each of the loop's loggers, files to those that take them; return the loggers."""
+        """Send figures and facts to each of the loop's loggers, and files to those that accept them."""
         trackers = [Tracker(logger, self.report) for logger in loop.loggers]
         if not trackers:
             self.report("export.trackers: the Trainer has no logger")

@@ -1,4 +1,4 @@
-"""The loop of a Lightning Trainer: its facts, and the marks and instruments that know its actions."""
+"""The loop of a Lightning Trainer: its facts, and the marks and instruments that are made for its actions."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.record.run_record import Failure, LoopKind, NumericsFacts, Verb
 
-_NO_PROFILER = "PassThroughProfiler"  # the class of Lightning's that the Trainer has where the user chose none
-_TRACER = "PyTorchProfiler"  # the class of Lightning's that records a trace
+# class names of Lightning's profilers: of the default, which does nothing, and of the one that records a trace
+_NO_PROFILER = "PassThroughProfiler"
+_TRACER = "PyTorchProfiler"
 
-# strategies under which each rank holds the whole module and its own optimizer, and such whose optimizers hold a
-# rank's own shard
+# strategies under which each rank holds the whole module and all optimizer states
 _WHOLE = ("SingleDeviceStrategy", "DDPStrategy")
+# strategies under which each rank holds a shard of both
 _SHARDED = ("FSDPStrategy", "ModelParallelStrategy")
 
 _NO_STEP_CAUSES = "the loader is empty or exhausted, every batch was skipped, or the Trainer is set to run none"
@@ -43,8 +44,8 @@ _NO_STEP_CAUSES = "the loader is empty or exhausted, every batch was skipped, or
 class TrainerLoop:
     """The loop of ``verb``. A Trainer changes until its loop begins, so each fact is read when it is needed."""
 
-    trainer: Any  # of either namespace
-    callback: Callback | None = None  # the profiler whose run it is
+    trainer: Any  # from ``lightning.pytorch`` or ``pytorch_lightning``
+    callback: Callback | None = None  # the profiling callback of this run
     verb: Verb = "fit"
     max_steps: int = -1  # the Trainer's own limit, which is restored at the end
     kind: LoopKind = field(default="Trainer", init=False)
@@ -97,7 +98,7 @@ class TrainerLoop:
     def holdings(self) -> Holdings:
         """What each rank holds of the parameters and of the optimizer's states: all, a shard of them, or unknown.
 
-        Unknown for strategies that are not listed here, and where ranks hold whole parameters but parts of the states.
+        Unknown for other strategies, and if ranks hold whole parameters but only parts of the states.
         """
         strategy_name = lightning_base_of(self.trainer.strategy)
         if strategy_name in _SHARDED:
@@ -113,22 +114,19 @@ class TrainerLoop:
 
     @property
     def clips(self) -> bool | None:
-        """Whether the step clips gradients; None if the module decides it."""
+        """Whether the step clips gradients; None if the module decides that."""
         module = self.module
         if not module.automatic_optimization or self.trainer.gradient_clip_val:
             return True
         if overrides(module, "configure_gradient_clipping"):
-            # The module decides how to clip, without the Trainer's limit.
             return None
         return False
 
     @property
     def can_fuse_optimizers(self) -> bool:
-        # Lightning cannot clip for a fused optimizer then (2.6.6: MixedPrecision.clip_gradients).
-        return not (
-            self.trainer.gradient_clip_val
-            and is_a(self.trainer.precision_plugin, "MixedPrecision")
-        )
+        # In mixed precision Lightning cannot clip for a fused optimizer (2.6.6: MixedPrecision.clip_gradients).
+        clips = bool(self.trainer.gradient_clip_val)
+        return not (clips and is_a(self.trainer.precision_plugin, "MixedPrecision"))
 
     @property
     def loader(self) -> Any:
@@ -195,11 +193,11 @@ class TrainerLoop:
 
     def fewest_steps_left(self) -> float | None:
         if self.verb == "fit" and self._has_no_limit:
-            return math.inf  # whatever limit was set for the stages
+            return math.inf  # regardless of the limit that was set for the stages
         return fewest_steps_left(self.trainer, self.verb)
 
     def exit_codes(self) -> Mapping[int, int | None]:
-        """Return the exit codes of the ranks that this process has started, None for those that run, by rank."""
+        """Return the exit codes, by rank, of the ranks that this process has started; None for ranks that still run."""
         processes = getattr(self.trainer.strategy.launcher, "procs", [])
         codes = {}
         for rank, process in enumerate(processes, start=self.rank + 1):
@@ -244,7 +242,7 @@ class TrainerLoop:
         return loader_watch(self.trainer)
 
     def batch_counts(self, report: Callable[[str], object]) -> BatchCounts:
-        """Return what counts the batches of this loop."""
+        """Return the counter of the batches of this loop."""
         loader = self.trainer.train_dataloader if self.verb == "fit" else None
         return BatchCounts(
             module=self.module,

@@ -10,16 +10,19 @@ from lm_profiler.measure.clocks import tape
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run_record import AFTER, BEFORE, BETWEEN
 
-_PROGRAM = ""  # the owner of its gaps: no class
+_PROGRAM = ""  # the class name of the owners of gaps, which belong to no class
 
 
 class GapOwners(Owners):
-    """Gives the time of a gap to its name, such as ``between forward and backward``, known once the gap is over."""
+    """Attributes the time of a gap to its name, such as ``between forward and backward``.
 
-    _last_phase: str | None = None  # None before the first
+    The name is known when the gap ends.
+    """
+
+    _last_phase: str | None = None  # None before the first phase of a run
 
     def observe(self, code: int) -> None:
-        """Give the time outside all phases to the gap between the last phase and the next."""
+        """If a gap ends, name it, so that its time is attributed to that name."""
         if self.code == tape.OTHER:
             gap = Owner(_PROGRAM, _name_of_gap(self._last_phase, code))
             self._running[-1] = gap
@@ -36,7 +39,7 @@ def _name_of_gap(last_phase: str | None, code: int) -> str:
         next_phase = PARTS[code]
     if last_phase is None:
         return f"{BEFORE} {next_phase}"
-    step_ends = code == tape.OTHER
+    step_ends = code == tape.OTHER  # the last mark of a step has this code
     if step_ends:
         return f"{AFTER} {last_phase}"
     return f"{BETWEEN} {last_phase} and {next_phase}"
@@ -46,7 +49,9 @@ def _name_of_gap(last_phase: str | None, code: int) -> str:
 class GapsWatch(OwnersInstrument):
     """Instrument that divides the time of ``other`` among the gaps between phases."""
 
-    is_compiled: Callable[[], bool]  # whether the model is; called once it exists
+    is_compiled: Callable[
+        [], bool
+    ]  # returns whether the model is compiled; called once the model exists
 
     def start(self) -> None:
         """Begin to time the gaps, and the program's lines unless the step is compiled."""

@@ -1,4 +1,4 @@
-"""Audits the run's precision, with one step on copies of the module after everything else."""
+"""Audits the run's precision: after all other stages, one step runs on copies of the module."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ class KeptLosses(Callback):
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
-        self._losses = defaultdict[int, list[torch.Tensor]](list)  # by step
-        self._norms = defaultdict[int, list[torch.Tensor]](list)
+        # by step: the losses of its batches, and the norms of the gradients of its optimizers
+        self._losses: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+        self._norms: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        # kept now: the Trainer counts on before the batch ends
+        # noted now, because the Trainer increases its count before the batch ends
         self._step = trainer.global_step
 
     def on_train_batch_end(
@@ -56,8 +57,8 @@ class KeptLosses(Callback):
         """Keep the norm of the gradients, in the first steps."""
         if self._step >= self._steps:
             return
+        # Gradients may be of any kind. If their norm cannot be computed, it is unknown, and training continues.
         with suppress(Exception):
-            # gradients may be of any kind: then the norm is unknown, and training continues
             norm = _norm(_gradients_of(optimizer))
             self._norms[self._step].append(norm)
 
@@ -107,7 +108,10 @@ def _norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
 def numerics_facts(
     trainer: Trainer, verb: Verb, get_batch: Callable[[], Any]
 ) -> NumericsFacts:
-    """Return what the audit finds; may raise any error. ``get_batch`` returns the copy that ``copy_to_host`` made."""
+    """Return the results of the audit; may raise any error.
+
+    ``get_batch`` returns the copy of a batch that ``copy_to_host`` made.
+    """
     batch = get_batch()
     module = trainer.lightning_module
     plugin = trainer.precision_plugin
@@ -139,7 +143,7 @@ def _call_step(name: str, module: Any, batch: Any) -> Any:
 
 @contextmanager
 def _without_trainer(module: LightningModule) -> Iterator[None]:
-    """Detach ``module`` and its parts from the Trainer: a copy may reach them, and its step must log nothing."""
+    """Detach ``module`` and its parts from the Trainer, so that a copy's step, which may reach them, logs nothing."""
     attached: list[tuple[Any, Any]] = []
     for part in module.modules():
         trainer = trainer_of(part)

@@ -30,7 +30,7 @@ class _Instant(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """One run of a part."""
+    """The time from the begin to the end of a part that the program marks."""
 
     name: str
     begin: _Instant
@@ -44,14 +44,16 @@ class _Total:
 
 
 class _PartTimer(NamedTuple):
-    """Functions that a part calls when it begins, and when it ends with its name and what the first returned."""
+    """Functions that a part calls when it begins and ends."""
 
     begin: Callable[[], Any]
-    end: Callable[[str, Any], Any]
+    end: Callable[
+        [str, Any], Any
+    ]  # takes the name of the part, and the value that ``begin`` returned
 
 
 class PartTimes(Instrument):
-    """Instrument that times parts as phases are timed: two instants each, which are read between steps."""
+    """Instrument that times the parts that the program marks like phases: by two instants, read between steps."""
 
     name = "parts"
     stage = "measure"
@@ -59,9 +61,10 @@ class PartTimes(Instrument):
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._thread = get_ident()
-        self._spans: deque[_Span] = deque()  # those that were not read yet
-        self._totals: dict[tuple[str, str], _Total] = {}  # by name and phase
-        self._steps = 0
+        self._spans: deque[_Span] = deque()  # that were not read yet
+        # by the name of the part and the phase in which it began
+        self._totals: dict[tuple[str, str], _Total] = {}
+        self._steps = 0  # that were read
 
     def start(self) -> None:
         self._thread = get_ident()
@@ -71,17 +74,18 @@ class PartTimes(Instrument):
         )
 
     def _instant(self) -> _Instant | None:
-        """Return this moment; None in another thread, in which checkpoints are recomputed."""
+        """Return this moment; None in another thread, such as autograd's, in which checkpoints are recomputed."""
         if get_ident() != self._thread:
             return None
         stream = self._timeline.stream
         event = None if stream is None else stream.record()
         return _Instant(self._timeline.clock(), event)
 
-    def _note(self, name: str, begun: _Instant | None) -> None:
-        ended = self._instant()
-        if begun is not None and ended is not None:
-            self._spans.append(_Span(name, begin=begun, end=ended))
+    def _note(self, name: str, begin: _Instant | None) -> None:
+        """Note the span of the part ``name``, which ends now."""
+        end = self._instant()
+        if begin is not None and end is not None:
+            self._spans.append(_Span(name, begin, end))
 
     def keep(self, marks: StepMarks) -> None:
         """Read the parts of the measured step with these ``marks``, which the device has reached."""
@@ -91,12 +95,12 @@ class PartTimes(Instrument):
             span = self._spans.popleft()
             code = OUTSIDE
             if span.begin.host_ns >= step_begin_ns:
-                latest = bisect_right(marks.host_ns, span.begin.host_ns) - 1
-                code = marks.codes[latest]
+                last_mark = bisect_right(marks.host_ns, span.begin.host_ns) - 1
+                code = marks.codes[last_mark]
             self._add(span, code)
 
     def _add(self, span: _Span, code: int) -> None:
-        """Add the time of ``span``, which began in the part of the step with this ``code``."""
+        """Add the time of ``span``, which began in the phase with this ``code``."""
         stream = self._timeline.stream
         seconds: float | None = (span.end.host_ns - span.begin.host_ns) * 1e-9
         if stream is not None:
@@ -108,7 +112,7 @@ class PartTimes(Instrument):
         total.seconds += seconds
 
     def result(self) -> Mapping[str, Any]:
-        """End, and return the mean time and calls of each part in a step."""
+        """Stop timing, and return the mean time and the mean number of calls of each part per step."""
         self.discard()
         parts = []
         for (name, phase), total in self._totals.items():
@@ -124,7 +128,9 @@ class PartTimes(Instrument):
 
 
 def _seconds_on(stream: EventStream, span: _Span) -> float | None:
-    """Return the seconds of ``span`` on the device, whose events are free again then; None if one cannot be read."""
-    seconds = stream.seconds(span.begin.event, span.end.event)
-    stream.release((span.begin.event, span.end.event))
+    """Return the seconds of ``span`` on the device, and release its events; None if they cannot be read."""
+    begin_event = span.begin.event
+    end_event = span.end.event
+    seconds = stream.seconds(begin_event, end_event)
+    stream.release((begin_event, end_event))
     return seconds

@@ -1,6 +1,6 @@
-"""Keeps each rank's phases and collectives, which show who waits for whom.
+"""Keeps each rank's phases and collectives, which show which rank waits for which.
 
-Where the host's clock times them, they come from the measured steps. On GPUs, where the host only enqueues, they come
+On the CPU they come from the measured steps, on the host's clock. On GPUs, where the host only enqueues work, they come
 from a stage after timing, with NCCL's own durations on the stream's clock.
 """
 
@@ -37,10 +37,10 @@ from lm_profiler.measure.collective_calls import (
 )
 from lm_profiler.record.quantities import count_text
 
-# most collectives whose arrivals a rank sends, at 25 bytes each: 1,024 ranks then send half a gigabyte together
+# The most collectives whose arrivals a rank sends. At 25 bytes each, 1,024 ranks together send half a gigabyte.
 MOST_CALLS = 20_000
 
-# of the flight recorder's ring buffer that may fill up before it is read
+# the share of the flight recorder's ring buffer that may fill up before it is read
 _SHARE_UNTIL_READ = 0.75
 
 STEPS = 6  # steps of the ``collectives`` stage
@@ -52,12 +52,12 @@ UNKNOWN_WAITS = "who waits for whom is unknown"
 class RanksWatch(Instrument):
     """Instrument that keeps the marks of the measured steps, and the calls in torch's flight recorder.
 
-    The recorder is a ring buffer, so it is read between steps, before it overwrites what was not read.
+    The recorder is a ring buffer, so it is read between steps, before it overwrites entries that were not read.
     """
 
     arrivals: Arrivals | None  # reads the flight recorder; None if this torch has none
     rank: int  # the rank of this process
-    # returns the module that trains, as its strategy wrapped it; called when the steps are over
+    # returns the module that trains, as its strategy wrapped it; called when the steps have ended
     wrapped_module: Callable[[], object] = lambda: None
     name: str = "who waits for whom"
     stage: ClassVar[str] = "measure"  # the stage whose steps it keeps
@@ -70,7 +70,7 @@ class RanksWatch(Instrument):
     def begin(self, stage: str) -> None:
         if self.arrivals is not None and not self._has_begun:
             self._has_begun = True
-            self.arrivals.read_ring()  # calls before the first step belong to none
+            self.arrivals.read_ring()  # discards calls before the first step
 
     def read_if_due(self, steps: int) -> None:
         """Read the recorder if it could overflow before the next call; ``steps`` have ended, warm-up or measured."""
@@ -79,7 +79,8 @@ class RanksWatch(Instrument):
         new_entries = self.arrivals.read_ring()
         new_steps = max(steps - self._steps_at_read, 1)
         entries_per_step = max(new_entries / new_steps, 1e-3)
-        # The rest is left for steps with more calls, and for validation. Reading the whole ring takes some 15 ms.
+        # The rest of the ring is a reserve for steps with more calls, and for validation. It is not read more often,
+        # because reading the whole ring takes some 15 ms.
         steps_until_read = int(
             self.arrivals.capacity * _SHARE_UNTIL_READ / entries_per_step
         )
@@ -93,7 +94,7 @@ class RanksWatch(Instrument):
             self._marks.append(marks)
 
     def end(self, stage: str) -> None:
-        """Keep the timeline of this rank, or report why it is unknown who waits for whom."""
+        """Keep the timeline of this rank, or report why it is unknown which rank waits for which."""
         if stage != self.stage or not self._marks:
             return
         if self.arrivals is not None:
@@ -119,17 +120,22 @@ class RanksWatch(Instrument):
         return timeline_of(self.rank, self._steps, self._marks, arrivals)
 
     def _calls_within_backward(self, timeline: RankTimeline) -> bool:
-        """Return whether a backward has more calls than DDP makes, whose last call alone is waited for."""
-        most_calls = most_reductions(self.wrapped_module())
-        if most_calls is None:
+        """Return whether the module makes its own calls in backward, more than DDP does.
+
+        Of DDP's calls only the last is waited for.
+        """
+        most_calls_of_ddp = most_reductions(self.wrapped_module())
+        if most_calls_of_ddp is None:
             return False
+        # the index of the last mark before each call; -1 if there is none
         mark_of_call = (
             np.searchsorted(timeline.host_ns, timeline.arrivals_ns, "right") - 1
         )
         mark_of_call = mark_of_call[mark_of_call >= 0]
         is_in_backward = timeline.codes[mark_of_call] == BACKWARD
         calls_by_mark = np.bincount(mark_of_call[is_in_backward])
-        return int(calls_by_mark.max(initial=0)) > most_calls
+        most_calls = int(calls_by_mark.max(initial=0))
+        return most_calls > most_calls_of_ddp
 
     def _problem(self) -> str | None:
         """Return why it is unknown which rank waits for which; None if the calls are known."""
@@ -145,7 +151,7 @@ class RanksWatch(Instrument):
         if arrivals.clock_was_set:
             return "this machine's clock was set while steps were measured"
         if arrivals.capacity == 0 or arrivals.newest_record < 0:
-            # no entry at all, not even of DDP's first broadcast
+            # It lacks even the entry of DDP's first broadcast.
             return "torch's flight recorder is empty: TORCH_FR_BUFFER_SIZE=2000 switches it on; on GPUs it is NCCL's"
         if not arrivals.at_ns or arrivals.at_ns[-1] < self._marks[0].host_ns[0]:
             return "torch's flight recorder has no collective of the measured steps"
@@ -155,15 +161,17 @@ class RanksWatch(Instrument):
 def timeline_of(
     rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arrivals: Arrivals
 ) -> RankTimeline:
-    """Return what ``rank`` did in ``steps``, with its ``arrivals`` from the last one before.
+    """Return what ``rank`` did in ``steps``, which have these ``marks``, and its arrivals at collectives.
 
-    Of many steps it has the last ones, so that ``MOST_CALLS`` are enough.
+    The last arrival before the steps is included. If there are more than ``MOST_CALLS`` arrivals, the first steps are
+    left out.
     """
     arrivals_ns = np.array(arrivals.at_ns, dtype=np.int64)
     steps_begin_ns = [step_marks.host_ns[0] for step_marks in marks]
     steps_end_ns = marks[-1].host_ns[-1]
     calls_before_step = np.searchsorted(arrivals_ns, steps_begin_ns)
     calls_end = int(np.searchsorted(arrivals_ns, steps_end_ns, "right"))
+    # the index of the first step from which on at most MOST_CALLS follow
     oldest_step = int(np.searchsorted(calls_before_step, calls_end - MOST_CALLS))
     oldest_step = min(oldest_step, len(marks) - 1)
     calls_begin = max(int(calls_before_step[oldest_step]) - 1, 0)
@@ -177,7 +185,7 @@ def timeline_of(
         host_ns.extend(step_marks.host_ns)
     collectives = []
     for call in arrivals.calls[calls_begin:calls_end]:
-        # Names are interned, so that thousands of equal names are one string.
+        # Interned, so that thousands of equal names are stored once.
         collectives.append(
             Collective(
                 group=intern(call.group), number=call.number, name=intern(call.name)
@@ -197,10 +205,10 @@ def timeline_of(
 
 
 def clock_name() -> str:
-    """Return the name of this process's monotonic clock; the same clock has the same name in other containers too."""
+    """Return the name of this process's monotonic clock. Containers of one machine that share it get the same name."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # may have its own offset (time_namespaces(7))
+        # Each time namespace may have its own offset (time_namespaces(7)).
         time_namespace = Path("/proc/self/ns/time").readlink()
     except OSError:
         return socket.gethostname()
@@ -208,23 +216,23 @@ def clock_name() -> str:
 
 
 class _StreamWait(NamedTuple):
-    """A wait of the computing stream: when the host launched it, its span, and the call that it counts as."""
+    """A wait of the computing stream."""
 
-    launched_ns: int
-    begin_ns: int
+    launched_ns: int  # when the host enqueued it
+    begin_ns: int  # on the stream's clock
     end_ns: int
-    call: CollectiveCall
+    call: CollectiveCall  # the call that it counts as
 
 
 @dataclass(eq=False)
 class StreamRanksWatch(RanksWatch):
     """Instrument that has NCCL time its collectives in the ``collectives`` stage.
 
-    The marks of a step on the stream are placed so that the first one is at the host's first mark. A collective is
-    placed on the stream as its call lies among the host's marks: in the same part, and as far into the rank's own work
-    there (``stream_instants_ns``). The duration of each collective goes to rank 0 in the field for waiting, until
-    ``with_waits`` turns it into waiting. A call on another stream than the computing one (FSDP) makes no rank wait: the
-    waits of the computing stream take its place.
+    The marks of a step on the stream are shifted so that the first one is at the host's first mark. The position of a
+    collective on the stream is estimated from its call on the host: in the same part, and after the same share of the
+    rank's own work there (``stream_instants_ns``). The duration of each collective is sent to rank 0 in the field for
+    waiting, and ``with_waits`` turns it into waiting. A call on another stream than the computing one (FSDP) makes no
+    rank wait, so the waits of the computing stream count instead.
     """
 
     stream: EventStream | None = None  # the device's clock
@@ -234,7 +242,7 @@ class StreamRanksWatch(RanksWatch):
     stage: ClassVar[str] = "collectives"
 
     def begin(self, stage: str) -> None:
-        """Have NCCL time its collectives, and note the waits of the computing stream, in the ``collectives`` stage."""
+        """In the ``collectives`` stage, have NCCL time its collectives, and note the computing stream's waits."""
         if stage != self.stage or self.arrivals is None:
             return
         time_collectives()
@@ -244,10 +252,10 @@ class StreamRanksWatch(RanksWatch):
             self.waits.start()
 
     def read_if_due(self, steps: int) -> None:
-        """Do nothing: the ring buffer is read when the stage is over."""
+        """Do nothing: the ring buffer is read when the stage ends."""
 
     def keep(self, stage: str, step: int, marks: StepMarks) -> None:
-        """Keep the marks of a step on both clocks, and the stream's waits; nothing if one cannot be read."""
+        """Keep the marks of a step on both clocks, and the stream's waits; keep nothing if a mark cannot be read."""
         if stage != self.stage or self.stream is None:
             return
         stream_ns = self._stream_instants_ns(self.stream, marks)
@@ -268,7 +276,7 @@ class StreamRanksWatch(RanksWatch):
         """Return the step's marks on the stream; None if one of them cannot be read."""
         step_begin_ns = marks.host_ns[0]
         if self._stream_marks:
-            # The host may be ahead by more than a step: a step cannot begin before the last one ended on the stream.
+            # The host may be ahead by more than a step, but a step begins on the stream only after the previous one.
             step_begin_ns = max(step_begin_ns, self._stream_marks[-1].host_ns[-1])
         instants_ns = [step_begin_ns]
         for instant in marks.instants[1:]:
@@ -281,7 +289,7 @@ class StreamRanksWatch(RanksWatch):
     def _waits_in(
         self, stream: EventStream, step: int, marks: StepMarks, step_begin_ns: int
     ) -> list[_StreamWait]:
-        """Return the computing stream's waits in ``step``; empty if one is unreadable."""
+        """Return the computing stream's waits in ``step``; empty if one of them cannot be read."""
         if self.waits is None:
             return []
         stream_waits: list[_StreamWait] = []
@@ -334,13 +342,14 @@ class StreamRanksWatch(RanksWatch):
         stream = timeline_of(self.rank, self._steps, self._stream_marks, arrivals)
         durations_ns = self._durations_ns(arrivals, host.collectives)
 
-        # Instants that are known on both clocks: the marks, and the waits of the stream.
+        # Instants that are known on both clocks: the marks, and the begin and end of the stream's waits, which the host
+        # enqueues at once.
         host_ns = [host.host_ns]
         stream_ns = [stream.host_ns]
         for wait in self._stream_waits:
             host_ns.append(np.array([wait.launched_ns, wait.launched_ns + 1]))
             stream_ns.append(np.array([wait.begin_ns, wait.end_ns]))
-        # Gradients that are reduced during backward have their own stream.
+        # Gradients that are reduced during backward have a stream of their own, so the rank works beside these calls.
         works_beside_calls = np.zeros(
             len(host.codes) + 2 * len(self._stream_waits), dtype=bool
         )
@@ -356,7 +365,7 @@ class StreamRanksWatch(RanksWatch):
             np.concatenate(stream_ns)[order],
             works_beside_calls[order],
         )
-        # waits are measured, so the ranks' instants need only an order
+        # Waits are measured, so only the order of the ranks' instants matters: each rank's begin at zero.
         zero_ns = stream.host_ns[0]
         return replace(
             host,
@@ -369,13 +378,12 @@ class StreamRanksWatch(RanksWatch):
         self, arrivals: Arrivals, collectives: Sequence[Collective]
     ) -> Instants:
         """Return how long each of ``collectives`` took; -1 if that is unknown."""
-        duration_of: dict[tuple[str, int], int] = {}
+        ns_of_call: dict[tuple[str, int], int] = {}
         for call in arrivals.calls:
-            duration_of[call.group, call.number] = (
-                -1 if call.duration_ns is None else call.duration_ns
-            )
+            duration_ns = -1 if call.duration_ns is None else call.duration_ns
+            ns_of_call[call.group, call.number] = duration_ns
         durations_ns = [
-            duration_of[collective.group, collective.number]
+            ns_of_call[collective.group, collective.number]
             for collective in collectives
         ]
         return np.array(durations_ns, dtype=np.int64)

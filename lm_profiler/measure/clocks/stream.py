@@ -1,4 +1,4 @@
-"""The device's clock: a pool of timing events on the current stream, and a stopwatch for work after the run."""
+"""The device's clock: a pool of timing events on the current stream, and a stopwatch for work outside of training."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 
 class EventStream:
-    """Timing events on the current stream of ``device``, reused, so a long run creates a bounded number of them.
+    """Timing events on the current stream of ``device``. They are reused, so a long run creates few of them.
 
-    Only ``wait`` synchronizes. A call that fails (on a device that died) makes times unknown instead of raising, so
-    that the user sees the error of his own call; only ``wait`` raises. Instants within the capture of a CUDA graph are
-    unknown too: nothing runs then, and querying any event would invalidate the capture.
+    Only ``wait`` synchronizes. If a call fails because the device died, times are unknown; only ``wait`` raises. So the
+    user sees the error of the program's own call. Instants during the capture of a CUDA graph are unknown too: nothing
+    runs then, and querying any event would invalidate the capture.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -27,14 +27,13 @@ class EventStream:
         self._current: Callable[[], Any] = partial(
             torch.accelerator.current_stream, index
         )
-        capturing = torch.cuda.is_current_stream_capturing
-        self.capturing: Callable[[], bool] = (
-            capturing if device.type == "cuda" else lambda: False
-        )
-        """Whether a CUDA graph is being captured, so that what is enqueued does not run now."""
+        # returns whether a CUDA graph is being captured, so that what is enqueued does not run now
+        self.capturing: Callable[[], bool] = lambda: False
+        if device.type == "cuda":
+            self.capturing = torch.cuda.is_current_stream_capturing
 
     def record(self) -> torch.Event:
-        """Return an instant at the end of what is enqueued so far; takes a microsecond and never waits."""
+        """Enqueue an event after all work so far, and return it; takes a microsecond and never waits."""
         event = (
             self._free.pop()
             if self._free
@@ -42,23 +41,23 @@ class EventStream:
         )
         try:
             if not self.capturing():
-                # Without an argument the event would go to the current device, which may be another one.
+                # The stream is passed because without it the event would go to the current device, maybe another one.
                 event.record(self._current())
                 return event
         except (RuntimeError, ValueError):
             pass
-        # never recorded: no time can be read from it
+        # an event that is never recorded, so that no time can be read from it
         return torch.Event(device=self._device, enable_timing=True)
 
     def reached(self, instant: torch.Event) -> bool:
-        """Whether the stream has reached ``instant``; False if that cannot be known."""
+        """Return whether the stream has reached ``instant``; False if that cannot be known."""
         try:
             return not self.capturing() and bool(instant.query())
         except (RuntimeError, ValueError):
             return False
 
     def seconds(self, start: torch.Event, end: torch.Event) -> float | None:
-        """Return the seconds between two instants that were reached; None if one cannot be read."""
+        """Return the seconds between two instants that the stream has reached; None if one cannot be read."""
         try:
             # elapsed_time is in milliseconds
             return float(start.elapsed_time(end)) * 1e-3
@@ -69,7 +68,7 @@ class EventStream:
         self._free.extend(instants)
 
     def wait(self) -> None:
-        """Block until the device has done all that was enqueued; raises RuntimeError if it died."""
+        """Wait until the device has done all that was enqueued; raise RuntimeError if it died."""
         torch.accelerator.synchronize(self._device)
 
 
@@ -90,7 +89,7 @@ def stream_of(device: torch.device) -> EventStream | None:
 
 
 class Stopwatch:
-    """Times work on ``device`` by its events where it has them, else by ``clock`` (ns); waits for the device."""
+    """Times work on ``device``, and waits for it: by its events if it has any, or else by ``clock`` (ns)."""
 
     def __init__(
         self, device: torch.device, clock: Callable[[], int] = time.perf_counter_ns

@@ -1,8 +1,9 @@
 """Reads a tape of marks into steps: which part of the step each stretch of time belongs to.
 
 Parts nest (a backward inside a manual training_step); the time belongs to the innermost. None of this runs within a
-timed step. ``TapeReading`` reads step by step, and mark by mark where a step is new or runs. ``ChunkReader`` computes
-steps whose marks have the same codes together: a run that is watched for days would pay for reading in every step.
+timed step. ``TapeReading`` reads step by step, and mark by mark if a step's sequence of codes is new or the step still
+runs. ``ChunkReader`` computes all steps with the same codes together, which costs a run that is watched for days much
+less per step.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ DATA, TRANSFER, FORWARD, ZERO_GRAD, BACKWARD, CLIP, OPTIMIZER, OTHER = range(len
 # code of a stretch between two marks that is not part of the step, such as validation during accumulation
 OUTSIDE = len(PARTS)
 
-# codes of marks that begin no part: the innermost part ends; the optimizer's arithmetic ends, however often it began;
-# an error passed; the step ends
+# Codes of marks that begin no part. LEAVE: the innermost part ends. OPTIMIZED: the phase optimizer ends, however often
+# it began. FAIL: an error passed. END: the step ends.
 LEAVE, OPTIMIZED, FAIL, END = range(OUTSIDE + 1, OUTSIDE + 5)
 
 
@@ -33,11 +34,11 @@ class StepMarks:
     """The marks of one finished step; the last mark ends it."""
 
     codes: list[int]  # the part that begins at each mark
-    host_ns: list[int]
-    instants: list[Any]  # on the device's clock
+    host_ns: list[int]  # the instant of each mark on the host's clock
+    instants: list[Any]  # and the event on the device's; empty without a device
     # phases at whose start it was checked whether the device was idle
     idle_checks: int = 0
-    # phases at whose start it was idle: there it waits for the host
+    # phases at whose start the device was idle, because it waits for the host
     idle_starts: int = 0
 
     def host_seconds(self) -> tuple[float, ...]:
@@ -60,32 +61,34 @@ class StepMarks:
 
 
 def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return the seconds of each part, and last those of the step; mark i begins the part ``codes[i]``."""
-    parts = [0.0] * (len(PARTS) + 1)
+    """Return the seconds of each part, and last those of the step; ``codes[i]`` runs for ``seconds[i]``."""
+    seconds_by_code = [0.0] * (len(PARTS) + 1)
     for code, duration in zip(codes, seconds, strict=False):
-        parts[code] += duration
-    # time outside is dropped; its slot holds the sum, which is the step
-    parts[OUTSIDE] = sum(parts[:OUTSIDE])
-    return tuple(parts)
+        seconds_by_code[code] += duration
+    parts = seconds_by_code[:OUTSIDE]  # time outside is dropped
+    return (*parts, sum(parts))
 
 
 @dataclass(slots=True)
 class TapeReading:
-    """The state of a step after the marks that were read."""
+    """The state of the loop after the marks that were read."""
 
-    stack: list[int] = field(default_factory=lambda: [OTHER])  # the open parts
+    # the codes of the open parts, the innermost last
+    stack: list[int] = field(default_factory=lambda: [OTHER])
     is_step_running: bool = False
-    failed_in: int | None = None  # the innermost part when an error first passed
-    begun_part: int | None = None  # the part that the last mark began
+    # the innermost part when an error first passed in the step; None if none passed
+    failed_in: int | None = None
+    # the part that the last mark began; None if it began none
+    begun_part: int | None = None
     # finished steps that were not taken yet
     finished: deque[StepMarks] = field(default_factory=deque)
-    # the current or last one
+    # the current or last step
     step: StepMarks = field(
         default_factory=lambda: StepMarks(codes=[], host_ns=[], instants=[])
     )
 
     def after(self, tape: Sequence[Any]) -> TapeReading:
-        """Return the state after ``tape``, which alternates between codes and instants; this one stays unchanged."""
+        """Return the state after ``tape``, which alternates between codes and instants; this object does not change."""
         step = self.step
         step_copy = StepMarks(
             codes=[*step.codes],
@@ -118,9 +121,9 @@ class TapeReading:
     def _read_step(self, codes: Sequence[int], instants: Sequence[Any]) -> None:
         """Read marks of which the last one ends a step.
 
-        Usually the layout of the step is known, which is computed once for each sequence of codes. It is of no use if
-        a part of the step was read before, if an error passed, or if the instants have device times, of which
-        ``_add_mark`` reads more: then the marks are read one by one.
+        Usually they are read by the layout of the step, which is computed once for each sequence of codes. They are
+        read one by one if a part of the step was read before, if an error passed, or if the instants include device
+        times, because ``_add_mark`` also counts idle starts from these.
         """
         layout = None
         begins_with_step = not self.is_step_running
@@ -150,7 +153,7 @@ class TapeReading:
             stack.pop()
         if code < END:
             self._open_or_close(code)
-        # A step begins with data, which the loop fetches; training_step(dataloader_iter) fetches inside forward.
+        # A step begins with data; with training_step(dataloader_iter), which fetches the data itself, with forward.
         if code in (DATA, FORWARD) and not self.is_step_running:
             self.is_step_running = True
             self.failed_in = None
@@ -179,12 +182,12 @@ class TapeReading:
         """Add a mark to the running step: ``code`` is the part that runs from now on."""
         step = self.step
         if type(instant) is tuple:
-            # the host's clock, the device's event, and whether the device had reached the event before (or None)
-            instant, event, reached = instant
+            # The device was idle if it had reached the event of the previous mark; None if that was not checked.
+            instant, event, was_idle = instant
             begins_phase = code < OTHER and bool(step.codes) and step.codes[-1] == OTHER
-            if reached is not None and begins_phase:
+            if was_idle is not None and begins_phase:
                 step.idle_checks += 1
-                step.idle_starts += reached
+                step.idle_starts += was_idle
             step.instants.append(event)
         step.codes.append(code)
         step.host_ns.append(instant)
@@ -197,22 +200,24 @@ _MOST_LAYOUTS = 512  # a loop whose marks never repeat must not fill the memory
 class TimedSteps(NamedTuple):
     """The times of n finished steps, in their order."""
 
-    begin_ns: NDArray[np.int64]  # (n,) on the host's clock
-    end_ns: NDArray[np.int64]
-    # (n, TIMED) seconds of each part and of the step on the host's clock
+    begin_ns: NDArray[np.int64]  # [n] on the host's clock
+    end_ns: NDArray[np.int64]  # [n]
+    # [n, TIMED] seconds of each part and of the step, on the host's clock
     host_s: NDArray[np.float64]
-    # the same on the device's, NaN if unknown; ``host_s`` without a device
+    # [n, TIMED] the same on the device's clock, NaN if unknown; without a device equal to ``host_s``
     seconds: NDArray[np.float64]
 
 
 class _Layout(NamedTuple):
-    """The meaning of the marks of one sequence of codes."""
+    """The meaning of the marks of one sequence of codes, which ends a step."""
 
-    places: list[int]  # which marks of the sequence are the step's
-    codes: list[int]  # the part that begins at each of these
-    # [marks - 1, TIMED]: 1 where the time after a mark belongs to the part, or to the step, else 0
+    places: list[
+        int
+    ]  # the positions in the sequence of the marks that are within the step
+    codes: list[int]  # the part that begins at each of these marks
+    # [len(places) - 1, TIMED]: 1 where the time after a mark belongs to the part, or to the step, else 0
     parts: NDArray[np.float64]
-    stack_at_end: tuple[int, ...]  # the open parts
+    stack_at_end: tuple[int, ...]  # the open parts when the step has ended
 
 
 # the layouts of steps that were read so far, by the parts that were open and by their codes
@@ -220,10 +225,11 @@ _LAYOUTS: dict[tuple[tuple[int, ...], tuple[int, ...]], _Layout | None] = {}
 
 
 def _known_layout(stack: tuple[int, ...], codes: tuple[int, ...]) -> _Layout | None:
-    """Return the layout of ``codes`` while the parts of ``stack`` are open, computed once; None if no step ran."""
+    """Return the layout of ``codes`` if the parts of ``stack`` are open before; computed once. None if no step ran."""
     key = stack, codes
     if key in _LAYOUTS:
-        return _LAYOUTS.get(key)  # another thread may have cleared them
+        # by ``get``, because another thread may have cleared the layouts in between
+        return _LAYOUTS.get(key)
     layout = _new_layout(stack, codes)
     if len(_LAYOUTS) >= _MOST_LAYOUTS:
         _LAYOUTS.clear()
@@ -232,19 +238,21 @@ def _known_layout(stack: tuple[int, ...], codes: tuple[int, ...]) -> _Layout | N
 
 
 def _new_layout(stack: tuple[int, ...], codes: tuple[int, ...]) -> _Layout | None:
-    """Return what ``codes`` up to a step's end mean while the parts of ``stack`` are open; None if no step ran."""
+    """Return the layout of ``codes`` if the parts of ``stack`` are open before; None if no step ran."""
     reading = TapeReading(stack=list(stack))
     for place, code in enumerate(codes):
-        # the place of each mark stands for its instant
+        # The position of each mark stands for its instant, so that ``host_ns`` of the step are positions.
         reading.read(code, place)
     if not reading.finished:
         return None
     step = reading.finished[0]
+    step_column = len(TIMED) - 1
     parts = np.zeros((len(step.codes) - 1, len(TIMED)))
     for row, code in enumerate(step.codes[:-1]):
-        if code < len(PARTS):
+        is_in_step = code < len(PARTS)
+        if is_in_step:
             parts[row, code] = 1.0
-            parts[row, -1] = 1.0
+            parts[row, step_column] = 1.0
     return _Layout(
         places=step.host_ns,
         codes=step.codes,
@@ -255,24 +263,25 @@ def _new_layout(stack: tuple[int, ...], codes: tuple[int, ...]) -> _Layout | Non
 
 @dataclass(eq=False)
 class ChunkReader:
-    """Reads one tape, a chunk after the other."""
+    """Reads one tape in chunks."""
 
     # the device's clock of the timeline; None if there is only the host's
     stream: EventStream | None = None
-    # the parts open at the end of the last step
+    # the parts that were open at the end of the last step
     _stack: tuple[int, ...] = tuple(TapeReading().stack)
-    # codes and instants of the step that has not ended
+    # codes and instants of the step that has not ended, in turn
     _unfinished_marks: list[Any] = field(default_factory=list)
+    # layouts by the parts that were open before and by codes
     _layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], _Layout | None] = field(
         default_factory=dict
     )
-    # steps whose end the device had not reached: their layouts and instants
+    # the layout and the instants of each step whose end the device had not reached
     _unread_steps: deque[tuple[_Layout, Sequence[Any]]] = field(default_factory=deque)
 
     def read(self, tape: Sequence[Any], wait: bool = False) -> TimedSteps:
-        """Return the steps that end in ``tape`` or in earlier chunks, as far as the device has reached their ends.
+        """Return the steps that end in ``tape`` or in earlier chunks and whose ends the device has reached.
 
-        With ``wait`` the device has done all that it was given.
+        ``wait`` is whether the caller has waited for the device, so that it has reached all of them.
         """
         tape = [*self._unfinished_marks, *tape]
         codes = tape[::2]
@@ -287,9 +296,9 @@ class ChunkReader:
                 self._unread_steps.append((layout, instants[begin:end]))
             begin = end
         self._unfinished_marks = tape[2 * begin :]
-        ready_steps = [
-            self._unread_steps.popleft() for _ in range(self._count_ready(wait))
-        ]
+        ready_steps = []
+        for _ in range(self._count_ready(wait)):
+            ready_steps.append(self._unread_steps.popleft())
         return self._times(ready_steps)
 
     def _count_ready(self, wait: bool) -> int:
@@ -303,7 +312,10 @@ class ChunkReader:
         return len(self._unread_steps)
 
     def _layout(self, codes: tuple[int, ...]) -> _Layout | None:
-        """Return what ``codes`` up to a step's end mean here; None if no step ran."""
+        """Return the layout of ``codes``, which end a step, and note the parts that are open then.
+
+        None if no step ran.
+        """
         key = self._stack, codes
         if key not in self._layouts:
             if len(self._layouts) >= _MOST_LAYOUTS:
@@ -315,38 +327,44 @@ class ChunkReader:
         return layout
 
     def _times(self, steps: Sequence[tuple[_Layout, Sequence[Any]]]) -> TimedSteps:
-        """Compute the times of ``steps``, those with one layout together."""
+        """Compute the times of ``steps`` (layouts and instants); those with the same layout together."""
         count = len(steps)
         begin_ns = np.zeros(count, np.int64)
         end_ns = np.zeros(count, np.int64)
         host_s = np.zeros((count, len(TIMED)))
         device_s = np.zeros((count, len(TIMED)))
+        layouts: dict[int, _Layout] = {}
         indices_by_layout: dict[int, list[int]] = {}
-        layouts = [layout for layout, _ in steps]
-        instants_by_step = [instants for _, instants in steps]
-        for index, layout in enumerate(layouts):
+        for index, (layout, _) in enumerate(steps):
+            layouts[id(layout)] = layout
             indices_by_layout.setdefault(id(layout), []).append(index)
-        for indices in indices_by_layout.values():
-            layout = layouts[indices[0]]
-            instants = [instants_by_step[index] for index in indices]
+
+        for layout_id, indices in indices_by_layout.items():
+            layout = layouts[layout_id]
+            instants_of_steps = [steps[index][1] for index in indices]
             if self.stream is not None:
                 device_s[indices] = [
-                    self._device_seconds(layout, row) for row in instants
+                    self._device_seconds(layout, instants)
+                    for instants in instants_of_steps
                 ]
-                instants = [_host_instants(row) for row in instants]
-            ns = np.array(instants, np.int64)[:, layout.places]
-            begin_ns[indices] = ns[:, 0]
-            end_ns[indices] = ns[:, -1]
-            host_s[indices] = np.diff(ns, axis=1) * 1e-9 @ layout.parts
+                instants_of_steps = [
+                    _host_instants(instants) for instants in instants_of_steps
+                ]
+            all_ns = np.array(instants_of_steps, np.int64)
+            marks_ns = all_ns[:, layout.places]  # [steps, marks of a step]
+            begin_ns[indices] = marks_ns[:, 0]
+            end_ns[indices] = marks_ns[:, -1]
+            between_marks_s = np.diff(marks_ns, axis=1) * 1e-9
+            host_s[indices] = between_marks_s @ layout.parts
         seconds = host_s if self.stream is None else device_s
         return TimedSteps(begin_ns, end_ns, host_s, seconds)
 
     def _device_seconds(
         self, layout: _Layout, instants: Sequence[Any]
     ) -> Sequence[float]:
-        """Return the seconds of each part of a step on the device, NaN where unknown, and release the step's events."""
+        """Return the seconds of each part of a step on the device, and release its events; NaN if they are unknown."""
         assert self.stream is not None
-        # An instant is the host's time, the event that the device records, and whether the one before was reached.
+        # An instant is the host's time, the device's event, and whether the previous event was reached.
         events = [event for _, event, _ in instants]
         events_of_step = [events[place] for place in layout.places]
         marks = StepMarks(layout.codes, host_ns=[], instants=events_of_step)
@@ -358,4 +376,5 @@ class ChunkReader:
 
 
 def _host_instants(instants: Sequence[Any]) -> list[int]:
+    """Return the host's time of each instant."""
     return [host_ns for host_ns, _, _ in instants]

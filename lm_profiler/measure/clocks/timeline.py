@@ -1,7 +1,7 @@
-"""Takes marks on two clocks and writes them to a tape.
+"""Takes marks on two clocks and writes them to a tape, which the module ``tape`` reads later.
 
-A mark records an event and its instant: usually which part of the step begins or ends. So the parts of a step add up to
-the step by construction, on each clock. ``tape`` reads it later.
+A mark records an instant and what happened then: usually that a part of the step began or ended. Because each part ends
+at the mark that begins the next, the parts add up to the step on each clock.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Timeline:
     """Takes the marks.
 
     This class and ``Span`` are the hot path: between a model's own work each further Python frame costs a microsecond
-    and more, several times its cost in a tight loop. So a mark is one call of a built-in that extends a list, which
-    Ctrl-C finds either done or not done: ``note``, which takes a code and the host's instant.
+    and more, several times its cost in a tight loop. So a mark is one call of ``note`` with a code and the host's
+    instant, and ``note`` is usually a built-in method that extends a list, which Ctrl-C cannot interrupt halfway.
     """
 
     clock: Callable[[], int] = time.perf_counter_ns  # the host's clock, in nanoseconds
@@ -40,24 +40,25 @@ class Timeline:
     guard: Guard = UNGUARDED  # the Guard that handles errors in here
 
     def __post_init__(self) -> None:
-        # [TapeReading, code, instant, code, instant, …]: what all earlier marks meant, and the marks that are not read.
-        # An instant is the host's time in ns, or a tuple that begins with it (``_write_with_event``).
+        # [TapeReading, code, instant, code, instant, …]: the state after all marks that were read, and then the marks
+        # that were not read. An instant is the host's time in ns, or a tuple that begins with it
+        # (``_write_with_event``).
         self._tape: list[Any] = [TapeReading()]
-        self._last_event: Any = None  # the device's, of the last mark within the step
-        # whether the loop has left the step, for a validation for example
+        self._last_event: Any = None  # of the last mark within the step, on the device
+        # whether the loop has left the step, for example for a validation
         self._is_outside = False
         self._is_stopped = False  # whether all further marks are dropped
-        # when the loop left the step (ns), and for what
+        # each time that the loop left the step: when (ns), and for what
         self.went_outside: list[tuple[int, str]] = []
-        # when the saving of a checkpoint began, when it ended, when the next one began, …
+        # when the saving of each checkpoint began and ended, in turn
         self.checkpoint_instants_ns: list[int] = []
-        # the begin (ns), the end (ns) and the name of each hook at the beginning or end of an epoch
+        # the begin (ns), the end (ns) and the name of each hook at the begin or end of an epoch
         self.epoch_hooks: list[tuple[int, int, str]] = []
         self.observers = ()
 
     @property
     def observers(self) -> tuple[Callable[[int], None], ...]:
-        """Callables that receive the code of each beginning part, after the instant of its mark was taken."""
+        """Functions that receive the code of each part that begins, after the instant of its mark was taken."""
         return self._observers
 
     @observers.setter
@@ -85,14 +86,14 @@ class Timeline:
     def _write_with_event(self, mark: tuple[int, int]) -> None:
         """Write ``mark`` to the tape with an event of the device's stream.
 
-        The tape is flat: after a reading, codes and instants in turns. The instant of a mark with an event is the
-        host's clock, the event, and whether the stream had reached the event before it (None if that was not checked).
+        Its instant is a tuple: the host's clock, the event, and whether the stream had reached the previous event (None
+        if that was not checked).
         """
         code, host_ns = mark
         last_event = self._last_event
         stream = self.stream
         assert stream is not None
-        # Queried before the next event is enqueued: a device that has reached the last one is idle.
+        # Checked before the next event is enqueued: a device that has reached the last event is idle.
         reached = None
         begins_phase = code < OTHER  # the phases have the smallest codes
         if begins_phase and last_event is not None:
@@ -114,8 +115,9 @@ class Timeline:
             observer(reading.begun_part)
 
     def _write_if_back(self, mark: tuple[int, int]) -> None:
-        """Drop marks outside the step, until the loop comes back to a step or ends it."""
-        is_back = mark[0] in (DATA, FORWARD, END)
+        """Drop marks outside of the step, until the loop begins, continues or ends a step."""
+        code = mark[0]
+        is_back = code in (DATA, FORWARD, END)
         if is_back and not self._is_stopped:
             self._is_outside = False
             self._choose_note()
@@ -133,9 +135,10 @@ class Timeline:
         return reading
 
     def take_marks(self) -> list[Any]:
-        """Return the marks that were not read yet, and take them off the tape; none if observers read them at once.
+        """Return the marks that were not read yet, and remove them from the tape.
 
-        They are flat, as on the tape: the code of a mark, its instant, the code of the next mark, and so on.
+        They alternate between codes and instants, as on the tape. If there are observers, all marks are read at once,
+        so that none is left.
         """
         tape = self._tape
         count = len(tape)
@@ -155,7 +158,7 @@ class Timeline:
 
     @property
     def last_ns(self) -> int:
-        """When the last mark was taken; 0 if none is on the tape. For other threads."""
+        """When the last mark was taken (ns); 0 if none is on the tape. For other threads."""
         last_entry = self._tape[-1]
         if isinstance(last_entry, TapeReading):
             return 0
@@ -165,7 +168,7 @@ class Timeline:
 
     @property
     def is_in_step(self) -> bool:
-        """Whether a step is running and the loop is inside it, so that marks count."""
+        """Whether a step is running and the loop has not left it, so that marks count."""
         reading = self.reading()
         return reading.is_step_running and reading.stack[-1] != OUTSIDE
 
@@ -178,7 +181,7 @@ class Timeline:
         self.note((code, self.clock()))
 
     def go_outside(self, what: str = "") -> None:
-        """Ignore marks until the loop is back at a step; ``what`` names what happens meanwhile."""
+        """Ignore marks until the loop begins or continues a step; ``what`` names what happens in between."""
         if what:
             self.went_outside.append((self.clock(), what))
         self.mark(OUTSIDE)
@@ -193,9 +196,9 @@ class Timeline:
 
 @dataclass(eq=False, slots=True)
 class Span:
-    """A context manager that marks a part and its end; reusable and reentrant, so that steps allocate none.
+    """A context manager that marks the begin and the end of a part; reusable and reentrant, so steps allocate none.
 
-    It does what ``Timeline.mark`` does, but in one frame.
+    It does what ``Timeline.mark`` does, but in one Python frame.
     """
 
     _timeline: Timeline

@@ -1,8 +1,8 @@
-"""Copies modules for steps that do not train them, and finds what a precision does to the numbers of a step.
+"""Copies modules for steps that do not train them, and measures the error that a precision causes in a step.
 
-The audit runs the step twice on copies of the module, once as it is trained and once in float32: the same weights and
-batch, cast up exactly, in eval mode (two precisions draw different dropout masks from one seed), eagerly, with the same
-seeds.
+The audit runs a step twice on copies of the module: once in the precision of training and once in float32, with the
+same weights and batch, cast up exactly, and the same seeds. It runs eagerly, and in eval mode, because two precisions
+draw different dropout masks from one seed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lm_profiler.measure.device.environment import exact_float32
 from lm_profiler.record.run_record import NumericsFacts, NumericsKind
 from lm_profiler.torch_names import COMPILED_CALL, tree_leaves
 
-# by name: importing them is slow
+# classes of modules, by name because importing them is slow
 _UNCOPYABLE = {"DistributedDataParallel", "FullyShardedDataParallel"}
 _GENERATORS = (
     torch.Generator,
@@ -53,10 +53,13 @@ class ModuleCopy:
     """Copies modules, containers, tensors and random generators; everything else is shared with the original.
 
     Modules are copied as pickle does (``__getstate__``): metrics rewrap their methods, and a LightningModule drops its
-    trainer. A deepcopy would copy data sets and loggers too, and fail at locks and files. What occurs twice is copied
-    once, which keeps weights tied. The copy runs eagerly and without module hooks: FSDP2 gathers the real weights in
-    hooks, and users' hooks store what they see. ``tensor`` copies the data of one tensor; ``device`` takes the place of
-    every device that the module remembers.
+    trainer. A deepcopy would copy data sets and loggers too, and fail at locks and files. An object that occurs twice
+    is copied once, which keeps weights tied. The copy runs eagerly and without module hooks: FSDP2 gathers the real
+    weights in hooks, and users' hooks may store what they receive.
+
+    Args:
+        tensor: copies the data of one tensor.
+        device: replaces every device that the module remembers; None keeps them.
     """
 
     def __init__(
@@ -64,11 +67,15 @@ class ModuleCopy:
     ) -> None:
         self._tensor = tensor
         self._device = device
-        # by id() of the original, which is kept alive so that its id() is not reused: the original and its copy
+        # the identity of an original to the original, kept alive so that its identity is not reused, and its copy
         self._copies: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, value: Any) -> Any:
-        """Return the copy of a module or a batch; raises UncopyableError for ScriptModules, DDP and FSDP."""
+        """Return the copy of a module or a batch.
+
+        Raises:
+            UncopyableError: it contains a ScriptModule, or a module wrapped by DDP or FSDP.
+        """
         if id(value) in self._copies:
             _, known_copy = self._copies[id(value)]
             return known_copy
@@ -108,7 +115,7 @@ class ModuleCopy:
             if key != COMPILED_CALL.name
         }
         clone.__setstate__(state_copy)
-        # As a new module has them: empty, by whatever names this torch keeps them.
+        # The dicts of hooks are those of a new module, which are empty; their names depend on the version of torch.
         for name, empty_hooks in vars(nn.Module()).items():
             if "_hooks" in name:
                 vars(clone)[name] = empty_hooks
@@ -116,8 +123,8 @@ class ModuleCopy:
 
     def _container(self, value: Any) -> Any:
         """Return a copy of a container with copies of what it contains; anything else is returned as it is."""
-        # Exact types only: a subclass may refuse writes. Kept before they are filled, since they may contain
-        # themselves.
+        # Only exact types, because a subclass may refuse writes. Copies are kept before they are filled, because a
+        # container may contain itself.
         is_named_tuple = isinstance(value, tuple) and hasattr(value, "_make")
         is_dataclass_instance = dataclasses.is_dataclass(value) and not isinstance(
             value, type
@@ -142,7 +149,7 @@ class ModuleCopy:
             container = self._keep(value, copy.copy(value))
             for field_of_class in dataclasses.fields(value):
                 field_copy = self(getattr(value, field_of_class.name))
-                # frozen ones too
+                # also works for frozen dataclasses
                 object.__setattr__(container, field_of_class.name, field_copy)
             return container
         if type(value) in _GENERATORS:
@@ -152,7 +159,7 @@ class ModuleCopy:
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Within this context steps of a copy of ``module`` run eagerly; random states and stdout stay as they are."""
+    """Within this context, steps of a copy of ``module`` run eagerly and change neither random states nor stdout."""
     cuda_devices = set()
     for parameter in module.parameters():
         if parameter.device.type == "cuda":
@@ -176,7 +183,7 @@ def seed() -> None:
     np.random.seed(0)
 
 
-# (module, batch) to the loss, or to a mapping with the loss under ``"loss"``
+# takes a module and a batch; returns the loss, or a mapping with the loss under ``"loss"``
 Step = Callable[[nn.Module, Any], Tensor | Mapping[str, Any] | None]
 
 
@@ -190,14 +197,20 @@ def audit(
 ) -> NumericsFacts:
     """Run ``step(copy, batch)`` and the backward pass of its loss, in this precision and in float32, and compare.
 
-    The module, its gradients, buffers and the random states stay as they are. On ``device`` it needs the memory of one
-    more step of float32 weights and gradients; results are compared on the host. Module hooks do not run. ``step`` must
-    reach the weights through its arguments; ``precision`` is the context of its forward pass, such as autocast. The
-    loss is multiplied by ``loss_scale`` before backward, as a gradient scaler does.
+    The module, its gradients and buffers, and the random states do not change. Module hooks do not run.
+
+    Args:
+        module: the module that trains.
+        step: must reach the weights through its arguments.
+        batch: the batch of the step.
+        device: where the steps run; it needs memory for float32 weights and gradients of one more step. Results are
+            compared on the host.
+        precision: the context of the forward pass, such as autocast.
+        loss_scale: the factor of the loss before backward, as of a gradient scaler.
 
     Raises:
-        UncopyableError: The module cannot be copied.
-        ValueError: ``step`` gives no loss that can be differentiated.
+        UncopyableError: the module cannot be copied.
+        ValueError: ``step`` returns no loss that can be differentiated.
     """
 
     def copy_of(original: Any, float_dtype: torch.dtype | None) -> Any:
@@ -208,30 +221,31 @@ def audit(
         return ModuleCopy(copy_tensor)(original)
 
     with undisturbed(module), torch.enable_grad():
-        as_trained = _run(
-            copy_of(module, None), copy_of(batch, None), step, precision, loss_scale
-        )
-        module32, batch32 = (
-            copy_of(module, torch.float32),
-            copy_of(batch, torch.float32),
-        )
+        module_copy = copy_of(module, None)
+        batch_copy = copy_of(batch, None)
+        as_trained = _run(module_copy, batch_copy, step, precision, loss_scale)
+        # free before the next copies are made
+        del module_copy, batch_copy
+        module32 = copy_of(module, torch.float32)
+        batch32 = copy_of(batch, torch.float32)
         reference = _run(module32, batch32, step, exact_float32(), scale=1.0)
     return _compare(as_trained, reference)
 
 
 @dataclass
 class _StepResults:
-    """The results of one run, as float32 on the host, by class of modules; shared parameters count once."""
+    """The results of one run, as float32 on the host. A kind is a class of modules, by name."""
 
-    modules: Counter[str]
+    modules: Counter[str]  # how many modules of each kind there are
     loss: float = 0.0
     loss_dtype: str | None = None
     # the floating-point tensor with dimensions that a module returned last
     last_output: Tensor | None = None
-    # the dtypes of a class's ``parameters``, ``outputs`` and ``gradients``
+    # by kind and ``parameters``, ``outputs`` or ``gradients``
     dtypes: defaultdict[tuple[str, str], set[str]] = field(
         default_factory=lambda: defaultdict(set)
     )
+    # by kind, and then by the name of the parameter; shared parameters occur once
     gradients: defaultdict[str, dict[str, Tensor]] = field(
         default_factory=lambda: defaultdict(dict)
     )
@@ -244,7 +258,7 @@ def _run(
     precision: AbstractContextManager[Any],
     scale: float,
 ) -> _StepResults:
-    """Run a step of ``module`` in a precision; return its loss, its last output, the gradients and all dtypes.
+    """Run a step of ``module`` in a precision, with its backward pass.
 
     The loss is multiplied by ``scale`` before backward, and the gradients are divided by it.
     """
@@ -258,7 +272,8 @@ def _run(
     with precision:
         result = step(module, batch)
         loss = result.get("loss") if isinstance(result, Mapping) else result
-    for hook in hooks:  # activation checkpointing would run them again
+    # Removed before backward, because activation checkpointing would call them again there.
+    for hook in hooks:
         hook.remove()
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise ValueError(
@@ -276,9 +291,9 @@ def _run(
 def _note_output(
     results: _StepResults, part: nn.Module, arguments: Any, output: Any
 ) -> None:
-    """Note the dtypes of what a module returns, and the output.
+    """Note the dtypes of the tensors that a module returns, and the first of them as the last output.
 
-    Hooks of outer modules run last, so what remains is the model's output; of several tensors, its first.
+    Hooks of outer modules run last, so in the end the last output is that of the model.
     """
     floating = [
         leaf
@@ -297,10 +312,14 @@ def _note_gradients(results: _StepResults, module: nn.Module, scale: float) -> N
     for name, parameter in module.named_parameters():
         owner_path = name.rpartition(".")[0]
         kind = _kind(module.get_submodule(owner_path))
-        results.dtypes[kind, "parameters"].add(_dtype_name(parameter.dtype))
-        if parameter.grad is not None:
-            results.dtypes[kind, "gradients"].add(_dtype_name(parameter.grad.dtype))
-            results.gradients[kind][name] = _on_host(parameter.grad) / scale
+        parameter_dtypes = results.dtypes[kind, "parameters"]
+        parameter_dtypes.add(_dtype_name(parameter.dtype))
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        gradient_dtypes = results.dtypes[kind, "gradients"]
+        gradient_dtypes.add(_dtype_name(gradient.dtype))
+        results.gradients[kind][name] = _on_host(gradient) / scale
 
 
 def _kind(module: nn.Module) -> str:
@@ -328,23 +347,21 @@ class _SquaredNorms:
 
     @property
     def relative_error(self) -> float | None:
-        """The norm of the differences over that of the references; None if these are zero, or it is not finite."""
+        """The norm of the differences divided by that of the references; None if that is not a finite number."""
         if self.reference == 0.0:
             return None
         return _finite(sqrt(self.difference) / sqrt(self.reference))
 
 
 def _compare(results: _StepResults, reference: _StepResults) -> NumericsFacts:
-    """Return how far loss, output and gradients of a step are from the reference in float32, also by kind of module."""
+    """Return the errors of loss, output and gradients relative to the ``reference`` in float32; also by kind."""
     all_gradients = _SquaredNorms()
     kinds = []
     for kind, modules in results.modules.items():
         gradients = _squared_norms(results.gradients[kind], reference.gradients[kind])
         all_gradients.add(gradients)
-        parameter_dtypes, output_dtypes = (
-            results.dtypes[kind, "parameters"],
-            results.dtypes[kind, "outputs"],
-        )
+        parameter_dtypes = results.dtypes[kind, "parameters"]
+        output_dtypes = results.dtypes[kind, "outputs"]
         if not parameter_dtypes and not output_dtypes:
             continue
         kinds.append(
@@ -368,7 +385,7 @@ def _compare(results: _StepResults, reference: _StepResults) -> NumericsFacts:
 
 
 def _output_error(output: Tensor | None, reference: Tensor | None) -> float | None:
-    """Return how far the output is from the reference; None if one of them is missing."""
+    """Return the relative error of the output; None if one of the two is missing."""
     if output is None or reference is None:
         return None
     return _squared_norms({"output": output}, {"output": reference}).relative_error
@@ -377,7 +394,7 @@ def _output_error(output: Tensor | None, reference: Tensor | None) -> float | No
 def _squared_norms(
     tensors: Mapping[str, Tensor], references: Mapping[str, Tensor]
 ) -> _SquaredNorms:
-    """Return the sums over the tensors that both have."""
+    """Return the sums over the tensors whose names are in both mappings."""
     sums = _SquaredNorms()
     for name, tensor in tensors.items():
         if name in references:

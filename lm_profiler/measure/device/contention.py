@@ -1,6 +1,6 @@
-"""Finds the CPU time that this run needed but did not get, because something else used it.
+"""Finds the CPU time that this run needed but did not get, because other programs used the CPUs.
 
-Linux's own counts are read twice, where the measured steps begin and end (proc(5), Documentation/scheduler/
+Linux's own counts are read twice, when the measured steps begin and when they end (proc(5), Documentation/scheduler/
 sched-stats.rst, Documentation/accounting/psi.rst). On other systems it is unknown. Time that a hypervisor takes without
 reporting it as stolen cannot be seen.
 """
@@ -15,36 +15,39 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# not by its module: whoever replaces the clock there counts its calls
+# The function itself is imported, because a program that replaces ``time.monotonic`` may count its calls.
 from time import monotonic
 
 from lm_profiler.measure.device.nvml import Gpu, gpu_sharing
 from lm_profiler.record.run_record import Contention, GpuSharing
 
-_SLACK_S = 0.03  # seconds of CPU time of others that do not count: three ticks, the resolution of the system's sums
-_SHORTEST_S = 0.1  # seconds: a shorter measurement is too coarse, since its CPU time is a few ticks
+# CPU time of other programs that does not count: three ticks, the resolution of the system's sums
+_SLACK_S = 0.03
+_SHORTEST_S = (
+    0.1  # a shorter measurement is too coarse, because its CPU time is only a few ticks
+)
 
 
 @dataclass(frozen=True)
 class CpuReading:
-    """Counts at one instant, in seconds; None if the system does not count."""
+    """Counts at one instant, in seconds; None if the system does not provide them."""
 
     at_s: float
-    machine: str
-    cpus: frozenset[int]
-    busy_s: float  # sum over the CPUs that this process may use, as is ``stolen_s``
-    stolen_s: float
-    # by process: this one and its descendants, with children that have ended
+    machine: str  # identifies the running system
+    cpus: frozenset[int]  # that this process may use
+    busy_s: float  # that these CPUs were busy, summed
+    stolen_s: float  # that a hypervisor took from these CPUs, summed
+    # CPU time by process: of this one and its descendants, with children that have ended
     own_s: dict[int, float]
-    waited_s: dict[int, float] | None  # by thread of these processes
-    pressure_s: float | None
-    throttled_s: float | None
-    switches: int
+    waited_s: dict[int, float] | None  # waiting for a CPU, by thread of these processes
+    pressure_s: float | None  # in which some task of the control group waited for a CPU
+    throttled_s: float | None  # in which its CPU limit stopped the control group
+    switches: int  # involuntary context switches of this process
 
 
 @dataclass(frozen=True)
 class CpuUse:
-    """One process's readings where the measured steps begin and end, and the use of its GPU by others."""
+    """One process's readings at the begin and end of the measured steps, and the use of its GPU by others."""
 
     begin: CpuReading
     end: CpuReading
@@ -54,7 +57,10 @@ class CpuUse:
 def cpu_use_since(
     begin: CpuReading | None, begun_s: float, gpu: Gpu | None
 ) -> list[CpuUse]:
-    """Return this process's use since ``begun_s``, as a list of one; empty if the system does not count."""
+    """Return the CPU use of this process since the reading ``begin``, as a list of one; empty if it is unknown.
+
+    ``begun_s`` is the time of day of that reading.
+    """
     if begin is None:
         return []
     end = cpu_reading()
@@ -67,15 +73,15 @@ def cpu_use_since(
 def contention(uses: Sequence[CpuUse]) -> Contention | None:
     """Return the contention for the CPUs and the GPU that were shared the most; None if it is unknown.
 
-    ``uses`` has one entry for each rank. Our threads also wait for each other: OpenMP's, or a loader's workers where
-    there are more than CPUs. So the missing CPU time is the lesser of two, the time that our threads waited
-    for a CPU and the time that others ran there, plus our share of what the hypervisor took.
+    ``uses`` has one entry per rank. The threads of this run also wait for each other: those of OpenMP, or a loader's
+    workers if there are more of them than CPUs. So the missing CPU time is the smaller of two times: how long our
+    threads waited for a CPU, and how long other programs ran there. Our share of what the hypervisor took is added.
     """
     long_enough = [use for use in uses if use.end.at_s - use.begin.at_s >= _SHORTEST_S]
     use_by_cpus = {(use.end.machine, use.end.cpus): use for use in long_enough}
     contentions = []
     for (machine, cpus), use in use_by_cpus.items():
-        # Ranks may share CPUs or have their own: those count together whose CPUs are among these.
+        # Ranks may share CPUs or have their own. All ranks count together whose CPUs are a part of these.
         sharers = []
         for sharer in long_enough:
             if sharer.end.machine == machine and sharer.end.cpus <= cpus:
@@ -109,21 +115,22 @@ def _contention_for_cpus(use: CpuUse, sharers: Sequence[CpuUse]) -> Contention:
 
     others_s = None
     busy_s = end.busy_s - begin.busy_s
+    # If the system's sums are far below the CPU time of this run, they do not include it.
     sums_include_ours = busy_s + _SLACK_S >= had_s / 2
     if sums_include_ours:
         others_s = max(busy_s - had_s - _SLACK_S, 0.0)
     waited_s = _waiting_seconds(sharers)
     if waited_s is not None:
+        # Waiting because of the run's own CPU limit is no contention.
         waited_s = max(waited_s - (throttled_s or 0.0), 0.0)
 
-    # The pressure is a lower bound: several threads may have waited at a time.
+    # The pressure is a lower bound of the waiting time: several threads may have waited at a time.
     lost_s = pressure_s if waited_s is None else waited_s
     missed_s = None
+    not_had = None
     if lost_s is not None and others_s is not None:
         our_share = had_s / max(had_s + others_s, 1e-9)
         missed_s = min(lost_s, others_s) + stolen_s * our_share
-    not_had = None
-    if missed_s is not None:
         not_had = missed_s / max(had_s + missed_s, 1e-9)
     pressure = None
     if pressure_s is not None:
@@ -143,9 +150,9 @@ def _contention_for_cpus(use: CpuUse, sharers: Sequence[CpuUse]) -> Contention:
 
 
 def _cpu_seconds(uses: Sequence[CpuUse]) -> float:
-    """Return the CPU seconds of all processes; one that several ranks see counts once.
+    """Return the CPU seconds of all processes; a process that several ranks see counts once.
 
-    The time of a process that has ended is in its parent's count; one that has begun had none before.
+    The time of a process that has ended is in the count of its parent. A process that has begun since had none before.
     """
     begin_s: dict[int, float] = {}
     end_s: dict[int, float] = {}
@@ -156,7 +163,7 @@ def _cpu_seconds(uses: Sequence[CpuUse]) -> float:
 
 
 def _waiting_seconds(uses: Sequence[CpuUse]) -> float | None:
-    """Return the seconds that all threads that still live waited for a CPU; None if it is unknown on a rank."""
+    """Return how many seconds all living threads waited for a CPU; None if that is unknown on a rank."""
     waited_s: dict[int, float] = {}
     for use in uses:
         begin_s = use.begin.waited_s
@@ -177,7 +184,10 @@ def _increase(begin: float | None, end: float | None) -> float | None:
 def cpu_reading(
     proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 ) -> CpuReading | None:
-    """Return the current counts; None off Linux. Reads a small file for each process, and for each of our threads."""
+    """Return the current counts; None if the system is not Linux.
+
+    It reads a small file for each process of the system, and one for each thread of this run.
+    """
     if not hasattr(os, "sched_getaffinity"):
         return None
     cpus = frozenset(os.sched_getaffinity(0))
@@ -196,7 +206,7 @@ def cpu_reading(
         busy_s=busy_ticks * tick_s,
         stolen_s=stolen_ticks * tick_s,
         own_s=family,
-        waited_s=_waits(proc, family),
+        waited_s=_waited_by_thread(proc, family),
         pressure_s=_pressure(pressure),
         throttled_s=_throttled(_text(group / "cpu.stat")),
         switches=resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw,
@@ -204,7 +214,7 @@ def cpu_reading(
 
 
 def _machine_ticks(proc: Path, cpus: Container[int]) -> tuple[int, int]:
-    """Return the ticks that ``cpus`` were busy, and those that a hypervisor took from them."""
+    """Return for how many ticks ``cpus`` were busy, and how many a hypervisor took from them."""
     busy_ticks = 0
     stolen_ticks = 0
     for line in (proc / "stat").read_text().splitlines():
@@ -214,11 +224,11 @@ def _machine_ticks(proc: Path, cpus: Container[int]) -> tuple[int, int]:
         name, *texts = line.split()
         if int(name[3:]) not in cpus:
             continue
-        ticks = [int(text) for text in texts]
-        # user, nice, system, idle, iowait, irq, softirq and steal, in this order
-        busy_ticks += sum(ticks[:3])
-        if len(ticks) > 7:
-            stolen_ticks += ticks[7]
+        user, nice, system, *other_ticks = [int(text) for text in texts]
+        busy_ticks += user + nice + system
+        # idle, iowait, irq, softirq and steal, which old kernels lack
+        if len(other_ticks) > 4:
+            stolen_ticks += other_ticks[4]
     return busy_ticks, stolen_ticks
 
 
@@ -232,13 +242,15 @@ def _family(proc: Path, tick_s: float) -> dict[int, float]:
         text = _text(proc / entry.name / "stat")
         if text is None:
             continue
-        # The name in brackets may contain anything. After it come state, parent and nine more fields, then the user
-        # and system times of the process, and those of the children that it has waited for.
-        fields = text.rpartition(")")[2].split()
+        # The name in brackets may contain anything, also brackets.
+        fields_after_name = text.rpartition(")")[2].split()
+        _state, parent, *fields = fields_after_name
         pid = int(entry.name)
-        parent = int(fields[1])
-        children[parent].append(pid)
-        cpu_s[pid] = sum(int(ticks) for ticks in fields[11:15]) * tick_s
+        children[int(parent)].append(pid)
+        # Nine other fields come first, then four times: user and system time of the process, and those of the children
+        # that it has waited for.
+        times = fields[9:13]
+        cpu_s[pid] = sum(int(ticks) for ticks in times) * tick_s
     family: dict[int, float] = {}
     unvisited = [os.getpid()]
     while unvisited:
@@ -248,22 +260,30 @@ def _family(proc: Path, tick_s: float) -> dict[int, float]:
     return family
 
 
-def _waits(proc: Path, family: Iterable[int]) -> dict[int, float] | None:
-    """Return the seconds that each thread was ready to run and had no CPU; None if the kernel does not count."""
+def _waited_by_thread(proc: Path, family: Iterable[int]) -> dict[int, float] | None:
+    """Return how many seconds each thread of ``family`` was ready to run and had no CPU.
+
+    None if the kernel does not count them.
+    """
     waited_s: dict[int, float] = {}
     for pid in family:
         with suppress(OSError):  # the process has ended
             for thread in os.scandir(proc / str(pid) / "task"):
                 text = _text(Path(thread.path, "schedstat"))
                 if text is not None:
-                    waited_s[int(thread.name)] = int(text.split()[1]) * 1e-9
+                    _ran_ns, waited_ns = text.split()[:2]
+                    waited_s[int(thread.name)] = int(waited_ns) * 1e-9
     return waited_s or None
 
 
 def _pressure(text: str | None) -> float | None:
+    """Return the seconds in which some task waited for a CPU, from the ``text`` of a ``cpu.pressure`` file."""
     if text is None or not text.startswith("some"):
         return None
-    return int(text.splitlines()[0].rpartition("total=")[2]) * 1e-6
+    # "some avg10=0.00 avg60=0.00 avg300=0.00 total=…", in microseconds
+    first_line = text.splitlines()[0]
+    _, _, total_us = first_line.rpartition("total=")
+    return int(total_us) * 1e-6
 
 
 def _throttled(text: str | None) -> float | None:
@@ -284,9 +304,10 @@ def _throttled(text: str | None) -> float | None:
 
 
 def _group(proc: Path, cgroups: Path) -> Path:
-    """Return the folder of this process's control group for CPU time; it need not exist."""
+    """Return the folder of this process's control group for CPU time; it may not exist."""
     for line in (_text(proc / "self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
+        # Version 2 of control groups has one line without controllers, version 1 a line for each.
         if not controllers and (cgroups / "cgroup.controllers").exists():
             return cgroups / path.lstrip("/")
         if "cpu" in controllers.split(","):

@@ -1,6 +1,7 @@
-"""Imitates CUDA's kernels where they compute or keep something else than the CPU's, which a rehearsal runs on.
+"""Imitates CUDA's kernels that compute or save something else than those of the CPU, on which a rehearsal runs.
 
-Kernel choices and saved tensors are those of torch 2.11; those that change a plan by less than 1 % are not imitated.
+Kernel choices and saved tensors are those of torch 2.11. Differences that change a plan by less than 1 % are not
+imitated.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from lm_profiler.torch_names import tree_map
 
 _HALF_PRECISION = (torch.bfloat16, torch.float16)
 
-# functions that autocast computes in float32 on CUDA, but mostly in the given dtype on the CPU (``AT_FORALL_FP32`` and
-# the lists after it in torch's ATen/autocast_mode.h, and functions that are built from these); rare ones are left out
+# Functions that autocast computes in float32 on CUDA, but mostly in the dtype of the input on the CPU
+# (``AT_FORALL_FP32`` and the lists after it in torch's ATen/autocast_mode.h, and functions that call these). Rare ones
+# are left out.
 _IN_FLOAT32_OF_ALL_RELEASES = frozenset({
     "binary_cross_entropy_with_logits", "cdist", "cosine_similarity", "cumprod", "cumsum", "exp", "expm1",
     "group_norm", "interpolate", "kl_div", "l1_loss", "layer_norm", "linalg_vector_norm", "log", "log1p",
     "log_softmax", "mse_loss", "nll_loss", "norm", "normalize", "pow", "prod", "reciprocal", "rsqrt", "smooth_l1_loss",
     "softmax", "softmin", "softplus", "sum", "__pow__", "__rdiv__", "__rpow__", "__rtruediv__",
 })  # fmt: skip
-# torch 2.11 leaves the last one unchanged
+# the same of some versions of torch; in 2.11 autocast does not change the last one
 _IN_FLOAT32_OF_SOME_RELEASES = ("huber_loss", "logsumexp", "rms_norm")
 
 
 def _is_in_autocast(name: str) -> bool:
-    """Return whether this torch's autocast on CUDA changes the operator ``name``."""
+    """Return whether autocast on CUDA changes the operator ``name`` in this version of torch."""
     operator = getattr(torch.ops.aten, name).default
     return bool(operator.has_kernel_for_dispatch_key("AutocastCUDA"))
 
@@ -44,7 +46,7 @@ _IN_FLOAT32 = _IN_FLOAT32_OF_ALL_RELEASES.union(
 
 
 class KernelsOfCuda(TorchFunctionMode):
-    """Computes in float32 what autocast on CUDA does, and saves for backward what CUDA's fused kernels save.
+    """Computes in float32 what autocast computes in float32 on CUDA, and saves for backward what CUDA's kernels save.
 
     Args:
         gpu: compute capability of the GPU.
@@ -52,7 +54,7 @@ class KernelsOfCuda(TorchFunctionMode):
 
     def __init__(self, gpu: tuple[int, int]) -> None:
         super().__init__()
-        # what runs in place of a function, by the function's name
+        # by the name of a function: what runs in its place
         self._fused: dict[str, Callable[..., Tensor]] = {
             "rms_norm": _rms_norm,
             "dropout": _dropout,
@@ -74,7 +76,7 @@ class KernelsOfCuda(TorchFunctionMode):
         kernel = self._fused.get(name)
         if kernel is not None:
             if "input" in kwargs:
-                # by its name in torch, which the kernels here do not have
+                # The parameter has another name in the kernels here.
                 args = (kwargs.pop("input"), *args)
             return kernel(func, *args, **kwargs)
         calls_other_functions = isinstance(func, FunctionType) and (
@@ -84,18 +86,19 @@ class KernelsOfCuda(TorchFunctionMode):
             result = func(*args, **kwargs)
             refuse_host_tensors(result, kwargs)
             return result
-        # Torch has left this mode. ``F.multi_head_attention_forward`` calls functions that need it, and so does
-        # recomputation in a backward pass, which has to meet the same kernels as the forward pass.
+        # torch has left this mode for the call, but the functions inside need it: ``F.multi_head_attention_forward``
+        # calls fused functions, and so does recomputation in a backward pass, which must use the kernels of forward.
         with self:
             return _without_mode_checks(func)(*args, **kwargs)
 
 
+# functions in which recomputation may run
 _BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
 @cache
 def _without_mode_checks(func: FunctionType) -> Callable[..., Any]:
-    """Return torch's ``func`` without its check for modes, which would send the call to the calling mode again."""
+    """Return torch's ``func`` without its check for modes, which would pass the call to the calling mode again."""
     checks = (
         "has_torch_function",
         "has_torch_function_unary",
@@ -126,10 +129,10 @@ def _rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """Compute a layer norm instead, which saves what CUDA's ``_fused_rms_norm`` does and one more number per row.
+    """Compute a layer norm instead, which saves nearly the same as CUDA's ``_fused_rms_norm``.
 
-    CUDA's saves its input and one number per row; the CPU's is composed of other operators and saves a second tensor of
-    the input's size.
+    CUDA's kernel saves its input and one number per row; a layer norm saves one more number per row. The CPU's RMS norm
+    is composed of other operators, and saves a second tensor of the input's size.
     """
     if x.is_complex() or (weight is not None and weight.dtype != x.dtype):
         # not fused on CUDA either
@@ -145,8 +148,8 @@ def _dropout(
     inplace: bool = False,
     **options: Any,
 ) -> Tensor:
-    """Call ``native_dropout``, whose mask takes a byte per element, as on CUDA; the CPU's has the input's dtype."""
-    training = options.get("train", training)  # the name in torch.dropout
+    """Call ``native_dropout``, whose mask takes a byte per element as on CUDA; the CPU's has the input's dtype."""
+    training = options.get("train", training)  # its name in torch.dropout
     if inplace:
         return func(x, p, training, inplace=True)
     if not training or not 0 < p < 1:
@@ -159,12 +162,14 @@ def _cross_entropy(
 ) -> Tensor:
     """Under autocast, save both the log-probabilities in low precision and their copy in float32, as CUDA does.
 
-    ``cross_entropy_loss`` is not in CUDA's autocast list: it calls ``log_softmax`` for the dtype that it was given.
-    Only ``nll_loss`` is in the list, and takes a copy in float32.
+    ``cross_entropy_loss`` is not in CUDA's autocast list, so it calls ``log_softmax`` in the dtype of its input. Only
+    ``nll_loss`` is in the list, and gets a copy in float32.
     """
-    if not torch.is_autocast_enabled("cpu") or x.dtype not in _HALF_PRECISION:
+    has_low_precision = x.dtype in _HALF_PRECISION
+    if not torch.is_autocast_enabled("cpu") or not has_low_precision:
         return func(x, target, *args, **kwargs)
-    if target.is_floating_point() or kwargs.pop("label_smoothing", 0.0):
+    has_probabilities = target.is_floating_point()
+    if has_probabilities or kwargs.pop("label_smoothing", 0.0):
         return func(x.float(), target, *args, **kwargs)
     with torch.autocast("cpu", enabled=False):
         class_dimension = 0 if x.dim() == 1 else 1
@@ -189,10 +194,10 @@ def _attention(
 ) -> Tensor:
     """Call the attention kernel that CUDA would choose (ATen/native/transformers/cuda/sdp_utils.cpp).
 
-    In half precision that is cuDNN's on Hopper and on data-center Blackwell, which saves what flash attention does, and
-    flash attention from Ampere on. The memory-efficient kernel serves float32, masks elsewhere, and float16 before
-    Ampere. Each saves its result, a log-sum-exp a row and the dropout seed; they differ in the memory layout of the
-    result. Where no fused kernel can run, or may, the scores are stored.
+    In half precision that is cuDNN's kernel on Hopper and on data-center Blackwell, which saves the same as flash
+    attention, and flash attention from Ampere on. The memory-efficient kernel is used for float32, for masks without
+    cuDNN, and for float16 before Ampere. Each kernel saves its result, a log-sum-exp per row and the dropout seed; they
+    differ in the memory layout of the result. If no fused kernel is possible or allowed, the scores are stored.
     """
     if torch.is_autocast_enabled("cpu"):
         query = _to_autocast_dtype(query)

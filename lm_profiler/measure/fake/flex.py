@@ -1,6 +1,6 @@
-"""Imitates flex attention on fake tensors: its kernel has no form for the CPU, whose tensors these are.
+"""Imitates flex attention on fake tensors, which are CPU tensors: its kernel does not exist for the CPU.
 
-What it keeps for backward is what CUDA's kernel keeps. Only for a separate process: this replaces code of torch.
+It saves for backward what CUDA's kernel saves. It replaces code of torch, so it is only for a separate process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lm_profiler.measure.counts.registered import FunctionFormulas, function_for
 
 
 def imitate_flex_attention() -> None:
-    """Replace torch's ``flex_attention``; call it before modules of the program are imported, which may keep it."""
+    """Replace torch's ``flex_attention``. Call this before the program's modules are imported: they may import it."""
     function_formulas[_FlexAttention] = FunctionFormulas(
         _forward_flops, _backward_flops, unmasked=_unmasked_flops
     )
@@ -56,9 +56,11 @@ class _FlexAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, block_mask: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return the result and its log-sum-exp, without computing them."""
-        result = query.new_empty((*query.shape[:-1], value.shape[-1]))
-        log_sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        """Return uninitialized tensors for the result and for the log-sum-exp of each row of scores."""
+        rows = query.shape[:-1]
+        value_width = value.shape[-1]
+        result = query.new_empty((*rows, value_width))
+        log_sums = query.new_empty(rows, dtype=torch.float32)
         ctx.block_mask = block_mask
         ctx.save_for_backward(query, key, value, result, log_sums)
         ctx.mark_non_differentiable(log_sums)
@@ -66,14 +68,17 @@ class _FlexAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        """Return uninitialized tensors for the gradients of query, key and value, and None for the mask."""
         query, key, value, *_ = ctx.saved_tensors
-        gradients = [torch.empty_like(factor) for factor in (query, key, value)]
-        return (*gradients, None)
+        query_gradient = torch.empty_like(query)
+        key_gradient = torch.empty_like(key)
+        value_gradient = torch.empty_like(value)
+        return query_gradient, key_gradient, value_gradient, None
 
 
 def _forward_flops(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> int:
-    described = None if block_mask is None else block_mask.as_tuple()
-    return flops_of_mask(query, key, value, described)
+    mask_tuple = None if block_mask is None else block_mask.as_tuple()
+    return flops_of_mask(query, key, value, mask_tuple)
 
 
 def _unmasked_flops(query: Tensor, key: Tensor, value: Tensor, block_mask: Any) -> int:

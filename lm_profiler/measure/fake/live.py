@@ -1,4 +1,4 @@
-"""The bytes that tensors hold, counted as storages are made and freed: on the CPU, or as CUDA's allocator would."""
+"""Counts the bytes that tensors hold, as storages are made and freed: on the CPU, or as CUDA's allocator would."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _MATMULS = {
 _HOPPER = (9, 0)
 
 # Bytes of the workspace that each thread and stream has for cuBLAS, before Hopper and from Hopper on
-# (ATen/cuda/CublasHandlePool.cpp of torch 2.11). Not imitated: it still gives Blackwell the smaller one,
-# CUBLAS_WORKSPACE_CONFIG may say otherwise, and cuBLASLt has a MiB.
+# (ATen/cuda/CublasHandlePool.cpp of torch 2.11). Not imitated: that version still gives Blackwell the smaller one,
+# CUBLAS_WORKSPACE_CONFIG may set other sizes, and cuBLASLt has a workspace of one MiB.
 _CUBLAS_BYTES = (8 << 20) + (128 << 10)
 _CUBLAS_HOPPER_BYTES = 32 << 20
 
@@ -38,37 +38,41 @@ class Uncounted(Exception):
 
 
 class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a class that is looked up at run time
-    """Counts each storage from the operator that made it until it is freed, as the probe of tensors without memory.
+    """Counts each storage from the operator that made it until it is freed: the memory probe of fake tensors.
 
-    Workspaces that an operator allocates and frees inside itself are not seen; nor are tensors made before this mode
-    was entered, unless they are handed to ``count_storages``.
+    It does not see workspaces that an operator allocates and frees itself, and tensors that were made before this mode
+    was entered, unless they are passed to ``count_storages``.
 
     Args:
-        gpu: compute capability of a GPU, whose blocks and cuBLAS workspaces then count; None for the CPU.
+        gpu: compute capability of a GPU, to count the blocks of its allocator and cuBLAS workspaces; None for the CPU.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # so that torch does not import its compiler to keep it away
+        # True would have torch import its compiler, to exclude this mode from it.
+        return False
 
     def __init__(self, gpu: tuple[int, int] | None = None) -> None:
         super().__init__()
         self._gpu = gpu
-        # each storage that is counted now, as a weak reference, and its block; by the storage's identity
+        # the identity of each storage that is counted now to a weak reference to it, and its block
         self._counted: dict[int, tuple[ref[Any], MemoryBlock]] = {}
         self._allocator = None if gpu is None else CachingAllocator()
-        self._workspaces: dict[bool, int] = {}  # bytes by thread: True is backward's
+        # bytes of the workspace of each thread: False is the training thread, True is backward's
+        self._workspaces: dict[bool, int] = {}
         self.held_bytes = 0
         self._peak_bytes = 0
-        # bytes of storages whose size was changed, as FSDP does to gather and to free
+        # bytes by identity of storages that were resized, as FSDP does to gather and free parameters
         self._gathered: dict[int, int] = {}
-        self.most_gathered = 0  # the most of ``_gathered`` at one time, in bytes
-        self.notes: StorageNotes | None = None  # gets every storage while set
+        self.most_gathered = 0  # the largest sum of ``_gathered`` at one time
+        self.notes: StorageNotes | None = (
+            None  # receives every storage; None while no step is noted
+        )
         # returns where an operator is called from; called only for notes
         self.site: Callable[[Any], Site] = _operator_alone
-        self._site = NOWHERE
-        # Upper bound of bytes held during a convolution: on the CPU it copies its inputs and its result
-        # into its own padded layouts.
+        self._site = NOWHERE  # of the operator that runs
+        # An upper bound of the bytes held during a convolution: on the CPU it copies its inputs and its result into
+        # padded layouts of its own.
         self.convolution_bytes = 0
 
     def __torch_dispatch__(
@@ -83,7 +87,8 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
                 "the memory that the CPU's LSTM kernel keeps for backward is unknown"
             )
         if any(hasattr(kind, "to_local") for kind in types):
-            return NotImplemented  # a DTensor takes itself apart: the operators on its local tensors come here
+            # DTensor runs the operator on its local tensors, and that arrives here again.
+            return NotImplemented
         if self._gpu is not None and func in _MATMULS:
             has_large_workspace = self._gpu >= _HOPPER
             self._take_workspace(
@@ -106,14 +111,14 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         return result
 
     def begin(self) -> None:
-        """Start counting a run. A device starts empty, for modules are made on the host."""
+        """Start counting a run. A device starts empty, because modules are made on the host."""
         if self._allocator is not None:
             self._counted = {}
             self._allocator = CachingAllocator()
             self.held_bytes = 0
 
     def begin_notes(self) -> StorageNotes:
-        """Have a step noted from here on, until ``notes`` is None again; return the notes."""
+        """Note all storages from now on until the caller sets ``notes`` to None; return the notes."""
         sizes = {
             storage_id: block.size for storage_id, (_, block) in self._counted.items()
         }
@@ -124,7 +129,7 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         return self.notes
 
     def empty_cache(self) -> None:
-        """Empty the allocator's cache; nothing to do if it has none."""
+        """Empty the allocator's cache, if it has one."""
         if self._allocator is not None:
             self._allocator.empty_cache()
 
@@ -133,16 +138,16 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         for leaf in tree_leaves(value):
             if not isinstance(leaf, Tensor):
                 continue
-            # A DTensor uses a plain meta tensor to infer the shape of all shards together.
-            infers_a_shape = type(leaf) is Tensor and leaf.is_meta
-            if not infers_a_shape:
+            # DTensor uses plain meta tensors to infer the shape of all shards together; they hold no memory.
+            is_for_shapes = type(leaf) is Tensor and leaf.is_meta
+            if not is_for_shapes:
                 for piece in plain_tensors_of(leaf):
                     self._start_counting(piece.untyped_storage(), piece)
 
     def follow_resizes(self) -> None:
-        """Count storages again when their size changes: FSDP gathers and frees its parameters that way.
+        """Count storages anew when their size changes: FSDP gathers and frees its parameters that way.
 
-        Only for a separate process: it replaces a method of torch.
+        This replaces a method of torch, so it is only for a separate process.
         """
         resize = torch.UntypedStorage.resize_
 
@@ -168,21 +173,17 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         if storage_id in self._counted or not storage.nbytes():
             return
         block = self._allocate(storage.nbytes())
-        # A weak reference: the counter must not keep alive what it counts.
-        self._counted[storage_id] = (
-            ref(storage, lambda _: self._stop_counting(storage_id)),
-            block,
-        )
+        # A weak reference, so that the counter does not keep the storage alive.
+        reference = ref(storage, lambda _: self._stop_counting(storage_id))
+        self._counted[storage_id] = (reference, block)
         if self.notes is not None:
             self.notes.note_made(storage_id, block.size, self._site, tensor)
 
     def _allocate(self, size: int) -> MemoryBlock:
-        """Return a block of ``size`` bytes, or of as many as the imitated allocator rounds them up to."""
-        block = (
-            MemoryBlock(size)
-            if self._allocator is None
-            else self._allocator.allocate(size)
-        )
+        """Return a block of ``size`` bytes, rounded up if an allocator is imitated."""
+        block = MemoryBlock(size)
+        if self._allocator is not None:
+            block = self._allocator.allocate(size)
         self.held_bytes += block.size
         self._peak_bytes = max(self._peak_bytes, self.held_bytes)
         return block
@@ -205,12 +206,12 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         self._workspaces[is_backward] = size
         self._allocate(size)
         if self.notes is not None:
-            identity = -2 if is_backward else -1  # no storage has a negative one
+            identity = -2 if is_backward else -1  # identities of storages are positive
             self.notes.note_made(identity, size, cause="workspaces")
 
     @property
     def workspaces(self) -> int | None:
-        """Bytes of workspaces that libraries hold for good; None if none come from the allocator."""
+        """Bytes of workspaces that libraries hold permanently; None on the CPU, which has none."""
         if self._gpu is None:
             return None
         return sum(self._workspaces.values())
@@ -220,10 +221,10 @@ class LiveBytes(Probe, DISPATCH_MODE.as_base()):  # type: ignore[misc]  # a clas
         self._peak_bytes = self.held_bytes
 
     def peaks(self) -> Peaks:
-        """Return the peak since the last reset, and what a GPU's allocator has reserved."""
-        reserved_bytes = (
-            None if self._allocator is None else self._allocator.reserved_bytes
-        )
+        """Return the peak since the last reset, the bytes that a GPU's allocator has reserved, and None (resident)."""
+        reserved_bytes: int | None = None
+        if self._allocator is not None:
+            reserved_bytes = self._allocator.reserved_bytes
         return self._peak_bytes, reserved_bytes, None
 
     def held(self) -> int | None:
@@ -237,8 +238,8 @@ def _operator_alone(func: Any) -> Site:
 
 # -- CUDA's caching allocator ------------------------------------------------------------------------------------------
 
-# The rules of c10/cuda/CUDACachingAllocator.cpp of torch 2.11, on one stream and without any option of
-# ``PYTORCH_ALLOC_CONF``. What it reserves is up to 1.36 times what it gives out, where activations are recomputed.
+# The rules of c10/cuda/CUDACachingAllocator.cpp of torch 2.11, on one stream and without options of
+# ``PYTORCH_ALLOC_CONF``. It reserves up to 1.36 times the bytes that are in use, if activations are recomputed.
 
 MIN_BLOCK = 512  # ``kMinBlockSize``, in bytes: sizes are rounded up to a multiple of it
 _SMALL_SIZE = 1 << 20  # ``kSmallSize``: the largest request of the pool of small blocks
@@ -250,26 +251,26 @@ _ROUND_SEGMENT = 2 << 20  # ``kRoundLarge``
 
 
 class MemoryBlock(NamedTuple):
+    """A block of a segment. Blocks are ordered by size, and blocks of equal size by address."""
+
     size: int
-    # among free blocks of equal size the one with the lowest address is taken
     address: int = 0
-    is_small: bool = False
+    is_small: bool = False  # whether it is in the pool for small requests
 
 
 class CachingAllocator:
-    """The blocks of one device, those in use and those that are free."""
+    """The free blocks and the segments of one device."""
 
     def __init__(self) -> None:
         self.used_bytes = 0
         self.reserved_bytes = 0  # of all segments
-        # the free blocks, the smallest first, by whether they serve small requests: small and large ones have
-        # separate pools, so that a small one never splits a large block
+        # The free blocks in order, by ``is_small``: small and large requests have separate pools, so that a small
+        # request never splits a large block.
         self._free_blocks: dict[bool, list[MemoryBlock]] = {True: [], False: []}
-        # by the address at which they begin
+        # free blocks by the address at which they begin, and by the address at which they end
         self._free_by_begin: dict[int, MemoryBlock] = {}
-        # by the address at which they end
         self._free_by_end: dict[int, MemoryBlock] = {}
-        self._segments: dict[int, int] = {}  # bytes by address
+        self._segments: dict[int, int] = {}  # address to bytes
         self._segment_numbers = count()
 
     def allocate(self, size: int) -> MemoryBlock:
@@ -277,7 +278,7 @@ class CachingAllocator:
         size = _rounded_up(max(size, 1), MIN_BLOCK)
         is_small = size <= _SMALL_SIZE
         free_blocks = self._free_blocks[is_small]
-        # of the smallest block that is large enough
+        # the smallest block that is large enough
         index = bisect_left(free_blocks, (size,))
         if index < len(free_blocks):
             block = free_blocks[index]
@@ -287,17 +288,14 @@ class CachingAllocator:
         rest_bytes = block.size - size
         should_split = rest_bytes >= MIN_BLOCK if is_small else rest_bytes > _SMALL_SIZE
         if should_split:
-            self._add_free(
-                MemoryBlock(
-                    size=rest_bytes, address=block.address + size, is_small=is_small
-                )
-            )
+            rest = MemoryBlock(rest_bytes, block.address + size, is_small)
+            self._add_free(rest)
             block = block._replace(size=size)
         self.used_bytes += block.size
         return block
 
     def free(self, block: MemoryBlock) -> None:
-        """Free ``block``, merged with the free blocks beside it."""
+        """Free ``block``, and merge it with adjacent free blocks."""
         self.used_bytes -= block.size
         lower = self._free_by_end.get(block.address)
         if lower is not None:
@@ -326,7 +324,7 @@ class CachingAllocator:
         else:
             segment_bytes = _rounded_up(size, _ROUND_SEGMENT)
         self.reserved_bytes += segment_bytes
-        # leaves space for a TiB: segments never touch
+        # one TiB apart, so that segments are never adjacent
         address = next(self._segment_numbers) << 40
         self._segments[address] = segment_bytes
         return MemoryBlock(segment_bytes, address, is_small)

@@ -1,8 +1,8 @@
-"""The values of fake tensors: known where that is cheap, else an unknown number.
+"""Keeps the values of fake tensors if that is cheap; the other values are unknown numbers.
 
-Torch keeps the value of a fake tensor that is made from one number, and computes with it as long as all inputs of an
-operator have values (the constants of ``FakeTensorMode``). Here small tensors and batches keep theirs too.
-Whatever depends on weights has no value. Asked for it, a fake tensor gives an ``Unknown``.
+torch keeps the value of a fake tensor that is made from one number, and computes with it as long as all inputs of an
+operator have values (the constants of ``FakeTensorMode``). Here small tensors and batches keep their values too.
+Whatever depends on weights has no value: ``item()`` of such a tensor returns an ``Unknown``.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ else:
 
 MOST_ELEMENTS = 1 << 18  # of a tensor whose value is kept
 
-# lines that called ``float`` on an unknown number, in the order of their calls; the values are not used
-# filled by ``float(fake)``, which had to return 1.0
+# The lines that called ``float`` on an unknown number, which then had to return 1.0. The keys are in the order of the
+# calls; the values are not used.
 LINES_GIVEN_A_FAKE_FLOAT: dict[str, None] = {}
 
 _OVERLOAD = type(torch.ops.aten.add.Tensor)
@@ -66,12 +66,12 @@ class Unknown:
         raise DependsOnValues
 
     def __float__(self) -> float:
-        """Return 1.0, since Python accepts only a float here, and note the line that needed the value."""
+        """Return 1.0, because Python accepts only a float here, and note the program's line that needed the value."""
         frame = sys._getframe(1)
-        while frame.f_back is not None and package_of(frame.f_code.co_filename) in (
-            TORCH,
-            OURS,
-        ):
+        while frame.f_back is not None:
+            is_of_program = package_of(frame.f_code.co_filename) not in (TORCH, OURS)
+            if is_of_program:
+                break
             frame = frame.f_back
         file_name = os.path.basename(frame.f_code.co_filename)  # noqa: PTH119
         LINES_GIVEN_A_FAKE_FLOAT[f"{file_name}, line {frame.f_lineno}"] = None
@@ -84,11 +84,12 @@ class Unknown:
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run ``func`` with 1.0 in place of unknowns: the result has the same size, and its value is forgotten."""
+        """Run ``func`` with 1.0 in place of unknowns, and forget the value of the result, which has the right size."""
         args, kwargs = tree_map(_one_if_unknown, (args, kwargs or {}))
         try:
             result = func(*args, **kwargs)
-        except TypeError:  # ``func`` takes whole numbers, for a size
+        except TypeError:
+            # ``func`` takes integers, so the unknown number is a size.
             raise DependsOnValues from None
         for leaf in tree_leaves(result):
             mode = getattr(leaf, "fake_mode", None)
@@ -102,6 +103,7 @@ def _one_if_unknown(leaf: Any) -> Any:
 
 
 def _operator(self: Unknown, operand: Any, *_: Any) -> Any:
+    """Return an unknown for any binary operator."""
     return self if isinstance(operand, (Number, Unknown)) else NotImplemented
 
 
@@ -113,7 +115,7 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
 
 
 class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a class that is looked up at run time
-    """Keeps the values of small tensors, also random ones: a step may branch on its random numbers."""
+    """Keeps the values of small tensors, also of random ones, because a step may branch on its random numbers."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -127,7 +129,7 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
         return fake
 
     def forget(self, value: Any) -> None:
-        """Make the values of all tensors in ``value``, and of tensors that share their storage, unknown."""
+        """Make the values unknown of all tensors in ``value``, and of tensors that share their storage."""
         for leaf in tree_leaves(value):
             if isinstance(leaf, FakeTensor) and leaf.constant is not None:
                 self.fake_tensor_converter.invalidate_constant_aliases(leaf.constant)
@@ -136,13 +138,16 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
     def dispatch(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call an operator on fake tensors. A result made of numbers alone gets their value, a written one loses it.
+        """Call an operator on fake tensors.
 
-        A value lets a step read a number that depends on no data, such as a learning rate. Raises DependsOnValues for
-        what has no shape without data.
+        A result that is made from numbers only gets its value: so a step can read a number that depends on no data,
+        such as a learning rate. A tensor that the operator writes loses its value.
+
+        Raises:
+            DependsOnValues: the shape of the result depends on data.
         """
         kwargs = kwargs or {}
-        # Queries, as of a device or a size, are two thirds of all calls, so they come first.
+        # Queries, for example of a device or a size, are two thirds of all calls, so they are handled first.
         if not isinstance(func, _OVERLOAD) or func.namespace == "prim":
             return super().dispatch(func, types, args, kwargs)
         if any(
@@ -153,7 +158,8 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
         name = func.__name__
         if isinstance(result, FakeTensor):
             if result.layout is torch.sparse_coo:
-                raise DependsOnValues  # the number of rows that it stores
+                # The number of rows that it stores is unknown.
+                raise DependsOnValues
             if "empty" in name:
                 self.forget(result)
             elif result.constant is None and _can_have_value(result):
@@ -161,24 +167,25 @@ class KnownValues(FAKES.as_base("FakeTensorMode")):  # type: ignore[misc]  # a c
                 if is_made_of_numbers:
                     with NO_MODES.find()():
                         return self.with_value(func(*args, **kwargs))
-        if "batch_norm" in name:
-            # updates running statistics, which most schemas do not declare
-            self.forget((args, kwargs))
-        elif (
-            args
-            and isinstance(args[0], (list, tuple))
-            and name.partition(".")[0].endswith("_")
-        ):
-            # Writes to lists of tensors; torch forgets only single tensors.
-            written = args[:1] if "foreach" in name else args
-            fakes = [
-                leaf
-                for leaf in tree_leaves((args, kwargs))
-                if isinstance(leaf, FakeTensor)
-            ]
-            if any(fake.constant is None for fake in fakes):
-                self.forget(written)
+        self._forget_written(name, args, kwargs)
         return result
+
+    def _forget_written(self, name: str, args: Any, kwargs: Any) -> None:
+        """Forget the values that the operator ``name`` has overwritten, if torch does not do so."""
+        if "batch_norm" in name:
+            # It updates running statistics, which most of its schemas do not declare.
+            self.forget((args, kwargs))
+            return
+        works_in_place = name.partition(".")[0].endswith("_")
+        takes_list = bool(args) and isinstance(args[0], (list, tuple))
+        if not takes_list or not works_in_place:
+            return
+        # It writes to lists of tensors; torch handles only single tensors.
+        written = args[:1] if "foreach" in name else args
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, FakeTensor) and leaf.constant is None:
+                self.forget(written)
+                return
 
     def _fake_if_small(self, argument: Any) -> Any:
         """Replace a small real tensor, such as data that a module keeps, by a fake one with its value."""
@@ -210,10 +217,10 @@ def _can_have_value(tensor: Tensor) -> bool:
 
 
 def answer_with_unknown() -> None:
-    """Have fake tensors without a value answer ``item`` with an ``Unknown``, and pass all checks of their values.
+    """Have ``item`` of fake tensors without a value return an ``Unknown``, and have all checks of their values pass.
 
-    They count as finite, and the checks of distributions and metrics hold. Only for a separate process: this replaces
-    code of torch and of Python.
+    They count as finite, and the checks of distributions and metrics pass. This replaces code of torch and of Python,
+    so it is only for a separate process.
     """
     Distribution.set_default_validate_args(False)
     FakeTensor.item = _item  # type: ignore[assignment,method-assign]
@@ -254,44 +261,54 @@ def _numpy(tensor: Tensor, *, force: bool = False) -> Any:
 
 
 def _choosing_with_unknown(choose: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``choose`` (``max`` or ``min``): if one of the numbers is unknown, so is the result."""
+    """Return a replacement of ``choose`` (``max`` or ``min``): if one of the numbers is unknown, so is the result."""
 
     def choose_or_unknown(*args: Any, **kwargs: Any) -> Any:
         try:
             return choose(*args, **kwargs)
         except DependsOnValues:
             values = args if len(args) > 1 else args[0]
-            is_sequence = isinstance(values, (list, tuple))
-            if is_sequence and all(
-                isinstance(value, (Number, Unknown)) for value in values
-            ):
-                return Unknown()
+            if isinstance(values, (list, tuple)):
+                are_numbers = all(
+                    isinstance(value, (Number, Unknown)) for value in values
+                )
+                if are_numbers:
+                    return Unknown()
             raise
 
     return choose_or_unknown
 
 
 def _making_from_unknown(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``make``, which makes a tensor from numbers: some of them may be unknown."""
+    """Return a replacement of ``make``, which makes a tensor from numbers, that accepts unknown numbers."""
 
     def make_or_forget(data: Any, *args: Any, **kwargs: Any) -> Any:
-        values = tree_leaves(data) if isinstance(data, (list, tuple)) else [data]
-        if any(isinstance(value, Unknown) for value in values):
-            return Unknown.__torch_function__(make, (), (data, *args), kwargs)
+        numbers = [data]
+        if isinstance(data, (list, tuple)):
+            numbers = tree_leaves(data)
+        has_unknown = any(isinstance(number, Unknown) for number in numbers)
+        if has_unknown:
+            all_args = (data, *args)
+            return Unknown.__torch_function__(make, (), all_args, kwargs)
         return make(data, *args, **kwargs)
 
     return make_or_forget
 
 
 def _always_finite(answer: bool, check: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``check`` (``isnan`` and the like): a planned run is assumed to stay finite."""
+    """Return a replacement of ``check`` (``isnan`` and the like) that returns ``answer`` for unknown values.
+
+    A planned run is assumed to have only finite values.
+    """
 
     def check_or_assume(value: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(value, Unknown):
             return answer
         is_unknown = isinstance(value, FakeTensor) and value.constant is None
-        if not is_unknown or value.fake_mode.in_kernel_invocation:
-            # in the latter case torch infers a shape
+        if not is_unknown:
+            return check(value, *args, **kwargs)
+        infers_shape = value.fake_mode.in_kernel_invocation
+        if infers_shape:
             return check(value, *args, **kwargs)
         with value.fake_mode:
             return torch.full(

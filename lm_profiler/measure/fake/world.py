@@ -1,9 +1,9 @@
 """Runs a module's code on fake tensors: its weights are never initialized, its matmuls never computed.
 
 The fake tensors are CPU tensors: a backward pass of fake CUDA tensors aborts a process without CUDA, and meta tensors
-choose other attention kernels. Differences of a GPU are imitated. Only for a separate process (``prepare``): this
-replaces code of torch, and keeps the process from changing files, so that the rehearsed run finds them as they
-were.
+choose other attention kernels. What differs on a GPU is imitated. This is only for a separate process, because
+``prepare`` replaces code of torch. It also prevents the process from changing files, so that the real run finds them
+unchanged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ else:
 
 
 class FakeWorld:
-    """Fake tensors, and the bytes they would hold.
+    """Makes fake tensors, and counts the bytes that they would hold.
 
     Args:
         gpu: compute capability of the GPU whose bytes are counted; None for the CPU.
@@ -51,23 +51,23 @@ class FakeWorld:
         self.gpu = gpu
         self.mode = KnownValues()
         self.live = LiveBytes(gpu)
-        # a mode that sees collectives from the next entry on
+        # a mode that observes collectives, from the next time that ``inside`` is entered
         self.link_mode: AbstractContextManager[Any] = nullcontext()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Within this context new tensors are fake, and counted."""
-        kernels: AbstractContextManager[Any] = (
-            nullcontext() if self.gpu is None else KernelsOfCuda(self.gpu)
-        )
+        """Within this context, new tensors are fake, and their bytes are counted."""
+        kernels: AbstractContextManager[Any] = nullcontext()
+        if self.gpu is not None:
+            kernels = KernelsOfCuda(self.gpu)
         with self.mode, self.live, self.link_mode, kernels:
             yield
 
     def begin(self, weights: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
-        """Count what the module holds, and forget the values of its weights: they change in training."""
+        """Begin to count with what the module holds; forget the values of its weights, which change in training."""
         self.mode.forget(weights)
         self.mode.cache_clear()  # the cache keeps tensors alive that were read from a file
-        gc.collect()  # tensors in reference cycles must be gone before counting begins
+        gc.collect()  # frees tensors in reference cycles, so that they do not count
         self.live.begin()
         self.live.count_storages([*weights, *buffers])
 
@@ -88,12 +88,16 @@ class FakeWorld:
         return faked_value
 
     def _fake_tensor(self, real: Tensor, shape: tuple[int, ...]) -> Any:
-        """Return a fake tensor of ``shape`` in place of ``real``; a small one keeps its values, repeated to fill it."""
+        """Return a fake tensor of ``shape`` in place of ``real``; a small one keeps its values, repeated to fill it.
+
+        Raises:
+            Uncounted: ``real`` is sparse.
+        """
         if real.layout is not torch.strided:
             raise Uncounted(
                 f"a batch holds a tensor of {real.layout}, whose size in bytes does not follow from its shape"
             )
-        # Values are kept in a plain copy: it has no expanded dimensions, and no gradient.
+        # Values would be kept in a plain copy, which has no expanded dimensions and no gradient.
         is_small = math.prod(shape) <= MOST_ELEMENTS
         is_expanded = 0 in real.stride()
         keeps_values = is_small and not is_expanded and not real.requires_grad
@@ -101,7 +105,7 @@ class FakeWorld:
             return self.mode.with_value(_repeated(real, shape))
         stored_shape = list(shape)
         if self.gpu is None:
-            # Expanded dimensions take no memory until a copy to a GPU.
+            # Expanded dimensions, whose stride is 0, take no memory; copied to a GPU they would.
             for axis, stride in enumerate(real.stride()):
                 if stride == 0:
                     stored_shape[axis] = 1
@@ -126,17 +130,18 @@ def _repeated(real: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def prepare(gpu: tuple[int, int] | None) -> None:
-    """Replace code of torch so that modules run on fake tensors, and forbid the process to write files.
+    """Replace code of torch so that modules run on fake tensors, and prevent the process from writing files.
 
-    The process serves nothing else afterwards. ``gpu`` is the compute capability to imitate, None for the CPU.
+    The process cannot be used for anything else afterwards. ``gpu`` is the compute capability to imitate, None for the
+    CPU.
     """
     forbid_writing()
     _leave_weights_unfilled()
-    # raises if this torch has no such method: setting it would have no effect
+    # Raises if this version of torch has no such method, because then replacing it would have no effect.
     APPLY.get(nn.Module)
     setattr(nn.Module, APPLY.name, _apply)
     FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
-    # A GPU has no kernels of oneDNN: there an LSTM runs as its matmuls and gates.
+    # oneDNN's kernels do not exist on a GPU. Without them an LSTM runs as its matmuls and gates.
     is_cpu = gpu is None
     torch.backends.mkldnn.set_flags(is_cpu)
     if not is_cpu:
@@ -147,7 +152,7 @@ def prepare(gpu: tuple[int, int] | None) -> None:
     imitate_flex_attention()
     answer_with_unknown()
     if DYNAMO.loaded() is not None:
-        # something is compiled already, and its graphs do not accept fake tensors
+        # The program has compiled something already, and its graphs do not accept fake tensors.
         torch.compiler.set_stance("force_eager")
 
 
@@ -166,12 +171,12 @@ def _unfilled(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def _unscripted(function: Any, *_: Any, **__: Any) -> Any:
-    """Replace ``torch.jit.script``: a script could not call what is replaced here."""
+    """Stand in for ``torch.jit.script``: a script could not call the replaced functions."""
     return function
 
 
 def _without_effect(compile_code: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace ``torch.compile``: what it returns runs without a compiler, whose graphs do not accept fake tensors."""
+    """Return a replacement of ``torch.compile`` whose results run eagerly: graphs do not accept fake tensors."""
 
     @wraps(compile_code)
     def compile_or_run(*args: Any, **options: Any) -> Any:
@@ -183,12 +188,12 @@ def _without_effect(compile_code: Callable[..., Any]) -> Callable[..., Any]:
     return compile_or_run
 
 
-# the names of functions that were to run compiled, such as the update of an optimizer
+# names of functions that the program compiles and has called, such as the update of an optimizer
 COMPILED_FUNCTIONS_CALLED: set[str] = set()
 
 
 def _noting_calls(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``compiled`` that notes its calls in ``COMPILED_FUNCTIONS_CALLED``."""
+    """Return a function that notes its name in ``COMPILED_FUNCTIONS_CALLED`` and calls ``compiled``."""
 
     @wraps(compiled)
     def note_and_call(*args: Any, **options: Any) -> Any:
@@ -201,8 +206,11 @@ def _noting_calls(compiled: Callable[..., Any]) -> Callable[..., Any]:
 def _apply(
     module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True
 ) -> nn.Module:
-    """Replace ``nn.Module._apply``, which swaps data in place and fails here: make new tensors, tied ones only once."""
-    # new tensors by the identity of the old ones, which are kept so that no other tensor gets their identity
+    """Stand in for ``nn.Module._apply``, whose swap of data in place fails on fake tensors: make new tensors instead.
+
+    A tied tensor is replaced by one new tensor everywhere.
+    """
+    # the identity of an old tensor to that tensor, kept alive so that its identity is not reused, and the new tensor
     replaced: dict[int, tuple[Tensor, nn.Parameter | Tensor]] = {}
     parts = module.modules() if recurse else [module]
     for part in parts:
@@ -225,14 +233,14 @@ def _apply(
 
 
 def _deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
-    """Replace ``Tensor.__deepcopy__``, which copies a storage: a fake tensor has none."""
+    """Stand in for ``Tensor.__deepcopy__``, which copies the storage: fake tensors have no data to copy."""
     copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     memo[id(tensor)] = copy
     return copy
 
 
 def _without_values(count: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Replace ``torch.bincount``: values are taken to be below ``minlength``, as metrics guarantee."""
+    """Return a replacement of ``torch.bincount`` that assumes values below ``minlength``, as metrics guarantee."""
 
     @wraps(count)
     def bincount(
@@ -246,8 +254,9 @@ def _without_values(count: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return bincount
 
 
-# Python calls audit hooks before it opens or changes a file, and an exception of a hook prevents it. A hook cannot be
-# removed. Libraries that write without Python are not seen, except ``torch.save``; neither are other programs.
+# Python calls audit hooks before it opens or changes a file; if a hook raises, the file is not touched. A hook cannot
+# be removed. Writes by libraries without Python are not seen, except those of ``torch.save``, nor those of other
+# programs.
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # events that change files, and how many paths their arguments begin with
@@ -267,16 +276,16 @@ _CHANGES = {
 # events whose second argument is the descriptor of an open folder, or -1, as from ``shutil.rmtree``
 _IN_A_FOLDER = {"os.remove", "os.rmdir"}
 _TEMPORARY = {"tempfile.mkstemp", "tempfile.mkdtemp"}
-# variables that name caches, whose missing files libraries make again
+# environment variables that name folders of caches, which libraries fill again if files are missing
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME")
 
 
 class WouldChange(PermissionError):
-    """Raised instead of changing a file, as on a read-only disk, which many programs can handle."""
+    """Raised instead of changing a file; like the error of a read-only disk, which many programs handle."""
 
 
 def forbid_writing() -> None:
-    """For the rest of this process allow writes only to its own temporary files and to caches."""
+    """Allow this process to write only to its own temporary files and to caches from now on."""
     writable = {
         Path("/dev").resolve(),
         Path("/proc").resolve(),
@@ -290,13 +299,12 @@ def forbid_writing() -> None:
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         """Check each file that Python is about to change (an audit hook)."""
         if event in _TEMPORARY:
-            # a new name, so a file of this process
+            # The file is new, so it is one of this process.
             writable.add(Path(arguments[0]).resolve())
             return
-        changes_file = event in _CHANGES and (
-            event != "open" or _opens_for_writing(*arguments)
-        )
-        if not changes_file:
+        if event not in _CHANGES:
+            return
+        if event == "open" and not _opens_for_writing(*arguments):
             return
         folder = "."
         if event in _IN_A_FOLDER and arguments[1] != -1:
@@ -305,22 +313,24 @@ def forbid_writing() -> None:
         for path in paths:
             _check(path, writable, folder)
 
-    tempfile.gettempdir()  # finds its folder by writing into candidates once: before the hook
+    # before the hook, because the first call writes into candidates for the folder
+    tempfile.gettempdir()
     sys.addaudithook(hook)
     torch.save = _save
 
 
 def _opens_for_writing(path: Any, mode: Any, flags: int | None) -> bool:
-    """Return whether the file is opened for writing; ``tempfile`` names a folder where it opens a file in it."""
+    """Return whether ``path`` is a file that is opened for writing."""
     has_writing_flag = bool((flags or 0) & _WRITES)
     if not has_writing_flag:
         return False
+    # ``tempfile`` opens unnamed files with the path of their folder.
     is_folder = isinstance(path, (str, bytes)) and Path(os.fsdecode(path)).is_dir()
     return not is_folder
 
 
 def _check(path: Any, writable: set[Path], folder: str) -> None:
-    """Raise ``WouldChange`` unless ``path``, relative to ``folder``, is or lies in something ``writable``."""
+    """Raise ``WouldChange`` unless ``path``, relative to ``folder``, is in one of the ``writable`` paths."""
     if not isinstance(path, (str, bytes)):  # an open file
         return
     resolved = Path(folder, os.fsdecode(path)).resolve()
@@ -330,7 +340,7 @@ def _check(path: Any, writable: set[Path], folder: str) -> None:
 
 
 def _save(obj: object, f: Any, *_: Any, **__: Any) -> None:
-    """Replace ``torch.save``, which writes without Python: refuse."""
+    """Stand in for ``torch.save``, which would write without Python: refuse to write."""
     name = "a file"
     if isinstance(f, (str, os.PathLike)):
         name = Path(f).name

@@ -1,23 +1,25 @@
-"""The memory of one block of a module that repeats blocks: what it saves for backward, and its gradients."""
+"""Finds the memory of one block of a module that repeats blocks: what it saves for backward, and its gradients."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from lm_profiler.record.memory_timeline import Allocation, BlockMemory
 
-LARGEST = 5  # saved tensors of a block that are kept
+LARGEST = 5  # how many saved tensors of a block are listed
 
+# matches the path of a module in a list, such as ``model.blocks.3`` or ``model.blocks.3.norm``
 _LAYER = re.compile(r"(?P<parent>(?:[A-Za-z_]\w*\.)*)(?P<position>\d+)(?:\.|\Z)")
 _GRADIENT = "gradient of "
 
 
 class _Layer(NamedTuple):
-    """The list of modules that a module is in, and its position in it."""
+    """A position in a list of modules."""
 
-    parent: str
+    parent: str  # the path of the list, which ends with a dot
     position: int
 
 
@@ -41,10 +43,10 @@ def block_memory(
     )
     if len(positions) < 2:
         return None
-    # The first and the last block may differ: their inputs or results are also of their neighbours.
+    # A middle one, because the first and the last may differ: they share inputs or results with other modules.
     middle = _Layer(parent, positions[len(positions) // 2])
     saved_of_block = saved_by_layer[middle]
-    # by name: a gradient may be freed and made again
+    # by name, because a gradient may be freed and made again
     gradients_of_block: dict[str, int] = {}
     for allocation in gradients:
         name = (allocation.name or "").removeprefix(_GRADIENT)
@@ -60,7 +62,7 @@ def block_memory(
 
 
 def _layer_of(path: str) -> _Layer | None:
-    """Return the outermost list that the module or parameter at ``path`` is in, such as ``model.blocks.`` and 3."""
+    """Return the position of ``path`` in its outermost list, such as 3 in ``model.blocks.``; None if it is in none."""
     match = _LAYER.match(path)
     if match is None:
         return None
@@ -69,19 +71,15 @@ def _layer_of(path: str) -> _Layer | None:
 
 def _largest_parent(saved_by_layer: dict[_Layer, list[Allocation]]) -> str | None:
     """Return the list of modules whose blocks save the most bytes."""
-    bytes_by_parent: dict[str, int] = {}
+    bytes_by_parent: defaultdict[str, int] = defaultdict(int)
     for layer, allocations in saved_by_layer.items():
-        saved_bytes = sum(allocation.bytes for allocation in allocations)
-        bytes_by_parent[layer.parent] = (
-            bytes_by_parent.get(layer.parent, 0) + saved_bytes
-        )
-    if not bytes_by_parent:
-        return None
-    return max(bytes_by_parent, key=lambda parent: bytes_by_parent[parent])
+        for allocation in allocations:
+            bytes_by_parent[layer.parent] += allocation.bytes
+    return max(bytes_by_parent, key=bytes_by_parent.__getitem__, default=None)
 
 
 def _grouped(allocations: Iterable[Allocation]) -> list[Allocation]:
-    """Return equal allocations as one, the most bytes first."""
+    """Return one row for each group of equal allocations, with their count; the most bytes first."""
     groups: dict[str, list[Allocation]] = {}
     for allocation in allocations:
         groups.setdefault(repr(allocation), []).append(allocation)

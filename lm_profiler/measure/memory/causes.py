@@ -1,4 +1,4 @@
-"""Splits memory by cause: parameters, gradients, optimizer states, buffers, and the rest; at peaks, and as held."""
+"""Splits memory by cause: parameters, gradients, optimizer states, buffers, and the rest; now and at peaks."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def holdings(
     """Return what ``module`` and ``optimizers`` hold now on ``device``.
 
     Tied weights and views count once, and a sharded tensor (DTensor, FSDP) counts with its local part. Parameters that
-    only an optimizer holds (master weights) count as its states. Not seen, and so in the rest: sparse gradients, DDP's
-    buckets (except with ``gradient_as_bucket_view``), FSDP's gathered parameters, and the allocator's rounding.
+    only an optimizer holds (master weights) count as its states. Some memory is not seen, and counts as the rest:
+    sparse gradients, DDP's buckets (except with ``gradient_as_bucket_view``), FSDP's gathered parameters, and the
+    allocator's rounding.
     """
     return _sums(storages_by_cause(module, optimizers, device))
 
@@ -56,7 +57,7 @@ def storages_by_cause(
     No storage occurs twice: it counts for the first field whose tensors use it.
     """
     parameters = list(module.parameters())
-    # a tensor's own hash takes five times as long
+    # by identity, because the hash of a tensor takes five times as long
     parameter_ids = {id(parameter) for parameter in parameters}
     master_weights = []
     for weight in _optimizer_parameters(optimizers):
@@ -81,7 +82,7 @@ def _states(optimizers: Sequence[Optimizer]) -> Iterator[Any]:
     for optimizer in optimizers:
         yield from optimizer.state.values()
     for optimizer in optimizers:
-        # a ZeroRedundancyOptimizer keeps its rank's states there
+        # where a ZeroRedundancyOptimizer keeps the states of its rank
         inner = getattr(optimizer, "optim", None)
         if inner is not None:
             yield from inner.state.values()
@@ -119,14 +120,15 @@ class HoldingsReader:
 
     It must come before ``PartPeaks`` among the observers, which resets the peak that this one reads.
 
-    Holdings are read where parts begin and end. The larger of the two readings around a part counts: that sum was
-    held at some time in between, so it never exceeds the peak. Gradients grow during backward while activations
-    shrink: hooks see each gradient arrive, and count those that exist at the peak, to within one. If no such hook runs
-    (FSDP2), all gradients of the part count, and its activations are a lower bound. A compiled backward hands its
-    gradients over at its end; until then they are in the rest, which is an upper bound.
+    Holdings are read when parts begin and end. The larger of the two readings around a part counts: that much was held
+    at some time in between, so it never exceeds the peak. During backward, gradients grow while activations shrink. So
+    hooks note each gradient that arrives, and count the gradients that exist at the peak, to within one. If no such
+    hook runs (FSDP2), all gradients of the part count, and its activations are a lower bound. A compiled backward sets
+    its gradients at its end; until then they count as the rest, which is an upper bound.
 
-    It also keeps the levels of the last step. If the allocator does not report what it holds (the CPU's), the storages
-    of all causes and those that autograd saved for backward are counted. Outputs that nothing saved are left out.
+    It also keeps the levels of the last step: the bytes held at its start, after forward and after backward. If the
+    allocator does not report what it holds (on the CPU), a level is the sum of the storages of all causes and of the
+    tensors that autograd saved for backward. It leaves out outputs that nothing saved.
     """
 
     module: nn.Module
@@ -140,7 +142,7 @@ class HoldingsReader:
     guard: Guard = UNGUARDED  # handles errors in a hook
 
     def __post_init__(self) -> None:
-        # what was held before and after the optimizer's step
+        # memory by cause before and after the optimizer's step, by the names of these moments
         self.moments: dict[str, MemoryCauses] = {}
         # the levels of the last step that ended
         self.levels: MemoryLevels | None = None
@@ -148,7 +150,8 @@ class HoldingsReader:
         self._source: Literal["allocator", "counted"] = "allocator"
         if self.held_bytes() is None:
             self._source = "counted"
-        self._level_bytes: dict[str, int] = {}  # the levels of the current step
+        # the levels of the current step, by the fields of ``MemoryLevels``
+        self._level_bytes: dict[str, int] = {}
         self._hooks: list[Any] = []
         # the current part; None before a step's first mark
         self._part: int | None = None
@@ -156,13 +159,15 @@ class HoldingsReader:
         self._held_at_begin = Holdings(
             parameters=0, gradients=0, optimizer_states=0, buffers=0
         )
-        self._arrived_gradients: dict[int, int] = {}  # bytes by storage
-        # of the gradient hooks that ran in the current part, the last one at which the peak had risen
+        # the gradients that exist: bytes by storage
+        self._arrived_gradients: dict[int, int] = {}
+        # the reading of the last gradient hook in the current part at which the peak had risen
         self._highest_at_gradient_hook: _GradientReading | None = None
+        # the highest peak of each part, by the part's code
         self._peaks_by_part: dict[int, _PeakReading] = {}
 
     def start(self) -> None:
-        """Put a hook on each parameter that is called when its gradient has arrived."""
+        """Add a hook to each parameter that is called when its gradient has arrived."""
         on_gradient = self.guard.wrap(self._gradient_arrived)
         for parameter in self.module.parameters():
             if parameter.requires_grad and parameter.is_leaf:
@@ -184,11 +189,10 @@ class HoldingsReader:
         if ended_part is None:
             self.saved_tensors.watch()
         if ended_part in (FORWARD, BACKWARD):
-            # Accumulation has several passes in a step: the highest level counts.
+            # With accumulation a step has several passes, of which the highest level counts.
             phase = PARTS[ended_part]
-            self._level_bytes[phase] = max(
-                self._level_bytes.get(phase, 0), self._level(causes)
-            )
+            earlier_level = self._level_bytes.get(phase, 0)
+            self._level_bytes[phase] = max(earlier_level, self._level(causes))
         if code == FORWARD and "start" not in self._level_bytes:
             self._level_bytes["start"] = self._level(causes)
         if code == OPTIMIZER:
@@ -227,10 +231,10 @@ class HoldingsReader:
         return causes
 
     def _held_at_peak(self, peak_bytes: int | None, held_at_end: Holdings) -> Holdings:
-        """Return what was held at the peak of the part that ends: what was held around it, the larger of two readings.
+        """Return what was held at the peak of the part that ends: the larger of the readings at its begin and end.
 
-        If gradient hooks ran in the part, its gradients are those that existed at the peak. If the peak came after the
-        last hook, all of them had arrived; otherwise those that had arrived at the hook which first saw it.
+        If gradient hooks ran in the part, gradients count as at the peak: all that have arrived if the peak came after
+        the last hook, and otherwise those that had arrived at the first hook that saw the peak.
         """
         held = held_at_end
         if self._held_at_begin.total >= held_at_end.total:
@@ -244,7 +248,7 @@ class HoldingsReader:
         return held._replace(gradients=highest.gradient_bytes)
 
     def _level(self, causes: Sequence[Mapping[int, int]]) -> int:
-        """Return the bytes that are held now; ``causes`` has those of weights, gradients and states."""
+        """Return the bytes that are held now; ``causes`` holds the storages of each field of ``Holdings``."""
         if self._source == "allocator":
             return self.held_bytes() or 0
         sizes = storage_sizes(self.saved_tensors, self.device)
@@ -253,21 +257,20 @@ class HoldingsReader:
         return sum(sizes.values())
 
     def _gradient_arrived(self, parameter: Tensor) -> None:
-        """Note that a parameter has its gradient, and the peak if it rose since the last gradient."""
+        """Note that the gradient of a parameter has arrived, and the peak if it rose since the last gradient."""
+        # None if an optimizer that steps inside of backward has cleared it already
         if parameter.grad is not None:
-            # an optimizer that steps inside of backward has cleared it already
             self._arrived_gradients.update(
                 storage_sizes((parameter.grad,), self.device)
             )
         peak_bytes = self.peak_bytes()
         if peak_bytes is None:
             return
-        if (
-            self._highest_at_gradient_hook is None
-            or peak_bytes > self._highest_at_gradient_hook.peak_bytes
-        ):
+        highest = self._highest_at_gradient_hook
+        if highest is None or peak_bytes > highest.peak_bytes:
+            gradient_bytes = sum(self._arrived_gradients.values())
             self._highest_at_gradient_hook = _GradientReading(
-                peak_bytes, sum(self._arrived_gradients.values())
+                peak_bytes, gradient_bytes
             )
 
 
@@ -284,7 +287,7 @@ def gradients(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor
 
 def _gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
     """Return the gradients that exist, each once."""
-    # Usually both the module and an optimizer have a parameter: it is checked once.
+    # without duplicates, because usually both the module and an optimizer have a parameter
     return [
         parameter.grad
         for parameter in dict.fromkeys(parameters)
@@ -293,9 +296,9 @@ def _gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 def tensors_in(states: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors in an optimizer's ``states``, usually dicts of tensors and numbers."""
+    """Yield the tensors in the ``states`` of an optimizer, which usually are dicts of tensors and numbers."""
     for state in states:
-        # Torch's walk through any tree takes ten times as long, and a model has thousands of states.
+        # The usual case is written out: ``tree_leaves`` takes ten times as long, and a model has thousands of states.
         values: Iterable[Any] = state.values() if type(state) is dict else (state,)
         for value in values:
             if isinstance(value, Tensor):
@@ -310,7 +313,7 @@ def storage_sizes(tensors: Iterable[Tensor], device: torch.device) -> dict[int, 
     """Return the bytes of each storage on ``device``, by its identity."""
     sizes: dict[int, int] = {}
     for tensor in tensors:
-        # Nearly all are plain, without the attributes that ``plain_tensors_of`` looks for.
+        # Nearly all tensors are plain, so ``plain_tensors_of`` would check their attributes for nothing.
         is_plain = (
             type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
         )

@@ -1,4 +1,4 @@
-"""The tensors that autograd saves for backward."""
+"""Keeps track of the tensors that autograd saves for backward."""
 
 from __future__ import annotations
 
@@ -24,34 +24,35 @@ class _SavedTensor:
 
 
 class SavedTensors:
-    """The tensors that autograd keeps for backward, of those saved while this object watched.
+    """The tensors that autograd saved while this object watched and still keeps for backward.
 
-    Its hooks are entered outside the step's own hooks, which take precedence: what those pack elsewhere (activation
-    checkpointing, ``save_on_cpu``) is not seen, as it is not saved on the device.
+    The step's own hooks take precedence, because they are entered later. A tensor that they replace (activation
+    checkpointing, ``save_on_cpu``) is not seen here; it is not saved on the device either.
     """
 
     def __init__(self, guard: Guard = UNGUARDED) -> None:
         self._packed: WeakSet[_SavedTensor] = WeakSet()
         self._guard = guard
-        # torch.compile would compile the hook too, if it compiles a part of the step.
+        # Not compiled: torch.compile would otherwise compile the hook with a part of the step.
         pack = torch.compiler.disable(self._pack) if DYNAMO.loaded() else self._pack
         hooks = graph.saved_tensors_hooks(pack, _unpack)
         self._enter: Callable[[], object] = hooks.__enter__
         self._exit: Callable[[], object] = hooks.__exit__
         self.is_watching = False
+        # torch's ``disable_saved_tensors_hooks`` while it is replaced
         self._disable: Any = None
 
     def __iter__(self) -> Iterator[Tensor]:
         return (packed.tensor for packed in self._packed)
 
     def watch(self) -> None:
-        """Watch what is saved from here on, in this thread."""
+        """Watch what autograd saves from now on, in this thread."""
         self._disable = graph.disable_saved_tensors_hooks
-        graph.disable_saved_tensors_hooks = self._stepping_aside  # type: ignore[assignment]
+        graph.disable_saved_tensors_hooks = self._disable_without_ours  # type: ignore[assignment]
         self._set_watching(is_watching=True)
 
     def unwatch(self) -> None:
-        """Stop watching. Does nothing during a backward pass, at whose end torch restores the hooks of its start."""
+        """Stop watching. During a backward pass do nothing: at its end torch restores the hooks from its start."""
         if GRAPH_TASK.find()() != -1:
             return
         self._set_watching(is_watching=False)
@@ -60,7 +61,7 @@ class SavedTensors:
             self._disable = None
 
     def _set_watching(self, is_watching: bool) -> None:
-        # One statement: an interrupt between entering and noting it would leave the hooks in, or remove them twice.
+        # Each in one statement: after an interrupt between the two actions, hooks would stay or be removed twice.
         if is_watching and not self.is_watching:
             _, self.is_watching = self._enter(), True
         elif self.is_watching and not is_watching:
@@ -70,22 +71,22 @@ class SavedTensors:
         return self._guard.run(self._keep, tensor) or tensor
 
     def _keep(self, tensor: Tensor) -> _SavedTensor:
-        # not attached: an operator's saved output would be a reference cycle
+        # detached, because an operator that saves its own output would make a reference cycle
         packed = _SavedTensor(tensor.detach())
         self._packed.add(packed)
         return packed
 
     @contextmanager
-    def _stepping_aside(self, message: str) -> Iterator[None]:
-        """Leave our hooks while ``torch.func`` disables hooks: otherwise it would refuse to differentiate."""
+    def _disable_without_ours(self, message: str) -> Iterator[None]:
+        """Remove our hooks while ``torch.func`` disables hooks; with any hooks it would refuse to differentiate."""
         disabled: AbstractContextManager[None] = self._disable(message)
-        before = self.is_watching
+        was_watching = self.is_watching
         self._set_watching(is_watching=False)
         try:
             with disabled:
                 yield
         finally:
-            self._set_watching(before)
+            self._set_watching(was_watching)
 
 
 def _unpack(packed: Tensor | _SavedTensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""Notes on every storage of a step, for its memory timeline: its origin, its purpose, its end.
+"""Notes every storage of a step for the step's memory timeline: where it was made, what it is for, when it was freed.
 
-They come from a step on fake tensors, or from the history of CUDA's allocator and what was seen at its marks.
+The notes come from a step on fake tensors, or from the history of CUDA's allocator together with the tensors that were
+reported at the marks of the step.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from lm_profiler.record.memory_timeline import (
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.text import short_path
 
-_CAUSES = tuple(CAUSE_TITLES)
-_LISTED = 10  # the allocations that a timeline lists
+_CAUSES = tuple(CAUSE_TITLES)  # a storage with several causes counts for the first
+_LISTED = 10  # how many allocations a timeline lists
 
 
 class SeenTensor(NamedTuple):
-    """A tensor of a known cause; ``storage`` identifies its storage as in the notes."""
+    """A tensor whose cause is known."""
 
-    storage: int
+    storage: int  # identifies its storage in the notes
     cause: str
     name: str | None
     shape: Sequence[int]
@@ -46,16 +47,17 @@ class SeenTensor(NamedTuple):
 class TensorReporter:
     """Reports, at each mark, which storages are parameters, gradients, states and buffers, and what autograd saved.
 
-    Causes are looked up where they may have changed: at the step's begin, and after backward and the optimizer's step.
+    Causes are found only when they may have changed: when a step begins, and after backward and the optimizer's step.
     """
 
     module: nn.Module
     # the plain optimizers, without Lightning's wrapping
     optimizers: Sequence[Optimizer]
     saved: Iterable[Tensor]  # the tensors that autograd keeps now
-    # returns the identity of a storage by which the notes are kept
+    # returns the number that identifies a storage in the notes
     storage: Callable[[Any], int]
-    # gets the code of the part that begins, the tensors of known cause, and those saved (None: not looked up)
+    # takes the code of the part that begins, the tensors with causes, and those that autograd saved (None unless
+    # forward has ended)
     report: Callable[[int, list[SeenTensor], list[SeenTensor] | None], object]
     _part: int | None = None
 
@@ -80,7 +82,7 @@ class TensorReporter:
         self.report(code, tensors, saved_tensors)
 
     def step_ended(self) -> None:
-        # The last tensors of a step are seen too.
+        """Report the tensors once more at the end of the step."""
         self._part = None
         self(END)
         self._part = None
@@ -140,7 +142,7 @@ class Site(NamedTuple):
     operator: str | None = None
     module: str | None = None
     line: str | None = None
-    recomputes: bool = False  # whether backward runs a module's forward again there
+    recomputes: bool = False  # whether backward recomputes a module's forward there
 
 
 NOWHERE = Site()
@@ -148,25 +150,28 @@ NOWHERE = Site()
 
 @dataclass(eq=False, slots=True)
 class _Note:
-    """One storage, alive from event ``made_at`` on until event ``freed_at``; None if it outlives the step."""
+    """One storage."""
 
     bytes: int
-    made_at: int  # -1 if it existed before the step
+    made_at: (
+        int  # the number of the event that made it; -1 if it existed before the step
+    )
     cause: str | None = None
     phase: str | None = None
     site: Site = NOWHERE
     shape: Sequence[int] | None = None
     dtype: str | None = None
     name: str | None = None
+    # the number of the event that freed it; None if it outlives the step
     freed_at: int | None = None
-    is_saved: bool = False
+    is_saved: bool = False  # whether autograd saved it for backward
 
     @property
     def known_cause(self) -> str:
         return self.cause or "rest"
 
     def is_alive_at(self, event: int) -> bool:
-        """Return whether the storage is alive when the events before number ``event`` have happened."""
+        """Return whether the storage is alive after all events before number ``event``."""
         is_made = self.made_at < event
         is_freed = self.freed_at is not None and self.freed_at < event
         return is_made and not is_freed
@@ -189,11 +194,11 @@ class _Note:
 class StorageNotes:
     """Notes of all storages over one step.
 
-    A cause may be known only later, for example a gradient's: it counts for the whole life of the storage.
+    A cause, for example that of a gradient, may be known only later; it then counts for the whole life of the storage.
 
     Args:
         sizes: bytes of the storages that exist when the step begins, by identity.
-        workspaces: bytes that libraries hold for good by then.
+        workspaces: bytes that libraries hold permanently when the step begins.
     """
 
     def __init__(self, sizes: Mapping[int, int], workspaces: int = 0) -> None:
@@ -204,9 +209,9 @@ class StorageNotes:
             *self._alive.values(),
             _Note(workspaces, made_at=-1, cause="workspaces"),
         ]
-        # each allocation and free: the note of the storage, and its bytes, which are negative for a free
+        # the events: for each allocation and free the note of the storage, and the change of bytes in use
         self._events: list[tuple[_Note, int]] = []
-        # the phases in their order, each with the number of events before it
+        # the phases in order, each with the number of events before it
         self._phases: list[tuple[str, int]] = []
 
     def note_made(
@@ -217,7 +222,7 @@ class StorageNotes:
         tensor: Tensor | None = None,
         cause: str | None = None,
     ) -> None:
-        """Note a new storage, and that ``tensor`` lies in it."""
+        """Note a new storage of ``size`` bytes, which contains ``tensor``, and was made at ``site``."""
         phase = self._phases[-1][0] if self._phases else None
         if site.recomputes:
             cause = "activations"
@@ -232,7 +237,7 @@ class StorageNotes:
         self._events.append((note, size))
 
     def note_freed(self, storage: int) -> None:
-        """Note the end of a storage; a storage without a note is ignored."""
+        """Note that a storage is freed; a storage without a note is ignored."""
         note = self._alive.pop(storage, None)
         if note is not None:
             note.freed_at = len(self._events)
@@ -253,36 +258,38 @@ class StorageNotes:
         for note in self.note_causes(saved_tensors):
             note.is_saved = True
         for note in self._alive.values():
-            # alive after forward but not saved by autograd, such as checkpoints' inputs
+            # What forward made and is still alive counts too, such as the inputs of checkpoints.
             if note.cause is None and note.phase == PARTS[FORWARD]:
                 note.cause = "activations"
 
     def note_causes(self, tensors: Iterable[SeenTensor]) -> list[_Note]:
-        """Learn from ``tensors`` what their storages are; return the notes of these storages.
+        """Note the causes of the storages of ``tensors``; return the notes of these storages.
 
         A storage may be reported with several causes. Then the first of them in ``_CAUSES`` counts.
         """
-        pairs = [
-            (self._alive[tensor.storage], tensor)
-            for tensor in tensors
-            if tensor.storage in self._alive
-        ]
-        for note, tensor in pairs:
-            if note.cause is None or _CAUSES.index(tensor.cause) < _CAUSES.index(
-                note.cause
-            ):
+        notes: list[_Note] = []
+        for tensor in tensors:
+            note = self._alive.get(tensor.storage)
+            if note is None:
+                continue
+            notes.append(note)
+            is_first_cause = note.cause is None
+            if note.cause is not None:
+                is_first_cause = _CAUSES.index(tensor.cause) < _CAUSES.index(note.cause)
+            if is_first_cause:
                 note.cause = tensor.cause
                 note.name = tensor.name
             if note.shape is None:
                 note.shape = tensor.shape
                 note.dtype = tensor.dtype
-        return [note for note, _ in pairs]
+        return notes
 
     def timeline(self, source: Literal["planned", "measured"]) -> MemoryTimeline:
-        """Return the memory timeline of the noted storages: what was held at first, and each allocation and free."""
+        """Return the memory timeline of the step: what was held when it began, and each allocation and free."""
         start_bytes = dict.fromkeys(_CAUSES, 0)
         for note in self._notes:
-            if note.made_at < 0:
+            existed_before_step = note.made_at < 0
+            if existed_before_step:
                 start_bytes[note.known_cause] += note.bytes
         events = [
             (_CAUSES.index(note.known_cause), change) for note, change in self._events
@@ -316,29 +323,30 @@ class StorageNotes:
         return block_memory([note.allocation() for note in saved], gradients)
 
     def _largest_at(self, event: int) -> list[Allocation]:
+        """Return the largest allocations that are alive after all events before number ``event``."""
         alive = [note for note in self._notes if note.is_alive_at(event)]
         alive.sort(key=attrgetter("bytes"), reverse=True)
         return [note.allocation() for note in alive[:_LISTED] if note.bytes]
 
     def _residual(self) -> Allocation | None:
-        """Return the residual stream: the commonest shape among activations of three axes that additions made."""
-        additions: dict[Any, list[_Note]] = {}
+        """Return the allocation of a residual stream, with the number of such allocations; None if there is none.
+
+        It is taken to be the most common shape among activations of three axes that additions made.
+        """
+        # sums by shape and dtype
+        sums: dict[Any, list[_Note]] = {}
         for note in self._notes:
             shape = note.shape or ()
             operator = note.site.operator or ""
-            is_addition = note.cause == "activations" and operator.startswith(
-                "aten.add."
-            )
-            if is_addition and len(shape) == 3:
-                additions.setdefault((*shape, note.dtype), []).append(note)
-        if not additions:
+            is_sum = operator.startswith("aten.add.")
+            if is_sum and note.cause == "activations" and len(shape) == 3:
+                sums.setdefault((*shape, note.dtype), []).append(note)
+        if not sums:
             return None
-        commonest = max(additions.values(), key=len)
-        return (
-            commonest[0]
-            .allocation()
-            .model_copy(update={"count": len(commonest), "module": None})
-        )
+        most_common = max(sums.values(), key=len)
+        allocation = most_common[0].allocation()
+        changes = {"count": len(most_common), "module": None}
+        return allocation.model_copy(update=changes)
 
 
 def _grouped_by_layer(notes: Iterable[_Note]) -> list[Allocation]:
@@ -360,7 +368,7 @@ def _group_bytes(group: Allocation) -> int:
     return group.bytes * group.count
 
 
-# bytes to which the allocator rounds up (``kMinBlockSize``); the history has the sizes that were requested
+# The allocator rounds sizes up to a multiple of it (``kMinBlockSize``); the history has the sizes that were requested.
 _BLOCK = 512
 
 
@@ -379,7 +387,10 @@ class _Mark(NamedTuple):
 
 @dataclass(eq=False)
 class MarkLog:
-    """Keeps the reports of ``TensorReporter`` in a step, with the instant of each mark; addresses identify storages."""
+    """Keeps the reports of ``TensorReporter`` in a step, with the instant of each mark.
+
+    Storages are identified by their addresses, as in the allocator's history.
+    """
 
     # the clock of the allocator's history, in microseconds since 1970
     clock_us: Callable[[], int] = _now_us
@@ -448,7 +459,10 @@ def timeline_from_snapshot(
 def _alive_before(
     segments: Iterable[Any], device: int, history: Sequence[Mapping[str, Any]]
 ) -> dict[int, int]:
-    """Return bytes by address of blocks alive before ``history``: those alive now, with all of it undone."""
+    """Return the bytes by address of the blocks that were alive before ``history``.
+
+    They are the blocks that are alive now, with the entries of ``history`` undone from the last to the first.
+    """
     alive: dict[int, int] = {}
     for segment in segments:
         if segment["device"] != device:
@@ -472,10 +486,13 @@ def _rounded(size: int) -> int:
 
 
 def _site(frames: Iterable[Mapping[str, Any]]) -> Site:
-    """Return the innermost function as the operator, and the innermost line of the user's code."""
+    """Return the place of an allocation: the innermost function as the operator, and the innermost line of the user.
+
+    ``frames`` begins with the innermost.
+    """
     known_frames = [frame for frame in frames if frame["filename"] != "??"]
     while len(known_frames) > 1 and package_of(known_frames[1]["filename"]) == OURS:
-        # our own counting of FLOPs calls torch
+        # Our counter of FLOPs has called the operator: leave out the counter and what it called.
         known_frames = known_frames[2:]
     if not known_frames:
         return NOWHERE
